@@ -1,1 +1,1 @@
-"""What developers run: demo, live workloads, pictures, manual pages, dashboards, docs/metrics.md. Not installed."""
+"""Developer programs: demo, live workloads, pictures, manual pages, dashboards, docs/metrics.md. Not installed."""

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from dev.live import NS, Daemons, Failed, JobRoot
 
 JOB_ID = 4242
-CPU_S = 5.0  # CPU time that each of two long-lived processes uses
+CPU_S = 5.0  # CPU time of each of two long-lived processes
 WRITE_MB = 48
 SHORT_PROCESSES = 400
 
@@ -54,7 +54,7 @@ time.sleep(120)
 
 
 class Phase(NamedTuple):
-    """A part of the demo: until when it lasts, in seconds from the start, and what happens."""
+    """A part of the demo: its end, in seconds from the start, and its description."""
 
     end_s: float
     text: str
@@ -80,7 +80,7 @@ class Workload:
         self.pid = self._writer.pid
 
     def start_short_processes(self) -> None:
-        """Have it start the burst."""
+        """Start the burst of short processes."""
         self._writer.stdin.write("\n")
         self._writer.stdin.flush()
 
@@ -108,14 +108,14 @@ class Live:
         say("  ".join(f"{column:>12}" for column in self.COLUMNS))
 
     def progress(self, now_s: float) -> str:
-        """A line such as ``[####....] 12 s of 20 s: what happens``."""
+        """Return a line such as ``[####....] 12 s of 20 s: a process writes``."""
         total = self._phases[-1].end_s
         done = int(24 * min(1, now_s / total))
         text = next((phase.text for phase in self._phases if now_s < phase.end_s), "done")
         return f"[{'#' * done}{'.' * (24 - done)}] {min(now_s, total):2.0f} s of {total:.0f} s: {text}"
 
     def add(self, row: dict[str, Any], now_s: float) -> None:
-        """Take in a row that the collector printed; print the job's line when all of its tables have come."""
+        """Add a row printed by the collector; print the job's line when all of its tables are there."""
         self.last[row["metric_backend"]] = row
         if row["metric_backend"] != "jobprocstats_default":  # the last table of a batch
             return
@@ -150,7 +150,7 @@ class Live:
 
 
 def watch(live: Live, daemons: Daemons, start: float, until_s: float) -> None:
-    """Show rows as they come, until `until_s` after `start`."""
+    """Show incoming rows until `until_s` after `start`."""
     while (now := time.monotonic() - start) < until_s:
         daemons.check()
         live.tick(now)
@@ -159,7 +159,7 @@ def watch(live: Live, daemons: Daemons, start: float, until_s: float) -> None:
 
 
 def summarize(path: Path) -> None:
-    """What the file holds: each table, its rows and columns, the time it covers."""
+    """Print the content of the file: each table, its rows and columns, its time range."""
     import tables
 
     say(f"Stored in {path} ({path.stat().st_size / 1024:.0f} kB of HDF5):")
@@ -175,7 +175,7 @@ def summarize(path: Path) -> None:
 
 
 def read_last(path: Path, job: int, name: str) -> dict[str, int]:
-    """The last row of a job's table in the file, by column."""
+    """Return the last row of a job's table in the file, by column."""
     import tables
 
     with tables.open_file(str(path)) as file:
@@ -185,20 +185,20 @@ def read_last(path: Path, job: int, name: str) -> dict[str, int]:
 
 
 def compare(what: str, ours: float, kernels: float, unit: str, percent: float = 2) -> bool:
-    """Print two figures for the same thing and how far they are apart; whether that is not more than it may be."""
+    """Print two figures for the same quantity and their difference; return whether it is within the tolerance."""
     apart = 100 * (ours - kernels) / kernels
     say(f"  {what:<44} {ours:10.3f} {unit}   {kernels:10.3f} {unit}   {apart:+6.2f} %")
     return abs(apart) <= percent
 
 
 def start_daemons(folder: Path, hdf5: Path, *node_options: str) -> Daemons:
-    """Start both, at a period of a second, with a file for the rows."""
+    """Start both daemons, at a period of a second, with a file for the rows."""
     options = ["-s", "1", "--enable-jobproc", "--state-dir", "", *node_options]
     return Daemons(folder, options, ["--hdf5-filepath", str(hdf5)])
 
 
 def demo_as_root(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, bool]:
-    """The whole demo. The file that was written, and whether the figures agree."""
+    """Run the whole demo; return the written file, and whether the figures agree."""
     user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
     root = JobRoot(f"colmet-demo-{os.getpid()}")
     cleanup.callback(root.close)
@@ -216,7 +216,7 @@ def demo_as_root(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
     phases = [Phase(14, "long-lived processes compute and write"), Phase(20, "a burst of short processes")]
     live, start = Live(phases), time.monotonic()
     watch(live, daemons, start, 5)
-    while job.cpu_ns() < 2 * CPU_S * NS and time.monotonic() - start < 30:  # on a busy machine it takes longer
+    while job.cpu_ns() < 2 * CPU_S * NS and time.monotonic() - start < 30:  # longer on a busy machine
         watch(live, daemons, start, time.monotonic() - start + 0.5)
     watch(live, daemons, start, max(phases[0].end_s, time.monotonic() - start + 2.5))
     long_kernel, long_ours = job.cpu_ns(), live.last.get("taskstats_default", {})
@@ -246,7 +246,7 @@ def demo_as_root(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
 
 
 def demo_as_user(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, bool]:
-    """What can be shown without root: the node's figures, and the I/O and memory of an own process."""
+    """Run the demo without root: the node's figures, and the I/O and memory of an own process."""
     say("Not root: a process of your own stands in for a job (colmet-node --pid), measured through /proc.")
     say(f"It writes {WRITE_MB} MB, then starts {SHORT_PROCESSES} short processes.\n")
     workload = Workload(subprocess_start, folder, root=False)
@@ -276,12 +276,12 @@ def demo_as_user(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
 
 
 def subprocess_start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a command as it is."""
+    """Start a command unchanged."""
     return subprocess.Popen(command, text=True, **options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``make demo``; the exit status."""
+    """Run ``make demo``; return the exit status."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
     parser.add_argument("--keep", metavar="PATH", help="copy the HDF5 file here before it is removed")
     options = parser.parse_args(argv)

@@ -11,12 +11,12 @@ from pathlib import Path
 
 
 def digest(source: str) -> str:
-    """Return the line that ties an SVG file to the text that it was rendered from."""
+    """Return the line that ties an SVG file to its source text."""
     return f"<!-- source sha256: {hashlib.sha256(source.encode()).hexdigest()} -->"
 
 
 def render(source: str) -> str:
-    """Return the SVG of a text in the language of Graphviz, with the digest of that text.
+    """Return the SVG of a text in the language of Graphviz, with the digest of the text.
 
     Raises:
         subprocess.CalledProcessError: Graphviz refuses the text; it prints the line.

@@ -19,11 +19,11 @@ NS = 1_000_000_000
 
 
 class Failed(Exception):
-    """It cannot go on, and the text says why."""
+    """A failure; the text gives the reason."""
 
 
 def mounts(kind: str) -> Iterator[tuple[str, set[str]]]:
-    """Mount points of a file system type with their options. Source: /proc/mounts."""
+    """Yield the mount points of a file system type with their options. Source: /proc/mounts."""
     for line in Path("/proc/mounts").read_text().splitlines():
         _, point, found, options = line.split()[:4]
         if found == kind:
@@ -31,22 +31,22 @@ def mounts(kind: str) -> Iterator[tuple[str, set[str]]]:
 
 
 def _point_of(controller: str) -> str | None:
-    """Where a controller of cgroup v1 is mounted."""
+    """Return the mount point of a controller of cgroup v1; None without one."""
     return next((point for point, options in mounts("cgroup") if controller in options), None)
 
 
 class JobRoot:
-    """A directory in which jobs get their cgroups as OAR makes them, removed at the end.
+    """A directory for the cgroups of jobs, made like OAR's and removed at the end.
 
-    OAR 2 makes cgroup v1 directories in cpuset and cpuacct. A machine that has not both of them gets directories of
-    cgroup v2, in which the kernel counts the CPU time as well.
+    OAR 2 makes cgroup v1 directories in cpuset and cpuacct. A machine without both of them gets directories of cgroup
+    v2: the kernel counts the CPU time there as well.
 
     Args:
         name: of the directory.
-        more: controllers of cgroup v1 that jobs are to have, too, where they are mounted.
+        more: further controllers of cgroup v1 for jobs, if mounted.
 
     Attributes:
-        path: what colmet-node gets as ``--cpuset_rootpath``.
+        path: value for ``--cpuset_rootpath`` of colmet-node.
 
     Raises:
         Failed: no root, or no cgroups.
@@ -79,12 +79,12 @@ class JobRoot:
         return made
 
     def end(self, job: LiveJob) -> None:
-        """End what still runs in a job, and remove its cgroups."""
+        """End the remaining processes of a job, and remove its cgroups."""
         job.close()
         self._jobs.remove(job)
 
     def close(self) -> None:
-        """End what still runs in the jobs, and remove everything; also twice."""
+        """End the remaining processes of all jobs, and remove everything; may be called again."""
         for job in self._jobs:
             job.close()
         self._jobs = []
@@ -95,7 +95,7 @@ class LiveJob:
     """The cgroups of a job, made by `JobRoot.job`.
 
     Attributes:
-        path: the directory in which Colmet finds it.
+        path: the directory found by Colmet.
     """
 
     def __init__(self, paths: Sequence[Path], usage: str, scale: int, stack: contextlib.ExitStack) -> None:
@@ -107,24 +107,24 @@ class LiveJob:
         self._processes: list[subprocess.Popen[str]] = []
 
     def cpu_ns(self) -> int:
-        """CPU time of the job so far, as the kernel counts it."""
+        """Return the CPU time of the job so far, counted by the kernel."""
         words = self._usage.read_text().split()
         return int(words[words.index("usage_usec") + 1] if "usage_usec" in words else words[0]) * self._scale
 
     def tids(self) -> list[int]:
-        """Its tasks now."""
+        """Return the present tasks of the job."""
         name = "tasks" if (self.path / "tasks").exists() else "cgroup.threads"
         return [int(word) for word in (self.path / name).read_text().split()]
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-        """Start a command that joins the cgroups before it becomes what it is."""
+        """Start a command in the cgroups: its process joins them before exec."""
         script = "".join(f"echo $$ > '{path}'; " for path in self._joined) + 'exec "$@"'
         process = subprocess.Popen(["/bin/sh", "-c", script, "sh", *command], text=True, **options)
         self._processes.append(process)
         return process
 
     def close(self) -> None:
-        """End what still runs, and remove the cgroups; also twice."""
+        """End the remaining processes, and remove the cgroups; may be called again."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -138,7 +138,7 @@ def _make(path: Path, stack: contextlib.ExitStack) -> Path:
     except OSError as err:
         raise Failed(f"cannot make the cgroup {path}: {err.strerror}") from err
     stack.callback(_remove, path)
-    for name in ("cpuset.cpus", "cpuset.mems"):  # v1: without them nothing can join
+    for name in ("cpuset.cpus", "cpuset.mems"):  # v1: no process can join without them
         if (path / name).exists() and not (path / "cgroup.controllers").exists():
             (path / name).write_text((path.parent / name).read_text())
     return path
@@ -154,15 +154,15 @@ def _remove(path: Path) -> None:
 
 
 class Daemons:
-    """colmet-collector and colmet-node, and the rows that the collector prints.
+    """A running colmet-collector and colmet-node, and the rows printed by the collector.
 
     Args:
         folder: for their log, and their socket.
-        node_options: of colmet-node, beside where it sends to.
-        collector_options: of colmet-collector, beside where it listens.
+        node_options: of colmet-node, besides its destination.
+        collector_options: of colmet-collector, besides its address.
 
     Attributes:
-        rows: that the collector printed and nobody has taken.
+        rows: printed by the collector and not yet taken.
         node: the process of colmet-node.
     """
 
@@ -183,7 +183,7 @@ class Daemons:
         self._reader.start()
 
     def start_node(self) -> None:
-        """Start colmet-node, once more."""
+        """Start colmet-node; may be called again after its end."""
         command = [sys.executable, "-m", "colmet.node.main", "-v", "--zeromq-uri", self._uri, "--spool-dir", ""]
         command += ["--zeromq-curve-secret", ""]
         with self.log.open("a") as log:
@@ -195,7 +195,7 @@ class Daemons:
             self.rows.put(json.loads(line))
 
     def take_rows(self) -> list[dict[str, Any]]:
-        """The rows that have come since the last time."""
+        """Return the rows printed since the last call."""
         rows = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -203,10 +203,10 @@ class Daemons:
         return rows
 
     def wait_for_row(self, wanted: Callable[[Mapping[str, Any]], bool], timeout_s: float = 60) -> dict[str, Any]:
-        """The next row that is wanted; those before it are taken.
+        """Return the next row accepted by `wanted`; earlier ones are discarded.
 
         Raises:
-            Failed: it did not come, or a daemon has ended.
+            Failed: a timeout, or a daemon has ended.
         """
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
@@ -218,10 +218,10 @@ class Daemons:
         raise Failed(f"a row did not come in {timeout_s:g} s:\n{self.log.read_text()}")
 
     def wait_for_log(self, text: str, timeout_s: float = 60) -> None:
-        """Wait until one of them has said this.
+        """Wait until this text is in the log of the daemons.
 
         Raises:
-            Failed: it did not, or a daemon has ended.
+            Failed: a timeout, or a daemon has ended.
         """
         until = time.monotonic() + timeout_s
         while text not in self.log.read_text():
@@ -231,13 +231,13 @@ class Daemons:
             time.sleep(0.02)
 
     def check(self) -> None:
-        """Raise Failed if one of them has ended."""
+        """Raise Failed if a daemon has ended."""
         for name, process in (("colmet-collector", self._collector), ("colmet-node", self.node)):
             if process.poll() is not None:
                 raise Failed(f"{name} ended with status {process.returncode}:\n{self.log.read_text()}")
 
     def stop(self) -> None:
-        """End the node, then the collector, and wait for each; also twice."""
+        """End the node, then the collector, and wait for each; may be called again."""
         for process in (self.node, self._collector):
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)

@@ -1,6 +1,6 @@
-"""Manual pages: one for each program and command, from its parser and, where it has one, a template.
+"""Manual pages: one for each program and command, from its parser and an optional template.
 
-A template is a page in roff, in which comments such as HEAD and OPTIONS stand for what is made here.
+A template is a page in roff with comments such as HEAD and OPTIONS as placeholders for generated parts.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from colmet.commands.programs import COMMANDS, PROGRAMS, ProgramEntry
 from colmet.common.runtime.cli import Parser, form_of, name_of
 from colmet.node.kernel.perfevents import NAMES_06
 
-# In a template, a line for itself.
+# Placeholders in a template, each a line of its own.
 HEAD = r".\" HEAD"
 OPTIONS = r".\" OPTIONS"
 COMMAND_LIST = r".\" COMMANDS"
 EVENTS = r".\" EVENTS"
 OF_COMMAND = r".\" OPTIONS colmet extract"  # beside those of colmet-extract, in one page
-# Commands that have no page of their own name: that of a program has them, too.
+# Commands described in the page of a program.
 SHARED = {"colmet extract": "colmet-extract"}
 
 
@@ -33,14 +33,14 @@ def pages() -> Mapping[str, ProgramEntry]:
 
 
 def escape(text: str) -> str:
-    """Return text as roff shows it, character by character."""
+    """Escape text for roff, so that each character is printed unchanged."""
     text = text.replace("\\", r"\e").replace("-", r"\-").replace("'", r"\(aq").replace("`", r"\(ga")
     text = text.replace("^", r"\(ha").replace("~", r"\(ti")
     return rf"\&{text}" if text.startswith(".") else text
 
 
 def _tag(action: argparse.Action) -> str:
-    """The names and the value of an option, as the first line of its paragraph."""
+    """Return the names and the value of an option, as the first line of its paragraph."""
     if not action.option_strings:
         return rf"\fI{escape(name_of(action))}\fR"
     names = ", ".join([rf"\fB{escape(name)}\fR" for name in action.option_strings])
@@ -48,7 +48,7 @@ def _tag(action: argparse.Action) -> str:
 
 
 def options_of(parser: Parser) -> Iterator[str]:
-    """Yield the lines of roff that describe a parser's options, a part for each of its groups."""
+    """Yield the description of a parser's options in roff, a part for each group."""
     for title, actions in parser.sections():
         if title not in ("options", "arguments"):
             yield f".SS {escape(title[:1].upper() + title[1:])}"
@@ -57,7 +57,7 @@ def options_of(parser: Parser) -> Iterator[str]:
 
 
 def _paragraphs(text: str) -> Iterator[str]:
-    """Text whose paragraphs have empty lines between them; those with indented lines stay as they are."""
+    """Yield text with paragraphs separated by empty lines in roff; paragraphs with indented lines stay unchanged."""
     for at, paragraph in enumerate(text.strip().split("\n\n")):
         if at:
             yield ".PP"
@@ -68,7 +68,7 @@ def _paragraphs(text: str) -> Iterator[str]:
 
 
 def _without_template(title: str, program: ProgramEntry) -> Iterator[str]:
-    """A page that the parser alone makes. Parts of the epilog that begin with a title and a colon are sections."""
+    """Yield a page made from the parser alone; parts of the epilog with a title and a colon become sections."""
     parser = program.build()
     yield HEAD
     yield ".SH NAME"
@@ -98,7 +98,7 @@ def page(name: str, program: ProgramEntry, templates: Path) -> str:
 
     Args:
         name: of the page.
-        program: that it describes.
+        program: the described program.
         templates: directory of the templates.
     """
     title, _, section = name.rpartition(".")

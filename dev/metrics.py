@@ -1,4 +1,4 @@
-"""docs/metrics.md, from the catalogue: every table and its columns. ``make docs`` writes it."""
+"""The page docs/metrics.md, made from the catalogue: every table and its columns. ``make docs`` writes it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _FOLDS = {"max": "The largest of the job's tasks.", "min": "The smallest of the 
 
 
 def switch(backend: type[InputBackend]) -> str:
-    """The options that turn a backend on or off."""
+    """Return the options to turn a backend on or off."""
     on, off = backend.switches()
     if on and off:
         return f"on for values without another source; `{on}`: for all; `{off}` turns it off"
@@ -84,7 +84,7 @@ def _table(schema: Schema, about: str) -> Iterator[str]:
 
 
 def _measures() -> Iterator[str]:
-    """Return the section of measures: what people read, and from which columns."""
+    """Yield the section of measures, with the columns of each."""
     yield ""
     yield "## Measures"
     yield ""
@@ -105,7 +105,7 @@ def _is_rate(measure: Measure) -> bool:
 
 
 def page(backends: Sequence[type[InputBackend]]) -> str:
-    """The whole page."""
+    """Return the whole page."""
     lines = [HEAD]
     index = ["| table | rows | backend | on by |", "| --- | --- | --- | --- |"]
     tables: list[str] = []
@@ -146,7 +146,7 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
 
 
 def main() -> int:
-    """Write the page to the file that is named, or to standard output."""
+    """Write the page to the given file, or to standard output."""
     parser = argparse.ArgumentParser(prog="metrics", description="Write the page of all metrics, from the schemas.")
     parser.add_argument("file", type=Path, nargs="?", help="where to (default: standard output)")
     options = parser.parse_args()

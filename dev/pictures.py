@@ -36,9 +36,9 @@ MAX_BYTES = 150_000  # of a picture
 COLUMNS, ROWS = 80, 24
 KERNEL = os.uname().release
 PALETTE = 64  # colours
-LIVE_S, REST_S = 36, 15  # from the start of the jobs to the pictures of what is live, and from these to the jobs' end
+LIVE_S, REST_S = 36, 15  # from the start of the jobs to the live pictures, and from these to the jobs' end
 
-# Computes in turns with others: how many processes compute, and how much memory is taken, changes with time.
+# Computes in turns with others: the number of computing processes and the used memory vary with time.
 _SOLVE = """
 import os, sys, time
 share, megabytes, path = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
@@ -61,13 +61,13 @@ _SHORT = "while :; do for i in 1 2 3 4 5 6 7 8 9 10; do /bin/true; done; sleep 0
 
 
 class Picture(NamedTuple):
-    """A picture of what a command prints in a terminal.
+    """A picture of a command's output in a terminal.
 
     Attributes:
         name: of the file.
-        command: of colmet; {folder} is where the run is.
-        host: the name of the machine that it runs on.
-        keys: to press, each so many seconds after the one before; the picture is what the last one finds.
+        command: of colmet; {folder} is the folder of the run.
+        host: the machine's name during the command.
+        keys: keys to press, each after a delay in seconds; the picture is taken before the last one.
     """
 
     name: str
@@ -90,8 +90,8 @@ class Run:
     """The daemons and the jobs.
 
     Args:
-        folder: where they write.
-        stack: what ends them.
+        folder: for their files.
+        stack: ends them at its exit.
     """
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
@@ -138,12 +138,12 @@ class Run:
         self._jobs.append((self._roots[2], other))
 
     def end_jobs(self) -> None:
-        """End what runs in them, and remove their cgroups."""
+        """End the jobs' processes, and remove their cgroups."""
         for root, job in self._jobs:
             root.end(job)
 
     def wait(self, seconds: float) -> None:
-        """Let it run.
+        """Wait while the daemons run.
 
         Raises:
             Failed: a daemon has ended.
@@ -155,7 +155,7 @@ class Run:
                 raise Failed(f"a daemon ended:\n{(self._folder / 'daemons.log').read_text()}")
 
     def stop(self) -> None:
-        """End the daemons, the collector last; also twice."""
+        """End the daemons, the collector last; may be called again."""
         for daemon in reversed(self._daemons):
             if daemon.poll() is None:
                 daemon.send_signal(signal.SIGTERM)
@@ -163,16 +163,16 @@ class Run:
 
 
 def named(host: str, command: Sequence[str]) -> list[str]:
-    """A command line that runs a command on this machine by another name."""
+    """Return a command line to run a command under another host name."""
     return ["unshare", "--uts", "sh", "-c", 'hostname "$0"; exec "$@"', host, *command]
 
 
 def in_terminal(command: Sequence[str], keys: Sequence[tuple[float, str]] = ()) -> str:
-    """What a command shows in a terminal at its end, or as the last key is pressed, with control sequences for colours.
+    """Return a command's terminal output at its end, or before the last key, with control sequences for colours.
 
     Args:
         command: to run.
-        keys: to press, each so many seconds after the one before.
+        keys: to press, each after a delay in seconds.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
@@ -183,7 +183,7 @@ def in_terminal(command: Sequence[str], keys: Sequence[tuple[float, str]] = ()) 
     os.close(follower)
     shown, waiting = b"", list(keys)
     press = time.monotonic() + (waiting[0][0] if waiting else 0)
-    with contextlib.suppress(OSError):  # EIO where nobody has it open any more
+    with contextlib.suppress(OSError):  # EIO after the follower's last close
         while True:
             if readable([leader], press - time.monotonic() if waiting else None):
                 shown += os.read(leader, 65536)
@@ -193,12 +193,12 @@ def in_terminal(command: Sequence[str], keys: Sequence[tuple[float, str]] = ()) 
     os.close(leader)
     process.wait(timeout=30)
     text = shown.decode("utf-8", "replace").replace("\r\n", "\n").partition("\x1b[?1049l")[0]
-    frames = [frame for frame in text.split("\x1b[H") if frame.strip()]  # each of a program that fills the screen
+    frames = [frame for frame in text.split("\x1b[H") if frame.strip()]  # of a full-screen program
     return frames[-1] if frames else ""
 
 
 def terminal_svg(text: str, title: str) -> str:
-    """Text with a terminal's control sequences as a picture that loads nothing."""
+    """Return text with a terminal's control sequences as a picture without external resources."""
     import rich.console
     import rich.text
 
@@ -211,7 +211,7 @@ def terminal_svg(text: str, title: str) -> str:
 
 
 def screenshot(page: Path, output: Path, width: int) -> None:
-    """A picture of a page in a browser of this width; none where there is no Chromium."""
+    """Take a picture of a page in a browser of this width; skip it without Chromium."""
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     if browser is None:
         print(f"{output.name}: no Chromium here (apt-get install chromium)")
@@ -239,7 +239,7 @@ def screenshot(page: Path, output: Path, width: int) -> None:
 
 
 def shrink(path: Path) -> None:
-    """Make a picture of few colours the smaller."""
+    """Reduce the file size of a picture of few colours."""
     from PIL import Image
 
     with Image.open(path) as image:
@@ -247,12 +247,12 @@ def shrink(path: Path) -> None:
 
 
 def colmet(arguments: str) -> list[str]:
-    """The command line of a subcommand."""
+    """Return the command line of a subcommand."""
     return [sys.executable, "-m", "colmet.commands.colmet", *arguments.split()]
 
 
 def take(pictures: Sequence[Picture], folder: Path, output: Path) -> None:
-    """Make those of terminals whose command there is."""
+    """Make the pictures of terminals; skip those of unknown commands."""
     for one in pictures:
         arguments = one.command.format(folder=folder)
         if arguments.split()[0] not in COMMANDS:
@@ -267,10 +267,10 @@ def take(pictures: Sequence[Picture], folder: Path, output: Path) -> None:
 
 
 def make(folder: Path, output: Path, stack: contextlib.ExitStack) -> None:
-    """Run it and make all pictures.
+    """Run the jobs and make all pictures.
 
     Raises:
-        Failed: this machine cannot, or a daemon ended.
+        Failed: root or cgroups are missing, or a daemon ended.
     """
     run = Run(folder, stack)
     run.start_nodes(NODES[:1])
@@ -289,7 +289,7 @@ def make(folder: Path, output: Path, stack: contextlib.ExitStack) -> None:
 
 
 def draw(folder: Path, output: Path) -> None:
-    """The pictures of what has been stored."""
+    """Make the pictures of stored data."""
     take(STORED, folder, output)
     store = f"--utc --hdf5 {folder}/jobs"
     calls = {
@@ -310,7 +310,7 @@ def draw(folder: Path, output: Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``make docs-pictures``; the exit status."""
+    """Run ``make docs-pictures``; return the exit status."""
     parser = argparse.ArgumentParser(prog="make docs-pictures", description=__doc__)
     parser.add_argument("output", type=Path, help="directory of the pictures")
     parser.add_argument("--keep", metavar="DIR", type=Path, help="keep what the run has stored here")

@@ -1,7 +1,7 @@
-"""What real jobs do that is hard to measure by looking now and then: tasks that start and end in between.
+"""Workloads with tasks that live between two samples, hard to measure by sampling.
 
-Five of them, run as jobs under the real daemons, beside the kernel's own figure for each job's cgroup and what somebody
-who looks at the live tasks alone would have seen.
+Five workloads run as jobs under the real daemons. The results are compared with the kernel's own figure for each job's
+cgroup, and with the figure of a sampler of live tasks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from dev.live import NS, Daemons, Failed, JobRoot, LiveJob
 
 FIRST_JOB = 101
-PARTS = 120  # source files of the program that is compiled
+PARTS = 120  # source files of the compiled program
 
 _PART = r"""
 #include <ctype.h>
@@ -130,7 +130,7 @@ for one in threads:
 """
 
 
-# Starts tasks that end at once, so many for each line that it reads.
+# For each number on its input, starts that many tasks that end at once.
 _SHORT_TASKS = """
 import os, sys
 for line in sys.stdin:
@@ -141,12 +141,12 @@ for line in sys.stdin:
 
 
 class Workload(NamedTuple):
-    """What a job does.
+    """The work of a job.
 
     Attributes:
         name: a few words.
-        command: that does it, in some seconds.
-        at_least: the share of the cgroup's CPU time that has to be attributed to tasks.
+        command: runs for some seconds.
+        at_least: the minimum share of the cgroup's CPU time attributed to tasks.
     """
 
     name: str
@@ -155,15 +155,15 @@ class Workload(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What was measured of one job.
+    """The figures of one job.
 
     Attributes:
-        workload: that the job ran.
-        kernel_ns: the CPU time of its cgroup, read by us after the end of its tasks.
+        workload: of the job.
+        kernel_ns: the CPU time of its cgroup, read here after the end of its tasks.
         attributed_ns: `cpu_total` of its last row.
         unattributed_ns: `cpu_unattributed` of its last row.
-        sampled_ns: CPU time of its tasks as of the last time that each was seen alive at a tick.
-        rows: all that came of it, in their order.
+        sampled_ns: CPU time of its tasks, each at its last tick alive.
+        rows: all rows of the job, in the order of arrival.
     """
 
     workload: Workload
@@ -175,7 +175,7 @@ class Outcome(NamedTuple):
 
 
 def workloads(folder: Path) -> list[Workload]:
-    """The five; the program that one of them compiles is written to the folder.
+    """Return the five workloads; write the program compiled by one of them to the folder.
 
     Raises:
         Failed: no compiler here.
@@ -204,7 +204,7 @@ def _shell(script: str) -> list[str]:
 
 
 def compilation(folder: Path) -> Workload:
-    """A C program, which counts words in many ways, and make -j2 of it.
+    """Write a C program with many ways to count words, and return its compilation by make -j2.
 
     Raises:
         Failed: no compiler here.
@@ -217,7 +217,7 @@ def compilation(folder: Path) -> Workload:
 
 
 def write_program(folder: Path) -> None:
-    """The sources of a program and their Makefile."""
+    """Write the sources of a program and their Makefile."""
     names = [f"count_words_{n}" for n in range(PARTS)]
     (folder / "words.h").write_text("".join(f"double {name}(const char *text);\n" for name in names))
     for n in range(PARTS):
@@ -227,14 +227,14 @@ def write_program(folder: Path) -> None:
 
 
 class ShortTasks:
-    """A process of a job that starts tasks which end at once, when it is told to."""
+    """A process of a job that starts tasks on request; these end at once."""
 
     def __init__(self, job: LiveJob) -> None:
         command = [sys.executable, "-S", "-c", _SHORT_TASKS]
         self._process = job.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def run(self, count: int) -> None:
-        """Start so many, and wait for their ends."""
+        """Start this number of tasks, and wait for their ends."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
@@ -242,9 +242,9 @@ class ShortTasks:
 
 
 class Sampler:
-    """Looks at the live tasks of jobs at the moments of the agent's ticks, and at nothing else.
+    """A sampler of the live tasks of jobs at the agent's ticks, without exit records.
 
-    A task's CPU time is that of the last look. Source: /proc/<tid>/schedstat.
+    A task's CPU time is that of its last sample. Source: /proc/<tid>/schedstat.
     """
 
     def __init__(self, period_s: float) -> None:
@@ -256,12 +256,12 @@ class Sampler:
         self._thread.start()
 
     def add(self, job_id: int, job: LiveJob) -> None:
-        """Look at this job, too."""
+        """Sample this job, too."""
         self._seen[job_id] = {}
         self._jobs[job_id] = job
 
     def leave(self, job_id: int) -> int:
-        """The job has ended; the CPU time of its tasks that was seen, in ns."""
+        """Remove an ended job; return the sampled CPU time of its tasks, in ns."""
         self._jobs.pop(job_id)
         return sum(self._seen[job_id].values())
 
@@ -282,16 +282,16 @@ class Sampler:
             return  # the cgroup is removed
 
     def close(self) -> None:
-        """Stop looking."""
+        """Stop sampling."""
         self._ended.set()
         self._thread.join()
 
 
 def measure(folder: Path, period_s: float = 5.0) -> list[Outcome]:
-    """Run the five as jobs side by side, under colmet-node and colmet-collector; takes about a minute.
+    """Run the five as concurrent jobs under colmet-node and colmet-collector, for about a minute.
 
     Raises:
-        Failed: this machine cannot, or a daemon ended.
+        Failed: root, cgroups or a compiler are missing, or a daemon ended.
     """
     program = folder / "program"
     program.mkdir()
@@ -311,7 +311,7 @@ def measure(folder: Path, period_s: float = 5.0) -> list[Outcome]:
 
 
 def _rows_until_read_again(daemons: Daemons, number: int) -> list[dict[str, Any]]:
-    """Return the rows up to one of this job's cgroup that was read from now on."""
+    """Return the rows up to the first new one of this job's cgroup."""
     now, rows = time.time(), []
     while True:
         rows.append(row := daemons.wait_for_row(lambda row: True))
@@ -342,7 +342,7 @@ def _run_all(loads: Sequence[Workload], root: JobRoot, daemons: Daemons, sampler
             job.close()
             daemons.wait_for_log(f"job ended job={number}")
             del running[number]
-    time.sleep(1)  # the last rows are on their way
+    time.sleep(1)  # for the last rows
     rows += daemons.take_rows()
     outcomes = []
     for number, load in enumerate(loads, FIRST_JOB):
@@ -364,7 +364,7 @@ def _run_all(loads: Sequence[Workload], root: JobRoot, daemons: Daemons, sampler
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """The outcomes, a line each."""
+    """Return the outcomes as text, a line each."""
     lines = [f"{'job':<32} {'kernel':>9} {'attributed':>12} {'unattributed':>13} {'by samples alone':>17}"]
     for one in outcomes:
         shares = [100 * ns / one.kernel_ns for ns in (one.attributed_ns, one.unattributed_ns, one.sampled_ns)]

@@ -1,1 +1,1 @@
-"""What batch systems say of their queues, jobs and hosts: one module for each of them."""
+"""Clients of the batch systems' queues, jobs and hosts: one module for each batch system."""

@@ -1,4 +1,4 @@
-"""What the commands of batch systems print: fetched within bounds, and taken apart without trust."""
+"""Output of batch systems' commands: fetched within bounds, and parsed as untrusted input."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from colmet.common.errors import CommandFailed
 from colmet.node.system.command import Command
 
 DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster takes some seconds
-MAX_ANSWER = 32 << 20  # bytes that a command may print; a job is 0.6 to 6 kB in JSON
+MAX_ANSWER = 32 << 20  # bytes of a command's output; a job is 0.6 to 6 kB in JSON
 MAX_TEXT = 255  # characters of a name: of a user, a queue, a job
-FRESH_S = 5.0  # an answer is good for all that is asked within so many seconds
-_SHOWN = 60  # characters of an answer that an error shows
-_MAX_DIGITS = 18  # of a number; more than any has, and few enough for arithmetic of 64 bits
+FRESH_S = 5.0  # seconds for which an answer is reused
+_SHOWN = 60  # characters of an answer in an error
+_MAX_DIGITS = 18  # of a number; more than any real one has, and within 64 bits
 
 T = TypeVar("T")
 _running: dict[Command, threading.Thread] = {}
-_given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # nobody waits for what they ask
+_given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads whose answers are no longer needed
 
 
 class AskError(BatchError):
@@ -38,7 +38,7 @@ class AskError(BatchError):
 
 
 class FormError(ValueError):
-    """Part of an answer, such as a job, is in a form that is not known; the text names what is wrong in it."""
+    """Part of an answer, such as a job, is in an unknown form; the text names the faulty field."""
 
 
 def ask(
@@ -48,17 +48,17 @@ def ask(
     max_answer: int = MAX_ANSWER,
     env: Mapping[str, str] | None = None,
 ) -> str:
-    """What a command prints, with messages in English.
+    """Run a command and return its output, with messages in English.
 
     Args:
         argv: program and arguments.
-        system: whose command it is, for people.
-        deadline_s: seconds that it may take.
-        max_answer: bytes that it may print.
+        system: name of its batch system, for messages.
+        deadline_s: timeout in seconds.
+        max_answer: maximum output in bytes.
         env: added to the environment.
 
     Raises:
-        AskError: the command is not there, fails, takes too long or prints too much; the text says what to do.
+        AskError: the command is missing, fails, reaches its timeout or prints too much; the text suggests a remedy.
     """
     try:
         return run(Command(argv, deadline_s, env=env, max_answer=max_answer)).decode("utf-8", "replace")
@@ -70,7 +70,7 @@ def ask(
 
 
 def run(command: Command) -> bytes:
-    """What a command prints, unless `cancel` ends it.
+    """Run a command and return its output, unless `cancel` ends it.
 
     Raises:
         CommandFailed: as for `Command.run_bytes`.
@@ -85,18 +85,18 @@ def run(command: Command) -> bytes:
 
 
 def cancel() -> None:
-    """Kill the commands that run now, from any thread; those who wait for them start no other."""
+    """Kill the running commands, from any thread; the threads waiting for them start no other."""
     for command, thread in list(_running.items()):
         _given_up.add(thread)
         command.cancel()
 
 
 def unknown_form(command: str, text: str) -> BatchError:
-    """What to raise where a whole answer is in a form that is not known.
+    """Return the error for a whole answer in an unknown form.
 
     Args:
         command: as an administrator types it.
-        text: what it printed.
+        text: its output.
     """
     shown = " ".join(text[:1000].split())
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
@@ -107,10 +107,10 @@ def unknown_form(command: str, text: str) -> BatchError:
 
 
 def json_values(text: str, command: str) -> list[object]:
-    """The JSON values in an answer, which may have several after one another, or none.
+    """Return the JSON values of an answer: none, one, or several after one another.
 
     Raises:
-        BatchError: that is not JSON.
+        BatchError: not JSON.
     """
     values: list[object] = []
     at = 0
@@ -139,22 +139,22 @@ _DECODER = json.JSONDecoder(strict=False, parse_int=_integer, parse_constant=_no
 
 
 def whole(value: object) -> int | None:
-    """A number that is whole and not negative, as it was read from JSON; None where it is something else."""
+    """Return a number read from JSON if it is whole and not negative; None otherwise."""
     if isinstance(value, float) and value.is_integer() and value < 10**_MAX_DIGITS:
         value = int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
 
 
 def name(value: object) -> str | None:
-    """A name, as it was read from JSON or from a word; None where it cannot be one."""
+    """Return a name read from JSON or from a word; None if it cannot be one."""
     return value if isinstance(value, str) and 0 < len(value) <= MAX_TEXT and value.isprintable() else None
 
 
 def must(value: T | None, what: str) -> T:
-    """The value.
+    """Return the value.
 
     Raises:
-        FormError: there is none.
+        FormError: it is None.
     """
     if value is None:
         raise FormError(what)
@@ -162,11 +162,11 @@ def must(value: T | None, what: str) -> T:
 
 
 class Lately(Generic[T]):
-    """Something that is asked for, kept for some seconds: queues and jobs are then told from one answer.
+    """A value cached for some seconds: queues and jobs then come from one answer.
 
     Args:
-        get: asks for it.
-        fresh_s: seconds that it is kept.
+        get: fetches it.
+        fresh_s: seconds it is kept.
     """
 
     def __init__(self, get: Callable[[], T], fresh_s: float = FRESH_S) -> None:
@@ -175,7 +175,7 @@ class Lately(Generic[T]):
         self._kept: tuple[float, T] | None = None
 
     def __call__(self) -> T:
-        """What was got last, or what is got now."""
+        """Return the cached value, or fetch it now."""
         if self._kept is None or time.monotonic() - self._kept[0] > self._fresh_s:
             self._kept = None
             value = self._get()

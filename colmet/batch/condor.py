@@ -1,7 +1,7 @@
-"""HTCondor, as `condor_q` and `condor_history` tell.
+"""HTCondor's jobs from `condor_q` and `condor_history`.
 
-HTCondor has no queues: who asks names them, each with a ClassAd expression that the jobs in it satisfy. The queries of
-queues, and the rule for ended jobs, are those of the Analysis Facility metrics collector.
+HTCondor has no queues: the client names them, each with a ClassAd expression for its jobs. The queries of queues, and
+the rule for ended jobs, are those of the Analysis Facility metrics collector.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ GIVEN = ["condor_q", "-all", "-run", "-autoformat", "CpusProvisioned", "MemoryPr
 ATTRIBUTES = ("Owner", "ClusterId", "ProcId", "JobStatus", "RemoteWallClockTime", "JobCurrentStartDate")
 JOBS = ["condor_q", "-all", "-json", "-attributes", ",".join(ATTRIBUTES)]
 HISTORY = ["condor_history", "-json", "-attributes", ",".join(ATTRIBUTES)]
-HISTORY_DEADLINE_S = 240.0  # it reads the whole history of the schedd, which may be long
+HISTORY_DEADLINE_S = 240.0  # it reads the schedd's whole, possibly long history
 
-EXCLUDED = ("atlas-coffea",)  # owners whose jobs are not told of, for that is the account of a service
+EXCLUDED = ("atlas-coffea",)  # owners whose jobs are skipped: accounts of services
 
 STATES = ("unexpanded", "idle", "running", "removed", "finished", "held", "submission_err")  # by JobStatus
-_RUNS = (2, 6, 7)  # running, sending its output, suspended: it has its machine
+_RUNS = (2, 6, 7)  # running, sending its output, suspended: all have a machine
 _FINISHED = 4
 _LONG_S = 10**12
-_UNDEFINED = ("undefined", "error")  # what -autoformat prints where an attribute has no value
+_UNDEFINED = ("undefined", "error")  # printed by -autoformat for an attribute without a value
 
 
 class QueueName(NamedTuple):
-    """A queue, as who asks names it.
+    """A queue, as the client names it.
 
     Attributes:
-        name: that it is told of by.
-        constraint: a ClassAd expression, which its jobs satisfy; "": all jobs.
+        name: name of the queue in reports.
+        constraint: a ClassAd expression satisfied by its jobs; "": all jobs.
     """
 
     name: str
@@ -48,12 +48,12 @@ class QueueName(NamedTuple):
 
 
 def classads(text: str, command: str) -> list[dict[str, object]]:
-    """The ClassAds that a command prints with -json.
+    """Return the ClassAds of a command's output with -json.
 
-    Older versions print a list for each schedd, one after another; and nothing at all where there is no job.
+    Older versions print a list for each schedd, one after another; and nothing at all without jobs.
 
     Raises:
-        BatchError: in another form.
+        BatchError: another form.
     """
     found: list[dict[str, object]] = []
     for value in json_values(text, command):
@@ -66,10 +66,10 @@ def classads(text: str, command: str) -> list[dict[str, object]]:
 
 
 def totals(text: str, command: str) -> tuple[int, int, int]:
-    """Idle, running and held jobs, over all schedds that answered.
+    """Return idle, running and held jobs, over all schedds that answered.
 
     Raises:
-        BatchError: in another form.
+        BatchError: another form.
     """
     counts = [[whole(ad.get(key)) for key in ("Idle", "Running", "Held")] for ad in classads(text, command)]
     if not counts or any(count is None for of in counts for count in of):
@@ -79,16 +79,16 @@ def totals(text: str, command: str) -> tuple[int, int, int]:
 
 
 def given(text: str, command: str) -> tuple[int | None, int | None]:
-    """Cores, and memory in MiB, that running jobs have been given; None where no job tells.
+    """Return cores, and memory in MiB, of running jobs; None if no job reports them.
 
-    A job that the schedd runs itself, such as DAGMan, has been given none, and has no such attributes.
+    A job run by the schedd itself, such as DAGMan, has no allocation, and lacks these attributes.
 
     Raises:
-        BatchError: in another form.
+        BatchError: another form.
     """
     if text.lstrip().startswith(("[", "{")):
         pairs = [(ad.get("CpusProvisioned"), ad.get("MemoryProvisioned")) for ad in classads(text, command)]
-    else:  # versions that print with -autoformat what -autoformat alone would
+    else:  # some versions ignore -json with -autoformat
         pairs = [_pair(line, command, text) for line in text.splitlines() if line.strip()]
     cores = [whole(pair[0]) for pair in pairs if pair[0] is not None]
     memory_mb = [whole(pair[1]) for pair in pairs if pair[1] is not None]
@@ -104,23 +104,23 @@ def _pair(line: str, command: str, text: str) -> tuple[object, object]:
 
 
 def _sum(values: Sequence[int | None], asked: int) -> int | None:
-    """None where a value is none (an expression, say), or where jobs run and none has any."""
+    """Return the sum; None if a value is no number (an expression, say), or if jobs run and none has a value."""
     known = [value for value in values if value is not None]
     return None if len(known) != len(values) or (asked and not known) else sum(known)
 
 
 def condor_job(ad: dict[str, object], now: float) -> BatchJob:
-    """A job, of its ClassAd.
+    """Return the job of a ClassAd.
 
     Args:
         ad: as printed with -json.
         now: seconds since 1970.
 
     Raises:
-        FormError: in a form that is not known; the text names what is missing.
+        FormError: unknown form; the text names the missing field.
     """
     code = must(whole(ad.get("JobStatus")), "JobStatus")
-    # the time of the runs before; that of this run is added when it ends
+    # the time of earlier runs; HTCondor adds that of this run at its end
     before = ad.get("RemoteWallClockTime")
     runtime_s = int(before) if isinstance(before, (int, float)) and 0 <= before < _LONG_S else 0
     start = whole(ad.get("JobCurrentStartDate"))
@@ -135,10 +135,10 @@ def condor_job(ad: dict[str, object], now: float) -> BatchJob:
 
 
 def condor_jobs(text: str, command: str, now: float) -> tuple[list[BatchJob], int]:
-    """The jobs that are printed; and how many were left out, in forms that are not known.
+    """Return the printed jobs, and the number skipped because of an unknown form.
 
     Raises:
-        BatchError: the whole of it is in another form.
+        BatchError: all of it is in another form.
     """
     jobs, left_out = [], 0
     for ad in classads(text, command):
@@ -157,7 +157,7 @@ def _is_late(err: BatchError) -> bool:
 
 
 def quoted(text: str) -> str:
-    """A text, as ClassAd expressions have it."""
+    """Return a text quoted for ClassAd expressions."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{escaped}"'
 
@@ -166,11 +166,11 @@ def quoted(text: str) -> str:
 
 
 class HTCondor(BatchSystem):
-    """HTCondor, asked by its own commands.
+    """HTCondor, queried with its own commands.
 
     Args:
-        queues: that `queues` tells of; none: it tells of none.
-        excluded: owners that `jobs` and `ended` leave out.
+        queues: queues for `queues`; none by default.
+        excluded: owners skipped by `jobs` and `ended`.
     """
 
     name: ClassVar[str] = "condor"
@@ -181,9 +181,9 @@ class HTCondor(BatchSystem):
         self._jobs = Lately(self._ask)
 
     def queues(self) -> Sequence[Queue]:
-        """Those that were named. One that cannot be told of is left out; it is an error where that is so of all.
+        """Return the named queues without the unavailable ones; if all are unavailable, raise the first error.
 
-        Where one is not told of in time, the others are not asked for: the schedd is the same.
+        After a timeout the remaining queues are skipped: they share the schedd.
         """
         found: list[Queue] = []
         errors: list[BatchError] = []
@@ -201,11 +201,11 @@ class HTCondor(BatchSystem):
         return found
 
     def jobs(self) -> Sequence[BatchJob]:
-        """Every job that is in the queue of a schedd, in whatever state."""
+        """Return every job in the queue of a schedd, in any state."""
         return self._jobs()
 
     def ended(self, within_s: int) -> Sequence[BatchJob]:
-        """Jobs that completed; those that were removed are not among them."""
+        """Return completed jobs, without removed ones."""
         now = time.time()
         conditions = [f"JobStatus == {_FINISHED}", f"JobFinishedHookDone >= {int(now) - within_s}", *self._owners]
         return self._counted([*HISTORY, "-constraint", " && ".join(conditions)], HISTORY_DEADLINE_S, now)

@@ -1,6 +1,6 @@
-"""Grid Engine: queues and jobs for `BatchSystem`, and what its jobs do with memory.
+"""Grid Engine: queues and jobs for `BatchSystem`, and the memory of its jobs.
 
-Seen with Son of Grid Engine 8.1.9; the forms have been the same since 6.2.
+Checked with Son of Grid Engine 8.1.9; the formats have been the same since 6.2.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from colmet.node.system.command import Command
 log = logging.getLogger(__name__)
 
 ENCODING = "utf-8"
-DEADLINE_S = 30.0  # of a command; that of the commands themselves is a minute and more
+DEADLINE_S = 30.0  # of a command; the commands' own is a minute or more
 PERIOD_S = 10.0
-KEPT_PERIODS = 10  # that the last good answer is told for
-FILE_AGE_S = 900.0  # older files are not told: whatever writes them has stopped
+KEPT_PERIODS = 10  # periods for which the last good answer is used
+FILE_AGE_S = 900.0  # older files are refused: their writer has stopped
 FILES = ("qhost_qmem.xml", "qstat_qmem.xml")
-MAX_FILE = 1 << 30  # bytes that are read of a file, whatever is kept of them; a command has its deadline
-NO_QUEUE = "unassigned"  # jobs that wait have no queue in Grid Engine, unless they asked for one
+MAX_FILE = 1 << 30  # bytes read of a file, kept or not; a command has its deadline
+NO_QUEUE = "unassigned"  # waiting jobs have no queue in Grid Engine, unless they requested one
 _MIB = 1 << 20
 _NUMBER = re.compile("[0-9]{1,10}")
 _RANGE = re.compile("([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
@@ -44,10 +44,10 @@ def _command(argv: Sequence[str], deadline_s: float) -> Command:
 
 
 def _run(command: Command) -> bytes:
-    """What a command prints, by `Sieve`.
+    """Return the output of a command, filtered by `Sieve`.
 
     Raises:
-        BatchError: it is not there, fails, prints more than `MAX_BYTES`, or takes too long.
+        BatchError: it is missing, fails, prints more than `MAX_BYTES`, or reaches its timeout.
     """
     try:
         return answers.run(command)
@@ -60,27 +60,27 @@ def _run(command: Command) -> bytes:
 
 
 class GridEngine(BatchSystem):
-    """The cell that SGE_ROOT and SGE_CELL name, asked by `qstat`.
+    """The cell of SGE_ROOT and SGE_CELL, queried with `qstat`.
 
     Args:
-        deadline_s: seconds that a command may take.
-        encoding: of what it prints.
+        deadline_s: timeout of a command in seconds.
+        encoding: of its output.
     """
 
     name = "gridengine"
 
     def __init__(self, deadline_s: float = DEADLINE_S, encoding: str = ENCODING) -> None:
         self._names = _command(["qstat", "-g", "c", "-xml"], deadline_s)
-        # -r: with what was asked for; the user "*" is all users
+        # -r: with the requests; the user "*" is all users
         self._lines = _command(["qstat", "-r", "-u", "*", "-xml"], deadline_s)
         self._encoding = encoding
 
     def queues(self) -> Sequence[Queue]:
-        """Every cluster queue, and `NO_QUEUE`, as `count_queues` counts them."""
+        """Return every cluster queue, and `NO_QUEUE`, as `count_queues` counts them."""
         return count_queues(parse_queue_names(_run(self._names), self._encoding), self._tasks())
 
     def jobs(self) -> Sequence[BatchJob]:
-        """A job for each line of `qstat`: array tasks that wait are one, such as "17.4-9:1", as long as they do."""
+        """Return a job for each line of `qstat`; waiting tasks of an array are one job, such as "17.4-9:1"."""
         now = time.time()
         return [task.job(now) for task in self._tasks()]
 
@@ -89,18 +89,18 @@ class GridEngine(BatchSystem):
 
 
 class Task(NamedTuple):
-    """A line of `qstat`: a job, a task of an array job that runs, or all those of one that wait.
+    """A line of `qstat`: a job, a running task of an array job, or all waiting tasks of one.
 
     Attributes:
         number: of the job.
-        tasks: of the array, as printed: "3", "4-9:1" or "1-3:1,7"; "" for a job that is no array.
+        tasks: of the array, as printed: "3", "4-9:1" or "1-3:1,7"; "" for a job without tasks.
         user: its owner.
         letters: of its state, as printed: r, t, qw, hqw, Eqw, dr, S, ...
-        started: seconds since 1970; None for one that waits.
-        queue: its cluster queue; that of the master task; "" for one that waits.
-        asked: cluster queues that it asked for; "" among them for patterns.
-        slots: that it has, all together, or wants.
-        h_vmem: bytes for each slot that it asked for; None where it did not.
+        started: seconds since 1970; None while it waits.
+        queue: its cluster queue, from the master task; "" while it waits.
+        asked: requested cluster queues; "" among them for patterns.
+        slots: all slots granted or, while it waits, requested.
+        h_vmem: requested bytes for each slot; None without a request.
     """
 
     number: str
@@ -114,10 +114,10 @@ class Task(NamedTuple):
     h_vmem: float | None
 
     def state(self) -> str:
-        """One of `BatchJob`'s.
+        """Return a state of `BatchJob`.
 
-        A job with an error (E) waits for somebody to clear it, and one that is suspended (s, S, T, N) for somebody to
-        let it go on: both are held. One that is being deleted (d) is removed, be it that its host does not answer.
+        A job with an error (E) waits for its clearing, a suspended one (s, S, T, N) for its resumption: both are held.
+        One being deleted (d) is removed, even if its host does not answer.
         """
         letters = set(self.letters)
         if "d" in letters:
@@ -131,11 +131,11 @@ class Task(NamedTuple):
         return "idle" if "w" in letters else "unknown"
 
     def has_slots(self) -> bool:
-        """Whether it has been given its slots, whatever has become of it there."""
+        """Return whether it has been given its slots, whatever its state there."""
         return bool(self.queue)
 
     def size(self) -> int:
-        """How many tasks it is."""
+        """Return the number of tasks."""
         total = 0
         for part in self.tasks.split(","):
             match = _RANGE.fullmatch(part)
@@ -147,17 +147,17 @@ class Task(NamedTuple):
         return total
 
     def job(self, now: float) -> BatchJob:
-        """It as a job; `now` in seconds since 1970."""
+        """Return it as a job; `now` in seconds since 1970."""
         runtime_s = int(max(now - self.started, 0)) if self.started is not None and self.has_slots() else 0
         number = f"{self.number}.{self.tasks}" if self.tasks else self.number
         return BatchJob(number, self.user, self.state(), runtime_s, self.queue or None)
 
 
 def parse_queue_names(data: bytes, encoding: str = ENCODING) -> list[str]:
-    """Names of the cluster queues, from `qstat -g c -xml`.
+    """Return the names of the cluster queues, from `qstat -g c -xml`.
 
     Raises:
-        BatchError: it is not what that prints.
+        BatchError: not the output of that command.
     """
     path = ("job_info", "cluster_queue_summary")
     names = [_text(element, "name") for element in read_elements(data, encoding, "qstat -g c -xml", path)]
@@ -165,10 +165,10 @@ def parse_queue_names(data: bytes, encoding: str = ENCODING) -> list[str]:
 
 
 def parse_tasks(data: bytes, encoding: str = ENCODING) -> list[Task]:
-    """Every line of `qstat -r -u '*' -xml`.
+    """Return every line of `qstat -r -u '*' -xml`.
 
     Raises:
-        BatchError: it is not what that prints.
+        BatchError: not the output of that command.
     """
     command = "qstat -r -u '*' -xml"
     tasks = []
@@ -208,7 +208,7 @@ def _asked_queue(text: str) -> str:
 
 
 def _parse_time(text: str) -> float | None:
-    """Seconds since 1970 of a local time such as 2026-11-21T08:18:22."""
+    """Return seconds since 1970 of a local time such as 2026-11-21T08:18:22."""
     try:
         return time.mktime(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
     except (ValueError, OverflowError):
@@ -216,11 +216,11 @@ def _parse_time(text: str) -> float | None:
 
 
 def count_queues(names: Sequence[str], tasks: Sequence[Task]) -> list[Queue]:
-    """Every queue with its jobs, array tasks one by one.
+    """Return every queue with its jobs, array tasks one by one.
 
-    A job that waits is counted for the queue that it asked for; where it asked for none, for several or for a pattern,
-    for the made-up queue `NO_QUEUE`, which is always there. Cores are the slots that are taken, by jobs that are
-    suspended or being deleted, too; memory is what those jobs asked for as h_vmem, unknown as soon as one did not.
+    A waiting job counts for its requested queue; without a request, with several or with a pattern it counts for the
+    artificial queue `NO_QUEUE`, always present. Cores are the slots in use, including those of jobs suspended or being
+    deleted. Memory is the sum of these jobs' h_vmem requests, unknown as soon as one has none.
     """
     found: dict[str, list[Task]] = {name: [] for name in [*names, NO_QUEUE]}
     for task in tasks:
@@ -237,7 +237,7 @@ def _queue(name: str, tasks: Sequence[Task]) -> Queue:
     for task in tasks:
         state = task.state()
         if state == "removed" and task.has_slots():
-            state = "running"  # until it has gone
+            state = "running"  # until its slots are free
         if state in counts:
             counts[state] += task.size()
         if task.has_slots():
@@ -247,7 +247,7 @@ def _queue(name: str, tasks: Sequence[Task]) -> Queue:
 
 
 class MemorySource(ABC):
-    """Where the two answers come from.
+    """Source of the two outputs.
 
     Attributes:
         names: of the two, for errors.
@@ -257,15 +257,15 @@ class MemorySource(ABC):
 
     @abstractmethod
     def read(self) -> tuple[bytes, bytes] | None:
-        """`qhost -j -xml` and `qstat -j '*' -xml`; None where they are the same as before.
+        """Return the output of `qhost -j -xml` and `qstat -j '*' -xml`; None if unchanged.
 
         Raises:
-            BatchError: they cannot be had.
+            BatchError: they are not available.
         """
 
     @abstractmethod
     def read_granted(self) -> bytes | None:
-        """`qstat -s r -u '*' -xml`; None where that cannot be had.
+        """Return the output of `qstat -s r -u '*' -xml`; None if not available.
 
         Raises:
             BatchError: it fails.
@@ -273,15 +273,15 @@ class MemorySource(ABC):
 
     @abstractmethod
     def forget(self) -> None:
-        """The last ones could not be used: give them again, the same or not."""
+        """Discard the last, unusable outputs: the next `read` returns them even if unchanged."""
 
     @abstractmethod
     def cancel(self) -> None:
-        """End a `read` that another thread is in, soon, and every later one."""
+        """End a `read` in another thread soon, and every later one."""
 
 
 class CommandSource(MemorySource):
-    """From the commands; on PATH, with SGE_ROOT and SGE_CELL in the environment."""
+    """The commands as source; on PATH, with SGE_ROOT and SGE_CELL in the environment."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self._qhost = _command(["qhost", "-j", "-xml"], deadline_s)
@@ -289,28 +289,28 @@ class CommandSource(MemorySource):
         self._running = _command(["qstat", "-s", "r", "-u", "*", "-xml"], deadline_s)
 
     def read(self) -> tuple[bytes, bytes]:
-        """What both print now."""
-        # The job's hosts first: of a job that begins in between, it is told what it asked for, and it has no host yet.
+        """Return the current output of both."""
+        # The jobs' hosts first: a job that starts in between has its requests listed, and no host yet.
         return _run(self._qhost), _run(self._qstat)
 
     def read_granted(self) -> bytes:
-        """What it prints now."""
+        """Return the current output."""
         return _run(self._running)
 
     def forget(self) -> None:
-        """It is never the same."""
+        """Do nothing: the output is never reused."""
 
     def cancel(self) -> None:
-        """Kill the command that runs."""
+        """Kill the running command."""
         for command in (self._qhost, self._qstat, self._running):
             command.cancel()
 
 
 class FileSource(MemorySource):
-    """From two files that something else writes, by the names that QmemTools gives them.
+    """Two files as source, written by another program under QmemTools' names.
 
     Args:
-        directory: where they are.
+        directory: of the files.
         clock: seconds since 1970.
     """
 
@@ -320,7 +320,7 @@ class FileSource(MemorySource):
         self._last: list[tuple[int, int, int]] = []
 
     def read(self) -> tuple[bytes, bytes] | None:
-        """What both hold; None where neither has changed."""
+        """Return the content of both; None if neither has changed."""
         files = []
         for path in self.names:
             try:
@@ -343,14 +343,14 @@ class FileSource(MemorySource):
         return qhost, qstat
 
     def read_granted(self) -> None:
-        """QmemTools has no such file."""
+        """Return None: QmemTools has no such file."""
 
     def forget(self) -> None:
-        """Read them again."""
+        """Make the next `read` read them again."""
         self._last = []
 
     def cancel(self) -> None:
-        """Files do not keep anybody waiting."""
+        """Do nothing: reading files does not block."""
 
     def _look(self, path: str, fd: int) -> tuple[int, int, int]:
         status = os.fstat(fd)
@@ -363,7 +363,7 @@ class FileSource(MemorySource):
 
 
 def _read_file(path: str, fd: int) -> bytes:
-    """What it holds, by `Sieve`."""
+    """Return its content, filtered by `Sieve`."""
     sieve = Sieve()
     kept = bytearray()
     with open(fd, "rb", closefd=False) as file:
@@ -378,10 +378,10 @@ def _read_file(path: str, fd: int) -> bytes:
 
 
 class MemoryWatch:
-    """Keeps what `/qhost` and `/qstat` tell, refreshed by a thread of its own.
+    """Cache of the data of `/qhost` and `/qstat`, refreshed by its own thread.
 
-    The last good answers are told for `KEPT_PERIODS`, or four times as long as they took; what is older is no longer
-    told. Nobody waits for a refresh.
+    The last good answers are kept for `KEPT_PERIODS`, or four times as long as they took; older ones are not returned.
+    Reading the cache never blocks on a refresh.
 
     Args:
         source: of the answers.
@@ -390,13 +390,13 @@ class MemoryWatch:
         clock: seconds, never set back.
 
     Attributes:
-        refreshes: that were good.
-        failures: that were not.
-        left_out: jobs and tasks of the last good answers that could not be used.
-        why: the last refresh failed; "" where it did not.
+        refreshes: number of successful ones.
+        failures: number of failed ones.
+        left_out: unusable jobs and tasks of the last good answers.
+        why: reason of the last refresh's failure; "" if it succeeded.
 
     Raises:
-        ConfigError: there is no such encoding.
+        ConfigError: unknown encoding.
     """
 
     def __init__(
@@ -417,48 +417,48 @@ class MemoryWatch:
         self._encoding = encoding
         self._clock = clock
         self._last: tuple[float, float, Memory] | None = (
-            None  # asked for, told until; replaced as a whole, so nobody needs a lock
+            None  # time of query, valid until; replaced as a whole, so no lock is needed
         )
-        self._is_told = False  # that it fails
+        self._is_told = False  # the failure has been logged
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Refresh from now on."""
+        """Start the thread of refreshes."""
         self._thread = threading.Thread(target=self._watch, name="gridengine", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End the thread, and the command that it waits for."""
+        """End the thread, and the command in progress."""
         self._stop.set()
         self._source.cancel()
         if self._thread is not None:
             self._thread.join()
 
     def hosts(self) -> Hosts:
-        """Hosts with their jobs; empty where nothing is known. Not to be changed."""
+        """Return hosts with their jobs, read-only; empty without data."""
         memory = self._known()
         return memory.hosts if memory else {}
 
     def owners(self) -> Owners:
-        """Owners with what their jobs asked for and used; empty where nothing is known. Not to be changed."""
+        """Return owners with their jobs' requests and usage, read-only; empty without data."""
         memory = self._known()
         return memory.owners if memory else {}
 
     def warnings(self) -> list[str]:
-        """What is wrong with what is told, for administrators."""
+        """Return problems of the data, for administrators."""
         said = [f"Grid Engine does not answer: {self.why}"] if self._is_told else []
         return said + (
             [f"jobs and tasks of Grid Engine that could not be read: {self.left_out}"] if self.left_out else []
         )
 
     def age_s(self) -> float | None:
-        """Seconds since the last good answers; None where there were none."""
+        """Return seconds since the last good answers; None before the first."""
         last = self._last
         return None if last is None else self._clock() - last[0]
 
     def refresh(self) -> bool:
-        """Ask once; whether that was good. Called by one thread only."""
+        """Query once, return whether it succeeded. For one thread only."""
         began = self._clock()
         try:
             memory = self._read()
@@ -470,7 +470,7 @@ class MemoryWatch:
             log.info("Grid Engine answers again failures=%d", self.failures)
         self.why, self._is_told = "", False
         self.left_out = memory.left_out
-        # a cell that takes long is asked seldom: what it said has to do until it has said something else
+        # a slow cell is queried seldom: its last answer is used until the next one
         now = self._clock()
         self._last = (began, began + max(KEPT_PERIODS * self._period_s, 4 * (now - began)), memory)
         self.refreshes += 1
@@ -489,13 +489,13 @@ class MemoryWatch:
         if self._stop.is_set():
             return False
         self.failures += 1
-        # once is no trouble while there is an answer: a file may have been read while it was written
+        # a single failure is no problem with an older answer: a file may have been read while it was written
         if not self._is_told and (self.why or self._last is None):
             log.warning("Grid Engine does not answer why=%s", why, exc_info=defect)
             self._is_told = True
         self.why = why
         if self._known() is None:
-            self._last = None  # the memory that it takes
+            self._last = None  # frees its memory
         return False
 
     def _granted(self) -> dict[tuple[str, str], int]:
@@ -516,14 +516,14 @@ class MemoryWatch:
 
 
 def pause_s(period_s: float, took_s: float, was_good: bool) -> float:
-    """Seconds from the end of a refresh to the next.
+    """Return seconds from the end of a refresh to the next.
 
-    A cell that takes long to answer is asked half of the time at most. One that does not answer at all is asked again
-    within a period, so that it is not waited for long once it is there again.
+    A slow cell is queried half of the time at most. A silent one is retried within a period, so that its return is
+    noticed soon.
 
     Args:
         period_s: between two refreshes.
-        took_s: the last one.
-        was_good: whether there was an answer.
+        took_s: duration of the last one.
+        was_good: whether it succeeded.
     """
     return max(period_s - took_s, took_s if was_good else min(took_s, period_s))

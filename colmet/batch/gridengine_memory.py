@@ -1,21 +1,20 @@
-"""Memory that Grid Engine's jobs asked for and use, on each host: `qhost -j -xml` and `qstat -j '*' -xml` together.
+"""Memory requested and used by Grid Engine's jobs on each host, from `qhost -j -xml` and `qstat -j '*' -xml`.
 
-Neither says all: `qhost` knows which hosts a job is on, `qstat -j` what it asked for and uses, but not where its master
-task is. The structure, of `colmet.batch.qmem`, is that of QmemTools; where that counted wrong, this counts as
-Grid Engine does:
+Both are necessary: `qhost` lists the hosts of a job; `qstat -j` its requests and usage, without the host of the master
+task. The structure, of `colmet.batch.qmem`, is that of QmemTools. Where QmemTools miscounts, this module follows Grid
+Engine:
 
-* A host has a line for each slot of a parallel job there, and one more on the host of the master task where the
-  parallel environment says `job_is_first_task FALSE`: its master task takes no slot (sge_pe(5)). That is found out
-  from the number of slots that the job asked for. Where it asked for a range, and both numbers are in it, a third
-  command tells how many it was given; where only two files are there, other jobs of that parallel environment do, and
-  without any, all its lines count.
-* An array job's `jobcount` is the slots of each task in `taskid`, so that `jobcount * len(taskid)` are its slots on the
-  host: 1 unless the tasks are parallel. Where such tasks have unequal shares of a host, `taskid` has some repeatedly.
-* A request of h_vmem is for each slot (complex(5), consumable YES). Where the complex has consumable JOB it is for all
-  slots together, and is divided by them: the sum is right, but the master takes it all on the host of the master task.
-  What it takes for jobs that ask for nothing (the complex's default) is told by neither command.
-* The slave tasks' maxvmem is the sum of those tasks on the host that have not ended; tasks that have ended are told
-  without a host, and are left out.
+* A host has a line for each slot of a parallel job there. The host of the master task has one more line if the parallel
+  environment has `job_is_first_task FALSE`: the master task then needs no slot (sge_pe(5)). The requested
+  number of slots shows it. If the request was a range and fits both cases, a third command prints the granted slots;
+  with two files only, other jobs of the parallel environment decide, and without any, all lines count.
+* An array job's `jobcount` is the slots of each task in `taskid`; `jobcount * len(taskid)` are its slots on the
+  host: 1 unless the tasks are parallel. If such tasks have unequal shares of a host, `taskid` repeats some of them.
+* A request of h_vmem is for each slot (complex(5), consumable YES). With consumable JOB it is for all slots together,
+  and is divided by them: the sum is right, but the master reserves all of it on the host of the master task. Neither
+  command prints the memory reserved for jobs without a request (the complex's default).
+* The slave tasks' maxvmem is the sum of the unfinished tasks on the host; finished tasks are printed without a host,
+  and are skipped.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _PATTERN = re.compile(r"[*?\[\]!&|()]")
 _MULTIPLIERS = {"": 1.0}
 _MULTIPLIERS.update({letter: 1000.0**power for power, letter in enumerate("kmgt", 1)})
 _MULTIPLIERS.update({letter: 1024.0**power for power, letter in enumerate("KMGT", 1)})
-_HUGE = 2.0**63  # bytes: no host has it; INFINITY is printed as a number beyond
+_HUGE = 2.0**63  # bytes, more than any host has; INFINITY is printed as a larger number
 _PER_JOB = "2"  # CE_consumable of a complex with consumable JOB
 _KEPT_OF_JOB = frozenset(
     ("JB_job_number", "JB_owner", "JB_uid", "JB_hard_resource_list", "JB_ja_tasks", "JB_pe", "JB_pe_range")
@@ -46,10 +45,10 @@ _KEPT_OF_JOB = frozenset(
 
 
 class Lines(NamedTuple):
-    """The lines of a job, or of a task of an array job, on a host.
+    """Lines of a job, or of a task of an array job, on a host.
 
     Attributes:
-        total: how many.
+        total: number of lines.
         master: whether one is of the master task.
     """
 
@@ -58,11 +57,11 @@ class Lines(NamedTuple):
 
 
 class PlacedHost(NamedTuple):
-    """A host, as `qhost` tells it.
+    """A host in the output of `qhost`.
 
     Attributes:
         num_proc: processors, as printed.
-        mem_total: as printed.
+        mem_total: memory, as printed.
         names: job number -> owner and name.
         lines: job number -> number of the array task, or "" -> its lines.
     """
@@ -74,10 +73,10 @@ class PlacedHost(NamedTuple):
 
 
 class TaskUsage(NamedTuple):
-    """What one task of an array job uses at most, or a job that is none.
+    """Peak memory of a task of an array job, or of a job without tasks.
 
     Attributes:
-        master: bytes, of the master task; None where it is not known.
+        master: bytes, of the master task; None if unknown.
         slaves: host -> bytes of all slave tasks there.
     """
 
@@ -86,16 +85,16 @@ class TaskUsage(NamedTuple):
 
 
 class RequestedMemory(NamedTuple):
-    """A job, as `qstat -j` tells it.
+    """A job in the output of `qstat -j`.
 
     Attributes:
-        owner: whose it is.
+        owner: name of the user.
         uid: of the owner, as printed.
-        text: h_vmem, as it was asked for; "" where it was not.
-        memory: the same in bytes; 0.0 where it was not, or without a bound.
+        text: h_vmem, as requested; "" without a request.
+        memory: the same in bytes; 0.0 without a request or without a bound.
         per_job: the request is for all slots together (a complex with consumable JOB).
-        pe: the parallel environment asked for; "" for none.
-        slots: least and most that it asked for; None for a job that is not parallel.
+        pe: the requested parallel environment; "" for none.
+        slots: requested minimum and maximum; None for a serial job.
         tasks: task number, "1" for a job that is no array -> its usage.
     """
 
@@ -110,12 +109,12 @@ class RequestedMemory(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """All of it.
+    """Memory of all hosts and owners.
 
     Attributes:
         hosts: for `/qhost`.
         owners: for `/qstat`.
-        left_out: jobs and tasks without what they need, such as a number.
+        left_out: jobs and tasks skipped because a required field, such as the number, is missing.
     """
 
     hosts: Hosts
@@ -123,7 +122,7 @@ class Memory(NamedTuple):
     left_out: int
 
 
-Granted = Callable[[], Mapping[tuple[str, str], int]]  # job, and task of an array job or "" -> slots that it was given
+Granted = Callable[[], Mapping[tuple[str, str], int]]  # job, and task of an array job or "" -> granted slots
 
 
 def read_memory(
@@ -133,17 +132,17 @@ def read_memory(
     granted: Granted | None = None,
     names: tuple[str, str] = COMMANDS,
 ) -> Memory:
-    """Hosts and owners from what both commands printed.
+    """Return hosts and owners from the output of both commands.
 
     Args:
-        qhost: of `qhost -j -xml`.
-        qstat: of `qstat -j '*' -xml`.
+        qhost: output of `qhost -j -xml`.
+        qstat: output of `qstat -j '*' -xml`.
         encoding: of both.
-        granted: asked where these two do not tell how many slots a job was given; None where nothing tells.
+        granted: returns the granted slots if these two leave them open; None without a source.
         names: of both, for errors.
 
     Raises:
-        BatchError: one of them is not what that command prints.
+        BatchError: one of them is not the output of that command.
     """
     hosts, left_out = parse_qhost(qhost, encoding, names[0])
     jobs, left_out_too = parse_qstat(qstat, encoding, names[1])
@@ -151,7 +150,7 @@ def read_memory(
 
 
 def parse_memory(text: str) -> float | None:
-    """Bytes of a memory_specifier (sge_types(1)): K, M, G are powers of 1024, k, m, g of 1000; None if it is none."""
+    """Return bytes of a memory_specifier (sge_types(1)); K, M, G are of 1024, k, m, g of 1000; None if invalid."""
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         return None
@@ -167,10 +166,10 @@ def parse_memory(text: str) -> float | None:
 
 
 def parse_qhost(data: bytes, encoding: str, source: str = COMMANDS[0]) -> tuple[dict[str, PlacedHost], int]:
-    """Hosts by name, all but "global", and how many lines of jobs were left out.
+    """Return hosts by name, without "global", and the number of skipped lines of jobs.
 
     Raises:
-        BatchError: not what `qhost -j -xml` prints.
+        BatchError: not the output of `qhost -j -xml`.
     """
     hosts: dict[str, PlacedHost] = {}
     left_out = 0
@@ -191,7 +190,7 @@ def parse_qhost(data: bytes, encoding: str, source: str = COMMANDS[0]) -> tuple[
 
 
 def _place(host: PlacedHost, line: Element) -> bool:
-    """Take a line of a job; whether it is one."""
+    """Add a line of a job to the host; return False if it is not one."""
     job = line.get("name", "")
     values = _values(line, "jobvalue")
     task = values.get("taskid", "")
@@ -209,10 +208,10 @@ def _values(element: Element, tag: str) -> dict[str, str]:
 
 
 def parse_qstat(data: bytes, encoding: str, source: str = COMMANDS[1]) -> tuple[dict[str, RequestedMemory], int]:
-    """Jobs by number, and how many jobs and tasks were left out.
+    """Return jobs by number, and the number of skipped jobs and tasks.
 
     Raises:
-        BatchError: not what `qstat -j '*' -xml` prints.
+        BatchError: not the output of `qstat -j '*' -xml`.
     """
     jobs: dict[str, RequestedMemory] = {}
     left_out = 0
@@ -237,7 +236,7 @@ def parse_qstat(data: bytes, encoding: str, source: str = COMMANDS[1]) -> tuple[
 
 
 def _read_request(resources: Element | None) -> tuple[str, float, bool]:
-    """h_vmem among the hard requests: its text, its bytes, whether it is for the whole job."""
+    """Return the text and bytes of h_vmem among the hard requests, and whether it is for the whole job."""
     for request in _children(resources):
         if _text(request, "CE_name") == "h_vmem":
             text = _text(request, "CE_stringval")
@@ -298,9 +297,9 @@ def _sane(value: float) -> float | None:
 def count(
     hosts: Mapping[str, PlacedHost], jobs: Mapping[str, RequestedMemory], granted: Granted | None = None
 ) -> tuple[Hosts, Owners]:
-    """Slots and memory of each job on each host, by the rules at the head of this module.
+    """Return slots and memory of each job on each host, by the rules at the head of this module.
 
-    Both commands are asked one after the other, so each may know jobs that the other does not.
+    The two commands run one after the other, so each may list jobs unknown to the other.
     """
     extra = _find_extra(hosts, jobs, granted)
     counted: Hosts = {}
@@ -342,13 +341,13 @@ def _on_host(slots: Mapping[str, int], master: bool, owner: str, name: str) -> J
 def _used(
     job: str, tasks: Mapping[str, TaskUsage], masters: Mapping[tuple[str, str], str]
 ) -> dict[str, dict[str, str]]:
-    """Host -> what of the job is there -> the most bytes that it used, as Grid Engine prints them."""
+    """Return host -> part of the job there -> its peak bytes, as Grid Engine prints them."""
     used: dict[str, dict[str, float]] = {}
     for number, usage in tasks.items():
         is_array = (job, number) in masters
         host = masters.get((job, number if is_array else ""))
         if host is None:
-            continue  # it is on no host, or began just now
+            continue  # on no host, or just started
         shares = [(where, "slave", value) for where, value in usage.slaves.items()]
         if usage.master is not None:
             shares.insert(0, (host, "master", usage.master))
@@ -362,7 +361,7 @@ def _used(
 def _find_extra(
     hosts: Mapping[str, PlacedHost], jobs: Mapping[str, RequestedMemory], granted: Granted | None
 ) -> frozenset[str]:
-    """Jobs with a line that is no slot, for their master task."""
+    """Return the jobs with an extra line, without a slot, for their master task."""
     lines: dict[str, dict[str, int]] = defaultdict(lambda: defaultdict(int))
     for host in hosts.values():
         for job, tasks in host.lines.items():
@@ -379,7 +378,7 @@ def _find_extra(
         else:
             said[number] = answer
     if open_jobs:
-        # with a pattern for a name, a job may have got any of several
+        # a pattern as the name may have matched any of several environments
         names = {number: jobs[number].pe for number in said if not _PATTERN.search(jobs[number].pe)}
         of_pe = {pe: said[number] for number, pe in names.items()}
         slots = granted() if granted is not None else {}
@@ -393,7 +392,7 @@ def _find_extra(
 
 
 def _has_extra(totals: Sequence[int], least: int, most: int) -> bool | None:
-    """Whether tasks with so many lines, that asked for least to most slots, have one too many; None if both may be."""
+    """Return whether tasks with these line counts, for least to most slots, have one too many; None if unclear."""
     if any(total > most for total in totals):
         return True
     if any(total <= least for total in totals):

@@ -1,8 +1,8 @@
-"""What Grid Engine's commands print with `-xml`, read a part at a time.
+"""Incremental reader of the output of Grid Engine's commands with `-xml`.
 
-It is no clean XML: names and environments of jobs are printed byte by byte as their users gave them, control characters
-too, no encoding is declared, tasks that the master has read from its disk have tags with blanks, and an error is plain
-text, with status 0 at times.
+It is not clean XML: names and environments of jobs are printed byte by byte as users set them, control characters
+included; no encoding is declared; tasks that the master has read from its disk have tags with blanks; and an error is
+plain text, sometimes with status 0.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from xml.parsers import expat
 
 from colmet.batch.model import BatchError
 
-MAX_BYTES = 128 << 20  # of what `Sieve` keeps of an answer; of a job in that of qstat -j 3 to 15 KB
+MAX_BYTES = 128 << 20  # of an answer, filtered by `Sieve`; a job in that of qstat -j has 3 to 15 KB
 MAX_DEPTH = 40  # of elements in one another; Grid Engine's own are 10 deep
 MAX_ELEMENTS = 2_000_000  # in memory at once: a job's, or a host's; an array job has some 25 for each running task
 _CHUNK = 1 << 18
-_SAID = 200  # characters of what a command says instead
+_SAID = 200  # characters of a command's error text
 _FORBIDDEN = "\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff"  # in XML 1.0
 _bad = re.compile(f"[{_FORBIDDEN}]")
 _reference = re.compile("&#(x[0-9a-fA-F]{1,8}|[0-9]{1,8});")
 _of_user = re.compile(b"<(JB_env_list|JB_job_args|JB_context)>")
 _PART_OF_TAG = len("</JB_env_list>") - 1  # the longest of those
-# what a master that has been started anew makes of the tag of a task: <JATASK:       7.>, where 7 is the job
+# a restarted master prints the tag of a task as <JATASK:       7.>, with 7 the job
 _named = re.compile(r"<(/?[A-Z]{1,16}): {0,16}[0-9]{1,10}\.>")
 _LONGEST = 48  # characters of a reference, and of those tags, but for their last
 
@@ -33,17 +33,17 @@ _LONGEST = 48  # characters of a reference, and of those tags, but for their las
 def read_elements(
     data: bytes, encoding: str, name: str, path: tuple[str, ...], keep: frozenset[str] | None = None
 ) -> Iterator[Element]:
-    """Each element at a place of a document, as soon as it has been read.
+    """Yield each element at a place of a document, as soon as it has been read.
 
     Args:
-        data: what a command printed, by `Sieve` or all of it.
-        encoding: of it. What is not in it becomes U+FFFD: else one user's job could keep all others from being read.
+        data: output of a command, filtered by `Sieve` or complete.
+        encoding: of it. Invalid bytes become U+FFFD: else one user's job could make all others unreadable.
         name: of the command or file, for errors.
         path: tags from the root on; "*" is any.
-        keep: tags of the children that are given; None for all. The others cost little.
+        keep: tags of the children to keep; None for all. The others cost little.
 
     Raises:
-        BatchError: not such a document; too large; a DOCTYPE; no such encoding.
+        BatchError: not such a document; too large; a DOCTYPE; unknown encoding.
     """
     reader = _Reader(name, path, keep)
     for text in _mend_tags(_decode(data, encoding, name)):
@@ -52,25 +52,25 @@ def read_elements(
 
 
 def check_encoding(encoding: str) -> None:
-    """Raise BatchError where no encoding of text has this name."""
+    """Raise BatchError if no text encoding has this name."""
     try:
-        "<".encode(encoding)  # refuses codecs that are for something else, as codecs.lookup does not
+        "<".encode(encoding)  # unlike codecs.lookup, refuses codecs that are not for text
     except (LookupError, ValueError) as err:
         raise BatchError(f"no encoding is named {encoding!r}; such as utf-8 or iso-8859-15") from err
 
 
 class Sieve:
-    """Leaves out jobs' environments, arguments and contexts, but for their tags, of what comes in parts.
+    """Filter of a stream that removes the content of jobs' environments, arguments and contexts, but keeps their tags.
 
-    They are most of the text, of no use here, and of users who may put in what they like, as much of it as they like.
+    They are most of the text and not used here; users control their content and size.
     """
 
     def __init__(self) -> None:
-        self._end = b""  # the tag that ends what is left out; empty outside
+        self._end = b""  # the tag that ends the removed content; empty outside
         self._last = b""  # of the last part: a tag may have begun there
 
     def keep(self, part: bytes) -> bytes:
-        """What is kept of the next part."""
+        """Return the filtered text of the next part."""
         kept = []
         text, start = self._last + part, len(self._last)
         while True:
@@ -94,7 +94,7 @@ class Sieve:
 
 
 class _Reader:
-    """Builds the elements that are asked for, and forgets all others."""
+    """Builder of the elements at the path; all others are discarded."""
 
     def __init__(self, name: str, path: tuple[str, ...], keep: frozenset[str] | None) -> None:
         self._name = name
@@ -139,7 +139,7 @@ class _Reader:
             self._builder = TreeBuilder()
             self._elements = 0
             self._parser.CharacterDataHandler = self._builder.data
-        elif self._depth == 1 and tag != "unknown_jobs":  # that is how it says that there is no job
+        elif self._depth == 1 and tag != "unknown_jobs":  # <unknown_jobs>: no job exists
             raise BatchError(f"{self._name}: begins with <{tag[:50]}>, not <{self._path[0]}>: another command's?")
         else:
             return
@@ -165,7 +165,7 @@ class _Reader:
 
 
 def _decode(data: bytes, encoding: str, name: str) -> Iterator[str]:
-    """Its text in parts, with U+FFFD for what is not in the encoding and for each character that XML forbids."""
+    """Yield its text in parts, with U+FFFD for invalid bytes and for each character that XML forbids."""
     if len(data) > MAX_BYTES:
         raise BatchError(f"{name}: more than {MAX_BYTES >> 20} MiB; refused")
     check_encoding(encoding)
@@ -189,7 +189,7 @@ def _decode(data: bytes, encoding: str, name: str) -> Iterator[str]:
 
 
 def _mend_tags(texts: Iterator[str]) -> Iterator[str]:
-    """Take the blanks out of the tags of tasks."""
+    """Remove the blanks from the tags of tasks."""
     left = ""
     for part in texts:
         text, left = _split(left + part, "<", ">")
@@ -198,7 +198,7 @@ def _mend_tags(texts: Iterator[str]) -> Iterator[str]:
 
 
 def _split(text: str, begin: str, end: str) -> tuple[str, str]:
-    """Text, and what may be the beginning of a tag or reference that the next part ends."""
+    """Split off the possible beginning of a tag or reference that ends in the next part."""
     place = text.rfind(begin, max(len(text) - _LONGEST, 0))
     return (text, "") if place < 0 or end in text[place:] else (text[:place], text[place:])
 

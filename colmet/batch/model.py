@@ -1,4 +1,4 @@
-"""Queues and jobs, as every batch system has them."""
+"""Queues and jobs, common to all batch systems."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from colmet.common.errors import ColmetError
 
 
 class BatchError(ColmetError):
-    """A batch system does not answer, or not in a form that is known; the message says what to do."""
+    """A batch system does not answer, or in an unknown form; the message suggests a remedy."""
 
 
 class Queue(NamedTuple):
-    """A queue, as it is now.
+    """A queue in its present state.
 
     Attributes:
         name: of the queue.
-        idle: jobs that wait.
-        running: jobs that run.
-        held: jobs that somebody holds back.
-        cores: that running jobs have been given; None where it cannot be told.
-        memory_mb: that running jobs have been given, in MiB; None where it cannot be told.
+        idle: waiting jobs.
+        running: running jobs.
+        held: jobs on hold.
+        cores: cores of running jobs; None if unknown.
+        memory_mb: memory of running jobs in MiB; None if unknown.
     """
 
     name: str
@@ -34,14 +34,14 @@ class Queue(NamedTuple):
 
 
 class BatchJob(NamedTuple):
-    """A job, as it is now, or as it ended.
+    """A job in its present or final state.
 
     Attributes:
         id: as the batch system's own commands print it, such as "4242", "17.3" (array task) or "123.0".
         user: its owner.
         state: unexpanded, idle, running, removed, finished, held, submission_err or unknown.
-        runtime_s: seconds that it has run; 0 for one that waits.
-        queue: its queue or partition; None where it cannot be told.
+        runtime_s: seconds it has run; 0 while it waits.
+        queue: its queue or partition; None if unknown.
     """
 
     id: str
@@ -52,13 +52,13 @@ class BatchJob(NamedTuple):
 
 
 class BatchSystem(ABC):
-    """A batch system that its own commands ask.
+    """A batch system, queried with its own commands.
 
-    Every method raises `BatchError` where no answer is to be had.
+    Every method raises `BatchError` if no answer is available.
 
     Attributes:
         name: of the batch system.
-        left_out: what the answers so far had in a form that is not known, and was left out: jobs, and queues.
+        left_out: number of jobs and queues skipped so far because of an unknown form.
     """
 
     name: ClassVar[str]
@@ -66,13 +66,13 @@ class BatchSystem(ABC):
 
     @abstractmethod
     def queues(self) -> Sequence[Queue]:
-        """Every queue."""
+        """Return every queue."""
 
     @abstractmethod
     def jobs(self) -> Sequence[BatchJob]:
-        """Every job that waits, runs or is held."""
+        """Return every waiting, running or held job."""
 
     def ended(self, within_s: int) -> Sequence[BatchJob]:
-        """Jobs that finished within the last so many seconds; empty where the system does not tell."""
+        """Return jobs that finished within the last `within_s` seconds; empty if the system does not report them."""
         del within_s
         return []

@@ -1,7 +1,7 @@
-"""OAR, as `oarstat -J` and `oarnotify -l` tell.
+"""OAR's jobs from `oarstat -J` and `oarnotify -l`.
 
-OAR gives out resources: what one is, is the site's choice, nearly always a core; they are counted as cores. How much
-memory belongs to a resource no command tells in a common way, so it is unknown.
+OAR allocates resources: their meaning is the site's choice, nearly always a core; they are counted as cores. No command
+prints the memory of a resource in a common form, so it is unknown.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ log = logging.getLogger(__name__)
 
 JOBS = ["oarstat", "-J"]  # of all users
 QUEUES = ["oarnotify", "-l"]  # for root and OAR's administrators alone
-QUEUES_DEADLINE_S = 10.0  # it waits for ever where OAR's database has gone
+QUEUES_DEADLINE_S = 10.0  # it blocks for ever without OAR's database
 
-# Launching jobs have their resources, as those have whose files are put in order at the end. A suspended job has given
-# its resources back, since somebody holds it.
+# Launching and finishing jobs have their resources. A suspended job has returned its resources, as it is held.
 STATES = {
     "Waiting": "idle",
     "toAckReservation": "idle",
@@ -36,15 +35,15 @@ STATES = {
     "Error": "removed",
     "toError": "removed",
 }
-_STARTED = {"Running", "Suspended", "Resuming", "Finishing", "Terminated", "Error", "toError"}  # so they have run
+_STARTED = {"Running", "Suspended", "Resuming", "Finishing", "Terminated", "Error", "toError"}  # have run
 
 
 class OarJob(NamedTuple):
-    """A job, as oarstat tells; each job of an array is one.
+    """A job of oarstat; each job of an array is one.
 
     Attributes:
-        job: as everywhere; its state may be finished or removed, too.
-        resources: that it has.
+        job: the job; its state may be finished or removed, too.
+        resources: number of allocated resources.
     """
 
     job: BatchJob
@@ -52,14 +51,14 @@ class OarJob(NamedTuple):
 
 
 def oar_job(content: object, now: float) -> OarJob:
-    """A job out of oarstat's JSON.
+    """Parse a job of oarstat's JSON.
 
     Args:
-        content: that of one job.
+        content: JSON value of one job.
         now: seconds since 1970.
 
     Raises:
-        FormError: in a form that is not known; the text names what is missing.
+        FormError: unknown form; the text names the missing field.
     """
     if not isinstance(content, dict):
         raise FormError("no object")
@@ -84,15 +83,15 @@ def oar_job(content: object, now: float) -> OarJob:
 
 
 def oar_jobs(text: str, command: str, now: float) -> tuple[list[OarJob], int]:
-    """The jobs that oarstat prints, and how many were left out since their form is not known.
+    """Return the jobs of oarstat's output, and the number skipped because of an unknown form.
 
     Args:
-        text: what it printed: one object with an object for each job, or nothing at all where there is no job.
-        command: that printed it.
+        text: the output: one object with an object for each job, or nothing at all without jobs.
+        command: its command.
         now: seconds since 1970.
 
     Raises:
-        BatchError: the whole of it is in another form.
+        BatchError: all of it is in another form.
     """
     values = json_values(text, command)
     if not values:
@@ -112,13 +111,13 @@ def oar_jobs(text: str, command: str, now: float) -> tuple[list[OarJob], int]:
 
 
 def oar_queues(text: str) -> list[str]:
-    """The names of all queues, of what `oarnotify -l` prints: a name, and below it its properties, indented."""
+    """Return all queues' names from the output of `oarnotify -l`: a name, and below it its properties, indented."""
     lines = [line.rstrip() for line in text.splitlines()]
     return [line for line in lines if name(line) and not line[0].isspace()]
 
 
 class OAR(BatchSystem):
-    """OAR, asked by its own commands."""
+    """OAR, queried with its own commands."""
 
     name: ClassVar[str] = "oar"
 
@@ -126,20 +125,20 @@ class OAR(BatchSystem):
         self._jobs = Lately(self._ask)
 
     def queues(self) -> Sequence[Queue]:
-        """Every queue that a job is in; where `oarnotify` may be asked (as root), all that there are."""
+        """Return every queue with a job; if `oarnotify` is permitted (as root), all queues."""
         jobs = self._jobs()
         names = dict.fromkeys(self._queue_names())
         names.update(dict.fromkeys(of.job.queue or "" for of in jobs if of.job.state in ("idle", "running", "held")))
         return [_queue(each, [of for of in jobs if of.job.queue == each]) for each in names]
 
     def jobs(self) -> Sequence[BatchJob]:
-        """Every job that waits, runs or is held; each job of an array is one."""
+        """Return every waiting, running or held job; each job of an array is one."""
         return [of.job for of in self._jobs() if of.job.state not in ("finished", "removed")]
 
     def ended(self, within_s: int) -> Sequence[BatchJob]:
-        """Jobs that ended by themselves (Terminated); those that were deleted or ran out of time are in Error."""
+        """Return jobs that ended by themselves (Terminated); deleted and timed-out jobs are in Error."""
         now = time.time()
-        # how oarstat is told: a condition on OAR's table of jobs; -f, for the time at which they stopped
+        # --sql: a condition on OAR's table of jobs; -f: with the end times
         condition = f"state = 'Terminated' AND stop_time >= {int(now) - within_s}"
         return [of.job for of in self._counted([*JOBS, "-f", "--sql", condition], now)]
 

@@ -10,10 +10,10 @@ class JobOnHost(TypedDict):
     """A job on a host.
 
     Attributes:
-        jobcount: slots that it has there; 1 for each host of an array job's task.
+        jobcount: its slots there; 1 for each host of an array job's task.
         master: whether its master task is there.
-        taskid: numbers of the array tasks that are there, as texts; empty for a job that is no array.
-        owner: whose it is.
+        taskid: numbers of its array tasks there, as texts; empty for a job that is no array.
+        owner: name of the user.
         jobname: its name.
     """
 
@@ -28,8 +28,8 @@ class Host(TypedDict):
     """A host.
 
     Attributes:
-        num_proc: its processors, as the batch system prints them; "-" where it does not tell.
-        mem_total: its memory, as the batch system prints it, such as "47.3G"; "-" where it does not tell.
+        num_proc: its processors, as the batch system prints them; "-" if unknown.
+        mem_total: its memory, as the batch system prints it, such as "47.3G"; "-" if unknown.
         jobs: by number, as text.
     """
 
@@ -39,13 +39,13 @@ class Host(TypedDict):
 
 
 class RequestedJob(TypedDict):
-    """What a job asked for, and what it used at most.
+    """Requested and peak memory of a job.
 
     Attributes:
-        requested_h_vmem_strval: memory for each slot, as it was asked for, such as "2G"; "" where none was.
-        requested_h_vmem_dblval: the same in bytes; 0.0 where none was.
+        requested_h_vmem_strval: requested memory for each slot, such as "2G"; "" without a request.
+        requested_h_vmem_dblval: the same in bytes; 0.0 without a request.
         hostname: host -> {"master": bytes as text, "slave": bytes as text}, or {task number: bytes as text} for an
-            array job: the most that it used there.
+            array job: the peak usage there.
     """
 
     requested_h_vmem_strval: str
@@ -70,7 +70,7 @@ Owners = dict[str, Owner]  # /qstat
 
 
 def envelope(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """What QmemTools' server answers: no success where there is no data.
+    """Return an answer in the form of QmemTools' server: no success without data.
 
     Args:
         name: "qhost" or "qstat".

@@ -1,11 +1,11 @@
-"""Slurm, as `squeue --json` tells; where that is not built in or too much, as `squeue -o` does.
+"""Slurm's jobs from `squeue --json`, or from `squeue -o` if JSON is not built in or too large.
 
-The JSON of Slurm changes: numbers and states are plain until 22.05, later a number is an object that says whether it is
-set or infinite, and a state is a list of the state and what goes on besides. Both are read here.
+Slurm's JSON changes: up to 22.05 numbers and states are plain; later a number is an object with flags for "set" and
+"infinite", and a state is a list of the state and its flags. Both forms are read here.
 
-A line of squeue is counted as squeue shows it: each part of a heterogeneous job ("12+0") is one, and a job that waits
-for one of several partitions waits in each of them. All tasks of an array that wait are one line; they are counted one
-by one.
+A line of squeue is counted as squeue shows it: each part of a heterogeneous job ("12+0") is one, and a job waiting for
+one of several partitions waits in each of them. All waiting tasks of an array are one line; they are counted one by
+one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-JSON = ["squeue", "--all", "--json"]  # of all users and partitions; jobs that have ended are in it for some minutes
+JSON = ["squeue", "--all", "--json"]  # of all users and partitions; includes ended jobs for some minutes
 TEXT = ["squeue", "--all", "--noheader", "--format=%i|%P|%u|%T|%r|%M|%C"]
 GIVEN = [
     "squeue",
@@ -48,10 +48,10 @@ PARTITIONS = ["sinfo", "--all", "--noheader", "--format=%R"]
 ENDED = ["sacct", "--noheader", "--allusers", "--allocations", "--parsable2", "--endtime=now"]
 ENDED += ["--state=COMPLETED,FAILED,OUT_OF_MEMORY", "--format=JobID,User,ElapsedRaw,Partition,End"]
 
-# squeue cuts a list of tasks to 64 characters unless told otherwise
+# by default squeue cuts a list of tasks to 64 characters
 ENVIRONMENT = {"SLURM_BITSTR_LEN": "0", "SLURM_TIME_FORMAT": "%s"}
 
-MAX_LISTED = 10_000  # tasks of one waiting array that are told of one by one; all are counted
+MAX_LISTED = 10_000  # tasks of one waiting array that are listed one by one; all are counted
 
 RUNNING = {"RUNNING", "COMPLETING", "CONFIGURING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED", "POWER_UP_NODE"}
 HELD = {"SUSPENDED", "REQUEUE_HOLD", "SPECIAL_EXIT", "RESV_DEL_HOLD"}
@@ -79,10 +79,10 @@ class Entry(NamedTuple):
     """A line of squeue.
 
     Attributes:
-        job: as everywhere; the id is that of the array where it stands for several tasks.
-        tasks: of an array that wait, as ranges; empty where it is one job.
-        cores: that it has.
-        memory_mb: that it has, in MiB; None where Slurm does not tell.
+        job: the job; its id is the array's if it stands for several tasks.
+        tasks: waiting tasks of an array, as ranges; empty for a single job.
+        cores: allocated cores.
+        memory_mb: allocated memory in MiB; None if unknown.
     """
 
     job: BatchJob
@@ -92,12 +92,12 @@ class Entry(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many jobs it stands for."""
+        """Return the number of jobs in the line."""
         return sum(map(len, self.tasks)) if self.tasks else 1
 
     @property
     def partitions(self) -> list[str]:
-        """That it is in, or waits for."""
+        """Return the partitions it is in, or waits for."""
         return (self.job.queue or "").split(",")
 
 
@@ -105,19 +105,19 @@ class Entry(NamedTuple):
 
 
 def number(value: object) -> int | None:
-    """A number of Slurm's JSON, of any version; None where none is set, or it is infinite."""
+    """Return a number of Slurm's JSON, of any version; None if unset or infinite."""
     if isinstance(value, dict):
         return whole(value.get("number")) if value.get("set") is True and value.get("infinite") is not True else None
     return whole(value)
 
 
 def state_of(states: Collection[str], reason: str = "", hold: bool = False) -> str:
-    """A state of `BatchJob`.
+    """Return a state of `BatchJob`.
 
     Args:
-        states: what Slurm calls it: one, or the state and what goes on besides.
+        states: Slurm's names: one, or the state and its flags.
         reason: why it waits.
-        hold: whether Slurm says that it is held.
+        hold: whether Slurm reports it as held.
     """
     said = set(states)
     if said & HELD:
@@ -131,10 +131,10 @@ def state_of(states: Collection[str], reason: str = "", hold: bool = False) -> s
 
 
 def tasks_of(text: str) -> list[range]:
-    """The tasks of an array, such as "1,4-5,10-20:2%3" (the last: so many at once).
+    """Return the tasks of an array, such as "1,4-5,10-20:2%3" (%3: at most 3 at once).
 
     Raises:
-        FormError: no such list.
+        FormError: not such a list.
     """
     ranges = []
     for part in text.partition("%")[0].split(","):
@@ -149,14 +149,14 @@ def tasks_of(text: str) -> list[range]:
 
 
 def tres(text: object) -> dict[str, str]:
-    """What is in a list such as "cpu=2,mem=4G,node=1"."""
+    """Return the values of a list such as "cpu=2,mem=4G,node=1"."""
     if not isinstance(text, str):
         return {}
     return {key: value for key, _, value in (part.partition("=") for part in text.split(","))}
 
 
 def size_mb(text: str | None) -> int | None:
-    """MiB, of what Slurm writes: "100M", "62.50G", MiB where no unit is given; None where it is no size."""
+    """Return MiB of a size in Slurm's form: "100M", "62.50G", MiB without a unit; None if invalid."""
     found = _SIZE.fullmatch(text or "")
     if found is None or len(found[1]) > 15:
         return None
@@ -165,7 +165,7 @@ def size_mb(text: str | None) -> int | None:
 
 
 def count_of(text: str | None) -> int | None:
-    """A count as Slurm writes it: "64", or "2K" where that is exact; None where it is none."""
+    """Return a count in Slurm's form: "64", or "2K" if exact; None if invalid."""
     found = _SIZE.fullmatch(text or "")
     if found is None or len(found[1]) > 15:
         return None
@@ -174,10 +174,10 @@ def count_of(text: str | None) -> int | None:
 
 
 def elapsed_s(text: str) -> int:
-    """Seconds, of "1-02:03:04", "02:03:04" or "3:04"; 0 where a clock that was set back makes it "INVALID".
+    """Return seconds of "1-02:03:04", "02:03:04" or "3:04"; 0 for "INVALID", printed after a clock was set back.
 
     Raises:
-        FormError: it is none of these.
+        FormError: none of these.
     """
     if text == "INVALID":
         return 0
@@ -189,14 +189,14 @@ def elapsed_s(text: str) -> int:
 
 
 def json_entry(content: object, now: float) -> Entry:
-    """A job out of squeue's JSON.
+    """Parse a job of squeue's JSON.
 
     Args:
-        content: that of one job.
+        content: JSON value of one job.
         now: seconds since 1970.
 
     Raises:
-        FormError: in a form that is not known; the text names what is missing.
+        FormError: unknown form; the text names the missing field.
     """
     if not isinstance(content, dict):
         raise FormError("no object")
@@ -207,7 +207,7 @@ def json_entry(content: object, now: float) -> Entry:
     reason = content.get("state_reason")
     state = state_of(states, reason if isinstance(reason, str) else "", content.get("hold") is True)
     user = name(content.get("user_name"))
-    if user is None:  # the user is not known to the machine that asks
+    if user is None:  # this machine does not know the user
         user = str(must(whole(content.get("user_id")), "user_name"))
     tasks_text = content.get("array_task_string")
     waits = state == "idle" or (state == "held" and "SUSPENDED" not in states)
@@ -247,7 +247,7 @@ def _id(content: dict[str, object], several: bool) -> str:
 
 
 def _runtime_s(content: dict[str, object], states: Sequence[str], now: float) -> int:
-    """As squeue reckons it: without the time in which the job was suspended."""
+    """Return the run time as squeue computes it: without the time suspended."""
     before = number(content.get("pre_sus_time")) or 0
     if "SUSPENDED" in states:
         return before
@@ -258,7 +258,7 @@ def _runtime_s(content: dict[str, object], states: Sequence[str], now: float) ->
 
 
 def _asked_mb(content: dict[str, object], cores: int | None) -> int | None:
-    """What the job asked for, where Slurm does not hand out memory; 0 is all of the node's, however much that is."""
+    """Return the requested memory, for a Slurm that does not allocate it; a request of 0 means all of the node's."""
     node, core = number(content.get("memory_per_node")), number(content.get("memory_per_cpu"))
     nodes = number(content.get("node_count"))
     if node and nodes:
@@ -267,11 +267,11 @@ def _asked_mb(content: dict[str, object], cores: int | None) -> int | None:
 
 
 def json_entries(text: str, now: float) -> tuple[list[Entry], int]:
-    """What `squeue --json` prints, without the jobs that have ended; and how many were left out, in unknown forms.
+    """Parse the output of `squeue --json`; return unfinished jobs, and the number skipped due to an unknown form.
 
     Raises:
-        AskError: it is an error of Slurm's, which squeue prints in JSON, too, and then ends as if nothing had happened.
-        BatchError: the whole of it is in another form.
+        AskError: an error of Slurm's, printed as JSON with exit status 0.
+        BatchError: all of it is in another form.
     """
     command = " ".join(JSON)
     values = json_values(text, command)
@@ -285,17 +285,17 @@ def json_entries(text: str, now: float) -> tuple[list[Entry], int]:
 
 
 def _said(errors: object) -> str:
-    """What Slurm says of its errors, the first of them."""
+    """Return the text of the first of Slurm's errors."""
     first = errors[0] if isinstance(errors, list) else errors
     text = first.get("description") or first.get("error") if isinstance(first, dict) else first
     return repr(text)[:MAX_TEXT]
 
 
 def text_entry(line: str) -> Entry:
-    """A line of what `TEXT` prints; what memory a job has is not in it.
+    """Parse a line of the output of `TEXT`; it lacks the memory of the job.
 
     Raises:
-        FormError: in a form that is not known.
+        FormError: unknown form.
     """
     words = line.split("|")
     if len(words) != 7:
@@ -318,10 +318,10 @@ def text_entry(line: str) -> Entry:
 
 
 def text_entries(text: str) -> tuple[list[Entry], int]:
-    """What `TEXT` prints; and how many lines were left out, in unknown forms.
+    """Parse the output of `TEXT`; return its entries, and the number of lines skipped because of an unknown form.
 
     Raises:
-        BatchError: no line is in a form that is known.
+        BatchError: no line is in a known form.
     """
     return _entries([line for line in text.splitlines() if line.strip()], text_entry, " ".join(TEXT), text)
 
@@ -341,7 +341,7 @@ def _entries(parts: Sequence[T], parse: Callable[[T], Entry], command: str, text
 
 
 def given_mb(text: str) -> dict[str, int]:
-    """The memory of running jobs in MiB, by id, of what `GIVEN` prints; those without are left out."""
+    """Return the memory of running jobs in MiB, by id, from the output of `GIVEN`; jobs without are skipped."""
     found = {}
     for line in text.splitlines():
         job, _, given = line.strip().partition(" ")
@@ -352,13 +352,13 @@ def given_mb(text: str) -> dict[str, int]:
 
 
 def ended_jobs(text: str, since: float) -> tuple[list[BatchJob], int]:
-    """What `ENDED` prints, of jobs that ended since then; and how many lines were left out, in unknown forms."""
+    """Return the jobs in the output of `ENDED` since then, and the number of lines skipped (unknown form)."""
     jobs, left_out = [], 0
     for line in text.splitlines():
         words = line.split("|")
         if len(words) != 5 or not all(map(name, words[:4])) or not words[2].isdecimal() or len(words[2]) > 12:
             left_out += 1
-        elif not words[4].isdecimal() or int(words[4][:12]) >= since:  # another form of time is for sacct to look after
+        elif not words[4].isdecimal() or int(words[4][:12]) >= since:  # else sacct has filtered by time
             jobs.append(BatchJob(words[0], words[1], "finished", int(words[2]), words[3]))
     return jobs, left_out
 
@@ -367,7 +367,7 @@ def ended_jobs(text: str, since: float) -> tuple[list[BatchJob], int]:
 
 
 class Slurm(BatchSystem):
-    """Slurm, asked by its own commands."""
+    """Slurm, queried with its own commands."""
 
     name: ClassVar[str] = "slurm"
 
@@ -376,7 +376,7 @@ class Slurm(BatchSystem):
         self._json = True
 
     def queues(self) -> Sequence[Queue]:
-        """Every partition, also the hidden ones."""
+        """Return every partition, also hidden ones."""
         entries = self._entries()
         found: dict[str, list[Entry]] = {partition: [] for partition in self._partitions()}
         for entry in entries:
@@ -385,7 +385,7 @@ class Slurm(BatchSystem):
         return [_queue(partition, within) for partition, within in found.items()]
 
     def jobs(self) -> Sequence[BatchJob]:
-        """Every job that waits, runs or is held; each task of an array is one."""
+        """Return every waiting, running or held job; each task of an array is one."""
         jobs: list[BatchJob] = []
         for entry in self._entries():
             if not entry.tasks:
@@ -401,7 +401,7 @@ class Slurm(BatchSystem):
         return jobs
 
     def ended(self, within_s: int) -> Sequence[BatchJob]:
-        """Jobs that ended by themselves, well or not; none where Slurm keeps no accounts."""
+        """Return jobs that ended by themselves, successful or not; none if Slurm keeps no accounts."""
         since = time.time() - within_s
         try:
             text = ask([*ENDED, f"--starttime=now-{within_s}"], "Slurm", env=ENVIRONMENT)
@@ -424,7 +424,7 @@ class Slurm(BatchSystem):
                 if isinstance(err, AskError) and err.why in ("absent", "late"):
                     raise
                 entries = self._ask_text()
-                # too much of it, or a form that is not known: that does not change; a failure may
+                # too large, or an unknown form, will not change; a failure may
                 self._json = isinstance(err, AskError) and err.why == "status"
                 log.info("squeue has no usable JSON, its text form is used error=%s", err)
             return entries
@@ -468,6 +468,6 @@ def _queue(partition: str, entries: Sequence[Entry]) -> Queue:
 
 
 def _sum(values: Sequence[int | None]) -> int | None:
-    """None where one is unknown: a sum of the others would look like the whole."""
+    """Return the sum; None if one value is unknown, as a partial sum would look like the whole."""
     known = [value for value in values if value is not None]
     return sum(known) if len(known) == len(values) else None

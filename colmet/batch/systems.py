@@ -1,4 +1,4 @@
-"""The batch systems that Colmet can ask, by name."""
+"""Supported batch systems, by name."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from colmet.batch.model import BatchSystem
 from colmet.common.errors import ConfigError
 
-# name -> where its class is; loaded when it is asked for, and no earlier
+# name -> module and class; imported on first use
 SYSTEMS = {
     "condor": ("colmet.batch.condor", "HTCondor"),
     "gridengine": ("colmet.batch.gridengine", "GridEngine"),
@@ -18,14 +18,14 @@ SYSTEMS = {
 
 
 def find_systems(names: Iterable[str], condor_queues: Sequence[tuple[str, str]] = ()) -> list[BatchSystem]:
-    """The batch systems of these names, each once, in that order.
+    """Return the batch systems of these names, each once, in that order.
 
     Args:
         names: keys of `SYSTEMS`.
-        condor_queues: names and constraints of the queues that HTCondor is asked for.
+        condor_queues: names and constraints of HTCondor's queues.
 
     Raises:
-        ConfigError: no such batch system.
+        ConfigError: unknown batch system.
     """
     return [_find(name, condor_queues) for name in dict.fromkeys(names)]
 

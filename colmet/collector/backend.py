@@ -16,9 +16,9 @@ class JournalRecord(NamedTuple):
     """The batches of one message.
 
     Attributes:
-        number: of the record in the journal: they go up, and none is given twice. (`State.journal`, number) names it
-            for ever.
-        received_ns: when it came, since the epoch.
+        number: of the record in the journal: ascending, and never reused. (`OutputState.journal`, number) is unique for
+            ever.
+        received_ns: time of reception, since the epoch.
         batches: at least one.
     """
 
@@ -28,16 +28,16 @@ class JournalRecord(NamedTuple):
 
 
 class OutputBackend(ABC):
-    """Writes records somewhere.
+    """Base of an output: a writer of records.
 
     Life: built from the command line, `open()` once, from then on used by a thread of its own: `recover()` once, then
     `write()` and `reopen()` any number of times, `close()`.
 
     Attributes:
         name: on command lines and in logs.
-        share: of the time, that it is to spend on writing while it keeps up: rows are gathered meanwhile, up to
-            `max_delay_s`. 1 for outputs for which many small writes cost no more than few large ones.
-        max_delay_s: how long rows may be gathered at most.
+        share: of the time to spend on writing while it keeps up: rows are gathered meanwhile, up to `max_delay_s`. 1
+            for outputs with no advantage from few large writes over many small ones.
+        max_delay_s: longest time for gathering rows.
     """
 
     name: ClassVar[str]
@@ -47,26 +47,26 @@ class OutputBackend(ABC):
     @classmethod
     @abstractmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the options that this output uses."""
+        """Declare the options of this output."""
 
     @classmethod
     @abstractmethod
     def from_options(cls, options: argparse.Namespace) -> OutputBackend | None:
-        """Return the output that the command line configures, or None.
+        """Return the output configured on the command line, or None.
 
         Raises:
-            ConfigError: the options cannot work together.
+            ConfigError: the options contradict each other.
         """
 
     def journal_dir(self) -> str:
-        """Return the default directory of the journal, beside what the output writes; "" for none."""
+        """Return the default directory of the journal, next to the output's files; "" for none."""
         return ""
 
     def check(self, journal_dir: str) -> None:  # noqa: B027 - most outputs are whole once they are built
         """Check that the output could be opened, without opening or writing anything.
 
         Args:
-            journal_dir: where the outputs' states are; "" for memory.
+            journal_dir: of the outputs' states; "" for memory.
 
         Raises:
             ConfigError: it can never work as configured.
@@ -74,40 +74,40 @@ class OutputBackend(ABC):
 
     @abstractmethod
     def open(self, state: OutputState) -> None:
-        """Get ready to write; quick, as `recover` does what may take long.
+        """Prepare for writing; quick: slow steps belong to `recover`.
 
         Args:
-            state: what it remembers; the output alone calls `State.save`.
+            state: position and notes of the output; only the output calls its `save`.
 
         Raises:
-            ConfigError: it can never work as configured, e.g. a path that cannot be written.
+            ConfigError: it can never work as configured, e.g. with an unwritable path.
         """
 
     def recover(self) -> None:  # noqa: B027 - most outputs need no more than their position
-        """Undo what was written after `OutputState.position`, where the process was killed while it wrote.
+        """Undo an interrupted write: remove everything written after `OutputState.position`.
 
-        It may set the position back, to have records again.
+        It may set the position back, to receive records again.
 
         Raises:
-            OutputUnavailable: not now; it is called again before anything is written.
+            OutputUnavailable: not now; it is called again before the next write.
         """
 
     @abstractmethod
     def write(self, records: Sequence[JournalRecord]) -> None:
-        """Write all rows of records, which start at `State.position`, and save the position after the last one.
+        """Write all rows of records, starting at `OutputState.position`, and save the position after the last one.
 
-        It may save positions in between, once all rows before them are written. Rows that were written after the
-        position that it saved last are given to it again, by this or the next process: they must not be there twice.
+        It may save positions in between, each after all rows before it. Rows written after the last saved position are
+        passed again, by this or the next process: they must not be stored twice.
 
         Raises:
-            OutputUnavailable: not now; it goes on at `State.position` later.
+            OutputUnavailable: not now; it continues at `OutputState.position` later.
         """
 
     def reopen(self) -> None:  # noqa: B027 - most outputs have nothing to reopen
-        """SIGHUP: start the next file, where the output has files."""
+        """Start the next file after SIGHUP, for outputs with files."""
 
-    def interrupt(self) -> None:  # noqa: B027 - most outputs wait for nobody
-        """Make a `write` that waits end soon, in OutputUnavailable; called by another thread, at the end."""
+    def interrupt(self) -> None:  # noqa: B027 - most outputs never wait
+        """Make a waiting `write` end soon, with OutputUnavailable; called by another thread, at the end."""
 
     def counters(self) -> dict[str, int]:
         """Return the output's own counters, by name."""
@@ -115,4 +115,4 @@ class OutputBackend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Release everything; also after a failed open, also twice."""
+        """Release everything; idempotent, also after a failed open."""

@@ -27,17 +27,17 @@ from colmet.common.transport import Pull
 
 log = logging.getLogger(__name__)
 
-# Messages that are received before the signals are handled again.
+# Messages received before the signals are handled again.
 BURST = 1000
-BURST_S = 0.2  # or so long: acknowledgements and the control socket do not wait for longer
+BURST_S = 0.2  # at most: acknowledgements and the control socket wait no longer
 REPORT_S = 3600.0
 NO_LINK = "another program has the port after that of the data: give --zeromq-link-bind-uri, here and on the nodes"
-# While the journal can take no more.
+# While the journal is full.
 FULL_WAIT_S = 0.2
-# At the end: how long messages that have arrived are still received, and how long the outputs may write.
+# At the end: time for receiving messages that have arrived, and for the outputs' writes.
 LAST_RECEIVE_S = 10.0
 LAST_WRITE_S = 10.0
-# An output that still waits then is abandoned: what it has not written stays in the journal.
+# Then a waiting output is abandoned: its unwritten records stay in the journal.
 LAST_JOIN_S = 40.0
 
 
@@ -45,21 +45,21 @@ class Collector:
     """The main loop: receives messages, and passes them to the journal.
 
     Args:
-        pull: where messages come in.
+        pull: source of the messages.
         journal: opened.
         workers: for opened outputs.
         errands: of other threads, done between messages.
         service: notified of start, state and life of the collector.
-        latest: keeps the latest rows; None without --metrics-jobs.
+        latest: the latest rows; None without --metrics-jobs.
         reload: reads the configuration again.
-        receiver: what knows the senders.
+        receiver: with the known senders.
         link: acknowledges batches; None without.
-        link_port: of the link, where another collector may have it.
+        link_port: of the link, if another collector may claim it.
         parts: other parts' counters, by the name of the part.
-        interface: the JSON interface, started; None where there is none.
+        interface: the JSON interface, started; None without.
 
     Attributes:
-        health: answers how the collector is.
+        health: state of the collector.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Collector:
         self._silent = 0
 
     def run(self, signals: Signals) -> bool:
-        """Work until SIGTERM or SIGINT, then write what was received; return whether every output has ended."""
+        """Work until SIGTERM or SIGINT, then write all received records; return whether every output has ended."""
         self._receiver.restore(*self._journal.read_senders())
         self.health.start()
         self._journal.start(self._receiver.dump_senders)
@@ -134,7 +134,7 @@ class Collector:
             if time.monotonic() >= self._report_at:
                 self._report()
         self._service.stopping()
-        # nodes that go on sending must not keep it from ending
+        # nodes that continue to send must not delay the end
         until = time.monotonic() + LAST_RECEIVE_S
         while self._receive() and not self._journal.full and time.monotonic() < until:
             pass
@@ -156,7 +156,7 @@ class Collector:
         return not left
 
     def _yield_port(self) -> None:
-        """Close the link where another collector claims its port."""
+        """Close the link if another collector claims its port."""
         port = self._link_port
         if self._link is None or port is None or not port.claims.came():
             return
@@ -168,7 +168,7 @@ class Collector:
         port.give_up()
 
     def _pause(self, signals: Signals) -> None:
-        """Receive nothing for a moment; the nodes keep what they have."""
+        """Pause reception for a moment; the nodes keep their batches."""
         self._paused += 1
         if powers_of_ten(self._paused):
             log.error("receiving paused, the journal has no room for what was received: paused=%d", self._paused)
@@ -192,7 +192,7 @@ class Collector:
             self._silent = silent
 
     def _receive(self) -> bool:
-        """Receive the messages that wait, up to a bound; return whether it was reached."""
+        """Receive the waiting messages, up to a bound; return whether it was reached."""
         until = time.monotonic() + BURST_S
         for _ in range(BURST):
             if self._journal.full or time.monotonic() > until:
@@ -212,7 +212,7 @@ class Collector:
         return True
 
     def _report(self) -> None:
-        """Log the counts by sender, as a WARNING where something new is wrong."""
+        """Log the counts by sender, as a WARNING after new problems."""
         lines = tuple(self._receiver.report())
         wrong = lines[1:] != self._reported[1:] and len(lines) > 1
         for line in lines:

@@ -1,4 +1,4 @@
-"""How the collector is, for those who ask: of each sender, each output and the journal."""
+"""State of the collector, for its clients: each sender, each output and the journal."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from colmet.common.runtime.plural import counted
 from colmet.common.runtime.prometheus_text import Family, labels, named
 from colmet.common.schema import Batch
 
-MAX_AGE_S = 60.0  # a node that was not heard for longer is silent
-GONE_S = 86400.0  # and after so long it is gone, as nodes are in the end: nothing is wrong with it
-WORST = 10  # senders that are told of
-MAX_AHEAD_S = 1.0  # that the clock of a node may be
-ACQUAINTED_S = 60.0  # by when a node that takes acknowledgements has said so
-# What outputs count of data that they did not write, and what it is called.
+MAX_AGE_S = 60.0  # limit of the age of a node's latest message; beyond it the node is silent
+GONE_S = 86400.0  # and beyond this one it is gone: nodes are retired in the end, so this is no error
+WORST = 10  # senders in the answer
+MAX_AHEAD_S = 1.0  # limit of a node clock's lead
+ACQUAINTED_S = 60.0  # by then a node with acknowledgements has sent a Hello
+# The outputs' counters of unwritten data, and their names here.
 _LOSSES = {
     "rejected": "refused_documents",
     "rows_lost": "lost_rows",
     "rows_left_out": "unwritten_rows",
     "values_left_out": "unwritten_values",
 }
-# What is counted of what comes: kind, help.
+# Counters of received data: kind, help.
 _RECEIVED = {
     "batches": ("counter", "Batches taken in."),
     "rows": ("counter", "Rows in them."),
@@ -64,23 +64,23 @@ _BAD = ("rejects", "foreign", "limited", "left_out", "conflicts")
 
 
 class CollectorHealth:
-    """Answers how the collector is.
+    """State of the collector, for its clients.
 
-    What belongs to the main thread is read by it, as an errand, so an answer says that this thread works, too.
+    Data of the main thread is read by it, as an errand, so an answer also proves that this thread works.
 
     Args:
         errands: of the main thread.
         receiver: counts by sender.
-        journal: of what was received.
+        journal: of received records.
         workers: of the outputs.
         parts: other parts' counters, by the name of the part.
-        latest: is given what comes; None where nobody asks for it.
+        latest: receives all rows; None without a client for them.
         now_ns: of the wall clock.
         monotonic: seconds, the clock of the workers.
 
     Attributes:
-        top: answers what jobs and nodes use.
-        link_failed: why nodes have nowhere to hear of acknowledgements, though they should; "" where they have.
+        top: use of jobs and nodes.
+        link_failed: cause of missing acknowledgements; "" if there are acknowledgements, or none are configured.
     """
 
     def __init__(
@@ -111,17 +111,17 @@ class CollectorHealth:
         self._backlog = Backlog(monotonic)
 
     def start(self) -> None:
-        """For the main thread, once the state of the senders is restored: errors counted by then are not recent."""
+        """Exclude earlier errors from the recent ones. For the main thread, after the restore of the senders."""
         self._recent = RecentGrowth(self._wrong())
 
     def take(self, batches: Sequence[Batch], sender: str = "") -> None:
-        """For the main thread: what has come from a sender."""
+        """Add batches received from a sender. For the main thread."""
         if self._latest is not None:
             self._latest.take(batches, sender)
         self._watch.take(batches, sender)
 
     def note(self) -> None:
-        """For the main thread: count what has gone wrong, every now and then."""
+        """Note the error counters periodically. For the main thread."""
         now = self._monotonic()
         if now >= self._note_at:
             self._note_at = now + NOTE_S
@@ -129,7 +129,7 @@ class CollectorHealth:
             self._backlog.note(self._journal.end)
 
     def line(self) -> str:
-        """For the main thread: how it is, in a line for the service manager."""
+        """Return the state in one line for the service manager. For the main thread."""
         recently = self._now_ns() - int(MAX_AGE_S * 1e9)
         heard = sum([sender.batches > 0 and sender.seen_ns >= recently for sender in self._receiver.senders.values()])
         away = [worker.output.name for worker in self._workers if worker.why]
@@ -143,10 +143,10 @@ class CollectorHealth:
         return "; ".join(parts)
 
     def status(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Handler of the command, for any other thread.
+        """Return the answer to the command `status`. For any other thread.
 
-        The request may say `max_age_s`, beyond which a sender counts as silent, and how many `senders` to tell of, the
-        worst first; -1 is all.
+        The request may have `max_age_s`, the largest age of a sender not counted as silent, and `senders`, the number
+        of senders in the answer, the worst first; -1 is all.
 
         Raises:
             Refused: a value cannot be used, or the main thread does not answer.
@@ -159,7 +159,7 @@ class CollectorHealth:
         received: dict[str, Any] = {count: sum([sender[count] for sender in senders]) for count in COUNTS}
         for sender in senders:
             age_s = sender["seen_age_s"] if sender["batches"] or _is_node(sender["name"]) else None
-            most_s = max_age_s if is_namesake(sender["name"]) else GONE_S  # nobody waits for a second agent
+            most_s = max_age_s if is_namesake(sender["name"]) else GONE_S  # a second agent is not expected back
             sender["silent"] = age_s is not None and max_age_s < age_s <= most_s
             sender["gone"] = age_s is not None and age_s > most_s
         senders.sort(key=_badness, reverse=True)
@@ -192,7 +192,7 @@ class CollectorHealth:
         }
 
     def families(self) -> Iterator[Family]:
-        """The same as metrics, in any other thread.
+        """Yield the state as metrics. For any other thread.
 
         Raises:
             Refused: the main thread does not answer.
@@ -244,7 +244,7 @@ class CollectorHealth:
             yield from self._latest.families()
 
     def journal(self) -> dict[str, Any]:
-        """How the journal is."""
+        """Return the state of the journal."""
         return {
             "directory": self._journal.directory,
             "why": self._journal.why,
@@ -281,11 +281,11 @@ class CollectorHealth:
         ]
 
     def _counted(self) -> dict[str, dict[str, int]]:
-        """What the parts count; what some of them look through is the main thread's."""
+        """Return the counters of all parts; some of them read data of the main thread."""
         return {name: dict(counters()) for name, counters in self._parts.items()}
 
     def _wrong(self) -> dict[str, int]:
-        """What has gone wrong since the start, by name."""
+        """Return the error counters since the start, by name."""
         senders = self._receiver.senders.values()
         workers = [worker.counters() for worker in self._workers]
         return {
@@ -328,5 +328,5 @@ def _badness(sender: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _is_node(name: str) -> bool:
-    """Whether it is a host's name, not an address that garbage came from."""
+    """Return whether it is a host's name, not the address of a sender of garbage."""
     return not name.startswith("[") and name != OTHERS

@@ -1,4 +1,4 @@
-"""The rows of many messages as one array for each schema, so that outputs work on arrays and not on messages."""
+"""The rows of many messages as one array for each schema: outputs work on arrays, not on messages."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ Ints = npt.NDArray[np.int64]
 class ColumnBatch(NamedTuple):
     """All rows of one schema, in order of arrival.
 
-    A source is one table of one batch; what is the same for all of its rows is kept once, in `hosts[host_of[s]]`,
-    `time_s[s]` and `jobs[s]`.
+    A source is one table of one batch; values common to all its rows are kept once, in `hosts[host_of[s]]`, `time_s[s]`
+    and `jobs[s]`.
 
     Attributes:
         schema: of every row.
@@ -27,7 +27,7 @@ class ColumnBatch(NamedTuple):
         hosts: the host names, each once.
         host_of: for each source, the index of its host in `hosts`.
         time_s: for each source, seconds since the epoch, rounded down.
-        jobs: for each source, the jobs on its node at that tick, or None where its dialect does not say.
+        jobs: for each source, the jobs on its node at that tick, or None if its dialect lacks them.
     """
 
     schema: Schema
@@ -39,7 +39,7 @@ class ColumnBatch(NamedTuple):
     jobs: list[tuple[int, ...] | None]
 
     def by_job(self) -> tuple[Ints, list[int], list[int]]:
-        """Return the order that groups rows by job, the jobs, and where in that order each job starts.
+        """Return the order of rows grouped by job, the jobs, and the start of each job in that order.
 
         Within a job the order is that of arrival. The starts have one more entry than the jobs: the row count.
         """
@@ -56,7 +56,7 @@ class ColumnBatch(NamedTuple):
 def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:
     """Return the rows of some tables of one schema, one after the other."""
     batches, tables = zip(*sources)
-    # by bytes: np.concatenate takes 100 times as long for many small structured arrays
+    # by bytes: np.concatenate needs 100 times as long for many small structured arrays
     packed = [table.packed for table in tables]
     rows = np.frombuffer(b"".join(packed), dtype=schema.dtype)
     hosts: dict[str, int] = {}
@@ -75,7 +75,7 @@ def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:
 
 def join(batches: Iterable[Batch]) -> list[ColumnBatch]:
     """Return the rows of all batches, one `ColumnBatch` for each schema, in the order of their first rows."""
-    # By identity first: a decoder hands out one object for each schema, and hash(schema) costs more than the rest.
+    # By identity first: a decoder returns one object for each schema, and hash(schema) costs more than the rest.
     known: dict[int, list[tuple[Batch, Table]]] = {}
     found: dict[bytes, tuple[Schema, list[tuple[Batch, Table]]]] = {}
     for batch in batches:

@@ -1,6 +1,6 @@
-"""Columns of tables in files, and how packed rows become rows of such a table.
+"""Columns of tables in files, and the conversion of packed rows to rows of such a table.
 
-Everything here is arrays: the output that writes the file alone knows its library.
+All in arrays: only the output knows the library of its file format.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ HEADER = {"timestamp": INT, "hostname": NAME, "job_id": INT, "metric_backend": N
 NODE_TABLES = frozenset(
     {"RAPLstats_default", "infinibandstats_default", "lustrestats_default", "ipmipowerstats_default"}
 )
-# Columns that 0.6's tables have beside those of its messages.
+# Columns of 0.6's tables in addition to those of its messages.
 LEGACY_COLUMNS: Mapping[str, Mapping[str, np.dtype[Any]]] = {
     **{name: {"involved_jobs": INVOLVED_JOBS} for name in NODE_TABLES},
     "jobprocstats_default": {"involved_jobs": INVOLVED_JOBS},  # always empty there
     "procstats_default": {"meminfo_hardwarecorrupted": INT},  # never sent by any node
 }
 
-# Rows are converted in blocks that stay in the processor's L2 cache, and that bound the memory of a large burst.
+# Rows are converted in blocks for the processor's L2 cache; this also limits the memory of a large burst.
 BLOCK_BYTES = 512 << 10
 # HDF5 keeps the type of a row in one object header message and a row of defaults in another; each has less than 64 kB.
 MAX_TYPE_BYTES = 65_000
 MAX_ROW_BYTES = 65_000
-OTHER = re.compile(r"_[0-9a-f]{8}$")  # how the name of another table for the same rows ends
+OTHER = re.compile(r"_[0-9a-f]{8}$")  # end of the name of another table for the same rows
 
 
 def names_for(schema: Schema) -> list[str]:
-    """Return the tables that rows may go to, the first one that they fit into.
+    """Return the possible tables for these rows; they go to the first fitting one.
 
-    The first rows decide the columns of a table that Colmet does not declare. The second name is made of the rows' own
-    columns, and no table of a message has such a name, so no other sender decides the columns of that table.
+    The first rows decide the columns of an undeclared table. The second name is derived from the rows' own columns, and
+    no table of a message has such a name, so no other sender decides the columns of that table.
     """
     if is_declared(schema.name):
         return [schema.name]
@@ -63,10 +63,10 @@ def type_bytes(name: str, dtype: np.dtype[Any]) -> int:
 
 
 def file_columns(schema: Schema) -> dict[str, np.dtype[Any]]:
-    """Return the columns that rows of this schema have in a file.
+    """Return the columns of this schema in a file.
 
-    Those that Colmet declares are as wide as it declares them at least. A table of Colmet's own with further columns
-    has all that are declared, and these first, so that further ones never keep them out.
+    Declared columns are at least as wide as declared. One of Colmet's tables with further columns has all declared
+    columns, and these first, so that further ones never displace them.
     """
     types = declared_columns(schema.name)
     columns = {**HEADER, **LEGACY_COLUMNS.get(schema.name, {}), **(types if schema.undeclared else {})}
@@ -77,14 +77,14 @@ def file_columns(schema: Schema) -> dict[str, np.dtype[Any]]:
 
 
 def declared_columns(table: str) -> dict[str, np.dtype[Any]]:
-    """Return the columns that Colmet declares for one of its tables."""
+    """Return the declared columns of one of Colmet's tables."""
     return {name: np.dtype(dtype) for name, dtype in column_types(table).items()}
 
 
 def grown(have: Mapping[str, np.dtype[Any]], wanted: Mapping[str, np.dtype[Any]]) -> dict[str, np.dtype[Any]]:
     """Return columns that include the wanted ones, as wide as wanted, in the order of their names.
 
-    A column keeps the kind that it has; columns beyond what HDF5 can describe in one table are dropped.
+    A column keeps its kind; columns beyond HDF5's limit for one table are dropped.
     """
     columns = dict(have)
     in_type = sum(type_bytes(name, dtype) for name, dtype in have.items())
@@ -103,27 +103,27 @@ def grown(have: Mapping[str, np.dtype[Any]], wanted: Mapping[str, np.dtype[Any]]
 
 
 def columns_of(dtype: np.dtype[Any]) -> dict[str, np.dtype[Any]]:
-    """The columns of a row type."""
+    """Return the columns of a row type, with their types."""
     return {name: dtype[name] for name in names_of(dtype)}
 
 
 def missing(dtype: np.dtype[Any]) -> int | bytes:
-    """Return what a file has for a missing value: -1 in every number, floats too."""
+    """Return the value for missing in a file: -1 in every number, floats too."""
     return b"" if dtype.kind == "S" else MISSING_INT
 
 
 def fits(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Whether a column can take values of another type, possibly once it is made wider."""
+    """Return whether a column can hold values of another type, possibly after widening."""
     return have.kind == want.kind or (have.kind == "f" and want.kind == "i")
 
 
 def wider(have: np.dtype[Any], want: np.dtype[Any]) -> bool:
-    """Whether a column has to be made wider for values of another type."""
+    """Return whether a column must be widened for values of another type."""
     return have.kind == want.kind and have.itemsize < want.itemsize
 
 
 def names_of(dtype: np.dtype[Any]) -> tuple[str, ...]:
-    """The columns of a row type."""
+    """Return the names of a row type's columns."""
     return dtype.names or ()
 
 
@@ -133,38 +133,38 @@ def offset_of(dtype: np.dtype[Any], name: str) -> int:
 
 
 class _Copy(NamedTuple):
-    """Columns that lie side by side both in the file's rows and, in another order, in packed rows."""
+    """Columns adjacent both in the file's rows and, in another order, in packed rows."""
 
     target: npt.NDArray[Any]  # view of the block: (rows, columns)
     dtype: np.dtype[Any]  # of the packed values
     offset: int  # of the first packed column of the run
     columns: int  # in the run of packed columns
-    picks: npt.NDArray[np.intp]  # which of these, in the file's order
+    picks: npt.NDArray[np.intp]  # indexes of the columns to copy, in the file's order
 
 
 class RowLayout:
-    """How packed rows of one schema become rows of one form of table.
+    """The conversion of packed rows of one schema to rows of one form of table.
 
-    It is worked out once; `fill` then moves whole runs of columns at a time, for a block of rows.
+    It is computed once; `fill` then moves whole runs of columns at a time, for a block of rows.
 
     Args:
         schema: of the packed rows.
         dtype: of the table's rows.
 
     Attributes:
-        lacking: columns that the table lacks or has too narrow for these rows, and can have.
-        unfit: columns that stay missing, as the table has them too narrow or with another kind of value.
-        conflicting: those with another kind of value.
-        left_out: columns that the table lacks.
+        lacking: columns missing or too narrow in the table, and possible there.
+        unfit: columns that stay missing, as they are too narrow or of another kind in the table.
+        conflicting: those of another kind.
+        left_out: columns missing in the table.
         fits: whether rows of this schema would have no more values in a table of their own.
-        capacity: rows that `fill` takes at a time.
+        capacity: rows for one call of `fill`.
     """
 
     def __init__(self, schema: Schema, dtype: np.dtype[Any]) -> None:
         self.schema = schema
         wanted = file_columns(schema)
         there = columns_of(dtype)
-        # not by get(): numpy says that None is a column of floats
+        # not by get(): numpy accepts None as a column of floats
         self.lacking = [n for n, wide in grown(there, wanted).items() if n not in there or there[n] != wide]
         self.unfit = [
             n for n in wanted if n in there and not (fits(there[n], wanted[n]) and not wider(there[n], wanted[n]))
@@ -187,11 +187,11 @@ class RowLayout:
         self._copies = list(self._runs(["job_id", *schema.names]))
 
     def _column(self, name: str) -> npt.NDArray[Any] | None:
-        """The block's column, or None where the table has it with another kind of value."""
+        """Return the block's column, or None if the table lacks it or has another kind of value."""
         return None if name in self.unfit or name not in names_of(self._block.dtype) else self._block[name]
 
     def _runs(self, names: Sequence[str]) -> Iterator[_Copy]:
-        """The copies that bring these columns over, as few as the two orders of columns allow."""
+        """Yield the copies for these columns, as few as the two orders of columns allow."""
         packed, block = self.schema.dtype, self._block.dtype
         runs = packed_runs(packed)
         targets = [n for n in names_of(block) if n in names and n not in self.unfit]
@@ -224,13 +224,13 @@ class RowLayout:
     def fill(self, batch: ColumnBatch, order: Ints, hosts: npt.NDArray[Any], jobs: npt.NDArray[Any] | None) -> Rows:
         """Return the rows `order` of `batch`, at most `capacity` of them, as rows of the table.
 
-        They lie in the layout's own block, until the next call.
+        The result is in the layout's own block, valid until the next call.
 
         Args:
             batch: rows of this schema.
             order: indexes of rows.
             hosts: `batch.hosts` as an array.
-            jobs: `involved_jobs` of each source, and at last of a row that is not the node's.
+            jobs: `involved_jobs` of each source, and at the end that of rows of jobs.
         """
         count = len(order)
         packed = batch.rows.take(order)
@@ -251,7 +251,7 @@ class RowLayout:
 
 
 def packed_runs(dtype: np.dtype[Any]) -> dict[str, tuple[int, int]]:
-    """For each column of packed rows: where the run of columns of its type starts, and how many are in it."""
+    """Return, for each column of packed rows, the offset and the length of its run of columns of one type."""
     runs: list[list[str]] = []
     for name in names_of(dtype):
         if not runs or dtype[runs[-1][-1]] != dtype[name]:
@@ -261,9 +261,9 @@ def packed_runs(dtype: np.dtype[Any]) -> dict[str, tuple[int, int]]:
 
 
 def involved_jobs(batch: ColumnBatch) -> npt.NDArray[Any] | None:
-    """Return the column `involved_jobs` of each source, and an empty string at last; None where the table lacks it."""
+    """Return the column `involved_jobs` of each source, with an empty string at the end; None if the table lacks it."""
     if batch.schema.name not in NODE_TABLES:
         return None
     packed = {jobs: b"" if jobs is None else pack_jobs(jobs) for jobs in set(batch.jobs)}
-    # objects, as 8 kB for each source would be much memory
+    # objects, as 8 kB for each source would need much memory
     return np.array([*[packed[jobs] for jobs in batch.jobs], b""], dtype=object)

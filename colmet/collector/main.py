@@ -1,4 +1,4 @@
-"""colmet-collector: opens its parts as the command line asks, and runs the main loop."""
+"""colmet-collector: opens its parts according to the command line, and runs the main loop."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def open_workers(outputs: Sequence[OutputBackend], journal: Journal, options: ar
 
 @lru_cache(maxsize=1)
 def load_backends() -> plugins.Backends:
-    """Return the outputs there are, those of plug-ins included."""
+    """Return the available outputs, those of plug-ins included."""
     return plugins.load(NAMES, "colmet.collector_backends", OutputBackend, build_parser)
 
 
@@ -97,9 +97,9 @@ class CollectorParts(NamedTuple):
     Attributes:
         outputs: not opened.
         journal_dir: "" for a journal in memory.
-        keys: of the collector and of the nodes that are accepted; None for all nodes.
+        keys: of the collector and of the accepted nodes; None for all nodes.
         control_keys: of the clients over TCP; None without.
-        page_service: path of the socket of the service that is the JSON interface's process; "" for a child.
+        page_service: path of the socket of the JSON interface's service; "" for a child process.
     """
 
     outputs: list[OutputBackend]
@@ -110,13 +110,13 @@ class CollectorParts(NamedTuple):
 
 
 def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> CollectorParts:
-    """Make of the options all that can be made without opening a socket or writing a file.
+    """Build the parts from the options, without opening a socket or writing a file.
 
-    A start refuses here what it refuses, but for addresses, files and journals that are in use: --check-config does no
-    more than this.
+    All checks of a start are here, except for addresses, files and journals in use: --check-config does no more than
+    this.
 
     Raises:
-        ConfigError: the options ask for what cannot be done.
+        ConfigError: the options are invalid or cannot be fulfilled.
     """
     outputs = [output for cls in classes if (output := plugins.make(cls, options)) is not None]
     serves_gridengine = (options.gridengine or options.gridengine_xml) and options.http_listen is not None
@@ -162,17 +162,17 @@ def run(
     classes: Sequence[type[OutputBackend]],
     settings: Settings,
 ) -> int:
-    """Bind, open the outputs, and work until a signal ends it; return the exit status.
+    """Bind, open the outputs, and work until a signal; return the exit status.
 
     Args:
         options: the command line.
-        classes: outputs there are.
-        settings: the same options, and how some of them change meanwhile.
+        classes: available outputs.
+        settings: the same options, with their changes at run time.
 
     Raises:
-        ConfigError: the options ask for what cannot be done; nothing is left half started.
+        ConfigError: the options are invalid or cannot be fulfilled; nothing stays half started.
     """
-    service = Service.from_environment()  # first, so that no program that is started has it
+    service = Service.from_environment()  # first, so that no started program inherits it
     listeners = Listeners.from_environment()
     if options.check_journal:
         return check_journal(
@@ -191,7 +191,7 @@ def run(
         tame_malloc()
         log_start(options, parts, reception)
         asked = stack.enter_context(contextlib.closing(control.Control({})))
-        # ends before the threads that call it: none of them waits for the main thread then
+        # ends before the threads that call it, so none of them waits for the main thread then
         with control.Errands() as errands:
             interface = None
             if options.http_listen is not None:
@@ -206,7 +206,7 @@ def run(
                 interface.start()
             storage.unstarted.pop_all()
             ended = collector.run(signals)
-        if not ended:  # what Python does at its end, such as closing files, would be done under a thread that works
+        if not ended:  # Python's own end, such as closing files, would happen under a working thread
             storage.journal.close()
             logging.shutdown()
             os._exit(0)
@@ -214,7 +214,7 @@ def run(
 
 
 def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
-    """Check the machine before anything is opened, and warn of what will be missing.
+    """Check the machine before anything is opened, and warn of limitations.
 
     Raises:
         ConfigError: another program has the address of the JSON interface.
@@ -223,7 +223,7 @@ def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
         log.warning(
             "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
         )
-    if options.http_listen is not None and not parts.page_service:  # a service may still hold it from the run before
+    if options.http_listen is not None and not parts.page_service:  # a service may still hold it from the previous run
         web_launcher.check_address(options.http_listen)
     limit = startup.raise_open_file_limit()
     if limit < 4096:
@@ -231,18 +231,18 @@ def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
 
 
 class Reception(NamedTuple):
-    """What receives the samples of nodes, opened.
+    """The opened parts for receiving the nodes' samples.
 
     Attributes:
         guard: accepts connections.
         pull: the socket of the data.
-        receiver: decodes messages, and knows their senders.
+        receiver: decodes messages, and counts by sender.
         limits: rate limits.
         novelty: limits of new tables.
-        on_disk: batches that the journal has written, for the link.
+        on_disk: batches written by the journal, for the link.
         fanout: requests to nodes.
-        link: acknowledges what is on disk; None where its port cannot be had.
-        link_port: of the link, where another collector may claim it.
+        link: acknowledges batches on disk; None if its port is unavailable.
+        link_port: of the link, if another collector may claim it.
         link_uri: of the link; "" without.
     """
 
@@ -261,13 +261,13 @@ class Reception(NamedTuple):
 def open_reception(
     options: argparse.Namespace, parts: CollectorParts, listeners: Listeners, stack: contextlib.ExitStack
 ) -> Reception:
-    """Bind the sockets that nodes send to, and make what reads them.
+    """Bind the sockets for nodes, and build their readers.
 
     Args:
         options: of the command line.
         parts: with the keys.
-        listeners: sockets that the service manager has bound.
-        stack: closes what is opened.
+        listeners: sockets bound by the service manager.
+        stack: closes the opened parts.
     """
     pair, known = parts.keys or (None, None)
     guard = stack.enter_context(contextlib.closing(authenticator.Authenticator(pair, known, listeners)))
@@ -290,12 +290,12 @@ def open_reception(
 
 
 class Storage(NamedTuple):
-    """What stores the samples, opened.
+    """The opened parts for storing samples.
 
     Attributes:
-        journal: of what is received.
+        journal: of received records.
         workers: of the outputs.
-        unstarted: closes the outputs until the workers start, each of which then closes its own.
+        unstarted: closes the outputs until the workers start; each worker then closes its own.
     """
 
     journal: Journal
@@ -311,8 +311,8 @@ def open_storage(
     Args:
         options: of the command line.
         parts: with the outputs.
-        reception: with the link, which acknowledges what the journal has written.
-        stack: closes what is opened.
+        reception: with the link, for acknowledging the journal's records.
+        stack: closes the opened parts.
 
     Raises:
         ConfigError: one of them cannot be opened.
@@ -338,7 +338,7 @@ def make_collector(
     asked: control.Control,
     interface: WebLauncher | None,
 ) -> Collector:
-    """Return the collector of these parts, and let it answer the requests of the control socket."""
+    """Return the collector of these parts, and register its handlers at the control socket."""
     collector = Collector(
         reception.pull,
         storage.journal,
@@ -368,7 +368,7 @@ def make_collector(
 
 
 def log_start(options: argparse.Namespace, parts: CollectorParts, reception: Reception) -> None:
-    """Log what the collector listens on and writes to, and warn where keys are off."""
+    """Log the collector's addresses and outputs, and warn if keys are off."""
     uri = reception.pull.uri
     log.info(
         "listening uri=%s link=%s outputs=%s journal=%s",

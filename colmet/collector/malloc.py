@@ -1,10 +1,10 @@
-"""How the C library hands out memory, for a process that is to stay as large as it was."""
+"""Settings of the C library's allocator, for a process of constant size."""
 
 from __future__ import annotations
 
 import ctypes
 
-# Of glibc's malloc.h; other C libraries have no such function, or take no notice.
+# Of glibc's malloc.h; other C libraries lack the function, or ignore the call.
 _M_MMAP_THRESHOLD = -3
 _M_ARENA_MAX = -8
 ARENAS = 2
@@ -14,8 +14,8 @@ MMAP_BYTES = 1 << 20
 def tame_malloc() -> bool:
     """Make the C library return memory and share it between threads; return whether it does.
 
-    By default each thread has pools of its own, and whatever is as large as something that was freed before goes into
-    them. Bursts of megabytes in one thread and thousands of messages in another then leave holes that are never filled.
+    By default each thread has its own pools, and blocks up to the size of any freed one go into them. Bursts of
+    megabytes in one thread and thousands of messages in another then leave holes that are never filled.
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt

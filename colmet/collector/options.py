@@ -16,7 +16,7 @@ def _rows(text: str) -> int:
     return max(1, cli.whole_number(0)(text))
 
 
-# What Colmet 0.6 had: its lines may abbreviate these.
+# Options of Colmet 0.6: its command lines may abbreviate them.
 OPTIONS_06 = frozenset(
     (
         *("--buffer-size", "--elastic-host", "--elastic-index-prefix", "--enable-stdout-backend", "--hdf5-complevel"),

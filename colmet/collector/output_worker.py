@@ -1,4 +1,4 @@
-"""One output and its place in the journal: a thread of its own, its own retries, its own counts."""
+"""One output and its place in the journal: its own thread, retries and counters."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
-# Records that are written at once: this bounds the memory that a burst takes.
+# Limit of the records written at once: it limits the memory of a burst.
 MAX_BURST_BYTES = 64 << 20
-LAST_BURST_BYTES = 8 << 20  # at the end, so that it can be left off soon
-# So much is written whatever its age, and whatever the output would rather do.
+LAST_BURST_BYTES = 8 << 20  # at the end, for a timely stop
+# Records of this size are written at any age, regardless of the output's share.
 MAX_GATHERED_BYTES = 64 << 20
 
 
 class OutputWorker:
-    """Has one output write what the journal has. An output that fails delays no other.
+    """Worker of one output: writes the journal's records. A failing output delays no other.
 
     Args:
         output: opened.
-        journal: where it reads.
+        journal: source of the records.
         state: of the output.
-        max_rows: rows that are gathered before they are written.
-        max_age_s: how long rows are gathered.
+        max_rows: rows gathered before a write.
+        max_age_s: longest time for gathering rows.
 
     Attributes:
         written: rows written.
-        lost: records that were gone when their turn came: dropped for want of room, or damaged in the journal.
-        dropped: rows of records that met a defect of the output.
-        failures: times in a row that the output was unavailable.
-        all_failures: times that it was.
-        why: it is unavailable; empty while it is not.
-        away_since: it is unavailable, by the monotonic clock.
+        lost: records gone before their turn: dropped for want of room, or damaged in the journal.
+        dropped: rows of records dropped after a defect of the output.
+        failures: consecutive failures of the output.
+        all_failures: all of them.
+        why: cause of the unavailability; empty while available.
+        away_since: start of the unavailability, by the monotonic clock.
     """
 
     def __init__(
@@ -66,10 +66,10 @@ class OutputWorker:
         self._max_age_s = max_age_s
         self._monotonic = monotonic
         self._lost_until = 0  # counted
-        self._defects = 0  # records that met one
+        self._defects = 0  # records dropped after a defect
         self._recovered = False
         self._counters_failed = False
-        self._since: float | None = None  # something has waited
+        self._since: float | None = None  # start of the wait for the next write
         self._not_before = 0.0  # so that rows are gathered
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, monotonic)
         self._reopen_at: int | None = None
@@ -78,7 +78,7 @@ class OutputWorker:
 
     @property
     def waiting(self) -> int:
-        """Return the count of records that wait for the output."""
+        """Return the number of records waiting for the output."""
         return max(0, self._journal.end - self._state.position)
 
     def counters(self) -> dict[str, int]:
@@ -93,10 +93,10 @@ class OutputWorker:
         }
 
     def output_counters(self) -> dict[str, int]:
-        """Return what the output counts; empty, with an error in the log, where it fails to."""
+        """Return the output's own counters; empty, with an error in the log, if it fails to return them."""
         try:
             return {name: int(count) for name, count in self.output.counters().items()}
-        except Exception as err:  # noqa: BLE001 - status and log go on without them
+        except Exception as err:  # noqa: BLE001 - status and log continue without them
             if not self._counters_failed:
                 self._counters_failed = True
                 log.error("counters missing output=%s: %s: %s", self.output.name, type(err).__name__, err)
@@ -105,30 +105,30 @@ class OutputWorker:
     # -- for the main thread --
 
     def start(self) -> None:
-        """Start to write."""
+        """Start the thread."""
         self._thread.start()
 
     def gather(self, max_rows: int | None = None, max_age_s: float | None = None) -> None:
-        """Change how many rows are gathered, or for how long, before they are written; None leaves it as it is."""
+        """Change the number of rows gathered before a write, or the time for it; None leaves it unchanged."""
         with self._journal.changed:
             self._max_rows = max_rows or self._max_rows
             self._max_age_s = max_age_s or self._max_age_s
             self._journal.changed.notify_all()
 
     def reopen(self) -> None:
-        """Have the output start its next file, once it has written what there is now."""
+        """Have the output start its next file, after all records received so far."""
         with self._journal.changed:
             self._reopen_at = self._journal.end
             self._journal.changed.notify_all()
 
     def stop(self, within_s: float) -> None:
-        """Write what there is for at most `within_s`; the rest stays in the journal."""
+        """Write the waiting records for at most `within_s`; the rest stays in the journal."""
         with self._journal.changed:
             self._stop_by = self._monotonic() + within_s
             self._journal.changed.notify_all()
 
     def join(self, timeout_s: float) -> bool:
-        """Wait until the thread has ended; return whether it has."""
+        """Wait for the end of the thread; return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -167,7 +167,7 @@ class OutputWorker:
             log.error("records lost that waited in memory: output=%s records=%d", self.output.name, self.waiting)
 
     def _turn(self) -> None:
-        """Do what is due now."""
+        """Do the work due now."""
         if not self._backoff.is_due() or not self._recover():
             return
         with self._journal.changed:
@@ -184,7 +184,7 @@ class OutputWorker:
                 log.exception("cannot start the next file output=%s", self.output.name)
 
     def _due(self) -> bool:
-        """Whether it is time to write."""
+        """Return whether a write is due."""
         if not self.waiting:
             self._since = None
             return False
@@ -197,7 +197,7 @@ class OutputWorker:
         return now >= self._not_before and (rows >= self._max_rows or now >= self._since + self._max_age_s)
 
     def _delay_s(self) -> float | None:
-        """Return the seconds until something may be due; None where that is not before the journal has more."""
+        """Return the seconds until work may be due; None if not before the journal has more."""
         now = self._monotonic()
         if not self._backoff.is_due():
             return self._backoff.left_s()
@@ -214,7 +214,7 @@ class OutputWorker:
         return behind_or_enough - now
 
     def _recover(self) -> bool:
-        """Have the output undo the write in which it was killed; return whether that is done."""
+        """Have the output undo an interrupted write; return whether that is done."""
         if not self._recovered:
             self._state.oldest, self._state.end = self._journal.oldest, self._journal.end
             self._recovered = self._attempt(self.output.recover)
@@ -238,7 +238,7 @@ class OutputWorker:
         self._write(reading.records, reading.after)
 
     def _count_lost(self, reading: Reading) -> None:
-        """Count the records that are gone; a reading that is repeated has them again."""
+        """Count the lost records of a reading; a repeated reading has them again."""
         before, number = self.lost, self._state.position
         for record in reading.records:
             self.lost += max(0, record.number - max(number, self._lost_until))
@@ -249,7 +249,7 @@ class OutputWorker:
             log.error("records lost, the journal has them no more: output=%s lost=%d", self.output.name, self.lost)
 
     def _attempt(self, step: Callable[[], None]) -> bool:
-        """Try a step that the output may be unable to do now; return whether it was done."""
+        """Try a step of the output; return whether it succeeded."""
         try:
             step()
         except OutputUnavailable as err:
@@ -278,16 +278,16 @@ class OutputWorker:
         self.why = why
 
     def _write(self, records: Sequence[JournalRecord], after: int) -> None:
-        """Write records; one that meets a defect of the output is dropped alone.
+        """Write records; one with a defect in the output is dropped alone.
 
         Raises:
-            OutputUnavailable: it goes on at the state's position later.
+            OutputUnavailable: it continues at the state's position later.
         """
         position = self._state.position
         # some may have been written before the defect
         records = [record for record in records if record.number >= position]
         if not records:
-            if after > position:  # nothing but lost ones
+            if after > position:  # only lost ones
                 self._state.save(after, keep_from=self._state.keep_from)
             return
         rows = sum([batch.row_count for record in records for batch in record.batches])
@@ -314,7 +314,7 @@ class OutputWorker:
             self._write(records[middle:], after)
 
     def _count_until(self, records: Sequence[JournalRecord]) -> None:
-        """Count what was written of records of which some were not."""
+        """Count the written part of some records."""
         position = self._state.position
         done = [record for record in records if record.number < position]
         self.written += sum([batch.row_count for record in done for batch in record.batches])

@@ -1,6 +1,6 @@
-"""Rows as Colmet 0.6 printed them on standard output, for programs that read its text.
+"""Rows in the text format of Colmet 0.6's standard output, for programs that parse it.
 
-Tables and columns that 0.6 did not have are skipped; a missing value is -1, as its collector had it. Times are local.
+Tables and columns unknown to 0.6 are skipped; a missing value is -1, as in its collector. Times are local.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from colmet.common.wire.colmet06 import RECORDS, Record, pack_jobs
 
 NS = 1_000_000_000
 
-# Tables whose columns 0.6 printed in another order than that of their names.
+# Tables with 0.6's own order of columns, not by name.
 _ORDERS: Mapping[str, Sequence[str]] = {
     "taskstats_default": (
         *("coremem", "virtmem", "ac_btime", "read_char", "write_char", "cpu_scaled_run_real_total"),
@@ -27,14 +27,14 @@ _ORDERS: Mapping[str, Sequence[str]] = {
         *("write_bytes", "write_syscalls"),
     ),
 }
-# The states of CPUs stand where the first of them is by name.
+# The states of CPUs stand together, at the place of the first of them by name.
 _STATES = [
     f"stat_cpu_{name}" for name in ("nice", "system", "idle", "iowait", "irq", "softirq", "guest", "guest_nice", "user")
 ]
 
 
 def _scaled(factor: int, limit: int, prefixes: Sequence[str]) -> Callable[[float], str]:
-    """Return what writes a number without decimals, under the first prefix with which it is at most `limit`."""
+    """Return a formatter of numbers without decimals, with the first prefix that makes them at most `limit`."""
 
     def write(value: float) -> str:
         scaled, power = float(value), 0
@@ -60,11 +60,11 @@ _MBYTES_USEC = _scaled(1024, 10_000, (" ", *_BINARY[1:]))
 
 
 def _text(value: Any, unit: str) -> str:
-    """Return a value as 0.6 wrote one of this unit."""
+    """Return a value in 0.6's format for this unit."""
     if unit == "ts_date":
         try:
             return time.strftime("%d/%m/%Y - %H:%M:%S", time.localtime(max(0, value)))
-        except (OverflowError, ValueError, OSError):  # no time of a calendar
+        except (OverflowError, ValueError, OSError):  # not a calendar time
             return str(value)
     if unit == "mbytes-usec":
         return f"{_MBYTES_USEC(float(value * 1024 * 1024 / 1000 / 1000))} (bytes*seconds)"
@@ -73,7 +73,7 @@ def _text(value: Any, unit: str) -> str:
 
 
 def _order(record: Record) -> list[str]:
-    """Return the columns of a table in the order in which 0.6 printed them."""
+    """Return the columns of a table in the order of 0.6's output."""
     fixed = _ORDERS.get(record.name)
     if fixed is not None:
         return list(fixed)
@@ -108,7 +108,7 @@ def _row(batch: Batch, table: Table, sample: Sample) -> str:
 
 
 def rows(batch: Batch) -> Iterator[str]:
-    """Yield the text of each row, table by table, as nodes of 0.6 send them."""
+    """Yield the text of each row, table by table, as sent by nodes of 0.6."""
     for table in batch.tables:
         if table.schema.name in RECORDS:
             for sample in table.samples():

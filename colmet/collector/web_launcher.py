@@ -1,9 +1,9 @@
-"""Start the JSON interface, a process of its own (`colmet.web`), by its options, and send it all messages.
+"""Launcher of the JSON interface, a process of its own (`colmet.web`), and the feed of all messages to it.
 
-The process is a child of the collector. With the units of the packages it is a service with a user of its own, which
-systemd starts when the collector connects to its socket. It is fed through a socket: each message as it came, behind
-its length and its sender. Nothing here waits for the process: messages that it has not read yet stay in memory up to a
-bound, and are dropped beyond. It sends back counters of what it drops itself, a line of JSON every few seconds.
+The process is a child of the collector. With the units of the packages it is a service with a user of its own, started
+by systemd when the collector connects to its socket. It is fed through a socket: each message as received, after its
+length and its sender. Nothing here waits for the process: its unread messages stay in memory up to a bound, and are
+dropped beyond. It sends back counters of its own drops, a line of JSON every few seconds.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ MAX_ARGUMENTS_BYTES = 1 << 20
 LENGTH = struct.Struct("<I")  # in front of each frame
 NOTE = 1 << 31  # added to the length of a frame that is JSON about the feed, not a message
 MAX_SENDER_BYTES = 512  # in front of a message, with the zero byte between them
-# Counters that the process sends back: tables and hosts without room, samples of senders that hold more than their
-# share, jobs beyond the bound.
+# Counters sent back by the process: tables and hosts without room, samples of senders beyond their share, jobs beyond
+# the bound.
 DROPPED = ("tables_left_out", "samples_over_share", "jobs_forgotten")
 
-# Not by -m, which would search the current directory first, which another user may own.
+# Not by -m: it would search the current directory first, possibly another user's.
 START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.web.__main__ import main; sys.exit(main())"
 ADMIN_GROUP = "admin"
 LIBRARIES = ("fastapi", "uvicorn")
 
 MAX_WAITING_BYTES = 32 << 20
 PIECE_BYTES = 256 << 10  # sent at once
-RETRY_S = 0.05  # between two attempts to send what waits
-# files that the process reads, beside what is stored
+RETRY_S = 0.05  # between two attempts to send waiting data
+# files read by the process, apart from stored data
 _READ = (
     *("config", "http_users", "http_tls_cert", "http_tls_key", "http_credentials"),
     *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
 )
-STUCK_S = 60.0  # a process that reads nothing for so long is killed
+STUCK_S = 60.0  # a process that reads nothing for this long is killed
 FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before a restart
-STEADY_S = 60.0  # a process that has run for so long has not failed at its start
-END_S = 5.0  # for the process to end by itself
-GONE_S = 5.0  # and after it was killed: a disk that hangs may hold it for ever
-LOOK_S = 0.5  # between two looks at the process
+STEADY_S = 60.0  # a process with this running time has not failed at its start
+END_S = 5.0  # for a regular end of the process
+GONE_S = 5.0  # after killing it: a hanging disk may hold it for ever
+LOOK_S = 0.5  # between two checks of the process
 MAX_LINE_BYTES = 64 << 10
 MAX_PATH_BYTES = 107  # of a Unix socket (sun_path, with its end)
 _HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
@@ -90,7 +90,7 @@ class UnixAddress(NamedTuple):
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare where the JSON interface is, who may use it, and what it serves."""
+    """Declare the options for the JSON interface's address, users and content."""
     parser.add_argument(
         "--http-listen",
         metavar="[HOST:]PORT|unix:PATH",
@@ -175,7 +175,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def http_address(text: str) -> ListenAddress | UnixAddress:
-    """Return the address that --http-listen names.
+    """Return the address of --http-listen.
 
     Raises:
         argparse.ArgumentTypeError: it is neither [HOST:]PORT nor unix:PATH.
@@ -202,7 +202,7 @@ def header_name(text: str) -> str:
 
 
 def trusted_proxy(text: str) -> Proxy:
-    """Return the proxy that --http-trusted-proxy names: a network, or the number of a user of this machine.
+    """Return the proxy of --http-trusted-proxy: a network, or the number of a user of this machine.
 
     Raises:
         argparse.ArgumentTypeError: it is neither, or every user of this machine has this address.
@@ -222,10 +222,10 @@ def trusted_proxy(text: str) -> Proxy:
 
 
 def service_of(options: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> str:
-    """Return the path of the socket of the service that is the JSON interface's process; "" where it is a child.
+    """Return the path of the socket of the JSON interface's service; "" if the interface is a child process.
 
-    The service has a user of its own, who is a member of this process's group: what others of this group cannot read,
-    it cannot use. A warning names such a file then.
+    The service has a user of its own, a member of this process's group: it can only use files readable by this group. A
+    warning names an unreadable file.
     """
     path = environment.get(SOCKET, "")
     if not path or options.http_listen is None or not os.path.exists(path):
@@ -242,7 +242,7 @@ def service_of(options: argparse.Namespace, environment: Mapping[str, str] = os.
 
 
 def warn_of_readers(options: argparse.Namespace) -> None:
-    """Warn where users see rows of others in another way than through the interface."""
+    """Warn if users can see rows of others without the interface."""
     if options.http_listen is None or options.http_open:
         return
     prefix = getattr(options, "hdf5_filepath", None)
@@ -349,7 +349,7 @@ def _check_encoding(name: str) -> None:
 
 
 def check_certificate(cert: str, key: str) -> None:
-    """Check that a certificate chain and its key fit, and can be used.
+    """Check that a certificate chain and its key match, and can be used.
 
     Raises:
         ConfigError: they do not.
@@ -357,7 +357,7 @@ def check_certificate(cert: str, key: str) -> None:
     import ssl  # some megabytes of OpenSSL
 
     try:
-        # a key with a passphrase is an error: nobody is there to type it
+        # a key with a passphrase is an error, as a daemon cannot prompt for it
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
     except (OSError, ValueError) as err:
         raise ConfigError(
@@ -367,7 +367,7 @@ def check_certificate(cert: str, key: str) -> None:
 
 
 def check_address(listen: ListenAddress | UnixAddress) -> None:
-    """Check that the address can be bound; the process that listens there binds it itself.
+    """Check that the address can be bound; the listening process binds it itself.
 
     Raises:
         ConfigError: it cannot.
@@ -390,17 +390,17 @@ def check_address(listen: ListenAddress | UnixAddress) -> None:
 
 
 class WebLauncher:
-    """Starts the process, watches it, and sends it all messages.
+    """Launcher of the process: starts it, watches it, and sends it all messages.
 
-    `put`, `flush` and `delay_s` are for the main thread, which never waits here. A thread of its own starts the
-    process, passes on what it logs, and starts it again when it has ended.
+    `put`, `flush` and `delay_s` are for the main thread and never wait. A thread of its own starts the process, passes
+    on its log, and restarts it after its end.
 
     Args:
-        arguments: of the collector's command line, which the process reads, too.
-        heard: the nodes that send, by name; for any thread.
-        command: what is started, for tests; that of this Python by default.
+        arguments: of the collector's command line, also read by the process.
+        heard: the sending nodes, by name; for any thread.
+        command: command to start, for tests; that of this Python by default.
         monotonic: seconds.
-        service: path of the socket of a service that is connected to; "" starts a child.
+        service: path of the socket of a service to connect to; "" starts a child.
     """
 
     def __init__(
@@ -416,18 +416,18 @@ class WebLauncher:
         self._service = service
         self._heard = heard
         self._monotonic = monotonic
-        self._lock = threading.Lock()  # of what follows; held for moments
+        self._lock = threading.Lock()  # of the following attributes; never held for long
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._queue: deque[tuple[bytes, bytes]] = deque()  # senders, messages
         self._heard_back = b""  # the beginning of a line
         self._dropped = dict.fromkeys(DROPPED, 0)
-        self._rest = memoryview(b"")  # of a piece that is being sent
+        self._rest = memoryview(b"")  # of a partly sent piece
         self._waiting = 0
-        self._moved_at: float | None = None  # when something was sent last, or nothing waited
+        self._moved_at: float | None = None  # time of the last progress, or None if nothing waits
         self._told = 0
         self._sent = self._left_out = self._starts = self._restarts = self._stuck = 0
-        self._left_out_here = 0  # by the process that runs now
+        self._left_out_here = 0  # by the current process
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
 
@@ -436,7 +436,7 @@ class WebLauncher:
         self._thread.start()
 
     def counters(self) -> dict[str, int]:
-        """Return whether it runs, its restarts, and what was sent to it."""
+        """Return the state of the process, its restarts, and the counters of its feed."""
         return {
             "running": int(self._socket is not None),
             "restarts": self._restarts,
@@ -449,13 +449,13 @@ class WebLauncher:
 
     @property
     def restarts(self) -> int:
-        """Restarts of the process."""
+        """Return the number of restarts of the process."""
         return self._restarts
 
     # -- in the main thread --
 
     def put(self, message: bytes, sender: str = "") -> None:
-        """Queue a message of a sender, which `flush` sends."""
+        """Queue a message of a sender, for `flush` to send."""
         head = sender.encode()[: MAX_SENDER_BYTES - 1] + b"\0"
         with self._lock:
             if self._socket is not None and self._waiting + len(message) <= MAX_WAITING_BYTES:
@@ -465,7 +465,7 @@ class WebLauncher:
         self._leave_out()
 
     def flush(self) -> None:
-        """Send what there is room for."""
+        """Send queued messages as far as the socket has room."""
         if not self._waiting:
             return
         with self._lock:
@@ -490,16 +490,16 @@ class WebLauncher:
             except BlockingIOError:
                 if self._moved_at is not None and now - self._moved_at > STUCK_S:
                     self._end_stuck()
-            except OSError:  # the process is gone, which the thread will notice
+            except OSError:  # the process has ended; the thread will notice
                 self._clear()
 
     def delay_s(self) -> float:
-        """Seconds until `flush` is to be called again."""
+        """Return the seconds until the next call of `flush`."""
         return RETRY_S if self._waiting else math.inf
 
     def _leave_out(self) -> None:
         self._left_out += 1
-        if self._socket is None:  # which is logged elsewhere
+        if self._socket is None:  # logged elsewhere
             return
         self._left_out_here += 1
         if powers_of_ten(self._left_out_here):
@@ -518,7 +518,7 @@ class WebLauncher:
         return b"".join(parts)
 
     def _put_note(self, frame: bytes) -> None:
-        """Put a note in front of the messages that wait."""
+        """Put a note in front of the waiting messages."""
         self._rest = memoryview(bytes(self._rest) + frame)
         self._waiting += len(frame)
 
@@ -560,11 +560,11 @@ class WebLauncher:
                 return
 
     def _live(self) -> str:
-        """Start the process, wait for its end, and return why it has ended."""
+        """Start the process, wait for its end, and return the cause of its end."""
         return self._connect() if self._service else self._start_child()
 
     def _connect(self) -> str:
-        """Connect to the service, which systemd then starts; return why it has ended."""
+        """Connect to the service, for systemd to start it; return the cause of its end."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as ours:
             ours.settimeout(END_S)
             try:
@@ -586,7 +586,7 @@ class WebLauncher:
         return "its service has ended; see `journalctl -u colmet-web`"
 
     def _await_end(self, ours: socket.socket) -> None:
-        """Wait until the service has disconnected; at the collector's end not for long."""
+        """Wait for the service to disconnect; at the collector's end only for `END_S`."""
         until = math.inf
         while time.monotonic() < until:
             if readable([ours.fileno()], LOOK_S) and not self._hear(ours):
@@ -595,7 +595,7 @@ class WebLauncher:
                 until = time.monotonic() + END_S
 
     def _hear(self, ours: socket.socket) -> bool:
-        """Read what the process sends back; return False where it has disconnected."""
+        """Read the counters sent back by the process; return False if it has disconnected."""
         try:
             part = ours.recv(4096)
         except BlockingIOError:
@@ -647,7 +647,7 @@ class WebLauncher:
         return f"{said} ({how})" if said else how
 
     def _begin(self, ours: socket.socket, process: subprocess.Popen[bytes] | None) -> None:
-        """Send messages there from now on, after a note of the nodes that were heard."""
+        """Send messages there from now on, after a note of the nodes heard so far."""
         note = _note({"heard": {name: [one.seen_ns, one.lag_ns] for name, one in self._heard().items()}})
         with self._lock:
             self._clear()
@@ -658,7 +658,7 @@ class WebLauncher:
         self.flush()  # the main thread may wait for the next message
 
     def _attend(self, process: subprocess.Popen[bytes], ours: socket.socket) -> str:
-        """Pass on the log of the process until it has ended; return its last error."""
+        """Pass on the log of the process until its end; return its last error."""
         assert process.stdout is not None
         output = process.stdout.fileno()
         lines = _LineRelay()
@@ -683,7 +683,7 @@ class WebLauncher:
                 process.kill()
 
     def close(self) -> None:
-        """End the process; also twice."""
+        """End the process; idempotent."""
         self._stopping.set()
         with self._lock:
             if self._socket is not None:
@@ -694,7 +694,7 @@ class WebLauncher:
                 log.info("JSON interface does not end, left behind")
 
     def _hang_up(self, ours: socket.socket) -> None:
-        """End the stream; of a service for writing alone, as its end is seen by reading."""
+        """End the stream; for a service only the writing side, as reading detects its end."""
         with contextlib.suppress(OSError):
             ours.shutdown(socket.SHUT_WR if self._service else socket.SHUT_RDWR)
 
@@ -706,10 +706,10 @@ def _note(content: Mapping[str, object]) -> bytes:
 
 
 class _LineRelay:
-    """Passes on the output of the process line by line.
+    """Relay of the process's output, line by line.
 
     Attributes:
-        error: the last line that is an error, without time and module; else the last one.
+        error: the last line with an error, without time and module; else the last line.
     """
 
     def __init__(self) -> None:
@@ -728,7 +728,7 @@ class _LineRelay:
             self.end()
 
     def end(self) -> None:
-        """Pass on what is left, a line without its end."""
+        """Pass on the rest, a line without its end."""
         if self._rest:
             self._pass_on(self._rest)
             self._rest = b""

@@ -1,1 +1,1 @@
-"""What people run: one module or package for each command of colmet."""
+"""Commands of colmet: one module or package for each."""

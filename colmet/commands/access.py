@@ -36,7 +36,7 @@ from colmet.web.credentials import (
 )
 from colmet.web.users import read_lines, read_users
 
-GROUP = "colmet"  # of the collector: it has to read the file
+GROUP = "colmet"  # of the collector, to read the file
 TAKEN = {
     "list": (),
     "remove": ("NAME", "--token"),
@@ -47,7 +47,7 @@ HEAD = "# Users of the collector's JSON interface. Written by colmet access; see
 
 
 def add_options(parser: cli.Parser) -> None:
-    """The command line of ``colmet access``."""
+    """Declare the options."""
     parser.epilog = """\
 examples:
   colmet access /etc/colmet/users add alice
@@ -125,10 +125,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse arguments that would have no effect.
+    """Refuse arguments without effect.
 
     Raises:
-        ConfigError: there is such an argument.
+        ConfigError: an argument has no effect.
     """
     what = options.action
     if what == "add":
@@ -150,9 +150,9 @@ def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = No
 
     Args:
         path: of the file.
-        name: whose it is.
+        name: of the user.
         secret: the password or the token.
-        groups: that come with it; None for those of the password before, or for none.
+        groups: of the user; None to keep those of a former password, else for none.
 
     Returns:
         Whether there was a password before.
@@ -181,7 +181,7 @@ def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = No
 
 
 def remove(path: str, name: str, label: str | None = None) -> int:
-    """Remove a name from the file, or only its tokens of a label, and return the number of lines.
+    """Remove a name from the file, or only its tokens with a label; return the number of removed lines.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -257,7 +257,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _texts(path: str) -> tuple[list[str], os.stat_result | None]:
-    """Return the lines of a valid file, and its status; nothing where it is missing."""
+    """Return the lines of a valid file, and its status; the head alone, and None, if it is missing."""
     if not os.path.lexists(path):
         return [HEAD.rstrip("\n")], None
     read_users(path)  # a file with an error has to be corrected first

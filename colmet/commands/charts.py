@@ -1,4 +1,4 @@
-"""Line charts as pictures, by matplotlib: PNG, SVG, and SVG to stand in a page of HTML."""
+"""Line charts drawn with matplotlib: PNG, SVG, and SVG for a page of HTML."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.units import Unit
 from colmet.stored.curves import Band, Line, band, shown, thinned
 
-# It would tell users of its caches where their home directory cannot be written to, and of fonts.
+# Else it logs warnings about fonts, and about its cache if the home directory is not writable.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)
 try:
     import matplotlib
@@ -32,25 +32,25 @@ except ImportError as err:
     raise ConfigError(f"pictures require the Python module matplotlib: {how_to_install('matplotlib')}") from err
 
 DPI = 100
-MAX_LINES = 10  # beyond which lines become a band
+MAX_LINES = 10  # more are drawn as a band
 POINTS_A_PIXEL = 0.7  # of a line
 DAY_S = 86400
-# From one tick of a time axis to the next.
+# Distances between ticks of a time axis.
 STEPS_S = (
     *(1, 2, 5, 10, 15, 20, 30, 60, 120, 300, 600, 900, 1200, 1800),
     *[3600 * hours for hours in (1, 2, 3, 4, 6, 12)],
     *[DAY_S * days for days in (1, 2, 4, 7, 14, 28, 56, 112, 224, 448)],
 )
 TEXT_HEIGHT, LABEL_WIDTH = 18, 90  # pixels
-MOST_ROOM = 4  # an axis reaches up to a bound that is so many times the largest value, and not to one further away
+MOST_ROOM = 4  # an axis includes a bound up to this multiple of the largest value
 
-INK = "#1f2328"  # of text; in a page it becomes that of the page
+INK = "#1f2328"  # of text; replaced by the page's colour in a page
 FAINT = "#8c959f"
-# Told apart by those who do not see all colours, too (Okabe and Ito, 2008); its yellow is too light on white.
+# Distinguishable with colour blindness (Okabe and Ito, 2008); without their yellow, too light on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 
 _STYLE: Any = {
-    "text.parse_math": False,  # names come from nodes: a $ in them is a $
+    "text.parse_math": False,  # names come from nodes and may contain a $
     "font.family": ["DejaVu Sans"],  # comes with matplotlib
     "font.size": 9.0,
     "text.color": INK,
@@ -61,8 +61,8 @@ _STYLE: Any = {
     "grid.color": FAINT,
     "grid.linewidth": 0.4,
     "grid.alpha": 0.6,
-    "svg.fonttype": "none",  # text is text: it can be searched, and takes less room
-    "svg.hashsalt": "colmet",  # the same picture is the same file
+    "svg.fonttype": "none",  # text stays text: searchable, and smaller
+    "svg.hashsalt": "colmet",  # equal pictures are equal files
 }
 
 
@@ -71,10 +71,10 @@ class Panel:
     """One chart: lines of one unit over time.
 
     Attributes:
-        title: what it shows.
+        title: heading of the chart.
         unit: of its values.
-        lines: by name; may be none.
-        bound: what no line can go beyond, in the unit of the lines.
+        lines: by name; may be empty.
+        bound: upper bound of all lines, in their unit.
     """
 
     title: str
@@ -85,21 +85,21 @@ class Panel:
 
 @contextmanager
 def _style() -> Iterator[None]:
-    """Draw by our settings and nobody's files of settings, silently."""
+    """Apply these settings without the user's settings files, and without warnings."""
     with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # a character that the font lacks, too little room: not the user's business
+        warnings.simplefilter("ignore")  # missing glyphs or little room are no concern of the user
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         yield
 
 
 def zone(utc: bool, time_s: float) -> tzinfo:
-    """The time zone of a time axis: UTC, or this machine's as it is at that time."""
+    """Return the time zone of a time axis: UTC, or this machine's at that time."""
     return timezone.utc if utc else datetime.fromtimestamp(time_s).astimezone().tzinfo or timezone.utc
 
 
 def span(lines: Sequence[Line]) -> tuple[float, float]:
-    """The first and the last time of lines; 1970 where there are none."""
+    """Return the first and the last time of lines; 1970 without lines."""
     ends = [time for line in lines for time in (float(line.times[0]), float(line.times[-1]))]
     return (min(ends), max(ends)) if ends else (0.0, 0.0)
 
@@ -115,15 +115,15 @@ def draw(
     columns: int = 1,
     ends: tuple[float, float] | None = None,
 ) -> Figure:
-    """Charts below one another, or in columns, with one time axis.
+    """Draw charts below one another, or in columns, with one time axis.
 
     Args:
-        panels: what they show.
+        panels: the charts.
         width: of the picture, in pixels.
         height: of the picture, in pixels.
         utc: whether times are in UTC rather than in this machine's time zone.
         title: of the picture.
-        names: of the lines by colour, where something else beside the picture tells; else the picture does.
+        names: of the lines in the order of colours, for a legend outside the picture; by default it has its own.
         text: lines above the charts, in two columns.
         columns: of charts.
         ends: of the time axis, seconds since 1970; by default those of the lines.
@@ -164,12 +164,12 @@ def _write(axes: Axes, text: Sequence[tuple[str, str]], width: int) -> None:
 
 
 def look(number: int) -> tuple[str, bool]:
-    """The colour of a line, and whether it is dashed."""
+    """Return the colour of a line, and whether it is dashed."""
     return COLOURS[number % len(COLOURS)], number // len(COLOURS) % 2 == 1
 
 
 def _legend(axes: Axes, width: int, told: set[tuple[str, ...]]) -> int:
-    """Tell lines by name above a panel, in so many rows; what the legend of a panel above has told is known."""
+    """Draw a legend above a panel, unless an earlier panel has the same one; return its number of rows."""
     handles, labels = axes.get_legend_handles_labels()
     names = tuple(map(str, labels))
     if len(names) < 2 or names in told:
@@ -193,7 +193,7 @@ def _legend(axes: Axes, width: int, told: set[tuple[str, ...]]) -> int:
 
 
 def _draw(axes: Axes, panel: Panel, order: Sequence[str], most: int) -> None:
-    """The lines of a panel, of `most` points each, or their band; and its value axis."""
+    """Draw the lines of a panel, of `most` points each, or their band; and its value axis."""
     axes.grid(True)
     axes.set_axisbelow(True)
     axes.tick_params(left=False, bottom=False, labelsize=8.0)
@@ -208,7 +208,7 @@ def _draw(axes: Axes, panel: Panel, order: Sequence[str], most: int) -> None:
     if panel.bound is not None and panel.bound <= MOST_ROOM * values.max():
         values = np.append(values, panel.bound)
     divisor, unit = panel.unit.scaled(float(np.abs(values).max()))
-    if panel.bound is not None:  # outside of the picture where it is far away
+    if panel.bound is not None:  # a distant one is outside the picture
         axes.axhline(panel.bound / divisor, color=FAINT, linestyle=(0, (2, 2)), linewidth=1)
     if len(panel.lines) > MAX_LINES:
         _draw_band(axes, band(panel.lines, most), len(panel.lines), divisor)
@@ -221,7 +221,7 @@ def _draw(axes: Axes, panel: Panel, order: Sequence[str], most: int) -> None:
 def _draw_line(axes: Axes, line: Line, number: int, divisor: float) -> None:
     colour, dashed = look(number)
     known = ~np.isnan(line.values)
-    alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])  # no line goes through these
+    alone = known & ~np.append(known[1:], False) & ~np.append(False, known[:-1])  # no line passes through these
     axes.plot(
         *(line.times / DAY_S, line.values / divisor),
         color=colour,
@@ -255,7 +255,7 @@ def _value_axis(axes: Axes, low: float, high: float, unit: str) -> None:
 
 
 def _time_axis(axes: Axes, first: float, last: float, where: tzinfo, most: int) -> None:
-    """A time axis with up to `most` ticks."""
+    """Draw a time axis with up to `most` ticks."""
     margin = max(0.01 * (last - first), 1.0)
     low, high = first - margin, last + margin
     axes.set_xlim(low / DAY_S, high / DAY_S)
@@ -269,19 +269,19 @@ def _time_axis(axes: Axes, first: float, last: float, where: tzinfo, most: int) 
 
 
 def _clock(moment: datetime, step_s: float) -> str:
-    """A tick's label: a time, or a day where one begins."""
+    """Return a tick's label: a time, or the date at midnight."""
     if step_s < 60:
         return f"{moment:%H:%M:%S}"
     return f"{moment:%H:%M}" if (moment.hour or moment.minute) and step_s < DAY_S else f"{moment:%d %b}"
 
 
 def png(figure: Figure) -> bytes:
-    """The picture as PNG."""
+    """Return the picture as PNG."""
     return _saved(figure, "png", {"Software": None})
 
 
 def svg(figure: Figure) -> bytes:
-    """The picture as SVG, a file of its own."""
+    """Return the picture as SVG, a file of its own."""
     return _saved(figure, "svg", {"Date": None, "Creator": None})
 
 
@@ -297,13 +297,13 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 
 
 def inline_svg(figure: Figure, name: str, title: str, text: str) -> str:
-    """The picture as an element of HTML: in the page's colours and fonts, without styles of its own.
+    """Return the picture as an element of HTML: in the page's colours and fonts, without styles of its own.
 
     Args:
-        figure: what to show.
-        name: letters and digits that no other picture of the page has.
-        title: of the picture, for those who do not see it.
-        text: what is to be seen, for them, too.
+        figure: the picture.
+        name: letters and digits, unique in the page.
+        title: of the picture, for screen readers.
+        text: description of the picture, for screen readers.
     """
     figure.patch.set_visible(False)
     for axes in figure.axes:
@@ -334,7 +334,7 @@ def inline_svg(figure: Figure, name: str, title: str, text: str) -> str:
 
 
 def _attributes(given: dict[str, str], name: str, wanted: set[str]) -> Iterator[tuple[str, str]]:
-    """Attributes of an element with its style as attributes, and its id and those that it names made the page's."""
+    """Yield the attributes of an element: its style split into attributes, its id and references made unique."""
     for key, value in given.items():
         if key == "style":
             for part in value.split(";"):
@@ -355,5 +355,5 @@ def _attributes(given: dict[str, str], name: str, wanted: set[str]) -> Iterator[
 
 
 def _shorter(path: str) -> str:
-    """A path by tenths of a point."""
+    """Return a path rounded to tenths of a point."""
     return re.sub(r" *([A-Za-z]) *", r"\1", _NUMBER.sub(lambda found: f"{float(found[0]):.1f}", " ".join(path.split())))

@@ -1,6 +1,6 @@
-"""colmet: the command for users and administrators, with a subcommand for each task.
+"""The command colmet for users and administrators, with a subcommand for each task.
 
-A subcommand is a module with `add_options(parser)` and `run(options)`, which returns the exit status.
+A subcommand is a module with `add_options(parser)` and `run(options)`; the latter returns the exit status.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell reports SIGINT and SIGPIPE
 
 
 class Subcommand(NamedTuple):
-    """A subcommand: its module, which is imported when it is used, and a line for the list of all."""
+    """A subcommand: its module, imported on use, and a line for the list of all."""
 
     module: str
     help: str
@@ -77,7 +77,7 @@ def build_command_parser(name: str, command: Subcommand, module: Any) -> cli.Par
     Args:
         name: of the subcommand.
         command: its entry in the table.
-        module: that has it, imported.
+        module: its imported module.
     """
     parser = cli.Parser(prog=f"colmet {name}", description=(module.__doc__ or command.help).strip())
     module.add_options(parser)
@@ -85,23 +85,23 @@ def build_command_parser(name: str, command: Subcommand, module: Any) -> cli.Par
 
 
 def main(argv: Sequence[str] | None = None, commands: Mapping[str, Subcommand] = COMMANDS) -> int:
-    """Run ``colmet``; return the exit status, 2 where the command line is wrong."""
+    """Run ``colmet``; return the exit status, 2 for a wrong command line."""
     return ended("colmet", lambda: _run(argv, commands))
 
 
 def ended(program: str, work: Callable[[], int]) -> int:
-    """Do the work of a program; return its exit status, also where its output is closed early.
+    """Do the work of a program; return its exit status, even if its output is closed early.
 
     Args:
         program: its name, for errors.
         work: prints to standard output; returns the exit status.
     """
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # a terminal need not have every character of a user's name
+        sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters of a user's name
     try:
         try:
             return work()
-        finally:  # also of what a help prints
+        finally:  # also after --help
             if sys.stdout is not None and not sys.stdout.closed:
                 sys.stdout.flush()
     except KeyboardInterrupt:
@@ -113,7 +113,7 @@ def ended(program: str, work: Callable[[], int]) -> int:
             raise
         print(f"{program}: standard output: {err.strerror}", file=sys.stderr)
         status = 1
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at exit
     return status
 
 
@@ -130,7 +130,7 @@ def _run(argv: Sequence[str] | None, commands: Mapping[str, Subcommand]) -> int:
         options = parser.parse_args(chosen.arguments)
         check_effects(parser, options)
         return int(module.run(options))
-    except ModuleNotFoundError as err:  # compute nodes have no PyTables, for one
+    except ModuleNotFoundError as err:  # compute nodes have no PyTables, for example
         print(
             f"colmet {chosen.command}: it requires the Python module {err.name}, which is not installed here; run it "
             "on the collector's machine",

@@ -24,11 +24,11 @@ from colmet.stored.accounts import GAPS, LEDGER, HostTable, StoredHost, gathered
 from colmet.stored.hdf5 import BURST_S, ask, is_live
 from colmet.stored.rows import Marks, Reader, marks_of
 
-PART_S = 0.3  # to read at a time: a collector writes every second or two
+PART_S = 0.3  # reading time of a part: a collector writes every second or two
 
 
 def add_options(parser: cli.Parser) -> None:
-    """Declare the files, and what of them is asked for."""
+    """Declare the options: the files, and the selection of rows."""
     parser.epilog = """\
 examples:
   colmet completeness -j 4242
@@ -47,7 +47,7 @@ the job or host."""
 
 
 def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]:
-    """What files have of all hosts, or of one.
+    """Read the rows of all hosts, or of one, in files.
 
     Raises:
         ConfigError: a file cannot be read.
@@ -67,7 +67,7 @@ def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]
 
 
 def _marks(reader: Reader, path: str, host: str | None) -> Iterator[Marks]:
-    """What a file has, some tables at a time, each of a moment at which nobody writes to it."""
+    """Yield the content of a file, some tables at a time, each read while the file is not being written."""
     name = None if host is None else host.encode("ascii", "replace")
     done: set[tuple[int, str]] = set()
     following = 1
@@ -75,26 +75,26 @@ def _marks(reader: Reader, path: str, host: str | None) -> Iterator[Marks]:
         read = partial(marks_of, whole=(LEDGER, GAPS), host=name, done=frozenset(done), seconds=PART_S)
         marks = ask(reader, path, read, lambda found: found.nameless > 0)
         if not done and is_live(path, BURST_S):
-            time.sleep(BURST_S)  # the rows that the ledger tells of may be about to be written
+            time.sleep(BURST_S)  # rows counted by the ledger may not be written yet
         done.update(marks.names)
         following = marks.following
         yield marks
 
 
 def percent(here: int, due: int) -> str:
-    """A share; 100 % is all, and all only."""
+    """Return a share in percent; 100 % only for all."""
     if here >= due:
         return "100 %"
     return f"{min(99.9999, 100 * here / due):.4f}".rstrip("0").rstrip(".") + " %"
 
 
 def shown(time_s: int) -> str:
-    """Return a time as text, in UTC, which --since and --until understand."""
+    """Return a time in UTC as text, readable by --since and --until."""
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
 
 
 def text_of(lines: Sequence[HostTable], what: str) -> Iterator[str]:
-    """The answer, for people."""
+    """Yield the answer as text."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
     yield f"{percent(here, due)} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
@@ -121,7 +121,7 @@ def text_of(lines: Sequence[HostTable], what: str) -> Iterator[str]:
 
 
 def document_of(lines: Sequence[HostTable]) -> dict[str, Any]:
-    """The answer, for programs."""
+    """Return the answer as JSON values."""
     return {
         "here": sum(line.found.here for line in lines),
         "missing": sum(line.found.missing for line in lines),
@@ -144,10 +144,10 @@ def document_of(lines: Sequence[HostTable]) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print what is complete; 0 where nothing is missing, else 1.
+    """Print the completeness; return 0 if nothing is missing, else 1.
 
     Raises:
-        ConfigError: a file cannot be read, or has nothing of what is asked for.
+        ConfigError: a file cannot be read, or has no matching rows.
     """
     selection.check_interval(options)
     files = options.files or sources.configured_files(options.config)

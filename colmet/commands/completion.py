@@ -17,21 +17,21 @@ from colmet.common.runtime.cli import Parser
 if TYPE_CHECKING:
     from colmet.commands.programs import ProgramEntry
 
-# What a value is, by its metavar; all others are completed by nothing.
+# Kinds of values by metavar; others have no completion.
 _KINDS = {"FILE": "file", "PATH": "file", "DIR": "directory", "HOST": "host", "USER": "user"}
 _REPEATED = ("_AppendAction", "_CountAction")
 
 
 class CompletionWord(NamedTuple):
-    """An option or an argument, as shells need it.
+    """An option or an argument, for the completion of shells.
 
     Attributes:
-        names: of an option; none of an argument.
-        takes_value: whether a value follows the option; of an argument True.
-        choices: words that the value can be.
+        names: of an option; empty for an argument.
+        takes_value: whether the option has a value; True for an argument.
+        choices: possible values.
         kind: of the value: file, directory, host, user, or "" for any text.
         metavar: name of the value.
-        repeats: whether it can be given again.
+        repeats: whether it can be repeated.
         help: a line.
     """
 
@@ -66,7 +66,7 @@ Tree = Mapping[str, "ProgramEntry"]  # a program by its name, and its commands a
 
 
 def _function(name: str) -> str:
-    """Return the name of a function: ``colmet-extract`` and ``colmet extract`` have different ones."""
+    """Return the name of a shell function, different for ``colmet-extract`` and ``colmet extract``."""
     return "_" + "".join(one if one.isalnum() else "__" if one == " " else "_" for one in name)
 
 
@@ -229,8 +229,8 @@ SHELLS: Mapping[str, Callable[[str, Tree], Iterator[str]]] = {"bash": bash, "zsh
 
 
 def trees() -> Mapping[str, Tree]:
-    """Return each program that people run, with its commands, of those whose Python modules are installed."""
-    from colmet.commands.programs import COMMANDS, PROGRAMS  # which know this module as a command
+    """Return each interactive program with its commands, if their Python modules are installed."""
+    from colmet.commands.programs import COMMANDS, PROGRAMS  # not at the top: it lists this module
 
     found = {name: {name: one} for name, one in PROGRAMS.items() if name not in NOT_TYPED and _is_installed(one)}
     found["colmet"].update({name: one for name, one in COMMANDS.items() if _is_installed(one)})
@@ -253,7 +253,7 @@ def script(shell: str, programs: Mapping[str, Tree]) -> str:
         programs: of `trees`.
     """
     lines = [line for name, tree in programs.items() for line in SHELLS[shell](name, tree)]
-    if shell == "zsh":  # the file is a function, which is called for each of its programs
+    if shell == "zsh":  # the file is one function for all its programs
         cases = [f"    {name}) {_function(name)} ;;" for name in programs]
         lines = [f"#compdef {' '.join(programs)}", *lines, "case $service in", *cases, "esac"]
     return "\n".join(lines) + "\n"

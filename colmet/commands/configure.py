@@ -47,12 +47,12 @@ exit status: 0; 1 where a node did not do it, or no daemon answers; 2 where the 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and print the answer; return the exit status, 1 where a node did not do it.
+    """Send the change, and print the answer; return the exit status, 1 if a node did not apply it.
 
     Raises:
-        ConfigError: the options do not go together.
-        Refused: the node, or the collector, does not do it.
-        Unreachable: it cannot be asked.
+        ConfigError: the options exclude each other.
+        Refused: the node or the collector refuses the change.
+        Unreachable: the daemon cannot be asked.
     """
     through = options.all or bool(options.host)
     if options.node + options.all + bool(options.host) > 1:
@@ -78,14 +78,14 @@ def run(options: argparse.Namespace) -> int:
 
 
 def of_one(answer: dict[str, Any]) -> list[str]:
-    """Return the answer of a node, as lines for people."""
+    """Return the answer of a node, as lines of text."""
     lines = [f"{name}: {old} -> {new}" for name, (old, new) in answer["changed"].items()]
     lines += [f"{name}: it is so already" for name in answer["unchanged"]]
     return [*lines, f"lasts {answer['lasts']}"]
 
 
 def of_all(answer: dict[str, Any]) -> list[str]:
-    """Return the answer of a collector, as lines for people."""
+    """Return the answer of a collector, as lines of text."""
     refused = answer["refused"]
     lines = [
         (

@@ -33,7 +33,7 @@ SSH = "ssh -o BatchMode=yes -o ConnectTimeout=10 -l root"
 PORT = 5556
 PUSHES = 16  # at once
 PUSH_S = 120.0  # for one node
-# What a node does with the archive on its standard input; $1 is the name that it should have, $2 the folder.
+# Unpacks the archive on standard input on a node; $1 is the expected name of the node, $2 the folder.
 RECEIVE = (
     'set -e; test "$(uname -n)" = "$1" || { echo "its name is $(uname -n)" >&2; exit 1; }; umask 022; mkdir -p "$2"; '
     'tar -xpof - -C "$2"; if [ -d /run/systemd/system ]; then systemctl try-restart colmet-node; fi'
@@ -80,7 +80,7 @@ exit status: 0; 1 where a node could not be reached; 2 where a name, an address,
 
 
 def run(options: argparse.Namespace) -> int:
-    """Enrol the nodes, and print what was done for each; return the exit status, 1 where one could not be reached.
+    """Enrol the nodes, and print the result for each; return the exit status, 1 if one could not be reached.
 
     Raises:
         ConfigError: a name, an address, the list or a file cannot be used.
@@ -128,7 +128,7 @@ def _remember(path: str, given: Sequence[str] | None) -> tuple[str, list[str]]:
 
 
 def _write_collector(path: str, public: str, uris: Sequence[str]) -> bool:
-    """Write the collector's key for a node; return whether the file was missing or had another one."""
+    """Write the collector's key for a node; return whether the file was missing or different."""
     with contextlib.suppress(ConfigError):
         if keys.read_public(path, COLLECTOR) == public and keys.read_uris(path) == uris:
             return False
@@ -139,7 +139,7 @@ def _write_collector(path: str, public: str, uris: Sequence[str]) -> bool:
 def _enrol(directory: str, name: str, folder: str, replace: bool) -> bool:
     """Make the key pair of a node, unless the collector knows one; return whether something was changed.
 
-    The secret is written first: what a crash leaves behind is completed by the next run.
+    The secret is written first, so the next run can complete it after a crash.
     """
     known, secret = os.path.join(directory, keys.NODES, name + PUBLIC), os.path.join(folder, NODE)
     pair: KeyPair | None = None
@@ -188,7 +188,7 @@ def _push_one(name: str, folder: str, ssh: Sequence[str]) -> str:
     archive = io.BytesIO()
     try:
         with tarfile.open(fileobj=archive, mode="w") as tar:
-            for one in (COLLECTOR, NODE):  # the secret last: a node that waits for it looks when it is there
+            for one in (COLLECTOR, NODE):  # the secret last: a waiting node starts when it is there
                 tar.add(os.path.join(folder, one), one, filter=_of_root)
     except OSError as err:
         return f"{err.filename}: {err.strerror}"

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
-# OAR's users wait for each import: what only the other form takes is loaded there. And as nothing is computed here, no
-# library has to start its threads.
+# OAR's users wait for each import, so modules required by the other form only are imported there. Nothing is computed
+# here, so no library needs to start threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
 import numpy as np
@@ -36,13 +36,13 @@ from colmet.stored.series import NODE, History, Series
 if TYPE_CHECKING:
     from colmet.common.runtime import cli
 
-USAGE, NO_FILE, NO_DATA = 1, 2, 4  # exit statuses of the form that OAR calls, as Colmet 0.6's
-FAILED = 3  # and one that it does not have
+USAGE, NO_FILE, NO_DATA = 1, 2, 4  # exit statuses of the form called by OAR, as in Colmet 0.6
+FAILED = 3  # not in Colmet 0.6
 ARGUMENTS = ("PREFIX", "JOB_ID", "START", "STOP", "METRICS")
 MAX_METRICS = 1000
-# Whose column it is where several tables have one of a name; the others follow in the order of their names.
+# Precedence of tables with equal column names; the others follow in the order of their names.
 FIRST = ("taskstats_default", "jobprocstats_default", "perfhwstats_default", "procstats_default", "RAPLstats_default")
-BLOCK_ROWS = 10_000  # of text that is made at a time
+BLOCK_ROWS = 10_000  # of text formatted at a time
 BACKEND_VERSION = 2  # attribute of every table in HDF5
 ALWAYS = ("timestamp", "hostname")
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,255}(\*)?", re.ASCII)
@@ -52,16 +52,16 @@ _TIME = re.compile(r"[+-]?\d{1,15}(\.\d{0,9})?", re.ASCII)
 Values = npt.NDArray[Any]
 
 
-# -- what is asked for --
+# -- the request --
 
 
 class OutputColumn(NamedTuple):
-    """A column that is asked for.
+    """A requested column.
 
     Attributes:
         name: in the answer.
-        table: that has it; empty where none does.
-        column: in the table.
+        table: name of its table; empty if no table has it.
+        column: name in the table.
         of_node: whether the table has rows of nodes.
     """
 
@@ -72,10 +72,10 @@ class OutputColumn(NamedTuple):
 
 
 def metrics(text: str) -> list[str]:
-    """An option type: names of columns, separated by commas, each once.
+    """Return the column names in a comma-separated text, without duplicates: an option type.
 
     Raises:
-        argparse.ArgumentTypeError: that is not what it is.
+        argparse.ArgumentTypeError: malformed names, or too many.
     """
     names = list(dict.fromkeys(filter(None, text.split(",", MAX_METRICS + 1))))
     if not names or len(names) > MAX_METRICS:
@@ -87,12 +87,12 @@ def metrics(text: str) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """What somebody else wrote, cut, and without what could steer a terminal."""
+    """Return foreign text, shortened and without terminal control characters."""
     return ascii(text[:60] + "..." if len(text) > 60 else text)
 
 
 class Interval(NamedTuple):
-    """Which rows are asked for: seconds since 1970, both included, and hosts; None for all."""
+    """A selection of rows: seconds since 1970, both ends included, and hosts; None for all."""
 
     since: float | None = None
     until: float | None = None
@@ -100,14 +100,14 @@ class Interval(NamedTuple):
 
 
 def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Interval) -> list[OutputColumn]:
-    """The columns that are asked for, in that order; without a table where no table of the job or of nodes has them.
+    """Return the requested columns in order, those found in no table of the job or of nodes with an empty table.
 
     Args:
-        history: what has been stored.
-        job: whose tables come first.
+        history: the store.
+        job: number of the job; its tables come first.
         asked: ``column``, ``table.column``, ``table.*``, or these without the _default of the table; all of the job's
             tables by default.
-        wanted: which rows.
+        wanted: selection of rows.
     """
     mine = history.tables(job, wanted.since, wanted.until)
     if asked is None:
@@ -128,12 +128,12 @@ def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Inte
 
 
 def _ordered(tables: Iterable[str]) -> list[str]:
-    """Tables in the order in which a column is looked for."""
+    """Sort tables in search order."""
     return sorted(tables, key=lambda table: (FIRST.index(table) if table in FIRST else len(FIRST), table))
 
 
 def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list[OutputColumn]:
-    """The columns that a text may mean."""
+    """Return the columns named by a text."""
     for table in _ordered(tables):
         if text in tables[table]:
             return [OutputColumn(text, table, text, of_node)]
@@ -156,13 +156,13 @@ Found = Mapping[Place, Sequence[Series]]
 
 
 def fetch(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Interval) -> dict[Place, list[Series]]:
-    """The rows of each table that has columns that are asked for; of nodes, only what is of the job's time and hosts.
+    """Read the rows of each table with requested columns; those of nodes only for the job's time and hosts.
 
     Args:
-        history: what has been stored.
-        job: whose rows.
+        history: the store.
+        job: number of the job.
         chosen: columns.
-        wanted: which rows.
+        wanted: selection of rows.
 
     Returns:
         series by table and whether they are of nodes.
@@ -184,12 +184,12 @@ def fetch(history: History, job: int, chosen: Sequence[OutputColumn], wanted: In
 
 
 def _main(history: History, job: int, wanted: Interval) -> list[str]:
-    """The table that tells where and when a job was; none where it has none."""
+    """Return the table with a job's hosts and times, in a list; empty if the job has no table."""
     return _ordered(history.tables(job, wanted.since, wanted.until))[:1]
 
 
 def _of_job(history: History, job: int, wanted: Interval, found: Found) -> Interval:
-    """Where a job has rows, and from when to when: by its main table, and those that were read anyway."""
+    """Return the hosts and the time range of a job's rows, from its main table and tables already read."""
     rows = [series for some in found.values() for series in some]
     for table in _main(history, job, wanted):
         if (table, False) not in found:
@@ -207,7 +207,7 @@ class Extraction(NamedTuple):
         times: seconds since 1970.
         hosts: of each row, by their number in `names`.
         names: of hosts.
-        columns: int64, float64 or bytes, with -1, NaN or b"" where a value is missing.
+        columns: int64, float64 or bytes, with -1, NaN or b"" for missing values.
     """
 
     times: npt.NDArray[np.int64]
@@ -217,10 +217,10 @@ class Extraction(NamedTuple):
 
 
 def join(found: Found, chosen: Sequence[OutputColumn]) -> Extraction:
-    """Rows of several tables side by side: those of one time and host, the first with the first, and so on.
+    """Join rows of several tables by time and host; repeated rows of one time are joined in order.
 
     Args:
-        found: as `fetch` gives it.
+        found: the result of `fetch`.
         chosen: the columns of the answer.
     """
     names = sorted({series.host for some in found.values() for series in some})
@@ -252,17 +252,17 @@ def join(found: Found, chosen: Sequence[OutputColumn]) -> Extraction:
 
 
 def _spread(parts: Sequence[Values | None], counts: Sequence[int], rows: npt.NDArray[np.int64], length: int) -> Values:
-    """The values of a column in the rows of an answer.
+    """Return the values of a column in the rows of an answer.
 
     Args:
-        parts: values of each series; None where one lacks the column.
+        parts: values of each series; None for a series without the column.
         counts: rows of each series.
-        rows: of the answer, for each row of all series.
+        rows: index in the answer of each row of all series.
         length: of the answer.
     """
     there = [part for part in parts if part is not None]
     if not there:
-        return np.broadcast_to(np.int64(MISSING_INT), length)  # takes no memory, however many are asked for
+        return np.broadcast_to(np.int64(MISSING_INT), length)  # needs no memory, whatever the length
     kinds = {part.dtype.kind for part in there}
     kind = "S" if "S" in kinds else "f" if "f" in kinds else "i"
     width = max([part.dtype.itemsize for part in there])
@@ -277,7 +277,7 @@ def _spread(parts: Sequence[Values | None], counts: Sequence[int], rows: npt.NDA
 
 
 def has(column: Values) -> npt.NDArray[np.bool_]:
-    """Which rows have a value."""
+    """Return a mask of the rows with a value."""
     there: npt.NDArray[np.bool_] = (
         np.isfinite(column) if column.dtype.kind == "f" else column != (b"" if column.dtype.kind == "S" else -1)
     )
@@ -285,11 +285,11 @@ def has(column: Values) -> npt.NDArray[np.bool_]:
 
 
 def plain(column: Values, missing: Any) -> list[Any]:
-    """The values of a column as Python has them: numbers and text.
+    """Return the values of a column as Python numbers and text.
 
     Args:
         column: of an answer.
-        missing: what stands for a value that is missing.
+        missing: placeholder for missing values.
     """
     if column.dtype.kind == "S":
         values: list[Any] = [text(value) for value in column.tolist()]
@@ -302,18 +302,18 @@ def plain(column: Values, missing: Any) -> list[Any]:
 
 
 def text(value: bytes) -> str:
-    """Text of a row, without what could steer a terminal."""
+    """Decode text of a row, without terminal control characters."""
     decoded = value.decode("utf-8", "replace")
     return decoded if decoded.isprintable() else decoded.encode("unicode_escape").decode()
 
 
 def write_json(out: IO[bytes] | gzip.GzipFile, answer: Extraction, missing: Mapping[str, Any]) -> None:
-    """One JSON object: the columns of an answer, and ``timestamp`` and ``hostname``, as lists.
+    """Write one JSON object: the columns of an answer, and ``timestamp`` and ``hostname``, as lists.
 
     Args:
-        out: where to.
-        answer: is written column by column.
-        missing: what stands for a value that is missing, by kind of column.
+        out: the output.
+        answer: written column by column.
+        missing: placeholder for missing values, by kind of column.
     """
     names = [text(name.encode("utf-8", "replace")) for name in answer.names]
     head = [("timestamp", answer.times.tolist()), ("hostname", [names[n] for n in answer.hosts.tolist()])]
@@ -324,14 +324,14 @@ def write_json(out: IO[bytes] | gzip.GzipFile, answer: Extraction, missing: Mapp
     out.write(b"}\n")
 
 
-# -- the form that OAR calls --
+# -- the form called by OAR --
 
 
 class _Refused(Exception):
-    """The answer is no data but a line of text.
+    """An answer of one line of text in place of data.
 
     Attributes:
-        status: that the program ends with.
+        status: exit status of the program.
     """
 
     def __init__(self, status: int, text: str) -> None:
@@ -340,13 +340,13 @@ class _Refused(Exception):
 
 
 def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
-    """Write what OAR's REST API asks for: gzip with one JSON object, or else one line on stderr.
+    """Write the answer to OAR's REST API: gzip with one JSON object, or else one line on stderr.
 
-    OAR has stderr in the same stream. So nothing else of this process goes there, whatever the libraries say.
+    OAR merges stderr into the same stream, so stderr is closed to all other output, such as warnings of libraries.
 
     Args:
-        arguments: PREFIX, JOB_ID, START, STOP and METRICS, which may be anything.
-        out: where the data goes to.
+        arguments: PREFIX, JOB_ID, START, STOP and METRICS, unchecked.
+        out: output for the data.
 
     Returns:
         the exit status: 0, `USAGE`, `NO_FILE`, `NO_DATA`, or `FAILED` for lack of memory.
@@ -373,7 +373,7 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
     """Write the data.
 
     Raises:
-        _Refused: the arguments are wrong, or there is none.
+        _Refused: wrong arguments, or no data.
     """
     from colmet.stored.hdf5 import Hdf5History, files_of
 
@@ -396,7 +396,7 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
         with Hdf5History([prefix]) as history:
             wanted = Interval(float(start), float(stop))
             main: Found = {(FIRST[0], False): history.read(job, FIRST[0], names, *wanted)}
-            if _has_all(main, names):  # as nearly always: the other tables need not be looked at
+            if _has_all(main, names):  # nearly always true; the other tables need not be read
                 chosen, found, why = [OutputColumn(name, FIRST[0], name) for name in names], main, ""
             else:
                 chosen = choose(history, job, names, wanted)
@@ -414,13 +414,13 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
 
 
 def _has_all(found: Found, names: Sequence[str]) -> bool:
-    """Whether there are rows, and all of them have these columns."""
+    """Return whether there are rows, all with these columns."""
     series = [series for some in found.values() for series in some]
     return bool(series) and all(name in one.columns for one in series for name in names)
 
 
 def _why_none(history: History, job: int, names: Sequence[str], wanted: Interval) -> str:
-    """Why there can be no data, where no table has what is asked for."""
+    """Return why no table has the requested columns."""
     tables = history.tables(job, wanted.since, wanted.until)
     if not tables:
         return ": no file of that time has rows of it"
@@ -428,7 +428,7 @@ def _why_none(history: History, job: int, names: Sequence[str], wanted: Interval
 
 
 def build_parser() -> cli.Parser:
-    """The help of colmet-extract, and its manual page. Its arguments are not parsed by this: they may be anything."""
+    """Return the parser for the help of colmet-extract and its manual page; it does not parse OAR's arguments."""
     from colmet import __version__
     from colmet.common.runtime import cli
 
@@ -458,7 +458,7 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``colmet-extract``; the exit status."""
+    """Run ``colmet-extract``; return the exit status."""
     arguments = sys.argv[1:] if argv is None else argv
     if len(arguments) == 1 and arguments[0] in ("-h", "--help", "--version"):
         build_parser().parse_args(arguments)
@@ -468,16 +468,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"colmet-extract: {err}", file=sys.stderr)
         return FAILED
     except KeyboardInterrupt:
-        return 130  # as a shell tells of SIGINT
+        return 130  # a shell's status for SIGINT
 
 
-# -- the form for people --
+# -- the form with options --
 
 
 def add_options(parser: cli.Options) -> None:
     """Declare the options."""
     from colmet.commands import selection
-    from colmet.stored import sources  # loads the library for databases, which OAR's form does without
+    from colmet.stored import sources  # loads the library for databases, not required by OAR's form
 
     if isinstance(parser, argparse.ArgumentParser):
         parser.epilog = """\
@@ -517,10 +517,10 @@ the configuration is wrong, or a file cannot be read. Without --job, that of col
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write what is asked for; 0, or 1 where there is nothing of the job.
+    """Write the requested data; return 0, or 1 if nothing of the job is stored.
 
     Raises:
-        ColmetError: what is asked for cannot be had; the text says what to do.
+        ColmetError: the data cannot be read or written; the text gives the remedy.
     """
     return main(options.oar) if options.oar else _run(options)
 
@@ -563,7 +563,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _hints(history: History, job: int, wanted: Interval, unknown: Sequence[str]) -> list[str]:
-    """Return what each unknown name may have meant."""
+    """Return the nearest known names of each unknown name."""
     if not unknown:
         return []
     of_job, of_nodes = [history.tables(one, wanted.since, wanted.until) for one in (job, NODE)]
@@ -576,7 +576,7 @@ def _warn(lines: Iterable[str]) -> None:
 
 
 def ending_with_the_pipe(work: Callable[[], int]) -> int:
-    """The exit status of some work; 0 where who reads its output wants no more.
+    """Do some work and return its exit status; 0 if the reader closed the pipe early.
 
     Raises:
         ColmetError: its output cannot be written.
@@ -587,7 +587,7 @@ def ending_with_the_pipe(work: Callable[[], int]) -> int:
         return status
     except OSError as err:
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())  # or Python complains when it ends
+        os.dup2(nowhere, sys.stdout.fileno())  # avoids an error of Python at exit
         os.close(nowhere)
         if isinstance(err, BrokenPipeError):
             return 0
@@ -596,7 +596,7 @@ def ending_with_the_pipe(work: Callable[[], int]) -> int:
 
 @contextlib.contextmanager
 def _target(path: str | None) -> Iterator[IO[bytes]]:
-    """Standard output, or a file that takes its name when it is complete.
+    """Open standard output, or a file under a temporary name, renamed when complete.
 
     Raises:
         ColmetError: the file cannot be written.
@@ -639,7 +639,7 @@ def _write_csv(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputC
         out.write(block.getvalue().encode())
         block.seek(0)
         block.truncate()
-    out.write(block.getvalue().encode())  # the line of names, where there is no row
+    out.write(block.getvalue().encode())  # the line of names, if there are no rows
 
 
 def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
@@ -663,7 +663,7 @@ def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[Out
 
 
 def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
-    """Tables as the collector writes them, which all that reads its files reads, too."""
+    """Write tables in the collector's own format, readable by the same programs."""
     from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, opened_library
     from colmet.collector.columns import HEADER
 
@@ -699,7 +699,7 @@ WRITERS: Mapping[str, Callable[[IO[bytes], int, Found, Sequence[OutputColumn]], 
 
 
 def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
-    """Tell what there is of a job: 0, or 1 for nothing."""
+    """Print the stored tables and columns of a job; return 0, or 1 if there are none."""
     from colmet.common.tables import schemas
 
     units = {schema.name: {field.name: field.unit for field in schema.fields} for schema in schemas().values()}
@@ -721,7 +721,7 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
 
 
 def _lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What there is, for people."""
+    """Yield the list of tables and columns as text."""
     import shutil
     import textwrap
 
@@ -737,10 +737,10 @@ def _lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def utc(seconds: int) -> str:
-    """A time, for people."""
+    """Return a time as text, in UTC."""
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
-    except (OSError, OverflowError, ValueError):  # a damaged file may have any
+    except (OSError, OverflowError, ValueError):  # a damaged file may have any value
         return f"{seconds} s since 1970"
 
 

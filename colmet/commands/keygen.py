@@ -75,12 +75,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def make_collector(directory: str, name: str = "collector") -> list[str]:
-    """Make what is missing of the collector's key pair and of the directory of nodes' keys; return the new paths.
+    """Make the missing parts of the collector's key pair and the directory of nodes' keys; return the new paths.
 
-    Where root runs this, the secret is that of the user of the collector's unit, if there is one.
+    If run by root, the secret belongs to the user of the collector's unit, if any.
 
     Raises:
-        ConfigError: something cannot be made.
+        ConfigError: a file or directory cannot be made.
     """
     made = []
     nodes, public, secret = (os.path.join(directory, one) for one in (keys.NODES, name + PUBLIC, name + SECRET))
@@ -102,7 +102,7 @@ def make_collector(directory: str, name: str = "collector") -> list[str]:
 
 
 def service_uid() -> int:
-    """Return the uid of the user of the collector's unit; -1 where there is none."""
+    """Return the uid of the user of the collector's unit; -1 without one."""
     try:
         return pwd.getpwnam(keys.SERVICE_USER).pw_uid
     except KeyError:
@@ -110,10 +110,10 @@ def service_uid() -> int:
 
 
 def make_directory(path: str, mode: int = 0o755) -> None:
-    """Make a directory and those above it, whatever the umask is; one that is there is left as it is.
+    """Make a directory and those above it, independent of the umask; an existing one is unchanged.
 
     Raises:
-        ConfigError: it cannot be made.
+        ConfigError: the directory cannot be made.
     """
     if os.path.isdir(path):
         return
@@ -126,10 +126,10 @@ def make_directory(path: str, mode: int = 0o755) -> None:
 
 
 def read_names(path: str) -> list[str]:
-    """Return the names in a file: one a line, with comments that begin with ``#``.
+    """Return the names in a file: one a line, with comments after ``#``.
 
     Raises:
-        ConfigError: it cannot be read.
+        ConfigError: the file cannot be read.
     """
     try:
         with open(path, encoding="ascii") as file:

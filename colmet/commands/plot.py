@@ -35,11 +35,11 @@ from colmet.stored.series import NODE, History, Series, of_one_agent
 KINDS = ("png", "svg")
 PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
 MAX_HEIGHT, MAX_METRICS = 8000, 36
-_UNDECLARED = Field("unknown", "none", "gauge")  # what is known of a column that no table of this version has
+_UNDECLARED = Field("unknown", "none", "gauge")  # for a column not declared in this version
 
 
 def add_options(parser: cli.Parser) -> None:
-    """Declare the job, the metrics, and the picture."""
+    """Declare the options: the job, the metrics, and the picture."""
     parser.epilog = """\
 examples:
   colmet plot 4242 cpu_usage memory
@@ -83,11 +83,11 @@ Limits = tuple[Optional[float], Optional[float], Optional[Collection[str]]]  # s
 
 
 class Choice(NamedTuple):
-    """A column that was asked for; `job` is `NODE` where it is the nodes' own.
+    """A requested column; `job` is `NODE` for a column of the nodes.
 
     Attributes:
-        measure: what was asked for, where that is no column but what this and `others` are sources of.
-        others: for hosts that have nothing of it, in this order.
+        measure: key of the requested measure, with this column and `others` as its sources; empty for a plain column.
+        others: columns for hosts without this one, in order of preference.
     """
 
     job: int
@@ -99,12 +99,12 @@ class Choice(NamedTuple):
 
     @property
     def columns(self) -> tuple[Choice, ...]:
-        """All that may have to be read."""
+        """All columns to read."""
         return (self._replace(others=()), *self.others)
 
 
 class Plotted(NamedTuple):
-    """A chart: what it shows of a column, the lines, and the column of each."""
+    """A chart of a column: rate or value, unit, the lines, and the column of each line."""
 
     choice: Choice
     rate: bool
@@ -114,7 +114,7 @@ class Plotted(NamedTuple):
 
     @property
     def title(self) -> str:
-        """What it shows, in a line."""
+        """The content of the chart, in a line."""
         if self.choice.measure:
             measure = MEASURES[self.choice.measure]
             origins = {(one.table, one.column): one.origin for one in measure.sources if one.origin}
@@ -127,14 +127,14 @@ class Plotted(NamedTuple):
 
 
 def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]]]) -> list[Choice]:
-    """The columns that texts name.
+    """Return the columns named by texts.
 
     Args:
-        texts: ``column``, ``table.column``, or that without _default.
+        texts: ``column``, ``table.column``, or the latter without _default.
         tables: columns by table, those of the job before those of the nodes.
 
     Raises:
-        ConfigError: there is no such column, or more than one; the error names what is near.
+        ConfigError: no such column, or more than one; the error lists similar names.
     """
     declared = {schema.name: {field.name: field for field in schema.fields} for schema in schemas().values()}
     names: dict[str, list[tuple[int, str, str]]] = {}
@@ -169,7 +169,7 @@ def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]
 def _measured(
     key: str, job: int, stored: Mapping[str, Sequence[str]], declared: Mapping[str, Mapping[str, Field]]
 ) -> Choice | None:
-    """A measure of a job, of what is stored of its sources; None where nothing is."""
+    """Return a measure of a job, read from its stored sources; None if none of them is stored."""
     found = [
         Choice(job, table, column, declared[table][column], key)
         for table, column in MEASURES[key].places
@@ -179,7 +179,7 @@ def _measured(
 
 
 def _label(table: str) -> str | None:
-    """The column that says what a row is about."""
+    """Return the label column of a table, the subject of its rows."""
     fields = schemas()[table].fields if table in schemas() else ()
     return next((field.name for field in fields if field.kind == "label"), None)
 
@@ -193,19 +193,19 @@ def gather(
     hosts: Collection[str] | None = None,
     rates: bool | None = None,
 ) -> list[Plotted]:
-    """The charts of what is asked for, in the order of the texts.
+    """Return the requested charts, in the order of the texts.
 
     Args:
-        history: where it is stored.
+        history: the store.
         job: `NODE` for the nodes.
         texts: see `choose`.
         since: seconds since 1970.
         until: seconds since 1970.
-        hosts: these only.
-        rates: whether values are shown by how fast they grow; None: counters are.
+        hosts: restriction to these hosts.
+        rates: whether to show rates instead of values; None: for counters only.
 
     Raises:
-        ColmetError: nothing is stored of the job, or not what is asked for.
+        ColmetError: nothing is stored of the job, or of the requested columns.
     """
     tables = {job: history.tables(job)}
     if not tables[job]:
@@ -271,7 +271,7 @@ def _presence(
     until: float | None,
     hosts: Collection[str] | None,
 ) -> tuple[float | None, float | None, Collection[str]]:
-    """From when to when a job was there, and where; not every table has rows of all of its hosts."""
+    """Return the time range and the hosts of a job, from several tables: one table may lack some of its hosts."""
     rows = [one for table in tables for one in history.read(job, table, (), since, until, hosts) if len(one)]
     if not rows:
         return since, until, ()
@@ -280,7 +280,7 @@ def _presence(
 
 
 def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
-    """What is drawn, for programs: a value that is missing is null."""
+    """Return the drawn values as JSON values; a missing one is null."""
     return {
         "job": job,
         "metrics": [
@@ -308,17 +308,17 @@ def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
 
 
 def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height: int | None, utc: bool) -> bytes:
-    """The picture.
+    """Draw the picture.
 
     Args:
-        job: whose it is.
+        job: number of the job.
         plotted: its charts.
         kind: one of `KINDS`.
         width: in pixels.
         height: in pixels.
         utc: whether its times are in UTC.
     """
-    from colmet.commands import charts  # takes matplotlib, and a second
+    from colmet.commands import charts  # requires matplotlib, and a second to load
 
     panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
     hosts = {line.host for one in plotted for line in one.lines}
@@ -329,10 +329,10 @@ def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height:
 
 
 def target(options: argparse.Namespace) -> tuple[str, str]:
-    """Where the picture goes, and its format.
+    """Return the output path of the picture, and its format.
 
     Raises:
-        ConfigError: the file's name tells no format, or a picture would go to a terminal.
+        ConfigError: the file's name implies no format, or the picture would go to a terminal.
     """
     output = options.output
     if output is None:
@@ -350,10 +350,10 @@ def target(options: argparse.Namespace) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the picture; the exit status: 1 where there is nothing to draw.
+    """Make the picture; return the exit status: 1 if there is nothing to draw.
 
     Raises:
-        ColmetError: it cannot be made.
+        ColmetError: the picture cannot be made.
     """
     options.job = selection.job_of(options, options.metrics)
     if not options.metrics:

@@ -15,8 +15,8 @@ class ProgramEntry(NamedTuple):
     """A program, or a command of ``colmet``.
 
     Attributes:
-        build: makes its command line.
-        summary: what it does, as a line of a list.
+        build: returns its parser.
+        summary: its purpose, as a line of a list.
         section: of the manual.
     """
 
@@ -31,7 +31,7 @@ def _build_command(name: str) -> cli.Parser:
 
 
 def _load(module: str) -> Any:
-    """Import a module of a program, when it is used: it may not be installed."""
+    """Import a module of a program on use: it may not be installed."""
     return importlib.import_module(f"colmet.{module}")
 
 

@@ -1,4 +1,4 @@
-"""What of the data a command is about: the job, the user, the hosts and the interval, named alike by all commands."""
+"""Options to select data, the same in all commands: the job, the user, the hosts and the interval."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def job_id(text: str) -> int:
     """Return the number of a job: an option type. 0 stands for the nodes themselves.
 
     Raises:
-        argparse.ArgumentTypeError: it is no number.
+        argparse.ArgumentTypeError: the text is no number of a job.
     """
     try:
         return cli.whole_number(0, MAX_JOB)(text)
@@ -30,7 +30,7 @@ def add_job(parser: cli.Options, help_text: str) -> None:
 
 
 def job_of(options: argparse.Namespace, words: list[str]) -> int:
-    """Return the job that --job names, else the first of a command's words, which is then taken out.
+    """Return the job of --job, else remove and return the first of a command's words.
 
     Raises:
         ConfigError: no job is named.
@@ -62,10 +62,10 @@ def add_hosts(parser: cli.Options) -> None:
 
 
 def check_interval(options: argparse.Namespace) -> None:
-    """Refuse an interval that ends before it begins.
+    """Refuse an interval with its end before its start.
 
     Raises:
-        ConfigError: it does.
+        ConfigError: --since is later than --until.
     """
     if options.since is not None and options.until is not None and options.since > options.until:
         raise ConfigError("--since is later than --until")

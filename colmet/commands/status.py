@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     """Ask the daemons, print their states and return the exit status.
 
     Raises:
-        ColmetError: the options exclude each other, or as `_ask`.
+        ColmetError: the options exclude each other, or see `_ask`.
     """
     if options.check and (options.json or options.all):
         raise ConfigError("--check excludes --json and --all")
@@ -93,10 +93,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _ask(options: argparse.Namespace) -> dict[str, StatusOrError]:
-    """Return the answers of the daemons that are asked for; of those that run or are set up here where none is.
+    """Return the answers of the chosen daemon, else of all running or configured here.
 
     Raises:
-        ColmetError: of the only one that is asked for, without --check.
+        ColmetError: without --check, the chosen daemon fails to answer, or no daemon runs or is configured here.
     """
     request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
     sides = [options.daemon] if options.daemon else SIDES[:1] if options.control_socket else SIDES
@@ -124,12 +124,12 @@ def _is_here(side: str, answer: StatusOrError) -> bool:
 
 
 def describe(status: StatusOrError, is_well: bool = True, counters: bool = False) -> list[str]:
-    """Return the lines of a status for people.
+    """Return the lines of a status as text.
 
     Args:
-        status: of either daemon; no lines for one that did not answer.
+        status: of either daemon; no lines for an error.
         is_well: whether nothing is wrong.
-        counters: whether all counters are shown.
+        counters: whether to show all counters.
     """
     if isinstance(status, ColmetError):
         return []
@@ -262,7 +262,7 @@ def _senders(senders: Mapping[str, Any]) -> list[str]:
 
 
 def _refused(counts: Mapping[str, Any]) -> str:
-    """Return the number of messages that could not be decoded, or that came with the key of another host."""
+    """Return the number of messages refused as undecodable, or for the key of another host."""
     return count(counts["rejects"] + counts["foreign"])
 
 
@@ -270,12 +270,12 @@ def _ago(age_s: float | None) -> str:
     return "-" if age_s is None else f"{duration(age_s)} ago"
 
 
-# What is printed elsewhere in the text; each other map has the counters of a part.
+# Parts printed elsewhere in the text; each other map has the counters of a part.
 _PRINTED = frozenset({"agent", "received", "senders", "journal", "spool", "last_hour"})
 
 
 def _rest(status: Mapping[str, Any], is_well: bool, counters: bool) -> list[str]:
-    """Return a line for each part that has only counters, with `counters`, and one for the last hour."""
+    """Return a line for each part with counters only, if `counters` is set, and one for the last hour."""
     lines = []
     for name, values in status.items():
         if counters and name not in _PRINTED and isinstance(values, dict):

@@ -1,4 +1,4 @@
-"""Judge the status that a daemon reports of itself: for `colmet status`, its --check and `colmet doctor`."""
+"""Verdicts on the reported status of a daemon: for `colmet status`, its --check and `colmet doctor`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime.checks import DaemonVerdict, Finding, Level, fail, good, warn
 from colmet.common.runtime.plural import counted
 
-SETTLED_S = 10.0  # by when a node has reached a collector that there is
+SETTLED_S = 10.0  # time for a node to reach a running collector
 JUST_STARTED = ("not heard of yet",)
-# What is reported of the last hour without a warning: very short jobs have no rows, and CPUs may be taken away.
+# Events of the last hour without a warning: very short jobs have no rows, and CPUs may be removed.
 HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
 
 StatusOrError = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
@@ -19,12 +19,12 @@ _Figures = list[tuple[str, float, str]]
 
 
 def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> DaemonVerdict:
-    """Return what is wrong with a daemon.
+    """Return the verdict on a daemon.
 
     Args:
-        status: of either daemon, or why there is none.
+        status: of either daemon, or the error in place of it.
         max_age_s: longest time without a sample, a message of a node, or an output.
-        max_behind_s: longest time that rows may wait.
+        max_behind_s: longest waiting time of rows.
     """
     if isinstance(status, ColmetError):
         cannot_ask = isinstance(status, ConfigError) or (isinstance(status, Unreachable) and status.why == "denied")
@@ -65,7 +65,7 @@ def _judge_node(
 
 
 def _judge_uplinks(collectors: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Return what is wrong with a node's connections to its collectors; nothing where one of them works."""
+    """Return the problems of a node's uplinks; none if one of them works."""
     found: list[Finding] = []
     for one in collectors:
         settled = one["since_s"] > SETTLED_S
@@ -125,9 +125,9 @@ def _judge_collector(
 
 
 def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
-    """Return the age of the latest rows, by node, of nodes that send and are behind by more than that.
+    """Return the age of the latest rows, by node, for sending nodes with more than this delay.
 
-    Where none of them is among the senders of the status, the highest age stands for 'a node'.
+    If the senders of the status include none of them, the highest age is that of 'a node'.
     """
     if (senders["lag_max_s"] or 0) <= max_behind_s:
         return {}
@@ -136,7 +136,7 @@ def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
 
 
 def _shared(senders: Mapping[str, Any]) -> list[str]:
-    """Return the host names that several agents send under, each with the names that they are stored under."""
+    """Return the host names used by several agents, each with the names of its stored rows."""
     return [f"{host}: stored as {', '.join(names)}" for host, names in senders.get("shared_names", {}).items()]
 
 
@@ -151,7 +151,7 @@ def count(value: int) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return seconds as people read them."""
+    """Return seconds as text with a suitable unit."""
     if abs(seconds) < 90:
         return f"{seconds:.1f} s"
     if seconds < 90 * 60:

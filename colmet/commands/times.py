@@ -1,4 +1,4 @@
-"""Times as people type them: of a clock, of a day, or some time ago. Without a zone they are local time."""
+"""Times typed by users: of a clock, of a day, or relative to now. Without a zone they are local time."""
 
 from __future__ import annotations
 
@@ -26,23 +26,22 @@ _DAYS = {"today": 0, "yesterday": 1}
 
 
 def moment(text: str, now: float | None = None) -> int:
-    """Return the time that a text names, in seconds since 1970: an option type.
+    """Return a time given as text, in seconds since 1970: an option type.
 
     - ``1795262400``: seconds since 1970.
-    - ``2h``, ``-90min``, ``1h30m``, ``3 days ago``: so long before now; a day has 24 hours.
+    - ``2h``, ``-90min``, ``1h30m``, ``3 days ago``: this duration before now; a day has 24 hours.
     - ``now``, ``today``, ``yesterday``: now, or the beginning of the day.
-    - ``20:33``, ``20:33:07``: the last time that the clock showed this; after a day (``yesterday 20:33``): then.
+    - ``20:33``, ``20:33:07``: the latest such time of the clock; with a day (``yesterday 20:33``): on that day.
     - ``2026-11-21``, ``2026-11-21 20:33``, ``2026-11-21T20:33:07+01:00``, ``...Z``: a date of ISO 8601.
 
-    A time that the clock shows twice, at the end of summer time, is the first of the two; one that it skips is an hour
-    later.
+    An ambiguous time, at the end of summer time, is the first of the two; a skipped one is an hour later.
 
     Args:
-        text: as it was typed.
+        text: typed by the user.
         now: seconds since 1970; the clock's by default.
 
     Raises:
-        argparse.ArgumentTypeError: it is no time.
+        argparse.ArgumentTypeError: the text is no time.
     """
     now = time.time() if now is None else now
     try:

@@ -1,4 +1,4 @@
-"""Numbers as people read them, with three digits; an unknown one is a dash."""
+"""Formatting of numbers with units, to three digits; an unknown one is a dash."""
 
 from __future__ import annotations
 

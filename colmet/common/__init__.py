@@ -1,1 +1,1 @@
-"""What both daemons agree on: data types, wire formats, transport, shared options."""
+"""Definitions shared by both daemons: data types, wire formats, transport, shared options."""

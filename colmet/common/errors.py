@@ -1,6 +1,6 @@
 """Every exception that Colmet raises on purpose.
 
-Who raises and who catches each is a table in docs/architecture.md.
+docs/architecture.md has the table of raisers and handlers.
 """
 
 from __future__ import annotations
@@ -11,19 +11,19 @@ _LONG = 100  # characters of a command line in an error
 
 
 class ColmetError(Exception):
-    """Base of all of them; its text is written for the administrator."""
+    """Base of all Colmet exceptions; its text is written for the administrator."""
 
 
 class ConfigError(ColmetError):
-    """The command line or the environment asks for what cannot be done; the daemon exits with status 2."""
+    """An impossible request on the command line or in the environment; the daemon exits with status 2."""
 
 
 class WireError(ColmetError):
-    """A message does not follow its dialect; it is refused whole."""
+    """A message that violates its dialect; it is refused whole."""
 
 
 class OverBudget(WireError):
-    """A message needs more of the collector than its sender may use now; it may be taken later.
+    """A message that exceeds its sender's current budget at the collector; it may be accepted later.
 
     Attributes:
         budget: "fields", "tables" or "hosts".
@@ -35,26 +35,26 @@ class OverBudget(WireError):
 
 
 class ParseError(ColmetError):
-    """A file does not have the form its source documents."""
+    """A file with another form than its source documents."""
 
     def __init__(self, path: str, text: object) -> None:
         super().__init__(f"{path}: cannot parse {text!r}")
 
 
 class BackendUnavailable(ColmetError):
-    """This node lacks what an input backend needs: hardware, driver, right or library."""
+    """A missing requirement of an input backend on this node: hardware, driver, permission or library."""
 
 
 class OutputUnavailable(ColmetError):
-    """An output cannot take rows now (disk full, database away); it is to be tried again with the same rows."""
+    """A temporary failure of an output (disk full, database away); to be retried with the same rows."""
 
 
 class CommandFailed(ColmetError):
-    """A program that is asked for values cannot be started, fails, or does not answer in time.
+    """Failure of a program run for its values: it cannot be started, fails, or exceeds its timeout.
 
     Attributes:
-        text: what went wrong, without the command line.
-        why: "absent", "status", "late", or "" for what else there is.
+        text: the problem, without the command line.
+        why: "absent", "status", "late", or "" for other causes.
     """
 
     def __init__(self, argv: Sequence[str], text: str, why: str = "") -> None:
@@ -65,11 +65,11 @@ class CommandFailed(ColmetError):
 
 
 class Refused(ColmetError):
-    """What was asked for on the control socket cannot be done; the text says why, to whoever asked."""
+    """A request on the control socket that cannot be carried out; the text gives the client the reason."""
 
 
 class Unreachable(ColmetError):
-    """No daemon answers on its control socket.
+    """No reply from a daemon on its control socket.
 
     Attributes:
         why: "absent", "denied" or "silent".

@@ -1,8 +1,8 @@
-"""By how much a counter has grown between its readings: the one place where two readings become growth, rate or sum.
+"""Growth of a counter between its readings: the one place that computes growth, rates and sums.
 
-A counter that goes back began again, or the rows are of two senders, or of a clock that was set back. Rows do not say
-which it is. So growth counts only where it is possible: it is not negative, not more than the hardware can do in the
-time, and no leap to the level of another counter. All else is missing, NaN: a gap, never 0 and never a spike.
+A counter that decreases was reset, or the rows mix two senders, or a clock was set back. Rows do not identify the
+cause. So growth counts only if it is possible: not negative, within the capacity of the hardware, and no leap to the
+level of another counter. All else is missing, NaN: a gap, never 0 and never a spike.
 
 Times are seconds since 1970. Nothing here reads or waits.
 """
@@ -30,24 +30,24 @@ from colmet.common.measures import (
 
 Floats = npt.NDArray[np.float64]
 
-GAP_PERIODS = 3  # readings that are more than this many periods apart have no rate
-SLACK_S = 1.0  # stored times are whole seconds, and what a sample reads is read after its time
+GAP_PERIODS = 3  # no rate between readings more than this many periods apart
+SLACK_S = 1.0  # stored times are whole seconds, and counters are read shortly after the time of their sample
 MOST_WATTS = 5000.0  # of one GPU or one RAPL zone; the largest have a third of that
 
 
 class Capacity(NamedTuple):
-    """What a job, or a node, has on one host, or on each of many: arrays of one shape. NaN is not known.
+    """Capacity of a job, or a node, on one host, or on each of many: arrays of one shape. NaN is unknown.
 
     Attributes:
-        cpus: on which it can run at one time.
-        tasks: that it had at one time, at most.
+        cpus: available to it at one time.
+        tasks: its maximum at one time.
     """
 
     cpus: float | Floats = math.nan
     tasks: float | Floats = math.nan
 
     def joined(self, other: Capacity) -> Capacity:
-        """The most of both."""
+        """Return the maximum of both."""
         return Capacity(*[float(np.fmax(*pair)) for pair in zip(self, other)])
 
 
@@ -57,10 +57,10 @@ NODE_CPUS = (NODE_CPU_COUNT.best.table, NODE_CPU_COUNT.best.column)
 
 
 def ceiling(table: str, column: str, capacity: Capacity) -> Floats:
-    """The most by which a counter of time can grow in a second, in seconds; infinite where it is not known.
+    """Return the maximum growth of a time counter in one second, in seconds; infinite if unknown.
 
-    CPU time is bounded by the CPUs, waits by the tasks. Where the number of tasks is not known, the CPUs bound waits
-    for I/O and memory. Nothing bounds waits for a CPU then: any number of tasks may wait for one.
+    CPU time is bounded by the CPUs, waits by the tasks. If the number of tasks is unknown, the CPUs bound waits for I/O
+    and memory, and waits for a CPU are unbounded: any number of tasks may wait for one.
     """
     cpus, tasks = np.asarray(capacity.cpus, np.float64), np.asarray(capacity.tasks, np.float64)
     most = np.full(cpus.shape, np.nan)
@@ -68,53 +68,53 @@ def ceiling(table: str, column: str, capacity: Capacity) -> Floats:
         most = np.ones(cpus.shape)
     elif (table, column) in _CPU_TIME:
         most = cpus
-    elif (table, column) in _WAITS:  # more tasks may have been there between two samples
+    elif (table, column) in _WAITS:  # more tasks may have existed between two samples
         most = np.where(tasks > 0, np.fmax(tasks, cpus), np.nan if (table, column) in WAIT_CPU.places else cpus)
     return np.where(most > 0, most, np.inf)
 
 
 def is_late(table: str, column: str) -> bool:
-    """Whether a counter grows at the end of what it counts: the kernel counts a wait when it is over."""
+    """Return whether a counter grows only at the end of an event: the kernel counts a wait when it is over."""
     return (table, column) in _WAITS
 
 
 def largest(*columns: Floats) -> float:
-    """The largest value of some columns; NaN where none has one."""
+    """Return the maximum of some columns; NaN if all are missing."""
     return float(np.fmax.reduce(np.concatenate([[np.nan], *columns])))
 
 
 def of_columns(columns: Mapping[str, Floats]) -> Capacity:
-    """What a job had at one time at most, as the columns `CAPACITY_COLUMNS` say."""
+    """Return a job's maximum capacity at one time, from the columns `CAPACITY_COLUMNS`."""
     cpus, *tasks = [columns[name] for name in CAPACITY_COLUMNS]
     return Capacity(largest(cpus), largest(*tasks))
 
 
 def is_bounded(table: str, column: str) -> bool:
-    """Whether `ceiling` may bound a column."""
+    """Return whether `ceiling` may bound a column."""
     return (table, column) in _CPU_TIME | _WAITS | _PRESSURE
 
 
 def plausible(grown: Floats, seconds: Floats, most: float | Floats = math.inf) -> Floats:
-    """What has grown between two readings each; NaN where that cannot be.
+    """Return the growth of each step; NaN if it is impossible.
 
     Args:
-        grown: by which the later reading is higher.
+        grown: the later reading minus the earlier one.
         seconds: between both.
-        most: by which it can grow in a second; infinite or NaN where it is not known.
+        most: maximum growth in a second; infinite or NaN if unknown.
     """
     with np.errstate(invalid="ignore"):
         return np.where((grown >= 0) & (seconds >= 0) & ~(grown > most * (seconds + SLACK_S)), grown, np.nan)
 
 
 def per_second(grown: Floats, seconds: Floats, most: float | Floats = math.inf) -> Floats:
-    """The rates of `plausible` growth: never above `most`, NaN where two readings have one time."""
+    """Return the rates of `plausible` growth: never above `most`, NaN for two readings with one time."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found = np.where(seconds > 0, plausible(grown, seconds, most) / seconds, np.nan)
     return np.minimum(found, np.where(np.isnan(most), np.inf, most))
 
 
 def in_order(times: npt.NDArray[np.number], values: Floats) -> tuple[Floats, Floats]:
-    """The known readings of a counter, by time and those of one second by value: stores need not keep their order."""
+    """Return the known readings of a counter by time, those of one second by value: stores need not keep order."""
     here = np.isfinite(values)
     at, values = times[here].astype(np.float64), values[here]
     if (np.diff(values) >= 0).all() and (np.diff(at) >= 0).all():
@@ -124,9 +124,10 @@ def in_order(times: npt.NDArray[np.number], values: Floats) -> tuple[Floats, Flo
 
 
 def _without_strays(at: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Readings without a single one that is lower than the one before, while the next is not.
+    """Drop each single reading below its predecessor and not above its successor.
 
-    It is of a clock that was set back. Every other one is of another sender, and stays: then no step is known.
+    A single low reading comes from a clock that was set back. If every other one is low, there is a second sender: they
+    stay, and no step is known.
     """
     low = np.zeros(len(values) + 4, bool)
     low[3:-3] = (values[1:-1] < values[:-2]) & (values[2:] >= values[:-2])
@@ -135,12 +136,12 @@ def _without_strays(at: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def grown(times: Floats, values: Floats, most: float = math.inf) -> Floats:
-    """The growth from each reading to the next; NaN where it cannot have been. Shape (n - 1,).
+    """Return the growth from each reading to the next; NaN if impossible. Shape (n - 1,).
 
     Args:
         times: ascending, shape (n,).
-        values: known, shape (n,).
-        most: what a second can have.
+        values: without NaN, shape (n,).
+        most: maximum growth in a second.
     """
     found = plausible(np.diff(values), np.diff(times), most)
     found[_leaps_up(values) | _leaps_up(-values[::-1])[::-1]] = np.nan
@@ -148,9 +149,9 @@ def grown(times: Floats, values: Floats, most: float = math.inf) -> Floats:
 
 
 def gaps(times: Floats) -> npt.NDArray[np.bool_]:
-    """Which steps from one time to the next are gaps: far longer than those around them; shape (n - 1,).
+    """Return a mask of the gaps: steps in time far longer than their neighbours; shape (n - 1,).
 
-    The period of samples may be another one later on: it is that of the two steps before and after.
+    The sampling period may change later: the two steps before and after define it.
     """
     steps = np.diff(times)
     if not len(steps):
@@ -161,12 +162,12 @@ def gaps(times: Floats) -> npt.NDArray[np.bool_]:
 
 
 class Rates(NamedTuple):
-    """The growth of a counter per second; one less than there are times with a value, shape (n - 1,) each.
+    """Growth of a counter per second, for each time with a value except the first; shape (n - 1,) each.
 
     Attributes:
-        times: at the end of each step, each once and ascending.
-        seconds: that each step took.
-        values: NaN where not known.
+        times: ends of the steps, unique and ascending.
+        seconds: duration of each step.
+        values: NaN if unknown.
     """
 
     times: Floats
@@ -175,15 +176,15 @@ class Rates(NamedTuple):
 
 
 def rates(times: npt.NDArray[np.number], values: Floats, most: float = math.inf) -> Rates:
-    """The growth per second up to each time but the first; NaN after a gap, and where it cannot have been.
+    """Return the growth per second up to each time but the first; NaN after a gap, and for impossible growth.
 
-    Of rows of one second the first counts: a job's last row may be of the second of the sample before, and of the last
-    one of both the growth would be that of nearly two seconds in one.
+    Of rows with the same second the first counts: a job's last row may share the second of the previous sample. With
+    the last row, the growth of nearly two seconds would count as that of one.
 
     Args:
         times: of the readings, in any order, shape (n,).
-        values: NaN where missing, shape (n,).
-        most: what a second can have.
+        values: NaN if missing, shape (n,).
+        most: maximum growth in a second.
     """
     at, values = _without_strays(*in_order(times, values))
     if len(at) < 2:
@@ -197,10 +198,10 @@ def rates(times: npt.NDArray[np.number], values: Floats, most: float = math.inf)
 
 
 def _leaps_up(values: Floats) -> npt.NDArray[np.bool_]:
-    """Which steps lead back to, or beyond, a level that had been left, in one leap: that of another sender.
+    """Return a mask of the steps that return in one leap to a level left before, or beyond it: another sender's.
 
-    A counter that began again passes that level, too; its step is small against the way. Of values turned round, those
-    are found that leave the level.
+    A counter after a reset passes its old level, too, but in steps small compared with the way. With reversed values,
+    the mask has the steps that leave the level.
     """
     steps = np.diff(values)
     if not (steps < 0).any():
@@ -214,12 +215,12 @@ def _leaps_up(values: Floats) -> npt.NDArray[np.bool_]:
 
 
 class Sum(NamedTuple):
-    """What a counter has counted up to each of some times; it never falls.
+    """Cumulative sum of a counter at some times; it never falls.
 
     Attributes:
         times: ascending, shape (n,).
         values: shape (n,).
-        left_out: steps that cannot have been, and are not in it.
+        left_out: impossible steps, not in the sum.
     """
 
     times: Floats
@@ -228,7 +229,7 @@ class Sum(NamedTuple):
 
     @property
     def total(self) -> float:
-        """All of it; NaN where there is no reading."""
+        """Return the final sum; NaN without a reading."""
         return float(self.values[-1]) if len(self.values) else math.nan
 
 
@@ -239,17 +240,17 @@ def summed(
     since: float | None = None,
     late: bool = False,
 ) -> Sum:
-    """What a counter has counted, whatever its readings do. Later rows never make it less.
+    """Return the cumulative sum of a counter across resets and mixed senders. Later rows never make it less.
 
-    Where a counter goes back, what it counts from there on is added; where it then comes back to the level that it had
-    in one leap, only what is beyond that level.
+    After a decrease, growth from the lower level is added. If the counter then returns to its former level in one leap,
+    only growth beyond that level is added.
 
     Args:
         times: of the readings, in any order, shape (n,).
-        values: NaN where missing, shape (n,).
-        most: what a second can have: in each step and in all of them.
-        since: when the counter was 0; None where what it had at first was counted earlier, and is not asked for.
-        late: whether a step may have what belongs to the time before it, as `is_late` tells.
+        values: NaN if missing, shape (n,).
+        most: maximum growth in a second: in each step and in all of them.
+        since: when the counter was 0; None if its first value was counted earlier and is to be excluded.
+        late: whether a step may include growth of the time before it, see `is_late`.
     """
     at, values = in_order(times, values)
     if not len(at):
@@ -268,7 +269,7 @@ def summed(
     known = plausible(steps, elapsed if late else seconds, most)
     left_out = int(np.count_nonzero(np.isnan(known) & (steps > 0)))
     total = np.nancumsum(known)
-    if math.isfinite(most):  # a second of slack for each step may be more than there was
+    if math.isfinite(most):  # a second of slack for each step may exceed the total time
         beyond = np.maximum.accumulate(np.maximum(total - most * (elapsed + SLACK_S), 0.0))
         left_out += int(beyond[-1] > 0)
         total = total - beyond

@@ -1,7 +1,7 @@
-"""Measures: the quantities that people read of jobs and nodes, each declared once, with the columns that have it.
+"""Measures: quantities that people read of jobs and nodes, each declared once with its columns.
 
-A measure has one column, or several of which the first with a value counts. All readers of stored and latest rows, the
-dashboards and the page read these declarations; no other list of columns exists but those of the old dialects.
+A measure has one column, or several; the first with a value counts. All readers of stored and latest rows, the
+dashboards and the page read these declarations; the only other lists of columns are those of the old dialects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from colmet.common.units import UNITS, Unit
 JOBS, NODES = "job", "node"  # scopes
 CGROUP, TASKS, PROCESSES = "cgroup", "tasks", "processes"
 ORIGINS = {CGROUP: "its cgroup", TASKS: "its tasks", PROCESSES: "its processes, from /proc"}
-SUM, MEAN, MAX, ALL = "sum", "mean", "max", "all"  # ways to fold hosts; ALL: a sum that is missing where one host's is
+SUM, MEAN, MAX, ALL = "sum", "mean", "max", "all"  # ways to fold hosts; ALL: a sum, missing if one host's value is
 TOTAL, LAST = "total", "last"  # more ways to fold the samples of one host: all growth, and the last value
 BY_CPUS, BY_TASKS, BY_TIME = "cpus", "tasks", "time"  # bounds of the growth of counters of time
 CGROUP_TABLE, TASKS_TABLE, PROCESSES_TABLE = "cgroup_default", "taskstats_default", "jobprocstats_default"
@@ -28,12 +28,12 @@ POWER_TABLE, ZONES = "ipmipowerstats_default", "raplzones_default"
 
 
 class Source(NamedTuple):
-    """A column that has the values of a measure.
+    """A column with values of a measure.
 
     Attributes:
         table: of the column.
         column: its name.
-        origin: one of `ORIGINS` where the sources of a measure count different things; else empty.
+        origin: one of `ORIGINS` if the sources of a measure count different things; else empty.
     """
 
     table: str
@@ -42,17 +42,17 @@ class Source(NamedTuple):
 
     @property
     def field(self) -> Field:
-        """The declaration of the column."""
+        """Return the declaration of the column."""
         return _field(self.table, self.column)
 
     @property
     def unit(self) -> Unit:
-        """The unit of the column, as it is stored."""
+        """Return the unit of the column, as stored."""
         return UNITS[self.field.unit]
 
     @property
     def factor(self) -> float:
-        """The factor from stored numbers to bytes, seconds, watts and shares of one."""
+        """Return the factor from stored numbers to bytes, seconds, watts and fractions."""
         return self.unit.scale
 
 
@@ -67,15 +67,15 @@ class Measure(NamedTuple):
     """A quantity that people read.
 
     Attributes:
-        key: its name in commands and answers.
+        key: its name in commands and replies.
         label: a few words, for a legend.
-        help: a sentence; of a counter, what it counts.
+        help: a sentence; of a counter, the counted things.
         scope: `JOBS` or `NODES`.
         sources: the best first.
-        hosts: how the values of several hosts become one: SUM, MEAN, MAX or ALL.
-        time: how the samples of one host become one: TOTAL (of counters), MEAN, MAX or LAST.
-        is_rate: whether the value now of a counter is its growth per second, and not the counter.
-        bound: what bounds the growth of a counter of time: BY_CPUS, BY_TASKS, BY_TIME; empty for others.
+        hosts: fold of the values of several hosts: SUM, MEAN, MAX or ALL.
+        time: fold of the samples of one host: TOTAL (of counters), MEAN, MAX or LAST.
+        is_rate: whether the current value of a counter is its growth per second, and not the counter.
+        bound: bound of the growth of a time counter: BY_CPUS, BY_TASKS, BY_TIME; empty for others.
     """
 
     key: str
@@ -90,31 +90,31 @@ class Measure(NamedTuple):
 
     @property
     def places(self) -> list[tuple[str, str]]:
-        """Table and column of each source."""
+        """Return table and column of each source."""
         return [(source.table, source.column) for source in self.sources]
 
     @property
     def best(self) -> Source:
-        """The first source."""
+        """Return the first source."""
         return self.sources[0]
 
     @property
     def kind(self) -> str:
-        """Counter or gauge."""
+        """Return the kind: counter or gauge."""
         return self.best.field.kind
 
     @property
     def unit(self) -> Unit:
-        """The unit of the best source, as it is stored."""
+        """Return the unit of the best source, as stored."""
         return self.best.unit
 
     def of(self, *origins: str) -> tuple[Source, ...]:
-        """Return the sources of some origins."""
+        """Return the sources with these origins."""
         return tuple(source for source in self.sources if source.origin in origins)
 
 
 def columns_of(measures: Iterable[Measure]) -> dict[str, tuple[str, ...]]:
-    """Return the columns that have some measures, by table."""
+    """Return the columns of some measures, by table."""
     found: dict[str, dict[str, None]] = {}
     for measure in measures:
         for table, column in measure.places:
@@ -123,7 +123,7 @@ def columns_of(measures: Iterable[Measure]) -> dict[str, tuple[str, ...]]:
 
 
 def bounded(bound: str) -> frozenset[tuple[str, str]]:
-    """Return table and column of each source with growth that is bounded this way."""
+    """Return table and column of each source with this bound of its growth."""
     return frozenset(place for measure in MEASURES.values() if measure.bound == bound for place in measure.places)
 
 
@@ -176,7 +176,7 @@ MEMORY = _job(
     *("memory", "memory used", "Memory that the cgroup is charged for, page cache included; else of the processes."),
     (CGROUP_TABLE, "memory_current", CGROUP),
     (PROCESSES_TABLE, "memory_used", PROCESSES),
-    (PROCESSES_TABLE, "VmRSS", PROCESSES),  # all that an older colmet-node has
+    (PROCESSES_TABLE, "VmRSS", PROCESSES),  # the only one from an older colmet-node
     time=MAX,
 )
 MEMORY_ANON = _job(
@@ -396,7 +396,7 @@ NODE_MEMORY = {
         ("swapfree", "free swap", "Unused swap space."),
     )
 }
-# Memory in use: shared memory, which cannot be given back, is counted among the cached.
+# Memory in use: shared memory cannot be given back, but counts as cached.
 NODE_MEMORY_USED = (
     *((NODE_MEMORY["memtotal"], 1), (NODE_MEMORY["memfree"], -1), (NODE_MEMORY["buffers"], -1)),
     *((NODE_MEMORY["cached"], -1), (NODE_MEMORY["sreclaimable"], -1), (NODE_MEMORY["shmem"], 1)),

@@ -1,4 +1,4 @@
-"""Sets of whole numbers that come in long runs: the sequence numbers of batches."""
+"""Sets of integers in long runs: the sequence numbers of batches."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 
 class Ranges:
-    """A set of whole numbers, kept as the fewest ranges; each is given and told with its first and last number.
+    """A set of integers, kept as the fewest ranges; a range is its first and last number.
 
     Attributes:
         count: numbers in it.
@@ -21,35 +21,35 @@ class Ranges:
         self.count = 0
 
     def __len__(self) -> int:
-        """How many ranges there are."""
+        """Return the number of ranges."""
         return len(self._firsts)
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The ranges, ascending."""
+        """Yield the ranges, ascending."""
         return zip(self._firsts, self._lasts)
 
     def __contains__(self, number: int) -> bool:
-        """Whether this number is in it."""
+        """Return whether the set contains this number."""
         at = bisect_right(self._firsts, number) - 1
         return at >= 0 and number <= self._lasts[at]
 
     @property
     def first(self) -> int:
-        """The lowest number; IndexError where there is none."""
+        """Return the lowest number; IndexError if empty."""
         return self._firsts[0]
 
     @property
     def last(self) -> int:
-        """The highest number; IndexError where there is none."""
+        """Return the highest number; IndexError if empty."""
         return self._lasts[-1]
 
     def add(self, first: int, last: int) -> int:
-        """Put a range in; how many of its numbers were not there."""
+        """Add a range; return how many of its numbers were new."""
         if self._lasts and first == self._lasts[-1] + 1:  # by far the most frequent
             self._lasts[-1] = last
             self.count += last - first + 1
             return last - first + 1
-        # those that it overlaps or touches become one with it
+        # overlapping and adjacent ranges are merged
         start = bisect_left(self._lasts, first - 1)
         end = bisect_right(self._firsts, last + 1)
         before = self.count
@@ -62,7 +62,7 @@ class Ranges:
         return self.count - before
 
     def remove(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Take a range out; those of its numbers that were there."""
+        """Remove a range; return the removed numbers, as ranges."""
         start = bisect_left(self._lasts, first)
         end = bisect_right(self._firsts, last)
         if start >= end:
@@ -76,12 +76,12 @@ class Ranges:
         return gone
 
     def within(self, first: int, last: int) -> list[tuple[int, int]]:
-        """The numbers of a range that are there."""
+        """Return the numbers present in a range, as ranges."""
         start = bisect_left(self._lasts, first)
         end = bisect_right(self._firsts, last)
         return [(max(a, first), min(b, last)) for a, b in zip(self._firsts[start:end], self._lasts[start:end])]
 
     def at_or_after(self, number: int) -> int | None:
-        """The lowest number that is not below this one; None where there is none."""
+        """Return the lowest number not below this one; None without one."""
         at = bisect_left(self._lasts, number)
         return max(number, self._firsts[at]) if at < len(self._firsts) else None

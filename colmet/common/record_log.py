@@ -1,14 +1,14 @@
-r"""A log of records in a file: checksums let a reader find every whole record, whatever happened to the rest.
+r"""A log of records in a file: with its checksums, a reader finds every whole record in a damaged file.
 
 Little-endian; the fields in brackets are in some logs only:
 
     record  4s magic, [B kind], I bytes, Q number, Q time (ns since the epoch), I checksum of the content,
             I checksum of the fields before; then the content
 
-A checksum is a CRC-32 that starts with the log's seed, a random number, so no sender and no job can make content that
-looks like records. A record with a wrong checksum is skipped: the next one is found by its magic and its checksums.
+A checksum is a CRC-32 that starts with the log's seed, a random number, so no sender and no job can forge records. A
+record with a wrong checksum is skipped: the next one is found by its magic and its checksums.
 
-The collector's journal and the spool of node and facility are such logs. Each has its magic, and a head in its files.
+The collector's journal and the spool of node and facility are such logs. Each has its magic, and a header in its files.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ class LogRecord(NamedTuple):
 
 
 class Damage(NamedTuple):
-    """Bytes of a log that are no record."""
+    """Damaged bytes of a log, outside all records."""
 
     offset: int
     size: int
 
 
 def seal(packed: bytes, seed: int = 0) -> bytes:
-    """Return bytes with their checksum behind them."""
+    """Return bytes followed by their checksum."""
     return packed + CRC.pack(crc32(packed, seed))
 
 
 def is_sealed(data: bytes, size: int, seed: int = 0) -> bool:
-    """Return whether data begins with so many bytes and their checksum."""
+    """Return whether data begins with `size` bytes and their checksum."""
     return len(data) >= size + CRC.size and CRC.unpack_from(data, size)[0] == crc32(data[:size], seed)
 
 
@@ -89,12 +89,12 @@ class LogReader:
         form: of its records.
         seed: of its checksums.
         read: returns bytes of the file from an offset on, fewer at its end.
-        size: returns the bytes of the file.
-        offset: where the first record starts.
-        checks_content: whether a record with a damaged content is damage; otherwise it is returned as it is.
+        size: returns the size of the file in bytes.
+        offset: start of the first record.
+        checks_content: whether a record with damaged content counts as damage; otherwise it is returned as it is.
 
     Attributes:
-        offset: where the next record starts.
+        offset: start of the next record.
     """
 
     def __init__(
@@ -113,26 +113,26 @@ class LogReader:
         self._read = read
         self._checks_content = checks_content
         self._buffer = b""
-        self._start = 0  # of the buffer, in the file
+        self._start = 0  # file offset of the buffer
 
     @classmethod
     def of_bytes(cls, form: RecordForm, seed: int, data: bytes, offset: int, checks_content: bool = True) -> LogReader:
-        """Return a reader of a file that is in memory."""
+        """Return a reader of a file in memory."""
         return cls(form, seed, lambda at, size: data[at : at + size], lambda: len(data), offset, checks_content)
 
     def _get(self, offset: int, size: int) -> bytes:
         start = offset - self._start
         if start < 0 or start + size > len(self._buffer):
-            # again from the file, always: it may have grown
+            # always read the file again: it may have grown
             self._buffer, self._start, start = self._bytes(offset, max(size, READ_BYTES)), offset, 0
         return self._buffer[start : start + size]
 
     def _bytes(self, offset: int, size: int) -> bytes:
-        size = min(size, self.size() - offset)  # memory for the size in a damaged record must not be allocated
+        size = min(size, self.size() - offset)  # do not allocate the size found in a damaged record
         return self._read(offset, size) if size > 0 else b""
 
     def _at(self, offset: int) -> LogRecord | None:
-        """Return the whole record that starts there; None where there is none."""
+        """Return the whole record that starts at `offset`; None without one."""
         form = self._form
         packed = self._get(offset, form.header_bytes)
         if not packed.startswith(form.magic) or not is_sealed(packed, form.fields.size, self._seed):
@@ -146,7 +146,7 @@ class LogReader:
         return LogRecord(number, kinds[0] if kinds else 0, time_ns, content, offset)
 
     def _search(self, offset: int) -> int | None:
-        """Return where the next whole record starts, at `offset` or behind it."""
+        """Return the start of the next whole record, at `offset` or behind it."""
         magic = self._form.magic
         while True:
             window = self._bytes(offset, READ_BYTES)
@@ -160,10 +160,10 @@ class LogReader:
             offset += len(window) - len(magic) + 1
 
     def read(self) -> Iterator[LogRecord | Damage]:
-        """Yield the records from `offset` on, and the damage between them; `offset` moves along.
+        """Yield the records from `offset` on, and the damage between them; `offset` advances.
 
-        At the end of the file it stops, and may be called again when there is more. What is behind the last whole
-        record is not damage: it may be a record that is being written.
+        It stops at the end of the file, and may be called again after more was written. Bytes behind the last whole
+        record are not damage: they may be a record being written.
         """
         while True:
             record = self._at(self.offset)
@@ -172,7 +172,7 @@ class LogReader:
                 if found is None:
                     return
                 self._buffer = b""
-                record = self._at(self.offset)  # it may have been written meanwhile, as the one behind it was
+                record = self._at(self.offset)  # it may be complete by now, as the one behind it is
                 if record is None:
                     start, self.offset = self.offset, found
                     yield Damage(start, found - start)
@@ -181,7 +181,7 @@ class LogReader:
             yield record
 
     def content(self, damage: Damage, max_bytes: int) -> bytes:
-        """Return the bytes of a damage, at most `max_bytes`."""
+        """Return the damaged bytes, at most `max_bytes`."""
         return self._bytes(damage.offset, min(damage.size, max_bytes))
 
 
@@ -202,10 +202,14 @@ class LogWriter:
         self.size = 0
 
     def append(self, packed: bytes, durable: bool = False) -> None:
-        """Append bytes; `durable`: they survive a power failure.
+        """Append bytes.
+
+        Args:
+            packed: whole records.
+            durable: whether they must survive a power failure.
 
         Raises:
-            OSError: they cannot be written; `cut` removes what was.
+            OSError: they cannot be written; `cut` removes a partial write.
         """
         write_all(self._descriptor, packed)
         if durable:
@@ -213,17 +217,17 @@ class LogWriter:
         self.size += len(packed)
 
     def cut(self, size: int | None = None) -> None:
-        """Remove what a failed write left, or all behind `size` bytes.
+        """Remove a partial write, or all behind `size` bytes.
 
         Raises:
-            OSError: it cannot be removed: append no more, as a reader would stop at it.
+            OSError: it cannot be removed. Append no more: a reader would stop at it.
         """
         size = self.size if size is None else size
         os.ftruncate(self._descriptor, size)
         self.size = size
 
     def close(self) -> None:
-        """Close the file; also twice."""
+        """Close the file; idempotent."""
         if self.is_open:
             self.is_open = False
             os.close(self._descriptor)

@@ -1,8 +1,8 @@
-"""The data types that everything measured is made of.
+"""Data types of all measurements.
 
-A backend declares one `Schema` of `Field`s and yields `Sample`s; the agent packs them into `Table`s and one
-`Batch` a tick. The collector handles the same types, from descriptions that travel with the rows, so it needs
-no list of metrics of its own.
+A backend declares one `Schema` of `Field`s and yields `Sample`s; the agent packs them into `Table`s and one `Batch` a
+tick. The collector uses the same types, built from descriptions sent with the rows, so it needs no list of metrics of
+its own.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ class Field:
         name: the kernel's or Colmet 0.6's name.
         unit: one of `colmet.common.units.UNITS`.
         kind: counter (only grows), gauge, or label.
-        help: what it means; ends with its source (file, struct field, command column).
+        help: meaning; ends with its source (file, struct field, command column).
         dtype: i8, f4, f8 or S<bytes>.
-        fold: how the values of tasks make the value of their job: sum, max, min or first.
+        fold: how the values of tasks are combined into the job's value: sum, max, min or first.
     """
 
     name: str
@@ -70,20 +70,20 @@ class Field:
 
     @property
     def missing(self) -> int | float | bytes:
-        """What stands in a packed row for a value that was not measured."""
+        """Return the packed value for "not measured"."""
         if self.dtype[0] == "S":
             return b""
         return float("nan") if self.dtype[0] == "f" else MISSING_INT
 
 
 def label(name: str, size: int, text: str, source: str) -> Field:
-    """A field that says what its row is about, in at most `size` bytes.
+    """Return the declaration of a label of its row, at most `size` bytes.
 
     Args:
         name: of the field.
-        size: in bytes; what is longer is cut.
-        text: what it means, a sentence.
-        source: where it comes from, without a full stop.
+        size: in bytes; longer values are truncated.
+        text: meaning, a sentence.
+        source: file, struct field or command column, without a full stop.
     """
     return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{size}", fold="first")
 
@@ -124,42 +124,42 @@ class Schema:
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        """Little-endian packed row: ``job_id`` (i8), then the fields in order."""
+        """Return the type of a packed row, little-endian: ``job_id`` (i8), then the fields in order."""
         kinds = [(f.name, f.dtype if f.dtype[0] == "S" else "<" + f.dtype) for f in self.fields]
         return np.dtype([("job_id", "<i8"), *kinds])
 
     @cached_property
     def row_bytes(self) -> int:
-        """Of a packed row."""
+        """Return the size of a packed row in bytes."""
         return int(self.dtype.itemsize)
 
     @cached_property
     def missing(self) -> tuple[tuple[str, int | float | bytes], ...]:
-        """Each field's name, and what stands in a packed row for a value that was not measured."""
+        """Return each field's name and its packed value for "not measured"."""
         return tuple([(field.name, field.missing) for field in self.fields])
 
     @cached_property
     def undeclared(self) -> int:
-        """Number of columns that Colmet does not declare: those of a later version, or a site's own."""
-        from colmet.common.tables import undeclared  # which is made of schemas
+        """Return the number of columns unknown to this Colmet: those of a later version, or a site's own."""
+        from colmet.common.tables import undeclared  # imported here: it consists of schemas
 
         return undeclared(self)
 
     @cached_property
     def text(self) -> str:
-        """The canonical description: a line for the table, then one for each field."""
+        """Return the canonical description: a line for the table, then one for each field."""
         lines = [f"{self.name} {self.scope}"]
         lines += [f"{f.name} {f.unit} {f.kind} {f.dtype} {f.fold}" for f in self.fields]
         return "\n".join(lines)
 
     @cached_property
     def digest(self) -> bytes:
-        """16 bytes that name this description for ever (BLAKE2b of `text`)."""
+        """Return 16 bytes that identify this description for ever (BLAKE2b of `text`)."""
         return blake2b(self.text.encode(), digest_size=16).digest()
 
     @classmethod
     def parse(cls, text: str) -> Schema:
-        """The schema that `text` describes.
+        """Return the schema of a canonical description.
 
         Raises:
             ValueError: not the canonical description of an allowed schema.
@@ -175,7 +175,7 @@ class Schema:
         return cls(name, scope, fields)
 
     def empty_rows(self, count: int) -> Rows:
-        """`count` rows in which every field is missing and the job is 0."""
+        """Return `count` rows of job 0 with every field missing."""
         return self._empty_row.repeat(count)
 
     @cached_property
@@ -187,10 +187,10 @@ class Schema:
 
 
 class Sample(NamedTuple):
-    """What a backend yields: one row. None, or a name left out, is a missing value.
+    """A row as a backend yields it. None, or an absent name, is a missing value.
 
     Attributes:
-        job_id: whose row it is; 0 is the node.
+        job_id: job of the row; 0 is the node.
         values: by name.
         schema: of the row's table; None for the backend's first.
     """
@@ -205,9 +205,9 @@ class Table:
 
     Args:
         schema: of every row.
-        time_ns: when they were measured, since the epoch.
-        rows: an array of the schema's type, or its bytes, which become an array only where one is asked for: on the way
-            from a message to a file that is once for the rows of thousands of messages.
+        time_ns: time of the measurement, since the epoch.
+        rows: an array of the schema's type, or its bytes. Bytes become an array on first use: on the way from message
+            to file that is once for the rows of thousands of messages.
     """
 
     __slots__ = ("_rows", "schema", "time_ns")
@@ -226,19 +226,19 @@ class Table:
 
     @property
     def rows(self) -> Rows:
-        """The rows, shape (n,); not to be written to."""
+        """Return the rows, shape (n,); read-only."""
         if isinstance(self._rows, bytes):
             self._rows = np.frombuffer(self._rows, self.schema.dtype)
         return self._rows
 
     @property
     def packed(self) -> bytes:
-        """The rows as bytes, one after the other."""
+        """Return the rows as contiguous bytes."""
         return self._rows if isinstance(self._rows, bytes) else self._rows.tobytes()
 
     @classmethod
     def from_samples(cls, schema: Schema, time_ns: int, samples: Sequence[Sample]) -> Table:
-        """Pack samples; a name that the schema does not have raises ValueError."""
+        """Pack samples; raise ValueError for a name unknown to the schema."""
         packed = []
         for sample in samples:
             values = sample.values
@@ -252,25 +252,25 @@ class Table:
         return cls(schema, time_ns, np.array(packed, dtype=schema.dtype))
 
     def samples(self) -> Iterable[Sample]:
-        """The rows as samples, missing values as None. For people and tests; outputs work on `rows`."""
+        """Return the rows as samples, missing values as None. For people and tests; outputs use `rows`."""
         for row in self.rows:
             yield Sample(int(row["job_id"]), {f.name: present(f, row[f.name]) for f in self.schema.fields})
 
 
 def present(field: Field, packed: Any) -> Value:
-    """The Python value of one packed cell, or None where it is missing."""
+    """Return the Python value of one packed cell, or None if it is missing."""
     value: Value = packed.item()
     if value == field.missing or value != value:
         return None
-    # 0.44 as f4 is 0.4399999976 as a Python float; its text is the shortest that means the same f4
+    # 0.44 as f4 is 0.4399999976 as a Python float; its text is the shortest for the same f4
     return float(str(packed)) if field.dtype == "f4" else value
 
 
 class Batch(NamedTuple):
     """One tick of one agent.
 
-    (host, epoch, seq) names a batch for ever; both are None in the dialects of older nodes, which do not number
-    their messages. `jobs` are the jobs on the node at that tick, None where the dialect does not say.
+    (host, epoch, seq) identifies a batch for ever; epoch and seq are None in the dialects of older nodes, which do not
+    number their messages. `jobs` are the jobs on the node at that tick, None if the dialect lacks them.
     """
 
     host: str
@@ -282,11 +282,11 @@ class Batch(NamedTuple):
 
     @property
     def row_count(self) -> int:
-        """Rows in all its tables."""
+        """Return the number of rows in all tables."""
         return sum(map(len, self.tables))
 
     @property
     def size_bytes(self) -> int:
-        """About how much memory it takes."""
+        """Return the approximate memory used, in bytes."""
         tables = sum([len(table) * table.schema.row_bytes + 500 for table in self.tables])
         return tables + 36 * len(self.jobs or ()) + 1000

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 _SI = ("", "k", "M", "G", "T", "P", "E")
 _BINARY = ("", "Ki", "Mi", "Gi", "Ti", "Pi", "Ei")
-_SMALL = ("n", "µ", "m", "")  # of seconds: nobody counts in kiloseconds
+_SMALL = ("n", "µ", "m", "")  # of seconds: kiloseconds are not in use
 _NONE = ("",)
 
 
@@ -15,17 +15,17 @@ class Unit(NamedTuple):
     """A unit of stored numbers, or of their growth per second.
 
     Attributes:
-        name: the word that schemas have.
-        symbol: of the unit that charts show; empty for numbers of things.
-        factor: multiplies a stored number, to have the unit of `symbol`.
+        name: the word in schemas.
+        symbol: of the unit shown in charts; empty for numbers of things.
+        factor: from a stored number to the unit of `symbol`.
         prefixes: of the symbol, by steps of `step`.
         step: 1000 or 1024.
-        text: ASCII text behind a stored number, for terminals; empty where the family says how to print it.
-        family: how programs format the values: size, duration, date, share, power, temperature, frequency, energy;
+        text: ASCII text behind a stored number, for terminals; empty if the family defines the format.
+        family: format of the values in programs: size, duration, date, share, power, temperature, frequency, energy;
             empty for plain numbers.
-        prometheus: suffix of metric names, with the values in the unit of `symbol`; empty where both stay as stored.
-        grafana: Grafana's name of the unit; empty where it has none.
-        grafana_rate: Grafana's name for the growth per second, with {noun} for what is counted.
+        prometheus: suffix of metric names, with the values in the unit of `symbol`; empty if both stay as stored.
+        grafana: Grafana's name of the unit; empty if it has none.
+        grafana_rate: Grafana's name for the growth per second, with {noun} for the counted things.
     """
 
     name: str
@@ -41,18 +41,18 @@ class Unit(NamedTuple):
 
     @property
     def scale(self) -> float:
-        """The factor to bytes, seconds, watts and shares of one, which measures and answers have."""
+        """Return the factor to bytes, seconds, watts and fractions, the units of measures and replies."""
         return 0.01 if self.family == "share" else self.factor
 
     @property
     def divisor(self) -> float:
-        """The divisor of a stored number for Prometheus: the exact inverse of `factor`, 1 without a suffix."""
+        """Return the divisor of a stored number for Prometheus: the exact inverse of `factor`, 1 without a suffix."""
         if not self.prometheus:
             return 1
         return round(1 / self.factor) if self.factor < 1 else 1 / self.factor
 
     def scaled(self, largest: float) -> tuple[float, str]:
-        """Return the divisor of values up to `largest`, and the symbol with the prefix for it."""
+        """Return the divisor of values up to `largest`, and the symbol with the matching prefix."""
         plain = self.prefixes.index("")
         at = plain if largest == 0 else 0
         while at + 1 < len(self.prefixes) and largest >= float(self.step) ** (at + 1 - plain):
@@ -63,7 +63,7 @@ class Unit(NamedTuple):
         """Return the unit of the growth per second.
 
         Args:
-            cpu_time: of CPU time, which is cores then; other times are tasks, or shares of the time.
+            cpu_time: whether it is CPU time, then in cores; other times are tasks, or shares of the time.
         """
         name = f"{self.name}/s"
         if self.symbol == "J":

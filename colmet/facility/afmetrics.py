@@ -19,7 +19,7 @@ PROGRAM = Program(
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``afmetrics_collector``; the exit status."""
+    """Run ``afmetrics_collector``; return the exit status."""
     return run_program(PROGRAM, argv)
 
 

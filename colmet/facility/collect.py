@@ -1,4 +1,4 @@
-"""One run: every source that is wanted is asked, one after the other; one that fails does not stop the others."""
+"""One run: queries every selected source, one after the other; a failed one does not stop the others."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from colmet.facility.people import People
 
 log = logging.getLogger(__name__)
 
-ENDED_S = 360  # jobs that finished within the last so many seconds, for runs every five minutes
+ENDED_S = 360  # age limit of finished jobs in seconds, for runs every five minutes
 
 
 class Gathered(NamedTuple):
-    """What one run gave.
+    """Result of one run.
 
     Attributes:
-        groups: documents, in the order in which they are sent.
-        failed: names of the sources that gave not all they have.
-        unknown_users: that the filter by group left out, as this machine does not know them.
+        groups: documents, in the order of sending.
+        failed: names of the sources with missing data.
+        unknown_users: number of users skipped by the filter by group, as this machine does not know them.
     """
 
     groups: list[Group]
@@ -39,14 +39,14 @@ class Gathered(NamedTuple):
 
 
 class Host(NamedTuple):
-    """What tells of this machine."""
+    """Sources of this machine."""
 
     network: Network
     disks: Disks
 
 
 class Notebooks(NamedTuple):
-    """What tells of Jupyter users, and where the site has them."""
+    """Source of Jupyter users, with the site's namespace and label."""
 
     jupyter: Jupyter
     namespace: str
@@ -54,17 +54,17 @@ class Notebooks(NamedTuple):
 
 
 class Facility:
-    """The sources that are wanted.
+    """The selected sources.
 
     Args:
         cluster: name of the facility.
-        login_node: name of this machine, as it is to be shown.
+        login_node: name of this machine in documents.
         people: makes the filter and the names of users, for each run.
-        notebooks: None where they are not wanted.
-        logins: None where they are not wanted.
-        host: None where it is not wanted.
-        batch: the batch systems that are wanted.
-        ended_s: how far back jobs that finished are looked for, in seconds.
+        notebooks: None if not selected.
+        logins: None if not selected.
+        host: None if not selected.
+        batch: the selected batch systems.
+        ended_s: age limit of finished jobs, in seconds.
     """
 
     def __init__(
@@ -89,10 +89,12 @@ class Facility:
         self._deadlines = Deadlines()
 
     def gather(self, go_on: Callable[[], bool] = lambda: True) -> Gathered:
-        """Ask every source, in a thread: a history of jobs may take minutes, for which who ends us does not wait.
+        """Query every source, in a thread.
+
+        A history of jobs may take minutes, longer than systemd waits for a service to stop.
 
         Args:
-            go_on: called several times a second; where it returns False, the rest is left out, and counts as failed.
+            go_on: called several times a second; once it returns False, the remaining sources are skipped, and failed.
         """
         people = self._make_people()
         groups: dict[str, list[Document]] = {}
@@ -117,7 +119,7 @@ class Facility:
                 failed.append(name)
                 log.exception("source failed, a defect: source=%s", name)
             else:
-                if self._left_out() > left_out:  # which was logged
+                if self._left_out() > left_out:  # already logged
                     failed.append(name)
             left_out = self._left_out()
             for document in found[before:]:
@@ -128,7 +130,7 @@ class Facility:
         return Gathered([Group(file, found) for file, found in groups.items()], failed, len(people.unknown))
 
     def _left_out(self) -> int:
-        """What sources had no use for, and told in the log, so far."""
+        """Return the number of unusable items of the sources, already logged, so far."""
         last = 0 if self._logins is None else self._logins.failures
         odd = 0 if self._notebooks is None else self._notebooks.jupyter.odd
         return last + odd + sum(system.left_out for system in self._batch)

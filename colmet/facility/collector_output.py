@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 WIRE = "v1"
 ROWS_AT_ONCE = 1000  # of a table in one batch: some hundred kB
 LOOK_S = 0.05
-LOCK_S = 15.0  # to wait for a run that is about to end: one whose collector is away is, after ten seconds
+LOCK_S = 15.0  # to wait for the end of another run: without a reachable collector it ends within ten seconds
 HWM, RATE = 1000, 200.0
 
 
@@ -104,7 +104,7 @@ def host_name_of(options: argparse.Namespace) -> str:
 def from_options(
     options: argparse.Namespace, stopping: Callable[[], bool] = lambda: False, times: Times | None = None
 ) -> CollectorOutput | None:
-    """Return the output of the command line's options; None where they name no collector.
+    """Return the output of the command line's options; None without a collector's address.
 
     Args:
         options: of `add_options`, and of `sender.add_options`.
@@ -144,7 +144,7 @@ def from_options(
 
 
 class FacilityOutbox(Outbox):
-    """An outbox that another thread can wait for: for the batches of earlier runs, and for counts that agree."""
+    """An outbox for which another thread can wait: for the batches of earlier runs, and for consistent counts."""
 
     def __init__(self, epoch: int, spool: Spool | None, max_age_s: float) -> None:
         super().__init__(epoch, spool, max_age_s=max_age_s)
@@ -152,7 +152,7 @@ class FacilityOutbox(Outbox):
         self._counting = threading.Lock()
 
     def load(self) -> None:
-        """Find the batches of earlier runs; a failure ends the waiting, too."""
+        """Find the batches of earlier runs; a failure ends the wait, too."""
         try:
             super().load()
         finally:
@@ -172,10 +172,10 @@ class FacilityOutbox(Outbox):
 def open_outbox(
     directory: str, host_name: str, max_bytes: int, max_age_s: float, stopping: Callable[[], bool] = lambda: False
 ) -> FacilityOutbox:
-    """Return the outbox; where the directory cannot be used, a warning is logged and batches stay in memory.
+    """Return the outbox; if the directory is unusable, a warning is logged and batches stay in memory.
 
     Args:
-        directory: in which the spool is; empty: batches stay in memory.
+        directory: parent of the spool; empty: batches stay in memory.
         host_name: of the batches.
         max_bytes: limit of the spool.
         max_age_s: limit of a batch's age.
@@ -217,7 +217,7 @@ def _nothing_to_configure(_content: bytes) -> bytes:
 
 
 class CollectorOutput:
-    """Sends rows to a collector, as a node does. For one thread; another one sends.
+    """Output of rows to a collector, as from a node. For one thread; another one sends.
 
     Args:
         host_name: of the rows.
@@ -228,7 +228,7 @@ class CollectorOutput:
         stopping: returns whether the program is to end soon.
 
     Attributes:
-        unknown: documents of kinds that have no table.
+        unknown: documents of kinds without a table.
     """
 
     def __init__(
@@ -283,23 +283,23 @@ class CollectorOutput:
 
     @property
     def _untaken(self) -> int:
-        """The number of batches still in the send queue."""
+        """Return the number of batches still in the send queue."""
         return self._seq - max(0, self._outbox.coming - 1)
 
     @property
     def _is_taken(self) -> bool:
-        """Whether the outbox has all batches that were put, and those of earlier runs."""
+        """Return whether the outbox has all queued batches, and those of earlier runs."""
         return self._outbox.loaded.is_set() and not self._untaken
 
     @property
     def _is_safe(self) -> bool:
-        """Whether all kept batches are on disk."""
+        """Return whether all kept batches are on disk."""
         return self._outbox.spool is not None and not self._outbox.memory_bytes
 
     def finish(self) -> Delivery:
-        """Wait until all is acknowledged, for the deadline at most; return the outcome.
+        """Wait until all batches are acknowledged, for the deadline at most; return the outcome.
 
-        Where no collector is there and all is on disk, it does not wait.
+        It does not wait if no collector is reachable and all batches are on disk.
         """
         until = time.monotonic() + self._deadline_s
         while not (self._is_taken and not self._outbox.waiting()):

@@ -1,7 +1,6 @@
-"""colmet-facility: logins, queues, Jupyter users and this host as documents, once or again and again.
+"""colmet-facility: logins, queues, Jupyter users and this host as documents, once or repeatedly.
 
-Exit status: 0; 1 where a source did not answer, or a document is not yet where it has to go; 2 where the command line
-cannot be used.
+Exit status: 0; 1 if a source did not answer, or a document is not yet delivered; 2 if the command line is invalid.
 """
 
 from __future__ import annotations
@@ -54,17 +53,17 @@ PROGRAM = Program(
 STATE_NAME = "network-{}.json"  # of a machine, in the directory of the spool: several may have one home directory
 WITHOUT_SPOOL = "/run/colmet-facility.json"
 WAKE_S = 3600.0  # for one wait between two runs
-ENDED_MARGIN_S = 60  # a job that ended while a run took long is told of by the next one
+ENDED_MARGIN_S = 60  # jobs that ended during a long run are reported by the next one
 
 
 class Outputs(NamedTuple):
-    """Where documents go.
+    """Destinations of documents.
 
     Attributes:
-        sender: to an endpoint; None where there is none.
-        collector: to colmet-collector; None where it is not wanted.
+        sender: to an endpoint; None if not selected.
+        collector: to colmet-collector; None if not selected.
         prints: to standard output.
-        debug: to files in the current directory, and nowhere else.
+        debug: to files in the current directory only.
         token: of the documents in these files.
     """
 
@@ -76,18 +75,18 @@ class Outputs(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``colmet-facility``; the exit status."""
+    """Run ``colmet-facility``; return the exit status."""
     return run_program(PROGRAM, argv)
 
 
 def run_program(program: Program, argv: Sequence[str] | None) -> int:
-    """Read the command line, and do what it says; the exit status.
+    """Parse the command line and run the program; return the exit status.
 
     Args:
-        program: which of the two it is.
+        program: one of the two programs.
         argv: the command line; None for that of this process.
     """
-    service = Service.from_environment()  # first, so that no program that is started has it
+    service = Service.from_environment()  # first, so that child processes do not inherit it
     try:
         parser = options.build_parser(program)
         parsed = parser.parse_args(argv)
@@ -102,10 +101,10 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         print(f"{logs.priority('ERROR')}{program.name}: error: {err}", file=sys.stderr)
         return cli.EXIT_CONFIG if isinstance(err, ConfigError) else 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python still flushes at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for Python's flush at exit
         return 1
     finally:
-        answers.cancel()  # the commands of a source that was not waited for
+        answers.cancel()  # the commands of an abandoned source
         service.close()
 
 
@@ -113,10 +112,10 @@ def set_up_logging(program: Program, level: int | None) -> None:
     """Log to standard error; the alias to standard output, in its own format.
 
     Args:
-        program: which of the two it is.
+        program: one of the two programs.
         level: of logging; None for warnings.
     """
-    # the DEBUG of libraries is whole answers, and secrets of accounts
+    # libraries log whole answers and secrets of accounts at DEBUG
     of_all = level and max(level, logging.INFO)
     if program.is_alias:
         logging.basicConfig(
@@ -159,7 +158,7 @@ def _run(program: Program, parsed: argparse.Namespace, service: Service, signals
 
 
 def _ticks(interval_s: float, service: Service, signals: Signals) -> Iterator[int]:
-    """The number of each run, when it is time for it, until SIGTERM or SIGINT; a long run leaves out others."""
+    """Yield the number of each run when it is due, until SIGTERM or SIGINT; runs due during a long run are skipped."""
     start = time.monotonic()
     number = 0
     while not signals.stop_wanted():
@@ -173,12 +172,12 @@ def _ticks(interval_s: float, service: Service, signals: Signals) -> Iterator[in
 
 
 def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = lambda: True) -> bool:
-    """Gather, and hand over; whether all sources answered and all documents are where they have to be.
+    """Gather and deliver; return whether all sources answered and all documents are delivered.
 
     Args:
         facility: the sources.
-        outputs: where documents go.
-        go_on: called several times a second; where it returns False, the rest is left out.
+        outputs: destinations of the documents.
+        go_on: called several times a second; once it returns False, the rest is skipped.
 
     Raises:
         ColmetError: the files of -d cannot be written.
@@ -195,23 +194,23 @@ def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = l
         complete &= outputs.sender.send(found).complete
     if outputs.collector is not None:
         complete &= outputs.collector.finish().complete
-    if outputs.prints:  # last: whoever reads this may be slow, or away
+    if outputs.prints:  # last: the reader may be slow, or gone
         complete &= _print(found, needed=outputs.sender is None and outputs.collector is None)
     return complete
 
 
 def _print(found: Iterable[Document], needed: bool) -> bool:
-    """Print documents; whether that could be done.
+    """Print documents; return whether it succeeded.
 
     Args:
         found: the documents.
-        needed: they go nowhere else: where nobody reads them any more, there is nothing left to do.
+        needed: they have no other destination: once the reader has gone, no work is left.
 
     Raises:
-        BrokenPipeError: there is nothing left to do.
+        BrokenPipeError: no work is left.
     """
     try:
-        # a file of this run's own: what cannot be printed is not tried again by the next one, nor at the end
+        # a file object per run: unprinted text is not retried by the next run, nor at exit
         with open(sys.stdout.fileno(), "w", encoding="ascii", closefd=False) as file:
             file.writelines(f"{json.dumps(document)}\n" for document in found)
     except OSError as err:
@@ -223,7 +222,7 @@ def _print(found: Iterable[Document], needed: bool) -> bool:
 
 
 def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
-    """The sources that the command line asks for.
+    """Return the sources selected on the command line.
 
     Raises:
         ConfigError: they cannot be used.
@@ -248,7 +247,7 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
     if parsed.ssh:
         logins = Logins(parsed.ssh_history, wait_s, each_once=not program.is_alias)
     if parsed.host:
-        sends = bool(parsed.url) and not parsed.debug  # then the sender warns, where nothing can be kept by default
+        sends = bool(parsed.url) and not parsed.debug  # then the sender warns of an unusable default directory
         network = Network(
             parsed.state_file or _state_file(program, parsed),
             max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)),
@@ -268,7 +267,7 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
 
 
 def _state_file(program: Program, parsed: argparse.Namespace) -> str:
-    """Where the network counters are by default."""
+    """Return the default path of the network counters."""
     file = program.state_file
     if file and (os.access(file, os.W_OK) if os.path.exists(file) else os.access(os.path.dirname(file), os.W_OK)):
         return file
@@ -277,10 +276,10 @@ def _state_file(program: Program, parsed: argparse.Namespace) -> str:
 
 
 def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
-    """What the command line wants names to be made into.
+    """Return the command line's function for names.
 
     Raises:
-        ConfigError: a file cannot be used, or there are a key and a salt.
+        ConfigError: a file cannot be used, or both a key and a salt are given.
     """
     if parsed.key_file is not None:
         if parsed.salt or parsed.salt_file is not None:
@@ -301,18 +300,18 @@ def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
 
 
 def _warn_of_ps(program: Program, option: str, better: str) -> None:
-    # cron sends a mail for each line, every five minutes, where the old program was silent
+    # cron sends a mail for each line, every five minutes; the old program was silent
     level = logging.INFO if program.is_alias else logging.WARNING
     log.log(level, "all users of this machine can read a secret on the command line: %s; use %s", option, better)
 
 
 def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
-    """Where the command line wants documents to go.
+    """Return the destinations selected on the command line.
 
     Raises:
-        ConfigError: it names no place, or one that cannot be used.
+        ConfigError: none, or an invalid one.
     """
-    inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that no program that is started has it
+    inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that child processes do not inherit it
     if parsed.token:
         _warn_of_ps(program, "-t", "--token-file")
     if parsed.debug and not program.is_alias and parsed.json_lines:
@@ -343,7 +342,7 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
 
 
 def _token(parsed: argparse.Namespace, inherited: str) -> str | None:
-    """The token: of the command line, of a file, or of the environment."""
+    """Return the token: of the command line, of a file, or of the environment."""
     if parsed.token is not None:
         return str(parsed.token) or None
     if parsed.token_file is not None:

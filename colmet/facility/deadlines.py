@@ -1,4 +1,4 @@
-"""Calls that may never come back: a file system whose server is away, a library that waits for a network."""
+"""Calls that may block for ever: a file system without its server, a library waiting for a network."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any, Callable, TypeVar
 from colmet.common.errors import ColmetError
 
 T = TypeVar("T")
-LOOK_S = 0.2  # between two looks whether to go on
-GRACE_S = 1.0  # for what is about to answer when it is time to end
+LOOK_S = 0.2  # between two calls of go_on
+GRACE_S = 1.0  # for an answer in progress when the program ends
 
 
 class SourceFailed(ColmetError):
-    """A source cannot be asked, or does not answer in a form that is known; the message says what to do."""
+    """A source cannot be queried, or answers in an unknown form; the message suggests a remedy."""
 
 
 class Deadlines:
-    """Calls, each in a thread of its own, that is left alone when its time is over.
+    """Calls with a timeout, each in its own thread, abandoned after the timeout.
 
-    While such a thread still waits, the same call is not made again: threads do not pile up.
+    While such a thread is still blocked, the same call is refused: threads do not pile up.
     """
 
     def __init__(self) -> None:
@@ -29,16 +29,16 @@ class Deadlines:
     def call(
         self, name: str, deadline_s: float, function: Callable[[], T], go_on: Callable[[], bool] = lambda: True
     ) -> T:
-        """What the function returns; what it raises is raised here.
+        """Return the function's result, or raise its exception.
 
         Args:
-            name: of what is asked, for the error; one call of a name at a time.
-            deadline_s: seconds.
+            name: of the source, for the error; one call of a name at a time.
+            deadline_s: timeout in seconds.
             function: is called in another thread.
-            go_on: called meanwhile, several times a second; where it returns False, the deadline is near.
+            go_on: called meanwhile, several times a second; once it returns False, the timeout is short.
 
         Raises:
-            SourceFailed: it did not come back in time, now or when it was called before.
+            SourceFailed: timeout, of this call or of an earlier one that is still blocked.
         """
         before = self._waiting.pop(name, None)
         if before is not None and before.is_alive():
@@ -49,7 +49,7 @@ class Deadlines:
         def answer() -> None:
             try:
                 outcome.append((True, function()))
-            except BaseException as err:  # noqa: BLE001 - raised where it was called for
+            except BaseException as err:  # noqa: BLE001 - raised in the calling thread
                 outcome.append((False, err))
 
         thread = threading.Thread(target=answer, name=f"asks {name}", daemon=True)

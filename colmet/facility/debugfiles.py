@@ -1,4 +1,4 @@
-"""-d: files in the current directory instead of an endpoint."""
+"""Output of -d: files in the current directory instead of an endpoint."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from pathlib import Path
 from colmet.common.errors import ColmetError
 from colmet.facility.documents import Group
 
-# the directory may be one that others write in, too
+# others may be able to write in the directory, too
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 def write(groups: Iterable[Group], token: str | None, directory: str = ".") -> None:
     """Append each document to the file of its group: JSON indented by 4, nothing between two documents.
 
-    A new file is for its owner alone, as it has the token and names.
+    A new file is for its owner alone, as it contains the token and names.
 
     Args:
-        groups: what would be sent.
+        groups: documents to write.
         token: of the documents.
-        directory: where the files are.
+        directory: of the files.
 
     Raises:
-        ColmetError: a file cannot be written, is a link or something else that is no file, belongs to another user,
-            or lets others read or write it.
+        ColmetError: a file cannot be written, is a link or not a regular file, belongs to another user, or is readable
+            or writable by others.
     """
     for group in groups:
         if not group.documents:

@@ -1,7 +1,7 @@
-"""The documents that are sent, field by field; pure functions.
+"""The documents to send, field by field; pure functions.
 
-Every document begins with `token`, `kind` and `cluster`, in this order. What sends it fills in `token`, which is None
-here. None of them holds a time.
+Every document begins with `token`, `kind` and `cluster`, in this order. The sender fills in `token`, None here. No
+document has a time.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ JUPYTER_FILE, SSH_FILE, HOST_FILE, BATCH_FILE = "jupyter-debug.json", "ssh.json"
 
 
 class Group(NamedTuple):
-    """Documents that belong together.
+    """Related documents.
 
     Attributes:
-        file: that -d writes them to.
-        documents: in the order in which they are sent.
+        file: name of their file for -d.
+        documents: in the order of sending.
     """
 
     file: str
@@ -29,11 +29,11 @@ class Group(NamedTuple):
 
 
 class Space(NamedTuple):
-    """What fits into a file system.
+    """Space of a file system.
 
     Attributes:
         mount: its path.
-        device: as the table of mounts names it, without `/dev/`; None where the path is no mount.
+        device: as in the table of mounts, without `/dev/`; None if the path is not a mount.
         total: bytes.
         used: bytes.
         free: bytes, for users other than root.
@@ -47,7 +47,7 @@ class Space(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """What all network interfaces sent and received since the measurement before.
+    """Traffic of all network interfaces since the previous measurement.
 
     Attributes:
         sent: bytes.
@@ -65,7 +65,7 @@ def _document(kind: str, cluster: str, **fields: Any) -> Document:
 
 
 def jupyter(kind: str, cluster: str, users: Sequence[str]) -> Document:
-    """Users of Jupyter notebooks.
+    """Return the document of the users of Jupyter notebooks.
 
     Args:
         kind: "jupyter-ml" or "jupyter-coffea".
@@ -76,39 +76,39 @@ def jupyter(kind: str, cluster: str, users: Sequence[str]) -> Document:
 
 
 def ssh(cluster: str, login_node: str, users: Sequence[str]) -> Document:
-    """Users who are logged in; one who is listed twice counts twice.
+    """Return the document of logged-in users; one listed twice counts twice.
 
     Args:
         cluster: name of the facility.
         login_node: name of this machine.
-        users: in the order of the commands that told them.
+        users: in the order of the commands' output.
     """
     return _document("ssh", cluster, login_node=login_node, ssh_user_count=len(users), users=list(users))
 
 
 def cpu(cluster: str, login_node: str, load: float) -> Document:
-    """The load average of one minute."""
+    """Return the document of the load average of one minute."""
     return _document("CPU", cluster, login_node=login_node, load=load)
 
 
 def memory(cluster: str, login_node: str, total: int, available: int) -> Document:
-    """The memory of this machine, and what of it can still be had without swapping, in bytes."""
+    """Return the document of this machine's memory, total and available without swapping, in bytes."""
     return _document("MEM", cluster, login_node=login_node, total=total, available=available)
 
 
 def network(cluster: str, login_node: str, traffic: Traffic) -> Document:
-    """What went over all network interfaces since the measurement before."""
+    """Return the document of all network interfaces' traffic since the previous measurement."""
     counted = {"sent": traffic.sent, "received": traffic.received, "interval": traffic.interval_s}
     return _document("NETWORK", cluster, login_node=login_node, network=counted)
 
 
 def disk(cluster: str, login_node: str, space: Space) -> Document:
-    """A file system; without `device` where its path is no mount.
+    """Return the document of a file system; without `device` if its path is not a mount.
 
     Args:
         cluster: name of the facility.
         login_node: name of this machine.
-        space: whose total is not 0.
+        space: with a total other than 0.
     """
     device = {} if space.device is None else {"device": space.device}
     return _document(
@@ -118,7 +118,7 @@ def disk(cluster: str, login_node: str, space: Space) -> Document:
 
 
 def queue(cluster: str, of_it: Queue) -> Document:
-    """A queue; `allocated_cores` and `allocated_mem` (MiB) are left out where they cannot be told."""
+    """Return the document of a queue; `allocated_cores` and `allocated_mem` (MiB) are omitted if unknown."""
     allocated = {"allocated_cores": of_it.cores, "allocated_mem": of_it.memory_mb}
     return _document(
         "condorqueue", cluster, queue=of_it.name, idle=of_it.idle, running=of_it.running, held=of_it.held,
@@ -127,16 +127,16 @@ def queue(cluster: str, of_it: Queue) -> Document:
 
 
 def job(cluster: str, of_it: BatchJob, user: str) -> Document:
-    """A job that waits, runs or is held.
+    """Return the document of a waiting, running or held job.
 
     Args:
         cluster: name of the facility.
         of_it: the job.
-        user: its owner, as it is to be shown.
+        user: its owner's name in the document.
     """
     return _document("condorjob", cluster, users=user, Id=of_it.id, Runtime=of_it.runtime_s, state=of_it.state)
 
 
 def ended_job(cluster: str, of_it: BatchJob, user: str) -> Document:
-    """A job that finished lately; its state comes first."""
+    """Return the document of a recently finished job; its state comes first."""
     return _document("condorjob", cluster, state="finished", users=user, Id=of_it.id, Runtime=of_it.runtime_s)

@@ -19,9 +19,9 @@ log = logging.getLogger(__name__)
 COFFEA_NAMESPACE, COFFEA_LABEL = "coffea-casa", "jhub_user"
 PAGE_PODS = 500
 MAX_PAGES = 1000
-MAX_PAGE_BYTES = 128 << 20  # of one page; a pod takes 5 to 50 kB
+MAX_PAGE_BYTES = 128 << 20  # of one page; a pod has 5 to 50 kB
 MAX_NAME = 253  # characters; a label's value has up to 63
-MAX_SAID = 200  # characters of what the cluster says of an error
+MAX_SAID = 200  # characters of the cluster's error text
 _PART = 1 << 16
 
 
@@ -29,8 +29,8 @@ class Pods(NamedTuple):
     """A page of pods.
 
     Attributes:
-        users: values of the label that are not empty, each once, in their order.
-        more: where the next page begins; "" after the last one.
+        users: distinct non-empty values of the label, in their order.
+        more: start of the next page; "" after the last one.
         odd: pods in an unknown form, or without the label.
     """
 
@@ -40,14 +40,14 @@ class Pods(NamedTuple):
 
 
 def parse(text: bytes, label: str) -> Pods:
-    """What a page of the list of pods says.
+    """Parse a page of the list of pods.
 
     Args:
         text: JSON, the answer.
-        label: whose values are the users.
+        label: its values are the users.
 
     Raises:
-        SourceFailed: it is no list of pods.
+        SourceFailed: not a list of pods.
     """
     try:
         answer = json.loads(text)
@@ -67,19 +67,19 @@ def parse(text: bytes, label: str) -> Pods:
 
 
 def _label(pod: Any, label: str) -> str | None:
-    """Its value, which may be empty; None where there is none that can be used."""
+    """Return the label's value, possibly empty; None if missing or invalid."""
     for part in ("metadata", "labels", label):
         pod = pod.get(part) if isinstance(pod, dict) else None
     return pod if isinstance(pod, str) and len(pod) <= MAX_NAME else None
 
 
 def explain(status: int, said: str, namespace: str) -> str:
-    """What an answer without a list means, and what to do.
+    """Return the meaning of an answer without a list, and a remedy.
 
     Args:
         status: of HTTP.
         said: the answer's own words.
-        namespace: that was asked for.
+        namespace: of the request.
     """
     remedy = {
         401: "the credentials of the kubeconfig file are not, or no longer, good",
@@ -90,16 +90,16 @@ def explain(status: int, said: str, namespace: str) -> str:
 
 
 class Jupyter:
-    """Asks a Kubernetes cluster which users have pods.
+    """Client of a Kubernetes cluster, for the users with pods.
 
     Args:
         kubeconfig: file with the cluster's address and the account; "" for the one of $KUBECONFIG or ~/.kube/config or,
-            where there is none, the service account of the pod that this runs in.
-        deadlines: for plug-ins and networks that wait for ever.
-        deadline_s: seconds for all pages of one namespace.
+            without one, the service account of this program's pod.
+        deadlines: for plug-ins and networks that may block for ever.
+        deadline_s: timeout in seconds for all pages of one namespace.
 
     Attributes:
-        odd: pods that were left out.
+        odd: skipped pods.
     """
 
     def __init__(self, kubeconfig: str, deadlines: Deadlines, deadline_s: float) -> None:
@@ -109,14 +109,14 @@ class Jupyter:
         self.odd = 0
 
     def users(self, namespace: str, label: str) -> list[str]:
-        """The values of a label, each once, in the order of the pods.
+        """Return the distinct values of a label, in the order of the pods.
 
         Args:
             namespace: of the pods.
-            label: that they are selected by.
+            label: selects the pods.
 
         Raises:
-            SourceFailed: the cluster does not answer, or not with pods; the text says what to do.
+            SourceFailed: the cluster does not answer, or not with pods; the text suggests a remedy.
         """
         until = time.monotonic() + self._deadline_s
         users, odd = self._deadlines.call(
@@ -142,7 +142,7 @@ class Jupyter:
         raise SourceFailed(f"the Kubernetes cluster lists more than {MAX_PAGES * PAGE_PODS} pods")
 
     def _connect(self) -> Any:
-        """The client for the core API."""
+        """Return the client for the core API."""
         try:
             import kubernetes.client
             import kubernetes.config
@@ -151,13 +151,13 @@ class Jupyter:
         client: Any = kubernetes.client  # newer versions have types, in part
         config: Any = kubernetes.config
         configuration = client.Configuration()
-        configuration.retries = False  # the next run asks again
+        configuration.retries = False  # the next run retries
         try:
             if self._kubeconfig or not _in_cluster(os.environ):
                 config.load_kube_config(self._kubeconfig or None, client_configuration=configuration)
             else:
                 config.load_incluster_config(client_configuration=configuration)
-        except Exception as err:  # whatever a plug-in of an account raises
+        except Exception as err:  # an account's plug-in may raise anything
             raise SourceFailed(
                 f"no account for the Kubernetes cluster: {_one_line(str(err))}; --kubeconfig FILE, or KUBECONFIG in "
                 "the environment, names the file that has one"
@@ -165,10 +165,10 @@ class Jupyter:
         return client.CoreV1Api(client.ApiClient(configuration))
 
     def _page(self, api: Any, namespace: str, label: str, more: str, until: float) -> bytes:
-        """One page, as it comes.
+        """Return one page, unparsed.
 
         Raises:
-            SourceFailed: it does not come.
+            SourceFailed: no page.
         """
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
@@ -180,7 +180,7 @@ class Jupyter:
             "_request_timeout": (left_s, left_s),
             **({"_continue": more} if more else {}),
         }
-        # the answer's bytes, as pods have hundreds of fields, which the client would make objects of
+        # the answer's bytes: the client would make objects of hundreds of fields of each pod
         as_it_comes = getattr(api, "list_namespaced_pod_without_preload_content", None)  # since version 36
         try:
             if as_it_comes is not None:
@@ -203,7 +203,7 @@ class Jupyter:
 
 
 def _in_cluster(environment: Mapping[str, str]) -> bool:
-    """Whether this runs in a pod, and no file names another account."""
+    """Return whether this runs in a pod, and no file names another account."""
     if environment.get("KUBECONFIG") or Path("~/.kube/config").expanduser().exists():
         return False
     return "KUBERNETES_SERVICE_HOST" in environment
@@ -225,7 +225,7 @@ def _read(response: Any, until: float) -> bytes:
 
 
 def _said(text: bytes) -> str:
-    """The message of the cluster's answer, or its text, in one short line."""
+    """Return the message of the cluster's answer, or its text, in one short line."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError):
@@ -240,10 +240,10 @@ def _one_line(text: str) -> str:
 
 
 def check_names(namespace: str, label: str) -> None:
-    """Say whether these can be asked for.
+    """Check the names of the namespace and the label.
 
     Raises:
-        ConfigError: one is empty or has characters that none has.
+        ConfigError: one is empty or has an invalid character.
     """
     for option, value in (("-n", namespace), ("-l", label)):
         if not value or not all(character.isalnum() or character in "-._/" for character in value):

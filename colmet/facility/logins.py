@@ -1,4 +1,4 @@
-"""The users that are logged in: what `who` and `last` print."""
+"""Logged-in users, from the output of `who` and `last`."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ log = logging.getLogger(__name__)
 
 WHO = ("who",)
 LAST = ("/usr/bin/last", "-w", "-s", "-5min")
-LAST_TAIL = 2  # lines: an empty one, and since when the file goes
-_NO_USER = re.compile(r"(?:reboot|shutdown) +system |runlevel +\(to ")  # lines of `last` that are no logins
+LAST_TAIL = 2  # lines: an empty one, and the start of the file
+_NO_USER = re.compile(r"(?:reboot|shutdown) +system |runlevel +\(to ")  # lines of `last` other than logins
 
 
 def parse(text: str) -> list[str]:
-    """The first words of the lines, each once, in their order."""
+    """Return the first words of the lines, each once, in their order."""
     return list(dict.fromkeys(line.split()[0] for line in text.splitlines() if line.strip()))
 
 
 def parse_last(text: str, only_users: bool = True) -> list[str]:
-    """Return the same of what `last` prints, without its last two lines.
+    """Return the same for the output of `last`, without its last two lines.
 
     Args:
         text: its output.
-        only_users: without "reboot" and its like, which `last` lists among the users.
+        only_users: without "reboot" and similar entries, listed by `last` among the users.
     """
     lines = text.splitlines()[:-LAST_TAIL]
     return parse("\n".join([line for line in lines if not (only_users and _NO_USER.match(line))]))
@@ -40,17 +40,17 @@ def _said(command: Command) -> str:
 
 
 class Logins:
-    """Asks `who`, and `last` for the last five minutes.
+    """Client of `who`, and of `last` for the last five minutes.
 
     Args:
-        history: ask `last`, too.
-        deadline_s: seconds that each of them may take.
-        each_once: list a user once; else those of `who` and then those of `last`, as afmetrics_collector does.
-        who: the command line.
-        last: the command line.
+        history: run `last`, too.
+        deadline_s: timeout of each command in seconds.
+        each_once: list a user once; else, as in afmetrics_collector, again for `last`.
+        who: command line for logged-in users.
+        last: command line for past logins.
 
     Attributes:
-        failures: answers of `last` that are missing.
+        failures: missing answers of `last`.
     """
 
     def __init__(
@@ -67,10 +67,10 @@ class Logins:
         self.failures = 0
 
     def users(self) -> list[str]:
-        """Return the users that are logged in, then those that were within five minutes.
+        """Return the logged-in users, then those of the last five minutes.
 
         Raises:
-            SourceFailed: `who` does not answer. Where only `last` does not, that is logged and counted.
+            SourceFailed: `who` does not answer. A failure of `last` alone is logged and counted.
         """
         try:
             users = parse(_said(self._who))

@@ -1,4 +1,4 @@
-"""This machine: load, memory, network, disks."""
+"""Sources of this machine: load, memory, network, disks."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ from colmet.facility.documents import Space, Traffic
 
 log = logging.getLogger(__name__)
 
-MTAB = "/proc/self/mounts"  # /etc/mtab is a link to it, and minimal systems lack the link
+MTAB = "/proc/self/mounts"  # /etc/mtab is a link to it, missing on minimal systems
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 MOUNTINFO = "/proc/self/mountinfo"
 DISKS = ("/home", "/data", "/scratch")
-MAX_AGE_S = 3600.0  # of what was counted before
+MAX_AGE_S = 3600.0  # of the previous measurement
 _MAX_STATE_BYTES = 4096
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Counted(NamedTuple):
-    """What network interfaces have counted up to a time.
+    """Totals of the network interfaces at a time.
 
     Attributes:
         sent: bytes.
@@ -46,17 +46,17 @@ class Counted(NamedTuple):
 
 
 def name() -> str:
-    """This machine's own name."""
+    """Return this machine's own name."""
     return socket.gethostname()
 
 
 def load() -> float:
-    """The load average of one minute."""
+    """Return the load average of one minute."""
     return os.getloadavg()[0]
 
 
 def memory() -> tuple[int, int]:
-    """Bytes of memory that there are, and that can still be had without swapping.
+    """Return bytes of memory, total and available without swapping.
 
     Raises:
         SourceFailed: psutil is not installed.
@@ -66,10 +66,10 @@ def memory() -> tuple[int, int]:
 
 
 def count_traffic() -> Counted:
-    """What all network interfaces have counted up to now.
+    """Return the present totals of all network interfaces.
 
     Raises:
-        SourceFailed: there is no interface, or psutil is not installed.
+        SourceFailed: no interface, or psutil is not installed.
     """
     counters = _psutil().net_io_counters(nowrap=False)
     if counters is None:
@@ -86,7 +86,7 @@ def _psutil() -> Any:
 
 
 def counting() -> str:
-    """Whose counters these are: this machine's, since it was started; containers on it have its boot, not its name."""
+    """Return the owner of the counters: this machine's name and boot; containers share its boot, not its name."""
     try:
         boot = Path(BOOT_ID).read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -95,11 +95,11 @@ def counting() -> str:
 
 
 def parse_counted(text: bytes, of: str = "") -> Counted | None:
-    """What a state file holds; None where it has another form, or is of another machine or boot.
+    """Return the content of a state file; None for another form, machine or boot.
 
     Args:
         text: of the file.
-        of: whose counters are asked for, as `counting` says it; that of afmetrics_collector does not say it.
+        of: expected owner of the counters, from `counting`; missing in afmetrics_collector's file.
     """
     try:
         held = json.loads(text)
@@ -112,10 +112,10 @@ def parse_counted(text: bytes, of: str = "") -> Counted | None:
 
 
 def since(before: Counted | None, now: Counted, max_age_s: float = MAX_AGE_S) -> Traffic | None:
-    """What went over the network between two measurements.
+    """Return the traffic between two measurements.
 
-    None where there is no telling: there is none before, it is too old or from the future, or the counters
-    began anew (a reboot, an interface that has gone).
+    None if unknown: the first measurement is missing, too old or from the future, or the counters were reset (a reboot,
+    an interface removed).
     """
     if before is None or not 0 <= now.timestamp - before.timestamp <= max_age_s * 1000:
         return None
@@ -126,16 +126,16 @@ def since(before: Counted | None, now: Counted, max_age_s: float = MAX_AGE_S) ->
 
 
 class Network:
-    """Traffic since the measurement before, which a file holds from one run to the next.
+    """Traffic since the previous measurement, kept in a file from one run to the next.
 
     Args:
-        path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": whose}.
-        count: tells what is counted up to now.
-        max_age_s: of the measurement before, in seconds.
-        level: of the log, where the file cannot be written.
+        path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": owner}.
+        count: returns the present totals.
+        max_age_s: of the previous measurement, in seconds.
+        level: of the log message if the file cannot be written.
 
     Attributes:
-        failures: times that the file could not be written.
+        failures: number of failed writes of the file.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Network:
         self.failures = 0
 
     def traffic(self) -> Traffic:
-        """Return the traffic since the measurement before; nothing in no time where there is none.
+        """Return the traffic since the previous measurement; zeros without one.
 
         A state that cannot be replaced is not used: the next run would count the same bytes again.
 
@@ -180,13 +180,13 @@ class Network:
             return None  # as for the first run
 
     def _write(self, counted: Counted) -> bool:
-        """Keep counters for the next run; whether that could be done."""
+        """Keep counters for the next run; return whether it succeeded."""
         text = json.dumps({**counted._asdict(), "of": self._of}).encode()
         try:
             try:
                 self._replace(text)
             except PermissionError:
-                # a file that root made for another user, in a directory that is root's
+                # a file created by root for another user, in root's directory
                 descriptor = os.open(
                     self._path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
                 )
@@ -205,16 +205,16 @@ class Network:
         return True
 
     def _replace(self, text: bytes) -> None:
-        """Put another file in its place, so that whoever reads it finds all of it."""
+        """Replace the file atomically, so that readers find all of it."""
         os.makedirs(self._path.parent, mode=0o700, exist_ok=True)
-        # byte counts of a machine, which anyone there can see
+        # byte counts of a machine, visible to all of its users
         write_whole(str(self._path), text, mode=0o644, durable=False, shared=True)
 
 
 def parse_mounts(text: str) -> dict[str, str]:
-    r"""Devices by the paths that they are mounted on, without `/dev/`.
+    r"""Return devices by their mount paths, without `/dev/`.
 
-    Of several mounts on one path the last one counts, which is the one that is seen.
+    Of several mounts on one path the last one, the visible one, counts.
 
     Args:
         text: of /proc/self/mounts: device, path and more in each line, characters such as blanks as `\040`.
@@ -229,7 +229,7 @@ def parse_mounts(text: str) -> dict[str, str]:
 
 
 def parse_self_binds(text: str) -> set[str]:
-    """Paths that are mounts only as they were mounted on themselves, as ProtectHome= of a unit does with /home.
+    """Return paths mounted only on themselves, as /home by ProtectHome= of a unit.
 
     Args:
         text: of /proc/self/mountinfo.
@@ -252,17 +252,17 @@ def _plain(word: str) -> str:
 
 
 class Disks:
-    """The space of file systems.
+    """Space of file systems.
 
     Args:
-        paths: where they are mounted, or anywhere inside.
-        deadlines: for file systems whose server is away.
-        deadline_s: seconds for each.
+        paths: their mount paths, or any path inside.
+        deadlines: for file systems without their server.
+        deadline_s: timeout of each in seconds.
         mtab: the table of mounts.
-        wanted: whether somebody has named them: then one that is missing is worth a warning.
+        wanted: whether they were named by an option: then a missing one is logged as a warning.
 
     Attributes:
-        missing: paths that were not there when they were last looked for.
+        missing: paths missing at the last query.
     """
 
     def __init__(
@@ -276,7 +276,7 @@ class Disks:
         self.missing: set[str] = set()
 
     def spaces(self) -> list[Space]:
-        """Those that are there; each of the others is told of when it begins to be missing.
+        """Return the space of the existing ones; each missing one is logged once, when it disappears.
 
         Raises:
             SourceFailed: some do not answer; the others are in its `found`.

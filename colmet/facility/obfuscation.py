@@ -1,4 +1,4 @@
-"""Names of users and hosts that are not to leave the site as they are."""
+"""Obfuscation of users' and hosts' names before they leave the site."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from collections.abc import Callable
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import secretfile
 
-KEY_BYTES = 32  # that a key has at least
+KEY_BYTES = 32  # minimum length of a key
 _DIGITS, _KEYED_DIGITS = 8, 16
 
 Obscure = Callable[[str], str]
 
 
 def salted(salt: str) -> Obscure:
-    """Names as the first 8 hexadecimal digits of SHA-256 over salt and name: the form of afmetrics_collector.
+    """Return a function from names to the first 8 hexadecimal digits of SHA-256 over salt and name.
 
-    Whoever knows the salt, or finds it out, finds each name by trying all that there are; and of 10,000 users about
-    1 % of all sites have two with the same digits.
+    It is the form of afmetrics_collector. With the salt, known or guessed, each name can be found by trying all names;
+    and with 10,000 users about 1 % of all sites have two with the same digits.
     """
 
     def obscure(name: str) -> str:
@@ -30,7 +30,9 @@ def salted(salt: str) -> Obscure:
 
 
 def keyed(key: bytes) -> Obscure:
-    """Names as the first 16 hexadecimal digits of HMAC-SHA-256 with a key: without it, nobody can try names.
+    """Return a function from names to the first 16 hexadecimal digits of HMAC-SHA-256 with a key.
+
+    Without the key, names cannot be found by trying.
 
     Args:
         key: at least `KEY_BYTES` bytes.
@@ -45,10 +47,10 @@ def keyed(key: bytes) -> Obscure:
 
 
 def read_key(option: str, path: str) -> bytes:
-    """Return the key that a file holds: all of its bytes.
+    """Return the key in a file: all of its bytes.
 
     Raises:
-        ConfigError: it cannot be read, others can read it, or it is too short.
+        ConfigError: it is unreadable, readable by others, or too short.
     """
     key = secretfile.read(option, path)
     if len(key) < KEY_BYTES:
@@ -60,7 +62,11 @@ def read_key(option: str, path: str) -> bytes:
 
 
 def make_key(path: str) -> None:
-    """Write a new key to a file that does not exist yet, for its owner alone; ConfigError where that cannot be."""
+    """Write a new key to a new file, for its owner alone.
+
+    Raises:
+        ConfigError: the file exists already, or cannot be written.
+    """
     try:
         secretfile.create("--make-key", path, os.urandom(KEY_BYTES).hex().encode() + b"\n")
     except FileExistsError as err:
@@ -68,16 +74,16 @@ def make_key(path: str) -> None:
 
 
 def plain(name: str) -> str:
-    """The name as it is."""
+    """Return the name unchanged."""
     return name
 
 
 def host(name: str, domain: str) -> str:
-    """The name of a host as "atlas", all digits of its whole name in order, and another domain.
+    """Return the name of a host as "atlas", all digits of its whole name in order, and another domain.
 
     Args:
         name: of the host.
-        domain: "" leaves the name as it is.
+        domain: "" leaves the name unchanged.
     """
     if not domain:
         return name
@@ -85,5 +91,5 @@ def host(name: str, domain: str) -> str:
 
 
 def _bytes(text: str) -> bytes:
-    # JSON can name halves of characters, which are none by themselves
+    # JSON can contain lone surrogates
     return text.encode("utf-8", "surrogatepass")

@@ -1,4 +1,4 @@
-"""The command line of colmet-facility, and of afmetrics_collector, which has the same options and other defaults."""
+"""Command line of colmet-facility, and of afmetrics_collector, with the same options and other defaults."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ EPILOG = "exit status: 0; 1 where a source did not answer, or a document is not 
 
 
 class Program(NamedTuple):
-    """What the two programs differ in.
+    """Differences of the two programs.
 
     Attributes:
         name: of the command.
         description: for its help.
-        cluster: name of the facility where none is given; None where one has to be given.
-        url: of the endpoint where none is given; None where there is no such.
+        cluster: default name of the facility; None if it is required.
+        url: default endpoint; None for none.
         state_file: of the network counters; None for one beside the spool.
-        is_alias: whether it logs, takes and leaves out what afmetrics_collector does.
+        is_alias: whether it logs, accepts and omits the same as afmetrics_collector.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Program(NamedTuple):
 
 
 def queue(text: str) -> tuple[str, str]:
-    """An option type: NAME:CONSTRAINT, parted at the first colon."""
+    """Parse the option type NAME:CONSTRAINT, split at the first colon."""
     name, colon, constraint = text.partition(":")
     if not colon or not name:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not of the form NAME:CONSTRAINT, such as 'all:'")
@@ -48,14 +48,14 @@ def queue(text: str) -> tuple[str, str]:
 
 
 def path(text: str) -> str:
-    """An option type: an absolute path."""
+    """Parse the option type of an absolute path."""
     if not text.startswith("/") or "\0" in text:
         raise argparse.ArgumentTypeError(f"{text!r:.80} is not an absolute path")
     return os.path.normpath(text)
 
 
 def interval(text: str) -> float:
-    """An option type: seconds from one run to the next."""
+    """Parse the option type of seconds from one run to the next."""
     value = cli.positive_seconds(text)
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 1 to 86400")
@@ -63,7 +63,7 @@ def interval(text: str) -> float:
 
 
 def build_parser(program: Program) -> cli.Parser:
-    """The options of a program."""
+    """Return the command line of a program."""
     parser = cli.Parser(prog=program.name, description=program.description, epilog=EPILOG)
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"

@@ -1,4 +1,4 @@
-"""Which users are told of, and by what name."""
+"""Filter of users, and their names in documents."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from colmet.facility.obfuscation import Obscure
 
 
 class People:
-    """The users of a Unix group, or all, by their own names or others.
+    """Users of a Unix group, or all, with their own or obfuscated names.
 
-    Made anew for each run: who is in a group changes.
+    One for each run, as group members change.
 
     Args:
-        group: whose members are told of, by their primary group or another one; "" for all users.
-        obscure: what makes the name that is shown.
+        group: its members are reported, by their primary or another group; "" for all users.
+        obscure: makes the name in documents.
 
     Attributes:
-        unknown: users that were left out as this machine does not know them; {} where there is no group.
+        unknown: users skipped as unknown to this machine; empty without a group.
     """
 
     def __init__(self, group: str, obscure: Obscure) -> None:
@@ -34,19 +34,19 @@ class People:
         self.unknown: set[str] = set()
 
     def shown(self, users: Iterable[str]) -> list[str]:
-        """The names of those who are told of, in the same order, as often as they are given.
+        """Return the names of the reported users, in the same order, with repetitions.
 
         Raises:
-            SourceFailed: there is no such group, or this machine cannot tell who is in it.
+            SourceFailed: no such group, or the name service does not answer.
         """
         names = [self.shown_one(user) for user in users]
         return [name for name in names if name is not None]
 
     def shown_one(self, user: str) -> str | None:
-        """The name of a user; None where nothing is told of it.
+        """Return the name of a user; None if it is not reported.
 
         Raises:
-            SourceFailed: there is no such group, or this machine cannot tell who is in it.
+            SourceFailed: no such group, or the name service does not answer.
         """
         if user not in self._shown:
             self._shown[user] = self._obscure(user) if not self._group or self._is_member(user) else None
@@ -61,11 +61,11 @@ class People:
             self._members, self._number = frozenset(found.gr_mem), found.gr_gid
         try:
             primary = pwd.getpwnam(user).pw_gid
-            # a directory service need not list the members of a group, but tells the groups of a user
+            # a directory service may omit a group's members, but returns the groups of a user
             return user in self._members or self._number in os.getgrouplist(user, primary)
         except OSError as err:
             raise SourceFailed(_no_answer(self._group, err.strerror or str(err))) from err
-        except (KeyError, ValueError) as err:  # ValueError: a name that no user can have
+        except (KeyError, ValueError) as err:  # ValueError: an invalid user name
             if not _knows_root():
                 raise SourceFailed(_no_answer(self._group, "it does not even know root")) from err
             self.unknown.add(user)
@@ -73,7 +73,7 @@ class People:
 
 
 def _knows_root() -> bool:
-    """Whether this machine knows any user now: where it does not, that it does not know one tells nothing."""
+    """Return whether the name service answers at all: if not, an unknown user means nothing."""
     try:
         pwd.getpwuid(0)
     except (KeyError, OSError):
@@ -89,10 +89,10 @@ def _no_answer(group: str, why: str) -> str:
 
 
 def find_group(name: str) -> grp.struct_group:
-    """A Unix group.
+    """Return a Unix group.
 
     Raises:
-        ConfigError: there is none of this name.
+        ConfigError: no group of this name.
     """
     try:
         return grp.getgrnam(name)

@@ -1,7 +1,7 @@
 """Facility documents as rows: the same facts for the collector's outputs, in tables of job 0.
 
-A list of users, which has no bound, becomes a row a user; the number of users is in a row of its own, as it is in the
-document. User names are as in the document: where they are obfuscated there, they are here.
+A list of users, unbounded, becomes a row per user; their number is in its own row, as in the document. User names are
+as in the document: obfuscated there, obfuscated here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _users(document: Mapping[str, Any], cluster: Any, node: Any) -> Iterator[tup
 
 
 def _rows_of(document: Mapping[str, Any]) -> Iterator[tuple[Schema, Row]]:
-    """What one document says; of `HOSTS`, a part of a row."""
+    """Yield the rows of one document; of `HOSTS`, a part of a row."""
     kind, cluster, node = document.get("kind"), document.get("cluster"), document.get("login_node")
     on_node = {"cluster": cluster, "login_node": node}
     if kind == "ssh":
@@ -72,9 +72,9 @@ def _rows_of(document: Mapping[str, Any]) -> Iterator[tuple[Schema, Row]]:
 
 
 def rows_of(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[Schema, list[Row]], int]:
-    """The rows of some documents by table, and how many documents are of no kind that has a table.
+    """Return the rows of some documents by table, and the number of documents of kinds without a table.
 
-    What the documents of one machine say of it, CPU, MEM and NETWORK, is one row.
+    CPU, MEM and NETWORK documents of one machine make one row.
     """
     found: dict[Schema, list[Row]] = {}
     hosts: dict[tuple[Any, Any], Row] = {}
@@ -95,18 +95,18 @@ def rows_of(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[Schema, list[R
 
 
 def _text(value: Any, size: int) -> bytes | None:
-    """Text in so many bytes, cut between two characters; None where there is none."""
+    """Return text in at most `size` bytes, cut between two characters; None for none."""
     if not isinstance(value, str) or not value:
         return None
     return value.encode(errors="replace")[:size].decode(errors="ignore").encode()
 
 
 def tables_of(rows: Mapping[Schema, Iterable[Row]], time_ns: int, most_rows: int) -> Iterator[Table]:
-    """Tables of these rows, with at most so many in each.
+    """Yield tables of these rows, with at most `most_rows` in each.
 
     Args:
-        rows: by table, as `rows_of` gives them.
-        time_ns: when the documents were made, since the epoch.
+        rows: by table, from `rows_of`.
+        time_ns: of the documents, since the epoch.
         most_rows: of one table.
     """
     for schema, some in rows.items():

@@ -1,13 +1,13 @@
-"""Sends documents: one HTTP POST each, in order, until the endpoint has accepted them.
+"""Sender of documents: one HTTP POST each, in order, until the endpoint has accepted them.
 
-A document goes through the spool, so neither an endpoint that is away nor the death of this process loses it. What
-happens to it depends on the answer:
+A document goes through the spool, so neither an unreachable endpoint nor the death of this process loses it. Its
+outcome depends on the answer:
 
-    2xx                               taken
-    408, 425, 429, 5xx, no answer     sent again, in this run a little, then by the next one; passed over while others
-                                      are taken
-    3xx, 401, 403, 404, 405, 407, 410, 421, a certificate that is not trusted
-                                      kept: that is about the address or the token and not about the document
+    2xx                               accepted
+    408, 425, 429, 5xx, no answer     retried, in this run a little, then by the next one; skipped while others are
+                                      accepted
+    3xx, 401, 403, 404, 405, 407, 410, 421, an untrusted certificate
+                                      kept: it concerns the address or the token, not the document
     any other 4xx                     refused: put aside with the reason, and not sent again
 """
 
@@ -48,15 +48,15 @@ log = logging.getLogger(__name__)
 
 SPOOLS = "/var/spool"  # of root's default
 MAX_ANSWER_BYTES = 64 << 10
-SHOWN = 200  # characters of an answer that a message repeats
-SHOWN_PART = 8  # characters of a token that must not show
-GRACE_S = 1.0  # beyond its own time-outs, for an exchange that is bounded by nothing else: names, headers byte by byte
+SHOWN = 200  # characters of an answer in a message
+SHOWN_PART = 8  # shortest part of a token, in characters, to hide
+GRACE_S = 1.0  # beyond its own timeouts, for phases without one: names, headers byte by byte
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 30.0
-LONGEST_ASKED_PAUSE_S = 3600.0  # that an endpoint can ask for
-MAX_FAILING = 3  # documents one after the other that a server error meets: is it about the documents?
-MAX_OTHERS = 3  # other kinds of documents that are tried to find that out
-MAX_PASSED = 20  # documents of a kind that are skipped in a run, while others are accepted
-MAX_LOOKED = 1000  # documents that are looked through for one of another kind
+LONGEST_ASKED_PAUSE_S = 3600.0  # limit of a Retry-After
+MAX_FAILING = 3  # server errors in a row before documents of other kinds are tried
+MAX_OTHERS = 3  # other kinds of documents to try then
+MAX_PASSED = 20  # failed documents of a kind in a run, before the rest of the kind is skipped
+MAX_LOOKED = 1000  # documents searched for one of another kind
 ABOUT_US = frozenset({401, 403, 407})
 ABOUT_ADDRESS = frozenset({404, 405, 410, 421})
 BUSY = frozenset({408, 425, 429})
@@ -66,10 +66,10 @@ class Outcome(NamedTuple):
     """Counts of the documents of one run.
 
     Attributes:
-        sent: that the endpoint has taken, those of earlier runs included.
-        kept: that are on disk, for the next run.
-        refused: that the endpoint does not want, or that are none; not sent again.
-        lost: that went beyond the spool's bounds, were damaged on disk, or could not be sent while there is no spool.
+        sent: accepted by the endpoint, those of earlier runs included.
+        kept: on disk, for the next run.
+        refused: rejected by the endpoint, or invalid; not sent again.
+        lost: dropped beyond the spool's limits, damaged on disk, or unsent without a spool.
     """
 
     sent: int
@@ -84,23 +84,23 @@ class Outcome(NamedTuple):
 
 
 class Verdict(Enum):
-    """Of one document after one exchange."""
+    """Verdict on one document after one exchange."""
 
     TAKEN = "taken"
     AGAIN = "to be sent again"  # the endpoint is there, and has an error
     AWAY = "away"  # the endpoint is not there, or busy
-    MISDIRECTED = "misdirected"  # it is there, and we are not to talk to it so
+    MISDIRECTED = "misdirected"  # wrong address, token or certificate
     REFUSED = "refused"
 
 
 class Attempt(NamedTuple):
-    """The outcome of one request.
+    """Outcome of one request.
 
     Attributes:
         verdict: of the document.
-        why: a line for people; empty where it was taken.
-        pause_s: that the endpoint asks for; None where it does not.
-        status: of HTTP; 0 where there is none.
+        why: a line for messages; empty if it was accepted.
+        pause_s: requested by the endpoint; None without a request.
+        status: of HTTP; 0 without an answer.
         is_late: the endpoint may have the document; its answer did not come in time.
     """
 
@@ -112,11 +112,11 @@ class Attempt(NamedTuple):
 
 
 def add_options(parser: cli.Options, name: str = "colmet-facility") -> None:
-    """Declare how documents are sent and kept.
+    """Declare the options of sending and keeping documents.
 
     Args:
-        parser: that gets the options.
-        name: of the default directory: what one program keeps is not sent to the endpoint of another.
+        parser: gets the options.
+        name: of the default directory: one program's documents are not sent to the endpoint of another.
     """
     parser.set_defaults(spool_name=name)
     parser.add_argument(
@@ -183,7 +183,7 @@ def add_options(parser: cli.Options, name: str = "colmet-facility") -> None:
 
 
 def spool_directory(options: argparse.Namespace) -> str:
-    """Where the command line wants things to be kept, as an absolute path; empty for nowhere."""
+    """Return the spool's directory as an absolute path; empty for none."""
     directory: str | None = options.spool_dir
     if directory is None:
         if os.geteuid() == 0:
@@ -202,14 +202,14 @@ def from_options(
     stopping: Callable[[], bool] = lambda: False,
     renew: Callable[[], str] | None = None,
 ) -> DocumentSender:
-    """Return the sender that the command line configures; warn of a spool directory that cannot be used.
+    """Return the sender of the command line's options; warn of an unusable spool directory.
 
     Args:
         options: of `add_options`.
         url: of the endpoint.
-        token: that the endpoint knows us by.
-        stopping: whether to come to an end soon.
-        renew: gives the token again for each run, or a ConfigError; None: it stays the same.
+        token: identifies this sender to the endpoint.
+        stopping: returns whether to end soon.
+        renew: returns the token for each run, or raises ConfigError; None: it stays the same.
 
     Raises:
         ConfigError: the address or the file of certificates cannot be used.
@@ -249,10 +249,10 @@ def from_options(
 
 
 def check_url(url: str) -> str:
-    """`url`, if documents can be sent there.
+    """Return `url`, if it is valid.
 
     Raises:
-        ConfigError: it is no address of HTTP.
+        ConfigError: not an HTTP address.
     """
     if parse_url(url) is None:
         raise ConfigError("--url: not an address such as https://af.example.org/")
@@ -260,7 +260,7 @@ def check_url(url: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """An address for people, without what may be secret in it: user, password and query."""
+    """Return an address for messages, without possible secrets: user, password and query."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -270,9 +270,9 @@ def shown_url(url: str) -> str:
 
 
 def without(secret: str, text: str) -> str:
-    """A text that may repeat a secret, without it: as it is, or as JSON, HTML or an address has it.
+    """Return a text without a secret it may repeat: verbatim, or as in JSON, HTML or an address.
 
-    Nothing of the text is left where a part of the secret still shows.
+    If a part of the secret still shows, all of the text is replaced.
     """
     as_json = json.dumps(secret)[1:-1]
     forms = {secret, as_json, as_json.replace("/", "\\/"), html.escape(secret), quote(secret), quote(secret, safe="")}
@@ -283,10 +283,10 @@ def without(secret: str, text: str) -> str:
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """A document as it is kept: JSON on one line, in which the token is null.
+    """Return a document in its stored form: JSON on one line, with the token null.
 
     Raises:
-        ValueError: it is none, or too large.
+        ValueError: it is invalid, or too large.
     """
     try:
         text = json.dumps({**document, "token": None} if "token" in document else document, allow_nan=False).encode()
@@ -298,20 +298,20 @@ def encode(document: Mapping[str, Any]) -> bytes:
 
 
 class DocumentSender:
-    """Sends documents to one endpoint. For one thread.
+    """Sender of documents to one endpoint. For one thread.
 
     Args:
         url: of the endpoint.
-        token: that is put into each document; None is null.
-        spool: where documents are until they are taken; None: nowhere.
+        token: of each document; None is null.
+        spool: keeps documents until they are accepted; None: none.
         timeout_s: of one exchange.
         tries: of one document in one run.
         deadline_s: of the sending of one run.
-        rate: of exchanges a second, at most.
-        ca_file: certificates that are trusted; None: those of the system.
-        timestamp: whether documents get the time at which they are handed over.
-        stopping: whether to come to an end soon.
-        renew: gives the token of each run, or a ConfigError; None: it stays the same.
+        rate: maximum of exchanges a second.
+        ca_file: trusted certificates; None: those of the system.
+        timestamp: whether documents get the time of `send`.
+        stopping: returns whether to end soon.
+        renew: returns the token of each run, or raises ConfigError; None: it stays the same.
         now_ns: of the wall clock.
         monotonic: seconds.
         sleep: waits, in seconds.
@@ -364,14 +364,14 @@ class DocumentSender:
         self._until = 0.0  # of this run
         self._patience = 1  # of this run: a multiple of the timeout
         self._next_at = 0.0  # when the rate allows another exchange
-        self._not_before = 0.0  # when the endpoint wants to hear from us again
+        self._not_before = 0.0  # end of the pause requested by the endpoint
         self._refused = 0
-        self._last = Attempt(Verdict.AWAY)  # of those with which a document stayed here
+        self._last = Attempt(Verdict.AWAY)  # latest failed attempt
         if token and is_readable_on_the_way(url):
             log.warning("token and documents can be read on the way; use https: --url %s", self._shown)
 
     def close(self) -> None:
-        """Close connections, and give the spool back; also twice."""
+        """Close connections and the spool; also twice."""
         self._http.close()
         if self._spool is not None:
             self._spool.close()
@@ -379,9 +379,9 @@ class DocumentSender:
     # -- a run --
 
     def send(self, documents: Sequence[Mapping[str, Any]]) -> Outcome:
-        """Send these, and what earlier runs have left, the oldest first; what became of them.
+        """Send these and earlier runs' documents, the oldest first; return the outcome.
 
-        Where another run sends what the same spool holds, these are only put there.
+        While another run sends the same spool, these are only added to it.
         """
         self._until = self._monotonic() + self._deadline_s
         self._patience = 1
@@ -421,7 +421,7 @@ class DocumentSender:
         return Outcome(sent, kept, refused, lost)
 
     def _take_token(self) -> None:
-        """Read the token again: it may have expired since the run before."""
+        """Read the token again: it may have expired since the previous run."""
         if self._renew is None:
             return
         try:
@@ -460,10 +460,10 @@ class DocumentSender:
         return held
 
     def _deliver(self, stores: Sequence[DocumentStore]) -> tuple[int, int]:
-        """Send what is in the stores; return how many were accepted, and how many refused.
+        """Send the documents in the stores; return the numbers accepted and refused.
 
-        Where several fail, one after the other, those of other kinds show whether it is the endpoint or the documents:
-        what an endpoint never accepts stays, and delays no other.
+        After several failures in a row, documents of other kinds show whether the endpoint or the documents are at
+        fault: a document never accepted stays, and delays no other.
         """
         sent = refused = failing = 0
         passed: Counter[str] = Counter()
@@ -472,7 +472,7 @@ class DocumentSender:
                 kind = _kind(entry)
                 if passed[kind] >= MAX_PASSED:
                     continue
-                # while one fails, the next is a question whether the endpoint or the document is what is wrong
+                # after a failure, one try shows whether the endpoint or the document is at fault
                 answer = self._try(entry, 1 if failing else self._tries)
                 if answer.verdict is Verdict.TAKEN:
                     store.done(entry)
@@ -499,7 +499,7 @@ class DocumentSender:
     def _takes_another(
         self, stores: Sequence[DocumentStore], failed: WaitingDocument, passed: Counter[str], same: bool
     ) -> bool:
-        """Whether the endpoint takes the newest document of another kind; with `same`, where there is none, of this."""
+        """Return whether the endpoint accepts the newest document of another kind, or with `same`, if none, of this."""
         tried: set[str] = set()
         newest = ((store, entry) for store in stores for entry in store.entries(newest_first=True))
         for store, entry in list(itertools.islice(newest, MAX_LOOKED)):
@@ -541,20 +541,20 @@ class DocumentSender:
             answer = self._exchange(body)
             if answer.pause_s is not None:
                 self._not_before = self._monotonic() + min(answer.pause_s, LONGEST_ASKED_PAUSE_S)
-            if answer.is_late:  # it may come twice then: a slow endpoint gets more time rather than more copies
+            if answer.is_late:  # the document may arrive twice: give a slow endpoint more time rather than more copies
                 self._patience *= 2
             if answer.verdict not in (Verdict.AGAIN, Verdict.AWAY):
                 break
         return answer
 
     def _pause_s(self, number: int, answer: Attempt) -> float:
-        """Before a try: longer each time, and another for each of many hosts that all wait for the same endpoint."""
+        """Return the back-off before a try: growing, with jitter, as many hosts may wait for the same endpoint."""
         if number == 0 or answer.pause_s is not None:
             return 0.0
         return growing_pause_s(number, FIRST_PAUSE_S, LONGEST_PAUSE_S) * (0.5 + self._jitter())
 
     def _wait(self, until: float) -> bool:
-        """Wait, but not beyond the deadline; whether there is time left then."""
+        """Wait, but not beyond the deadline; return whether time is left then."""
         if until >= self._until:
             return False
         while (left_s := until - self._monotonic()) > 0:
@@ -564,7 +564,7 @@ class DocumentSender:
         return not self._stopping() and self._monotonic() < self._until
 
     def _body(self, entry: WaitingDocument) -> bytes:
-        """Return the document as it was kept, with the token."""
+        """Return the document as stored, with the token."""
         document = _parsed(entry)
         if self._token is None or "token" not in document:
             return entry.text
@@ -573,7 +573,7 @@ class DocumentSender:
     # -- an exchange --
 
     def _exchange(self, body: bytes) -> Attempt:
-        """Send a document once, and judge the answer by its status, whatever becomes of its body."""
+        """Send a document once, and judge the answer by its status, whatever its body."""
         timeout_s = max(0.01, min(self._timeout_s * self._patience, self._until - self._monotonic()))
         try:
             response = self._http.request("POST", self._url, body, timeout_s=timeout_s, deadline_s=timeout_s + GRACE_S)
@@ -598,7 +598,7 @@ class DocumentSender:
         return text if text.isprintable() else text.encode("unicode_escape").decode()
 
     def _judge(self, status: int, headers: Mapping[str, str], text: str) -> Attempt:
-        """What a status means for the document."""
+        """Return the meaning of a status for the document."""
         said = f"status {status}{f': {text}' if text else ''}"
         if 200 <= status < 300:
             return Attempt(Verdict.TAKEN, status=status)
@@ -622,7 +622,7 @@ class DocumentSender:
 
 
 def parse_retry_after(value: str | None, now_s: float) -> float | None:
-    """Seconds that an answer asks to wait; None where it does not, or not in a form that HTTP has.
+    """Return the seconds to wait of an answer; None without a valid header.
 
     Args:
         value: of the header: a number of seconds, or a date.
@@ -644,7 +644,7 @@ def _kind(entry: WaitingDocument) -> str:
 
 
 def _parsed(entry: WaitingDocument) -> Mapping[str, Any]:
-    """A document that was kept; an empty one where a file of the spool holds something else."""
+    """Return a stored document; an empty one for other content of a file of the spool."""
     try:
         document = json.loads(entry.text)
     except (ValueError, RecursionError):

@@ -1,15 +1,15 @@
-"""Documents on disk until the endpoint has accepted them.
+"""Spool of documents: kept on disk until the endpoint has accepted them.
 
-In one directory, which only its owner can read, as documents hold names of users:
+One directory, readable only by its owner, as documents contain names of users:
 
     TIME-RANDOM.documents  some documents in order, a line each: CRC-32 as 8 hex digits, a blank, the document as JSON
-    TIME-RANDOM.done       numbers of the documents that need not be sent any more, 4 bytes each, little-endian
-    refused.jsonl          the latest documents that the endpoint refused, with time and reason; and refused.jsonl.old
-    lock                   locked by the run that sends
+    TIME-RANDOM.done       numbers of the finished documents, 4 bytes each, little-endian
+    refused.jsonl          the latest documents refused by the endpoint, with time and reason; and refused.jsonl.old
+    lock                   locked by the sending run
 
 TIME has 20 digits, ns since the epoch. A file of documents appears whole or not at all, so any number of runs may add
-to the directory while one of them sends. A run that is killed between the endpoint's answer and the note in the .done
-file has one document sent twice.
+to the directory while one of them sends. A run killed between the endpoint's answer and the note in the .done file
+has one document sent twice.
 
 This is not a log of records (`common.record_log`): many short runs add to it without a lock, so no file is ever
 appended to, none has a torn end, and an administrator can read the lines. Rows for a collector are kept in such a log
@@ -41,7 +41,7 @@ _TEMPORARY = re.compile(r"\.(\d{20})-[0-9a-f]{16}\.documents\.new", re.ASCII)
 LOCK = "lock"
 REFUSED = "refused.jsonl"
 MAX_DOCUMENT_BYTES = 8 << 20
-FILE_BYTES = 256 << 10  # of documents; beyond the bounds whole files go
+FILE_BYTES = 256 << 10  # of documents; beyond the limits whole files are dropped
 MAX_FILES = 20_000
 MAX_REFUSED_BYTES = 1 << 20
 OLD_TEMPORARY_S = 3600.0
@@ -63,7 +63,7 @@ class WaitingDocument(NamedTuple):
 
 
 class DocumentStore(Protocol):
-    """Where documents wait: a `DocumentSpool` or a `DocumentMemory`."""
+    """Store of documents to send: a `DocumentSpool` or a `DocumentMemory`."""
 
     def __len__(self) -> int: ...
 
@@ -92,7 +92,7 @@ class DocumentMemory:
             self._coming += 1
 
     def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]:
-        """Yield each document that is not done by then, the oldest or the newest first."""
+        """Yield each unfinished document, the oldest or the newest first."""
         for number in sorted(self._entries, reverse=newest_first):
             if number in self._entries:
                 yield self._entries[number]
@@ -102,28 +102,28 @@ class DocumentMemory:
         self._entries.pop(entry.number, None)
 
     def refuse(self, entry: WaitingDocument, reason: str) -> None:
-        """Never send a document again."""
+        """Mark a document as refused, so that it is not sent again."""
         del reason
         self.done(entry)
 
 
 class _Directory(PrivateDirectory):
-    """A private directory with files that are appended to."""
+    """A private directory with files to append to."""
 
     def append(self, name: str) -> int:
-        """A descriptor to append with to a file, made where it is not there."""
+        """Open a file for appending, create it if missing, and return its descriptor."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._fd)
 
 
 class _DocumentFile:
-    """A file of documents, and which of them are done."""
+    """A file of documents, and the finished ones."""
 
     def __init__(self, name: str, size: int, count: int, done: set[int]) -> None:
         self.name = name
         self.time_ns = int(name[:20])
         self.size = size
-        self.count = count  # lines that can be read
+        self.count = count  # number of lines
         self.done = done
 
     @property
@@ -144,7 +144,7 @@ def unpack(data: bytes) -> list[bytes | None]:
 
 
 def pieces(texts: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
-    """Yield documents in order, in lots of `most_bytes`, or of one document where that is larger."""
+    """Yield documents in order, in lots of `most_bytes`; a larger document is a lot of its own."""
     start = size = 0
     for end, text in enumerate(texts):
         if size and size + len(text) > most_bytes:
@@ -156,7 +156,7 @@ def pieces(texts: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]
 
 
 class DocumentSpool:
-    """The directory of documents. `put` needs no lock; everything else is for the run that has it, see `acquire`.
+    """The directory of documents. `put` requires no lock; all other methods require it, see `acquire`.
 
     Args:
         path: of the directory; created if it does not exist, for its owner alone.
@@ -222,7 +222,7 @@ class DocumentSpool:
             log.error("spool of documents cannot be written to failures=%d %s: %s", self.failures, self.path, err)
 
     def acquire(self) -> bool:
-        """Lock the directory and read what is there; return False where another run has the lock."""
+        """Lock the directory and read its files; return False if another run has the lock."""
         if self._lock_fd < 0:
             fd = self._directory.append(LOCK)
             try:
@@ -250,7 +250,7 @@ class DocumentSpool:
         self.release()
         self._directory.close()
 
-    # -- for the one that has the lock --
+    # -- with the lock --
 
     def _load(self) -> None:
         self._files.clear()
@@ -316,7 +316,7 @@ class DocumentSpool:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all files of documents."""
+        """Return the size of all files of documents."""
         return sum([file.size for file in self._files.values()])
 
     def drop_beyond(self) -> int:
@@ -340,7 +340,7 @@ class DocumentSpool:
         return dropped
 
     def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]:
-        """Yield every document to send, the oldest or the newest first; none that comes meanwhile."""
+        """Yield every document to send, the oldest or the newest first; without documents added meanwhile."""
         names = list(self._files)
         for name in reversed(names) if newest_first else names:
             file = self._files.get(name)
@@ -372,7 +372,7 @@ class DocumentSpool:
                 self._end_notes()
                 self._done_fd = self._directory.append(_done(file.name))
                 self._done_name = file.name
-                # what a run left in part that was killed, or had no room, would shift all that follows
+                # a partial number, of a killed run or a full disk, would shift all later ones
                 os.ftruncate(self._done_fd, os.fstat(self._done_fd).st_size // _NUMBER.size * _NUMBER.size)
             if os.write(self._done_fd, _NUMBER.pack(number)) < _NUMBER.size:
                 self._end_notes()
@@ -401,7 +401,7 @@ class DocumentSpool:
             self._note_failure(err)
 
     def refuse(self, entry: WaitingDocument, reason: str) -> None:
-        """Never send a document again; it is kept in refused.jsonl with the reason, while there is room."""
+        """Mark a document as refused; keep it in refused.jsonl with the reason, within the size limit."""
         line = b'{"time": %d, "reason": %s, "document": %s}\n' % (
             self._now_ns() // 10**9,
             json.dumps(reason).encode(),

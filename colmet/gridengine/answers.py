@@ -1,4 +1,4 @@
-"""Answers of /qhost and /qstat as values: nothing of them is believed before its type has been seen."""
+"""Answers of /qhost and /qstat as values: no field is trusted before its type is checked."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from colmet.common.errors import ColmetError
 
 MAX_TEXT = 1024  # characters of a name; the rest is cut off
 MAX_SHOWN = 80  # characters of a value in an error
-MAX_DIGITS = 400  # of a number: reading more takes time that grows with their square
+MAX_DIGITS = 400  # of a number: the time to read one grows with their square
 MAX_SLOTS = 1 << 24
 
 
 class AnswerError(ColmetError):
-    """An answer has not the form of QmemTools' server."""
+    """An answer does not have the form of QmemTools' server."""
 
 
 class Envelope(NamedTuple):
-    """What every answer is.
+    """Envelope of every answer.
 
     Attributes:
         success: whether there are data.
         message: why not.
-        data: of /qhost or /qstat, not looked at yet.
+        data: of /qhost or /qstat, unchecked.
     """
 
     success: bool
@@ -33,13 +33,13 @@ class Envelope(NamedTuple):
 
 
 def parse_envelope(text: bytes) -> Envelope:
-    """The answer to a request.
+    """Parse the answer to a request.
 
     Args:
         text: of the answer.
 
     Raises:
-        AnswerError: it is none.
+        AnswerError: not an answer.
     """
     answer = parse_json(text)
     if not isinstance(answer, dict) or type(answer.get("success")) is not bool:
@@ -50,10 +50,10 @@ def parse_envelope(text: bytes) -> Envelope:
 
 
 def parse_json(text: bytes) -> Any:
-    """Any JSON.
+    """Parse any JSON.
 
     Raises:
-        AnswerError: it is none.
+        AnswerError: not JSON.
     """
     try:
         return json.loads(text, parse_constant=_refuse, parse_int=_whole)
@@ -72,10 +72,10 @@ def _whole(text: str) -> int:
 
 
 def parse_hosts(data: dict[str, Any]) -> Hosts:
-    """The data of /qhost.
+    """Parse the data of /qhost.
 
     Raises:
-        AnswerError: another form; the text says where.
+        AnswerError: another form; the text names the place.
     """
     return {_name(host): _host(value, f"data[{_shown(host)}]") for host, value in data.items()}
 
@@ -110,10 +110,10 @@ def _on_host(value: Any, where: str) -> JobOnHost:
 
 
 def parse_owners(data: dict[str, Any]) -> Owners:
-    """The data of /qstat.
+    """Parse the data of /qstat.
 
     Raises:
-        AnswerError: another form; the text says where.
+        AnswerError: another form; the text names the place.
     """
     owners: Owners = {}
     for name, value in data.items():
@@ -161,7 +161,7 @@ def _mapping(value: Any, where: str) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    """A value in an error: of an object or a list its kind alone."""
+    """Return a value for an error; for an object or a list only its kind."""
     if value is None:
         return "missing"
     if isinstance(value, (dict, list)):

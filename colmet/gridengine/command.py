@@ -37,7 +37,7 @@ exit status: 0; 1 where the server does not answer, or has no data; 2 where the 
 
 
 def add_options(parser: cli.Parser) -> None:
-    """Declare the server, and what is to be shown."""
+    """Declare the options of the server and of the figures."""
     parser.epilog = EPILOG
     parser.add_argument(
         "url",
@@ -64,10 +64,10 @@ def add_options(parser: cli.Parser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and print; the exit status.
+    """Query the server and print; return the exit status.
 
     Raises:
-        ColmetError: the server does not answer, or the options cannot be used.
+        ColmetError: the server does not answer, or the options are invalid.
     """
     url = server.checked_address(options.url) if options.url else configured_url(options.config)
     asked = QmemClient.from_options(url, options)
@@ -80,15 +80,15 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configured_url(path: str) -> str:
-    """Where the collector of this machine serves its JSON interface.
+    """Return the URL of the JSON interface of this machine's collector.
 
     Args:
         path: of its configuration.
 
     Raises:
-        ConfigError: nobody says; the text tells what to give.
+        ConfigError: not configured; the text suggests an option.
     """
-    from colmet.collector import main as collector  # takes all that a collector is made of
+    from colmet.collector import main as collector  # requires the collector's modules
     from colmet.common.runtime.configuration import Configuration
 
     what = "give the URL of a server, such as http://head:8080"
@@ -105,7 +105,7 @@ def configured_url(path: str) -> str:
 
 
 class Printing:
-    """Prints the answer of a server, as the options say.
+    """Printer of a server's answer, as the options specify.
 
     Args:
         options: of the command line; some may be missing.
@@ -121,7 +121,7 @@ class Printing:
         self._wanted = Wanted(options.hostname, options.jobid, options.owner)
 
     def once(self, fetched: Fetched) -> int:
-        """Print it; the exit status."""
+        """Print the answer; return the exit status."""
         memory = self._count(fetched)
         if self._options.json:
             print(json.dumps(text.document_of(memory, self._details), allow_nan=False))
@@ -134,10 +134,10 @@ class Printing:
         return 0
 
     def watch(self, asked: QmemClient, period_s: float) -> int:
-        """Print what there is now, again and again, until Ctrl-C.
+        """Print the present figures repeatedly, until Ctrl-C.
 
         Raises:
-            ColmetError: the first answer cannot be had. One that comes later is told of, and then asked for again.
+            ColmetError: the first query fails. Later failures are shown and retried.
         """
         fetched, trouble = asked.fetch(), ""
         while True:
@@ -155,18 +155,18 @@ class Printing:
         return count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
 
     def _on_terminal(self, memory: Memory, above: Sequence[str] = ()) -> bool:
-        """Print a table, if there is a terminal, and the library for it; with lines above it, as much as fits."""
+        """Print a table, if there is a terminal and the library for it, with lines above it, cut to the screen."""
         if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
             return False
         try:
             from colmet.gridengine import screen
-        except ModuleNotFoundError:  # columns do as well
+        except ModuleNotFoundError:  # print columns instead
             return False
         screen.show(memory, self._details, self._titles, above, not getattr(self._options, "no_color", False))
         return True
 
     def _notes(self, fetched: Fetched, memory: Memory) -> list[str]:
-        """Return what the figures leave out, and what was not found."""
+        """Return notes on data missing from the figures, or not found."""
         wanted, notes = self._wanted, []
         if wanted.host and wanted.host not in fetched.hosts:
             notes.append(f"there is no host {clean(wanted.host)}{clean(did_you_mean(wanted.host, fetched.hosts))}")

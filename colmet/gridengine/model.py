@@ -1,7 +1,7 @@
-"""Memory that hosts have, that jobs reserved of it, and that they used: counted from /qhost and /qstat.
+"""Total, reserved and used memory of hosts and jobs, computed from /qhost and /qstat.
 
-A job reserves what it asked for once for each slot that it has on a host, whatever entries the host has of it. What is
-not known is None, and adds nothing to a sum.
+A job reserves its request once for each slot on a host, whatever the host's number of entries for it. Unknown values
+are None, and add nothing to a sum.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import NamedTuple
 from colmet.batch.qmem import Host, Hosts, JobOnHost, Owners
 from colmet.stored.names import natural
 
-UNKNOWN = "-"  # also in what the servers send
+UNKNOWN = "-"  # also in the servers' answers
 GIB = float(1 << 30)
-HUGE = float(1 << 63)  # bytes: no host has them
-CROWDED = 0.25  # of a host's memory: where more is reserved, its name is marked
+HUGE = float(1 << 63)  # bytes, more than any host has
+CROWDED = 0.25  # of a host's memory: if more is reserved, its name is marked
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{0,18})?)([KMGTkmgt]?)", re.ASCII)
 # as Grid Engine has them: the large letters are powers of 1024
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12} | {
@@ -28,7 +28,7 @@ _NUMBER = re.compile(r"\d{1,18}(?:\.\d{0,18})?(?:[eE][+-]?\d\d?)?", re.ASCII)
 
 
 class Wanted(NamedTuple):
-    """What is to be shown. Hosts without a job or user that is named are not.
+    """Selection of the output. Hosts without the named job or user are skipped.
 
     Attributes:
         host: only this one; "" for all.
@@ -46,12 +46,12 @@ class JobMemory(NamedTuple):
 
     Attributes:
         job: its number; of an array's task such as 17.3.
-        owner: whose it is.
+        owner: name of the user.
         name: of the job.
         master: whether its master task is there.
-        slots: that it has there.
-        used: bytes, the most so far; None where it is not known.
-        reserved: bytes; None where it asked for nothing, or nobody says.
+        slots: its slots there.
+        used: peak bytes so far; None if unknown.
+        reserved: bytes; None without a request, or if unknown.
     """
 
     job: str
@@ -64,7 +64,7 @@ class JobMemory(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """What is used of what is reserved."""
+        """Return the used share of its reserved memory."""
         return None if self.used is None or not self.reserved else self.used / self.reserved
 
 
@@ -73,12 +73,12 @@ class HostMemory(NamedTuple):
 
     Attributes:
         host: its name.
-        processors: that it has; None where nobody says.
-        total: bytes that it has; None where nobody says.
-        jobs: those that are shown, by number.
-        reserved_by_all: bytes, by all of its jobs, also those that are not shown.
-        jobs_left_out: how many those are.
-        knows_all: whether all of its jobs are known: otherwise what is available is not.
+        processors: number of processors; None if unknown.
+        total: its memory in bytes; None if unknown.
+        jobs: the shown ones, by number.
+        reserved_by_all: bytes, of all of its jobs, including hidden ones.
+        jobs_left_out: number of hidden jobs.
+        knows_all: whether all of its jobs are known: otherwise the available memory is not.
     """
 
     host: str
@@ -91,22 +91,22 @@ class HostMemory(NamedTuple):
 
     @property
     def claimed(self) -> float:
-        """Bytes that the shown jobs reserved, or used beyond it: job by job, as one's rest is no other's."""
+        """Return bytes reserved by the shown jobs, or used beyond: job by job, as reserves are not shared."""
         return math.fsum([max(job.used or 0.0, job.reserved or 0.0) for job in self.jobs])
 
     @property
     def used(self) -> float | None:
-        """Bytes that the shown jobs used at most; None where that is known of none of them."""
+        """Return peak bytes used by the shown jobs; None if unknown for all of them."""
         return _total([job.used for job in self.jobs])
 
     @property
     def reserved(self) -> float | None:
-        """Bytes that the shown jobs reserved; None where that is known of none of them."""
+        """Return bytes reserved by the shown jobs; None if unknown for all of them."""
         return _total([job.reserved for job in self.jobs])
 
     @property
     def share(self) -> float | None:
-        """What is used of what is reserved, by the shown jobs of which both are known; 0 where there is no job."""
+        """Return the used share of the reserved memory, over shown jobs with both values; 0 without jobs."""
         both = [(job.used, job.reserved) for job in self.jobs if job.used is not None and job.reserved]
         reserved = math.fsum([reserved for _, reserved in both])
         if not both:
@@ -115,27 +115,27 @@ class HostMemory(NamedTuple):
 
     @property
     def available(self) -> float | None:
-        """Bytes that no job reserved; less than none where more is reserved than there is."""
+        """Return unreserved bytes; negative if more is reserved than the total."""
         return self.total - self.reserved_by_all if self.total is not None and self.knows_all else None
 
     @property
     def slots(self) -> int:
-        """Of the shown jobs."""
+        """Return the slots of the shown jobs."""
         return sum([job.slots for job in self.jobs])
 
     @property
     def is_crowded(self) -> bool:
-        """Whether the shown jobs reserved more than a quarter of its memory."""
+        """Return whether the shown jobs reserved more than a quarter of its memory."""
         return self.total is not None and (self.reserved or 0.0) > CROWDED * self.total
 
 
 class Memory(NamedTuple):
-    """All of it.
+    """Memory of all hosts.
 
     Attributes:
         hosts: by name.
-        untold: jobs on hosts, of those that are shown, of which nobody says what they use there.
-        unread: values that are no numbers, and count as not known.
+        untold: shown jobs, per host, with unknown usage there.
+        unread: invalid numbers, counted as unknown.
     """
 
     hosts: Sequence[HostMemory]
@@ -144,25 +144,25 @@ class Memory(NamedTuple):
 
 
 def _total(values: Sequence[float | None]) -> float | None:
-    """A sum; of nothing it is 0."""
+    """Return the sum of the known values; 0 for no values, None if all are unknown."""
     known = [value for value in values if value is not None]
     return math.fsum(known) if known or not values else None
 
 
 def parse_size(text: str) -> float | None:
-    """Bytes of a size as Grid Engine prints it, such as 47.3G; None of what is none."""
+    """Return bytes of a size as Grid Engine prints it, such as 47.3G; None if invalid."""
     match = _SIZE.fullmatch(text)
     return _sane(float(match[1]) * _UNITS[match[2]]) if match else None
 
 
 def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) -> Memory:
-    """What each host and each job has.
+    """Return the memory of each host and each job.
 
     Args:
         hosts: of /qhost.
         owners: of /qstat.
-        wanted: what is to be shown.
-        knows_all: whether whoever asked was told of all jobs, and not only of some.
+        wanted: selection of the output.
+        knows_all: whether the answers are of all jobs, and not only of some.
     """
     counting = _Counting(owners)
     found = []
@@ -175,10 +175,10 @@ def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) 
 
 
 class _Counting:
-    """Counts, and counts the values that it cannot read.
+    """Computation of the figures, with a count of invalid values.
 
     Args:
-        owners: of /qstat. What a job asked for is looked up by its number, which no other job has.
+        owners: of /qstat. A job's request is looked up by its unique number.
     """
 
     def __init__(self, owners: Owners) -> None:
@@ -186,7 +186,7 @@ class _Counting:
         self._requests = {job: one for owner in owners.values() for job, one in owner["jobs"].items()}
 
     def host(self, name: str, host: Host, wanted: Wanted, knows_all: bool) -> HostMemory:
-        """A host with the jobs that are wanted."""
+        """Return a host with the selected jobs."""
         jobs = [
             one for number in sorted(host["jobs"], key=natural) for one in self._job(name, number, host["jobs"][number])
         ]
@@ -202,11 +202,11 @@ class _Counting:
         )
 
     def _job(self, host: str, number: str, job: JobOnHost) -> Iterator[JobMemory]:
-        """A job on a host; of an array each of its tasks there."""
+        """Yield a job on a host; of an array, each of its tasks there."""
         request = self._requests.get(number)
         asked = request["requested_h_vmem_dblval"] if request is not None else 0.0
         of_it = request["hostname"].get(host, {}) if request is not None else {}
-        # of an array the count is of each task's slots; a task may be there repeatedly, where shares are unequal
+        # of an array the count is of each task's slots; a task is listed repeatedly if shares are unequal
         tasks = Counter(job["taskid"]) or {"": 1}
         for task in sorted(tasks, key=natural):
             texts = [of_it[task]] if task in of_it else [] if task else list(of_it.values())
@@ -223,7 +223,7 @@ class _Counting:
             )
 
     def _read(self, text: str, parse: Callable[[str], float | None]) -> float | None:
-        """A number; None where there is none, or where it is none, which is counted."""
+        """Return a number; None if missing or invalid; an invalid one is counted."""
         if text in ("", UNKNOWN):
             return None
         value = parse(text)

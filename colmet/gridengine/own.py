@@ -1,6 +1,6 @@
 """Memory by host, owner and job from Colmet's own data, in the structure of /qhost and /qstat.
 
-For OAR and Slurm: a job's slots on a host are the CPUs it may run on there, and what it reserved is its memory limit.
+For OAR and Slurm: a job's slots on a host are its CPUs there, and its reserved memory is its memory limit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ GIB = float(1 << 30)
 
 
 class _Row(NamedTuple):
-    """A job on a host; None is not known."""
+    """A job on a host; None is unknown."""
 
     host: str
     job: str
@@ -30,14 +30,14 @@ class _Row(NamedTuple):
 
 
 def hosts_of(jobs: JobUsage, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
-    """What /qhost tells.
+    """Return the data of /qhost.
 
-    Which of its hosts a job's first task is on is not known, unless it has only one. Colmet knows no names of jobs. A
-    node's processors are `cpus` of its row, which an older node does not tell.
+    The host of a job's first task is unknown, unless the job has only one host. Colmet knows no names of jobs. A node's
+    processors are `cpus` of its row, missing from older nodes.
 
     Args:
-        jobs: what each job uses on each node.
-        nodes: rows of `colmet.common.live.summary.measure_nodes`. A node that only jobs tell of is there, too.
+        jobs: usage of each job on each node.
+        nodes: rows of `colmet.common.live.summary.measure_nodes`. A node known only from jobs is included, too.
     """
     hosts: Hosts = {str(row["node"]): _host(row.get("cpus"), row.get("memory_total")) for row in nodes}
     rows = _rows(jobs)
@@ -57,34 +57,34 @@ def hosts_of(jobs: JobUsage, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
 def _host(cpus: float | None, memory_bytes: float | None) -> Host:
     return {
         "num_proc": UNKNOWN if cpus is None else f"{cpus:.0f}",
-        # always in G: clients of QmemTools take the number, and leave the letter
+        # always in G: clients of QmemTools read the number only, not the letter
         "mem_total": UNKNOWN if memory_bytes is None else f"{memory_bytes / GIB:.1f}G",
         "jobs": {},
     }
 
 
 def uid_of(user: str) -> str:
-    """The number of a user of this machine, as text; empty where it knows none of that name."""
+    """Return the number of a user of this machine, as text; empty if the name is unknown."""
     try:
         return _known_uid(user)
     except (KeyError, ValueError):  # not there, or no name at all
         return ""
 
 
-@lru_cache(maxsize=4096)  # a name service may take its time; a user that is not found is asked for again
+@lru_cache(maxsize=4096)  # a name service may be slow; unknown users are not cached
 def _known_uid(user: str) -> str:
     return str(pwd.getpwnam(user).pw_uid)
 
 
 def owners_of(jobs: JobUsage, uid: Callable[[str], str] = uid_of) -> Owners:
-    """What /qstat tells.
+    """Return the data of /qstat.
 
-    A job has one request for each of its slots: its limits over all its hosts by its slots there. Where its hosts have
-    different limits, what is reserved is right for all of them together. One without a limit asked for nothing.
+    A job has one request for each of its slots: the sum of its limits over its hosts, divided by its slots there. If
+    its hosts have different limits, only the reserved total of all is right. One without a limit requested nothing.
 
     Args:
-        jobs: what each job uses on each node.
-        uid: the number of a user, as text; empty where it is not known.
+        jobs: usage of each job on each node.
+        uid: returns the number of a user, as text; empty if unknown.
     """
     rows = _rows(jobs)
     spread = _host_counts(rows)
@@ -111,7 +111,7 @@ def _requested(asked_bytes: float) -> RequestedJob:
 
 
 def _size(value: float) -> str:
-    """Bytes as they are asked for, 2G; exact, so that an odd number has no letter. Empty for none."""
+    """Return bytes in the form of a request, 2G; exact, so that an odd number has no letter. Empty for none."""
     whole = round(value)
     for letter, unit in (("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
         if whole and whole % unit == 0:
@@ -120,7 +120,7 @@ def _size(value: float) -> str:
 
 
 def _rows(jobs: JobUsage) -> list[_Row]:
-    """Of each job on each host; not of what belongs to no job."""
+    """Return a row for each job on each host; without data of no job."""
     cpus, limits, peaks, now = [jobs.values[key].tolist() for key in ("cpus", "memory_limit", "memory_peak", "memory")]
     numbers, hosts = jobs.job.tolist(), jobs.host.tolist()
     return [
@@ -142,7 +142,7 @@ def _known(value: float) -> float | None:
 
 
 def _host_counts(rows: Iterable[_Row]) -> dict[str, int]:
-    """On how many hosts each job is."""
+    """Return the number of hosts of each job."""
     counts: dict[str, int] = {}
     for row in rows:
         counts[row.job] = counts.get(row.job, 0) + 1

@@ -26,7 +26,7 @@ exit status: 0; 1 where the server does not answer, or its address is wrong; 2 w
 
 
 def build_parser() -> cli.Parser:
-    """The command line."""
+    """Return the command line."""
     parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip(), epilog=EPILOG)
     parser.add_argument("place", metavar="HOST:PORT", help="address of the server, or a URL for one with TLS")
     parser.conflict_handler = "resolve"  # -h was a host before Colmet had this program
@@ -47,7 +47,7 @@ def build_parser() -> cli.Parser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``qmemview``; the exit status: 2 where the command line is wrong, 1 for what else fails."""
+    """Run ``qmemview``; return the exit status: 2 for a wrong command line, 1 for other failures."""
     return ended("qmemview", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 

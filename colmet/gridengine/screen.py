@@ -1,4 +1,4 @@
-"""A terminal for `colmet mem`."""
+"""Terminal output of `colmet mem`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def show(
     """Print a table.
 
     Args:
-        memory: what is shown.
+        memory: figures to show.
         details: whether with the jobs of each host.
         titles: of the columns.
-        above: lines above it. Where there are some, the screen is cleared, and there is no more than fits it.
-        colours: whether there may be some.
-        console: where to; the standard output by default.
+        above: lines above it. If given, the screen is cleared, and the output cut to its height.
+        colours: whether colours are allowed.
+        console: destination; the standard output by default.
     """
     console = console or Console(highlight=False, markup=False, emoji=False, no_color=None if colours else True)
     has_colours = console.color_system is not None and not console.no_color
@@ -39,7 +39,7 @@ def show(
             del told[console.height - 2 : -1]  # the legend stays
             told.insert(-1, Text(f"... {more + 1} more lines"))
         console.clear()
-    with console.capture() as captured:  # written at once, so that it does not flicker
+    with console.capture() as captured:  # written at once, to avoid flicker
         for one in told:
             console.print(one, no_wrap=True, overflow="crop", crop=True)
     console.file.write(captured.get())

@@ -1,4 +1,4 @@
-"""Reads /qhost and /qstat of a server: the collector's JSON interface, or QmemTools' own."""
+"""Client of /qhost and /qstat of a server: the collector's JSON interface, or QmemTools' own."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _EXPECTED = "does a collector with --http-listen, or QmemTools' server, listen t
 MAX_TEXT = 200  # characters of an answer in an error
 _OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _PLACE = re.compile(r"[^\s:/@?#\[\]]{1,255}:(\d{1,5})", re.ASCII)
-_SECRET = re.compile(r"[!-~]{1,4096}", re.ASCII)  # what a header may have
+_SECRET = re.compile(r"[!-~]{1,4096}", re.ASCII)  # characters allowed in a header
 
 
 class FetchError(ColmetError):
     """A server does not answer, or not with /qhost or /qstat.
 
     Attributes:
-        status: of HTTP; 0 where there is none.
+        status: of HTTP; 0 without an answer.
     """
 
     def __init__(self, text: str, status: int = 0) -> None:
@@ -59,7 +59,7 @@ class Fetched(NamedTuple):
     Attributes:
         hosts: of /qhost.
         owners: of /qstat.
-        knows_all: whether that is of all jobs; otherwise of the jobs of the user who logged in.
+        knows_all: whether they are of all jobs; otherwise only of the logged-in user's jobs.
     """
 
     hosts: Hosts
@@ -90,7 +90,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def checked_address(text: str) -> str:
-    """Where a server is, as a URL without a slash at its end.
+    """Return the address of a server as a URL without a final slash.
 
     Args:
         text: a URL, or HOST:PORT for one without TLS.
@@ -115,8 +115,8 @@ class QmemClient:
     """The client of one server.
 
     Args:
-        url: where it is, as `checked_address` gives it.
-        timeout_s: that each answer may take.
+        url: its address, from `checked_address`.
+        timeout_s: timeout of each answer.
         authorization: the header of that name; "" for none.
         tls: certificates.
     """
@@ -141,7 +141,7 @@ class QmemClient:
         """Return the client of the server at this address, with the options of `add_options`.
 
         Raises:
-            ConfigError: they cannot be used.
+            ConfigError: invalid options.
         """
         tls = TlsOptions(ca_file=options.ca_file or None)
         tls.check("--ca-file")
@@ -151,10 +151,10 @@ class QmemClient:
         return cls(url, options.timeout, authorization, tls)
 
     def fetch(self) -> Fetched:
-        """Ask.
+        """Query the server.
 
         Raises:
-            FetchError: there is no answer, another one, or one without data.
+            FetchError: no answer, an invalid one, or one without data.
         """
         hosts: Hosts = {}
         owners: Owners = {}
@@ -165,7 +165,7 @@ class QmemClient:
                     hosts = parse_hosts(answer.data)
                 elif answer.success:
                     owners = parse_owners(answer.data)
-                # where there are no jobs there are no owners, and that is no failure
+                # without jobs, no owners are expected
                 elif name == "qhost" or any(host["jobs"] for host in hosts.values()):
                     why = clean(answer.message[:MAX_TEXT]) or "it has no data, and does not say why"
                     raise FetchError(f"{self._url}/{name}: {why}{self._no_data(why)}")
@@ -174,7 +174,7 @@ class QmemClient:
         return Fetched(hosts, owners, self._knows_all())
 
     def _no_data(self, why: str) -> str:
-        """Return the likely reason, where the server only answers that it has no data."""
+        """Return the likely reason, if the server only answers that it has no data."""
         if not why.startswith("No data for "):
             return ""
         own = "you have no job that runs, or " if self._has_login else ""
@@ -226,7 +226,7 @@ class QmemClient:
         return f"status {status}"
 
     def _reason(self, err: HttpFailure) -> str:
-        """Why there is no answer, with the remedy."""
+        """Return why there is no answer, with the remedy."""
         cause = err.cause
         if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10
             return f"no whole answer within {self._timeout_s:g} s (--timeout)"
@@ -250,7 +250,7 @@ def _authorization(options: argparse.Namespace) -> str:
     """Return the header Authorization; "" without a login.
 
     Raises:
-        ConfigError: what is given does not go together, or cannot be used.
+        ConfigError: the options exclude each other, or are invalid.
     """
     if options.password_file and not options.login:
         raise ConfigError("--password-file requires --login")
@@ -270,7 +270,7 @@ def _authorization(options: argparse.Namespace) -> str:
 
 
 def _asked() -> str:
-    """The password, from the terminal."""
+    """Ask for the password on the terminal and return it."""
     if not sys.stdin.isatty():
         raise ConfigError("--login: no terminal to read the password from; give --password-file")
     try:

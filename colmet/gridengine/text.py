@@ -16,7 +16,7 @@ NAME = 15  # characters of a job's name
 DASHES = "-" * 100
 MASTER = "Master"
 
-# Of QmemTools, word by word: scripts look for them. What jobs reserved is below MEMORY USED.
+# Titles of QmemTools, verbatim: scripts look for them. Reserved memory is below MEMORY USED.
 TITLES = (
     *("HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY NEEDED", "MEMORY USED"),
     *("TOTAL MEMORY", "AVAILABLE MEM", "SLOTS"),
@@ -25,7 +25,7 @@ SHORT_TITLES = ("HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AV
 
 
 class Kind(NamedTuple):
-    """A part of a bar: a character where there are no colours, a style where there are, and what the legend says."""
+    """A part of a bar: its character without colours, its style with colours, and its text in the legend."""
 
     sign: str
     style: str
@@ -41,25 +41,25 @@ UNTOLD = Kind(" ", "", "")
 
 
 def gigabytes(value: float | None) -> str:
-    """Bytes in powers of 1024."""
+    """Return bytes in powers of 1024."""
     return UNKNOWN if value is None else f"{value / GIB:.2f}G"
 
 
 def percent(share: float | None) -> str:
-    """A share of one."""
+    """Return a share of one in percent."""
     return UNKNOWN if share is None else f"{100 * share:.1f}"
 
 
 def slots(count: int, processors: int | None) -> str:
-    """Slots in use, and how many processors there are."""
+    """Return slots in use and the number of processors."""
     return f"{count}/{UNKNOWN if processors is None else processors}"
 
 
 def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
-    """The parts of a host's memory, as lengths that make up the width; what there is any of has a character.
+    """Return the parts of a host's memory, as lengths with the width as sum; every part present has a character.
 
     Args:
-        host: which. Where its memory is not known, nothing is told.
+        host: the host. If its memory is unknown, the bar is blank.
         width: in characters.
     """
     if not host.total:
@@ -72,7 +72,7 @@ def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
     for kind, amount in ((USED, used), (RESERVED, claimed - used), (OTHERS, others)):
         taken += amount
         length = round(min(taken / host.total, 1.0) * width) - (width - left)
-        # bytes that rounding leaves over are nothing
+        # less than a byte, from rounding, counts as nothing
         length = min(left, max(length, 1 if amount >= 1 else 0))
         if length:
             parts.append((kind, length))
@@ -83,7 +83,7 @@ def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
 
 
 def _host_cells(host: HostMemory) -> list[str]:
-    """The values of a host, those behind its bar."""
+    """Return the values of a host, right of its bar."""
     return [
         percent(host.share),
         gigabytes(host.used),
@@ -95,12 +95,12 @@ def _host_cells(host: HostMemory) -> list[str]:
 
 
 def _job_cells(job: JobMemory, host: HostMemory) -> list[str]:
-    """The values of a job."""
+    """Return the values of a job."""
     return [percent(job.share), gigabytes(job.used), gigabytes(job.reserved), slots(job.slots, host.processors)]
 
 
 def legend(memory: Memory) -> list[Kind]:
-    """What is in the bars."""
+    """Return the kinds in the bars."""
     knows_all = all(host.knows_all for host in memory.hosts)
     hides = any(host.jobs_left_out for host in memory.hosts)
     return [USED, RESERVED, *([OTHERS] if hides else []), AVAILABLE if knows_all else HIDDEN]
@@ -110,7 +110,7 @@ def plain(memory: Memory, details: bool, titles: Sequence[str]) -> Iterator[str]
     """Yield lines of columns with tabs between them, as QmemTools' viewer prints them.
 
     Args:
-        memory: what is shown.
+        memory: figures to show.
         details: whether each job has a line below its host, with dashes and titles around each host.
         titles: of the columns.
     """
@@ -135,10 +135,10 @@ def plain(memory: Memory, details: bool, titles: Sequence[str]) -> Iterator[str]
 
 
 def lines(memory: Memory, details: bool, width: int, colours: bool, titles: Sequence[str]) -> Iterator[Line]:
-    """The lines of a table for a terminal.
+    """Return the lines of a table for a terminal.
 
     Args:
-        memory: what is shown.
+        memory: figures to show.
         details: whether each job has a line below its host.
         width: of the terminal, in characters.
         colours: whether it has any: without, the parts of bars are different characters.
@@ -148,7 +148,7 @@ def lines(memory: Memory, details: bool, width: int, colours: bool, titles: Sequ
 
 
 class Layout:
-    """A table of a width; `lines` tells what the arguments are."""
+    """A table of a width; `lines` documents the arguments."""
 
     def __init__(self, memory: Memory, details: bool, width: int, colours: bool, titles: Sequence[str]) -> None:
         self._memory = memory
@@ -168,13 +168,13 @@ class Layout:
         self._owner = min(LONGEST_OWNER, max([len(job.owner) for job in jobs], default=0))
 
     def _measured(self) -> list[int]:
-        """Of each column behind the bar."""
+        """Return the width of each column right of the bar."""
         sizes = [max(map(len, words)) for words in self._titles[2:]]
         columns = [*self._cells, *[[*row[:3], "", "", row[3]] for rows in self._job_cells for row in rows]]
         return [max([size, *[len(row[n]) for row in columns]]) for n, size in enumerate(sizes)]
 
     def lines(self) -> Iterator[Line]:
-        """All of them, from top to bottom."""
+        """Yield all lines, from top to bottom."""
         for n in range(max([len(words) for words in self._titles])):
             words = [title[n] if n < len(title) else "" for title in self._titles]
             head = f"{words[0]:<{self._name}} {words[1]:<{self._bar}}"
@@ -212,7 +212,7 @@ class Layout:
 
 
 def _verdict(host: HostMemory) -> str:
-    """The style of a share: of those who use something, whether it is half of what they reserved."""
+    """Return the style of a share, by whether used memory is at least half of the reserved."""
     if not host.used or host.share is None:
         return ""
     return "bold blue" if host.share >= 0.5 else "bold red"
@@ -223,11 +223,11 @@ def _cut(text: str, width: int) -> str:
 
 
 def document_of(memory: Memory, details: bool) -> dict[str, Any]:
-    """All of it, for programs; docs/tools/mem.md has the names.
+    """Return all figures, for programs; docs/tools/mem.md has the names.
 
     Args:
-        memory: what is shown.
-        details: whether hosts tell their jobs.
+        memory: figures to show.
+        details: whether hosts include their jobs.
     """
     return {
         "hosts": [

@@ -47,11 +47,11 @@ LOOKS = (20.0, 20)  # for jobs and tasks that begin or end
 DRAINS = (4.0, 10)  # for tasks that have ended
 WORK_SHARE = 1 / 30  # of a CPU, between ticks, for one reason
 WORK_AT_ONCE_S = 0.2  # CPU time without a rest after a quiet time
-FAREWELL_S = 1.0  # for background backends to end; one that a driver holds ends with the process
+FAREWELL_S = 1.0  # for background backends to end; one blocked by a driver ends with the process
 
 
 class Pace:
-    """Bounds how often the agent wakes up between ticks for one reason.
+    """Bound on the agent's wake-ups between ticks for one reason.
 
     Events wait in the kernel meanwhile, and cost less when they are read together.
 
@@ -69,7 +69,7 @@ class Pace:
         return max(self._wakes.wait_s(1), self._work_s.wait_s(0))
 
     def woken(self, took_s: float = 0) -> None:
-        """Count a wake-up and its CPU time in seconds: the more it took, the longer the rest."""
+        """Count a wake-up and its CPU time in seconds: the more CPU time, the longer the rest."""
         self._wakes.use(1)
         self._work_s.use(took_s)
 
@@ -82,9 +82,9 @@ class Pace:
 
 
 class Runner:
-    """Runs one backend: opens it, retries with back-off, measures its cost, counts its failures.
+    """Caller of one backend: opens it, retries with back-off, measures its cost, counts its failures.
 
-    Every call into the backend goes through here, so that no failure of one stops the others.
+    Every call into the backend goes through here, so that a failure of one does not stop the others.
 
     Args:
         backend: the backend; a blocking one blocks the caller, unless it is wrapped in a `BackgroundBackend`.
@@ -94,13 +94,13 @@ class Runner:
     Attributes:
         meter: CPU and wall time of the backend's calls, in this thread and in that of `processes`.
         rows: number of rows measured.
-        failures: number of calls that failed.
-        overruns: number of samples that took longer than the period.
+        failures: number of failed calls.
+        overruns: number of samples longer than the period.
         why: the reason why the backend is off; empty while it is on.
         error: the last failure; empty before the first.
         sampled_ns: time of the last rows, since the epoch; 0 before the first.
-        dropped_counters: counters that the backend returns and does not declare in its `agent_counters`.
-        missed: why the last `sample()` measured nothing, FAILED or LATE; empty if it did.
+        dropped_counters: counters returned by the backend and not declared in its `agent_counters`.
+        missed: why the last `sample()` measured nothing, FAILED or LATE; otherwise empty.
     """
 
     def __init__(
@@ -158,12 +158,12 @@ class Runner:
 
     @property
     def cpu_ns(self) -> int:
-        """CPU time of the backend, in its own thread, too."""
+        """CPU time of the backend, including that of its own thread."""
         return self.meter.cpu_ns + (self.backend.meter.cpu_ns if isinstance(self.backend, BackgroundBackend) else 0)
 
     @property
     def wall_ns(self) -> int:
-        """Wall time of the backend, in its own thread, too."""
+        """Wall time of the backend, including that of its own thread."""
         return self.meter.wall_ns + (self.backend.meter.wall_ns if isinstance(self.backend, BackgroundBackend) else 0)
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
@@ -181,32 +181,32 @@ class Runner:
         return tables
 
     def change(self, commit: Callable[[], Iterable[Sample]], time_ns: int) -> list[Table]:
-        """Change an option of the backend; return the tables of what it measured until then."""
-        self._backoff.reset()  # what it needs may exist now
+        """Change an option of the backend; return the tables measured until then."""
+        self._backoff.reset()  # its requirements may exist now
         return self._call(lambda: self._tables(commit(), time_ns), [])
 
     def pace(self, period_s: float) -> None:
-        """Set the period: a sample that takes longer is an overrun."""
+        """Set the period; a longer sample is an overrun."""
         self._period_ns = period_s * 1e9
 
     def take(self) -> list[Table]:
-        """Return what a backend in a thread has measured since the last tick."""
+        """Return the tables measured by a background backend since the last tick."""
         backend = self.backend
         if not self.is_open or not isinstance(backend, BackgroundBackend):
             return []
         return self._call(lambda: self._tables(backend.take(), 0), [])
 
     def drain(self) -> list[int]:
-        """Have the backend read its events between ticks; return the jobs that may have no task left."""
+        """Have the backend read its events between ticks; return jobs possibly without any task left."""
         return self._call(lambda: list(self.backend.drain()), []) if self.is_open else []
 
     def notice(self, job: Job) -> None:
-        """Have the backend measure a job whose tasks have changed."""
+        """Have the backend measure a job with changed tasks."""
         if self.is_open:
             self._call(lambda: self.backend.notice(job), None)
 
     def last(self, jobs: Iterable[Job], time_ns: int) -> list[Table]:
-        """Return the last rows of jobs whose cgroups have been removed."""
+        """Return the last rows of jobs with removed cgroups."""
         samples: list[Sample] = []
         for job in jobs:
             if not self.is_open:
@@ -231,7 +231,7 @@ class Runner:
         return tables
 
     def _call(self, function: Callable[[], _Result], otherwise: _Result) -> _Result:
-        """Call into the backend and measure the cost; if the call fails, log and count that, and return `otherwise`."""
+        """Call into the backend and measure the cost; on failure, log, count and return `otherwise`."""
         try:
             with self.meter:
                 return function()
@@ -244,7 +244,7 @@ class Runner:
         return otherwise
 
     def counters(self) -> Mapping[str, int]:
-        """Return the backend's own counters, by column of `agent_default`; drop what it does not declare."""
+        """Return the backend's own counters, by column of `agent_default`; drop undeclared ones."""
         return self._call(self._declared_counters, {})
 
     def _declared_counters(self) -> dict[str, int]:
@@ -275,7 +275,7 @@ class Runner:
         self.is_open = False
         try:
             self.backend.close()
-        except Exception:  # it is opened again later all the same
+        except Exception:  # it is opened again later anyway
             log.exception("close failed backend=%s", self.name)
 
     def close(self) -> None:
@@ -288,19 +288,19 @@ class Agent:
     """The node's daemon.
 
     Args:
-        host_name: under which the rows are stored.
+        host_name: host name of the stored rows.
         source: finds the jobs.
-        backends: measure them; each is called after those whose values it needs (`job_values`).
+        backends: measure them; each is called after the providers of the values it needs (`job_values`).
         queue: for the batch of each tick.
-        schedule: when ticks are due.
-        placement: keeps the agent off the jobs' CPUs; None leaves it where it is.
+        schedule: times of the ticks.
+        placement: keeps the agent off the jobs' CPUs; None leaves its CPUs unchanged.
         agent_stats: builds the table of self-metrics; None sends none.
-        mapping: makes the table of what numbered columns hold; None sends none.
+        mapping: makes the table of the contents of numbered columns; None sends none.
         health: receives the agent's state and its batches; None without control socket and metrics page.
         completeness: adds the tables of completeness; None sends none.
 
     Attributes:
-        runners: one for each backend, in the order in which they are called.
+        runners: one for each backend, in calling order.
 
     Raises:
         ConfigError: backends need values of each other, or provide one value twice.
@@ -393,7 +393,7 @@ class Agent:
         return self._with_ledger(batch, is_last)
 
     def _note_missed(self, time_ns: int) -> None:
-        """Report the samples that this tick lacks."""
+        """Report the samples missing in this tick."""
         if self._completeness is not None:
             self._completeness.begin_tick(time_ns)
             for runner in self.runners:
@@ -402,7 +402,7 @@ class Agent:
                     self._completeness.missed(runner.missed, schemas, bool(self._jobs), runner.is_open)
 
     def _with_ledger(self, batch: Batch, ends: bool = False) -> Batch:
-        """Return the batch, with the tables of completeness where they are due."""
+        """Return the batch, with the tables of completeness if due."""
         if self._completeness is None:
             return batch
         try:
@@ -455,7 +455,7 @@ class Agent:
         return totals
 
     def _scan(self) -> JobScan:
-        """Find the jobs; send the last rows of those that have ended."""
+        """Find the jobs; send the last rows of ended ones."""
         scan = self._source.scan()
         if self._placement is not None:
             self._placement.update(scan.jobs)
@@ -470,7 +470,7 @@ class Agent:
         return scan
 
     def _time_of_last_rows_ns(self) -> int:
-        """Return the time of last rows: now, or the next second if the tick before is in this one.
+        """Return the time of last rows: now, or the next second if the last tick was in this one.
 
         Files and databases have whole seconds. Two rows of a job in one would count twice in sums over a second.
         """
@@ -479,16 +479,16 @@ class Agent:
         return following * _NS if self._ticked_ns // _NS == following - 1 else now_ns
 
     def open(self) -> None:
-        """Open the backends, and have them measure every job that exists."""
+        """Open the backends, and have them measure every existing job."""
         for runner in self.runners:
             runner.open()
         self._notice(self._scan().jobs)
 
     def step(self, ready: Collection[int]) -> None:
-        """Handle events between two ticks: jobs that began, changed or ended, and what backends listen to.
+        """Handle events between two ticks: jobs that began, changed or ended, and events of backends.
 
         Args:
-            ready: descriptors that are readable.
+            ready: readable descriptors.
         """
         if self._source.fd in ready:
             with self._looks.working():
@@ -503,7 +503,7 @@ class Agent:
                 runner.notice(job)
 
     def _drain(self) -> None:
-        """Have backends read their events; measure once more the jobs that may be about to end."""
+        """Have backends read their events; measure once more the jobs possibly about to end."""
         for runner in self.runners:
             if runner.fd >= 0:
                 emptied = [self._jobs[job] for job in runner.drain() if job in self._jobs]
@@ -521,9 +521,9 @@ class Agent:
         """Tick until SIGTERM or SIGINT; between ticks, handle events of jobs and tasks.
 
         Args:
-            signals: the signals that have come.
+            signals: the received signals.
             errands: calls of other threads, made between ticks.
-            service: the service manager, which receives readiness, status and watchdog messages.
+            service: the service manager: receives readiness, status and watchdog messages.
             reload: handles SIGHUP, between ticks.
         """
         service = service or Service()

@@ -21,30 +21,29 @@ JobValue = Callable[[Job], Any]  # the last value of a job, as of this tick; Non
 
 
 class InputBackend(ABC):
-    """Measures one table, or several that belong together.
+    """Interface of a backend that measures one table, or several related ones.
 
-    Life: built from the command line; `open()`, again with back-off for as long as it raises BackendUnavailable;
-    `sample()` at every tick; `close()`. Between ticks, for those that have something to do then: `drain()`,
-    `notice()`, `last()`.
+    Life: built from the command line; `open()`, retried with back-off while it raises BackendUnavailable; `sample()` at
+    every tick; `close()`. Between ticks, optionally: `drain()`, `notice()`, `last()`.
 
     A blocking backend runs in a thread of its own (`background.BackgroundBackend`): `open()`, `sample()` and `close()`
-    may block there, and a tick that comes while `sample()` has not returned is skipped. It keeps no file of its host
-    open (`Host.keep`), and reads from jobs only in `ask()`.
+    may block there, and a tick during an unfinished `sample()` is skipped. It keeps no file of its host open
+    (`Host.keep`), and reads from jobs only in `ask()`.
 
     Attributes:
         schema: of the first table.
         others: of further tables; a sample of one names it.
-        agent_counters: columns of `agent_default` that `counters()` gives values for. It holds no other columns than
-            those in `colmet.common.tables.agent`.
-        notes: what a reader of the first table needs to know beside its columns, for docs/metrics.md.
+        agent_counters: columns of `agent_default` for the values of `counters()`; only columns in
+            `colmet.common.tables.agent` exist.
+        notes: text on the first table in addition to its columns, for docs/metrics.md.
         blocking: whether it may wait for a program, a device or a driver.
-        capabilities: rights of root's that it needs, by their names in capabilities(7).
-        of_interval: whether its rows tell of the time since its sample before, so that the first one tells little.
-        deadline_s: of a blocking backend: how long `sample()` may take before that is told as a failure.
-        part: what it measures, where that is less than it could.
-        provides: names of values of jobs that it hands over to other backends, see `job_value`.
-        needs: names of values of jobs that it reads from other backends, see `use_value`; it is called after them.
-        fd: readable when `drain()` has something to take in; -1 where there is none, or while it is closed.
+        capabilities: needed rights of root, by their names in capabilities(7).
+        of_interval: whether its rows describe the time since the last sample: the first one means little.
+        deadline_s: of a blocking backend: longest `sample()` before a failure is reported.
+        part: the measured part, if not everything is measured.
+        provides: names of values of jobs for other backends, see `job_value`.
+        needs: names of values of jobs read from other backends, see `use_value`; it is called after them.
+        fd: readable when `drain()` has work; -1 without such events, or while it is closed.
     """
 
     name: ClassVar[str]
@@ -69,42 +68,42 @@ class InputBackend(ABC):
     @classmethod
     @abstractmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> InputBackend | None:
-        """The backend that the command line asks for, or None where it does not."""
+        """Return the backend requested by the command line; None if not requested."""
 
     @abstractmethod
     def open(self) -> None:
         """Get ready to measure.
 
         Raises:
-            BackendUnavailable: this node lacks what it needs; the text says what, and the remedy.
+            BackendUnavailable: a requirement is missing on this node; the text names it, and the remedy.
         """
 
     def ask(self, jobs: Sequence[Job]) -> Sequence[Any]:
-        """On the tick: what `sample()` is to be given. A blocking backend reads what it has to know of jobs here."""
+        """Return the argument of `sample()`, on the tick. A blocking backend reads its data on jobs here."""
         return jobs
 
     @abstractmethod
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        """One row for each job that has something to tell, or rows of job 0 for the node.
+        """Return one row for each job with values, or rows of job 0 for the node.
 
         Args:
-            jobs: what `ask()` said; the jobs on the node, where the backend does not say otherwise.
+            jobs: the result of `ask()`; by default the jobs on the node.
 
         Raises:
             ParseError: a file or an answer has another form.
             CommandFailed: a program failed this time.
-            BackendUnavailable: what it needs has gone; it is closed, and opened again later.
+            BackendUnavailable: a requirement has disappeared; the backend is closed, and opened again later.
         """
 
     def drain(self) -> Iterable[int]:
-        """Take in what has come since; the ids of jobs that may be about to end."""
+        """Read the events since the last call; return the ids of jobs that may be about to end."""
         return ()
 
     def notice(self, job: Job) -> None:  # noqa: B027 - a backend may have nothing to do then
-        """A job's tasks have changed between ticks: look at what may be gone by the next one."""
+        """Measure a job with tasks changed between ticks: some may be gone by the next tick."""
 
     def last(self, job: Job) -> Sample | None:
-        """A job's cgroup has gone: its last row, or None where it never had one. Nothing of it is kept."""
+        """Return the last row of a job with a removed cgroup, None if it never had one; forget the job."""
         return None
 
     def job_value(self, name: str) -> JobValue:
@@ -118,44 +117,44 @@ class InputBackend(ABC):
     def use_value(self, name: str, value: JobValue) -> None:
         """Read one of `needs` with a function from now on; without this call, the value is missing.
 
-        A blocking backend reads it in `ask()` alone.
+        A blocking backend reads it only in `ask()`.
         """
         raise KeyError(name)
 
     def counter_names(self) -> Sequence[CounterName]:
-        """What its numbered columns hold on this node, as of its last `open()` or `sample()`."""
+        """Return the contents of its numbered columns on this node, as of its last `open()` or `sample()`."""
         return ()
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """The same as Colmet 0.6 wrote it: how the file's name begins, and its lines; None where it wrote none."""
+        """Return the mapping file of Colmet 0.6: the beginning of its name, and its lines; None if it had none."""
         return None
 
     def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
-        """Its options that can change while it runs, by what argparse calls their values; of no blocking backend.
+        """Return the options that can change at run time, by their names in argparse; none in a blocking backend.
 
-        What is given there gets ready for a new value, or raises ConfigError, and returns what puts it into effect:
-        that has the rows that end what was measured until then.
+        Each function prepares a new value, or raises ConfigError, and returns a function that applies the value and
+        returns the rows that end the measurement until then.
         """
         return {}
 
     def programs(self) -> Iterable[Command]:
-        """Those that a blocking backend asks, or has asked: they are counted in `agent_default`."""
+        """Return the programs run by a blocking backend, counted in `agent_default`."""
         return ()
 
     def counters(self) -> Mapping[str, int]:
-        """Return what it counts beside its rows since the agent's start, by name.
+        """Return its counters since the agent's start, other than rows, by name.
 
-        A counter that `agent_counters` does not declare is dropped, with a warning.
+        Counters not declared in `agent_counters` are dropped, with a warning.
         """
         return {}
 
     @abstractmethod
     def close(self) -> None:
-        """Give everything back; also after a failed open, also twice."""
+        """Release everything; also after a failed open; can be called twice."""
 
     @classmethod
     def switches(cls) -> tuple[str, str]:
-        """The options that turn it on and off, ``--enable-...`` and ``--disable-...``; "" where there is none."""
+        """Return the options that turn it on and off, ``--enable-...`` and ``--disable-...``; "" for a missing one."""
         scratch = argparse.ArgumentParser(add_help=False)
         cls.add_options(scratch)
         names = [name for action in scratch._actions for name in action.option_strings]
@@ -164,11 +163,11 @@ class InputBackend(ABC):
 
 
 def check_declarations(cls: type[InputBackend], others: Sequence[type[InputBackend]]) -> None:
-    """Check what the class of a plug-in declares.
+    """Check the declarations of a plug-in's class.
 
     Raises:
         ValueError: a table is Colmet's or another plug-in's, or `agent_default` has no column for a counter.
-        KeyError: there is no such capability.
+        KeyError: unknown capability.
     """
     tables = (cls.schema, *cls.others)
     taken = {schema.name: other.name for other in others for schema in (other.schema, *other.others)}

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class NotYet(Exception):
-    """The backend's `open()` has not returned yet; it is tried again at the next tick."""
+    """The backend's `open()` has not returned yet; the next tick checks again."""
 
 
 class _Call:
@@ -55,9 +55,9 @@ class _Call:
 
 
 class BackgroundBackend(InputBackend):
-    """Runs a blocking backend in a thread, so that no call blocks.
+    """A blocking backend in a thread, with calls that never block.
 
-    A tick returns the result of the measurement that the tick before started, and starts the next one. If that has not
+    A tick returns the result of the measurement started by the last tick, and starts the next one. If that has not
     ended, the tick is skipped: nothing waits, nothing accumulates.
 
     ::
@@ -72,8 +72,8 @@ class BackgroundBackend(InputBackend):
 
     Attributes:
         meter: CPU and wall time of the thread.
-        measured_ns: end of the measurement that `sample()` or `take()` returned last, since the epoch.
-        is_busy: whether the last `sample()` was skipped, as the measurement before it had not ended.
+        measured_ns: end of the measurement last returned by `sample()` or `take()`, since the epoch.
+        is_busy: whether the last `sample()` was skipped, because of an unfinished measurement.
     """
 
     def __init__(self, backend: InputBackend, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -102,11 +102,11 @@ class BackgroundBackend(InputBackend):
         """Return None: the object is made around a backend."""
 
     def open(self) -> None:
-        """Start to open the backend, or return when it is open.
+        """Start to open the backend, or return once it is open.
 
         Raises:
             NotYet: it has not returned yet.
-            BackendUnavailable: as the backend raised it.
+            BackendUnavailable: raised by the backend.
         """
         if self._ends:
             if self._thread is not None and self._thread.is_alive():
@@ -122,10 +122,10 @@ class BackgroundBackend(InputBackend):
         self._result()
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return what was measured since the last call, and start the next measurement.
+        """Return the rows measured since the last call, and start the next measurement.
 
         Raises:
-            Exception: as the measurement raised it.
+            Exception: raised by the measurement.
         """
         self.is_busy = not self._has_ended()
         if self.is_busy:
@@ -143,7 +143,7 @@ class BackgroundBackend(InputBackend):
         return samples
 
     def take(self) -> Iterable[Sample]:
-        """Return what was measured since the last call, and start nothing."""
+        """Return the rows measured since the last call, and start nothing."""
         if self._call is None or not self._has_ended():
             return ()
         self.measured_ns = self._call.ended_ns
@@ -151,15 +151,15 @@ class BackgroundBackend(InputBackend):
         return samples
 
     def counter_names(self) -> Sequence[CounterName]:
-        """Return those of the backend."""
+        """Return the contents of the backend's numbered columns."""
         return self._backend.counter_names()
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """Return that of the backend."""
+        """Return the backend's mapping file."""
         return self._backend.mapping_file()
 
     def counters(self) -> Mapping[str, int]:
-        """Return those of the backend, and the numbers of skipped and late calls and of its programs."""
+        """Return the backend's counters, and the numbers of skipped and late calls and of its programs."""
         programs = list(self._backend.programs())
         return {
             "left_out": self._skipped,
@@ -176,7 +176,7 @@ class BackgroundBackend(InputBackend):
             self._wake.release()
 
     def join(self, within_s: float) -> None:
-        """Wait until it is closed after `close()`, at most for some seconds."""
+        """Wait until it is closed after `close()`, at most `within_s` seconds."""
         if self._thread is not None:
             self._thread.join(within_s)
 

@@ -1,7 +1,7 @@
-"""Values of jobs that one backend measures and another one needs.
+"""Values of jobs measured by one backend and needed by another.
 
-A backend names what it hands over in `provides` and what it reads in `needs`. Backends never import each other: the
-agent runs each after those whose values it needs, and connects them here.
+A backend names the values it provides in `provides` and the values it reads in `needs`. Backends never import each
+other: the agent runs each after the providers of its values, and connects them here.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ log = logging.getLogger(__name__)
 
 
 def connect(backends: Sequence[InputBackend]) -> list[InputBackend]:
-    """Connect backends with those that provide the values they need; log what nobody provides.
+    """Connect backends with the providers of the values they need; log values without a provider.
 
     Returns:
-        The backends in the order in which they are to be called: each after its providers, otherwise as given.
+        The backends in calling order: each after its providers, otherwise as given.
 
     Raises:
         ConfigError: two backends provide one value, or need each other's.

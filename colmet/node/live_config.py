@@ -1,7 +1,7 @@
 """Change the sample period or the perf events of a running node, by the requests of the Rust node.
 
 The request is a map: `sample_period`, in seconds, and `metrics` or `perfhw_metrics`, a list of events with commas, each
-`name` or `name:period:job_id`. All of it is done, or nothing. It lasts until the node's next start, or until its
+`name` or `name:period:job_id`. All of it is applied, or nothing. It lasts until the node's next start, or until its
 configuration file is read again.
 """
 
@@ -41,7 +41,7 @@ def parse(request: Request) -> dict[str, Any]:
     """Return the options in a request, by their names in argparse.
 
     Raises:
-        Refused: it has something else, nothing, or a wrong value.
+        Refused: an unknown key, no option, or a wrong value.
     """
     values: dict[str, Any] = {}
     for key, value in request.items():
@@ -73,7 +73,7 @@ def _text(value: object) -> str:
 
 
 def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
-    """Put new values into effect, in the main thread; return the answer to the request.
+    """Apply new values, in the main thread; return the answer to the request.
 
     Raises:
         Refused: one of them is not possible; nothing has changed.
@@ -109,7 +109,7 @@ def handler(settings: Settings, errands: Errands) -> Handler:
 
 
 class Remote:
-    """Answers requests from other machines: `configure`, and nothing else.
+    """Requests from other machines: `configure`, and nothing else.
 
     Args:
         control: answers them.
@@ -124,7 +124,7 @@ class Remote:
         self._requests = self._refused = 0
 
     def counters(self) -> dict[str, int]:
-        """Return the numbers of requests, and of those that were refused before they were handled."""
+        """Return the numbers of requests, and of those refused before they were handled."""
         return {"requests": self._requests, "refused": self._refused}
 
     def answer(self, content: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""colmet-node: opens its parts as the command line asks, and runs the agent."""
+"""colmet-node: open the parts requested by the command line, and run the agent."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # between two looks of --once whether a signal came
-NAMED_S = 5.0  # between two looks whether a collector is named
-END_S = 3.0  # for --once to close what it has begun, after a signal
+LOOK_S = 0.1  # between two checks of --once for a signal
+NAMED_S = 5.0  # between two checks for a named collector
+END_S = 3.0  # for --once to close its parts, after a signal
 UNNAMED = (
     "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on the "
     "collector's machine"
@@ -76,7 +76,7 @@ def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
 
 
 def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
-    """Return what finds the jobs of the command line.
+    """Return the source of the jobs of the command line.
 
     Raises:
         ConfigError: an expression or a unit cannot be used.
@@ -88,7 +88,7 @@ def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
 
 @lru_cache(maxsize=1)
 def load_backends() -> plugins.Backends:
-    """Return the input backends there are, those of plug-ins included."""
+    """Return the available input backends, those of plug-ins included."""
     return plugins.load(NAMES, "colmet.node_backends", InputBackend, build_parser, check_declarations)
 
 
@@ -114,12 +114,12 @@ class NodeParts(NamedTuple):
 
 
 def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> NodeParts:
-    """Make of the options all that can be made without opening a socket or writing a file.
+    """Make all parts of the options that require no open socket and no written file.
 
-    A start refuses here what it refuses, but for addresses that are in use: --check-config does no more than this.
+    All errors of a start are raised here, except addresses in use: --check-config does no more than this.
 
     Raises:
-        ConfigError: the options ask for what cannot be done.
+        ConfigError: the options cannot be used.
     """
     host = host or Host()
     backends = [backend for cls in classes if (backend := plugins.make(cls, options, host)) is not None]
@@ -145,10 +145,10 @@ def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) ->
 
 
 def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
-    """Print what can be measured, and one sample; return the exit status.
+    """Print the backends that can measure, and one sample; return the exit status.
 
     Raises:
-        ConfigError: the options ask for what cannot be done.
+        ConfigError: the options cannot be used.
     """
     options.state_dir = ""
     options.perfhw_make_cgroup = False
@@ -191,14 +191,14 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     Args:
         options: of the command line.
         classes: of all backends.
-        settings: the same options, and how some of them change meanwhile.
+        settings: the same options, with the functions that change some of them meanwhile.
 
     Raises:
-        ConfigError: the options ask for what cannot be done; nothing was started.
+        ConfigError: the options cannot be used; nothing was started.
     """
     startup.raise_open_file_limit()
-    service = Service.from_environment()  # first, so that no program that is started has it
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # where the parent ignores it, no program has an exit status
+    service = Service.from_environment()  # first, so that no started program inherits it
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignores it, no program has an exit status
     host = Host()
     if options.once:
         return run_once(options, classes, host)
@@ -214,7 +214,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         asked = control.Control({})
         sending = open_sending(options, host, parts.security, asked, stack)
         stack.callback(service.close)
-        place.lower_priority()  # that of ZeroMQ's threads, too
+        place.lower_priority()  # including ZeroMQ's threads
         counters = {
             "spool": sending.queue.counters,
             "link": sending.link.counters,
@@ -245,16 +245,16 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                     rust.start()
                 sending.link.start()
                 agent.run(signals, errands, service, settings.reload)
-            stack.close()  # here: a second signal, as timeout(1) sends, is not to end it before all is sent
+            stack.close()  # here: a second signal, as from timeout(1), must not end it before all is sent
     return 0
 
 
 class Sending(NamedTuple):
-    """What sends a node's samples, opened.
+    """The opened parts that send a node's samples.
 
     Attributes:
-        host_name: that they are sent under.
-        queue: takes the batches of the agent.
+        host_name: sent with them.
+        queue: receives the batches of the agent.
         uplinks: connections to the collectors.
         link: its thread writes and sends the batches.
         remote: answers the collectors' requests.
@@ -280,8 +280,8 @@ def open_sending(
         options: of the command line.
         host: the machine.
         security: the node's keys; None without.
-        asked: answers requests of clients of this machine; those of collectors are passed to it.
-        stack: closes what is opened, after the last batches are sent.
+        asked: answers requests of clients of this machine, and those of collectors.
+        stack: closes all parts opened here, after the last batches are sent.
     """
     host_name, times = socket.gethostname(), Times()
     outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
@@ -308,7 +308,7 @@ def open_sending(
 def open_rust_port(
     options: argparse.Namespace, asked: control.Control, stack: contextlib.ExitStack
 ) -> rust_configuration.RustPort | None:
-    """Open the port for the Rust node's senders of configurations; None where none is configured."""
+    """Open the port for the Rust node's senders of configurations; None if not configured."""
     if not options.enable_rust_configuration:
         return None
     port = rust_configuration.RustPort(options.enable_rust_configuration, asked)
@@ -324,7 +324,7 @@ def make_agent(
     place: placement.Placement,
     health: NodeHealth,
 ) -> Agent:
-    """Return the agent that measures with these parts."""
+    """Return an agent made of these parts."""
     return Agent(
         sending.host_name,
         parts.source,
@@ -340,9 +340,9 @@ def make_agent(
 
 
 def wait_for_collector(options: argparse.Namespace, settings: Settings, service: Service) -> bool:
-    """Wait until a collector is named; return False where a signal comes first.
+    """Wait until a collector is named; return False if a signal comes first.
 
-    The configuration is read again meanwhile, on SIGHUP and every few seconds; `options` are changed by it.
+    The configuration is read again meanwhile, on SIGHUP and every few seconds; this changes `options`.
 
     Raises:
         ConfigError: the configuration or the files of keys cannot be used.
@@ -395,8 +395,8 @@ def open_completeness(
 
 
 def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:
-    """Send the last batches; end the process where the disk does not answer."""
-    if not sender.stop(queue.wake):  # nothing that it uses can be taken from it
+    """Send the last batches; end the process if the disk does not answer."""
+    if not sender.stop(queue.wake):  # its resources cannot be released
         log.error("the spool's disk does not answer, ending without it")
         logging.shutdown()
         os._exit(1)

@@ -1,6 +1,6 @@
-"""Print what can be measured on this node, and one sample of it: ``colmet-node --once``.
+"""Print the backends that can measure on this node, and one sample: ``colmet-node --once``.
 
-It contacts no collector, and leaves priority, CPUs and state as they are.
+It contacts no collector, and leaves priority, CPUs and state unchanged.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 WIDTH = 100
 _INDENT = "  "
 MAX_LABEL = 24
-INTERVAL_S = 1.0  # for backends whose rows are of the time between two samples
+INTERVAL_S = 1.0  # for backends with rows of the time between two samples
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
-# seconds, name; and below how many seconds the next larger one is not used yet
+# seconds, name, and the upper bound in seconds
 _TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100), (60, "min", 6e3), (3600, "h", 3.6e5))
 
 
@@ -56,7 +56,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def _number(value: float) -> str:
-    """Return a whole number with separators, another one with three digits or more."""
+    """Return a whole number with separators, any other with three digits or more."""
     if isinstance(value, int):
         return f"{value:,}"
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
@@ -80,7 +80,7 @@ def _duration(seconds: float) -> str:
 
 
 def humanise(field: Field, value: Value) -> str:
-    """Return a value as people read it; ``-`` where it is missing."""
+    """Return a value in readable form; ``-`` if missing."""
     if value is None:
         return "-"
     if isinstance(value, bytes):
@@ -115,9 +115,9 @@ def format_table(
     """Yield the lines of a table: a line for each metric, a column for each row, in blocks of the terminal's width.
 
     Args:
-        table: what to show.
+        table: the table.
         width: of the terminal.
-        only_known: skip metrics that no row has.
+        only_known: skip metrics without a value in any row.
         counters: the contents of numbered columns, by name.
     """
     samples = list(table.samples())
@@ -168,7 +168,7 @@ def _places(source: JobSource) -> Iterator[str]:
     here = {state.name for state in states if state.state != ABSENT}
     shown: list[PlaceState] = []
     for state in states:
-        # of a layout, the places where it is, or one where it could be: all would only fill the page
+        # of a layout, its existing places, or one possible place: all would only fill the page
         if state.name == NAMED or state.state != ABSENT or state.name not in here | {one.name for one in shown}:
             shown.append(state)
     yield from columns([(one.help.partition(":")[0], printable(one.path), one.state) for one in shown], (), _INDENT)
@@ -203,7 +203,7 @@ def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
 
 
 def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[PlaceState]) -> Iterator[str]:
-    """Yield the controllers that hold the jobs, and what to set where memory is not among them."""
+    """Yield the jobs' controllers, and the setting that adds memory if missing."""
     found = distinct_controllers(host, jobs, states)
     if not found:
         return
@@ -231,7 +231,7 @@ class _Trial:
 
     Attributes:
         name: of the backend.
-        runner: of the backend, None where it was not asked for.
+        runner: of the backend, None if not requested.
         finding: ``on``, or ``off`` with the reason.
     """
 
@@ -254,7 +254,7 @@ class _Trial:
             self.runner.is_open = True
 
     def begin_interval(self, jobs: Sequence[Job]) -> bool:
-        """Begin an interval, where the rows are of one; return whether they are."""
+        """Begin an interval, if the rows are of one; return whether they are."""
         runner = self.runner
         if runner is None or not runner.is_open or not runner.backend.of_interval:
             return False
@@ -262,7 +262,7 @@ class _Trial:
         return True
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
-        """Return its tables; none where it is off or has no rows."""
+        """Return its tables; none if it is off or has no rows."""
         if self.runner is None or not self.runner.is_open:
             return []
         tables = self.runner.sample(jobs, time_ns)
@@ -280,7 +280,7 @@ def report(
     host_name: str,
     source: JobSource,
 ) -> tuple[str, int]:
-    """Return the text of --once, and the exit status: 0, or 1 where no backend is on.
+    """Return the text of --once, and the exit status: 0, or 1 if no backend is on.
 
     Args:
         options: the command line.
@@ -332,12 +332,12 @@ def report(
 
 
 def show(text: str) -> bool:
-    """Write to standard output; return whether that worked, or its reader had closed it."""
+    """Write to standard output; return True on success or if its reader has closed it."""
     data = text.encode()
     try:
         if sys.stdout is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
-        while data:  # beneath sys.stdout: what a pipe did not take would be tried again at exit
+        while data:  # beneath sys.stdout: a failed write to a pipe would be retried at exit
             data = data[os.write(sys.stdout.fileno(), data) :]
     except BrokenPipeError:
         return True

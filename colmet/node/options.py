@@ -13,7 +13,7 @@ from colmet.node.jobs.places import DEFAULT_PATTERN
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
 from colmet.node.system import placement, privileges
 
-# What Colmet 0.6 had: its lines may abbreviate these.
+# Options of Colmet 0.6: its command lines may abbreviate these.
 OPTIONS_06 = frozenset(
     (
         *("--cgroup", "--cpuset_rootpath", "--disable-procstats", "--enable-infiniband", "--enable-ipmipower"),

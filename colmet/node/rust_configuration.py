@@ -1,6 +1,6 @@
-"""Another configuration, as the Rust node's senders push it to port 5557 of the node; they get no answer.
+"""Configurations pushed by the Rust node's senders to port 5557 of the node; the senders get no answer.
 
-The messages are those of the control socket, and have the same handler.
+The messages and their handler are those of the control socket.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from colmet.node.live_config import Remote
 log = logging.getLogger(__name__)
 
 OPTION = "--enable-rust-configuration"
-DEFAULT_URI = "tcp://127.0.0.1:5557"  # which the senders have in their code
+DEFAULT_URI = "tcp://127.0.0.1:5557"  # hard-coded in the senders
 LOOPBACK = ("tcp://127.", "tcp://[::1]:", "tcp://localhost:", "ipc:")
 QUEUE = 10
 WAIT_S = 60.0
@@ -39,7 +39,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 class RustPort:
-    """Takes what is pushed, in a thread of its own, until `close`.
+    """Receiver of pushed configurations, in a thread of its own, until `close`.
 
     Args:
         uri: to bind.
@@ -53,7 +53,7 @@ class RustPort:
         self._remote = Remote(asked, is_known=True, way=f"from {OPTION}")
         self._requests = self._refused = 0
         self._ended = threading.Event()
-        # twice what a message may have: one that is a little too large is still seen, refused and counted
+        # twice the limit of a message: one slightly too large is still received, refused and counted
         self._pull = Pull(uri, QUEUE, option=OPTION, max_bytes=2 * MAX_REQUEST_BYTES)
         self.uri = self._pull.uri
         if self.uri.startswith(LOOPBACK):
@@ -67,11 +67,11 @@ class RustPort:
         self._thread = threading.Thread(target=self._run, name="rust-port", daemon=True)
 
     def start(self) -> None:
-        """Begin to take what is pushed."""
+        """Start to receive messages."""
         self._thread.start()
 
     def counters(self) -> dict[str, int]:
-        """Messages that came, and those that changed nothing, as they could not be read or done."""
+        """Return the numbers of messages, and of refused ones: unreadable, or not possible."""
         return {"requests": self._requests, "refused": self._refused}
 
     def _run(self) -> None:
@@ -84,13 +84,13 @@ class RustPort:
                 time.sleep(max(control.MIN_REST_S, control.REST_SHARE * (time.thread_time() - began)))
 
     def close(self) -> None:
-        """Take no more; also twice."""
+        """Stop receiving; can be called twice."""
         if self._ended.is_set():
             return
         self._ended.set()
         self._wakeup.wake()
         if self._thread.ident is not None:
             self._thread.join(2 * control.ERRAND_S)
-        if not self._thread.is_alive():  # else nothing that it uses can be taken from it
+        if not self._thread.is_alive():  # else its resources cannot be released
             self._pull.close()
             self._wakeup.close()

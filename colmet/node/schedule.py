@@ -13,7 +13,7 @@ class Schedule:
     The grid starts on a multiple of the period of the wall clock, so that all nodes of a cluster sample at the same
     moments; it then follows the monotonic clock and does not jump when the wall clock is set.
 
-    A tick whose time has passed when the one before it ends is counted in `overruns` and skipped.
+    A tick already past at the end of the one before is counted in `overruns` and skipped.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Schedule:
         self._next = 0  # of the tick, counted from _start
 
     def change(self, period_s: float) -> None:
-        """Go on with another period. A tick that is due stays due; one that has been taken does not come again."""
+        """Continue with another period. A due tick stays due; a finished one is not repeated."""
         due = self.delay_s() == 0
         before_s, self.period_s = self.period_s, period_s
         self._begin()
@@ -46,14 +46,14 @@ class Schedule:
             self._next = 1
 
     def delay_s(self) -> float:
-        """Seconds until the next tick; 0 when it is due."""
+        """Return the seconds until the next tick; 0 if it is due."""
         return max(0.0, self._start + self._next * self.period_s - self._monotonic())
 
     def done(self) -> int:
-        """The tick has been taken: go on to the first one that is still to come. How many were skipped."""
+        """End a tick: continue with the first future one. Return the number of skipped ticks."""
         self._taken = self._start + self._next * self.period_s
         first = self._next + 1
-        # the small fraction keeps a tick whose very moment it is now
+        # the small fraction keeps a tick due at this very moment
         passed = math.ceil((self._monotonic() - self._start) / self.period_s - 1e-9)
         self._next = max(first, passed)
         self.overruns += self._next - first
@@ -61,10 +61,10 @@ class Schedule:
 
 
 class Every:
-    """What is due at most once a period, looked at from tick to tick; at once the first time.
+    """Timer for work due at most once a period, checked from tick to tick; due at once the first time.
 
     Args:
-        period_s: seconds from one time to the next; 0 for at each look.
+        period_s: seconds from one time to the next; 0 for every check.
     """
 
     def __init__(self, period_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -73,14 +73,14 @@ class Every:
         self._due_at = monotonic()
 
     def change(self, period_s: float) -> None:
-        """Go on with another period."""
+        """Continue with another period."""
         self._period_s = period_s
         self._due_at = min(self._due_at, self._monotonic() + period_s)
 
     def is_due(self) -> bool:
-        """Whether the period has passed since it was due last; then the next period begins."""
+        """Return whether the period has passed since the last due time; if so, begin the next one."""
         now = self._monotonic()
-        # a tick that comes a little early, as ticks do, is not to make the period one tick longer
+        # ticks may be slightly early: that must not make the period one tick longer
         if now < self._due_at - min(1.0, self._period_s / 10):
             return False
         self._due_at += self._period_s

@@ -1,1 +1,1 @@
-"""What has been stored of jobs and nodes, read from where it is: HDF5 files or a database."""
+"""Stored samples of jobs and nodes, read from HDF5 files or a database."""

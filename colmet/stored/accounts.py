@@ -29,7 +29,7 @@ class StoredHost:
         self.told: list[ReportedGap] = []
 
     def add(self, table: str, job: int, times: Times) -> None:
-        """Add the rows of one file; rows that another file has as well count once."""
+        """Add the rows of one file; rows also stored in another file count once."""
         times = np.sort(times)
         there = self.times[table].get(job)
         if there is not None:
@@ -73,7 +73,7 @@ class HostTable(NamedTuple):
 
     @property
     def due(self) -> int:
-        """The rows that were due: stored or missing."""
+        """Return the number of due rows: stored or missing."""
         return self.found.here + self.found.missing
 
 
@@ -82,9 +82,9 @@ def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until
 
     Args:
         hosts: the stored rows.
-        job: only those of this job, from its first row on each host to its last.
-        since: only those from this time on.
-        until: only those up to this time.
+        job: the only job, from its first row on each host to its last.
+        since: start, inclusive.
+        until: end, inclusive.
     """
     for name, host in sorted(hosts.items()):
         began = min(int(times[0]) for jobs in host.times.values() for times in jobs.values() if len(times))

@@ -1,4 +1,4 @@
-"""What jobs and nodes had, as far as it is stored: what their counters of time cannot go beyond."""
+"""Stored CPUs and tasks of jobs and nodes: upper limits for the growth of their counters of time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from colmet.stored.series import NODE, History, Series
 
 
 def of_job(series: Series) -> Capacity:
-    """What rows of `cgroup_default` say: the most at one time."""
+    """Return the largest CPUs and tasks at one time in rows of `cgroup_default`."""
     return of_columns({name: series.values(name) for name in CAPACITY_COLUMNS})
 
 
@@ -24,15 +24,15 @@ def capacities(
     hosts: Collection[str] | None = None,
     rows: Iterable[Series] | None = None,
 ) -> dict[str, Capacity]:
-    """What a job had on each host in an interval, or the node; a host without a figure of CPUs has those of the node.
+    """Return the CPUs and tasks of a job on each host in an interval, or of the nodes; by default the CPUs of the node.
 
     Args:
-        history: where it is stored.
+        history: the store.
         job: `NODE` for the nodes.
         since: seconds since 1970.
         until: seconds since 1970.
-        hosts: these only.
-        rows: of the job in `cgroup_default`, where they have been read.
+        hosts: only these.
+        rows: of the job in `cgroup_default`, if already read.
 
     Raises:
         ColmetError: the store cannot be read.
@@ -53,5 +53,5 @@ def capacities(
 
 
 def ceilings(table: str, column: str, found: Mapping[str, Capacity]) -> dict[str, float]:
-    """By host, the most seconds by which a column of time can grow in a second."""
+    """Return, by host, the largest growth of a column of time, in seconds per second."""
     return {host: float(ceiling(table, column, capacity)) for host, capacity in found.items()}

@@ -1,4 +1,4 @@
-"""What was stored, as lines over time: counters as rates, units that people read, gaps where nothing is known."""
+"""Stored samples as lines over time: counters as rates, in readable units, with gaps for missing data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from colmet.stored.series import Series
 
 Floats = npt.NDArray[np.float64]
 
-MAX_NAME = 40  # characters of a host's or a GPU's name that are shown
+MAX_NAME = 40  # characters shown of a host's or a GPU's name
 
 
 def unit_of(field: Field, rate: bool) -> Unit:
@@ -31,10 +31,10 @@ class Line:
     """A value over time.
 
     Attributes:
-        host: where it was measured.
-        label: of what, where a host has several at one time: a GPU, a zone; else empty.
+        host: its host.
+        label: its GPU, zone and the like, where a host has several at one time; else empty.
         times: seconds since 1970, ascending, shape (n,).
-        values: NaN where the line is interrupted, shape (n,).
+        values: NaN at an interruption of the line, shape (n,).
     """
 
     host: str
@@ -44,18 +44,18 @@ class Line:
 
     @property
     def name(self) -> str:
-        """For a legend."""
+        """Return the name for a legend."""
         return " ".join([shown(text) for text in (self.host, self.label) if text])
 
 
 def shown(text: str, longest: int = MAX_NAME) -> str:
-    """Text of unknown origin as it can be shown: no control characters, and not too long."""
+    """Return text of unknown origin in a displayable form: without control characters, and not too long."""
     text = "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[: longest + 1]])
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def is_rate(field: Field) -> bool:
-    """Whether a column is looked at by how fast it grows: counters, but dates."""
+    """Return whether a column is shown as a rate: counters, except dates."""
     return field.kind == "counter" and field.unit != "ts_date"
 
 
@@ -67,15 +67,15 @@ def lines(
     factor: float,
     most: Mapping[str, float] | None = None,
 ) -> list[Line]:
-    """The lines of a column: one for each host, or for each of a host's GPUs, zones and the like.
+    """Return the lines of a column: one for each host, or for each of a host's GPUs, zones and the like.
 
     Args:
         found: rows of one table.
         column: of numbers.
-        label: the column that says what each row is about, for tables with several rows at one time.
-        rate: whether the growth per second is wanted.
-        factor: by which values are multiplied.
-        most: by host, what a rate cannot go beyond; none where that is not known.
+        label: the column with the subject of each row, for tables with several rows at one time.
+        rate: whether to return the growth per second.
+        factor: multiplier of the values.
+        most: by host, the upper limit of a rate; none if unknown.
     """
     made = []
     for series in found:
@@ -97,18 +97,18 @@ def lines(
 
 
 def text(value: object) -> str:
-    """A label as text."""
+    """Return a label as text."""
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _at_one_time(times: npt.NDArray[np.int64], labels: npt.NDArray[Any]) -> bool:
-    """Whether rows of one time have different labels; two rows of one label are samples in one second."""
+    """Return whether rows of one time have different labels; two rows of one label are samples in one second."""
     first = np.append(True, times[1:] != times[:-1])[: len(times)]
     return bool(np.any(labels[1:][~first[1:]] != labels[:-1][~first[1:]]))
 
 
 def once(times: npt.NDArray[np.number], values: Floats) -> tuple[Floats, Floats]:
-    """Each time that has a value, with the last one."""
+    """Return each time with a value, with its last one."""
     here = ~np.isnan(values)
     times, values = times[here].astype(np.float64), values[here]
     keep = np.append(times[1:] != times[:-1], True)[: len(times)]
@@ -116,13 +116,13 @@ def once(times: npt.NDArray[np.number], values: Floats) -> tuple[Floats, Floats]
 
 
 def broken(times: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """A line, interrupted by a value that is missing in the middle of each gap."""
+    """Return a line, interrupted by a missing value in the middle of each gap."""
     at = np.flatnonzero(gaps(times))
     return np.insert(times, at + 1, (times[at] + times[at + 1]) / 2), np.insert(values, at + 1, np.nan)
 
 
 def thinned(line: Line, most: int) -> Line:
-    """A line of about `most` points: the lowest and the highest of each part of it, so that no peak is lost."""
+    """Return a line of about `most` points: minimum and maximum of each part, so that no peak is lost."""
     count = len(line.times)
     if count <= most:
         return line
@@ -141,7 +141,7 @@ def thinned(line: Line, most: int) -> Line:
 
 @dataclass(frozen=True)
 class Band:
-    """Many lines as one: the lowest, the middle and the highest at each time; shape (n,) each."""
+    """Many lines as one: the minimum, the median and the maximum at each time; shape (n,) each."""
 
     times: Floats
     low: Floats
@@ -150,7 +150,7 @@ class Band:
 
 
 def band(many: Sequence[Line], most: int) -> Band:
-    """What many lines have in common, at up to `most` times; at each the mean of what a line has around it."""
+    """Return the band of many lines, at up to `most` times; each line counts with its mean around that time."""
     first, last = min(line.times[0] for line in many), max(line.times[-1] for line in many)
     steps = np.concatenate([np.diff(line.times) for line in many])
     period = max(float(np.median(steps)) if len(steps) else 1.0, 1.0, (last - first) / most)

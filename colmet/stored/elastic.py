@@ -1,6 +1,6 @@
-"""Rows that are documents in Elasticsearch or OpenSearch: those of this version, and of Colmet 0.6.
+"""Rows stored as documents in Elasticsearch or OpenSearch: those of this version, and of Colmet 0.6.
 
-A user with the right to read the indices is enough: nothing is asked but searches and the fields that there are.
+A user with the right to read the indices is enough: the requests are searches and lists of fields.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from colmet.common.schema import MISSING_INT, NAME
 from colmet.common.tables import schemas
 from colmet.stored.series import History, Series
 
-MAX_INDICES = 10_000  # that one job has rows in
+MAX_INDICES = 10_000  # with rows of one job
 MIN_PAGE_ROWS = 100
-MAX_PAGE_ROWS = 10_000  # what a server gives out at once by default
-PAGE_BYTES = 16 << 20  # about half of what an answer may have
+MAX_PAGE_ROWS = 10_000  # a server's default limit for one answer
+PAGE_BYTES = 16 << 20  # about half of an answer's limit
 VALUE_BYTES = 40  # of a document, for each column: its name and its value
-LISTS = {"involved_jobs": 6 << 10}  # more than that: the numbers of some hundred jobs
+LISTS = {"involved_jobs": 6 << 10}  # enough for the numbers of some hundred jobs
 MAX_BYTES = 1 << 30  # of all columns of one table
 MAX_TIME_S = 1 << 40
 
@@ -37,18 +37,18 @@ HEADER = frozenset({"hostname", "job_id", "timestamp"})
 INTEGERS = frozenset({"long", "integer", "short", "byte", "unsigned_long"})
 FLOATS = frozenset({"double", "float", "half_float", "scaled_float"})
 GROUPS = frozenset({"object", "nested", "flattened"})
-# What comes behind the name of a table that nobody has declared: it begins with a dash, and has a number.
+# Suffix of an undeclared table's name: it begins with a dash, and has a number.
 SUFFIX = re.compile(r"-(?=[^-]*\d).*", re.ASCII | re.DOTALL)
 
 
 class _Hit(NamedTuple):
-    """A document that was found.
+    """A found document.
 
     Attributes:
-        ms: when it was measured, since 1970.
-        host: where.
+        ms: time of the sample, since 1970.
+        host: its host.
         id: of the document.
-        index_name: of the index that has it.
+        index_name: of its index.
         source: its columns.
     """
 
@@ -60,16 +60,16 @@ class _Hit(NamedTuple):
 
     @property
     def place(self) -> tuple[int, str]:
-        """What documents are sorted by."""
+        """Return the sort key of documents."""
         return self.ms, self.host
 
 
 class ElasticHistory(History):
-    """What the Elasticsearch output, or Colmet 0.6, has written.
+    """The rows written by the Elasticsearch output, or by Colmet 0.6.
 
     Args:
-        client: asks the servers.
-        prefix: what the names of all indices begin with.
+        client: of the servers.
+        prefix: of the names of all indices.
     """
 
     def __init__(self, client: client.DatabaseClient, prefix: str) -> None:
@@ -79,7 +79,7 @@ class ElasticHistory(History):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ElasticHistory:
-        """As the options of `elastic.add_options` say.
+        """Return the history for the options of `client.add_options`.
 
         Raises:
             ConfigError: an address, a name or a file that cannot be used.
@@ -93,7 +93,7 @@ class ElasticHistory(History):
         self._client.close()
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
-        """See `History`: the columns of a table are the fields of its indices, whatever the time."""
+        """Return the tables of a job; see `History`. The columns are the fields of the table's indices, at any time."""
         if not 0 <= job < 1 << 63:
             return {}
         by_index = {"terms": {"field": "_index", "size": MAX_INDICES}}
@@ -119,12 +119,12 @@ class ElasticHistory(History):
         until: float | None = None,
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
-        """See `History`: `involved_jobs` is the text of a JSON list, as in HDF5."""
+        """Return the rows of a job; see `History`. `involved_jobs` is the text of a JSON list, as in HDF5."""
         first, last = _interval(since, until)
         if not 0 <= job < 1 << 63 or not NAME.fullmatch(table) or first > last:
             return []
         types = self._fields(table)
-        # a site's own template may do without the second; in the indices of 0.6 the first is text
+        # a site's own template may lack the second; in the indices of 0.6 the first is text
         host = "hostname.keyword" if "hostname.keyword" in types else "hostname"
         kinds = _kinds(types)
         wanted = list(kinds) if columns is None else [name for name in dict.fromkeys(columns) if name in kinds]
@@ -143,10 +143,10 @@ class ElasticHistory(History):
     def _pages(
         self, table: str, filters: list[dict[str, Any]], host: str, columns: Sequence[str]
     ) -> Iterator[list[_Hit]]:
-        """The rows, by time and host.
+        """Yield the rows, by time and host.
 
-        Each page begins behind the last time and host of the former: that needs nothing that the server remembers, and
-        no fields that order documents but those that all of them have.
+        Each page begins after the last time and host of the previous one: this needs no state on the server, and no
+        sort fields that some documents lack.
         """
         row_bytes = 3 * VALUE_BYTES + sum([LISTS.get(name, VALUE_BYTES) for name in columns])
         size = max(MIN_PAGE_ROWS, min(MAX_PAGE_ROWS, PAGE_BYTES // row_bytes))
@@ -176,16 +176,16 @@ class ElasticHistory(History):
                 return
 
     def _of_table(self, table: str, hits: list[_Hit]) -> list[_Hit]:
-        """Without those of another table whose name goes on where that of this one ends.
+        """Return the hits without rows of tables with this one's name as a prefix.
 
-        An index that is reached through an alias may have any name.
+        An index behind an alias may have any name.
         """
         name = self._declared.get(table.lower(), table.lower())
         of_table = {index: self._table_of(index) in (None, name) for index in {hit.index_name for hit in hits}}
         return [hit for hit in hits if of_table[hit.index_name]]
 
     def _search(self, pattern: str, query: Mapping[str, Any], parts: str) -> Mapping[str, Any]:
-        """The named parts of the answer to a search, and nothing where no index has the name."""
+        """Return the given parts of the answer to a search; nothing without a matching index."""
         path = f"/{pattern}/_search?{WHERE}&allow_partial_search_results=false&filter_path=timed_out,{parts}"
         answer = self._ask(path, query)
         if answer.get("timed_out"):
@@ -198,7 +198,7 @@ class ElasticHistory(History):
         why = ": ".join(answer.error)
         if answer.status == 403:
             raise ColmetError(f"may not read {self._prefix}*: {why}; give the user the right to read these indices")
-        if answer.status != 200:  # an index that is not there is none of these
+        if answer.status != 200:  # a missing index is no error
             raise ColmetError(f"a search is answered with status {answer.status}: {why}")
         return answer.body
 
@@ -206,7 +206,7 @@ class ElasticHistory(History):
 
     @cached_property
     def _declared(self) -> Mapping[str, str]:
-        """The names of known tables, by those in lower case."""
+        """Return the names of known tables, by their lower-case form."""
         return {name.lower(): name for name in schemas()}
 
     def _pattern(self, table: str) -> str:
@@ -214,8 +214,8 @@ class ElasticHistory(History):
         return f"{name},{name}-*"
 
     def _table_of(self, index: str) -> str | None:
-        """The table whose rows an index has; None where the name does not have the prefix."""
-        name = index.rpartition(".ds-")[2]  # a data stream's; what comes before says that it was moved
+        """Return the table of an index; None if its name lacks the prefix."""
+        name = index.rpartition(".ds-")[2]  # of a data stream; a text before it marks a moved index
         start = name.find(self._prefix)
         if start < 0:
             return None
@@ -227,7 +227,7 @@ class ElasticHistory(History):
         return name if NAME.fullmatch(name) else None
 
     def _fields(self, table: str) -> dict[str, set[str]]:
-        """The types of the fields of a table's indices, by their names."""
+        """Return the types of the fields of a table's indices, by their names."""
         key = table.lower()
         if key not in self._types:
             path = f"/{self._pattern(table)}/_field_caps?fields=*&{WHERE}&filter_path=fields.*.*.type"
@@ -242,7 +242,7 @@ class ElasticHistory(History):
 
 
 def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """The kinds of columns, i, f or S as in numpy, by the types of fields."""
+    """Return the kinds of columns, i, f or S as in numpy, by the types of fields."""
     return {
         name: "f" if known & FLOATS else "i" if known & INTEGERS else "S"
         for name, known in sorted((name, frozenset(known)) for name, known in types.items())
@@ -254,12 +254,12 @@ def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:
 
 
 class _Rows:
-    """Columns that are gathered page by page.
+    """Columns gathered page by page.
 
     Args:
         table: their table.
         names: of the columns.
-        kinds: what their fields are declared as.
+        kinds: declared kinds of their fields.
     """
 
     def __init__(self, table: str, names: Sequence[str], kinds: Mapping[str, str]) -> None:
@@ -273,7 +273,11 @@ class _Rows:
         self._count = 0
 
     def add(self, page: Sequence[_Hit]) -> None:
-        """Take some rows; ColmetError where that would be too many."""
+        """Add some rows.
+
+        Raises:
+            ColmetError: they are too many.
+        """
         if not page:
             return
         self._times.append(np.array([hit.ms for hit in page], dtype=np.int64) // 1000)
@@ -292,7 +296,7 @@ class _Rows:
             )
 
     def series(self, job: int) -> list[Series]:
-        """All of them, for each host."""
+        """Return all rows, a series for each host."""
         if not self._count:
             return []
         columns = {}
@@ -311,11 +315,11 @@ class _Rows:
 
 
 def _order(hit: _Hit) -> tuple[tuple[int, str], str]:
-    return hit.place, hit.id  # which ends with the row's number
+    return hit.place, hit.id  # it ends with the row's number
 
 
 def _hits(answer: Mapping[str, Any]) -> list[_Hit]:
-    """The documents in an answer."""
+    """Return the documents in an answer."""
     found = []
     try:
         for hit in answer.get("hits", {}).get("hits", ()):
@@ -334,14 +338,14 @@ def _unexpected(err: Exception) -> ColmetError:
 
 
 def _interval(since: float | None, until: float | None) -> tuple[int, int]:
-    """The first and the last whole second."""
+    """Return the first and the last whole second."""
     first = 0 if since is None else math.ceil(min(max(0, since), MAX_TIME_S))
     last = MAX_TIME_S if until is None else math.floor(min(max(-1, until), MAX_TIME_S))
     return first, last
 
 
 def _column(values: list[Any], declared: str) -> npt.NDArray[Any]:
-    """Values of JSON as a column of what they are; the index may have guessed from the first one, and wrongly."""
+    """Return JSON values as a column of their own type: the index guesses it from the first value, possibly wrongly."""
     types = {*map(type, values)} - {type(None)}
     if not types:
         return _missing(len(values), declared)
@@ -370,7 +374,7 @@ def _missing(count: int, kind: str) -> npt.NDArray[Any]:
 
 
 def _joined(parts: list[npt.NDArray[Any]], declared: str) -> npt.NDArray[Any]:
-    """The parts of a column, one after the other, as the most general of what they are and what is declared."""
+    """Return the concatenated parts of a column, in the most general of their kinds and the declared one."""
     kind = max([declared, *[part.dtype.kind for part in parts]], key="ifS".index)
     return np.concatenate([_as_kind(part, kind) for part in parts])
 

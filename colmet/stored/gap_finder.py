@@ -1,7 +1,7 @@
-"""Find the missing rows of one table of one host, from its ledger: completeness_default and gaps_default.
+"""Search for the missing rows of one table of one host, by its ledger: completeness_default and gaps_default.
 
-Times are whole seconds since 1970, as they are stored. Rows are counted, not times: the rows that the node took between
-two rows of the ledger against those that are stored. The gaps that the ledger reports then give the places and causes.
+Times are whole seconds since 1970, as stored. Rows are compared by number, not by time: the rows taken by the node
+between two rows of the ledger against the stored ones. The ledger's reported gaps then give the places and causes.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class TableGap(NamedTuple):
         first: time of the first missing sample, or the start of an interval with some.
         last: time of the last one, or the end of the interval.
         samples: number of missing samples.
-        rows: number of missing rows; of samples that were not measured, estimated from the samples around.
+        rows: number of missing rows; of unmeasured samples, estimated from the samples around.
         why: the cause, one of those above.
         exact: whether `first` and `last` are times of samples, evenly spaced.
         job: the job without these rows; -1 for all jobs.
@@ -82,7 +82,7 @@ class TableCompleteness(NamedTuple):
         here: stored rows.
         missing: missing rows.
         gaps: the missing ones, by time.
-        twice: stored rows beyond those that were taken.
+        twice: stored rows in excess of the taken ones.
         until: time of the last row of the ledger; 0 without a ledger.
     """
 
@@ -94,7 +94,7 @@ class TableCompleteness(NamedTuple):
 
 
 def latest(told: Iterable[ReportedGap]) -> list[ReportedGap]:
-    """Return the last report of each gap: a gap that grows is reported again."""
+    """Return the last report of each gap: a growing gap is reported again."""
     kept: list[ReportedGap] = []
     for one in sorted(told, key=lambda one: (one.epoch, one.table, one.why, one.first, -one.last, -one.samples)):
         before = kept[-1] if kept else None
@@ -110,7 +110,7 @@ def cadence_s(times: Times, default_s: float) -> float:
 
 
 def holes(times: Times, step_s: float) -> list[TableGap]:
-    """Return the gaps between samples at sorted `times` that should come every `step_s`, for steps of 2 s and more."""
+    """Return the gaps between samples at sorted `times`, due every `step_s`, for steps of 2 s and more."""
     if step_s < 1.5 or len(times) < 2:
         return []
     wide = np.flatnonzero(np.diff(times) > 1.5 * step_s)
@@ -150,7 +150,7 @@ def within(gap: TableGap, first: int, last: int) -> int:
 
 
 def narrowed(spans: Iterable[tuple[int, int, int]], places: Sequence[TableGap]) -> list[tuple[int, int, int]]:
-    """Return the parts of spans (first, last, most samples) that are in holes; samples of the rest have come."""
+    """Return the parts of spans (first, last, most samples) in holes; samples of the rest have come."""
     found = []
     for first, last, most in spans:
         inside = [hole for hole in places if within(hole, first, last)]
@@ -166,18 +166,18 @@ def between(times: Times, after: int, until: int) -> int:
 
 
 class Lost(NamedTuple):
-    """Samples that were taken between two rows of the ledger and are not stored.
+    """Samples taken between two rows of the ledger and not stored.
 
     Attributes:
-        after: time of the former row of the ledger.
-        until: time of the latter.
-        samples: how many are lost.
+        after: time of the first of the two rows of the ledger.
+        until: time of the second.
+        samples: number of lost samples.
         rows: of these samples.
         holes: times without a sample, by the steps between stored rows.
-        drops: ranges of samples that the node reports as dropped: first, last, how many.
+        drops: ranges of samples reported as dropped by the node: first, last, count.
         is_dropped: whether it reports any, those without a time included.
-        is_one_job: whether the table has rows of one job, so that a hole is a lost sample.
-        is_fast: whether samples come so fast that holes cannot be seen in whole seconds.
+        is_one_job: whether the table has rows of one job only, so a hole is a lost sample.
+        is_fast: whether samples are too frequent for holes in whole seconds.
     """
 
     after: int
@@ -192,7 +192,7 @@ class Lost(NamedTuple):
 
 
 def gaps_of(lost: Lost) -> list[TableGap]:
-    """Return the gaps that lost samples leave: where, how many, and why.
+    """Return the gaps of lost samples: places, numbers and causes.
 
     ===== ================================================ ==================================================
     drops holes                                            gaps
@@ -205,14 +205,14 @@ def gaps_of(lost: Lost) -> list[TableGap]:
     some  any other                                        F: one over the whole time, `UNSURE`
     ===== ================================================ ==================================================
 
-    Examples, of samples each 5 s between rows of the ledger at 100 and 160, of which those at 115 and 120 are lost:
+    Examples, of samples every 5 s between rows of the ledger at 100 and 160, with lost samples at 115 and 120:
 
     * A: nothing is dropped, the holes are 115 and 120: a gap from 115 to 120.
     * B: the same, but two jobs have rows and only one of them has the holes: a gap from 101 to 160.
     * C: two dropped from 110 to 125: a gap from 115 to 120.
     * D: one dropped, from 113 to 117: a gap from 115 to 117, and one sample missing from 101 to 160.
     * E: of samples each second, two dropped from 115 to 120: a gap from 115 to 120.
-    * F: two dropped from 140 to 150, where no hole is: a gap from 101 to 160.
+    * F: two dropped from 140 to 150, without a hole there: a gap from 101 to 160.
     """
 
     def whole(samples: int, rows: int, why: str) -> TableGap:
@@ -236,7 +236,7 @@ def gaps_of(lost: Lost) -> list[TableGap]:
 
 
 def _shared(spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> list[TableGap]:
-    """Return the gaps of dropped samples: one for each span (first, last, at most so many), or one over all of them."""
+    """Return the gaps of dropped samples: one for each span (first, last, largest count), or one over all of them."""
     if sum(count for _, _, count in spans) != samples and len(spans) > 1:
         spans = [(min(first for first, _, _ in spans), max(last for _, last, _ in spans), samples)]
     found = []
@@ -249,15 +249,15 @@ def _shared(spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> l
 
 
 class GapFinder:
-    """Finds the gaps of one table of one host.
+    """Search for the gaps of one table of one host.
 
     Args:
         table: its name.
         jobs: sorted times of the rows of each job.
         accounts: rows of the ledger about this table.
         told: reported gaps of the host.
-        began: time of the first row of any table of the host that was read; earlier rows of the ledger are not compared
-            with rows that are in other files.
+        began: time of the first read row of any table of the host; earlier rows of the ledger are not compared with
+            rows in other files.
     """
 
     def __init__(
@@ -298,7 +298,7 @@ class GapFinder:
         Args:
             epoch: of the agent.
             accounts: its rows of the ledger.
-            former: rows of former agents in the second in which it started.
+            former: rows of earlier agents in the second of its start.
             following: start of the next agent, in seconds since 1970.
 
         Returns:
@@ -314,7 +314,7 @@ class GapFinder:
         unsaid = {"failed": 0, "late": 0}
         for account in accounts:
             taken = account.rows - before.rows
-            # a row of the ledger counts the rows of its second that came with it; the others were taken later
+            # a row of the ledger counts the rows of its second taken with it; the others were taken later
             after = before.time - 1 if before.taken else before.time
             here = between(self._times, after, account.time - 1) - before.rows_now
             if account.time > start or account.is_last:  # the rows of the second of the start are counted now
@@ -342,7 +342,7 @@ class GapFinder:
                 for one in told:
                     rows = max(1, round(one.samples * a_sample))
                     self._gaps.append(TableGap(one.first, one.last, one.samples, rows, TOLD[why], True))
-                # later rows of the ledger count the reported samples of a gap that goes on
+                # later rows of the ledger count the reported samples of a continuing gap
                 unsaid[why] += sum_now - sum_before - sum(one.samples for one in told)
                 if unsaid[why] > 0:
                     rows = max(1, round(unsaid[why] * a_sample))
@@ -353,7 +353,7 @@ class GapFinder:
         return mine
 
     def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> Lost:
-        """Return what is known of rows that were taken between two rows of the ledger and are not stored."""
+        """Return the known facts about rows taken between two rows of the ledger and not stored."""
         after, until = before.time, account.time
         taken, taken_rows = account.taken - before.taken, account.rows - before.rows
         drops = [
@@ -364,14 +364,14 @@ class GapFinder:
         start = max(0, int(np.searchsorted(self._times, after, "right")) - 1)
         around = np.unique(self._times[start : np.searchsorted(self._times, until, "right") + 1])
         step_s = cadence_s(self._times, 0)
-        # samples that were not measured leave holes, too
+        # unmeasured samples leave holes, too
         explained = [
             np.linspace(one.first, one.last, one.samples).astype(np.int64)
             for one in self._missed
             if one.epoch == account.epoch and one.first <= until and one.last > after
         ]
         samples = max(1, min(rows, taken - between(around, after, until)))
-        if step_s < 1.5:  # several have one second
+        if step_s < 1.5:  # several per second
             samples = max(1, round(rows * taken / taken_rows))
         return Lost(
             after=after,

@@ -1,4 +1,4 @@
-"""What HDF5 files hold: those of the collector, also while it writes them, and those of Colmet 0.6."""
+"""Rows in HDF5 files: those of the collector, also while it writes them, and those of Colmet 0.6."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from colmet.stored.rows import Reader, Rows, Unreadable, rows_of, tables_of
 from colmet.stored.series import History, Series
 
 SUFFIX = ".hdf5"
-# A file has the rows that came while it was written. Rows come late where a node could not send them, for as long as
-# it keeps them by default (--spool-age), and are ahead of the time where its clock is.
+# A file has the rows received while it was written. Late rows come from nodes that could not send: they keep them for
+# --spool-age, by default this long. Early rows come from nodes with a fast clock.
 LATE_S = 7 * 86400
 EARLY_S = 300
-# A file that is being written can be seen halfway through a burst: it is read again.
+# A file being written can be read in the middle of a burst: it is read again.
 LIVE_S = 300.0
-BURST_S = 1.0  # what is not found then may be there in another moment
+BURST_S = 1.0  # missing rows may be there after this time
 TRIES = 10
 WAIT_S = 0.2
 
@@ -33,22 +33,22 @@ T = TypeVar("T")
 
 
 class HeldFile(NamedTuple):
-    """A file, and when it was written: from, and up to, seconds since 1970."""
+    """A file, and the interval of its writing, in seconds since 1970."""
 
     path: str
     begins: float = float("-inf")
     ends: float = float("inf")
 
     def overlaps(self, since: float | None, until: float | None) -> bool:
-        """Whether rows of the interval may be in it."""
+        """Return whether rows of the interval may be in it."""
         return (since is None or self.ends >= since - EARLY_S) and (until is None or self.begins <= until + LATE_S)
 
 
 def files_of(path: str) -> list[HeldFile]:
-    """The files that a collector wrote to its ``--hdf5-filepath``, by time; empty where there is none.
+    """Return the files of a collector's ``--hdf5-filepath``, by time; empty without any.
 
     Args:
-        path: a file, or what comes before ``.<10 digits>.hdf5``.
+        path: a file, or the part of the path before ``.<10 digits>.hdf5``.
 
     Raises:
         ConfigError: the directory cannot be read.
@@ -71,20 +71,20 @@ def files_of(path: str) -> list[HeldFile]:
 
 
 def _shown(path: str) -> str:
-    """A path in a message: as it is, unless it could steer a terminal or make a line of its own."""
+    """Return a path for a message: unchanged, unless it could control a terminal or add a line of its own."""
     return path if path.isprintable() else ascii(path)
 
 
 class Hdf5History(History):
-    """What files hold.
+    """The rows in HDF5 files.
 
-    A file stays open for the next read; one that was written to meanwhile is opened anew.
+    A file stays open for the next read; one modified in the meantime is reopened.
 
     Args:
-        paths: files, or what a collector's ``--hdf5-filepath`` says.
+        paths: files, or values of a collector's ``--hdf5-filepath``.
 
     Attributes:
-        warnings: what could not be read where the rest could, a line each.
+        warnings: unreadable parts of a readable store, a line each.
 
     Raises:
         ConfigError: there is no file.
@@ -107,7 +107,7 @@ class Hdf5History(History):
                     self._files.append(file)
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
-        """The tables that have rows of a job, and the columns of each but time, host and job; see `History.tables`."""
+        """Return the tables with rows of a job, and their columns except time, host and job; see `History.tables`."""
         found: dict[str, list[str]] = {}
         for more in self._each(partial(tables_of, job=job), since, until):
             for table, columns in more.items():
@@ -123,7 +123,7 @@ class Hdf5History(History):
         until: float | None = None,
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
-        """The rows of a job in a table, a series for each host, sorted by host; see `History.read`.
+        """Return the rows of a job in a table, a series for each host, sorted by host; see `History.read`.
 
         Raises:
             ConfigError: no file can be read.
@@ -138,11 +138,11 @@ class Hdf5History(History):
         return _series(found, table, job)
 
     def close(self) -> None:
-        """End the process that reads."""
+        """End the reading process."""
         self._reader.close()
 
     def _each(self, read: partial[T], since: float | None, until: float | None) -> list[T]:
-        """What `read` finds in each file that may have rows of an interval.
+        """Return the results of `read` for each file with possible rows of an interval.
 
         Raises:
             ConfigError: it fails for all of them.
@@ -171,13 +171,13 @@ def _is_torn(found: object) -> bool:
 
 
 def ask(reader: Reader, path: str, read: partial[T], torn: Callable[[T], bool]) -> T:
-    """What `read` finds in a file; where it is being written, in another moment.
+    """Return the result of `read` for a file; for one being written, with retries.
 
     Args:
-        reader: the process that reads.
+        reader: the reading process.
         path: of the file.
         read: one of `colmet.stored.rows.READS` with its keyword arguments.
-        torn: whether what it found is of the middle of a burst, where rows can be there before their values.
+        torn: whether a result is from the middle of a burst, with rows ahead of their values.
 
     Raises:
         ConfigError: it cannot be read.
@@ -195,7 +195,7 @@ def ask(reader: Reader, path: str, read: partial[T], torn: Callable[[T], bool]) 
 
 
 def is_live(path: str, lately_s: float = LIVE_S) -> bool:
-    """Whether a file was written to a short while ago."""
+    """Return whether a file was written to in the last seconds."""
     try:
         return abs(time.time() - os.stat(path).st_mtime) < lately_s
     except OSError:
@@ -203,7 +203,7 @@ def is_live(path: str, lately_s: float = LIVE_S) -> bool:
 
 
 def _series(files: Sequence[Rows], table: str, job: int) -> list[Series]:
-    """Rows of some files as a series for each host."""
+    """Return rows of some files as a series for each host."""
     names = sorted({name for rows in files for name in rows.names})
     if not names:
         return []
@@ -233,7 +233,7 @@ def _series(files: Sequence[Rows], table: str, job: int) -> list[Series]:
 
 
 def _joined(parts: Sequence[Column | None], counts: Sequence[int]) -> Column:
-    """A column of some files, missing in those that lack it or have it with another kind of value than the last."""
+    """Return a column of some files, missing in files without it or with another kind of value than the last."""
     there = [part for part in parts if part is not None]
     kind = there[-1].dtype.kind
     if kind in "if" and any(part.dtype.kind == "f" for part in there):
@@ -255,10 +255,10 @@ def _once(
     source: npt.NDArray[np.int64],
     columns: Mapping[str, Column],
 ) -> npt.NDArray[np.bool_]:
-    """Which rows stay where several files have the same ones; as many of equal rows as the file with most has.
+    """Return a mask that drops rows repeated in several files; of equal rows as many stay as in the file with most.
 
     Args:
-        hosts: of the rows, which are sorted by host, time and file.
+        hosts: of the rows, sorted by host, time and file.
         times: of the rows.
         source: the file of each.
         columns: of the rows.

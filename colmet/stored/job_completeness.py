@@ -13,14 +13,14 @@ from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence
 from colmet.stored.series import NODE, History, Series
 from colmet.stored.stays import Number, Stay, largest
 
-DELAY_S = 150  # from the measurement of a row to its storage, at most
-LATER_S = 600  # after the last row, where rows of the nodes themselves are looked for
+DELAY_S = 150  # longest time from the measurement of a row to its storage
+LATER_S = 600  # after the last row, the search range for rows of the nodes themselves
 NODE_TABLES = ("procstats_default", "RAPLstats_default", "ipmipowerstats_default")
 MARGIN_S = 600  # around a job, for the rows of the ledger before its first row and after its last
 UNSEEN = "not here: the job was not measured from its start on"
 SILENT = "not here: nothing has come of the node since"
 UNKNOWN = "not here, and there is no ledger that would say why"
-# Columns that rows of both must have.
+# Columns required in rows of both.
 LABELS: Mapping[str, tuple[str, ...]] = {LEDGER: ("table",), GAPS: ("table", "why")}
 COUNTS: Mapping[str, tuple[str, ...]] = {
     LEDGER: ("epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
@@ -59,7 +59,7 @@ class JobCompleteness:
 
     @property
     def here_ratio(self) -> Number:
-        """The share of the rows that were due; None where none was."""
+        """Return the share of the due rows that is stored; None without due rows."""
         due = self.here + self.missing
         return self.here / due if due else None
 
@@ -142,7 +142,7 @@ def is_past(times: Times, last: int) -> bool:
 def _unseen(
     history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], period_s: float
 ) -> list[JobGap]:
-    """Return the gaps before the first rows, and of hosts that sent nothing up to the end of the job."""
+    """Return the gaps before the first rows, and of hosts silent up to the end of the job."""
     delay_s, end = DELAY_S + period_s, max(stay.last for stay in stays)
     found = [
         _lacks(stay, stay.start, stay.first, UNSEEN, period_s) for stay in stays if stay.first > stay.start + delay_s
@@ -183,7 +183,7 @@ def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
 
 
 def _by_steps(line: HostTable, times: Times) -> HostTable:
-    """Return a table without a ledger with the gaps between rows that are further apart than most."""
+    """Return a table without a ledger with its gaps, from unusually wide steps between rows."""
     if line.found.until:
         return line
     gaps: list[TableGap] = [gap._replace(why=UNKNOWN) for gap in holes_of_job(times)]

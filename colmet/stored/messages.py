@@ -1,8 +1,8 @@
-"""Requests and answers between the process that reads HDF5 files and its parent.
+"""Requests and answers between the process reading HDF5 files and its parent.
 
-The format carries data and never code, so a damaged or hostile file that takes over the reading process cannot run
-code in its parent: a length (8 bytes, little endian), that many bytes of JSON, then the bytes of all arrays. JSON lists
-are lists; every other container is an object with one key, which names its kind.
+The format carries data and never code, so a damaged or hostile file in control of the reading process cannot run code
+in its parent: a length (8 bytes, little endian), JSON of this length, then the bytes of all arrays. JSON lists are
+lists; every other container is an object with one key, the name of its kind.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 MAX_JSON_BYTES = 1 << 30
-KINDS = "iufS"  # of numpy's types: numbers and bytes, which are plain memory
+KINDS = "iufS"  # of numpy's types: numbers and bytes, all plain memory
 
 Tuples = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ def send(file: IO[bytes], value: Any) -> None:
 
     Args:
         file: a pipe, open for writing; flushed.
-        value: what to write. A named tuple keeps the name of its class, for `receive`.
+        value: the value. A named tuple keeps the name of its class, for `receive`.
 
     Raises:
         TypeError: a part of it has no form here.
@@ -38,11 +38,11 @@ def send(file: IO[bytes], value: Any) -> None:
 
 
 def receive(file: IO[bytes], tuples: Tuples) -> Any:
-    """Read what `send` wrote.
+    """Read a value written by `send`.
 
     Args:
         file: a pipe, open for reading.
-        tuples: classes that may be made, by name; each is called with the items of its tuple.
+        tuples: permitted classes, by name; each is called with the items of its tuple.
 
     Raises:
         EOFError: the other end is closed.

@@ -1,4 +1,4 @@
-"""Names of stored columns, as people write them."""
+"""Names of stored columns, in the forms people write."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def natural(text: str) -> tuple[tuple[int, int, str], ...]:
 
 
 def short(table: str) -> str:
-    """Return the name of a table without the suffix that most have."""
+    """Return the name of a table without the common suffix."""
     return table.removesuffix(SUFFIX)
 
 
 def names_of(table: str, column: str) -> dict[str, None]:
-    """Return what a column may be called: alone, with its table, and with the short name of that."""
+    """Return the possible names of a column: alone, with its table, and with the table's short name."""
     return dict.fromkeys([column, f"{table}.{column}", f"{short(table)}.{column}"])
 
 
 def near(text: str, tables: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Return a hint: the names of columns that are like a text, or where all names are.
+    """Return a hint: similar names of columns, or the page with all names.
 
     Args:
-        text: what was asked for.
+        text: the unknown name.
         tables: each with its columns.
     """
     names = {name: None for table, columns in tables for column in columns for name in names_of(table, column)}

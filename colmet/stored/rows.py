@@ -1,4 +1,4 @@
-"""What is read of one HDF5 file, in a process of its own: the HDF5 library can crash on damaged files, or never end."""
+"""Reading of one HDF5 file, in a process of its own: the HDF5 library can crash on damaged files, or never end."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from colmet.collector.backends.hdf5.library import (
 from colmet.common.schema import NAME
 from colmet.stored import messages
 
-HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # what every table has beside its own columns
+HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # every table's columns besides its own
 BLOCK_BYTES = 4 << 20  # read at a time
-MAX_HELD = 8  # files that are kept open
-MAX_RATIO = 10_000  # by which rows can be larger than the file that has them, compressed
-QUIET_S = 600.0  # for the longest table
-END_S = 1 << 36  # of times that a calendar has: the year 4147
-JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # the group of one
-MAGIC = b"\x89HDF\r\n\x1a\n"  # how every file begins
+MAX_HELD = 8  # files kept open
+MAX_RATIO = 10_000  # largest ratio of the rows' size to that of their file, compressed
+QUIET_S = 600.0  # limit for the longest table
+END_S = 1 << 36  # end of valid times: the year 4147
+JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # a job's group
+MAGIC = b"\x89HDF\r\n\x1a\n"  # start of every HDF5 file
 
 Column = npt.NDArray[Any]
 Stamp = tuple[int, int, int]
@@ -47,7 +47,7 @@ class Unreadable(Exception):
     """A file cannot be read.
 
     Attributes:
-        may_change: whether it may be otherwise in another moment, if somebody writes to the file.
+        may_change: whether a retry may succeed, if a process writes to the file.
     """
 
     def __init__(self, text: str, may_change: bool = False) -> None:
@@ -60,28 +60,28 @@ class Unreadable(Exception):
 
 
 class _Failure(NamedTuple):
-    """An `Unreadable`, as the reading process answers it."""
+    """An `Unreadable`, as an answer of the reading process."""
 
     text: str
     may_change: bool
 
 
 class Reader:
-    """The process that reads. It is started when it is asked first, and ends with whoever asks."""
+    """The reading process. It starts at the first request, and ends with its client."""
 
     def __init__(self) -> None:
         self._child = 0
         self._pipes: list[IO[bytes]] = []
 
     def ask(self, path: str, read: partial[T]) -> T:
-        """Return what one of READS finds in a file.
+        """Return the result of one of READS for a file.
 
         Args:
             path: of the file.
             read: one of READS with its keyword arguments.
 
         Raises:
-            Unreadable: the text says why.
+            Unreadable: with the cause as text.
         """
         if not self._child:
             self._start()
@@ -93,7 +93,7 @@ class Reader:
             status = self._end(signal.SIGTERM)
             if status & 127 == signal.SIGALRM:
                 raise Unreadable(f"it is damaged: reading it comes to no end in {QUIET_S:g} s") from err
-            if status & 127 == signal.SIGKILL:  # nothing that the library does to itself
+            if status & 127 == signal.SIGKILL:  # not a signal of the library's own
                 raise Unreadable("the process that reads was killed, as the system does where memory is short") from err
             how = signal.Signals(status & 127).name if status & 127 else f"status {status >> 8}"
             raise Unreadable(f"it is damaged, or not whole: the HDF5 library crashed on it ({how})", True) from err
@@ -103,14 +103,14 @@ class Reader:
         return answer
 
     def close(self) -> None:
-        """End it."""
+        """End the process."""
         self._end(signal.SIGTERM)
 
     def _start(self) -> None:
         read_questions, write_questions = os.pipe2(os.O_CLOEXEC)
         read_answers, write_answers = os.pipe2(os.O_CLOEXEC)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which are those of libraries
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads: those of libraries
             try:
                 self._child = os.fork()
             except OSError as err:
@@ -129,7 +129,7 @@ class Reader:
         self._pipes = [os.fdopen(write_questions, "wb"), os.fdopen(read_answers, "rb")]
 
     def _end(self, how: signal.Signals) -> int:
-        """End the process; what `os.waitpid` says of it."""
+        """End the process; return its status from `os.waitpid`."""
         child, self._child = self._child, 0
         if not child:
             return 0
@@ -147,46 +147,46 @@ class Reader:
 
 
 def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
-    """Answer until nobody asks; nothing that libraries print comes through."""
+    """Answer until the client is gone; output of libraries is discarded."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
         os.dup2(nowhere, descriptor)
-    # connections of whoever asks would stay open here. Their numbers stay taken: some object may yet close them.
+    # connections of the client would stay open here. Their numbers stay taken: some object may still close them.
     for descriptor in map(int, os.listdir("/proc/self/fd")):
-        with contextlib.suppress(OSError):  # that of the list itself has gone
+        with contextlib.suppress(OSError):  # the list's own has gone
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 os.dup2(nowhere, descriptor, inheritable=False)
     faulthandler.disable()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever asks gets it, too, and closes the pipe
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends it also within the library
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the client gets it, too, and closes the pipe
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # ends it also within the library
     files = _Files()
     while True:
         try:
             path, name, arguments = messages.receive(questions, {})
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_REAL, QUIET_S)  # whoever asks may be gone before
+        signal.setitimer(signal.ITIMER_REAL, QUIET_S)  # the client may be gone before
         found = files.read(path, partial(READS[name], **arguments))
         signal.setitimer(signal.ITIMER_REAL, 0)
         messages.send(answers, found)
 
 
 class _Files:
-    """Files that are open; one that was written to meanwhile is opened anew."""
+    """Open files; one modified in the meantime is reopened."""
 
     def __init__(self) -> None:
-        self._open: OrderedDict[str, tuple[Stamp, Any]] = OrderedDict()  # the last used is the last
+        self._open: OrderedDict[str, tuple[Stamp, Any]] = OrderedDict()  # last used last
 
     def read(self, path: str, read: Callable[[Any], Any]) -> Any:
-        """Return what a function finds in a file, or a `_Failure`."""
+        """Return the result of a function for a file, or a `_Failure`."""
         try:
             return read(self._file(path))
         except MemoryError:
             return _Failure(
                 "not enough memory for this request; ask for fewer columns or hosts, or a shorter interval", False
             )
-        except Exception as err:  # noqa: BLE001 - what PyTables raises on a damaged file is anything
+        except Exception as err:  # noqa: BLE001 - PyTables raises any exception on a damaged file
             self._drop(path)
             return _Failure(_reason(path, err), not is_of_system(err))
 
@@ -198,7 +198,11 @@ class _Files:
                 close_library(file)
 
     def _file(self, path: str) -> Any:
-        """A file, opened; what PyTables raises on one that cannot be."""
+        """Return a file, opened.
+
+        Raises:
+            Exception: any of PyTables, for a file that cannot be opened.
+        """
         stamp = _stamp(path)
         if path in self._open and self._open[path][0] == stamp:
             self._open.move_to_end(path)
@@ -212,7 +216,7 @@ class _Files:
 
 
 def _reason(path: str, err: Exception) -> str:
-    """Why a file cannot be read, for people."""
+    """Return the cause of a read failure, for people."""
     if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
         try:
             with open(path, "rb") as file:
@@ -225,7 +229,7 @@ def _reason(path: str, err: Exception) -> str:
 
 
 def _stamp(path: str) -> Stamp:
-    """What changes when a file is written to, or another one takes its place."""
+    """Return a stamp of a file: it changes with every write, and for another file in its place."""
     status = os.stat(path)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -235,10 +239,10 @@ class Rows(NamedTuple):
 
     Attributes:
         times: seconds since 1970.
-        hosts: which of `names` each was measured on.
+        hosts: index of each row's host in `names`.
         columns: by name: int64, float64 or bytes.
         names: of hosts.
-        nameless: how many rows have no host, or a time that is none, and are left out.
+        nameless: number of rows without a host or a valid time, skipped.
     """
 
     times: npt.NDArray[np.int64]
@@ -249,7 +253,7 @@ class Rows(NamedTuple):
 
 
 def tables_of(file: Any, job: int) -> dict[str, list[str]]:
-    """The tables of a job in a file that have rows, and their columns."""
+    """Return a job's tables with rows in a file, and their columns."""
     path = f"/job_{job}"
     if path not in file:
         return {}
@@ -264,7 +268,7 @@ def tables_of(file: Any, job: int) -> dict[str, list[str]]:
 
 
 def _kinds(table: Any) -> dict[str, str]:
-    """The columns of a table that are numbers or text, one a row."""
+    """Return the columns of numbers or text of a table, one value a row."""
     fields = [(name, table.dtype[name]) for name in table.dtype.names or ()]
     return {n: dtype.kind for n, dtype in fields if NAME.fullmatch(n) and dtype.kind in "iufS" and not dtype.shape}
 
@@ -283,10 +287,10 @@ def rows_of(
     until: float | None,
     hosts: Sequence[bytes] | None,
 ) -> Rows | None:
-    """The wanted rows of a table in a file; None where it is not there, or has none.
+    """Return the selected rows of a table in a file; None if it is missing or empty.
 
     Raises:
-        ValueError: the file claims to have what it cannot have.
+        ValueError: the file claims an impossible size.
     """
     path = f"/job_{job}/{table}"
     if not NAME.fullmatch(table) or path not in file:
@@ -305,7 +309,7 @@ def rows_of(
     for start in range(0, count, step):
         block = node.read(start, min(start + step, count))
         names = block["hostname"]
-        keep = names != b""  # Colmet 0.6 has rows without time, host and job; and so are rows that are being written
+        keep = names != b""  # Colmet 0.6 has rows without time, host and job; rows being written look the same
         keep &= (block["timestamp"] >= 0) & (block["timestamp"] < END_S)
         nameless += int(len(keep) - keep.sum())
         if since is not None:
@@ -332,21 +336,25 @@ def rows_of(
 
 
 def _check_size(table: Any) -> None:
-    """ValueError where a table claims to have what its file cannot have."""
+    """Check that the size of a table is possible for its file.
+
+    Raises:
+        ValueError: it is not.
+    """
     count, size = int(table.nrows), int(table.dtype.itemsize)
     if count * size > MAX_RATIO * os.stat(table._v_file.filename).st_size or size > BLOCK_BYTES:
         raise ValueError(f"{table._v_pathname} is said to have {count} rows of {size} bytes")
 
 
 class Marks(NamedTuple):
-    """When rows of some tables of a file were measured.
+    """Times of the rows of some tables of a file.
 
     Attributes:
         times: job, table, host, and the times of the rows, in seconds since 1970.
-        rows: of the tables that are wanted whole: table, and the row by column.
-        names: the tables that were read.
-        following: how many there are after these.
-        nameless: how many rows have no host, or a time that is none, and are left out.
+        rows: of the tables to read whole: table, and the row by column.
+        names: the tables read.
+        following: number of tables after these.
+        nameless: number of rows without a host or a valid time, skipped.
     """
 
     times: list[tuple[int, str, bytes, npt.NDArray[np.int64]]]
@@ -359,15 +367,15 @@ class Marks(NamedTuple):
 def marks_of(
     file: Any, whole: Collection[str], host: bytes | None, done: Collection[tuple[int, str]], seconds: float
 ) -> Marks:
-    """The times of the rows of all tables in a file, as many tables as can be read in a while, one at least.
+    """Return the times of the rows of all tables in a file, for as many tables as the time allows, at least one.
 
     Args:
         file: opened.
-        whole: tables of the node itself that are wanted whole. They are the first, and read alone: what they tell of
-            is in the others by then.
-        host: the rows of this one only; None for all.
-        done: jobs and tables that are not wanted.
-        seconds: that it may take.
+        whole: tables of the node itself to read whole. They are read first, and alone: rows they report are in the
+            other tables by then.
+        host: the only host to read; None for all.
+        done: jobs and tables to skip.
+        seconds: time limit.
     """
     until = time.monotonic() + seconds
     left = [name for name in _table_names(file) if name not in done]
@@ -383,7 +391,7 @@ def marks_of(
 
 
 def _table_names(file: Any) -> list[tuple[int, str]]:
-    """All jobs and their tables, without opening a table."""
+    """Return all jobs and their tables, without opening a table."""
     names: list[tuple[int, str]] = []
     for group in list(file.root._v_groups):
         match = JOB.fullmatch(group)
@@ -393,7 +401,7 @@ def _table_names(file: Any) -> list[tuple[int, str]]:
 
 
 def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks) -> int:
-    """Add what a table has; how many of its rows have no host or no time."""
+    """Add the content of a table; return the number of its rows without a host or a time."""
     if not isinstance(table, tables.Table) or not NAME.fullmatch(table.name) or not _has_header(table):
         return 0
     _check_size(table)
@@ -418,7 +426,7 @@ def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks)
 
 
 def _plain(column: Column) -> Column:
-    """A column as int64, as float64 with NaN where a value is missing, or as bytes, no wider than they need."""
+    """Return a column as int64, as float64 with NaN for a missing value, or as bytes of the smallest width."""
     if column.dtype.kind in "iu":
         return column.astype(np.int64)
     if column.dtype.kind == "f":

@@ -1,4 +1,4 @@
-"""Rows that have been stored, as columns, and the interface to whatever stores them."""
+"""Stored rows as columns, and the interface of every store."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
 
-NODE = 0  # the job whose rows are the node's own
+NODE = 0  # the job number of the node's own rows
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,10 @@ class Series:
 
     Attributes:
         table: its name, such as ``taskstats_default``.
-        host: where they were measured.
-        job: whose they are; `NODE` for the node itself.
+        host: host of the measurement.
+        job: its number; `NODE` for the node itself.
         times: seconds since 1970, shape (n,), ascending; one time may have several rows (GPUs, zones).
-        columns: shape (n,) each, by name: int64, float64 or bytes, with -1, NaN or b"" where a value is missing.
+        columns: shape (n,) each, by name: int64, float64 or bytes, with -1, NaN or b"" for a missing value.
     """
 
     table: str
@@ -37,7 +37,7 @@ class Series:
         return len(self.times)
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
-        """A column of numbers, NaN where a value is missing or the column is not there; shape (n,)."""
+        """Return a column of numbers, NaN for a missing value or a missing column; shape (n,)."""
         column = self.columns.get(name)
         if column is None or column.dtype.kind not in "iuf":
             return np.full(len(self), np.nan)
@@ -47,24 +47,24 @@ class Series:
 
 
 class History(ABC):
-    """What has been stored. Also a context manager that closes it.
+    """The stored rows. Also a context manager that closes it.
 
     Attributes:
-        warnings: what could not be read where the rest could, a line each.
+        warnings: unreadable parts of a readable store, a line each.
 
-    Every method raises `colmet.common.errors.ColmetError`, with what to do, where the store cannot be read.
+    Every method raises `colmet.common.errors.ColmetError`, with a remedy, if the store cannot be read.
     """
 
     warnings: Sequence[str] = ()
 
     @abstractmethod
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
-        """The tables that have rows of a job, and the columns of each but time, host and job; empty for none.
+        """Return the tables with rows of a job, and the columns of each except time, host and job; empty for none.
 
         Args:
             job: `NODE` for rows of the nodes themselves.
-            since: seconds since 1970: files are left alone that can have no rows from then on.
-            until: seconds since 1970: files are left alone that can have no rows up to then.
+            since: seconds since 1970: files without rows from then on are skipped.
+            until: seconds since 1970: files without rows up to then are skipped.
         """
 
     @abstractmethod
@@ -77,20 +77,20 @@ class History(ABC):
         until: float | None = None,
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
-        """The rows of a job in a table, a series for each host, sorted by host.
+        """Return the rows of a job in a table, a series for each host, sorted by host.
 
         Args:
             job: `NODE` for rows of the nodes themselves.
-            table: its name; one that is not there has no rows.
-            columns: those that are wanted and there; all by default.
-            since: seconds since 1970, itself included.
-            until: seconds since 1970, itself included.
-            hosts: these only.
+            table: its name; an unknown one has no rows.
+            columns: names to return, if stored; all by default.
+            since: seconds since 1970, inclusive.
+            until: seconds since 1970, inclusive.
+            hosts: only these.
         """
 
     @abstractmethod
     def close(self) -> None:
-        """Give back what it holds; also twice."""
+        """Release all resources; idempotent."""
 
     def __enter__(self) -> History:
         return self
@@ -100,7 +100,7 @@ class History(ABC):
 
 
 def of_one_agent(found: Sequence[Series]) -> list[Series]:
-    """Return the series of a job in a table, one for each host name that several agents have rows of (docs/link.md).
+    """Return the series of a job in a table, one for each host name, also if several agents share it (docs/link.md).
 
     Two agents on one machine see the same job: where both have rows, those of the lowest name count.
     """

@@ -1,4 +1,4 @@
-"""Which store a command reads: the one that its options name, else that of the collector of this machine."""
+"""Choice of a command's store: from its options, else from the configuration of this machine's collector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CONFIG = "/etc/colmet/collector.toml"
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare where the rows are.
+    """Declare the options of the store.
 
     Args:
         parser: of the command.
@@ -39,13 +39,13 @@ def add_config(parser: cli.Options) -> None:
 
 
 def configured_files(path: str) -> list[str]:
-    """Return the HDF5 files of the collector of this machine, the oldest first.
+    """Return the HDF5 files of this machine's collector, the oldest first.
 
     Args:
         path: of the collector's configuration.
 
     Raises:
-        ConfigError: it cannot be used, or names no files.
+        ConfigError: it cannot be used, or has no files.
     """
     from colmet.stored.hdf5 import files_of
 
@@ -59,10 +59,10 @@ def configured_files(path: str) -> list[str]:
 
 
 def open_history(options: argparse.Namespace) -> History:
-    """The store that the options name.
+    """Return the store given by the options.
 
     Raises:
-        ConfigError: none is named and none is configured, or it cannot be read.
+        ConfigError: none is given and none is configured, or it cannot be read.
     """
     if options.hdf5 and options.elastic_host:
         raise ConfigError("--hdf5 and --elastic-host: give one of them")
@@ -81,7 +81,7 @@ def open_history(options: argparse.Namespace) -> History:
 
 
 def _files(paths: Sequence[str]) -> History:
-    from colmet.stored.hdf5 import Hdf5History  # each takes a library that the other does without
+    from colmet.stored.hdf5 import Hdf5History  # each requires a library that the other does not need
 
     return Hdf5History(paths)
 
@@ -93,7 +93,7 @@ def _database(options: argparse.Namespace) -> History:
 
 
 def _configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> argparse.Namespace:
-    """The options of the collector of this machine, which takes all that the collector is made of.
+    """Return the options of this machine's collector; this requires all modules of the collector.
 
     Raises:
         ConfigError: there is no such file, or it cannot be used.

@@ -1,7 +1,7 @@
-"""The rows of a job, host by host, and the totals, peaks and latest values in them.
+"""The rows of a job, host by host, and their totals, peaks and latest values.
 
-A counter of a job is a total since its beginning, so its last value is what the job used. Where a counter goes down all
-the same (an agent that lost its state), its growth from there on is added; growth that cannot have been is dropped
+A counter of a job is a total since its beginning, so its last value is the job's use. If a counter decreases all the
+same (an agent lost its state), its growth from there on is added; impossible growth is dropped
 (`colmet.common.growth`). Units of columns: docs/metrics.md.
 """
 
@@ -23,8 +23,8 @@ from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, History, Series, of_one_agent
 
-Number = Optional[float]  # None: not known
-OLDEST_S = 400 * 86400  # a start that is further back than this is not believed
+Number = Optional[float]  # None: unknown
+OLDEST_S = 400 * 86400  # an older start is not believed
 
 
 class JobInterval(NamedTuple):
@@ -43,7 +43,7 @@ class Stay:
         host: its name.
         tables: with at least one row each.
         since: start of the interval; None for all of the job.
-        node_cpus: CPUs of the host, where the job's own are unknown.
+        node_cpus: CPUs of the host, for a job with an unknown number of its own.
     """
 
     host: str
@@ -53,73 +53,73 @@ class Stay:
 
     @property
     def first(self) -> int:
-        """Time of the first row."""
+        """Return the time of the first row."""
         return min(int(series.times[0]) for series in self.tables.values())
 
     @property
     def last(self) -> int:
-        """Time of the last row."""
+        """Return the time of the last row."""
         return max(int(series.times[-1]) for series in self.tables.values())
 
     @property
     def samples(self) -> int:
-        """The number of times of the table with most."""
+        """Return the largest number of sample times of a table."""
         return max(len(np.unique(series.times)) for series in self.tables.values())
 
     @property
     def period_s(self) -> Number:
-        """The median of the seconds from one sample to the next; None for too few samples."""
+        """Return the median of the seconds between samples; None for too few samples."""
         period = max(cadence_s(np.unique(series.times), 0) for series in self.tables.values())
         return period or None
 
     @property
     def began(self) -> int | None:
-        """The start of the job's first task; None if unknown."""
+        """Return the start of the job's first task; None if unknown."""
         times = self.values(measures.START.best)
         times = times[times > self.first - OLDEST_S]
         return min(int(times.min()), self.first) if len(times) else None
 
     @property
     def start(self) -> int:
-        """The start of the figures: that of the job, else the first row that is read."""
+        """Return the start of the figures: the job's own, else the first read row."""
         return self.began if self.began is not None and self.whole else self.first
 
     @property
     def wall_s(self) -> float:
-        """Seconds from the start to the last row."""
+        """Return the seconds from the start to the last row."""
         return float(self.last - self.start)
 
     @property
     def whole(self) -> bool:
-        """Whether the figures cover the job from its start, so that the first value counts as well."""
+        """Return whether the figures cover the job from its start, so that the first value counts as well."""
         return self.since is None or (self.began is not None and self.began >= self.since)
 
     def values(self, source: Source) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-        """Return the values of a column as they are stored, without those that are missing."""
+        """Return the stored values of a column, without missing ones."""
         series = self.tables.get(source.table)
         values = np.empty(0) if series is None else series.values(source.column)
         return values[~np.isnan(values)]
 
     @cached_property
     def capacity(self) -> Capacity:
-        """The CPUs and tasks of the job on this host, as far as they are known."""
+        """Return the CPUs and tasks of the job on this host, as far as known."""
         series = self.tables.get(CGROUP_TABLE)
         found = Capacity() if series is None else of_job(series)
         return found._replace(cpus=self.node_cpus) if np.isnan(found.cpus) else found
 
     @property
     def counted_since(self) -> float | None:
-        """The time at which the job's counters were 0; None if only their growth counts."""
+        """Return the time at which the job's counters were 0; None if only their growth counts."""
         if not self.whole:
             return None
         if self.began is not None:
             return float(self.began)
-        # it came after the sample before its first one: about as far before that as the second is after it
+        # it began after the last sample without it: estimated from the distance of its first two samples
         firsts = [np.unique(series.times)[:2] for series in self.tables.values()]
         return self.first - 2.0 * max([int(times[-1] - times[0]) for times in firsts])
 
     def sum_of(self, source: Source) -> Sum | None:
-        """Return the growth of a counter, and how much of it cannot have been; None where it is missing."""
+        """Return the growth of a counter, and its impossible part; None if it is missing."""
         series = self.tables.get(source.table)
         if series is None:
             return None
@@ -130,17 +130,17 @@ class Stay:
         return found if len(found.times) >= (1 if self.whole else 2) else None
 
     def total(self, measure: Measure) -> Number:
-        """Return the growth of the first source that has any; None where all are missing."""
+        """Return the growth of the first source with values; None if all are missing."""
         found = (self.sum_of(source) for source in measure.sources)
         return next((one.total for one in found if one is not None), None)
 
     def most(self, measure: Measure) -> Number:
-        """Return the largest value of the first source that has any."""
+        """Return the largest value of the first source with values."""
         found = (self.values(source) * source.factor for source in measure.sources)
         return next((float(values.max()) for values in found if len(values)), None)
 
     def latest(self, measure: Measure) -> Number:
-        """Return the value of the last row of the first source that has one there."""
+        """Return the value of the last row of the first source with one there."""
         for source in measure.sources:
             series = self.tables.get(source.table)
             value = math.nan if series is None else float(series.values(source.column)[-1])
@@ -149,58 +149,58 @@ class Stay:
         return None
 
     def kernel_peak(self, measure: Measure) -> Number:
-        """Return a peak that the kernel keeps; None where the job came to it before the interval."""
+        """Return a peak kept by the kernel; None if the job reached it before the interval."""
         values = self.values(measure.best)
         return float(values.max()) if len(values) and (self.whole or values.max() > values[0]) else None
 
     @cached_property
     def _cpu(self) -> Sum | None:
-        """CPU time by the best source that has any."""
+        """Return the CPU time by the best source with values."""
         found = (self.sum_of(source) for source in CPU_USED.sources)
         return next((one for one in found if one is not None), None)
 
     @property
     def cpu_s(self) -> Number:
-        """CPU time."""
+        """Return the CPU time in seconds; None if unknown."""
         return None if self._cpu is None else self._cpu.total
 
     @property
     def cpu_left_out(self) -> bool:
-        """Whether there are rows with CPU time that cannot have been used."""
+        """Return whether there are rows with impossible CPU time."""
         return self._cpu is not None and self._cpu.left_out > 0
 
     @property
     def cpus(self) -> Number:
-        """CPUs that the job may run on."""
+        """Return the number of CPUs the job may run on."""
         values = self.values(measures.CPUS.best)
         return float(values.mean()) if len(values) else None
 
     @property
     def memory_peak(self) -> Number:
-        """The most memory at one time: the kernel's own figure, else the largest sample."""
+        """Return the largest memory at one time: the kernel's own figure, else the largest sample."""
         return first_of(self.kernel_peak(measures.MEMORY_PEAK), self.most(MEMORY))
 
     @property
     def memory_source(self) -> str:
-        """The origin of the memory, one of `ORIGINS`; empty if it was not measured."""
+        """Return the origin of the memory, one of `ORIGINS`; empty if it was not measured."""
         if self.kernel_peak(measures.MEMORY_PEAK) is not None:
             return CGROUP
         return next((one.origin for one in MEMORY.sources if len(self.values(one))), "")
 
     @property
     def tasks_peak(self) -> Number:
-        """The most tasks at one time: the kernel's own figure, else the largest sample."""
+        """Return the largest number of tasks at one time: the kernel's own figure, else the largest sample."""
         return first_of(self.kernel_peak(measures.TASKS_PEAK), self.most(measures.TASKS_NOW))
 
     @property
     def memory_limit(self) -> Number:
-        """The limit of the job's memory; None without one."""
+        """Return the limit of the job's memory; None without one."""
         values = self.values(measures.MEMORY_LIMIT.best)
         return float(values[-1]) if len(values) else None
 
     @property
     def user(self) -> str:
-        """The user of the job; empty if unknown."""
+        """Return the user of the job; empty if unknown."""
         series = self.tables.get(CGROUP_TABLE)
         names = [] if series is None else labels(series, "user").tolist()
         return next((text_of(name) for name in reversed(names) if name), "")
@@ -237,7 +237,7 @@ def largest(values: Iterable[Number]) -> Number:
 
 
 def read_stays(history: History, asked: JobInterval, columns: Mapping[str, Sequence[str]]) -> list[Stay]:
-    """Return the rows of a job by host, with these columns of its tables; of other tables the times alone."""
+    """Return the rows of a job by host, with these columns of its tables; of other tables only the times."""
     found: dict[str, dict[str, Series]] = {}
     tables = history.tables(asked.job)
     for table in sorted(tables):

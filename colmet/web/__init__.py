@@ -1,1 +1,1 @@
-"""The collector's JSON interface and page: a process of its own, which the collector starts and feeds."""
+"""The collector's JSON interface and page: a separate process, started and fed by the collector."""

@@ -1,6 +1,6 @@
-"""Run the process of the JSON interface, which colmet-collector starts with its own command line, and feeds.
+"""Run the process of the JSON interface, started with colmet-collector's command line, and fed by it.
 
-As a service (`colmet-web`) it gets the command line through the stream that feeds it.
+As a service (`colmet-web`) it receives the command line in the feed.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from colmet.web.users import UserNames
 
 log = logging.getLogger(__name__)
 
-NICE = 10  # the collector goes first
-END_S = 8.0  # for the server's end
+NICE = 10  # the collector has priority
+END_S = 8.0  # timeout for the end of the server
 
 
 def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.socket | None = None) -> None:
     """Serve until the collector ends the feed.
 
     Args:
-        options: of the collector.
-        feed_socket: the stream of its messages.
-        kernel: a netlink socket that sees this machine's users; None where this process sees them itself.
+        options: the collector's options.
+        feed_socket: the stream of the collector's messages.
+        kernel: a netlink socket to see this machine's users; None if this process sees them itself.
 
     Raises:
-        ColmetError: the options cannot be used, or the feed is not the collector's.
+        ColmetError: the options cannot be used, or the feed is not from a collector.
     """
     if options.http_listen is None:
         raise ConfigError("the collector's options do not name --http-listen any more")
     from colmet.web.access import Access  # these require fastapi and uvicorn
     from colmet.web.server import Tls, WebServer
 
-    with contextlib.suppress(OSError):  # a unit may not let it
+    with contextlib.suppress(OSError):  # a unit may forbid it
         os.nice(NICE)
     memory = RecentCache(options.http_memory, options.http_memory_time)
     open_history = opener(options)
@@ -69,7 +69,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
                 feed_socket.shutdown(socket.SHUT_RDWR)  # the process ends with its server
 
     startup.tune_garbage_collector()
-    # uvicorn leaves signals alone in any thread but the main one
+    # uvicorn installs signal handlers only in the main thread
     serving = threading.Thread(target=serve_requests, name="server", daemon=True)
     serving.start()
     threading.Thread(target=interface.prepare, name="prepare", daemon=True).start()
@@ -89,16 +89,16 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point of ``python -m colmet.web``; the exit status."""
-    # the collector ends this process with its feed; a signal to the whole service must not end it earlier, to be
-    # started again meanwhile
+    """Run ``python -m colmet.web``, and return the exit status."""
+    # the collector ends this process with its feed; a signal to the whole service must not end it earlier, or the
+    # collector would restart it meanwhile
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     return _serve(argv, lambda: inherited(os.environ))
 
 
 def serve() -> int:
-    """Entry point of ``colmet-web``, the service; the exit status."""
+    """Run the service ``colmet-web``, and return the exit status."""
     try:
         feed, argv, kernel = connected(os.environ)
     except ColmetError as err:

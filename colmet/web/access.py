@@ -26,16 +26,16 @@ from colmet.web.workers import Workers
 
 log = logging.getLogger(__name__)
 
-KEPT_S = 300.0  # for which a checked password is not checked again
+KEPT_S = 300.0  # lifetime of a checked password
 KEPT = 4096
-LOOK_S = 1.0  # between looks at the file
-GROUP_S = 60.0  # for which the members of a group are kept
+LOOK_S = 1.0  # min time between checks of the file
+GROUP_S = 60.0  # lifetime of a looked-up membership
 GROUP_WAIT_S = 5.0
 WINDOW_S = 60.0
-FAILURES_OF_NAME = 5  # of a name from an address, within the window
+FAILURES_OF_NAME = 5  # for one name from one address, within the window
 FAILURES_OF_ADDRESS = 60
-PAUSE_S = 2.0  # before each check, one at a time, at an address with more failures
-WAITING = 16  # addresses that wait for a check of a password
+PAUSE_S = 2.0  # before each check, one at a time, for an address with more failures
+WAITING = 16  # addresses waiting for a password check
 WAITING_OF_ADDRESS = 64
 MAX_HEADER = 4096
 
@@ -44,7 +44,7 @@ class Visitor(NamedTuple):
     """The user of a request.
 
     Attributes:
-        user: None where the interface is open to all.
+        user: name of the user; None if the interface is open to all.
         is_admin: whether the user sees all jobs.
     """
 
@@ -53,7 +53,7 @@ class Visitor(NamedTuple):
 
     @property
     def only(self) -> str | None:
-        """The user whose jobs may be seen; None for all users."""
+        """The only user with visible jobs; None for all users."""
         return None if self.is_admin else self.user
 
 
@@ -62,11 +62,11 @@ class Unauthorized(Exception):
 
 
 class NotNamed(Exception):
-    """The proxy has named no user."""
+    """The proxy has not named the user, or more than once."""
 
 
 class _CheckedLogin(NamedTuple):
-    """A header that has been checked."""
+    """The user of a checked header."""
 
     name: str
     groups: frozenset[str]
@@ -74,22 +74,23 @@ class _CheckedLogin(NamedTuple):
 
 
 class Access:
-    """Finds out the user of a request.
+    """The authentication of requests.
 
-    For one event loop, which it never blocks but to read the file.
+    For one event loop; it blocks the loop only to read the file.
 
     Args:
-        path: of the users' file; None lets everybody see everything, unless `user_header` is given.
-        group: whose members see everybody's jobs; in the file, or of this machine.
-        counts: counters.
-        clock: seconds, monotonic.
-        now: seconds since 1970.
-        is_member: whether a user of this machine is in a group of it. May wait.
+        path: path of the users' file; None gives everybody access to everything, unless `user_header` is given.
+        group: administrators' group, in the file or of this machine; its members see all jobs.
+        stats: counters.
+        clock: returns seconds of the monotonic clock.
+        now: returns seconds since 1970.
+        is_member: returns whether a user of this machine is in one of its groups. May wait.
         pause: waits; its argument is in seconds.
-        user_header: the header in which a proxy names the user that it has let in.
+        user_header: name of the proxy's header for an authenticated user.
 
     Attributes:
-        header: that a request is let in by, in lower case.
+        header: name of the header for authentication, in lower case.
+        stats: counters.
 
     Raises:
         ConfigError: the file cannot be used.
@@ -146,8 +147,8 @@ class Access:
         """Return the user of a request.
 
         Args:
-            headers: the values of its headers of the name `header`.
-            address: of its client.
+            headers: the values of its headers named `header`.
+            address: address of its client.
 
         Raises:
             Unauthorized: the login is missing or wrong.
@@ -173,7 +174,7 @@ class Access:
         return Visitor(known.name, await self._is_admin(known))
 
     async def _named(self, headers: Sequence[str], header: str) -> Visitor:
-        """Return the user that the proxy names; the administrators are in the group of this machine."""
+        """Return the user named by the proxy; an administrator if in the group of this machine."""
         try:
             (value,) = headers
             name = check_name(value.encode("latin-1").decode("utf-8"))
@@ -207,7 +208,7 @@ class Access:
         if known is not None:
             return known
         checking = self._checking.get(digest)
-        if checking is None:  # else a browser sends several requests at once: one check is enough
+        if checking is None:  # one check is enough for several requests that a browser sends at once
             checking = self._checking[digest] = asyncio.ensure_future(self._checked(name, password, address))
             checking.add_done_callback(lambda done: self._end_check(digest, done))
         line = await asyncio.shield(checking)  # another request may wait for it
@@ -225,8 +226,8 @@ class Access:
     async def _checked(self, name: str, password: str, address: str) -> Credential:
         """Return the line of this name and password.
 
-        An unknown name takes the same time. After failures the check is slower, but is done in any case, so that
-        failures of others cannot lock a user out.
+        The check needs the same time for an unknown name. It is slower after failures, but never refused for them, so
+        that failures of others cannot lock a user out.
         """
         users_then = self._users
         if users_then is None:
@@ -246,7 +247,7 @@ class Access:
             self._names.note(pair, now)
             self._addresses.note(address, now)
             self._wrong()
-        if self._users is not users_then:  # the file has changed meanwhile, and may not have this user any more
+        if self._users is not users_then:  # the file has changed meanwhile, and may lack this user
             raise Busy("the users have changed; retry", 1.0)
         self._names.forget(pair)
         return line
@@ -275,7 +276,7 @@ class Access:
         return is_admin
 
     def _look(self) -> None:
-        """Read the file again where it has changed."""
+        """Reload the file if it has changed."""
         now = self._clock()
         if self._path is None or now - self._looked < LOOK_S:
             return

@@ -1,4 +1,4 @@
-"""Declare the routes of the JSON interface, and show each user no more than the user may see."""
+"""Declare the routes of the JSON interface, and limit each user to permitted data."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -44,14 +44,14 @@ MAX_METRIC = 300
 STATES = ("running", "ended", "all")
 JOB_SORTS = (*JOB_KEYS, "on", "time", "first", "last")
 NODE_SORTS = NODE_KEYS
-PAGE = 1000  # rows of an answer
-LATE_S = 60.0  # after which a client gets 429
+PAGE = 1000  # max rows of an answer
+LATE_S = 60.0  # timeout of a request, answered with 429
 DESCRIPTION = """What jobs and nodes use, as colmet-collector receives it from the nodes and stores it.
 
 Times are seconds since 1970, sizes bytes, shares 0 to 1; a missing value is null. An ordinary user sees the user's
 own jobs and their nodes; administrators see all."""
 
-# The parameters, which several routes share.
+# Parameters of several routes.
 _JOB = Path(..., ge=1, le=MAX_JOB, description="the number of a job")
 _NODE = Path(..., min_length=1, max_length=MAX_TEXT, description="the name of a node")
 _FILE = Path(..., max_length=MAX_TEXT)
@@ -118,13 +118,13 @@ def build_app(
 
     Args:
         interface: answers the queries.
-        access: finds out the user of a request.
+        access: authenticates requests.
         gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
-        connections: returns how many are open.
-        hosts: names that Host headers may have; None for any.
-        client: returns the client of a request, by its scope.
-        folder: with the page's files.
-        fresh_files: read them for every request, while the page is edited.
+        connections: returns the number of open connections.
+        hosts: names allowed in Host headers; None for any.
+        client: returns the client of a request from its scope.
+        folder: folder of the page's files.
+        fresh_files: whether to read them for every request, for editing the page.
     """
     app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -138,7 +138,7 @@ def build_app(
 
 
 class Routes:
-    """Answers requests, a method for each path; see `build_app` for the arguments."""
+    """The handlers of requests, one method for each path; see `build_app` for the arguments."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Routes:
         self._openapi = b""
 
     def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
+        """Add the routes to an application."""
         api = "/api/v1"
         rows: list[tuple[str, Any, Any, bool]] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
@@ -294,7 +294,7 @@ class Routes:
                 }
             if found is None:
                 raise HTTPException(404, _NO_JOB.format(job))
-            if only is not None:  # another node may name another user
+            if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
             return {**found, "tables": own_tables(found["tables"], only)}
@@ -440,16 +440,16 @@ class Routes:
     # -- the page, and the description --
 
     async def index(self, request: Request) -> Response:
-        """The page."""
+        """Return the page."""
         return self._file(INDEX, request, 0)
 
     async def static(self, request: Request, path: str = _FILE) -> Response:
-        """A file of the page."""
+        """Return a file of the page."""
         return self._file(path, request, MAX_AGE_S if path.startswith("vendor/") else 0)
 
     async def openapi(self, request: Request) -> Response:
-        """The description of this interface."""
-        if not self._openapi and self._app is not None:  # rarely requested, and slow to make
+        """Return the OpenAPI description of this interface."""
+        if not self._openapi and self._app is not None:  # rarely requested, and slow to build
             self._openapi = to_json(_described(self._app, self._access.is_open))
         return pack(self._openapi, _packed(request))
 
@@ -464,7 +464,7 @@ class Routes:
     # -- shared --
 
     async def _respond(self, workers: Workers, request: Request, work: Callable[[], Mapping[str, Any]]) -> Response:
-        """Return the answer of `work`, packed in its thread, so that a large one does not delay other requests."""
+        """Return the answer of `work`, compressed in its thread, so that large answers do not delay other requests."""
         packed = _packed(request)
         user = visitor_of(request.scope).user
         whose = ("user", user) if user is not None else ("client", request.scope[CLIENT])
@@ -472,10 +472,10 @@ class Routes:
         return await workers.run(whose, lambda: answer(words(work()), packed))
 
     def _own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
-        """Return the part of a job that a user may see, as `Interface.own`; None for all of it.
+        """Return the visible part of a job for a user, as `Interface.own`; None for the whole job.
 
         Raises:
-            HTTPException: 404, as for a job that does not exist.
+            HTTPException: 404 without such a part, as for an unknown job.
         """
         if only is None:
             return None
@@ -483,8 +483,8 @@ class Routes:
         try:
             own = self._interface.own(job, only)
             if not own:
-                self._interface.seek(job)  # else the answer would show that the job is another user's
-        except ColmetError:  # without a proof the job is not the user's
+                self._interface.seek(job)  # else the answer would reveal that the job is another user's
+        except ColmetError:  # without proof, the job counts as not the user's
             pass
         if not own:
             raise HTTPException(404, _NO_JOB.format(job))
@@ -507,13 +507,13 @@ class Routes:
 
 
 def _later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) -> Optional[float]:
-    """Return from when on any row may be seen."""
+    """Return the start of the visible rows."""
     began = None if own is None else earliest(own)
     return since if began is None else began if since is None else max(since, began)
 
 
 def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
-    """Return the hosts with jobs of this user, with these jobs alone; all without a user."""
+    """Return the hosts with jobs of this user, and these jobs only; all if `only` is None."""
     if only is None:
         return hosts
     found: Hosts = {}
@@ -525,12 +525,12 @@ def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
 
 
 def own_owners(owners: Owners, only: Optional[str]) -> Owners:
-    """Return the owners that are this user; all without a user."""
+    """Return the entry of this user; all owners if `only` is None."""
     return {name: owner for name, owner in owners.items() if only is None or name == only}
 
 
 def own_tables(tables: Mapping[str, Any], only: Optional[str]) -> Mapping[str, Any]:
-    """Return the tables that an ordinary user may see; all without a user."""
+    """Return the tables visible to ordinary users; all if `only` is None."""
     return {name: table for name, table in tables.items() if only is None or not name.startswith(FACILITY)}
 
 
@@ -540,7 +540,7 @@ def _empty_job(job: int) -> dict[str, Any]:
 
 
 def _for_users(content: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return an answer without the store's own messages, which may name files and hosts."""
+    """Return an answer without the store's own messages, as these may name files and hosts."""
     warnings = content.get("warnings", ())
     plain = [one for one in warnings if not isinstance(one, StoreWarning)]
     return content if len(plain) == len(warnings) else {**content, "warnings": [*plain, _STORE_FAILS]}
@@ -586,7 +586,7 @@ def _packed(request: Request) -> bool:
 
 
 async def _only_known_names(request: Request) -> None:
-    """Refuse unknown parameters, which are misspelt, and those that are given twice."""
+    """Refuse unknown (misspelt) and repeated parameters."""
     route = request.scope.get("route")
     known = [field.alias for field in route.dependant.query_params] if isinstance(route, APIRoute) else []
     given = [name for name, _ in request.query_params.multi_items()]
@@ -623,12 +623,12 @@ async def _busy(request: Request, err: Exception) -> Response:
 
 
 def _described(app: FastAPI, is_open: bool) -> dict[str, Any]:
-    """Return the OpenAPI description, with corrections to what FastAPI makes."""
+    """Return FastAPI's OpenAPI description with corrections."""
     description = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas = description["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
-    if description["openapi"].startswith("3.0"):  # of pydantic 1, which has no null
+    if description["openapi"].startswith("3.0"):  # from pydantic 1, without null
         for model in models.MODELS:
             _add_nulls(model, schemas[model.__name__])
     for path, methods in description["paths"].items():
@@ -655,7 +655,7 @@ def _described(app: FastAPI, is_open: bool) -> dict[str, Any]:
 
 
 def _add_nulls(model: Any, schema: dict[str, Any]) -> None:
-    """Mark the values of a model that may be null, as OpenAPI 3.0 does."""
+    """Mark the nullable values of a model, as in OpenAPI 3.0."""
     for name, field in model.__fields__.items():
         inner = schema["properties"][name]
         if field.allow_none:

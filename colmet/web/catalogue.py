@@ -1,4 +1,4 @@
-"""The measures and units that the page draws, for /api/v1/measures."""
+"""The measures and units of the page, for /api/v1/measures."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _SUMS = {"node_memory_used": NODE_MEMORY_USED, "node_swap_used": NODE_SWAP_USED}
 
 @lru_cache(maxsize=1)
 def measures_answer() -> dict[str, Any]:
-    """Return all measures by key, the sums of measures that charts have, and the units of columns and their growth."""
+    """Return all measures by key, the sums of measures in charts, and the units of columns and their growth."""
     measures = {
         key: {
             "label": measure.label,
@@ -33,10 +33,10 @@ def measures_answer() -> dict[str, Any]:
 
 
 def _units() -> dict[str, dict[str, Any]]:
-    """Return how to show the numbers of a unit: the factor, and the family of formats."""
+    """Return the factor and the family of formats of each unit."""
     found = {name: {"factor": unit.scale, "family": unit.family} for name, unit in UNITS.items() if unit.family}
     for unit in UNITS.values():
         growth = unit.per_second()
         if growth.family:
             found[growth.name] = {"factor": unit.scale, "family": growth.family}
-    return {**found, "seconds/s": {"factor": 1.0, "family": "cores"}}  # as answers have the growth of all times
+    return {**found, "seconds/s": {"factor": 1.0, "family": "cores"}}  # unit of the growth of all durations in answers

@@ -25,7 +25,7 @@ _HEX = re.compile(r"[0-9a-f]{64}")
 
 
 class Password(NamedTuple):
-    """A password hashed by scrypt, so that an attacker who has the file needs as much memory for each attempt."""
+    """A password hashed by scrypt, so that an attacker with the file needs as much memory for each attempt."""
 
     n: int
     r: int
@@ -43,12 +43,12 @@ class Password(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of 256 random bits, which cannot be guessed, so that a plain hash is enough.
+    """A token of 256 random bits: guessing is impossible, so a plain hash is enough.
 
     Attributes:
         digest: SHA-256 of its text.
-        label: what it is for; may be empty.
-        until: the last day, in UTC, on which it is valid; None for ever.
+        label: its purpose; may be empty.
+        until: the last day of validity, in UTC; None for no limit.
     """
 
     digest: bytes
@@ -70,14 +70,14 @@ Secret = Union[Password, Token]
 
 
 class Credential(NamedTuple):
-    """A line of the file: a user, a secret, and the groups that come with it."""
+    """A line of the file: a user, a secret, and groups."""
 
     name: str
     secret: Secret
     groups: frozenset[str] = frozenset()
 
     def text(self) -> str:
-        """Return the line, without its end."""
+        """Return the line without its newline."""
         groups = f":{','.join(sorted(self.groups))}" if self.groups else ""
         return f"{self.name}:{self.secret.text()}{groups}"
 
@@ -86,7 +86,7 @@ def make_password(given: str) -> Password:
     """Hash a password.
 
     Raises:
-        ValueError: it is empty or too long.
+        ValueError: the password is empty or too long.
     """
     if not given or len(given) > MAX_SECRET:
         raise ValueError(f"a password has 1 to {MAX_SECRET} characters")
@@ -95,7 +95,7 @@ def make_password(given: str) -> Password:
 
 
 def nobody(like: Password | None) -> Password:
-    """Return a hash that no password has, and that is as slow to check as this one."""
+    """Return a random hash, unmatched by any password and as slow to check as `like`."""
     n, r, p = (N, R, P) if like is None else (like.n, like.r, like.p)
     return Password(n, r, p, os.urandom(16), os.urandom(32))
 
@@ -114,7 +114,7 @@ def parse_line(text: str) -> Credential | None:
     """Parse a line of the file; None for a comment or an empty line.
 
     Raises:
-        ValueError: the line is malformed; the text says why.
+        ValueError: the line is malformed; the message has the reason.
     """
     text = text.strip()
     if not text or text.startswith("#"):
@@ -130,10 +130,10 @@ def parse_line(text: str) -> Credential | None:
 
 
 def check_name(name: str) -> str:
-    """Return the name of a user.
+    """Return a valid name of a user.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the name is invalid.
     """
     if not _NAME.fullmatch(name) or name != name.strip():
         raise ValueError(f"{name!r:.80} is not the name of a user: 1 to {MAX_NAME} characters, no colon, no leading #")
@@ -141,10 +141,10 @@ def check_name(name: str) -> str:
 
 
 def check_group(name: str) -> str:
-    """Return the name of a group.
+    """Return a valid name of a group.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the name is invalid.
     """
     if not _GROUP.fullmatch(name):
         raise ValueError(f"{name!r:.80} is not the name of a group")
@@ -152,10 +152,10 @@ def check_group(name: str) -> str:
 
 
 def check_label(label: str) -> str:
-    """Return the label of a token.
+    """Return a valid label of a token.
 
     Raises:
-        ValueError: it cannot.
+        ValueError: the label is invalid.
     """
     if not _LABEL.fullmatch(label):
         raise ValueError(f"{label!r:.80} is not a label: 1 to 64 of A-Z a-z 0-9 _ . -")
@@ -166,7 +166,7 @@ def parse_secret(text: str) -> Secret:
     """Parse the secret of a line.
 
     Raises:
-        ValueError: it is malformed, or too expensive to check.
+        ValueError: the secret is malformed, or too expensive to check.
     """
     kind, *parts = text.split("$")
     if kind == "scrypt" and len(parts) == 5:

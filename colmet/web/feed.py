@@ -1,4 +1,4 @@
-"""Read the stream of the collector: its frames, the messages in them, the batches in these."""
+"""Read the stream of the collector: frames, their messages, and the batches in these."""
 
 from __future__ import annotations
 
@@ -20,39 +20,39 @@ from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder
 log = logging.getLogger(__name__)
 
 LISTENER = 3  # SD_LISTEN_FDS_START
-FIRST_S = 10.0  # to wait for the collector's command line
+FIRST_S = 10.0  # timeout for the collector's command line
 READ_BYTES = 1 << 20
 MAX_NOTE_BYTES = 16 << 20
-REPORT_S = 10.0  # between two lines for the collector
+REPORT_S = 10.0  # period of reports to the collector
 
 
 class FeedError(ColmetError):
-    """There is no stream, or it is not the collector's."""
+    """The stream is missing, or is not from a collector."""
 
 
 def inherited(environment: Mapping[str, str]) -> socket.socket:
-    """Return the stream that the collector has opened.
+    """Return the inherited stream of the collector.
 
     Raises:
-        FeedError: the environment names none.
+        FeedError: the environment names no stream.
     """
     number = environment.get(FEED, "")
     try:
         feed = socket.socket(fileno=int(number))
-        os.set_inheritable(feed.fileno(), False)  # no child process must hold it open
+        os.set_inheritable(feed.fileno(), False)  # a child process must not keep it open
     except (ValueError, OSError) as err:
         raise FeedError(f"colmet-collector starts this, with --http-listen; {FEED} is {number!r:.40}") from err
     return feed
 
 
 def connected(environment: MutableMapping[str, str]) -> tuple[socket.socket, list[str], socket.socket | None]:
-    """Return the stream of the collector that has connected to this service, and the collector's command line.
+    """Return the stream of the collector, the collector's command line, and the service's netlink socket.
 
-    The service manager has started this for a connection that waits at its socket, which is the collector's alone. The
-    third is a second socket of the service's, where it has one: it asks the kernel for this machine's users.
+    The service manager starts this process for a connection to its socket; only the collector may connect. The netlink
+    socket queries the kernel for users of this machine; None if the service has none.
 
     Raises:
-        FeedError: there is no such socket, or what comes is not from a collector.
+        FeedError: the socket is missing, or the stream is not from a collector.
     """
     pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
     environment.pop("LISTEN_FDNAMES", None)
@@ -71,7 +71,7 @@ def connected(environment: MutableMapping[str, str]) -> tuple[socket.socket, lis
 
 
 def _read_arguments(feed: socket.socket) -> list[str]:
-    """Return the collector's command line, and change to its directory, which paths in it are relative to."""
+    """Return the collector's command line, and change to its directory, the base of relative paths there."""
     feed.settimeout(FIRST_S)
     (head,) = LENGTH.unpack(_read_exactly(feed, LENGTH.size))
     if not head & NOTE or head & ~NOTE > MAX_ARGUMENTS_BYTES:
@@ -97,16 +97,16 @@ def _read_exactly(source: socket.socket, size: int) -> bytes:
 
 
 class Frames:
-    """Splits a stream into frames."""
+    """A splitter of a stream into frames."""
 
     def __init__(self) -> None:
         self._rest = bytearray()
 
     def add(self, part: bytes | memoryview) -> Iterator[tuple[bool, bytes]]:
-        """Add bytes, and yield each frame that is complete now: whether it is a note, and its content.
+        """Add bytes, and yield each complete frame as (whether it is a note, content).
 
         Raises:
-            FeedError: a length that no frame has; the rest cannot be read either.
+            FeedError: the length of a frame is invalid; the rest of the stream cannot be read either.
         """
         self._rest += part
         at = 0
@@ -126,13 +126,13 @@ class Frames:
 
 
 class Feed:
-    """Reads until the collector ends.
+    """A reader of the collector's stream, until the collector ends.
 
     Args:
         source: the stream.
         take: called with the batches of each message, and their sender.
         note: called with each note of the collector.
-        dropped: returns counters for the collector.
+        dropped: returns counters of dropped data, for the collector.
     """
 
     def __init__(
@@ -152,14 +152,14 @@ class Feed:
         self._taken = self._bad = self._failures = 0
 
     def counters(self) -> dict[str, int]:
-        """Return messages received, malformed ones, and those that met a defect."""
+        """Return counters of messages: received, malformed, and failed by a defect."""
         return {"taken": self._taken, "bad": self._bad, "failures": self._failures}
 
     def run(self) -> None:
         """Read to the end of the stream.
 
         Raises:
-            FeedError: it is not the collector's.
+            FeedError: the stream is not from a collector.
         """
         buffer = memoryview(bytearray(READ_BYTES))
         while True:
@@ -189,7 +189,7 @@ class Feed:
             self._report()
 
     def _report(self) -> None:
-        """Send the collector what was dropped here, every few seconds; where it has no room, later."""
+        """Send counters of dropped data to the collector, every few seconds; later if the socket's buffer is full."""
         if time.monotonic() >= self._report_at:
             self._report_at = time.monotonic() + REPORT_S
             with contextlib.suppress(OSError):

@@ -31,13 +31,13 @@ TYPES = {
 
 
 class File(NamedTuple):
-    """A file.
+    """A file of the page.
 
     Attributes:
-        body: its bytes.
-        packed: the same by gzip; None where that is not worth it.
-        type: of its content.
-        tag: changes with its content.
+        body: the content.
+        packed: the content compressed by gzip; None for small files and PNG.
+        type: the Content-Type header.
+        tag: the ETag header; a hash of the content.
     """
 
     body: bytes
@@ -47,7 +47,7 @@ class File(NamedTuple):
 
 
 def read_files(folder: Path) -> Mapping[str, File]:
-    """Return the files of a folder that are served, by their paths in it."""
+    """Return the served files of a folder, by their relative paths."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix not in TYPES or not path.is_file() or path.stat().st_size > MAX_BYTES:
@@ -60,13 +60,13 @@ def read_files(folder: Path) -> Mapping[str, File]:
 
 
 def file_answer(file: File, packed: bool, known: str, max_age_s: int) -> Response:
-    """Return the answer with a file, or that it has not changed.
+    """Return the answer for a file: its content, or 304 if not modified.
 
     Args:
-        file: what is asked for.
+        file: the requested file.
         packed: whether the client accepts gzip.
         known: the If-None-Match header.
-        max_age_s: seconds that it may be kept without asking.
+        max_age_s: seconds of validity in the client's cache; 0 to revalidate each time.
     """
     kept = f"private, max-age={max_age_s}" if max_age_s else "private, no-cache"
     headers = {"Content-Type": file.type, "Cache-Control": kept, "ETag": file.tag, "Vary": "Accept-Encoding"}

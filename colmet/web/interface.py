@@ -1,4 +1,4 @@
-"""The interface between the routes and the queries that answer them."""
+"""The interface between routes and queries."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from colmet.batch.qmem import Hosts, Owners
 
 FOLDS = ("mean", "min", "max", "last")
 SOURCES = ("auto", "memory", "stored")
-FACILITY = "facility_"  # prefix of tables of colmet-facility: of no node, and some name users
+FACILITY = "facility_"  # prefix of tables of colmet-facility: without a node, some with user names
 
 
 class StoreWarning(str):
-    """A store's own message, which may name files and hosts: for administrators alone."""
+    """A store's own message. It may name files and hosts, so only administrators see it."""
 
     __slots__ = ()
 
 
 class RowPage(NamedTuple):
-    """Some of many rows.
+    """A page of rows.
 
     Attributes:
-        total: of all rows.
-        offset: of the first row here.
+        total: number of all rows.
+        offset: position of the first row of the page.
         items: the rows.
     """
 
@@ -37,16 +37,16 @@ class JobsQuery(NamedTuple):
     """A query for jobs.
 
     Attributes:
-        user: only those of this user; None for all.
+        user: only jobs of this user; None for all.
         state: running, ended or all.
-        node: only those that are on this node; "" for all.
-        text: begins the number, or is in the user's name or a node's; "" for all.
-        since: only those that were seen from then on, seconds since 1970; None for all.
-        until: only those that were seen up to then.
+        node: only jobs on this node; "" for all.
+        text: prefix of the number, or part of the name of the user or of a node; "" for all.
+        since: only jobs seen at this time or later, seconds since 1970; None for all.
+        until: only jobs seen at this time or earlier; None for all.
         sort: a key of the rows.
-        reverse: the other way round.
-        offset: of the first one.
-        limit: how many at most.
+        reverse: whether to reverse the order.
+        offset: position of the first row.
+        limit: max rows.
     """
 
     user: str | None = None
@@ -66,11 +66,11 @@ class NodesQuery(NamedTuple):
 
     Attributes:
         names: only these; None for all.
-        text: is in the name; "" for all.
+        text: part of the name; "" for all.
         sort: a key of the rows.
-        reverse: the other way round.
-        offset: of the first one.
-        limit: how many at most.
+        reverse: whether to reverse the order.
+        offset: position of the first row.
+        limit: max rows.
     """
 
     names: frozenset[str] | None = None
@@ -85,15 +85,15 @@ class SeriesQuery(NamedTuple):
     """A query for values over time.
 
     Attributes:
-        job: whose; 0 for a node's own.
+        job: number of the job; 0 for a node's own values.
         table: such as cgroup_default.
         column: such as cpu_usage.
-        node: only this one; "" for all (of a job).
-        since: seconds since 1970; None for as far back as there is.
+        node: only this node; "" for all nodes of the job.
+        since: seconds since 1970; None for the first value.
         until: seconds since 1970; None for now.
-        points: the most for each node.
-        fold: how the values of an interval become one: one of `FOLDS`.
-        rate: a counter's growth in a second, not the counter.
+        points: max values of each series.
+        fold: aggregation of the values of an interval: one of `FOLDS`.
+        rate: whether to return a counter's growth per second.
         source: one of `SOURCES`.
         own: only these hosts, each from a time on, as `Interface.own`; None for all.
     """
@@ -114,13 +114,13 @@ class SeriesQuery(NamedTuple):
 class Interface(ABC):
     """Answers queries.
 
-    Methods are called by several threads at once, may wait for a disk or a database where it says so, and raise
-    `colmet.common.errors.ColmetError` where the store cannot be read.
+    Methods are called by several threads at once, wait for a disk or a database only if documented, and raise
+    `colmet.common.errors.ColmetError` if the store cannot be read.
     """
 
     @abstractmethod
     def cluster(self, user: str | None) -> Mapping[str, Any]:
-        """Return totals of nodes and of the jobs of a user, or of all."""
+        """Return totals of nodes, and of the jobs of one user or of all users."""
 
     @abstractmethod
     def jobs(self, asked: JobsQuery) -> RowPage:
@@ -128,18 +128,18 @@ class Interface(ABC):
 
     @abstractmethod
     def own(self, job: int, user: str) -> Mapping[str, float | None]:
-        """Return the hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store."""
+        """Return hosts with rows of a user's job, and the start of these rows (None for all). May wait for a store."""
 
     def seek(self, job: int) -> None:
-        """Wait for a store, and fail, as `own` does for a job that only the store can know."""
+        """Wait for a store, and fail, as `own` does for a job missing in memory."""
         del job
 
     @abstractmethod
     def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
-        """Return a job with a row for each of its nodes, and its tables; None for none. May wait for a store.
+        """Return a job with a row for each of its nodes, and its tables; None for an unknown job. May wait for a store.
 
         Args:
-            job: its number.
+            job: number of the job.
             own: only these hosts, as `own`; None for all.
         """
 
@@ -153,32 +153,32 @@ class Interface(ABC):
 
     @abstractmethod
     def there_since(self, node: str, user: str) -> float:
-        """Return when the first of a user's jobs that are on a node now began there, seconds since 1970."""
+        """Return the earliest start on a node of a user's current jobs there, seconds since 1970."""
 
     @abstractmethod
     def node(self, name: str) -> Mapping[str, Any] | None:
-        """Return a node with a row for each job on it, and its tables; None for none."""
+        """Return a node with a row for each job on it, and its tables; None for an unknown node."""
 
     @abstractmethod
     def series(self, asked: SeriesQuery) -> Mapping[str, Any] | None:
-        """Return values over time; None without such a job, node, table or column. May wait for a store."""
+        """Return values over time; None for an unknown job, node, table or column. May wait for a store."""
 
     @abstractmethod
     def completeness(
         self, job: int, since: float | None, until: float | None, own: Mapping[str, float | None] | None = None
     ) -> Mapping[str, Any] | None:
-        """Return the share of a job's samples that is stored, and its gaps; None for none. May wait for a store."""
+        """Return the stored share of a job's samples, and its gaps; None for an unknown job. May wait for a store."""
 
     @abstractmethod
     def qhost(self) -> Hosts:
-        """Return hosts with their jobs, from Grid Engine, else from the nodes' data."""
+        """Return hosts with their jobs, from Grid Engine if set, else from the nodes' data."""
 
     @abstractmethod
     def qstat(self) -> Owners:
-        """Return owners with what their jobs requested and used, from Grid Engine, else from the nodes' data."""
+        """Return owners with requests and usage of their jobs, from Grid Engine if set, else from the nodes' data."""
 
 
 def earliest(own: Mapping[str, float | None]) -> float | None:
-    """Return from when on any row is a user's; None for all rows."""
+    """Return the start of a user's rows over all hosts; None for all rows."""
     begins = [at for at in own.values() if at is not None]
     return min(begins) if begins and len(begins) == len(own) else None

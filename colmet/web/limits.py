@@ -1,4 +1,4 @@
-"""Bound what one client can use of what all share; beyond a bound a request is answered with 429."""
+"""Bound the share of one client in common resources; requests beyond a bound are answered with 429."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Busy(ColmetError):
     """There are too many requests; answered with 429.
 
     Attributes:
-        after_s: when to retry.
+        after_s: seconds until the retry.
     """
 
     def __init__(self, text: str, after_s: float = 5.0) -> None:
@@ -25,12 +25,12 @@ class Busy(ColmetError):
 
 
 class Failures:
-    """Counts failures by key for a while. Beyond the bound on keys, the one that failed longest ago is forgotten.
+    """A count of recent failures by key. Beyond the bound on keys, the key with the oldest last failure is dropped.
 
     Args:
-        most: failures within `within_s` that do not make a caller wait.
-        within_s: seconds after which a failure is forgotten.
-        keys: the bound.
+        most: failures within `within_s` that cause a wait.
+        within_s: lifetime of a failure in seconds.
+        keys: max keys.
     """
 
     def __init__(self, most: int, within_s: float, keys: int = 10_000) -> None:
@@ -60,30 +60,30 @@ class Failures:
         return max(0.0, times[0] + self._within_s - now)
 
     def forget(self, key: Hashable) -> None:
-        """Forget the failures of a key."""
+        """Drop the failures of a key."""
         self._times.pop(key, None)
 
 
 class Turns:
-    """Lets callers of a key pass one at a time, the next one at random.
+    """A lock for each key; the next caller is drawn at random.
 
-    First a name is drawn and then a caller of that name, so that many callers of one name do not delay others for long.
+    A name is drawn first, then one of its callers, so many callers of one name delay others only briefly.
 
     Args:
-        most: callers that wait for a key; beyond, one of the name that has the most is refused.
+        most: max callers waiting for a key; beyond, a caller of the name with the most callers is refused.
     """
 
     def __init__(self, most: int) -> None:
         self._most = most
-        # the callers that wait, by key and name; a key that is here has a caller that has passed
+        # waiting callers, by key and name; every key here is held by a caller
         self._waiting: dict[Hashable, dict[Hashable, list[asyncio.Future[None]]]] = {}
 
     @asynccontextmanager
     async def turn(self, key: Hashable, name: Hashable) -> AsyncIterator[None]:
-        """Wait for the turn of a key, and hold it within the block.
+        """Wait for the lock of a key, and hold it within the block.
 
         Raises:
-            Busy: too many wait.
+            Busy: too many callers wait.
         """
         if key in self._waiting:
             await self._wait(self._waiting[key], key, name)
@@ -104,7 +104,7 @@ class Turns:
         try:
             await turn
         except asyncio.CancelledError:
-            if turn.cancelled():  # it waited; else it has passed
+            if turn.cancelled():  # it waited; else it had the turn, or was refused
                 if turn in names.get(name, ()):
                     names[name].remove(turn)
                     if not names[name]:
@@ -117,7 +117,7 @@ class Turns:
         names = self._waiting[key]
         while names:
             drawn = self._draw(names, random.choice(list(names)))
-            if not drawn.done():  # else its caller was cancelled, and did not run yet to remove it
+            if not drawn.done():  # else its caller was cancelled, but has not yet removed it
                 drawn.set_result(None)
                 return
         del self._waiting[key]
@@ -131,7 +131,7 @@ class Turns:
 
 
 def network(address: str) -> str:
-    """Return what counts as one address: the address itself, of IPv6 its /64, which a site gives to one machine."""
+    """Return the key of an address: IPv4 addresses as they are, IPv6 by /64, as one machine may have a whole /64."""
     try:
         parsed = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

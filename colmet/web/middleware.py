@@ -1,4 +1,4 @@
-"""Check every request first: bounds, method, login; add headers to its answer, and answer 500 for a defect."""
+"""Check every request for bounds, method and login; add headers to its answer, and answer 500 for a defect."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ class RequestFilter:
     """An ASGI application around another one.
 
     Args:
-        app: answers the requests that pass.
-        access: finds out the user of a request.
-        hosts: names that the Host header may have, beside addresses; None for any name. An open interface that is for
-            this machine only must not be read by a web page whose name resolves to this machine.
-        client: returns the client of a request, by its scope.
+        app: answers the accepted requests.
+        access: authenticates requests.
+        hosts: names allowed in the Host header, besides addresses; None for any name. Protects an open interface for
+            this machine only from web pages with a name that resolves to this machine (DNS rebinding).
+        client: returns the client of a request from its scope.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class RequestFilter:
                 message = {**message, "body": b""}
             try:
                 await send(message)
-            except Exception as err:  # uvicorn has ended the connection for what came after the head
+            except Exception as err:  # uvicorn has closed the connection because of data after the head
                 self._stats.add("broken_connections")
                 raise ClientDisconnect from err
 
@@ -99,7 +99,7 @@ class RequestFilter:
                 )
 
     async def _refusal(self, scope: Scope) -> Response | None:
-        """Return the refusal of a request; None where it passes, with its visitor and client in the scope."""
+        """Return the refusal of a request; None if accepted, with its visitor and client in the scope."""
         headers = scope["headers"]
         if scope["http_version"] not in VERSIONS:
             return failure(400, "only HTTP/1.1 and HTTP/1.0 are spoken here", CLOSE)
@@ -142,7 +142,7 @@ class RequestFilter:
 
 
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:
-    """Return the user of a request that has passed."""
+    """Return the user of an accepted request."""
     visitor: Visitor = scope[VISITOR]
     return visitor
 

@@ -1,4 +1,4 @@
-"""The shapes of the answers, for the OpenAPI description; answers are written without a look at these."""
+"""The shapes of the answers, for the OpenAPI description only: answers are not validated by these models."""
 
 from typing import Any, Optional  # evaluated at run time, on Python 3.9, too
 
@@ -13,7 +13,7 @@ def _description(measure: DeclaredMeasure) -> str:
     return f"{measure.help} Growth per second." if is_rate else measure.help
 
 
-# Descriptions of the keys of a job's row that follow from measures, and of a node's that are none.
+# Descriptions of the values in rows of jobs and nodes; measures have their own.
 _JOB_VALUES = {
     "cpu_share": "CPU cores used, as a share of those held",
     "memory_share": "memory used, as a share of the limit, on the node where it is nearest to it",
@@ -150,7 +150,7 @@ class _JobRow(BaseModel):
     nodes: Optional[int] = Field(..., description="on how many nodes it is")
 
 
-# key -> what it is; one of colmet.common.measures.ORIGINS
+# key -> description; values are of colmet.common.measures.ORIGINS
 _JOB_ORIGINS = {
     "memory_source": "where memory is from: cgroup, or processes where no cgroup counts it",
     "tasks_source": "where tasks is from, likewise",

@@ -1,4 +1,4 @@
-"""Find out which user the rows of a job are of, by what its hosts report."""
+"""Determine the user of the rows of a job, from the reports of its hosts."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from colmet.web.interface import earliest
 from colmet.web.recent_cache import JobStay, RecentCache, RecentJob
 from colmet.web.store import RowOwners, StoreReader
 
-GRACE_S = 120.0  # after the start: a job that appears then may have begun before
+GRACE_S = 120.0  # after our start: jobs appearing in this time may have begun before
 
 
 class Ownership:
-    """Finds out the user of rows.
+    """A map from rows to users.
 
     Each host names the user of its own rows, in the recent cache or in the store: no other host can give a job to a
-    user or take it away. On one host the rows of a job's number are, with `JobStay.user` and `is_disputed`,
+    user or remove it. On one host the rows of a job's number are, with `JobStay.user` and `is_disputed`,
 
         unnamed --- a row names a user ---> named --- a row names another user ---> disputed
 
-    and disputed rows are nobody's. A job as a whole has the user that all its hosts name, and none where they differ.
-    Stored rows count, too, unless the recent cache has seen all of the job on a host: rows of the same number before
-    that may be another job's.
+    and disputed rows have no user. A job as a whole has a user if all its hosts name the same one, else none. Stored
+    rows count, too, unless the recent cache has seen all of the job on a host: earlier rows of the same number may
+    belong to another job.
 
     Args:
         recent: the recent cache.
-        store: what is stored; None where nothing can be read.
-        name_of: returns the name of a user whom the nodes know by number. Does not wait.
+        store: reader of the store; None if there is no readable store.
+        name_of: returns the name of a user reported by number. Does not wait.
     """
 
     def __init__(self, recent: RecentCache, store: StoreReader | None, name_of: Callable[[str], str]) -> None:
@@ -36,14 +36,14 @@ class Ownership:
         self._name_of = name_of
 
     def owner(self, job: int, otherwise: str = "") -> str:
-        """Return the user of a job, by the recent cache; `otherwise` where it names none, "" where hosts differ."""
+        """Return the user of a job in the recent cache; `otherwise` if it names none, "" if hosts differ."""
         known = self._recent.job(job)
         if known is not None and known.is_disputed:
             return ""
         return self._name_of((known.user if known is not None else "") or otherwise)
 
     def owner_on(self, job: int, host: str, otherwise: str = "") -> str:
-        """Return the user of the rows of a job on a host, as this host reports; "" where they are disputed."""
+        """Return the user of the rows of a job on a host, as reported by this host; "" for disputed rows."""
         known = self._recent.job(job)
         stay = None if known is None else known.hosts.get(host)
         if stay is None:
@@ -59,14 +59,14 @@ class Ownership:
         return any(self._is_stay_of(stay, user) for stay in self._recent.hosts_of(known).values())
 
     def hosts(self, known: RecentJob | None, user: str | None) -> list[str]:
-        """Return the hosts of a job that report it as this user's; without a user all hosts."""
+        """Return the hosts of a job reporting it as this user's; all hosts if `user` is None."""
         if known is None:
             return []
         stays = self._recent.hosts_of(known)
         return [host for host, stay in stays.items() if user is None or self._is_stay_of(stay, user)]
 
     def own(self, job: int, user: str) -> Mapping[str, float | None]:
-        """Return the hosts whose rows of a job are a user's, and from when on, None for all. May wait for a store.
+        """Return hosts with rows of a user's job, and the start of these rows (None for all). May wait for a store.
 
         Raises:
             ColmetError: the store cannot be read, and the recent cache has no rows of this user.
@@ -90,18 +90,18 @@ class Ownership:
         return found
 
     def _goes_on(self, stay: JobStay | None, user: str, owners: RowOwners) -> bool:
-        """Return whether a user's stored rows of a host are of the job that the recent cache has there, if any."""
+        """Return whether a user's stored rows of a host belong to the job in the recent cache there, if any."""
         if stay is None:
             return True
         if self.saw_all([stay]):
-            return False  # the stored rows are of a former job of this number
+            return False  # the stored rows belong to a former job of this number
         if self._is_stay_of(stay, user):
             return True
-        # the job goes on, and its node has not named the user since our start
+        # the job continues, and its node has not named the user since our start
         return not stay.user and not stay.is_disputed and owners.last >= stay.since - GRACE_S
 
     def stored_owner(self, job: int) -> str:
-        """Return the user of the stored rows of a job; "" where no row names one, or rows differ."""
+        """Return the user of the stored rows of a job; "" if no row names one, or rows differ."""
         stored = None if self._store is None else self._store.owners(job)
         names = {self._name_of(one) for owners in (stored or {}).values() for one in owners.users}
         return names.pop() if len(names) == 1 else ""
@@ -109,7 +109,7 @@ class Ownership:
     def begins(
         self, job: int, known: RecentJob | None, user: str, own: Mapping[str, float | None] | None
     ) -> float | None:
-        """Return from when on stored rows of a number are of the job that has it now; None for all of them."""
+        """Return the start of the stored rows of the current job of a number; None for all rows."""
         if own is None:
             if known is None:
                 return None
@@ -120,7 +120,7 @@ class Ownership:
         return earliest(own)
 
     def saw_all(self, stays: Iterable[JobStay]) -> bool:
-        """Return whether a job began on these hosts after this process did, and was never away for long."""
+        """Return whether a job began on these hosts after the start of this process, without a long pause since."""
         return all(stay.is_whole and stay.since > self._recent.began + GRACE_S for stay in stays)
 
     def _is_stay_of(self, stay: JobStay, user: str) -> bool:

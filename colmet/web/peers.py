@@ -1,4 +1,4 @@
-"""The client of a request: its address, on this machine its user, or the client that a proxy names."""
+"""Identify the client of a request: by address, by user on this machine, or by the header of a proxy."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 class Peers:
-    """Finds out which client a request is from, so that bounds on one client do not hit others.
+    """The identification of clients, so that bounds on one client do not affect others.
 
     Args:
-        proxies: networks, and uids of this machine, of proxies whose X-Forwarded-For counts.
-        kernel: a netlink socket that sees the users of this machine, for a process in a user namespace of its own; None
-            makes a socket for each question.
+        proxies: networks, and uids of this machine, of trusted proxies: their X-Forwarded-For counts.
+        kernel: a netlink socket from outside the user namespace of this process, to see the users of this machine; None
+            opens a socket for each query.
     """
 
     def __init__(self, proxies: Iterable[Proxy] = (), kernel: socket.socket | None = None) -> None:
@@ -40,14 +40,14 @@ class Peers:
         self._questions = 0
 
     def client(self, scope: Mapping[str, Any]) -> str:
-        """Return what counts as one client: an address, an IPv6 /64, or on loopback the user of the other end.
+        """Return the key of a client: an address, an IPv6 /64, or on loopback the user of the other end.
 
-        All users of this machine have the same address; where the kernel does not name the user of a connection, they
+        All users of this machine have the same address; if the kernel does not name the user of a connection, they
         count as one. At the other end of a Unix socket is a proxy. Each proxy adds the address of its own client at the
-        end of X-Forwarded-For: the last address that is not of a trusted proxy counts.
+        end of X-Forwarded-For: the last address not of a trusted proxy counts.
 
         Args:
-            scope: of the request, as ASGI has it.
+            scope: ASGI scope of the request.
         """
         peer = scope.get("client")
         if peer is None:
@@ -75,10 +75,10 @@ class Peers:
         return any(remote in one for one in self._networks)
 
     def _uid(self, peer: Any, own: Any) -> int:
-        """Return the user of the socket at `peer` that is connected to `own`.
+        """Return the uid of the socket at `peer`, connected to `own`.
 
         Raises:
-            OSError: the kernel does not say; ENOENT where the socket has been closed.
+            OSError: the kernel does not name the user; ENOENT for a closed socket.
         """
         ends = [ipaddress.ip_address(str(end[0]).partition("%")[0]) for end in (peer, own)]
         ends = [getattr(end, "ipv4_mapped", None) or end for end in ends]
@@ -96,7 +96,7 @@ class Peers:
         return uid
 
     def _ask(self, asked: bytes) -> bytes:
-        """Return the kernel's answer to a question; an earlier one that came too late is skipped."""
+        """Send a query to the kernel, and return its answer; late answers to earlier queries are skipped."""
         self._questions = self._questions % 0xFFFFFFFF + 1
         with contextlib.ExitStack() as stack:
             kernel = self._kernel
@@ -115,7 +115,7 @@ class Peers:
 
 
 def _ip(text: str) -> Address | None:
-    """Return the address that a text is, None for another text; an IPv4 address in the form of IPv6 is one of IPv4."""
+    """Parse an address; None for other texts. IPv4-mapped IPv6 addresses become IPv4."""
     try:
         found = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

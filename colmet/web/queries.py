@@ -1,4 +1,4 @@
-"""Answer the queries of the JSON interface from the recent cache and from what is stored."""
+"""Answer the queries of the JSON interface from the recent cache and from the store."""
 
 from __future__ import annotations
 
@@ -26,42 +26,42 @@ from colmet.web.store import StoreReader
 
 log = logging.getLogger(__name__)
 
-SNAPSHOT_S = 1.0  # for which the latest values are used again
-_TEXTS = frozenset({"job", "user", "node", "on"})  # sorted upwards
+SNAPSHOT_S = 1.0  # lifetime of a snapshot
+_TEXTS = frozenset({"job", "user", "node", "on"})  # sorted in ascending order
 _TOTALS = ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")
 
 
 class BatchMemory(Protocol):
-    """Memory of hosts and owners, from Grid Engine."""
+    """Memory use of hosts and owners, from Grid Engine."""
 
     def hosts(self) -> Hosts:
-        """Return hosts, as /qhost has them."""
+        """Return hosts in the form of /qhost."""
 
     def owners(self) -> Owners:
-        """Return owners, as /qstat has them."""
+        """Return owners in the form of /qstat."""
 
     def warnings(self) -> list[str]:
         """Return warnings for administrators."""
 
     def start(self) -> None:
-        """Start to run its commands."""
+        """Start the periodic commands."""
 
     def close(self) -> None:
-        """Stop."""
+        """Stop the periodic commands."""
 
 
 class _Snapshot(NamedTuple):
     """The latest values.
 
     Attributes:
-        taken: by the monotonic clock.
+        taken: time by the monotonic clock.
         time: seconds since 1970.
-        jobs: what each job uses on each node.
+        jobs: resource usage of each job on each node.
         owners: the user of each row of `jobs`.
-        rows: of running jobs that have values, by number.
+        rows: rows of running jobs with values, by job number.
         running: all running jobs.
         on: the jobs on each node.
-        nodes: a row for each.
+        nodes: one row for each node.
     """
 
     taken: float
@@ -75,16 +75,16 @@ class _Snapshot(NamedTuple):
 
 
 class Queries(Interface):
-    """Answers queries. `Ownership` finds out which rows are of which user, `SeriesReader` reads values over time.
+    """Answers queries. `Ownership` maps rows to users, `SeriesReader` reads values over time.
 
     Args:
         recent: the recent cache.
-        store: what is stored; None where nothing can be read.
-        gridengine: memory as Grid Engine has it; None for the nodes' own data.
-        feed: counters of what the collector sends.
-        name_of: returns the name of a user whom the nodes know by number. Does not wait.
-        now: seconds since 1970.
-        monotonic: seconds.
+        store: reader of the store; None if there is no readable store.
+        gridengine: memory use according to Grid Engine; None for the nodes' own data.
+        feed: returns counters of the collector's stream.
+        name_of: returns the name of a user reported by number. Does not wait.
+        now: returns seconds since 1970.
+        monotonic: returns seconds of the monotonic clock.
     """
 
     def __init__(
@@ -109,13 +109,13 @@ class Queries(Interface):
         self._latest: _Snapshot | None = None
 
     def prepare(self) -> None:
-        """Load what would delay the first answer."""
+        """Load the catalogue now, to speed up the first answer."""
         load_catalogue()
 
-    # -- what is now --
+    # -- latest values --
 
     def _snapshot(self) -> _Snapshot:
-        with self._lock:  # one thread makes it, the others wait
+        with self._lock:  # one thread takes the snapshot, the others wait
             latest = self._latest
             if latest is None or self._monotonic() - latest.taken >= SNAPSHOT_S:
                 latest = self._latest = self._look()
@@ -143,13 +143,13 @@ class Queries(Interface):
         return _Snapshot(self._monotonic(), now, jobs, owners, rows, running, on, nodes)
 
     def _on(self, found: _Snapshot, user: str) -> dict[str, list[int]]:
-        """Return the jobs of a user on each node now, as the node reports them."""
+        """Return the current jobs of a user on each node, as reported by the node."""
         owner_on = self._ownership.owner_on
         on = {host: [job for job in jobs if owner_on(job, host) == user] for host, jobs in found.on.items()}
         return {host: jobs for host, jobs in on.items() if jobs}
 
     def _rows_of(self, found: _Snapshot, user: str | None) -> Mapping[int, dict[str, Any]]:
-        """Return a row for each job: of a user's own rows alone, without a user of all rows."""
+        """Return a row for each job, from the rows of this user alone; from all rows if `user` is None."""
         if user is None:
             return found.rows
         chosen = [n for n, owner in enumerate(found.owners) if owner == user and found.jobs.job[n] != NODE]
@@ -159,7 +159,7 @@ class Queries(Interface):
         return rows
 
     def cluster(self, user: str | None) -> Mapping[str, Any]:
-        """Return totals of nodes and of the jobs of a user, or of all."""
+        """Return totals of nodes, and of the jobs of one user or of all users."""
         found = self._snapshot()
         chosen = np.array(
             [n for n, (job, owner) in enumerate(zip(found.jobs.job.tolist(), found.owners))
@@ -206,7 +206,7 @@ class Queries(Interface):
         }
 
     def _warnings(self) -> list[str]:
-        """Return warnings of data that is missing here."""
+        """Return warnings about missing data."""
         counts = {**self._feed(), **self._recent.counters()}
         said = {
             "bad": "messages could not be read",
@@ -272,17 +272,17 @@ class Queries(Interface):
         row.update(found.rows.get(job, {}))
         return {
             **row,
-            "nodes": row["nodes"] if known is None else len(hosts),  # also silent ones
+            "nodes": row["nodes"] if known is None else len(hosts),  # including silent hosts
             "first": None if known is None else known.first,
             "last": None if known is None else known.last,
             "running": job in found.running,
         }
 
     def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
-        """Return a job with a row for each of its nodes, and its tables; None without such a job. May wait for a store.
+        """Return a job with a row for each of its nodes, and its tables; None for an unknown job. May wait for a store.
 
         Raises:
-            ColmetError: the job is in the store alone, which cannot be read.
+            ColmetError: the job is in the store alone, and it cannot be read.
         """
         found = self._snapshot()
         known = self._recent.job(job)
@@ -352,13 +352,13 @@ class Queries(Interface):
         return frozenset(self._on(found, user))
 
     def there_since(self, node: str, user: str) -> float:
-        """Return when the first of a user's jobs that are on a node now began there; now where there is none."""
+        """Return the earliest start on a node of a user's current jobs there; the current time if there are none."""
         known = [self._recent.job(job) for job in self._on(self._snapshot(), user).get(node, ())]
         stays = [one.hosts.get(node) for one in known if one is not None]
         return min([self._now(), *[stay.since for stay in stays if stay is not None]])
 
     def node(self, name: str) -> Mapping[str, Any] | None:
-        """Return a node with a row for each job on it, and its tables; None without such a node."""
+        """Return a node with a row for each job on it, and its tables; None for an unknown node."""
         found = self._snapshot()
         row = next((row for row in found.nodes if row["node"] == name), None)
         if row is None:
@@ -376,14 +376,14 @@ class Queries(Interface):
         warnings = _shared([one for one in found.nodes if base_of(one["node"]) == base_of(name)])
         return {"node": row, "jobs": sorted(rows, key=lambda one: one["job"]), "tables": tables, "warnings": warnings}
 
-    # -- what was --
+    # -- values over time --
 
     def own(self, job: int, user: str) -> Mapping[str, float | None]:
-        """Return the hosts whose rows of a job are a user's, as `Ownership.own`."""
+        """Return the hosts with rows of a user's job, as `Ownership.own`."""
         return self._ownership.own(job, user)
 
     def seek(self, job: int) -> None:
-        """Wait for the store, and fail, as `own` does for a job that only the store can know."""
+        """Wait for the store, and fail, as `own` does for a job missing in the recent cache."""
         if self._store is not None:
             self._store.owners(job)
 
@@ -394,7 +394,7 @@ class Queries(Interface):
     def completeness(
         self, job: int, since: float | None, until: float | None, own: Mapping[str, float | None] | None = None
     ) -> Mapping[str, Any] | None:
-        """Return the share of a job's samples that is stored, and its gaps; None without such a job.
+        """Return the stored share of a job's due samples, and its gaps; None for an unknown job.
 
         Raises:
             ColmetError: the store cannot be read.
@@ -403,7 +403,7 @@ class Queries(Interface):
         is_here = self._recent.job(job) is not None
         if self._store is None:
             return {**nothing, "warnings": [NO_STORE]} if is_here else None
-        if own is not None and any(at is not None for at in own.values()):  # one begin for all: the last of them
+        if own is not None and any(at is not None for at in own.values()):  # one start for all hosts: the latest
             since = max([at for at in (since, *own.values()) if at is not None])
         limits = [None if at is None else int(min(max(at, 0), 1 << 40)) for at in (since, until)]
         answer = self._store.completeness(job, *limits)
@@ -438,7 +438,7 @@ class Queries(Interface):
     # -- QmemTools --
 
     def qhost(self) -> Hosts:
-        """Return hosts with their jobs, from Grid Engine, else from the nodes' data."""
+        """Return hosts with their jobs, from Grid Engine if set, else from the nodes' data."""
         if self._gridengine is not None:
             return self._gridengine.hosts()
         from colmet.gridengine.own import hosts_of
@@ -448,7 +448,7 @@ class Queries(Interface):
         return hosts
 
     def qstat(self) -> Owners:
-        """Return owners with what their jobs requested and used, from Grid Engine, else from the nodes' data."""
+        """Return owners with requests and usage of their jobs, from Grid Engine if set, else from the nodes' data."""
         if self._gridengine is not None:
             return self._gridengine.owners()
         from colmet.gridengine.own import owners_of
@@ -458,7 +458,7 @@ class Queries(Interface):
 
 
 def gridengine_of(options: argparse.Namespace) -> BatchMemory | None:
-    """Return memory as Grid Engine has it, not started yet; None without --gridengine."""
+    """Return the reader of Grid Engine's memory figures, not started; None without --gridengine."""
     if not options.gridengine and options.gridengine_xml is None:
         return None
     from colmet.batch.gridengine import CommandSource, FileSource, MemoryWatch
@@ -469,7 +469,7 @@ def gridengine_of(options: argparse.Namespace) -> BatchMemory | None:
 
 
 def _owned(found: _Snapshot) -> JobUsage:
-    """Return the rows of jobs, each with its owner as in the other answers."""
+    """Return the rows of jobs, with the same owners as in the other answers."""
     keep = np.flatnonzero(found.jobs.job != NODE)
     values = {key: column[keep] for key, column in found.jobs.values.items()}
     owners = [found.owners[n] for n in keep.tolist()]
@@ -479,7 +479,7 @@ def _owned(found: _Snapshot) -> JobUsage:
 def _ordered(
     chosen: list[tuple[int, RecentJob | None]], query: JobsQuery, found: _Snapshot, owner: Callable[[int], str]
 ) -> list[tuple[int, RecentJob | None]]:
-    """Sort jobs by a key of their rows, as `colmet.common.live.summary.arranged`: those without a value last."""
+    """Return jobs sorted by a key of their rows, missing values last, as `colmet.common.live.summary.arranged`."""
 
     def value(job: int, one: RecentJob | None) -> Any:
         row = found.rows.get(job)
@@ -507,7 +507,7 @@ def _ordered(
 
 
 def _columns(tables: Mapping[str, Schema], stored: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
-    """Return the columns of tables in the recent cache and in the store, as they are declared."""
+    """Return the declared columns of tables in the recent cache and in the store."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for table, schema in tables.items():
         for field in schema.fields:
@@ -523,7 +523,7 @@ def _columns(tables: Mapping[str, Schema], stored: Mapping[str, Sequence[str]]) 
 
 
 def _shared(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each host name under which several agents send now."""
+    """Return a warning for each host name shared by several sending agents."""
     live = [str(row["node"]) for row in nodes if not row["silent"]]
     shared = sorted({base_of(name) for name in live if is_namesake(name)})
     apart = [sorted(name for name in live if base_of(name) == host) for host in shared]

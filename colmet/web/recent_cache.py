@@ -1,8 +1,8 @@
-"""Keep what the nodes sent recently: the latest two tables of each, earlier ones for charts, and which jobs ran.
+"""Keep the recent data of the nodes: the latest two tables of each, earlier ones for charts, and the jobs.
 
-Earlier tables are kept packed as they came, some together, compressed: rows of one table differ little from one sample
-to the next. So a byte of `--http-memory` holds several bytes of rows. Each sender has a share of all that is bounded:
-one that sends too much loses its own past.
+Earlier tables are kept packed as received, and compressed in blocks: rows of one table differ little from one sample to
+the next, so a byte of `--http-memory` holds several bytes of rows. Each sender has a share of every bounded resource: a
+sender beyond its share loses its own oldest samples.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from colmet.web.interface import FACILITY
 
 log = logging.getLogger(__name__)
 
-BLOCK_TABLES = 16  # samples of one table of one host that are compressed together
+BLOCK_TABLES = 16  # samples of one table of one host in a block
 BLOCK_BYTES = 256 << 10
 MAX_STRANDS = 1 << 17
 MAX_HOSTS = 16384
 MAX_JOBS = 100_000
-FORGET = 1000  # jobs forgotten at once, beyond that
-SPARE = 1 / 64  # of the bytes: freed at once
-AGAIN_S = 3600.0  # without a sample, after which a job's number may be another job's
+FORGET = 1000  # jobs dropped at once, beyond MAX_JOBS
+SPARE = 1 / 64  # share of the bytes freed at once
+AGAIN_S = 3600.0  # pause between samples after which a job's number may denote another job
 TIDY_S = 60.0
-LOOK_S = 20.0  # between two looks, without which the watch would stop
-# Memory beside rows, about.
+LOOK_S = 20.0  # max time between two looks, else the watch would stop
+# Approximate overhead in memory, without rows.
 STRAND_BYTES, TABLE_BYTES, SEALED_BYTES = 700, 220, 260
 NS = 10**9
 _USER_TABLE, _USER = "cgroup_default", "user"
@@ -49,12 +49,13 @@ class SealedBlock(NamedTuple):
     """Some samples of one table, compressed.
 
     Attributes:
-        schema: of all their rows.
+        schema: schema of all rows.
         first_ns: the earliest time.
-        last_ns: the latest one.
-        length: how many samples.
-        is_even: whether all have the same number of rows; each is then kept as its difference from the one before.
-        packed: times, counts of rows, rows.
+        last_ns: the latest time.
+        length: number of samples.
+        is_even: whether all samples have the same number of rows; each is then kept as its difference from the previous
+            one.
+        packed: times, counts of rows, and rows, compressed.
     """
 
     schema: Schema
@@ -66,11 +67,11 @@ class SealedBlock(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """Memory of the block, about."""
+        """Approximate memory of the block."""
         return len(self.packed) + SEALED_BYTES
 
     def samples(self) -> list[tuple[int, bytes]]:
-        """Return times and packed rows."""
+        """Return the samples as (time in nanoseconds, packed rows)."""
         data = zlib.decompress(self.packed)
         head = 16 * self.length
         times, counts = np.frombuffer(data[:head], np.int64).reshape(2, -1).tolist()
@@ -87,7 +88,7 @@ class SealedBlock(NamedTuple):
 
 
 def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> SealedBlock:
-    """Compress samples, times and packed rows, of one table."""
+    """Compress samples of one table, given as (time in nanoseconds, packed rows)."""
     times = [at for at, _ in samples]
     size = len(samples[0][1])
     is_even = all(len(rows) == size for _, rows in samples)
@@ -103,35 +104,35 @@ def seal(schema: Schema, samples: Sequence[tuple[int, bytes]]) -> SealedBlock:
 
 
 class _HostTable:
-    """The samples of one table of one host, in the order in which they came; of the share of the first one's sender."""
+    """The samples of one table of one host, in order of arrival; they count to the share of the first one's sender."""
 
     __slots__ = ("open", "open_bytes", "schema", "sealed", "sender", "updated")
 
     def __init__(self, schema: Schema, sender: str) -> None:
         self.sender = sender
-        self.schema = schema  # of what is open
+        self.schema = schema  # of the samples in `open`
         self.sealed: deque[SealedBlock] = deque()
         self.open: list[tuple[int, bytes]] = []
         self.open_bytes = 0
         self.updated = 0.0
 
     def begins_ns(self) -> int | None:
-        """Return the earliest time of the first samples that are still kept."""
+        """Return the earliest time of the oldest block, or of the uncompressed samples."""
         if self.sealed:
             return self.sealed[0].first_ns
         return min([at for at, _ in self.open], default=None)
 
 
 class JobStay:
-    """A job on one host, by the rows of this host alone.
+    """A job on one host, from the rows of this host alone.
 
     Attributes:
-        user: that the rows name; "" where no row names one.
+        user: the user named by the rows; "" if no row names one.
         is_disputed: whether rows name different users: there are two jobs of this number.
-        is_whole: whether its node sent before, and no rows of this number.
-        since: from when on its rows are this job's, seconds since 1970: the time of the first one, unless that is more
-            than an hour before it came. Then it is when it came, as the sender's clock may be wrong.
-        last: time of the last one.
+        is_whole: whether its node had sent data before, without rows of this number.
+        since: start of the rows of this job, seconds since 1970: the time of the first row, or its time of arrival if
+            that is more than an hour later, as the sender's clock may be wrong.
+        last: time of the last row.
     """
 
     __slots__ = ("is_disputed", "is_whole", "last", "since", "user")
@@ -147,14 +148,14 @@ class RecentJob:
     """A job in the cache.
 
     Attributes:
-        job: its number.
-        user: that its hosts name; "" where none does, or they differ.
+        job: the job's number.
+        user: the user named by its hosts; "" if none does, or they differ.
         is_disputed: whether its hosts name different users: there are two jobs of this number.
-        first: time of its first sample that was received here, seconds since 1970.
-        last: of its last one.
-        hosts: that it was on, each with its own rows.
-        tables: that have rows of it.
-        sender: of its first row, to whose share it counts.
+        first: time of its first sample received here, seconds since 1970.
+        last: time of its last sample.
+        hosts: the job on each of its hosts, by name.
+        tables: names of the tables with rows of the job.
+        sender: sender of its first row; the job counts to this sender's share.
     """
 
     __slots__ = ("first", "hosts", "is_disputed", "job", "last", "sender", "tables", "user")
@@ -173,8 +174,8 @@ class JobSamples(NamedTuple):
     """Rows of one job, or of the node itself, in one table of one host.
 
     Attributes:
-        host: its name.
-        schema: of the rows.
+        host: name of the host.
+        schema: schema of the rows.
         times: seconds since 1970, shape (n,), float64, ascending.
         rows: shape (n,).
     """
@@ -186,13 +187,13 @@ class JobSamples(NamedTuple):
 
 
 class CacheView(NamedTuple):
-    """The latest of each node.
+    """The latest data of each node.
 
     Attributes:
-        taken: time of the look, by the monotonic clock.
-        hosts: what is kept of each, without stale tables.
-        silent: hosts whose jobs are stale, as nothing came from them for too long.
-        heard: when each node sent last, also of nodes of which nothing is kept.
+        taken: time of the view, by the monotonic clock.
+        hosts: the latest tables of each host, without stale ones.
+        silent: hosts with stale jobs, as they have sent nothing for too long.
+        heard: time of the last message of each node, including nodes without kept tables.
     """
 
     taken: float
@@ -202,13 +203,13 @@ class CacheView(NamedTuple):
 
 
 class RecentCache:
-    """Keeps recent rows. One thread puts batches in, any other reads.
+    """A cache of recent rows. One thread adds batches, any thread reads.
 
     Args:
-        max_bytes: of earlier tables, about.
-        max_age_s: for which they are kept.
-        monotonic: seconds.
-        now: seconds since 1970.
+        max_bytes: approximate bound on the memory of earlier tables.
+        max_age_s: max age of earlier tables, in seconds.
+        monotonic: returns seconds of the monotonic clock.
+        now: returns seconds since 1970.
 
     Attributes:
         began: time of the start, seconds since 1970.
@@ -227,26 +228,26 @@ class RecentCache:
         self._max_age_s = max_age_s
         self._monotonic = monotonic
         self._now = now
-        self._lock = threading.Lock()  # of what follows; a reader holds it while it copies references
+        self._lock = threading.Lock()  # of the attributes below; a reader holds it while copying references
         self._watch = RecentPairs(TABLES, monotonic)
         self._watch.look()
         self._look_at = self._tidy_at = 0.0
         self._heard: dict[str, Heard] = {}
-        self._heard_from: dict[str, str] = {}  # the sender of each
+        self._heard_from: dict[str, str] = {}  # sender by host
         self._hosts_of = Shares(MAX_HOSTS)
         self._jobs: dict[int, RecentJob] = {}
         self._jobs_of = Shares(MAX_JOBS)
         self._strands: dict[tuple[str, str], _HostTable] = {}
         self._strands_of = Shares(MAX_STRANDS)
         self._by_host: dict[str, set[str]] = {}
-        self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # of all that is sealed, by sender
+        self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # all blocks, by sender
         self._sets: dict[frozenset[str], frozenset[str]] = {}
         self._bytes_of = Shares(max_bytes)
         self._batches = self._evicted = self._over_share = self._left_out = self._forgotten = 0
-        self._missed = 0  # messages, by its notes
+        self._missed = 0  # messages dropped by the collector, from its notes
 
     def counters(self) -> dict[str, int]:
-        """Return what it holds, and what it dropped."""
+        """Return counters of kept and of dropped data."""
         return {
             "batches": self._batches,
             "bytes": self._bytes_of.total,
@@ -260,14 +261,14 @@ class RecentCache:
         }
 
     def dropped(self) -> dict[str, int]:
-        """Return counters of what was dropped, by their names in the collector's status."""
+        """Return counters of dropped data, by their names in the collector's status."""
         counts = (self._left_out + self._watch.left_out, self._over_share, self._forgotten)
         return dict(zip(DROPPED, counts))
 
-    # -- what comes --
+    # -- input --
 
     def note(self, content: Mapping[str, Any]) -> None:
-        """Read a note of the collector: messages that it dropped, and nodes that it heard before."""
+        """Read a note of the collector: its count of dropped messages, and nodes heard earlier."""
         left_out, heard = content.get("left_out"), content.get("heard")
         if type(left_out) is int:
             self._missed = left_out
@@ -278,7 +279,7 @@ class RecentCache:
                         self._hear(host, Heard(*times), "")
 
     def take(self, batches: Sequence[Batch], sender: str = "") -> None:
-        """Keep batches of a sender; "" where the sender is not known."""
+        """Add batches of a sender; "" for an unknown sender."""
         now = self._monotonic()
         wall = self._now()
         with self._lock:
@@ -296,7 +297,7 @@ class RecentCache:
                 self._tidy(now, wall)
 
     def _hear(self, host: str, heard: Heard, sender: str) -> None:
-        """Note that a host was heard. Beyond the bound, the host that was silent longest is forgotten."""
+        """Record the last message of a host. Beyond the bound, drop the host silent for longest."""
         if self._heard.pop(host, None) is None:
             if sender and self._hosts_of.room(sender) < 1:
                 self._leave_out("hosts")
@@ -315,7 +316,7 @@ class RecentCache:
         host = batch.host
         is_new = all(name.startswith(FACILITY) for name in self._by_host.get(host, ()))
         if _is_of_facility(batch):
-            if is_new:  # the collector has listed it as a node, which it is not
+            if is_new:  # the collector has listed it as a node, by mistake
                 self._forget_host(host)
         else:
             self._hear(host, Heard(int(wall * NS), int(wall * NS) - batch.time_ns), sender)
@@ -333,7 +334,7 @@ class RecentCache:
     def _know(
         self, job: int, host: str, at: float, wall: float, is_new: bool, sender: str
     ) -> tuple[RecentJob, JobStay]:
-        """Note that a job was on a host at `at`, by the clock of the host; `wall` is ours."""
+        """Record a job on a host. `at` is the time by the clock of the host, `wall` by ours."""
         at = min(wall, at)
         known = former = self._jobs.get(job)
         if known is None and self._jobs_of.room(sender) < 1:
@@ -361,7 +362,7 @@ class RecentCache:
 
     @staticmethod
     def _agree(known: RecentJob) -> None:
-        """Set the user of a job by those that its hosts name."""
+        """Set the user of a job from the users named by its hosts."""
         users = {stay.user for stay in known.hosts.values() if stay.user}
         known.is_disputed = len(users) > 1 or any(stay.is_disputed for stay in known.hosts.values())
         known.user = users.pop() if len(users) == 1 and not known.is_disputed else ""
@@ -369,7 +370,7 @@ class RecentCache:
     def _index(
         self, schema: Schema, packed: bytes, host: str, at: float, wall: float, is_new: bool, sender: str
     ) -> None:
-        """Note the jobs and users in a table."""
+        """Record the jobs and users in a table."""
         rows = np.frombuffer(packed, schema.dtype)
         users: list[bytes] = []
         if schema.name == _USER_TABLE and _USER in schema.name_set and rows[_USER].dtype.kind == "S":
@@ -437,8 +438,8 @@ class RecentCache:
         self._order.setdefault(strand.sender, deque()).append((now, strand, sealed))
 
     def _make_room(self) -> None:
-        """Drop the oldest samples of all, and a few more, so that this is not done for each batch."""
-        if not self._order:  # what is open is too much
+        """Drop the oldest samples of all senders, and a few more, to avoid a call for each batch."""
+        if not self._order:  # uncompressed samples alone exceed the bound
             for strand in sorted(self._strands.values(), key=lambda one: one.updated):
                 if strand.open:
                     self._seal(strand, strand.updated)
@@ -456,13 +457,13 @@ class RecentCache:
         _, strand, sealed = order.popleft()
         if not order:
             del self._order[sender]
-        if strand.sealed and strand.sealed[0] is sealed:  # else the strand has gone before
+        if strand.sealed and strand.sealed[0] is sealed:  # else the strand was dropped earlier
             strand.sealed.popleft()
             self._bytes_of.hold(sender, -sealed.size_bytes)
             self._evicted += sealed.length
 
     def _tidy(self, now: float, wall: float) -> None:
-        """Drop samples, tables, hosts and jobs that are too old."""
+        """Drop samples, tables and hosts beyond their max age."""
         for sender in list(self._order):
             while sender in self._order and self._order[sender][0][0] < now - self._max_age_s:
                 self._evict(sender)
@@ -483,7 +484,7 @@ class RecentCache:
             self._sets.clear()
 
     def _forget(self, sender: str) -> None:
-        """Forget the jobs of a sender that ended first; of all senders where it has none."""
+        """Drop jobs of a sender, the earliest ended first; of all senders if it has none."""
         of_sender = [known for known in self._jobs.values() if known.sender == sender]
         oldest = sorted(of_sender or self._jobs.values(), key=lambda known: known.last)[:FORGET]
         for known in oldest:
@@ -495,16 +496,16 @@ class RecentCache:
 
     @property
     def missed(self) -> int:
-        """Messages that the collector dropped."""
+        """Number of messages dropped by the collector."""
         return self._missed
 
     @property
     def batches(self) -> int:
-        """Batches that were received."""
+        """Number of batches received."""
         return self._batches
 
     def kept_s(self) -> float:
-        """Return how many seconds the kept tables reach back."""
+        """Return the age of the oldest kept tables in seconds."""
         with self._lock:
             since = min([order[0][0] for order in self._order.values()], default=self._began)
             since = since if self._evicted else self._began
@@ -523,11 +524,11 @@ class RecentCache:
         return CacheView(now, fresh, frozenset(silent), heard)
 
     def job(self, job: int) -> RecentJob | None:
-        """Return a job; None where it is not in the cache."""
+        """Return a job; None if it is not in the cache."""
         return self._jobs.get(job)
 
     def jobs(self) -> list[RecentJob]:
-        """Return all jobs of the cache."""
+        """Return all jobs in the cache."""
         with self._lock:
             return list(self._jobs.values())
 
@@ -541,7 +542,7 @@ class RecentCache:
         return host in self._by_host or host in self._heard
 
     def tables(self, hosts: Iterable[str], names: Iterable[str] | None = None) -> dict[str, Schema]:
-        """Return the latest schema of each table of some hosts: of these tables, or of the nodes' own."""
+        """Return the latest schema of each named table of some hosts; of the nodes' own tables if `names` is None."""
         wanted = None if names is None else frozenset(names)
         found: dict[str, Schema] = {}
         with self._lock:
@@ -553,7 +554,7 @@ class RecentCache:
         return dict(sorted(found.items()))
 
     def begins(self, host: str, table: str) -> float | None:
-        """Return from when on all samples of a table of a host are here, seconds since 1970; None for none."""
+        """Return the start of the complete samples of a table of a host, seconds since 1970; None without samples."""
         with self._lock:
             strand = self._strands.get((host, table))
             first = None if strand is None else strand.begins_ns()
@@ -562,9 +563,9 @@ class RecentCache:
     def read(
         self, job: int, table: str, hosts: Iterable[str], since: float = 0.0, until: float = float("inf")
     ) -> Iterator[JobSamples]:
-        """Return the rows of a job, 0 for the node itself, for each host and each layout of its rows.
+        """Yield the rows of a job, 0 for the node itself, for each host and each schema.
 
-        One after the other: they may be far more than the column that is wanted.
+        A generator, as whole rows may need far more memory than one column.
         """
         for host in hosts:
             with self._lock:
@@ -584,14 +585,14 @@ class RecentCache:
 
 
 def _is_of_facility(batch: Batch) -> bool:
-    """Return whether a batch is of colmet-facility, so says nothing about its host."""
+    """Return whether a batch is from colmet-facility: it has no data of its host."""
     return bool(batch.tables) and all(table.schema.name.startswith(FACILITY) for table in batch.tables)
 
 
 def _picked(
     host: str, job: int, schema: Schema, samples: Sequence[tuple[int, bytes]], since: float, until: float
 ) -> JobSamples | None:
-    """Return the rows of a job in an interval, by time."""
+    """Return the rows of a job in an interval, sorted by time; None without rows."""
     wanted = [(at, packed) for at, packed in samples if since <= at / NS <= until]
     if not wanted:
         return None

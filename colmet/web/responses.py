@@ -1,4 +1,4 @@
-"""Make answers: JSON, compressed where that saves much, with the headers of all answers."""
+"""Build answers: JSON, compressed if large, with the headers of all answers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LEVEL = 4  # of gzip: higher ones are slow and save little
 JSON = "application/json"
 ENVELOPED = ("/qhost", "/qstat")  # prefixes of paths
 NOT_KEPT = "no-store"
-# Everything comes from this server, and no other page frames, sends or reads it.
+# All resources are from this server; no other page may frame it, send forms to it, or read it.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
     "object-src 'none'",
@@ -41,7 +41,7 @@ def to_json(content: Any) -> bytes:
     """Return JSON, with null for each NaN and infinity."""
     try:
         text = json.dumps(content, allow_nan=False, separators=(",", ":"), default=_plain)
-    except ValueError:  # rare, so it is searched only then
+    except ValueError:  # rare, so NaN is replaced only then
         text = json.dumps(_finite(content), allow_nan=False, separators=(",", ":"), default=_plain)
     return text.encode("ascii")
 
@@ -50,16 +50,16 @@ def answer(content: Any, packed: bool = False, status: int = 200, headers: Mappi
     """Return an answer in JSON.
 
     Args:
-        content: of it.
+        content: content of the answer.
         packed: whether the client accepts gzip.
-        status: of HTTP.
-        headers: beside those of all answers.
+        status: HTTP status.
+        headers: additional headers.
     """
     return pack(to_json(content), packed, status, headers)
 
 
 def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer with a body that is JSON already."""
+    """Return an answer with a body in JSON."""
     fields = {
         "Content-Type": JSON,
         "Cache-Control": NOT_KEPT,
@@ -73,13 +73,13 @@ def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str
 
 
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error; at the addresses of QmemTools' server in its envelope, too."""
+    """Return an error; for the paths of QmemTools' server also in its envelope."""
     fields = {"Content-Type": JSON, "Cache-Control": NOT_KEPT, "Vary": "Accept-Encoding, Authorization"}
     return _ErrorResponse(text, status, {**fields, **(headers or {})})
 
 
 class _ErrorResponse(Response):
-    """An error whose body depends on the path of the request."""
+    """An error with a body depending on the path of the request."""
 
     def render(self, content: Any) -> bytes:
         self._text = str(content)

@@ -1,6 +1,6 @@
-"""From samples to what a chart shows: rates of counters, intervals with one value each, a series for each label.
+"""Compute the series of charts from samples: rates of counters, intervals with one value each, a series for each label.
 
-Nothing here reads or waits. Times are seconds since 1970; NaN is what is not known.
+No function reads or waits. Times are seconds since 1970; NaN is a missing value.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ DAY_S = 86400.0
 
 
 class RawSeries(NamedTuple):
-    """A column of one host as it was measured.
+    """A column of one host as measured.
 
     Attributes:
-        host: its name.
+        host: name of the host.
         times: ascending, shape (n,); one time may have several rows (GPUs, zones).
         values: shape (n,).
-        labels: what each row is about, by the name of the column; shape (n,) each.
+        labels: label columns by name, shape (n,) each.
     """
 
     host: str
@@ -44,14 +44,14 @@ class RawSeries(NamedTuple):
 
 
 class SeriesPart(NamedTuple):
-    """A value over time, of one thing on one host.
+    """A value over time, for one combination of labels on one host.
 
     Attributes:
-        host: its name.
-        labels: what it is of, where the host has several.
-        times: ascending, each once, shape (n,).
+        host: name of the host.
+        labels: labels by column; empty if the host has one series.
+        times: ascending, without duplicates, shape (n,).
         values: shape (n,).
-        weights: seconds that each value stands for, shape (n,); None where all count the same.
+        weights: seconds covered by each value, shape (n,); None for equal weights.
     """
 
     host: str
@@ -62,12 +62,12 @@ class SeriesPart(NamedTuple):
 
 
 def of_samples(samples: JobSamples, column: str, labels: Sequence[str]) -> RawSeries:
-    """Return a column of received rows; all values are missing where the layout of the rows lacks it."""
+    """Return a column of received rows; all values are missing if the schema lacks the column."""
     field = next((one for one in samples.schema.fields if one.name == column and one.dtype[0] != "S"), None)
     count = len(samples.times)
     values = np.full(count, np.nan) if field is None else _numbers(samples.rows[column], field)
     names = samples.schema.name_set
-    # copies: a column alone would hold the whole rows
+    # copies: a view of a column would keep the whole rows in memory
     kinds = {
         name: samples.rows[name].copy() for name in labels if name in names and samples.rows[name].dtype.kind == "S"
     }
@@ -96,14 +96,14 @@ def of_series(series: Series, column: str, labels: Sequence[str]) -> RawSeries:
 
 
 def before(raw: RawSeries, since: float, until: float, memory_from: float) -> RawSeries:
-    """Return stored values of an interval, without those that memory has, too.
+    """Return stored values of an interval, without duplicates of values in memory.
 
     Args:
-        raw: whose times are whole seconds: of the second in which memory begins it has nothing that memory lacks, or
-            some samples of the same second.
+        raw: stored values. Times are whole seconds: the second of the start of memory is dropped, as its samples are
+            duplicates, or other samples of the same second.
         since: the first time.
-        until: the last one.
-        memory_from: from when on memory has everything; infinite where it has nothing.
+        until: the last time.
+        memory_from: start of the complete samples in memory; infinite if memory has none.
     """
     end = math.floor(memory_from) if memory_from < math.inf else math.inf
     keep = (raw.times >= since) & (raw.times <= until) & (raw.times < end)
@@ -111,7 +111,7 @@ def before(raw: RawSeries, since: float, until: float, memory_from: float) -> Ra
 
 
 def joined(parts: Iterable[RawSeries]) -> list[RawSeries]:
-    """Join the values of several sources, for each host by time."""
+    """Join the values of several sources for each host, sorted by time."""
     of_hosts: dict[str, list[RawSeries]] = {}
     for raw in parts:
         if len(raw.times):
@@ -120,7 +120,7 @@ def joined(parts: Iterable[RawSeries]) -> list[RawSeries]:
 
 
 def of_one_agent(raws: Sequence[RawSeries]) -> list[RawSeries]:
-    """Return the columns of a job, one for each host name that several agents have rows of (docs/link.md)."""
+    """Return the columns of a job, one for each host name shared by several agents (docs/link.md)."""
     if not any(is_namesake(raw.host) for raw in raws):
         return list(raws)
     kept = in_turn({raw.host: raw.times for raw in raws})
@@ -151,7 +151,7 @@ def _one(host: str, parts: Sequence[RawSeries]) -> RawSeries:
 
 
 def keys_of(raws: Iterable[RawSeries], labels: Sequence[str]) -> list[str]:
-    """Return the fewest labels that distinguish rows of one time, in their order."""
+    """Return a minimal list of labels to distinguish rows of one time, in their order."""
     needed: set[str] = set()
     for raw in raws:
         groups = _numbered(raw.times)
@@ -179,7 +179,7 @@ def _finer(groups: npt.NDArray[np.int64], cells: npt.NDArray[Any]) -> npt.NDArra
 
 
 def parts_of(raws: Iterable[RawSeries], keys: Sequence[str]) -> list[SeriesPart]:
-    """Return a series for each host, or for each combination of labels there."""
+    """Return a series for each host, or for each combination of its labels."""
     found = []
     for raw in raws:
         there = [name for name in keys if name in raw.labels]
@@ -199,25 +199,25 @@ def parts_of(raws: Iterable[RawSeries], keys: Sequence[str]) -> list[SeriesPart]
 
 
 def levels(part: SeriesPart) -> SeriesPart:
-    """Return the values as measured, each time once."""
+    """Return the values as measured, without duplicate times."""
     times, values = once(part.times, part.values)
     return part._replace(times=times, values=values)
 
 
 def rates(part: SeriesPart, factor: float = 1.0, most: float = math.inf) -> SeriesPart:
-    """Return the growth of a counter in a second; NaN after its restart, after a gap, and where it is impossible.
+    """Return the growth of a counter per second; NaN after a restart, after a gap, and for impossible rates.
 
     Args:
-        part: of a counter.
-        factor: by which its values are multiplied.
-        most: what a rate cannot go beyond.
+        part: series of a counter.
+        factor: factor of its values.
+        most: upper bound of a rate.
     """
     found = rates_of(part.times, part.values * factor, most)
     return part._replace(times=found.times, values=found.values, weights=found.seconds)
 
 
 def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
-    """Return the unit that is shown, and the factor of stored numbers."""
+    """Return the displayed unit, and the factor of stored numbers."""
     if not is_rate or unit is None:
         return unit, 1.0
     if unit in UNITS and UNITS[unit].family == "duration":
@@ -226,16 +226,16 @@ def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
 
 
 def step_of(parts: Sequence[SeriesPart], points: int) -> float:
-    """Return the width of intervals with which no series has more than `points`; 0 where every sample fits."""
+    """Return the interval width in seconds to limit each series to `points` values; 0 if every sample fits."""
     if all(len(part.times) + int(np.count_nonzero(gaps(part.times))) <= points for part in parts):
         return 0.0
     first = min([float(part.times[0]) for part in parts if len(part.times)])
     last = max([float(part.times[-1]) for part in parts if len(part.times)])
-    least = (last - first) / (points - 1)  # an interval more than that may be begun
+    least = (last - first) / (points - 1)  # first and last interval may be partial: one interval more
     if least > DAY_S:
         return DAY_S * math.ceil(least / DAY_S)
     scale = 1.0
-    while least <= scale / 10:  # several samples a second
+    while least <= scale / 10:  # several samples per second
         scale /= 10
     return next(scale * step for step in _STEPS if scale * step >= least)
 
@@ -244,12 +244,12 @@ def folded(part: SeriesPart, step: float, fold: str) -> tuple[Floats, Floats]:
     """Return times and values of a chart.
 
     Args:
-        part: what was measured.
-        step: width of the intervals in seconds, which begin at multiples of it; 0 for each sample.
-        fold: how the values of an interval become one: mean, min, max or last.
+        part: measured values.
+        step: width of the intervals in seconds, aligned to its multiples; 0 to return each sample.
+        fold: aggregation of the values of an interval: mean, min, max or last.
 
     Returns:
-        The beginnings of the intervals, and their values. NaN where nothing is known, once for each gap.
+        The starts of the intervals, and their values: NaN for missing ones, once for each gap.
     """
     times, values = part.times, part.values
     if not len(times):
@@ -271,7 +271,7 @@ def _folded(values: Floats, starts: npt.NDArray[np.int64], fold: str, weights: F
         return np.asarray((np.fmin if least else np.fmax).reduceat(values, starts), np.float64)
     known = ~np.isnan(values)
     if fold == "last":
-        # the last row with a value, by its position in its interval
+        # position of the last row with a value in each interval
         at = np.where(known, np.arange(len(values)), -1)
         last = np.maximum.reduceat(at, starts)
         return np.where(last >= starts, values[np.maximum(last, 0)], np.nan)
@@ -283,5 +283,5 @@ def _folded(values: Floats, starts: npt.NDArray[np.int64], fold: str, weights: F
 
 
 def json_values(values: Floats) -> list[float | None]:
-    """Return numbers for JSON: null for a missing one."""
+    """Return numbers for JSON: None (null) for a missing value."""
     return [round(value, 6) if math.isfinite(value) else None for value in values.tolist()]

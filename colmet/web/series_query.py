@@ -1,4 +1,4 @@
-"""Answer which values a column had over time: from the recent cache, from the store, or from both."""
+"""Return the values of a column over time: from the recent cache, from the store, or from both."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ from colmet.web.series import (
 )
 from colmet.web.store import StoreReader
 
-MAX_VALUES = 1 << 20  # of one answer
-MAX_PARTS = 4096  # series of one answer
+MAX_VALUES = 1 << 20  # in one answer
+MAX_PARTS = 4096  # series in one answer
 NO_STORE = "nothing is stored that can be read: the collector writes neither HDF5 files nor to a database"
 
 
 class Origin(Enum):
-    """Where the values of an answer are from."""
+    """Sources of the values of an answer."""
 
     NONE = "none"
     RECENT = "memory"
@@ -52,14 +52,14 @@ class Origin(Enum):
 
 
 class _Span(NamedTuple):
-    """The hosts and the time that are asked for.
+    """The hosts and the interval of a query.
 
     Attributes:
         known: the job in the recent cache; None for a node, or an older job.
-        hosts: those in the recent cache.
-        since: seconds since 1970; -inf for all that there is.
+        hosts: the hosts in the recent cache.
+        since: seconds since 1970; -inf for the first row.
         until: seconds since 1970; inf for now.
-        starts: from when on rows of single hosts may be shown, where that is later.
+        starts: start of the visible rows of single hosts, if later than `since`.
     """
 
     known: RecentJob | None
@@ -69,15 +69,15 @@ class _Span(NamedTuple):
     starts: Mapping[str, float]
 
     def start(self, host: str) -> float:
-        """Return from when on rows of a host are shown."""
+        """Return the start of the visible rows of a host."""
         return self.starts.get(host, self.since)
 
 
 class _Recent(NamedTuple):
-    """What the recent cache has of a table.
+    """A table in the recent cache.
 
     Attributes:
-        schema: of the table; None where it is not there.
+        schema: schema of the table; None if the cache lacks the table.
         begins: time of the first row of each host.
     """
 
@@ -86,12 +86,12 @@ class _Recent(NamedTuple):
 
 
 class _Stored(NamedTuple):
-    """What the store has of a column.
+    """A column in the store.
 
     Attributes:
-        series: that were read; none where they were not needed.
+        series: the series read; empty if not needed.
         has_column: whether the store has the column.
-        warnings: what could not be read.
+        warnings: one for each failure to read.
     """
 
     series: Sequence[Series] = ()
@@ -109,13 +109,13 @@ class SeriesReader:
                               +---------- it has nothing ------> store -> STORED ---+
 
     The store is read up to the first row of the recent cache. `source=memory` and `source=stored` choose one of them. A
-    store that fails is a warning where the recent cache has the table, and an error where it has not.
+    failure of the store is a warning if the recent cache has the table, else an error.
 
     Args:
         recent: the recent cache.
-        store: what is stored; None where nothing can be read.
-        ownership: which rows are of which user.
-        now: seconds since 1970.
+        store: reader of the store; None if there is no readable store.
+        ownership: maps rows to users.
+        now: returns seconds since 1970.
     """
 
     def __init__(
@@ -127,10 +127,10 @@ class SeriesReader:
         self._now = now
 
     def answer(self, query: SeriesQuery) -> Mapping[str, Any] | None:
-        """Return the values; None where there is no such job, node, table or column.
+        """Return the values; None for an unknown job, node, table or column.
 
         Raises:
-            ColmetError: they are in the store alone, which cannot be read.
+            ColmetError: the values are in the store alone, and it cannot be read.
         """
         now = self._now()
         span = self._span(query)
@@ -190,7 +190,7 @@ class SeriesReader:
         return _Span(known, chosen, since, until, starts)
 
     def _look(self, query: SeriesQuery, span: _Span) -> _Recent:
-        """Find the table in the recent cache; a job's table is not a node's own."""
+        """Return the table in the recent cache; for a node, tables of jobs do not count."""
         schema = self._recent.tables(span.hosts, [query.table]).get(query.table)
         if schema is not None and query.job == NODE and schema.scope == "job":
             schema = None
@@ -200,7 +200,7 @@ class SeriesReader:
         return _Recent(schema, {host: at for host, at in begins.items() if at is not None})
 
     def _read_store(self, query: SeriesQuery, span: _Span, recent: _Recent) -> _Stored:
-        """Read what the recent cache lacks; a failure is a warning where the cache has the table."""
+        """Read rows missing in the recent cache; a failure is a warning if the cache has the table."""
         if self._store is None:
             return _Stored(warnings=[NO_STORE] if query.source == "stored" else [])
         if query.source == "memory" or (query.source == "auto" and self._covers(query, span, recent)):
@@ -215,7 +215,7 @@ class SeriesReader:
             return _Stored(warnings=[StoreWarning(err)])
 
     def _covers(self, query: SeriesQuery, span: _Span, recent: _Recent) -> bool:
-        """Return whether the recent cache has all rows that the store can have."""
+        """Return whether the recent cache has all rows of the store."""
         if len(recent.begins) < len(span.hosts) or not span.hosts:
             return False
         if query.own is not None and not query.own.keys() <= {*span.hosts}:
@@ -248,7 +248,7 @@ class SeriesReader:
     def _raw(
         self, query: SeriesQuery, span: _Span, recent: _Recent, stored: _Stored
     ) -> tuple[list[RawSeries], list[RawSeries]]:
-        """Return the rows of the recent cache, and the stored ones before them."""
+        """Return the rows of the recent cache, and the earlier rows of the store."""
         labels = labels_of(query.table, recent.schema)
         later = [
             of_samples(samples, query.column, labels)
@@ -282,7 +282,7 @@ class SeriesReader:
         return parts[:MAX_PARTS]
 
     def _ceilings(self, query: SeriesQuery, span: _Span, is_stored: bool, warnings: list[str]) -> Mapping[str, float]:
-        """Return by host what the rates of a column cannot go beyond, where that is known."""
+        """Return the upper bound of the rates of a column, by host; hosts without a known bound are missing."""
         if not is_bounded(query.table, query.column):
             return {}
         found: dict[str, Capacity] = {}
@@ -314,7 +314,7 @@ def _origin(is_recent: bool, is_stored: bool) -> Origin:
 
 
 def _folded(parts: Sequence[SeriesPart], query: SeriesQuery, warnings: list[str]) -> tuple[float, list[dict[str, Any]]]:
-    """Return the width of intervals, and the series with a value for each."""
+    """Return the width of intervals, and the series with one value for each interval."""
     parts = [part for part in parts if len(part.times)]
     points = max(2, min(query.points, MAX_VALUES // max(1, len(parts))))
     if points < query.points:

@@ -1,7 +1,7 @@
 """Serve the JSON interface by uvicorn: on a TCP port, with or without TLS, or on a Unix socket for a proxy.
 
-uvicorn bounds neither the connections of one client nor the time that a request takes to arrive. A proxy does, in front
-of a Unix socket (docs/tools/http.md).
+uvicorn bounds neither the connections of one client nor the arrival time of a request. A proxy does, in front of a Unix
+socket (docs/tools/http.md).
 """
 
 from __future__ import annotations
@@ -35,27 +35,27 @@ log = logging.getLogger(__name__)
 
 CONNECTIONS = 2048  # beyond, requests are answered with 503
 KEEP_ALIVE_S = 15
-STOP_S = 5.0  # for answers that are under way when it ends
-UNACKNOWLEDGED_MS = 30_000  # the kernel ends a connection whose client does not read for so long
+STOP_S = 5.0  # timeout for answers in progress at the end
+UNACKNOWLEDGED_MS = 30_000  # TCP_USER_TIMEOUT: the kernel then closes connections of clients that do not read
 POLL_S = 0.5
-LOOK_S = 60.0  # between looks at the certificate
+LOOK_S = 60.0  # period of checks of the certificate
 BACKLOG = 512
 SOCKET_MODE = 0o660  # the proxy is a member of the socket's group
-# uvicorn's own default names the ciphers of TLS 1.0
+# uvicorn's default includes ciphers of TLS 1.0
 CIPHERS = "ECDHE+AESGCM:ECDHE+CHACHA20"
-# what uvicorn drops, by the beginning of its warning
+# counters of requests dropped by uvicorn, by the prefix of its warning
 _WARNINGS = {"Invalid HTTP request": "malformed", "Exceeded concurrency limit": "refused_connections"}
 
 
 class Tls(NamedTuple):
-    """Files of a certificate chain and of its key."""
+    """Paths of a certificate chain and of its key."""
 
     certificate: str
     key: str
 
 
 class _Warnings(logging.Handler):
-    """Counts what uvicorn drops, and passes on its errors, the 1st, 10th and so on: a client can cause many of them."""
+    """A counter of requests dropped by uvicorn; logs its 1st, 10th, ... error only, as clients can cause many."""
 
     def __init__(self, stats: Stats) -> None:
         super().__init__()
@@ -74,20 +74,20 @@ class _Warnings(logging.Handler):
 
 
 class WebServer:
-    """Listens from the start; answers while `run` runs.
+    """A web server; it listens from its construction, and answers during `run`.
 
     Args:
-        listen: where.
+        listen: address to listen on.
         interface: answers the queries.
-        access: finds out the user of a request.
+        access: authenticates requests.
         tls: certificate and key; None for HTTP without TLS.
         gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
-        folder: of the page's files.
-        fresh_files: read the page's files for every request, while the page is edited.
-        peers: finds out the client of a request.
+        folder: folder of the page's files.
+        fresh_files: whether to read the page's files for every request, for editing the page.
+        peers: identifies the client of a request.
 
     Raises:
-        ConfigError: it cannot listen there, or certificate and key cannot be used.
+        ConfigError: the address, or certificate and key, cannot be used.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class WebServer:
             access,
             gridengine=gridengine,
             connections=lambda: len(self._server.server_state.connections),
-            # a proxy has a name of its own; a page of another site must not read an open interface by a name it made up
+            # a proxy has its own name; a page of another site must not read an open interface through a name of its own
             hosts=own_names() if is_local and access.is_open and not isinstance(listen, UnixAddress) else None,
             client=(peers or Peers()).client,
             folder=folder,
@@ -129,7 +129,7 @@ class WebServer:
         )
         self._config = uvicorn.Config(
             app,
-            http="h11",  # refuses what is not quite HTTP
+            http="h11",  # refuses requests that deviate from HTTP
             ws="none",
             lifespan="off",
             log_config=None,
@@ -148,11 +148,11 @@ class WebServer:
 
     @property
     def port(self) -> int:
-        """The TCP port that it listens on."""
+        """The listening TCP port."""
         return int(self.addresses[0][1])
 
     def run(self) -> None:
-        """Answer until `stop` is called. In the main thread, SIGTERM and SIGINT end it, too."""
+        """Answer until a call of `stop`; in the main thread, also until SIGTERM or SIGINT."""
         uvicorns, warnings = logging.getLogger("uvicorn.error"), _Warnings(self._stats)
         uvicorns.addHandler(warnings)
         uvicorns.propagate = False
@@ -168,7 +168,7 @@ class WebServer:
                         os.unlink(address)
 
     def stop(self) -> None:
-        """End soon; for any thread."""
+        """Request the end of `run`; for any thread."""
         self._server.should_exit = True
 
     async def _serve(self) -> None:
@@ -190,11 +190,11 @@ class WebServer:
             await serving
 
     def reload_certificate(self) -> None:
-        """Read certificate and key again, for new connections."""
+        """Reload certificate and key, for new connections."""
         if self._tls is None or self._config.ssl is None:
             return
         try:
-            check_certificate(*self._tls)  # a pair that does not fit must not spoil the one in use
+            check_certificate(*self._tls)  # a mismatched pair must not replace the one in use
             self._config.ssl.load_cert_chain(self._tls.certificate, self._tls.key)
         except (ConfigError, OSError) as err:
             self._stats.add("certificate_failures")
@@ -204,7 +204,7 @@ class WebServer:
         log.info("certificate read again: file=%s", self._tls.certificate)
 
     def _marks(self) -> list[tuple[int, int] | None]:
-        """Return what changes with the files of certificate and key."""
+        """Return marks of the files of certificate and key, to detect changes."""
         found: list[tuple[int, int] | None] = []
         for path in self._tls or ():
             try:
@@ -254,7 +254,7 @@ def _bind(listen: ListenAddress) -> list[socket.socket]:
 
 
 def _bind_path(path: str) -> socket.socket:
-    """Return a listening Unix socket for its owner and its group alone. A socket that nobody listens on is replaced."""
+    """Return a listening Unix socket for its owner and group only. An unused socket at the path is replaced."""
     one = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         with contextlib.suppress(FileNotFoundError):
@@ -262,7 +262,7 @@ def _bind_path(path: str) -> socket.socket:
                 os.unlink(path)
         one.bind(path)
         os.chmod(path, SOCKET_MODE)
-        one.listen(BACKLOG)  # nobody can connect before this
+        one.listen(BACKLOG)  # no connections before this
     except OSError as err:
         one.close()
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""Counters of the JSON interface, which /api/v1/status shows to administrators."""
+"""Counters of the JSON interface, for administrators in /api/v1/status."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import time
 
 KEYS = (
     *("requests_2xx", "requests_3xx", "requests_4xx", "requests_5xx"),
-    "defects",  # answers that failed by a fault of this program
+    "defects",  # answers failed by a defect of this program
     "malformed",  # requests that are not HTTP
-    "refused_connections",  # requests answered 503, as there are too many connections
-    "broken_connections",  # connections that failed in another way, such as in the handshake of TLS
+    "refused_connections",  # requests answered 503 for too many connections
+    "broken_connections",  # connections failed for other reasons, such as the handshake of TLS
     "too_many",  # answers 429
     "unauthorized",  # answers 401
     "wrong_secrets",  # wrong passwords and tokens
     "passwords_checked",  # by scrypt
-    "passwords_slowed",  # of these, after a pause for earlier failures
+    "passwords_slowed",  # of these, those delayed for earlier failures
     "users_reloads",
     "users_failures",  # the changed file cannot be used; its former content stays in use
-    "groups_failures",  # the members of the administrators' group were not known in time
+    "groups_failures",  # timeouts in looking up members of the administrators' group
     "certificate_reloads",
     "certificate_failures",
 )
@@ -28,7 +28,7 @@ class Stats:
     """Counters by name, for any thread.
 
     Attributes:
-        since: when they began, seconds since 1970.
+        since: start of the counters, seconds since 1970.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Stats:
         self._values = dict.fromkeys(KEYS, 0)
 
     def add(self, key: str) -> int:
-        """Count one more, and return how many there are."""
+        """Add one to a counter, and return its value."""
         with self._lock:
             self._values[key] += 1
             return self._values[key]

@@ -1,6 +1,6 @@
-"""Read what is stored for the JSON interface: two readers at a time, and the same question once.
+"""Read the store for the JSON interface: with two readers at a time, and each repeated query only once.
 
-Reading a store can take long, and needs memory. `workers` bounds the requests that wait for it.
+Reading a store can be slow, and needs memory. `workers` bounds the requests waiting for the store.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
 READERS = 2
-OPEN_S = 30.0  # for which a store stays open: files are added and removed
-KEEP_S = 30.0  # for which an answer is kept
-OWNER_S = 3600.0  # the users of a job
-UNKNOWN_S = 10.0  # that there are none, or no tables, which may change any time
-TABLES_S = 60.0  # the tables of a job
+OPEN_S = 30.0  # max time of an open store: files are added and removed
+KEEP_S = 30.0  # lifetime of an answer
+OWNER_S = 3600.0  # lifetime of the users of a job
+UNKNOWN_S = 10.0  # lifetime of an answer without users or tables: they may appear any time
+TABLES_S = 60.0  # lifetime of the tables of a job
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20
-GRID_S = 60.0  # times in questions are rounded to it, so that a repeated question is the same one
+GRID_S = 60.0  # times in queries are rounded to it, so that a repeated query has the same key
 BEGAN = columns_of([START])
 
 T = TypeVar("T")
@@ -40,8 +40,8 @@ class StoreAnswer(NamedTuple):
     """The answer of a store.
 
     Attributes:
-        value: of any type.
-        warnings: what of it could not be read.
+        value: the answer, of any type.
+        warnings: one for each failure to read a part.
     """
 
     value: Any
@@ -52,8 +52,8 @@ class RowOwners(NamedTuple):
     """The users of the rows of a job's number.
 
     Attributes:
-        users: as the nodes know them; "" among them where some rows are of a job without a user.
-        last: time of the last row that names a user, seconds since 1970.
+        users: names as reported by the nodes; "" among them if some rows belong to a job without a user.
+        last: time of the last row with a user, seconds since 1970; -inf if there is none.
     """
 
     users: frozenset[str]
@@ -67,9 +67,9 @@ class _CachedAnswer(NamedTuple):
 
 
 def opener(options: argparse.Namespace) -> Callable[[], History] | None:
-    """Return a function that opens the store of a collector with these options; None where none can be read."""
+    """Return a function to open the store of a collector with these options; None if the store is not readable."""
     if options.hdf5_filepath:
-        from colmet.stored.hdf5 import Hdf5History, files_of  # each requires a library that the other does not
+        from colmet.stored.hdf5 import Hdf5History, files_of  # imported here, as each requires a library of its own
 
         path = options.hdf5_filepath
         return lambda: Hdf5History([path]) if files_of(path) else EmptyHistory()
@@ -81,7 +81,7 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
 
 
 class EmptyHistory(History):
-    """A store without a file so far."""
+    """A store without files so far."""
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
         """Return no tables."""
@@ -106,13 +106,13 @@ class EmptyHistory(History):
 class StoreReader:
     """Queries a store, from any thread.
 
-    A question is answered from the cache, by the same question that is being read, or by a reader, which is waited for.
-    Every method raises `colmet.common.errors.ColmetError` where the store cannot be read.
+    A query is answered from the cache, by the same query in progress, or by a reader after a wait for one. Every method
+    raises `colmet.common.errors.ColmetError` if the store cannot be read.
 
     Args:
         open_history: opens the store.
-        readers: the most that read at a time.
-        monotonic: seconds.
+        readers: max readers at a time.
+        monotonic: returns seconds of the monotonic clock.
     """
 
     def __init__(
@@ -132,11 +132,11 @@ class StoreReader:
         self._asked = self._read = self._failures = 0
 
     def counters(self) -> dict[str, int]:
-        """Return the number of questions, of those that were read, and of those that failed."""
+        """Return counters of queries: all, read from the store, and failed."""
         return {"asked": self._asked, "read": self._read, "failures": self._failures}
 
     def tables(self, job: int, since: float | None = None) -> StoreAnswer:
-        """Return the tables of a job with their columns, from about a time on."""
+        """Return the tables of a job with their columns, from about `since` on."""
         since = None if since is None else since // GRID_S * GRID_S
 
         def work(history: History) -> Mapping[str, Sequence[str]]:
@@ -153,7 +153,7 @@ class StoreReader:
         until: float | None,
         hosts: Collection[str] | None,
     ) -> StoreAnswer:
-        """Return some columns of a job's rows in a table, as `History.read`; of a slightly longer interval."""
+        """Return some columns of a job's rows in a table, as `History.read`, for a slightly longer interval."""
         since = None if since is None else since // GRID_S * GRID_S
         until = None if until is None else (until // GRID_S + 1) * GRID_S
         names = None if hosts is None else tuple(sorted(hosts))
@@ -177,7 +177,7 @@ class StoreReader:
         return self._ask(("capacities", job, since, until, names), work, KEEP_S)
 
     def owners(self, job: int) -> Mapping[str, RowOwners] | None:
-        """Return by host the users of the rows that it sent of a job; None without such a job."""
+        """Return the users of a job's rows, by the host of the rows; None for an unknown job."""
 
         def work(history: History) -> Mapping[str, RowOwners] | None:
             tables = history.tables(job)
@@ -198,7 +198,7 @@ class StoreReader:
         return found
 
     def completeness(self, job: int, since: int | None, until: int | None) -> StoreAnswer:
-        """Return the completeness of a job, as `job_completeness.hosts_of`; None without such a job."""
+        """Return the completeness of a job, as `job_completeness.hosts_of`; None for an unknown job."""
 
         def work(history: History) -> Any:
             from colmet.stored.job_completeness import hosts_of
@@ -213,14 +213,14 @@ class StoreReader:
         return self._ask(("completeness", job, since, until), work, KEEP_S)
 
     def close(self) -> None:
-        """Close what is open and not in use; also twice."""
+        """Close all idle stores. May be called twice."""
         with self._lock:
             idle, self._idle = self._idle, []
         for _, history in idle:
             history.close()
 
     def _ask(self, key: Any, work: Callable[[History], Any], keep_s: float | Callable[[Any], float]) -> StoreAnswer:
-        """Return what `work` finds in the store, has found just now, or is about to find for another caller."""
+        """Return the result of `work`: from the cache, from another caller's query in progress, or from the store."""
         with self._lock:
             self._asked += 1
             kept = self._kept.get(key)
@@ -260,14 +260,14 @@ class StoreReader:
             except BaseException:
                 history.close()
                 raise
-            if isinstance(history, EmptyHistory):  # there may be a file any time
+            if isinstance(history, EmptyHistory):  # a file may appear any time
                 return answer
             with self._lock:
                 self._idle.append((opened, history))
             return answer
 
     def _take(self) -> tuple[float, History]:
-        """Return an open store, and since when it is open."""
+        """Return the time of opening of a store, and the store."""
         now = self._monotonic()
         with self._lock:
             old = [one for one in self._idle if now - one[0] > OPEN_S]
@@ -290,7 +290,7 @@ class StoreReader:
 
 
 def _owners(found: Sequence[Series]) -> RowOwners:
-    """Return the users of rows. Some lack the user while a job begins; a while without any is another job's."""
+    """Return the users of rows. Rows may lack the user while a job begins; a span without users is another job's."""
     columns = [(one.times, one.columns["user"]) for one in found if "user" in one.columns]
     columns = [(times, cells) for times, cells in columns if len(times) and cells.dtype.kind == "S"]
     if not columns:
@@ -308,7 +308,7 @@ def _owners(found: Sequence[Series]) -> RowOwners:
 
 
 def _size(value: Any) -> int:
-    """Return the memory of an answer, about."""
+    """Return the approximate memory of an answer in bytes."""
     if isinstance(value, list):
         return 1000 + sum([_size(one) for one in value])
     if isinstance(value, Series):

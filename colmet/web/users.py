@@ -1,4 +1,4 @@
-"""Read the users' file of the JSON interface, and look up names of users whom nodes know by number."""
+"""Read the users' file of the JSON interface, and look up names of users reported by number."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from colmet.web.credentials import Credential, Password, Token, nobody, parse_li
 MAX_BYTES = 16 << 20
 MAX_LINES = 100_000
 MAX_NAMES = 100_000
-NAME_S = 3600.0  # for which the name of a number is kept
-NO_NAME_S = 60.0  # and that it has none
+NAME_S = 3600.0  # lifetime of a name
+NO_NAME_S = 60.0  # lifetime of a failed look-up
 Mark = tuple[int, int, int, int]  # changes whenever the file does
 
 
@@ -27,10 +27,10 @@ class Users(NamedTuple):
     """The content of the file.
 
     Attributes:
-        names: how many users there are.
-        passwords: the line with the password of each user who has one.
+        names: number of users.
+        passwords: the line of each password, by user.
         tokens: the line of each token, by its digest.
-        nobody: a password that no user has, for unknown names.
+        nobody: an unmatched password, to check for unknown names.
         is_open: whether every user of this machine can read the file.
     """
 
@@ -42,7 +42,7 @@ class Users(NamedTuple):
 
 
 def mark(path: str) -> Mark | None:
-    """Return what changes with the file; None where the file is missing."""
+    """Return a mark of the file, to detect changes; None for a missing file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -54,7 +54,7 @@ def read_users(path: str) -> tuple[Users, Mark]:
     """Return the content of the file, and its mark.
 
     Raises:
-        ConfigError: it cannot be read, others may write it, or a line has another form.
+        ConfigError: the file cannot be read, others may write it, or a line is malformed.
     """
     lines, found = read_lines(path)
     passwords: dict[str, Credential] = {}
@@ -85,7 +85,7 @@ def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
     """Return the lines of the file, and its status.
 
     Raises:
-        ConfigError: it cannot be read, or others may write it.
+        ConfigError: the file cannot be read, or others may write it.
     """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
@@ -116,14 +116,14 @@ def _mark(found: os.stat_result) -> Mark:
 
 
 class UserNames:
-    """Looks up the names of users whom the nodes know by number: OAR 3 and Slurm name cgroups so.
+    """A look-up of the names of users reported by number, as in the cgroup names of OAR 3 and Slurm.
 
-    Never waits: a thread queries this machine, which may query a directory service. Until then, and where this machine
-    has no name, the number is the name.
+    Never waits: a thread queries this machine, and through it perhaps a directory service. Until the answer, and for
+    unknown numbers, the number is the name.
 
     Args:
-        name_of: returns the name of a number. May wait; KeyError or OSError where there is none.
-        monotonic: seconds.
+        name_of: returns the name of a number. May wait. Raises KeyError or OSError for unknown numbers.
+        monotonic: returns seconds of the monotonic clock.
     """
 
     def __init__(
@@ -134,13 +134,13 @@ class UserNames:
         self._name_of = name_of
         self._monotonic = monotonic
         self._lock = threading.Lock()
-        self._found: OrderedDict[str, tuple[str, float]] = OrderedDict()  # with the time of the next query
+        self._found: OrderedDict[str, tuple[str, float]] = OrderedDict()  # name, and time of the next query
         self._asked: set[str] = set()
         self._queue: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def __call__(self, user: str) -> str:
-        """Return the name of a user; the number as long as the name is not known."""
+        """Return the name of a user; the number until the name is known."""
         if not (user.isascii() and user.isdigit()) or len(user) > 10:
             return user
         with self._lock:

@@ -1,4 +1,4 @@
-"""Answer requests in a few threads, with a bound on those that wait: the one admission control of the interface."""
+"""Answer requests in a few threads with a bounded queue: the only admission control of the interface."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ T = TypeVar("T")
 
 
 class Workers:
-    """Runs functions in daemon threads of its own, which do not keep the process from ending.
+    """A pool of daemon threads; they do not delay the end of the process.
 
-    A function waits in a queue, runs in a thread, and is done; `run` refuses one that would be beyond a bound.
+    A function waits in a queue, runs in a thread, and is done; `run` refuses functions beyond a bound.
 
     Args:
-        name: of the threads.
-        threads: the most that run at a time.
-        waiting: the most that wait for a thread.
-        of_one: the most of one client that wait or run.
-        late_s: after which a client gets `Busy`; the thread goes on.
+        name: prefix of the names of threads.
+        threads: max functions running at a time.
+        waiting: max functions waiting for a thread.
+        of_one: max functions of one client, waiting or running.
+        late_s: timeout of a client, in seconds: it gets `Busy`, and the thread continues.
     """
 
     def __init__(self, name: str, threads: int, waiting: int, of_one: int, late_s: float) -> None:
@@ -41,19 +41,19 @@ class Workers:
 
     @property
     def pending(self) -> int:
-        """How many functions run or wait."""
+        """Number of functions running or waiting."""
         return self._pending
 
     async def run(self, whose: Hashable, function: Callable[..., T], *args: Any) -> T:
-        """Return or raise what a function does, run in a thread.
+        """Run a function in a thread, and return its result or raise its exception.
 
         Args:
-            whose: its client.
-            function: to be run in a thread.
-            *args: of the function.
+            whose: client of the function.
+            function: the function.
+            *args: arguments of the function.
 
         Raises:
-            Busy: too many wait, in all or of this client, or it takes too long.
+            Busy: too many functions wait, in all or for this client, or the timeout is over.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
@@ -88,7 +88,7 @@ class Workers:
             try:
                 work()
             finally:
-                del work  # it holds the request and its answer
+                del work  # it references the request and its answer
                 with self._lock:
                     self._pending -= 1
                     self._of[whose] -= 1
@@ -100,7 +100,7 @@ class Workers:
         loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: Any, err: BaseException | None
     ) -> None:
         def note() -> None:
-            if future.done():  # nobody waits any more
+            if future.done():  # timeout or cancelled: the client does not wait any more
                 return
             if err is None:
                 future.set_result(value)

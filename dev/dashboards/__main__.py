@@ -1,4 +1,4 @@
-"""Writes the dashboards below a folder: ``make dashboards``."""
+"""Program to write the dashboards below a folder: ``make dashboards``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dev.dashboards.grafana import files
 
 
 def main() -> int:
-    """Entry point of ``python -m dev.dashboards``."""
+    """Run ``python -m dev.dashboards``; return the exit status."""
     parser = argparse.ArgumentParser(prog="dashboards", description="Write the dashboards for Grafana.")
     parser.add_argument("folder", type=Path, help="where to")
     folder = parser.parse_args().folder

@@ -1,4 +1,4 @@
-"""Dashboards as Grafana takes them: JSON of its schema version 39 (Grafana 10.4; later ones bring it up)."""
+"""Dashboards in Grafana's format: JSON of schema version 39 (Grafana 10.4; later versions migrate it)."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ Object = dict[str, JSONValue]
 
 SCHEMA_VERSION = 39
 COLUMNS = 24  # of Grafana's grid
-POINTS = 200  # in a line: with 250 nodes, 50,000 buckets, of the 65,536 that a search may have
-NODES = 250  # lines in a picture
+POINTS = 200  # in a line: with 250 nodes, 50,000 buckets; the limit of a search is 65,536
+NODES = 250  # lines in a panel
 ROWS = 100  # of a table
 _STEPS = ("15s", "30s", "1m", "2m", "5m", "10m", "30m", "1h")
-LEAST, SLOW = "15s", "2m"  # steps, at least: of what is measured each 5 s, and once a minute
+LEAST, SLOW = "15s", "2m"  # shortest steps for columns measured each 5 s, and once a minute
 _CLOCK_TICK = "10ms"  # USER_HZ is 100 on all Linux: a clock tick a tick is a core
 _SECOND = "1s"
 _COLOURS = ("green", "yellow", "orange", "purple", "red")  # of parts of a whole
-# Kinds of panels, as Grafana names them.
+# Grafana's names of the kinds of panels.
 _TYPES = {"lines": "timeseries", "stack": "timeseries", "share": "timeseries", "number": "stat"}
 _LABEL = re.compile(r"\{(\w+)\}")
-# How the data source names the column of a table.
+# The data source's names of aggregations, in queries and in column titles.
 _METRICS = {LARGEST: ("max", "Max"), MEAN: ("avg", "Average"), DISTINCT: ("cardinality", "Unique Count")}
 
 
 class _Store:
-    """The queries of Elasticsearch and OpenSearch, whose data sources are told the same but for the type.
+    """The queries of Elasticsearch and OpenSearch: their data sources differ in a few parameters.
 
     Args:
         kind: of the data source, a plug-in's name.
         name: of the database, a tag of its dashboards.
-        edges: how many steps to leave out at each end: OpenSearch's data source reads a number, Elasticsearch's types
-            want a text.
-        more: that each query tells it.
+        edges: number of steps to skip at each end: OpenSearch's data source reads a number, Elasticsearch's types
+            require a text.
+        more: parameters added to each query.
     """
 
     def __init__(self, kind: str, name: str, edges: str | int, more: Mapping[str, str]) -> None:
@@ -52,7 +52,7 @@ class _Store:
         self._more = more
 
     def targets(self, panel: Panel, dashboard: str) -> list[Object]:
-        """The queries of a panel."""
+        """Return the queries of a panel."""
         lines = [line for line in panel.lines if isinstance(line, Line)]
         if panel.kind == "rows":
             metrics = [{"id": "1", "type": "raw_data", "settings": {"size": str(ROWS)}}]
@@ -82,7 +82,7 @@ class _Store:
         for n, key in enumerate(line.by):
             top = line.top if n == 0 else 0
             aggregations.append(_terms(n + 3, _column(key), top or NODES, "1" if top else ""))
-        # the first and the last step are cut off: not all that belongs there is on the screen, or has come
+        # skip the first and the last step: their rows are partly outside the time range, or not stored yet
         settings = {"interval": f"${step}", "min_doc_count": "0", "trimEdges": self._edges}
         histogram = {"id": "9", "type": "date_histogram", "field": "timestamp", "settings": settings}
         target = self._target(number, line, dashboard, metrics, [*aggregations, histogram])
@@ -103,7 +103,7 @@ class _Store:
         }
 
     def _rows(self, line: Line, dashboard: str) -> str:
-        """Which rows a line is of, as a query string."""
+        """Return the selection of a line's rows, as a query string."""
         scope, wanted = line.schema.scope, [f"_index:${{prefix}}{line.table.lower()}*"]
         if dashboard == "job":
             wanted += [f"{'job_id' if scope == 'job' else 'involved_jobs'}:$job", "hostname.keyword:$host"]
@@ -116,11 +116,11 @@ class _Store:
         return " AND ".join(wanted)
 
     def source(self) -> Object:
-        """Reference to the data source that is chosen."""
+        """Return a reference to the chosen data source."""
         return {"type": self.kind, "uid": "${datasource}"}
 
     def variables(self, dashboard: str) -> Iterator[Object]:
-        """What can be chosen, beside the data source."""
+        """Yield the variables to choose, besides the data source."""
         prefix = {"type": "constant", "name": "prefix", "label": "Prefix of the indices", "query": "colmet_", "hide": 2}
         yield {**prefix, "skipUrlSync": True}
         rows = "_index:${prefix}procstats_default*"
@@ -147,7 +147,7 @@ class _Prometheus:
     name = "prometheus"
 
     def targets(self, panel: Panel, dashboard: str) -> list[Object]:
-        """The queries of a panel."""
+        """Return the queries of a panel."""
         targets = []
         for n, line in enumerate(panel.lines):
             query = line if isinstance(line, Query) else _in_promql(line, dashboard)
@@ -164,11 +164,11 @@ class _Prometheus:
         return targets
 
     def source(self) -> Object:
-        """Reference to the data source that is chosen."""
+        """Return a reference to the chosen data source."""
         return {"type": self.kind, "uid": "${datasource}"}
 
     def variables(self, dashboard: str) -> Iterator[Object]:
-        """What can be chosen, beside the data source."""
+        """Yield the variables to choose, besides the data source."""
         known = metric(*CPU_USED.of(TASKS)[0][:2])
         if dashboard == "job":
             yield _choice("job", "Job", self, f"label_values({known}, job)")
@@ -178,7 +178,7 @@ class _Prometheus:
 
 
 def _in_promql(line: Line, dashboard: str) -> Query:
-    """A line of a table of jobs. A job's row may be told by its node and by the collector: of two, one is taken."""
+    """Return the query of a line of a table of jobs, with duplicates from the node and the collector merged."""
     labels = ['job="$job",host=~"$host"' if dashboard == "job" else 'host=~"$host"']
     labels += [f'{named(name)}="{value}"' for name, value in line.where.items()]
     rows = f"{metric(line.table, line.column)}{{{','.join(labels)}}}"
@@ -189,14 +189,14 @@ def _in_promql(line: Line, dashboard: str) -> Query:
 
 
 def _column(key: str) -> str:
-    """The field of a document that a line is split by."""
+    """Return the field of a document for a key of a line."""
     return {"host": "hostname.keyword", "job": "job_id"}.get(key, f"{key}.keyword")
 
 
 def _matches(table: str, name: str, value: str) -> str:
     """Return the query string for rows with this value in a column; an empty value: any.
 
-    In the columns of Colmet 0.6, -1 is a missing value.
+    In columns of Colmet 0.6, -1 is a missing value.
     """
     if value:
         return f'{name}.keyword:"{value}"'
@@ -204,7 +204,7 @@ def _matches(table: str, name: str, value: str) -> str:
 
 
 def _parts(line: Line) -> list[Line]:
-    """A line as queries: a total is the mean and the number of nodes that tell it, which the panel multiplies."""
+    """Split a line into queries: the panel multiplies the mean by the number of nodes to get a total."""
     if line.way != TOTAL:
         return [line]
     told = {**line.where, line.column: ""}
@@ -234,7 +234,7 @@ def _reference(number: int) -> str:
 
 
 def _choice(name: str, label: str, source: _Store | _Prometheus, query: str, several: str = "") -> Object:
-    """A variable whose values the database tells."""
+    """Return a variable with values queried from the database."""
     more: Object = {}
     if several:
         everything = {"text": ["All"], "value": ["$__all"], "selected": True}
@@ -253,7 +253,7 @@ def _choice(name: str, label: str, source: _Store | _Prometheus, query: str, sev
 
 
 def _step(name: str, least: str, **more: JSONValue) -> Object:
-    """How long a step of a picture is: as the time range suggests, or as is chosen."""
+    """Return the variable for the length of a step: from the time range by default, or chosen by the user."""
     automatic = {"text": "auto", "value": f"$__auto_interval_{name}", "selected": True}
     steps = [{"text": step, "value": step, "selected": False} for step in _STEPS]
     return {
@@ -313,7 +313,7 @@ def _style(kind: str) -> Object:
 
 
 def _differences(number: int, line: Line | Query, panel: Panel) -> Iterator[Object]:
-    """In what a line differs from the others of its panel."""
+    """Yield the properties of a line different from its panel's."""
     if line.unit != panel.lines[0].unit:
         yield {"id": "unit", "value": line.unit}
     if isinstance(line, Line) and line.frame:
@@ -326,7 +326,7 @@ def _differences(number: int, line: Line | Query, panel: Panel) -> Iterator[Obje
 
 
 def _columns(panel: Panel, source: _Store | _Prometheus) -> Iterator[Object]:
-    """Names and units of a table's columns, which the data source names after the way and the field."""
+    """Yield names and units of a table's columns: the data source's own names consist of aggregation and field."""
     lines = [line for line in panel.lines if isinstance(line, Line)]
     if panel.kind == "rows":
         for line in lines:
@@ -354,11 +354,11 @@ def _override(name: str, properties: Mapping[str, JSONValue]) -> Object:
 
 
 def _transformations(panel: Panel) -> Iterator[Object]:
-    """What Grafana does with the answers: of rows it takes the columns, of totals the product."""
+    """Yield Grafana's transformations of the answers: a choice of columns for rows, the product for totals."""
     lines = [line for line in panel.lines if isinstance(line, Line)]
     if panel.kind == "rows":
         dates = [line for line in lines if line.field.unit == "ts_date"]
-        for line in dates:  # the column is in seconds, a date of Grafana's in milliseconds
+        for line in dates:  # the column is in seconds, Grafana's dates in milliseconds
             yield _product(line.column, "1000", {"alias": line.label})
         names = [line.label if line in dates else line.column for line in lines]
         yield {"id": "filterFieldsByName", "options": {"include": {"names": names}}}
@@ -372,7 +372,7 @@ def _product(left: str, right: str, more: Object) -> Object:
 
 
 def _description(panel: Panel) -> str:
-    """What a panel shows: its text, and what the schema says of its columns."""
+    """Return the description of a panel: its text, and the schema's help on its columns."""
     texts = [panel.text] if panel.text else []
     lines = [line for line in panel.lines if isinstance(line, Line) and line.column in line.schema.name_set]
     texts += [f"{line.table} {line.column}: {line.meaning}" for line in lines]
@@ -384,10 +384,10 @@ def _uid(source: _Store | _Prometheus, dashboard: str) -> str:
 
 
 def build(dashboard: Dashboard, source: _Store | _Prometheus) -> Object:
-    """A dashboard, as Grafana imports it.
+    """Return a dashboard for import into Grafana.
 
     Raises:
-        ValueError: a panel shows what no schema declares.
+        ValueError: a panel has a column declared by no schema.
     """
     chosen = {"type": "datasource", "name": "datasource", "label": "Data source", "query": source.kind, "refresh": 1}
     panels: list[Object] = []
@@ -425,7 +425,7 @@ def build(dashboard: Dashboard, source: _Store | _Prometheus) -> Object:
 
 
 def _links(source: _Store | _Prometheus) -> Object:
-    """Links to the other dashboards, which take along what is chosen."""
+    """Return links to the other dashboards, with the present choice of variables."""
     return {
         "type": "dashboards",
         "title": "Colmet",
@@ -440,10 +440,10 @@ def _links(source: _Store | _Prometheus) -> Object:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """The files of all dashboards, below a folder, and their text.
+    """Yield the files of all dashboards, as paths below a folder and their text.
 
     Raises:
-        ValueError: a panel shows what no schema declares.
+        ValueError: a panel has a column declared by no schema.
     """
     elasticsearch = _Store("elasticsearch", "elasticsearch", "1", {})
     opensearch = _Store(

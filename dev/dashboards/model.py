@@ -1,6 +1,6 @@
-"""What a dashboard shows: lines of columns that a schema declares, in panels.
+"""The content of dashboards: lines of declared columns, in panels.
 
-A name that no schema declares is an error here, and units follow from the schema: panels and tables cannot drift.
+A name declared by no schema is an error, and units come from the schema, so panels and tables cannot drift apart.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from colmet.common.schema import Field, Schema
 from colmet.common.tables import schemas
 from colmet.common.units import UNITS
 
-# Ways to make a line of rows: of a counter, how it grows a second or a step, of a gauge its mean, or others.
+# Aggregations of rows to a line: the rate or the increase of a counter, the mean of a gauge, or others.
 RATE, INCREASE, MEAN, LARGEST, TOTAL, DISTINCT = "rate", "increase", "mean", "largest", "total", "distinct"
 
-# Columns that outputs add to every row. A date is milliseconds since 1970 in Elasticsearch.
+# Columns added to every row by outputs. A date is milliseconds since 1970 in Elasticsearch.
 _ADDED = {
     "hostname": Field("hostname_", "none", "label", "The node.", dtype="S255"),
     "job_id": Field("job_id_", "none", "gauge", "The job."),
@@ -25,18 +25,18 @@ _ADDED = {
 
 
 class Line(NamedTuple):
-    """A column over time: a line for each value of what it is split by.
+    """A column over time: a line for each combination of the values of its keys.
 
     Attributes:
-        table: where it is.
-        column: one that a schema declares, or one that outputs add.
-        label: text of the legend; {host} and the like are the values that it is split by.
-        by: host, job, or a label of the row: zone, uuid. What tells the table's rows apart belongs here or in `where`.
-        how: one of those above; empty for what the column's kind suggests.
-        where: values of labels that rows have to have; an empty one: any value.
-        noun: of what a rate of time counts: 2e9 ns a second are 2 cores, or 2 tasks.
-        top: show only so many, those with the largest values; 0 for all.
-        frame: whether it is drawn as what frames the others: their limit.
+        table: name of the table.
+        column: declared by the table's schema, or added by outputs.
+        label: text of the legend; {host} and the like are the values of the keys.
+        by: keys of the line: host, job, or labels (zone, uuid). All keys of the table must be here or in `where`.
+        how: an aggregation, see above; empty for the default of the column's kind.
+        where: required values of labels; an empty one: any value.
+        noun: the thing counted by a rate of time: 2e9 ns a second are 2 cores, or 2 tasks.
+        top: number of lines to show, those with the largest values; 0 for all.
+        frame: whether to draw it as the limit of the other lines.
     """
 
     table: str
@@ -51,7 +51,7 @@ class Line(NamedTuple):
 
     @property
     def schema(self) -> Schema:
-        """Of the table.
+        """The schema of the table.
 
         Raises:
             ValueError: no node sends such a table.
@@ -62,10 +62,10 @@ class Line(NamedTuple):
 
     @property
     def field(self) -> Field:
-        """Of the column.
+        """The declaration of the column.
 
         Raises:
-            ValueError: the table has no such column, or one of what it is split by is none of its labels.
+            ValueError: the table lacks the column, or one of the keys.
         """
         fields = {**_ADDED, **{field.name: field for field in self.schema.fields}}
         for name in (self.column, *self.where, *[key for key in self.by if key not in ("host", "job")]):
@@ -75,10 +75,10 @@ class Line(NamedTuple):
 
     @property
     def way(self) -> str:
-        """How the line is made.
+        """The aggregation of the line.
 
         Raises:
-            ValueError: it cannot be made of such a column.
+            ValueError: it does not apply to such a column.
         """
         kind = self.field.kind
         way = self.how or {"counter": RATE, "gauge": MEAN}.get(kind, "")
@@ -104,18 +104,18 @@ class Line(NamedTuple):
 
     @property
     def meaning(self) -> str:
-        """What the column is, a sentence or two."""
+        """The meaning of the column, a sentence or two."""
         return self.field.help.partition("Source: ")[0].strip()
 
 
 def of(what: Measure | Source, *more: Any, **named: Any) -> Line:
-    """Return a line of a measure's best column, or of another one; `Line` has the other arguments."""
+    """Return a line of a measure's best column, or of the given one; the other arguments are those of `Line`."""
     source = what.best if isinstance(what, Measure) else what
     return Line(source.table, source.column, *more, **named)
 
 
 class Query(NamedTuple):
-    """A line that only Prometheus has: of what the daemons tell of themselves.
+    """A line for Prometheus only, from the daemons' self-metrics.
 
     Attributes:
         expression: in PromQL.
@@ -129,15 +129,15 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """A picture.
+    """A panel of a dashboard.
 
     Attributes:
-        title: of it.
-        lines: what it shows.
-        text: what to read out of it, a sentence or two.
-        kind: lines; stack, for what adds up; share, for parts of a whole; number, the last value in large; table, a row
-            for each value of what the lines are split by; or rows, the rows of a table as they are.
-        slow: whether what it shows is measured once a minute.
+        title: of the panel.
+        lines: its content.
+        text: how to read it, a sentence or two.
+        kind: lines; stack, for summands; share, for parts of a whole; number, the last value in large; table, a row for
+            each value of the lines' key; or rows, the unchanged rows of a table.
+        slow: whether its columns are measured once a minute.
     """
 
     title: str
@@ -155,12 +155,12 @@ class Section(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """One of them.
+    """A dashboard.
 
     Attributes:
-        name: cluster, node or job: what can be chosen in it.
-        title: of it.
-        text: what it is for.
+        name: cluster, node or job: the scope to choose in it.
+        title: of the dashboard.
+        text: its purpose.
         sections: its panels.
     """
 

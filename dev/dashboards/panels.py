@@ -1,4 +1,4 @@
-"""The panels of all dashboards. Columns are named as in docs/metrics.md; a name that is not there is refused."""
+"""The panels of all dashboards, with the column names of docs/metrics.md; unknown names are refused."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _STEP = "In each step of the picture."
 _SCRAPES = "Growth in a step of the picture, or in four scrapes where that is longer."  # $__rate_interval
 
 
-# -- of jobs: what the nodes send of them is in the databases, and on the page for Prometheus --
+# -- jobs: from the rows of nodes, in the databases and on the page for Prometheus --
 
 
 def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]:
-    """What is known of jobs, split by these; `grown` says over which time increases are."""
+    """Return the sections on jobs, split by these keys; `grown` describes the time span of increases."""
 
     def line(what: Measure | Source, text: str = "", **more: object) -> Line:
         return of(what, f"{text} {label}".strip(), by, **more)
@@ -218,7 +218,7 @@ _COMPLETENESS = Section(
 
 
 def _network(ports: bool) -> list[Panel]:
-    """What goes over the network and to shared file systems, of whole nodes or by port and mount."""
+    """Return the panels of network and shared file systems, for whole nodes or by port and mount."""
     if not ports:
         return [
             Panel(
@@ -521,17 +521,17 @@ _OF_HOST = ' * on (instance) group_left (host) colmet_node_info{host=~"$host"}'
 
 
 def agent(column: str) -> str:
-    """The name in Prometheus of a counter of the agent.
+    """Return the name in Prometheus of a counter of the agent.
 
     Raises:
-        KeyError: there is none of this name.
+        KeyError: the agent has no such counter.
     """
     field = {field.name: field for field in _schemas()["agent_default"].fields}[column]
     return "colmet_node_" + in_base_unit(column, field.unit, field.kind)[0]
 
 
 def metric(table: str, column: str) -> str:
-    """The name in Prometheus of a column of a table of jobs."""
+    """Return the name in Prometheus of a column of a table of jobs."""
     line = Line(table, column)
     return named("colmet_job", table.removesuffix("_default"), column, kind=line.field.kind)
 

@@ -1,4 +1,4 @@
-"""Outputs: one file and one line each."""
+"""Outputs: one module and one line of `NAMES` each."""
 
 NAMES = {
     "elasticsearch": "colmet.collector.backends.elasticsearch.output:ElasticsearchOutput",

@@ -1,6 +1,6 @@
 """Rows on standard output, as text for people, as JSON and as CSV for programs.
 
-After a kill, what was written since the last saved position is written again: a pipe cannot take anything back.
+After a kill, rows written since the last saved position are written again: a pipe has no rollback.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ READER_WAIT_MS = 1000
 
 
 def _decoded(value: Any) -> Any:
-    """Return the text of a string without control characters; None for a float that JSON has no number for."""
+    """Return a string as text without control characters, and a float without a JSON number as None."""
     if isinstance(value, bytes):
         text = value.decode("utf-8", "replace")
         return text if text.isprintable() else text.encode("unicode_escape").decode()
@@ -58,7 +58,7 @@ def format_text(batch: Batch, table: Table, sample: Sample) -> str:
 def format_json(batch: Batch, table: Table, sample: Sample) -> str:
     """Return one object: hostname, job_id, timestamp, metric_backend, involved_jobs for the node, then the values.
 
-    Missing values are skipped, and so is involved_jobs where the message does not have the jobs of the node.
+    Missing values are skipped, and so is involved_jobs if the message lacks the jobs of the node.
     """
     record: dict[str, Any] = {
         "timestamp": table.time_ns // NS,
@@ -74,7 +74,7 @@ def format_json(batch: Batch, table: Table, sample: Sample) -> str:
 
 
 def format_csv(batch: Batch, table: Table, sample: Sample) -> str:
-    """Return a line for each value that is not missing; see `CSV_HEADER`."""
+    """Return a line for each value except missing ones; see `CSV_HEADER`."""
     lines = io.StringIO()
     writer = csv.writer(lines, lineterminator="\n")
     start = (table.time_ns // NS, batch.host, sample.job_id, table.schema.name)
@@ -89,7 +89,7 @@ CSV_HEADER = "timestamp,hostname,job_id,metric_backend,metric,value,unit"
 
 
 def _each(write: Callable[[Batch, Table, Sample], str]) -> Callable[[Batch], Iterator[str]]:
-    """Return what writes all rows of a batch one by one."""
+    """Return a function for formatting all rows of a batch one by one."""
     return lambda batch: (write(batch, table, sample) for table in batch.tables for sample in table.samples())
 
 
@@ -102,7 +102,7 @@ FORMATS: Mapping[str, Callable[[Batch], Iterator[str]]] = {
 
 
 class StdoutOutput(OutputBackend):
-    """Writes rows to a descriptor, standard output in production."""
+    """Output of rows to a descriptor, standard output in production."""
 
     name = "stdout"
 
@@ -110,7 +110,7 @@ class StdoutOutput(OutputBackend):
         self._format = FORMATS[form]
         self._fd = sys.stdout.fileno() if fd is None else fd
         self._state: OutputState | None = None
-        # of a text that could be written in part, and the record that it ends
+        # rest of a partly written text, and number of its record
         self._rest = f"{CSV_HEADER}\n".encode() if form == "csv" else b""
         self._begun = -1
 
@@ -145,10 +145,10 @@ class StdoutOutput(OutputBackend):
             raise ConfigError(f"--enable-stdout-backend: standard output is closed: {err.strerror}") from err
 
     def write(self, records: Sequence[JournalRecord]) -> None:
-        """Write all rows, in the order they came.
+        """Write all rows in order of arrival.
 
         Raises:
-            OutputUnavailable: the reader of the pipe has gone, or the disk is full.
+            OutputUnavailable: the reader of the pipe has ended or does not read, or the disk is full.
         """
         assert self._state is not None
         done = self._state.position
@@ -164,7 +164,7 @@ class StdoutOutput(OutputBackend):
                     continue
                 if written > before:
                     self._begun = record.number
-                # what has been cut off goes first next time; a record of which nothing is out is made again
+                # a cut-off rest is written first next time; a record without any output is formatted again
                 self._rest = text[written:] if record.number == self._begun else text[written:before]
                 raise OutputUnavailable(f"standard output: {why}")
         finally:
@@ -172,10 +172,10 @@ class StdoutOutput(OutputBackend):
                 self._state.save(done)
 
     def _write_out(self, text: bytes) -> tuple[int, str]:
-        """Write as much as the reader accepts; return how many bytes that was, and why not all.
+        """Write as much as the reader accepts; return the number of bytes, and the reason if not all.
 
-        A pipe or terminal that can be written to takes PIPE_BUF bytes without waiting; one whose reader has stopped
-        reading must not stop the other outputs.
+        A writable pipe or terminal accepts PIPE_BUF bytes without blocking; a reader that does not read must not stop
+        the other outputs.
         """
         step = len(text) if stat.S_ISREG(os.fstat(self._fd).st_mode) else select.PIPE_BUF
         poll = select.poll()
@@ -195,7 +195,7 @@ class StdoutOutput(OutputBackend):
             yield from self._format(batch)
 
     def close(self) -> None:
-        """Write the rest of a record that was cut off. Standard output itself stays open."""
+        """Write the rest of a cut-off record; standard output itself stays open."""
         if self._rest:
             done, why = self._write_out(self._rest)
             if why:

@@ -1,1 +1,1 @@
-"""What comes from nodes: decoded, checked, limited per sender, separated by host, acknowledged over the link."""
+"""Messages from nodes: decoded, checked, limited per sender, separated by host, acknowledged over the link."""

@@ -1,4 +1,4 @@
-"""Checksums of the batches that came last: a repeat of a number is a duplicate only if it has the same content."""
+"""Checksums of the latest batches: a repeated number is a duplicate only if its content is the same."""
 
 from __future__ import annotations
 
@@ -6,28 +6,28 @@ import base64
 import zlib
 from array import array
 
-# Of one start of an agent: more than the batches that it has on their way at a time, so what it sends again is known.
+# Of one start of an agent: more than its unacknowledged batches in flight, so a re-sent one is recognised.
 KEPT = 1024
 FEWEST = 16
 LOW = (1 << 32) - 1
 
 
 def checksum(message: bytes) -> int:
-    """Return the CRC-32 of a message as its sender made it: what is sent again has the same bytes."""
+    """Return the CRC-32 of a message as sent: a re-sent message has the same bytes."""
     return zlib.crc32(message)
 
 
 class Checksums:
-    """Checksums by number, at most `KEPT`: a number that comes later replaces one that shares its place.
+    """Checksums by number, at most `KEPT`: a later number replaces an earlier one of the same place.
 
-    8 bytes each. The ring grows with what it holds, so a sender of few batches costs little.
+    8 bytes each. The ring grows with its content, so a sender of few batches costs little.
     """
 
     def __init__(self) -> None:
         self._ring = array("Q", bytes(8 * FEWEST))
 
     def __len__(self) -> int:
-        """Return how many there is room for."""
+        """Return the number of places."""
         return len(self._ring)
 
     def note(self, number: int, crc: int) -> None:
@@ -44,27 +44,31 @@ class Checksums:
     def _grow(self) -> None:
         entries = [entry for entry in self._ring if entry]
         self._ring = array("Q", bytes(16 * len(self._ring)))
-        for entry in entries:  # of two with one place in the smaller ring there was one only
+        for entry in entries:  # two numbers of one place: the smaller ring had only one of them
             self._ring[((entry >> 32) - 1 & LOW) % len(self._ring)] = entry
 
     def get(self, number: int) -> int | None:
-        """Return the checksum of this number; None where it is not kept (any more)."""
+        """Return the checksum of this number; None if it is not kept (any more)."""
         there = self._ring[number % len(self._ring)]
         return there & LOW if there and there >> 32 == number + 1 & LOW else None
 
     def state(self, floor: int) -> str:
-        """Return those that may come again, as text for `restored`.
+        """Return the checksums of batches that may come again, as text for `restored`.
 
         Args:
-            floor: the lowest number that the node still holds, as it says; -1 where that is not known. What is below
-                is not sent again.
+            floor: the lowest number that the node still holds, from its Hello; -1 if unknown. Lower numbers are not
+                re-sent.
         """
         entries = sorted([entry for entry in self._ring if entry and (entry >> 32) - 1 >= floor])
         return base64.b64encode(array("Q", entries).tobytes()).decode()
 
     @classmethod
     def restored(cls, state: str) -> Checksums:
-        """Return what `state` described; ValueError or TypeError where it is no such text."""
+        """Return the checksums of a `state`.
+
+        Raises:
+            ValueError, TypeError: the text is malformed.
+        """
         checksums = cls()
         entries = array("Q")
         entries.frombytes(base64.b64decode(state, validate=True)[: 8 * KEPT])

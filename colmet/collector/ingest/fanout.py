@@ -15,7 +15,7 @@ from colmet.common.wire.control import Request, decode_answer, encode
 
 log = logging.getLogger(__name__)
 
-WAIT_S = ERRAND_S + 1.0  # for the nodes: each has so long to do it, and its answer has a way to go
+WAIT_S = ERRAND_S + 1.0  # for the nodes: the deadline of an errand, and time for the answer's way
 MAX_ANSWER_BYTES = 16 << 10  # of one node
 MAX_REQUESTS = 8
 MAX_REASON = 1000  # characters
@@ -52,15 +52,15 @@ class FanoutRequest:
 
 
 class Fanout:
-    """Sends requests to many nodes and collects the answers. For the thread of the link.
+    """Sender of requests to many nodes, and collector of their answers. For the thread of the link.
 
     Attributes:
-        late: answers that came after their request had ended.
+        late: answers received after the end of their request.
     """
 
     def __init__(self) -> None:
         self.late = 0
-        self._number = time.time_ns() // 1000  # above those of an earlier collector, whose late answers may still come
+        self._number = time.time_ns() // 1000  # above those of an earlier collector: late answers to it may still come
         self._requests: dict[int, FanoutRequest] = {}
 
     def begin(self, link: FanoutLink, content: bytes, hosts: Iterable[str] | None) -> FanoutRequest:
@@ -74,7 +74,7 @@ class Fanout:
                 begun.away.append(host)
         if not begun.waiting:
             begun.is_done.set()
-        while len(self._requests) > MAX_REQUESTS:  # requests whose client went away are never ended
+        while len(self._requests) > MAX_REQUESTS:  # requests of disconnected clients are never ended
             self._requests.pop(min(self._requests))
         return begun
 

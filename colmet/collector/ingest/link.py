@@ -24,18 +24,18 @@ from colmet.common.wire import link as wire
 
 log = logging.getLogger(__name__)
 
-BURST = 1000  # messages taken in before the data is looked at again
-RATE, BYTE_RATE = 500, 4 << 20  # a second of one node, which says Hello every few seconds
-FORGET_S = 60.0  # without a word from a node
-MAX_NAMESAKES = 8  # nodes that call under one host name: those heard last
+BURST = 1000  # messages received in one turn, before the next look at the data
+RATE, BYTE_RATE = 500, 4 << 20  # per second of one node, with one Hello every few seconds
+FORGET_S = 60.0  # of silence of a node
+MAX_NAMESAKES = 8  # nodes of one host name: those heard last
 Key = tuple[str, int, int]  # host, epoch and number
 
 
 class DurableBatches:
-    """Batches that are on disk and not acknowledged yet, on their way from the journal's thread to the main one.
+    """Batches on disk and not acknowledged yet, passed from the journal's thread to the main one.
 
     Attributes:
-        fd: readable when there is some.
+        fd: readable if there are any.
     """
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ class DurableBatches:
             self._wakeup.wake()
 
     def take(self) -> list[Key]:
-        """Return what was put since the last call."""
+        """Return the batches added since the last call."""
         self._wakeup.clear()
         with self._lock:
             keys, self._keys = self._keys, []
@@ -71,13 +71,13 @@ class DurableBatches:
 
 
 class Caller(NamedTuple):
-    """A node as the link knows it.
+    """A node connected to the link.
 
     Attributes:
-        host: that it says it is.
-        heard_at: when it said Hello last, monotonic.
+        host: its name, from its Hello.
+        heard_at: time of its last Hello, monotonic.
         epoch: its start.
-        epochs: this start, and those whose batches it still holds.
+        epochs: this start, and the earlier ones with batches in its outbox.
     """
 
     host: str
@@ -87,21 +87,21 @@ class Caller(NamedTuple):
 
 
 class CollectorLink:
-    """Answers nodes. For the thread that receives.
+    """The link's answers to nodes. For the receiving thread.
 
     Args:
         server: socket of the nodes.
-        receiver: knows which batches have come.
+        receiver: source of the received batches.
         durable: batches that are on disk.
         on_disk: whether the journal is on disk, not only in memory.
         answered: called with host, number and content of each answer to a request.
 
     Attributes:
         is_open: whether nodes can connect.
-        hellos: Hellos that were answered.
-        refused: messages that are unreadable, senseless, or came with the key of another host.
+        hellos: answered Hellos.
+        refused: messages unreadable, unexpected, or with the key of another host.
         limited: messages dropped beyond the rate limit of a node.
-        unsent: acknowledgements for nodes that are gone.
+        unsent: acknowledgements for disconnected nodes.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ class CollectorLink:
         self._monotonic = monotonic
         self._started = time.time_ns()
         self._callers: OrderedDict[bytes, Caller] = OrderedDict()  # the least recently heard first
-        self._by_host: dict[str, list[bytes]] = {}  # the same, the one heard last is the last
-        self._pending: dict[str, set[tuple[int, int]]] = {}  # by name: has come, is not on disk yet
+        self._by_host: dict[str, list[bytes]] = {}  # the same, latest heard last
+        self._pending: dict[str, set[tuple[int, int]]] = {}  # by name: received, not on disk yet
         self._again: list[Key] = []
 
     def close(self) -> None:
@@ -137,16 +137,16 @@ class CollectorLink:
 
     @property
     def callers(self) -> Iterable[str]:
-        """The hosts that receive acknowledgements."""
+        """Return the hosts connected for acknowledgements."""
         return self._by_host.keys()
 
     def took(self, fresh: Sequence[Batch], again: Sequence[Batch]) -> None:
-        """Note received batches: `fresh` for the first time, `again` not."""
+        """Note received batches: new ones (`fresh`) and duplicates (`again`)."""
         for batch in fresh:
             if batch.epoch is not None and batch.seq is not None:
                 self._pending.setdefault(batch.host, set()).add((batch.epoch, batch.seq))
         for batch in again:
-            # one that is not on disk yet is acknowledged when it is
+            # a duplicate of a batch not on disk yet is acknowledged with it
             if batch.epoch is not None and batch.seq is not None:
                 key = (batch.epoch, batch.seq)
                 if key not in self._pending.get(batch.host, ()):
@@ -219,7 +219,7 @@ class CollectorLink:
         self.hellos += 1
         now = self._monotonic()
         for known in list(self._by_host.get(hello.host, ())):
-            if known == caller or self._callers[known].epoch == hello.epoch:  # it has connected again
+            if known == caller or self._callers[known].epoch == hello.epoch:  # reconnected
                 self._forget(known)
         if caller in self._callers:
             self._forget(caller)
@@ -235,7 +235,7 @@ class CollectorLink:
         self._send(caller, self._known(hello.host, hello.held))
 
     def _known(self, host: str, held: Iterable[wire.Range]) -> list[wire.Range]:
-        """Return which of these are on disk; of very many ranges, the first ones: the node asks again."""
+        """Return the part of these ranges on disk, at most `wire.MAX_RANGES`: the node asks for the others again."""
         found: list[wire.Range] = []
         for name in self._receiver.names(host):
             pending: dict[int, list[int]] = {}
@@ -264,7 +264,7 @@ class CollectorLink:
             del self._by_host[host]
 
     def ask(self, host: str, number: int, content: bytes) -> bool:
-        """Send a request to a node; return False where it is not connected. The answer goes to `answered`."""
+        """Send a request to a node; return False if it is not connected. Its answer goes to `answered`."""
         known = self._by_host.get(host)
         return known is not None and self._server.send(known[-1], wire.encode(wire.Request(number, content)))
 
@@ -273,7 +273,7 @@ class CollectorLink:
         if known is None:
             raise WireError("link: an answer from a client without a Hello")
         host = known.host
-        if called.user not in ("", host):  # who connects may choose the name that the caller of another host had
+        if called.user not in ("", host):  # a client may connect with the identity of another host's caller
             raise WireError(f"link: an answer of {host} with the key of {called.user}")
         self._answered(host, answer.number, answer.content)
 

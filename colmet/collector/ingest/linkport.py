@@ -1,8 +1,8 @@
-"""The port on which the collector acknowledges: which one, and when it is left to another collector of this machine.
+"""The port for acknowledgements: its choice, and its handover to another collector on this machine.
 
-The default is the port after that of the data. Where collectors of several clusters have consecutive ports, the next
-one receives data there. It gets the port (`claims`), and a note in the journal's directory keeps this one from taking
-it first after a reboot: a node of Colmet 0.6 that meets a link where it expects its collector never connects again.
+The default is the port after the data port. Where collectors of several clusters have consecutive ports, the next one
+receives data there. It gets the port (`claims`), and a note in the journal's directory keeps this one from binding it
+first after a reboot: a node of Colmet 0.6 connected to a link instead of its collector never connects again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PAUSE_S = 0.2
 
 
 class LinkPort(NamedTuple):
-    """The bound port, where nobody named it.
+    """The bound port, where no option names it.
 
     Attributes:
         socket: of the link.
@@ -41,7 +41,7 @@ class LinkPort(NamedTuple):
     directory: str
 
     def give_up(self) -> None:
-        """Note that another collector has the port; the link is to be closed now."""
+        """Note that another collector has the port; the caller closes the link."""
         self.claims.close()
         _note(self.directory)
         log.warning(
@@ -54,16 +54,16 @@ class LinkPort(NamedTuple):
 def open_link(
     uri: str | None, data_uri: str, authenticator: Authenticator, directory: str
 ) -> tuple[LinkServer | None, LinkPort | None]:
-    """Bind the socket where nodes call; None where nobody acknowledges. With it the port, where it may be given up.
+    """Bind the link's socket and return its server, with the port if it may be given up; None without acknowledgements.
 
     Args:
-        uri: that an option names, "" for no link, None for the port after that of the data.
-        data_uri: where data is received.
+        uri: address from an option, "" for no link, None for the port after the data port.
+        data_uri: address of the data socket.
         authenticator: of the nodes' connections.
         directory: of the journal; "" without one.
 
     Raises:
-        ConfigError: the address that an option names cannot be bound.
+        ConfigError: the address from the option cannot be bound.
     """
     if uri == "":
         log.info("no acknowledgements: batches under way when the collector stops are lost")
@@ -79,7 +79,7 @@ def open_link(
     try:
         server = LinkServer(uri, authenticator=authenticator)
     except ConfigError as err:
-        # a site that has always started Colmet like this has something else there
+        # no error: a site with an older configuration may run something else on this port
         log.warning("no acknowledgements: batches under way when the collector stops are lost: %s", err)
         _note(directory)
         return None, None
@@ -101,7 +101,7 @@ def _noted(directory: str) -> bool:
 
 
 def _is_free(uri: str) -> bool:
-    """Whether nobody listens at an address, which has numbers only."""
+    """Return whether no process listens at an address, a numeric one."""
     host, _, port = uri.removeprefix("tcp://").rpartition(":")
     if not uri.startswith("tcp://"):
         return False

@@ -1,9 +1,9 @@
-"""Which agent a batch is of, where several send under one host name: each of them is stored under a name of its own.
+"""Assignment of batches to agents sending under one host name: each agent is stored under a name of its own.
 
-Rows of two agents under one name would be summed, or make counters jump. So under each name there is at any moment one
-agent. An agent is recognised by its start (epoch, or dialect where there is none) and the address it sends from. Two
-starts that were heard within the last minute or so, and whose samples lie between each other's, run beside each other:
-a start that was followed by another one sends nothing that is newer than the first sample of that one.
+Rows of two agents under one name would be summed, or make counters jump. So each name has one agent at any moment. An
+agent is recognised by its start (epoch, or dialect without one) and its address. Two starts heard within the last
+minute or so, with samples between each other's, run in parallel: a start followed by another one sends nothing newer
+than the first sample of its successor.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Any
 
 from colmet.common.live.namesakes import MOST, name_of
 
-MAX_STARTS = 16  # of one host name that are remembered, those heard last
-# A start that was not heard for so long, and three of its periods, has ended.
+MAX_STARTS = 16  # of one host name, those heard last
+# A start silent for longer than this and three of its periods has ended.
 QUIET_NS = 60 * 10**9
 MAX_PERIOD_NS = 600 * 10**9
 
 
 @dataclass
 class Start:
-    """What one start of an agent has sent.
+    """The samples of one start of an agent.
 
     Attributes:
-        ident: its epoch; the dialect of an agent that has none.
-        peer: the address it sends from; empty where that is not known.
-        place: of the name under which its batches are stored now.
-        spans: by place, the times of the first and the last sample that were stored there.
-        heard_ns: when it was heard last.
+        ident: its epoch; the dialect of an agent without one.
+        peer: its address; empty if unknown.
+        place: of the name its batches are stored under now.
+        spans: by place, the times of the first and the last sample stored there.
+        heard_ns: time of its latest batch.
         period_ns: between its last two samples.
     """
 
@@ -41,11 +41,11 @@ class Start:
     period_ns: int = 0
 
     def is_live(self, now_ns: int) -> bool:
-        """Whether it was heard within the last minute and three periods."""
+        """Return whether it was heard within the last minute and three periods."""
         return now_ns - self.heard_ns <= QUIET_NS + 3 * self.period_ns
 
     def more(self, place: int, time_ns: int) -> tuple[int, int]:
-        """Return the times, first and last, that a sample of this time adds to those that it has at a place."""
+        """Return the span, first and last time, that a sample of this time adds to the start's span at a place."""
         if place != self.place or place not in self.spans:
             return time_ns, time_ns
         first, last = self.spans[place]
@@ -54,13 +54,13 @@ class Start:
         return time_ns, max(time_ns, first - 1)
 
     def enter(self, place: int) -> None:
-        """Be stored at this place from now on; when it was there before is past."""
+        """Set the place for its batches from now on; an earlier span there is forgotten."""
         if place != self.place:
             self.spans.pop(place, None)
             self.place = place
 
     def note(self, time_ns: int, now_ns: int) -> None:
-        """Have this sample at its place."""
+        """Add a sample to the span of its place."""
         known = self.spans.get(self.place)
         if known is None:
             self.spans[self.place] = time_ns, time_ns
@@ -75,30 +75,30 @@ class Start:
 
 
 class Namesakes:
-    """The agents of one host name, and under which of its names each is stored.
+    """The agents of one host name, and the stored name of each.
 
     Args:
-        host: the name that they share.
+        host: their common name.
 
     Attributes:
-        names: that batches were stored under; the host's own first.
+        names: the stored names; the host's own first.
     """
 
     def __init__(self, host: str) -> None:
         self.names = [host]
-        self._starts: list[Start] = []  # the one heard last is the last
+        self._starts: list[Start] = []  # latest heard last
 
     def add(self, name: str) -> None:
-        """Batches are stored under this name, too."""
+        """Add a stored name."""
         if name not in self.names:
             self.names.append(name)
 
     def place(self, ident: int | str, peer: str, time_ns: int, now_ns: int) -> int:
-        """Return the place of the name under which a batch is stored, and note it there.
+        """Return the place of the name to store a batch under, and note it there.
 
         Args:
             ident: epoch of the agent, or its dialect.
-            peer: the address it came from; empty where that is not known.
+            peer: its address; empty if unknown.
             time_ns: of its sample.
             now_ns: of the clock.
         """
@@ -122,13 +122,13 @@ class Namesakes:
         return None
 
     def _choose(self, start: Start, time_ns: int, now_ns: int) -> int:
-        """The place it has, or a lower one whose agent has ended; the lowest that is free where it has none."""
+        """Return the start's place, or a lower one of an ended agent; for a new start the lowest free one."""
         others = [one for one in self._starts if one is not start and one.is_live(now_ns)]
         is_new = start.place < 0
         for place in range(MOST):
             there = [one for one in others if one.place == place]
             if there and not is_new and place != start.place:
-                continue  # somebody is there
+                continue  # in use by another agent
             first, last = start.more(place, time_ns)
             spans = [one.spans[place] for one in others if place in one.spans]
             if all(last < low or high < first for low, high in spans) and not any(
@@ -138,16 +138,16 @@ class Namesakes:
         return MOST - 1
 
     def live(self, now_ns: int) -> set[int | str]:
-        """Return the starts that were heard within the last minute or so."""
+        """Return the starts heard within the last minute or so."""
         return {start.ident for start in self._starts if start.is_live(now_ns)}
 
     def live_names(self, now_ns: int) -> list[str]:
-        """Return the names of agents that were heard within the last minute or so."""
+        """Return the names of the agents heard within the last minute or so."""
         places = sorted({start.place for start in self._starts if start.is_live(now_ns)})
         return [name_of(self.names[0], place) for place in places]
 
     def state(self) -> list[list[Any]]:
-        """Return what `restored` makes the same of."""
+        """Return the state for `restored`."""
         return [
             [start.ident, start.peer, start.place, [[place, *span] for place, span in start.spans.items()]]
             for start in self._starts
@@ -155,7 +155,11 @@ class Namesakes:
 
     @classmethod
     def restored(cls, host: str, state: Sequence[Sequence[Any]], now_ns: int) -> Namesakes:
-        """Return what `state` described, all heard just now; ValueError or TypeError where it is none."""
+        """Return the namesakes of a `state`, all heard just now.
+
+        Raises:
+            ValueError, TypeError: the state is malformed.
+        """
         namesakes = cls(host)
         for ident, peer, place, spans in state[-MAX_STARTS:]:
             start = Start(ident if isinstance(ident, str) else int(ident), str(peer), min(max(int(place), 0), MOST - 1))
@@ -167,7 +171,7 @@ class Namesakes:
         return namesakes
 
     def replay(self, place: int, ident: int | str, time_ns: int, now_ns: int) -> None:
-        """Note a batch that was stored at this place before a restart."""
+        """Note a batch stored at this place before a restart."""
         start = self._start(ident, "")
         if start is None:
             start = Start(ident, "")
@@ -178,9 +182,9 @@ class Namesakes:
 
 
 def _yields(start: Start, other: Start, is_new: bool) -> bool:
-    """Whether a start leaves the name to another one that is heard under it, whatever the times of their samples."""
+    """Return whether a start leaves the name to another one heard under it, regardless of their samples' times."""
     if isinstance(start.ident, str) and isinstance(other.ident, int):
-        return True  # an agent of Colmet 0.6 beside one that numbers its batches
+        return True  # an agent of Colmet 0.6, next to one with numbered batches
     if isinstance(start.ident, int) and isinstance(other.ident, str):
         return False
     return is_new and bool(start.peer and other.peer and start.peer != other.peer)

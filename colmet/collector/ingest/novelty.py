@@ -1,4 +1,4 @@
-"""Limits on new tables: each table of a job that its sender had not sent before costs every output something."""
+"""Limits on new tables: each new table of a job costs every output something."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from colmet.common.live.shares import Shares
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.tables import column_types, is_declared
 
-# Of --max-new-tables. A job has 3 to 8 of them: by default some 15 jobs a second, and more than 1,000 at once.
+# Burst of --max-new-tables. A job has 3 to 8 tables: by default some 15 jobs a second, and more than 1,000 at once.
 TABLES_BURST_S = 100.0
-# Columns that it does not declare, of a later version or a site's own, for each job: 40 tables of 30 columns at once.
-# HDF5 takes 0.2 kB for each, and as much as for 64 for a table.
+# Undeclared columns, of a later version or a site's own, for each job: 40 tables of 30 columns at once. HDF5 needs
+# 0.2 kB for each column, and for a table as much as for 64 columns.
 COLUMNS_PER_S, COLUMNS_AT_ONCE = 100.0, 4096.0
 COLUMNS_OF_A_TABLE, COLUMNS_OF_A_CHANGE = 64, 8
-# What Colmet does not declare, over all senders, each with its share: columns of one of Colmet's own tables, and other
-# tables, with columns of other kinds once more. A database has a field or an index for each, for good.
+# Undeclared columns and tables over all senders, each with its share: columns of Colmet's own tables (by kind of type),
+# and other tables. A database has a permanent field or index for each.
 FURTHER_COLUMNS, FURTHER_TABLES = 512, 256
-FURTHER_S = 86400.0  # without rows, after which they count no more
-# What a sender had in this time is not new; what it had in twice the time may be.
+FURTHER_S = 86400.0  # without rows, after this they count no more
+# A sender's table of this time is not new; one of twice the time may be.
 REMEMBERED_S = 600.0
 MAX_KNOWN = 1 << 17  # tables of jobs of one sender in that time
 
@@ -31,13 +31,13 @@ _Key = Union[str, bytes]
 
 
 class _New(NamedTuple):
-    """The new jobs of a table in a batch: its sender had no such table of them.
+    """The new jobs of a table in a batch: its sender had no such table for them.
 
     Attributes:
-        at: of the table in the batch.
-        key: what names the table's columns.
+        at: index of the table in the batch.
+        key: identifies the table's columns.
         jobs: their numbers.
-        price: columns for each job; 0 for a table that Colmet declares.
+        price: columns for each job; 0 for a table declared by Colmet.
     """
 
     at: int
@@ -64,7 +64,7 @@ class _RecentTables:
             self._now, self._count, self._since = {}, 0, now
 
     def new(self, key: _Key, jobs: set[int]) -> set[int]:
-        """Return those of some jobs of which the sender had no such table."""
+        """Return the jobs without such a table of this sender."""
         rest = jobs - self._now.get(key, _NONE)
         if rest and (former := self._before.get(key)):
             again = rest & former
@@ -73,7 +73,7 @@ class _RecentTables:
         return rest
 
     def add(self, key: _Key, jobs: set[int]) -> None:
-        """Note that the sender has this table of these jobs."""
+        """Note that the sender has this table for these jobs."""
         if jobs:
             self._now.setdefault(key, set()).update(jobs)
             self._count += len(jobs)
@@ -83,16 +83,16 @@ _NONE: frozenset[int] = frozenset()
 
 
 class _UndeclaredTables:
-    """Tables and columns that Colmet does not declare: their first senders, and the room for more."""
+    """Undeclared tables and columns: their first senders, and the room for more."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
         self._monotonic = monotonic
         self._rooms: dict[str, Shares] = {}  # of Colmet's own tables, "" of all others
-        self._seen: dict[tuple[str, str], tuple[str, float]] = {}  # room and name: sender, when it was there last
+        self._seen: dict[tuple[str, str], tuple[str, float]] = {}  # room and name: first sender, time of the latest row
         self._sweep_at = 0.0
 
     def admits(self, sender: str, schema: Schema) -> bool:
-        """Return whether a table of this schema may be stored; what is new in it counts for the sender."""
+        """Return whether a table of this schema may be stored; its new parts count for the sender."""
         now = self._monotonic()
         if now >= self._sweep_at:
             self._sweep(now)
@@ -117,7 +117,7 @@ class _UndeclaredTables:
 
 
 def _undeclared(schema: Schema) -> tuple[str, list[str]]:
-    """Return the room that a schema's undeclared parts are in, and names for them."""
+    """Return the room of a schema's undeclared parts, and names for them."""
     if not is_declared(schema.name):
         return "", names_for(schema)[-1:]
     types = column_types(schema.name)
@@ -125,10 +125,10 @@ def _undeclared(schema: Schema) -> tuple[str, list[str]]:
 
 
 class Novelty:
-    """Limits the new tables of each sender.
+    """Limits on the new tables of each sender.
 
     Args:
-        per_s: new tables of jobs in a second; 0 is no limit, also not for columns that Colmet does not declare.
+        per_s: new tables of jobs in a second; 0 is no limit, also not for undeclared columns.
         monotonic: a clock, in seconds.
     """
 
@@ -149,8 +149,8 @@ class Novelty:
     def admits(self, sender: str, nodes: int, batch: Batch) -> tuple[Batch | None, int]:
         """Return the admitted part of a batch, and the number of rows dropped from it.
 
-        None where its sender has made too much of late: a later time will do. Rows are left out where no time would, as
-        a batch has more that is new than is ever taken at once, and rows of new tables that Colmet does not declare.
+        None if its sender is beyond its rate now: a retry can succeed. Rows are dropped if no retry could: a batch with
+        more new tables than the largest burst, or undeclared tables without room.
         """
         known = self._known(sender)
         found = []
@@ -199,7 +199,7 @@ class Novelty:
 
 
 def price(schema: Schema) -> int:
-    """Return the cost of a new table of a job, in undeclared columns; 0 where Colmet declares all its columns."""
+    """Return the cost of a new table of a job, in undeclared columns; 0 if Colmet declares all its columns."""
     if not schema.undeclared:
         return 0
     return schema.undeclared + (COLUMNS_OF_A_CHANGE if is_declared(schema.name) else COLUMNS_OF_A_TABLE)

@@ -1,4 +1,4 @@
-"""Rate limits: how much of the collector one sender may use."""
+"""Rate limits: the share of the collector that one sender may use."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from collections.abc import Callable
 from colmet.common.runtime import cli
 from colmet.common.runtime.pacing import TokenBucket
 
-BURST_S = 10.0  # a burst may have what is admitted in this time
-MAX_SENDERS = 16384  # remembered; those heard longest ago are forgotten, and may send a burst again
-# Without keys a sender is an address, behind which many nodes may be: containers, or a gateway.
+BURST_S = 10.0  # largest burst: the admitted amount of this time
+MAX_SENDERS = 16384  # in memory; those silent for longest are forgotten, and may send a burst again
+# Without keys a sender is an address, possibly of many nodes: containers, or a gateway.
 NODES_OF_AN_ADDRESS = 20
-# Of the receiving thread's time. A message of a node takes 0.1 ms: a node that sends as fast as it may needs 0.1 s.
+# Of the receiving thread's time. A message costs 0.1 ms, so a node at its full message rate needs 0.1 s a second.
 WORK_S, WORK_OF_AN_ADDRESS_S = 0.25, 0.5
-# Fields of descriptions that the collector has not seen. All nodes of one version of Colmet have the same few hundred,
-# and the first of them has them parsed for all. Those behind one address need no more.
+# New fields of descriptions. All nodes of one version of Colmet have the same few hundred, and the first of them has
+# them parsed for all. Those behind one address need no more.
 NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE = 16.0, 8192.0
-# Hosts of an address that had not been heard; one with a key is its own.
+# New hosts of an address; a host with a key is exempt.
 NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE = 1.0, 4096.0
 INFINITE = float("inf")
 
 
 class Budget:
-    """A limit on what each sender may use in a second: one token bucket for each.
+    """A limit on the use per second of each sender: one token bucket for each.
 
     Args:
-        per_s: what one node may use in a second.
-        at_once: what it may use at once after a quiet time.
+        per_s: units for one node in a second.
+        at_once: burst of one node after a quiet time.
         monotonic: a clock, in seconds.
     """
 
@@ -43,7 +43,7 @@ class Budget:
         self._per_s, self.at_once = per_s, at_once
 
     def left(self, sender: str, nodes: float = 1) -> float:
-        """Return what a sender that counts as `nodes` nodes may use now; below 0 where it used too much."""
+        """Return the units left now for a sender counted as `nodes` nodes; below 0 after overuse."""
         bucket = self._buckets.get(sender)
         if bucket is None:
             return nodes * self.at_once
@@ -51,7 +51,7 @@ class Budget:
         return bucket.left()
 
     def use(self, sender: str, amount: float, nodes: float = 1) -> None:
-        """Count what a sender uses."""
+        """Count units used by a sender."""
         bucket = self._buckets.get(sender)
         if bucket is None:
             bucket = self._buckets[sender] = TokenBucket(self._per_s, self.at_once, self._monotonic)
@@ -63,7 +63,7 @@ class Budget:
 
 
 class RateLimit:
-    """The limits of all senders. A sender without a key is an address, which may have several nodes.
+    """The limits of all senders. A sender without a key is an address, possibly of several nodes.
 
     Args:
         per_s: messages of one node in a second; 0 is no limit.
@@ -71,7 +71,7 @@ class RateLimit:
         monotonic: a clock, in seconds.
 
     Attributes:
-        limited: messages beyond a limit, by its name.
+        limited: messages beyond each limit, by its name.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ class RateLimit:
             beyond = "journal"
         if beyond:
             self.limited[beyond] += 1
-            self._work.use(sender, 0, _workers(nodes))  # a sender that is heard is remembered
+            self._work.use(sender, 0, _workers(nodes))  # keeps an active sender in memory
         self._messages.use(sender, 0 if beyond else 1, nodes)
         self._bytes.use(sender, 0 if beyond else size, nodes)
         return not beyond
@@ -125,11 +125,11 @@ class RateLimit:
         return admitted
 
     def new_fields(self, user: str, peer: str) -> int:
-        """Return how many fields of new descriptions may be parsed for a sender now."""
+        """Return the number of new fields that may be parsed for a sender now."""
         return max(0, int(self._fields.left(sender_of(user, peer)[0])))
 
     def worked(self, user: str, peer: str, seconds: float, new_fields: int) -> None:
-        """Charge a sender for a message: CPU time in seconds, and fields that were parsed."""
+        """Charge a sender for a message: CPU time in seconds, and parsed fields."""
         sender, nodes = sender_of(user, peer)
         self._work.use(sender, seconds, _workers(nodes))
         if new_fields:
@@ -141,12 +141,12 @@ class RateLimit:
 
 
 def sender_of(user: str, peer: str) -> tuple[str, int]:
-    """Return the name of a sender, a user or an address, and the number of nodes that it stands for."""
+    """Return the name of a sender, a user or an address, and the number of nodes behind it."""
     return (user, 1) if user else (f"[{peer}]", NODES_OF_AN_ADDRESS)
 
 
 def _workers(nodes: int) -> float:
-    """Return how many times the CPU time of one node these may use."""
+    """Return the limit of CPU time for these nodes, as a multiple of one node's."""
     return 1 if nodes == 1 else WORK_OF_AN_ADDRESS_S / WORK_S
 
 

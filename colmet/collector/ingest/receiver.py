@@ -1,4 +1,4 @@
-"""Decode messages to batches, and count for each sender what came, is missing, came twice and was refused."""
+"""Decoding of messages to batches, and counts per sender: received, missing, duplicate and refused."""
 
 from __future__ import annotations
 
@@ -26,59 +26,59 @@ from colmet.common.wire.link import Hello
 
 log = logging.getLogger(__name__)
 
-# Hosts and addresses that are told apart. Anyone who can connect can make names up: more than these share one entry.
+# Hosts and addresses counted separately. Any client can make names up: senders beyond this limit share one entry.
 MAX_SENDERS = 16384
 OTHERS = "(others)"
-# Starts of one node whose batches may still come: one that was started again and again while the collector was away
-# sends all of them, and again if the collector is killed before it has said that it has them.
+# Starts of one node with batches that may still come: a node started several times while the collector was away sends
+# all of them, and again if the collector is killed before it has acknowledged them.
 MAX_EPOCHS = 256
-# Ranges of batches that have come, of one start: new batches come beside older ones that are sent again, and others go
-# to another collector.
+# Ranges of received batches of one start: new batches arrive among re-sent older ones, and some go to another
+# collector.
 MAX_RUNS = 1024
-# Over all senders. Beyond it each may have few: (starts, ranges).
+# Over all senders. Beyond it the limits of each are FEW: (starts, ranges).
 MAX_ALL_RUNS = 1 << 18
 FEW = (4, 16)
-MAX_CHECKSUMS = 8192  # of one sender, about; those of the starts that came last
-# Where there are too many, those are forgotten first that had no row and said no Hello, then those not heard for long.
+MAX_CHECKSUMS = 8192  # of one sender, about; those of its latest starts
+# Senders without rows and without a Hello are forgotten first, then those silent for longest.
 OLD_S = 3600.0
-ROOM_S = 10.0  # between two times that some are forgotten, an eighth at once
+ROOM_S = 10.0  # between two removals of senders, an eighth each
 SUMMED = (
     *("batches", "rows", "duplicates", "rejects", "skipped"),
     *("foreign", "limited", "left_out", "conflicts", "overfull"),
 )
-LOOK_EVERY = 10_000  # messages, and starts that nodes tell of, between two looks at how many there are
+LOOK_EVERY = 10_000  # messages, and starts named in Hellos, between two checks of the number of ranges
 END = 1 << 63  # above all numbers
 
 
 class Sequence64:
-    """Which numbers of one count have come.
+    """The received numbers of one count.
 
-    What it has to forget, as there are too many ranges, it takes for new when it comes again: that may be there twice
-    then, and nothing is lost.
+    Beyond the limit of ranges the oldest are forgotten. A forgotten number counts as new when it comes again: it may be
+    stored twice then, and nothing is lost.
 
     Attributes:
-        checksums: of the batches that came last.
-        floor: nothing with a lower number is still to come, as the node says; -1 where it says nothing. What it sent
-            before the collector listened is then not missing.
+        checksums: of the latest batches.
+        floor: lowest number still to come, from the node's Hello; -1 without one. Batches sent before the collector
+            listened are then not missing.
     """
 
     def __init__(self, floor: int = -1) -> None:
         self.floor = floor
         self.checksums = Checksums()
-        self.unchecked = 0  # below it, numbers of an earlier version, which kept no checksums
+        self.unchecked = 0  # numbers below it are of an earlier version, without checksums
         self._seen = Ranges()
-        self._forgotten = 0  # missing between ranges that were forgotten
+        self._forgotten = 0  # missing between forgotten ranges
 
     def __len__(self) -> int:
-        """How many ranges have come."""
+        """Return the number of received ranges."""
         return len(self._seen)
 
     def __contains__(self, number: int) -> bool:
-        """Whether this number has come."""
+        """Return whether this number has come."""
         return number in self._seen
 
     def add(self, number: int, most: int = MAX_RUNS) -> bool:
-        """Note a number; False where it has come before. At most so many ranges are kept."""
+        """Note a number; return False if it is a duplicate. At most `most` ranges are kept."""
         if not self._seen.add(number, number):
             return False
         while len(self._seen) > most:
@@ -89,7 +89,7 @@ class Sequence64:
 
     @property
     def missing(self) -> int:
-        """Numbers that are between those that came, or that the node says are still to come before them."""
+        """Return the count of missing numbers up to the last received: from the floor, or from the first received."""
         if not self._seen.count:
             return self._forgotten
         start, last = self.floor if self.floor >= 0 else self._seen.first, self._seen.last
@@ -100,7 +100,7 @@ class Sequence64:
 
     @property
     def elsewhere(self) -> int:
-        """Numbers between those that came that are not to come any more: another collector has them, or nobody."""
+        """Return the count of missing numbers below the floor: another collector has them, or they are lost."""
         if not self._seen.count:
             return 0
         end = min(self.floor, self._seen.last + 1)
@@ -109,15 +109,15 @@ class Sequence64:
 
     @property
     def end(self) -> int:
-        """The number behind the last one that came; 0 where none did."""
+        """Return the number after the last received one; 0 without any."""
         return int(self._seen.last) + 1 if self._seen.count else 0
 
     def seen(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Which of these have come, in ranges."""
+        """Return the received numbers from `first` to `last`, in ranges."""
         return self._seen.within(first, last)
 
     def state(self) -> list[Any]:
-        """What `restored` makes the same of: the first number, the next one, the gaps, the floor."""
+        """Return the state for `restored`: the first number, the next one, the gaps, the floor."""
         if not self._seen.count:
             return [-1, -1, [], self.floor]
         runs = list(self._seen)
@@ -126,7 +126,11 @@ class Sequence64:
 
     @classmethod
     def restored(cls, state: Sequence[Any]) -> Sequence64:
-        """A count as it was; ValueError or TypeError where that is none."""
+        """Return the count with this state.
+
+        Raises:
+            ValueError, TypeError: the state is malformed.
+        """
         first, end, gaps, *rest = state
         sequence = cls(*[int(floor) for floor in rest])
         if int(first) < int(end):
@@ -138,23 +142,23 @@ class Sequence64:
 
 @dataclass
 class Sender:
-    """What came from one host (or, for messages that name none, from one address).
+    """Counts of one host (or of one address, for messages without a host).
 
     Attributes:
-        batches: taken in.
+        batches: accepted.
         rows: in them.
-        duplicates: batches that had come before, and were left out.
-        rejects: messages that could not be read; they are counted by address.
-        skipped: values that have no name here.
-        seen_ns: when it was heard last, since the epoch; 0 before.
-        lag_ns: how old its latest batch was when it came, by the clocks of both.
-        dialect: of its last batch.
-        version: of Colmet there; empty where it does not say, and takes no acknowledgements.
-        foreign: messages with its key that held data of other hosts, and were refused.
-        limited: messages beyond what is taken from one sender, left out.
-        left_out: rows left out of batches that were taken, as their tables do not fit.
-        conflicts: batches with the number of one that had come, and another content; both are kept.
-        overfull: batches beyond what is kept of one number, refused and not acknowledged.
+        duplicates: batches received before, dropped.
+        rejects: unreadable messages, counted by address.
+        skipped: values without a name here.
+        seen_ns: time of its latest message, since the epoch; 0 before.
+        lag_ns: age of its latest batch on arrival, by the clocks of both.
+        dialect: of its latest batch.
+        version: of Colmet there; empty without a Hello, for nodes without acknowledgements.
+        foreign: messages with its key and data of other hosts, refused.
+        limited: messages beyond the limits of one sender, dropped.
+        left_out: rows dropped from accepted batches, as their tables do not fit.
+        conflicts: batches with the number of an earlier one and other content; both are kept.
+        overfull: batches beyond the copies kept of one number, refused and not acknowledged.
     """
 
     batches: int = 0
@@ -173,26 +177,26 @@ class Sender:
     overfull: int = 0
     _forgotten_missing: int = 0
     _epochs: OrderedDict[int, Sequence64] = field(default_factory=OrderedDict)
-    _checked: list[int] = field(default_factory=list)  # epochs of which there are checksums
-    _held: frozenset[int] = frozenset()  # epochs of which batches are still to come, as it says
+    _checked: list[int] = field(default_factory=list)  # epochs with checksums
+    _held: frozenset[int] = frozenset()  # epochs with batches still to come, from its Hello
 
     @property
     def missing(self) -> int:
-        """Batches that were sent, going by the numbers of those that came, and have not come."""
+        """Return the number of batches sent, by the numbers of the received ones, and not received."""
         return self._forgotten_missing + sum(sequence.missing for sequence in self._epochs.values())
 
     @property
     def elsewhere(self) -> int:
-        """Batches that are not to come any more: another collector has them, or the node has given them up."""
+        """Return the number of batches not to come any more: at another collector, or dropped by the node."""
         return sum(sequence.elsewhere for sequence in self._epochs.values())
 
     @property
     def runs(self) -> int:
-        """Ranges that are remembered, about."""
+        """Return the number of ranges in memory, about."""
         return sum([1 + len(sequence) for sequence in self._epochs.values()])
 
     def add(self, other: Sender) -> None:
-        """Count what another one was counted for, too."""
+        """Add the counts of another sender."""
         for name in SUMMED:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self._forgotten_missing += other.missing
@@ -205,22 +209,22 @@ class Sender:
         return sequence
 
     def _bound(self, most: int, kept: int) -> None:
-        """Forget starts beyond so many: of those of which nothing is to come, the oldest; nothing is lost with any."""
+        """Forget starts beyond `most`: first the oldest without batches to come. No count is lost."""
         extra = len(self._epochs) - most
         if extra > 0:
             for oldest in sorted(self._epochs, key=lambda one: (one == kept, one in self._held, one))[:extra]:
                 self._forgotten_missing += self._epochs.pop(oldest).missing
 
     def knows(self, epoch: int, number: int) -> bool:
-        """Whether a batch of this number has come, whatever was in it."""
+        """Return whether a batch of this number has come, with any content."""
         sequence = self._epochs.get(epoch)
         return sequence is not None and number in sequence
 
     def has(self, epoch: int, number: int, crc: int, keyed: bool = False) -> bool:
-        """Whether this very batch has come.
+        """Return whether exactly this batch has come.
 
-        Where its checksum is not kept any more, its number alone decides: it has come if nobody else can have used the
-        number, as its sender has a key, or if the number is older than the checksums.
+        Without a checksum in memory, the number alone decides: the batch is a duplicate if no other agent can have used
+        the number, as its sender has a key, or if the number is older than the checksums.
         """
         sequence = self._epochs.get(epoch)
         if sequence is None or number not in sequence:
@@ -229,9 +233,9 @@ class Sender:
         return keyed or number < sequence.unchecked if kept is None else kept == crc
 
     def note(self, epoch: int, number: int, crc: int, epochs: int = MAX_EPOCHS, runs: int = MAX_RUNS) -> None:
-        """Note a batch that had not come.
+        """Note a new batch.
 
-        At most so many starts are remembered, and so many ranges of each.
+        At most `epochs` starts are kept, with `runs` ranges each.
         """
         sequence = self._epochs.get(epoch)
         if sequence is None:
@@ -243,15 +247,15 @@ class Sender:
         sequence.checksums.note(number, crc)
 
     def _bound_checksums(self) -> None:
-        """Bound the checksums of all starts together: those of the earliest starts are forgotten first."""
+        """Limit the checksums of all starts together: those of the earliest starts are forgotten first."""
         self._checked = [epoch for epoch in self._checked if epoch in self._epochs]
         while sum([len(self._epochs[epoch].checksums) for epoch in self._checked]) > MAX_CHECKSUMS:
             self._epochs[self._checked.pop(0)].checksums = Checksums()
 
     def hello(self, hello: Hello, epochs: int = MAX_EPOCHS, others: Container[int | str] = ()) -> None:
-        """Note what a Hello says is still to come; at most `epochs` starts are remembered.
+        """Note the batches still to come, from a Hello; at most `epochs` starts are kept.
 
-        Of the starts of `others`, agents that send under the same host name, it says nothing.
+        It is not applied to the starts of `others`, agents sending under the same host name.
         """
         self.version = hello.version
         self.seen_ns = time.time_ns()
@@ -266,20 +270,20 @@ class Sender:
                 sequence.floor = END
 
     def expects(self, epoch: int) -> bool:
-        """Whether batches of this start have come."""
+        """Return whether batches of this start have come."""
         return epoch in self._epochs
 
     def seen(self, epoch: int, first: int, last: int) -> list[tuple[int, int]]:
-        """Which batches of these have come, in ranges."""
+        """Return the received batches from `first` to `last`, in ranges."""
         sequence = self._epochs.get(epoch)
         return sequence.seen(first, last) if sequence is not None else []
 
     def epochs(self) -> dict[int, list[Any]]:
-        """The counts of its latest starts, to be restored."""
+        """Return the counts of its latest starts, for `restore`."""
         return {epoch: sequence.state() for epoch, sequence in self._epochs.items()}
 
     def checksums(self) -> dict[int, str]:
-        """The checksums of what came last, by epoch, to be restored."""
+        """Return the checksums of the latest batches, by epoch, for `restore_checksums`."""
         found = {}
         for epoch in self._checked:
             sequence = self._epochs.get(epoch)
@@ -288,23 +292,23 @@ class Sender:
         return found
 
     def restore(self, epochs: Mapping[str, Sequence[Any]], checked: bool) -> None:
-        """Go on from what `epochs` gave; not `checked` where that is of a version without checksums."""
+        """Continue from the result of `epochs`; `checked` is False for one of a version without checksums."""
         self._epochs = OrderedDict((int(epoch), Sequence64.restored(state)) for epoch, state in epochs.items())
         for sequence in self._epochs.values() if not checked else ():
             sequence.unchecked = sequence.end
 
     def unchecked(self) -> dict[int, int]:
-        """Below which numbers an earlier version kept no checksums, by epoch, to be restored."""
+        """Return the end of the numbers without checksums, of an earlier version, by epoch, for `restore_unchecked`."""
         return {epoch: sequence.unchecked for epoch, sequence in self._epochs.items() if sequence.unchecked}
 
     def restore_unchecked(self, unchecked: Mapping[str, int]) -> None:
-        """Go on from what `unchecked` gave."""
+        """Continue from the result of `unchecked`."""
         for epoch, number in unchecked.items():
             if int(epoch) in self._epochs:
                 self._epochs[int(epoch)].unchecked = int(number)
 
     def restore_checksums(self, checksums: Mapping[str, str]) -> None:
-        """Go on from what `checksums` gave."""
+        """Continue from the result of `checksums`."""
         for epoch, state in checksums.items():
             if int(epoch) in self._epochs:
                 self._epochs[int(epoch)].checksums = Checksums.restored(state)
@@ -312,22 +316,22 @@ class Sender:
 
 
 class Receiver:
-    """Decodes messages and counts by sender.
+    """Decoder of messages, with counts by sender.
 
-    Several agents that send under one host name are stored under a name each: that of the host, then `host~2` and so
-    on (`Namesakes`). The batches have this name, and so have the messages that are stored.
+    Several agents sending under one host name are stored under separate names: that of the host, then `host~2` and so
+    on (`Namesakes`). The batches and the stored messages have these names.
 
     Args:
-        rates: how much is taken from whom.
-        novelty: how much of that may be new; by default, anything.
+        rates: limits of each sender.
+        novelty: limits on new tables; none by default.
 
     Attributes:
-        senders: by the name they are stored under, or by address for what names no host; at most `MAX_SENDERS` and one
-            for all others.
-        again: the batches of the latest message that had come before.
-        messages: what the outputs get of the latest message: each message with the batches that it decodes to.
-        forgotten: senders that there was no room for any more; what they were counted for is among the others.
-        apart: batches that were stored under another name than that of their host.
+        senders: by stored name, or by address for messages without a host; at most `MAX_SENDERS` and one for all
+            others.
+        again: the duplicate batches of the latest message.
+        messages: the latest message for the outputs: each message with its decoded batches.
+        forgotten: senders forgotten for want of room; their counts are added to the others.
+        apart: batches stored under another name than that of their host.
     """
 
     def __init__(self, rates: RateLimit | None = None, novelty: Novelty | None = None) -> None:
@@ -341,17 +345,17 @@ class Receiver:
         self.again: list[Batch] = []
         self.messages: list[tuple[bytes, list[Batch]]] = []
         self._namesakes: dict[str, Namesakes] = {}  # by host
-        self._numbered = time.time_ns(), 0  # epoch and number for batches of older nodes that are stored apart
+        self._numbered = time.time_ns(), 0  # epoch and number for batches of older nodes stored apart
         self._since_look = 0
         self._room_at = 0.0
         self.forgotten = 0
         self._bounds = (MAX_EPOCHS, MAX_RUNS)
 
     def take(self, message: bytes, peer: str, user: str = "") -> list[Batch]:
-        """The batches in a message that have not come before.
+        """Return the new batches of a message.
 
-        A message that cannot be read is counted for `peer`, the address it came from, and gives none. So does one that
-        comes with the key of `user` and has data of any other host, and one beyond what is taken from a sender.
+        An unreadable message is counted for `peer`, its address, and gives none. Nor does a message with the key of
+        `user` and data of another host, or one beyond the limits of a sender.
         """
         self.again, self.messages = [], []
         if not self._rates.admits(user, peer, len(message)):
@@ -375,10 +379,10 @@ class Receiver:
         return []
 
     def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str) -> list[Batch]:
-        """Return the batches of a message that have not come before, and count them.
+        """Count the batches of a message, and return the new ones.
 
         Raises:
-            OverBudget: more in them is new than is taken now.
+            OverBudget: they have more new fields, hosts or tables than the limits allow now.
         """
         if user and any(batch.host != user for batch in decoded.batches):
             self._refuse_foreign(next(batch.host for batch in decoded.batches if batch.host != user), peer, user)
@@ -397,20 +401,20 @@ class Receiver:
         return self._keep(message, kept, decoded, peer, bool(user))
 
     def _keep(self, came: bytes, message: bytes, decoded: Decoded, peer: str, keyed: bool) -> list[Batch]:
-        """Note the batches of a message; those that are new, each with the name it is stored under.
+        """Note the batches of a message; return the new ones, each with its stored name.
 
         Args:
-            came: the message as it came.
-            message: the same without rows that were left out of it.
-            decoded: that.
-            peer: where it came from.
+            came: the message as received.
+            message: the same without dropped rows.
+            decoded: the decoded `message`.
+            peer: its address.
             keyed: whether its sender has a key.
         """
         now_ns = time.time_ns()
         fresh = []
         for batch in decoded.batches:
             sender = self.sender(batch.host)
-            if batch.host not in self.senders:  # the names beyond the limit are counted together: each batch is taken
+            if batch.host not in self.senders:  # names beyond the limit are counted together: each batch is accepted
                 name: str | None = batch.host
             else:
                 name = self._name(came, batch, decoded.dialect, peer, keyed, now_ns)
@@ -432,7 +436,7 @@ class Receiver:
         return fresh
 
     def _name(self, message: bytes, batch: Batch, dialect: str, peer: str, keyed: bool, now_ns: int) -> str | None:
-        """The name to store a batch under; None where it has come before, or cannot be kept."""
+        """Return the stored name for a batch; None for a duplicate, or for one that cannot be kept."""
         host, epoch, number = batch.host, batch.epoch, batch.seq
         namesakes = self._namesakes.get(host)
         if namesakes is None:
@@ -448,7 +452,7 @@ class Receiver:
                     self.again.append(batch if name == host else batch._replace(host=name))
                     log.debug("batch came twice host=%s epoch=%s seq=%s", name, epoch, number)
                     return None
-            # a start with a key is that of one agent at whatever address
+            # a start with a key belongs to one agent, at any address
             place = namesakes.place(epoch, "" if keyed else peer, batch.time_ns, now_ns)
             free = self._free(host, place, epoch, number)
             if free != place:
@@ -465,7 +469,7 @@ class Receiver:
         return name
 
     def _free(self, host: str, place: int, epoch: int, number: int) -> int | None:
-        """The place, or the next one, where no batch of this number was stored; None where it was at all."""
+        """Return this place, or the next one without a stored batch of this number; None if all have one."""
         for at in range(place, MOST):
             sender = self.senders.get(name_of(host, at))
             if sender is None or not sender.knows(epoch, number):
@@ -473,7 +477,7 @@ class Receiver:
         return None
 
     def _renamed(self, batch: Batch, name: str) -> Batch:
-        """A batch under another name, with a number where it had none: as it is stored in a message of its own."""
+        """Return a batch under another name, numbered if it was not: it is stored in a message of its own."""
         if batch.epoch is None or batch.seq is None:
             epoch, number = self._numbered
             self._numbered = epoch, number + 1
@@ -481,7 +485,7 @@ class Receiver:
         return batch._replace(host=name)
 
     def _affordable(self, batch: Batch, peer: str, user: str) -> Batch:
-        """A batch without the rows that are beyond what is ever taken of its sender at once."""
+        """Return a batch without its rows beyond the largest burst of its sender."""
         taken, rows = self._novelty.admits(*sender_of(user, peer), batch)
         if taken is None:
             raise OverBudget("more tables of jobs than a sender may begin now", "tables")
@@ -490,7 +494,7 @@ class Receiver:
         return taken
 
     def hello(self, hello: Hello) -> None:
-        """A node tells what is still to come."""
+        """Note the batches still to come, from a node's Hello."""
         self._look(1 + len(hello.held))
         names = self.names(hello.host)
         others = self._namesakes[hello.host].live(time.time_ns()) if len(names) > 1 else ()
@@ -500,12 +504,12 @@ class Receiver:
                 sender.hello(hello, self._bounds[0], others)
 
     def names(self, host: str) -> Sequence[str]:
-        """The names under which the agents of a host are stored; its own first."""
+        """Return the stored names of a host's agents; its own first."""
         namesakes = self._namesakes.get(host)
         return namesakes.names if namesakes is not None else [host]
 
     def shared_names(self) -> dict[str, list[str]]:
-        """Host names that more than one agent sends under now, with the names that they are stored under."""
+        """Return the host names in use by more than one live agent, each with its stored names."""
         now_ns = time.time_ns()
         return {
             host: names
@@ -514,7 +518,7 @@ class Receiver:
         }
 
     def _look(self, more: int) -> None:
-        """See to it now and then, by how much may have come to be remembered, that it is not too much."""
+        """Check the number of ranges in memory after every `LOOK_EVERY` messages, and limit it."""
         self._since_look += more
         if self._since_look >= LOOK_EVERY:
             self._since_look = 0
@@ -531,11 +535,11 @@ class Receiver:
             "checksums": checksums,
             "unchecked": unchecked,
             "agents": agents,
-        }  # the last: earlier versions read what is before
+        }  # last: earlier versions read only the entries before it
         return json.dumps(known).encode()
 
     def restore(self, senders: bytes, messages: Iterable[bytes]) -> None:
-        """Restore, after a restart, which batches have come: from a dump of the senders and the messages after it."""
+        """Restore the received batches after a restart, from a dump of the senders and the messages after it."""
         now_ns = time.time_ns()
         if senders:
             try:
@@ -559,10 +563,10 @@ class Receiver:
             for batch in batches:
                 self._know(message, batch, now_ns)
         for sender in self.senders.values():
-            sender.seen_ns = now_ns  # they are given time to be heard again
+            sender.seen_ns = now_ns  # silent only after a full timeout from now
 
     def _know(self, message: bytes, batch: Batch, now_ns: int) -> None:
-        """Note a batch that was stored before a restart."""
+        """Note a batch stored before a restart."""
         sender = self.sender(batch.host)
         if batch.host not in self.senders:
             return
@@ -592,7 +596,7 @@ class Receiver:
         return sender
 
     def _make_room(self) -> None:
-        """Forget senders, so that a new node finds a place; what they were counted for goes to the others."""
+        """Forget senders to make room for a new node; add their counts to the others."""
         now = time.monotonic()
         if now < self._room_at:
             return
@@ -613,16 +617,16 @@ class Receiver:
             log.warning("senders forgotten, there are too many forgotten=%d", self.forgotten)
 
     def admits_host(self, host: str, peer: str, user: str) -> bool:
-        """Whether a host may be heard: one that is known, has a key, or is not one too many of its address."""
+        """Return whether a host is admitted: it is known, has a key, or is within the limit of its address."""
         return bool(user) or host in self.senders or self._rates.admits_host(peer)
 
     def heard(self) -> dict[str, Heard]:
-        """For any thread: the nodes that send."""
+        """Return the sending nodes. For any thread."""
         senders = list(self.senders.items())
         return {name: Heard(sender.seen_ns, sender.lag_ns) for name, sender in senders if sender.batches}
 
     def without_acknowledgements(self) -> int:
-        """How many nodes send and do not say Hello."""
+        """Return the number of sending nodes without a Hello."""
         return sum([sender.batches > 0 and not sender.version for sender in self.senders.values()])
 
     def _reject(self, err: WireError, message: bytes, peer: str) -> None:
@@ -692,9 +696,9 @@ class Receiver:
             )
 
     def report(self) -> Sequence[str]:
-        """A line for all senders, and one for each that lost, doubled, or sent what could not be read.
+        """Return a line for all senders, and one for each with lost, duplicate or refused data.
 
-        What is missing from a node that takes acknowledgements is not lost: it sends it again.
+        Batches missing from a node with acknowledgements are not lost: it sends them again.
         """
         senders = self.senders.values()
         total = (

@@ -1,4 +1,4 @@
-"""colmet-collector --check-journal: what a journal holds, for people. It changes nothing, and may run at any time."""
+"""colmet-collector --check-journal: the content of a journal, for people. Read-only, at any time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NS = 1_000_000_000
 
 
 def check(directory: str) -> int:
-    """Read every record of a journal and print what is there; 1 where something is damaged, else 0.
+    """Read every record of a journal and print a summary; return 1 for damage, else 0.
 
     Raises:
         ConfigError: there is no journal.
@@ -51,7 +51,7 @@ def check(directory: str) -> int:
 
 
 class _SegmentReport:
-    """What one segment holds."""
+    """The content of one segment."""
 
     def __init__(self, path: str, journal: str, decoder: Decoder) -> None:
         self.path = path
@@ -93,7 +93,7 @@ class _SegmentReport:
             self.unreadable += 1
 
     def text(self, last: bool) -> str:
-        """One line."""
+        """Return one line for the segment."""
         line = f"segment {os.path.basename(self.path)} bytes={self.size} records={self.records} rows={self.rows}"
         if self.records:
             line += f" numbers={self._first}..{self.after - 1} from={_when(self._first_ns)} to={_when(self._last_ns)}"

@@ -1,4 +1,4 @@
-"""Where one output reads in the journal: recent records from memory, the others from the segments."""
+"""The reading position of one output in the journal: recent records from memory, the others from the segments."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Reading(NamedTuple):
     Attributes:
         records: the records.
         lost: number of missing records before or between them.
-        after: position behind them.
+        after: position after them.
     """
 
     records: list[JournalRecord]
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
 
 
 class Cursor:
-    """Reads the journal for one output. For one thread."""
+    """Reader of the journal for one output. For one thread."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -38,10 +38,10 @@ class Cursor:
         self._position = -1  # of the next record in it
 
     def read(self, position: int, most_bytes: int) -> Reading:
-        """Return records from a position on, about `most_bytes` of them; none where there are none yet.
+        """Return records from a position on, about `most_bytes` of them; none if there are none yet.
 
         Raises:
-            OutputUnavailable: a segment that is there cannot be read now.
+            OutputUnavailable: a segment exists and cannot be read now.
         """
         records, memory_from = self._journal.recent(position, most_bytes)
         if records is None:
@@ -49,7 +49,7 @@ class Cursor:
                 records = self._from_disk(position, memory_from, most_bytes)
             except OSError as err:
                 path = self._reader.path if self._reader is not None else err.filename
-                self.close()  # what was read of it before is to be read again
+                self.close()  # records already read from it are read again
                 raise OutputUnavailable(f"journal: cannot read {path}: {err.strerror}") from err
             if not records:  # they are gone
                 records, memory_from = self._journal.recent(memory_from, most_bytes)
@@ -67,10 +67,10 @@ class Cursor:
         if self._reader is None or position != self._position:
             self.close()
             self._open(store, store.segment_of(position))
-        self._position = -1  # an error on the way leaves the reader somewhere else
+        self._position = -1  # after an error the reader's position is undefined
         records: list[JournalRecord] = []
         size = 0
-        # never beyond the limit: what is there may be being written
+        # never beyond the limit: bytes after it may be incomplete
         while self._reader is not None and position < limit and (size < most_bytes or not records):
             for found in self._reader.read():
                 if isinstance(found, Damage):
@@ -95,7 +95,7 @@ class Cursor:
         return records
 
     def _open(self, store: SegmentStore, segment: tuple[int, str] | None) -> None:
-        """Open a segment, or the first one behind it that has not been removed, if there is one."""
+        """Open a segment, or the first existing one after it, if any."""
         while segment is not None and self._reader is None:
             self._first, path = segment
             try:
@@ -104,7 +104,7 @@ class Cursor:
                 segment = store.segment_after(self._first)
 
     def _next_segment(self, store: SegmentStore) -> None:
-        """Continue with the segment behind this one, if there is one."""
+        """Continue with the next segment, if any."""
         following = store.segment_after(self._first)
         if self._reader is not None and following is not None:
             rest = self._reader.size() - self._reader.offset
@@ -114,7 +114,7 @@ class Cursor:
         self._open(store, following)
 
     def close(self) -> None:
-        """Close the segment; also twice."""
+        """Close the segment; idempotent."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

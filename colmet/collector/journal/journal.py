@@ -1,7 +1,7 @@
-"""The journal: what was received, until every output has written it; on disk, and the latest records in memory, too.
+"""The journal: received records until every output has written them; on disk, and the latest also in memory.
 
 A record becomes visible to the outputs once it is on disk for good. Each output reads at its own pace with a `Cursor`:
-recent records from memory, the others from the segments. Without a directory there is memory alone.
+recent records from memory, the others from the segments. Without a directory it is in memory only.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from colmet.common.schema import Batch
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
-# Records that come within this time share one fsync.
+# Records received within this time share one fsync.
 COMMIT_S = 0.2
-# What has been received and is not on disk yet. Beyond it nothing more is received, so that the nodes keep it.
+# Limit of received records not on disk yet. Beyond it reception stops, and the nodes keep their batches.
 MAX_PENDING_BYTES = 256 << 20
-# Decoded records in memory: with a journal they are a short cut, without one they are all there is.
+# Decoded records in memory: with a directory a short cut, without one the only copy.
 TAIL_BYTES = 96 << 20
 MAX_MEMORY_BYTES = 256 << 20
 RETRY_S = 2.0
 
 
 class _PendingRecord(NamedTuple):
-    """A record that waits to be written; `size_bytes` is that of its batches in memory."""
+    """A record waiting to be written; `size_bytes` is that of its batches in memory."""
 
     kind: int
     received_ns: int
@@ -50,7 +50,7 @@ class _PendingRecord(NamedTuple):
 
 
 class Journal:
-    """Keeps what was received until every output has written it.
+    """Received records, kept until every output has written them.
 
     `append` is for one thread, and each `Cursor` for one. A record::
 
@@ -63,25 +63,25 @@ class Journal:
         waits -- append --> gathers for COMMIT_S --> writes -- done --> waits
           |                                          ^    `-- failed --> pauses for RETRY_S --+
           | finish                                   +----------------------------------------+
-          `--> writes what is pending once, and ends
+          `--> writes all pending records once, and ends
 
     Args:
-        directory: of the segments, created if it does not exist; empty for memory alone.
-        max_bytes: of all segments. Beyond it the oldest are removed, written or not, which `dropped` counts.
-        durable: is called with records once they are on disk, by the thread that writes them; without a directory, once
-            they are in memory, by the thread that appends.
+        directory: of the segments, created if it does not exist; empty for memory only.
+        max_bytes: of all segments. Beyond it the oldest are removed, written or not, and counted in `dropped`.
+        durable: called with records once they are on disk, by the writing thread; without a directory, once they are in
+            memory, by the appending thread.
         segment_bytes: of one segment.
 
     Attributes:
         store: of the segments; None without a directory.
         journal: name of this journal, 16 hexadecimal digits.
         end: number of the next visible record.
-        failures: times in a row that it could not be written to.
-        all_failures: times that it could not be written to.
-        why: it cannot be written to; empty while it can.
-        unreadable: whole records that could not be decoded.
-        pending_bytes: of records that are not on disk yet, with their batches in memory.
-        changed: guards what several threads use; notified when records become visible.
+        failures: consecutive failed writes.
+        all_failures: all failed writes.
+        why: cause of the write failure; empty while writes succeed.
+        unreadable: whole records with an undecodable message.
+        pending_bytes: of records not on disk yet, with their batches in memory.
+        changed: guards the data shared by threads; notified when records become visible.
 
     Raises:
         ConfigError: the directory cannot be used, or another collector uses it.
@@ -102,14 +102,14 @@ class Journal:
         self.journal = self.store.journal if self.store is not None else secrets.token_hex(8)
         self._seed = segments.seed_of(self.journal)
         self._senders: Callable[[], bytes] = lambda: b""
-        self._since_senders = 0  # bytes behind the latest state of the senders
+        self._since_senders = 0  # bytes after the latest state of the senders
         self._durable = durable
         self._states: list[OutputState] = []
         self._pending: list[_PendingRecord] = []
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.pending_bytes = 0
-        # Guards what more than one thread uses; notified when records become visible.
+        # Guards the data shared by threads; notified when records become visible.
         self.changed = threading.Condition()
         first = self.store.next if self.store is not None else 0
         self._next = self.end = self._appended = first
@@ -122,9 +122,9 @@ class Journal:
             self.store.limit(max_bytes)
 
     def read_senders(self) -> tuple[bytes, Iterator[bytes]]:
-        """Return what restores the receiver: the last state of the senders, and the messages after it.
+        """Return the input of the receiver's `restore`: the last state of the senders, and the messages after it.
 
-        To be read before anything is appended.
+        To be read before the first append.
         """
         return self.store.read_senders() if self.store is not None else (b"", iter(()))
 
@@ -141,7 +141,7 @@ class Journal:
             raise ConfigError(f"journal: cannot read how far {name} is: {path}: {err.strerror}") from err
         if state.is_new:
             try:
-                state.save(state.position)  # from now on, whatever happens
+                state.save(state.position)  # the start position survives a crash
             except OutputUnavailable as err:
                 log.error("journal: the start of an output is not remembered yet: output=%s cause=%s", name, err)
         elif state.position < state.oldest:
@@ -155,7 +155,7 @@ class Journal:
 
     @property
     def oldest(self) -> int:
-        """The number of the first record that the journal still has."""
+        """Return the number of the first record still in the journal."""
         if self.store is None:
             return self._tail.first
         paths = self.store.paths
@@ -163,28 +163,28 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all segments."""
+        """Return the size of all segments."""
         return self.store.size_bytes if self.store is not None else 0
 
     @property
     def dropped(self) -> int:
-        """Records that were removed before every output had written them."""
+        """Return the number of records removed before every output had written them."""
         return self.store.dropped if self.store is not None else 0
 
     @property
     def full(self) -> bool:
-        """Whether so much waits to be written that nothing more may be received."""
+        """Return whether the pending records have reached their limit, so that reception stops."""
         return self.pending_bytes >= MAX_PENDING_BYTES
 
     @property
     def works(self) -> bool:
-        """Whether appended records will be written: the thread, where there is one, is alive."""
+        """Return whether appended records will be written: the thread, if any, is alive."""
         return self._thread is None or self._thread.is_alive()
 
     # -- writing --
 
     def start(self, senders: Callable[[], bytes]) -> None:
-        """Begin a segment and start the thread that writes.
+        """Begin a segment and start the writing thread.
 
         Args:
             senders: returns the state of the senders, for the start of each segment.
@@ -197,9 +197,9 @@ class Journal:
             self._thread.start()
 
     def admits(self, sender: str, size: int) -> bool:
-        """Return whether a message of a sender may wait here until all outputs have written it.
+        """Return whether a sender may add a message of this size.
 
-        For the thread that appends. While an output is unavailable, no sender may displace the records of others.
+        For the appending thread. While an output is unavailable, no sender may displace the records of others.
         """
         self._shares.passed(max(self._passed(), self.oldest), self._appended)
         return self._shares.admits(sender, size)
@@ -217,7 +217,7 @@ class Journal:
             return
         self._add(MESSAGE, message, tuple(batches), size)
         if self._since_senders >= self.store.segment_bytes:
-            # behind all messages that it covers, and before any other
+            # after all messages covered by it, and before any other
             self._add(SENDERS, self._senders(), (), 0)
 
     def _add(self, kind: int, content: bytes, batches: tuple[Batch, ...], size: int) -> None:
@@ -230,7 +230,7 @@ class Journal:
                 self.changed.notify_all()
 
     def _run(self, store: SegmentStore) -> None:
-        """Run the thread that writes."""
+        """Run the writing thread."""
         while True:
             with self.changed:
                 while not self._pending and not self._stopping:
@@ -249,7 +249,7 @@ class Journal:
                     self.changed.wait_for(lambda: self._stopping, RETRY_S)
 
     def _commit(self, store: SegmentStore, pending: list[_PendingRecord]) -> list[_PendingRecord]:
-        """Write records, one group for each segment, and show them; return those that cannot be written now."""
+        """Write records, one group for each segment, and show them; return the ones to retry."""
         at = 0
         while at < len(pending):
             end = at + 1
@@ -289,7 +289,7 @@ class Journal:
         self._show(records, sizes)
         try:
             self._durable(records)
-        except Exception:  # a defect there must not have them written again
+        except Exception:  # a defect there must not cause a second write
             log.exception("journal: defect in reporting that records=%d are on disk", len(records))
         if begins:
             store.note_senders()
@@ -324,13 +324,13 @@ class Journal:
         return min([state.position for state in self._states], default=self.end)
 
     def trim(self) -> None:
-        """Remove the segments that are not needed any more, and the oldest ones beyond the limit."""
+        """Remove the segments not needed any more, and the oldest ones beyond the limit."""
         if self.store is not None:
             keep_from = min([state.keep_from for state in self._states], default=self.end)
             self.store.trim(self._passed(), keep_from)
 
     def finish(self) -> None:
-        """Write what waits, as far as possible now, and end the thread. Append nothing after this. Also twice."""
+        """Write pending records, as far as possible now, and end the thread; idempotent. Append nothing after this."""
         with self.changed:
             self._stopping = True
             self.changed.notify_all()
@@ -341,7 +341,7 @@ class Journal:
                 log.error("journal: records lost that could not be written: records=%d", len(self._pending))
 
     def close(self) -> None:
-        """Finish, and close everything; also twice."""
+        """Finish, and close everything; idempotent."""
         self.finish()
         if self.store is not None:
             self.store.close()
@@ -365,7 +365,7 @@ class Journal:
     # -- reading --
 
     def waiting(self, position: int) -> tuple[bool, int, int]:
-        """Return what waits for an output: whether some of it is on disk only, and bytes and rows of it in memory.
+        """Return the backlog of an output: whether part of it is on disk only, and its bytes and rows in memory.
 
         Call this with `changed` locked.
         """
@@ -373,14 +373,14 @@ class Journal:
         return position < min(self._tail.first, self.end), size, rows
 
     def recent(self, position: int, most_bytes: int) -> tuple[list[JournalRecord] | None, int]:
-        """Return records from memory, None where the position is before them; and the number of the first in memory."""
+        """Return records from memory, None if the position is before them; and the number of the first in memory."""
         with self.changed:
             if position < self._tail.first:
                 return None, self._tail.first
             return self._tail.read(position, most_bytes), self._tail.first
 
     def refuse(self, number: int, cause: WireError) -> None:
-        """Count a record that cannot be decoded."""
+        """Count an undecodable record."""
         with self.changed:
             self.unreadable += 1
             count = self.unreadable

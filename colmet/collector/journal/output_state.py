@@ -1,6 +1,6 @@
 """The state of an output on disk: its position in the journal, and its own notes.
 
-Source: JSON, one file for each output, replaced as a whole (rename), so that it is either the former or the new one.
+Source: JSON, one file for each output, replaced as a whole (rename): always either the old or the new state.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ MAX_BYTES = 64 << 20
 
 
 class OutputState:
-    """The position and the notes of one output. For that output's thread alone, once it is open.
+    """The position and the notes of one output. After opening, for that output's thread only.
 
     Args:
         path: of the file; empty keeps the state in memory only.
         journal: name of the journal of the positions, 16 hexadecimal digits.
-        oldest: number of the first record that the journal still has.
+        oldest: number of the first record still in the journal.
         end: number of the journal's next record.
 
     Attributes:
-        position: number of the first record that the output has not written yet; it continues there.
-        keep_from: records from here on are needed if the output's file has to be rebuilt. The journal keeps them while
-            it has room; at most `position`.
-        notes: what the output needs after a restart; JSON.
+        position: number of the first record not written by the output; it continues there.
+        keep_from: first record for a rebuild of the output's file, at most `position`. The journal keeps records from
+            here on while it has room.
+        notes: data for the output after a restart; JSON.
         is_new: whether there was no state.
     """
 
@@ -50,7 +50,7 @@ class OutputState:
 
     @property
     def directory(self) -> str:
-        """The directory of the file, for other files of the output; empty where the state is in memory only."""
+        """Return the directory of the file, for other files of the output; empty for a state in memory only."""
         return os.path.dirname(os.path.abspath(self._path)) if self._path else ""
 
     def save(self, position: int, notes: Mapping[str, Any] | None = None, keep_from: int | None = None) -> None:
@@ -105,7 +105,7 @@ def parse(text: bytes) -> dict[str, Any]:
     """Return the content of a state's file.
 
     Raises:
-        ValueError: it has another form.
+        ValueError: it is malformed.
     """
     try:
         document = json.loads(text)

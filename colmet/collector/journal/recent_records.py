@@ -14,13 +14,13 @@ class RecentRecords:
     def __init__(self, first: int) -> None:
         self.first = first
         self.records: list[JournalRecord] = []
-        # of all records ever up to and with this one
+        # sums over all records ever, up to and including this one
         self._bytes: list[int] = []
         self._rows: list[int] = []
         self._bytes_before = self._rows_before = 0
 
     def extend(self, records: Sequence[JournalRecord], sizes: Sequence[int]) -> None:
-        """Append records, each with the bytes that it takes in memory."""
+        """Append records, each with its size in memory."""
         size = self._bytes[-1] if self._bytes else self._bytes_before
         rows = self._rows[-1] if self._rows else self._rows_before
         for record, more in zip(records, sizes):
@@ -31,7 +31,7 @@ class RecentRecords:
         self.records.extend(records)
 
     def size(self, position: int) -> tuple[int, int]:
-        """Return bytes and rows of the records from this position on, of those in memory."""
+        """Return bytes and rows of the records in memory from this position on."""
         at = position - self.first
         if not self.records or at >= len(self.records):
             return 0, 0
@@ -53,7 +53,7 @@ class RecentRecords:
             return
         beyond = bisect_right(self._bytes, self._bytes[-1] - most_bytes)
         count = min(max(passed - self.first, beyond), len(self.records))
-        # a list is cut at its front in time that goes with its length: in large pieces
+        # removal at the front of a list costs its whole length: in large pieces
         if count and (count >= 256 or count * 4 >= len(self.records)):
             self._bytes_before, self._rows_before = self._bytes[count - 1], self._rows[count - 1]
             del self.records[:count], self._bytes[:count], self._rows[:count]

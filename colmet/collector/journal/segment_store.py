@@ -1,4 +1,4 @@
-"""The directory of the journal: its lock, its name, its segments, and copies of what was damaged."""
+"""The directory of the journal: its lock, its name, its segments, and copies of damaged bytes."""
 
 from __future__ import annotations
 
@@ -30,34 +30,34 @@ FORM = 1  # of the directory
 NAME_FILE = "journal.json"
 JOURNAL = re.compile("[0-9a-f]{16}", re.ASCII)
 LOCK_FILE = "lock"
-NEW_FILE = "new"  # a segment that is begun
+NEW_FILE = "new"  # a segment being created
 ASIDE = "damaged"
 MAX_ASIDE_BYTES, MAX_ASIDE_FILES = 64 << 20, 1000
-# The share of the limit up to which records stay that all outputs have written: an HDF5 file is rebuilt from them.
+# Records written by all outputs stay up to this share of the size limit: an HDF5 file is rebuilt from them.
 KEEP_SHARE = 0.5
 
 
 class SegmentStore:
-    """The segments of a journal, in one directory that no other process uses.
+    """The segments of a journal, in one directory; no other process may use it.
 
-    `write` and `trim` are for one thread; any thread may read. The segment that is written::
+    `write` and `trim` are for one thread; any thread may read. The segment being written::
 
         none -- write --> open -- write --> open -- write(begins) --> open, the next one
          ^                 |
-         +-----------------+  the disk failed, or what a failed write left cannot be cut off; else it stays open
+         +-----------------+  the disk failed, or the rest of a failed write cannot be cut off; else it stays open
 
     Args:
         directory: created if it does not exist.
-        max_bytes: of all segments. Beyond it the oldest are removed, written or not, which `dropped` counts.
+        max_bytes: of all segments. Beyond it the oldest are removed, written or not, and counted in `dropped`.
         segment_bytes: of one segment; a smaller limit of all segments makes them smaller.
 
     Attributes:
         journal: name of the journal, 16 hexadecimal digits.
-        next: number of the next record, when it was opened.
+        next: number of the next record at the start.
         paths: first record and path of each segment, in order.
         sizes: bytes of each segment, by path.
-        dropped: records that were removed before every output had written them.
-        torn_bytes: behind the last whole record, cut off at the start.
+        dropped: records removed before every output had written them.
+        torn_bytes: after the last whole record, cut off at the start.
         damages: places with damaged bytes.
 
     Raises:
@@ -74,9 +74,9 @@ class SegmentStore:
         self.limit(max_bytes)
         self._lock_descriptor = -1
         self._writer: LogWriter | None = None
-        self._senders_from = 0  # first record of the segment whose state of the senders, with what follows, is complete
+        self._senders_from = 0  # first record of the earliest segment needed to restore the senders
         self._lock = threading.Lock()  # of the damages
-        self._damages: set[tuple[str, int]] = set()  # path and offset of each that was logged
+        self._damages: set[tuple[str, int]] = set()  # path and offset of each logged one
         try:
             self.next = self._open()
         except OSError as err:
@@ -93,11 +93,11 @@ class SegmentStore:
 
     @property
     def size_bytes(self) -> int:
-        """The size of all segments."""
+        """Return the size of all segments."""
         return sum(list(self.sizes.values()))
 
     def _open(self) -> int:
-        """Lock the directory and read what is there; return the number of the next record."""
+        """Lock the directory and read its content; return the number of the next record."""
         make(self.directory, 0o700)
         self._lock_descriptor = os.open(
             os.path.join(self.directory, LOCK_FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
@@ -122,15 +122,15 @@ class SegmentStore:
         self.sizes = {path: os.path.getsize(path) for _, path in self.paths}
         numbers = [first for first, _ in self.paths]
         if self.paths:
-            # what a write has left that failed, in the segment before, may go further than the last one
+            # the rest of a failed write, in the segment before, may go further than the last one
             numbers += [_after(path, self.journal)[0] for _, path in self.paths[-2:-1]]
             numbers.append(self._cut(self.paths[-1][1]))
-        # a record's number names it in the outputs, so none is given twice, whatever became of the segments
+        # a record's number identifies it in the outputs, so none is assigned twice, even after a loss of segments
         numbers += [position for position, _ in read_positions(self.directory).values()]
         return max(numbers, default=0)
 
     def _cut(self, path: str) -> int:
-        """Cut off what is behind the last whole record of the last segment; return the number after it."""
+        """Cut off the bytes after the last whole record of the last segment; return the next number."""
         if (named := _named(path)) not in ("", self.journal):
             raise ConfigError(f"{path}: of another journal ({named}, this is {self.journal}); move it away")
         after, offset, torn = _after(path, self.journal)
@@ -139,7 +139,7 @@ class SegmentStore:
             self.sizes[path] = offset
             self.torn_bytes = torn
             log.warning("journal: incomplete record cut off: path=%s bytes=%d", path, torn)
-        # one that was killed before it synced acknowledged nothing of that; this one will
+        # a process killed before its sync has not acknowledged these records; this one will
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
@@ -149,9 +149,9 @@ class SegmentStore:
         return after
 
     def read_senders(self) -> tuple[bytes, Iterator[bytes]]:
-        """Return what restores the receiver: the last state of the senders, and the messages after it.
+        """Return the input of the receiver's `restore`: the last state of the senders, and the messages after it.
 
-        To be read before anything is written.
+        To be read before the first write.
         """
         start = len(self.paths)
         senders = b""
@@ -177,12 +177,12 @@ class SegmentStore:
         """Write records and sync them.
 
         Args:
-            number: of the first message among them, or behind them.
+            number: of the first message among or after them.
             packed: the records.
             begins: whether they begin a segment: the state of the senders is the first of them.
 
         Raises:
-            OSError: they cannot be written; nothing of them stays.
+            OSError: they cannot be written; no part of them stays.
         """
         if self._writer is None or begins:
             self._begin(number, packed)
@@ -196,8 +196,8 @@ class SegmentStore:
     def _begin(self, number: int, packed: bytes) -> None:
         """Begin a segment with these records.
 
-        It appears under its name with all of them: it may replace one that has nothing but the state of the senders,
-        which must not be lost.
+        It appears under its name with all of them: it may replace a segment with only the state of the senders, and
+        that must not be lost.
         """
         self._end()
         path = os.path.join(self.directory, segments.segment_name(number))
@@ -229,7 +229,7 @@ class SegmentStore:
         self.sizes[self.paths[-1][1]] = writer.size
 
     def _take_back(self, writer: LogWriter, number: int, err: OSError) -> None:
-        """Cut off what a failed write left; end the segment where the disk itself may have failed."""
+        """Cut off the rest of a failed write; end the segment if the disk itself may have failed."""
         try:
             writer.cut()
             # another segment without a record would be the same file
@@ -237,7 +237,7 @@ class SegmentStore:
                 return
         except OSError as worse:
             log.warning("journal: cannot cut off a failed write: path=%s cause=%s", self.paths[-1][1], worse.strerror)
-        # after a failed fsync nobody knows what is on disk, so the same bytes are written elsewhere
+        # after a failed fsync the content of the disk is unknown, so the same bytes are written to another segment
         self._end()
 
     def _end(self) -> None:
@@ -246,14 +246,13 @@ class SegmentStore:
             self._writer = None
 
     def trim(self, passed: int, keep_from: int) -> None:
-        """Remove segments that no output needs any more, and the oldest ones beyond the limit of size.
+        """Remove segments not needed by any output any more, and the oldest ones beyond the limit of size.
 
-        The segment with the latest state of the senders on disk stays, and so do those behind it.
+        The segment with the latest state of the senders on disk stays, and so do those after it.
 
         Args:
-            passed: number of the first record that some output has not written.
-            keep_from: number of the first record that the repair of an output's file would need; kept while there is
-                room.
+            passed: number of the first record not written by some output.
+            keep_from: number of the first record for the repair of an output's file; kept while there is room.
         """
         while len(self.paths) > 1 and self.paths[0][0] < self._senders_from:
             (first, path), after = self.paths[0], self.paths[1][0]
@@ -282,18 +281,18 @@ class SegmentStore:
     # -- reading --
 
     def segment_after(self, first: int) -> tuple[int, str] | None:
-        """Return the segment behind the one that starts with this record; None if that is the last."""
+        """Return the segment after the one starting with this record; None if that is the last."""
         return next((entry for entry in self.paths if entry[0] > first), None)
 
     def segment_of(self, position: int) -> tuple[int, str] | None:
-        """Return the segment that has this record, or the first one behind it; None if there is none."""
+        """Return the segment with this record, or the first one after it; None if there is none."""
         paths = self.paths
         at = bisect_right([first for first, _ in paths], position)
         return paths[max(at - 1, 0)] if paths else None
 
     def set_aside(self, reader: SegmentReader, damage: Damage) -> None:
-        """Keep a copy of bytes that could not be read, log and count them, once."""
-        with self._lock:  # another output may come across it
+        """Keep a copy of unreadable bytes, log and count them, once."""
+        with self._lock:  # another output may find the same ones
             if (reader.path, damage.offset) in self._damages:
                 return
             self._damages.add((reader.path, damage.offset))
@@ -323,7 +322,7 @@ class SegmentStore:
             )
 
     def close(self) -> None:
-        """Close the segment and give the lock back; also twice."""
+        """Close the segment and release the lock; idempotent."""
         self._end()
         self._unlock()
 
@@ -334,10 +333,10 @@ class SegmentStore:
 
 
 def check_directory(directory: str) -> None:
-    """Check that a journal can be kept in a directory, without writing there; "" is memory.
+    """Check that a directory can hold a journal, without writing there; "" is memory.
 
     Raises:
-        ConfigError: it could not.
+        ConfigError: it cannot.
     """
     if not directory:
         return
@@ -353,10 +352,10 @@ def _unusable(directory: str, err: OSError) -> ConfigError:
 
 
 def read_name(directory: str) -> str:
-    """Return the name of the journal in a directory; empty where there is none.
+    """Return the name of the journal in a directory; empty without one.
 
     Raises:
-        ConfigError: what is there is something else.
+        ConfigError: the file is malformed.
     """
     path = os.path.join(directory, NAME_FILE)
     try:
@@ -393,14 +392,14 @@ def read_positions(directory: str) -> dict[str, tuple[int, int]]:
 
 
 def _named(path: str) -> str:
-    """Return the journal in a segment's header; empty where the header is damaged."""
+    """Return the journal in a segment's header; empty if the header is damaged."""
     reader = SegmentReader(path)
     reader.close()
     return reader.header.journal if reader.header else ""
 
 
 def _name_in(paths: Sequence[tuple[int, str]]) -> str:
-    """Return the journal that the segments belong to.
+    """Return the journal of the segments.
 
     Raises:
         ConfigError: no header is readable, or they name several journals.
@@ -415,7 +414,7 @@ def _name_in(paths: Sequence[tuple[int, str]]) -> str:
 
 
 def _after(path: str, journal: str) -> tuple[int, int, int]:
-    """Return the number after the last record of a segment, the offset behind it, and the bytes behind that."""
+    """Return the number after the last record of a segment, the offset after it, and the bytes beyond."""
     reader = SegmentReader(path, journal)
     try:
         after = 0
@@ -428,7 +427,7 @@ def _after(path: str, journal: str) -> tuple[int, int, int]:
 
 
 def _senders_of(path: str, journal: str) -> bytes:
-    """Return the state of the senders at the start of a segment; empty where it has none."""
+    """Return the state of the senders at the start of a segment; empty without one."""
     reader = SegmentReader(path, journal)
     try:
         first = next((found for found in reader.read() if isinstance(found, LogRecord)), None)

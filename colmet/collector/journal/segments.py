@@ -2,8 +2,8 @@
 
     segment  8s "ColmetJ1", Q journal, Q first record, Q created (ns since the epoch), I CRC-32 of these; then records
 
-The content of a record is a message as it was received, or the state of the senders; its kind says which. The seed is
-the journal's random name. A segment is written by the process that created it, and by no other.
+The content of a record is a message as received, or the state of the senders, according to its kind. The seed is the
+journal's random name. A segment is written only by the process that created it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SegmentHeader(NamedTuple):
 
 
 def segment_name(first: int) -> str:
-    """Return the name of the file whose first record has this number."""
+    """Return the name of the file with this first record."""
     return f"{first:020d}{SUFFIX}"
 
 
@@ -47,7 +47,7 @@ def pack_segment(journal: str, first: int, created_ns: int) -> bytes:
 
 
 def unpack_segment(packed: bytes) -> SegmentHeader | None:
-    """Return the header at the start of a segment; None where it is damaged."""
+    """Return the header at the start of a segment; None if it is damaged."""
     if not packed.startswith(SEGMENT_MAGIC) or not is_sealed(packed, _SEGMENT.size):
         return None
     _, journal, first, created_ns = _SEGMENT.unpack_from(packed)
@@ -71,14 +71,14 @@ def list_segments(directory: str) -> list[tuple[int, str]]:
 
 
 class SegmentReader(LogReader):
-    """Reads the records of one segment, from its start or from an offset on.
+    """Reader of one segment's records, from its start or from an offset on.
 
     Args:
         path: of the segment.
-        journal: of the segment; empty to believe its header.
+        journal: of the segment; empty to accept the one in its header.
 
     Attributes:
-        header: None where it is damaged, or of another journal; the records may be readable all the same.
+        header: None if damaged, or of another journal; the records may still be readable.
 
     Raises:
         OSError: it cannot be opened.
@@ -108,7 +108,7 @@ class SegmentReader(LogReader):
         return os.fstat(self._descriptor).st_size
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close the file; idempotent."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

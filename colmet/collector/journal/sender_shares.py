@@ -1,4 +1,4 @@
-"""How much of each sender waits in the journal for an output, so that none fills it alone."""
+"""Shares of the journal by sender, of records waiting for an output, so that no sender fills it alone."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections import Counter, deque
 
 from colmet.common.live.shares import Shares
 
-PIECES = 32  # in which what waits is counted off again: each is a 32nd of the journal
+PIECES = 32  # resolution of the release of waiting bytes: a 32nd of the journal each
 
 
 class SenderShares:
-    """Counts bytes of records that some output has not written.
+    """Counts of bytes, by sender, of records not written by some output.
 
     For one thread.
 
@@ -20,25 +20,25 @@ class SenderShares:
 
     def __init__(self, size: int) -> None:
         self._shares = Shares(size)
-        self._pieces: deque[tuple[int, Counter[str]]] = deque()  # number behind the last record of each, bytes
+        self._pieces: deque[tuple[int, Counter[str]]] = deque()  # number after the last record of each, bytes
         self._piece: Counter[str] = Counter()
         self._piece_bytes = 0
 
     def limit(self, size: int) -> None:
-        """Let this many bytes wait from now on."""
+        """Set the limit of waiting bytes."""
         self._shares.size = size
 
     def admits(self, sender: str, size: int) -> bool:
-        """Return whether a sender may have so many bytes more wait, "" being any."""
+        """Return whether a sender may add this many waiting bytes; "" is any sender."""
         return not self._shares.exceeds(sender, size)
 
     def add(self, sender: str, size: int, after: int) -> None:
         """Count a record.
 
         Args:
-            sender: of it.
+            sender: of the record.
             size: in bytes.
-            after: number behind it.
+            after: number after the record.
         """
         self._shares.hold(sender, size)
         self._piece[sender] += size
@@ -48,11 +48,11 @@ class SenderShares:
             self._piece, self._piece_bytes = Counter(), 0
 
     def passed(self, number: int, end: int) -> None:
-        """Count off what comes before this record, as all outputs have written it, or as it was dropped.
+        """Release the bytes of records before this one, all written or dropped.
 
         Args:
-            number: of the first record that some output has not written.
-            end: behind the last record that was added.
+            number: of the first record not written by some output.
+            end: number after the last added record.
         """
         while self._pieces and self._pieces[0][0] <= number:
             self._release(self._pieces.popleft()[1])

@@ -71,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         with quiet():
             for target in targets:
                 results += examine_all(target)
-    finally:  # also with Ctrl-C, which programs in sessions of their own do not get
+    finally:  # also after Ctrl-C: programs in sessions of their own do not receive it
         host.stop_commands()
     worst = max([result.finding.level for result in results])
     text = as_json(results) if options.json else "\n".join(as_text(results, options.quiet, _width(), _colours()))
@@ -88,14 +88,13 @@ def examine_all(target: Target, checks: Sequence[Check] = CHECKS) -> list[Result
 
 @contextlib.contextmanager
 def _in_folder_of(target: Target) -> Iterator[None]:
-    """Change to the working directory of the running daemon meanwhile, which its relative paths begin at."""
+    """Change to the working directory of the running daemon, the base of its relative paths, and back at the end."""
     with contextlib.ExitStack() as stack:
-        # another user's, be it the daemon's or that of this command: absolute paths, as the units have them, are right
-        # anywhere
+        # either directory may belong to another user; absolute paths, as in the units, work anyway
         with contextlib.suppress(OSError):
             before = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
             stack.callback(os.close, before)
-            os.fchdir(before)  # whether it can be come back to
+            os.fchdir(before)  # checks that the way back works
             if target.pid and not target.is_given:
                 os.chdir(f"/proc/{target.pid}/cwd")
                 stack.callback(os.fchdir, before)
@@ -115,5 +114,5 @@ def _show(text: str) -> None:
         if text:
             print(text)
         sys.stdout.flush()
-    except BrokenPipeError:  # its reader wants no more; nor is anything to be tried again at exit
+    except BrokenPipeError:  # closed by the reader; also avoids a second flush at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

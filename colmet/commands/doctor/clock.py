@@ -1,4 +1,4 @@
-"""Checks of the clock: rows carry the time of the machine that measured them."""
+"""Checks of the clock: rows carry the time of the measuring machine."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class KernelClock(NamedTuple):
     """The state of the kernel's clock.
 
     Attributes:
-        synchronised: whether a service such as NTP keeps it right.
-        max_error_s: the largest error that the kernel assumes.
+        synchronised: whether a service such as NTP disciplines it.
+        max_error_s: the kernel's bound of the error.
     """
 
     synchronised: bool
@@ -28,7 +28,7 @@ class KernelClock(NamedTuple):
 
 
 class _Timex(ctypes.Structure):
-    """The fields of struct timex that are read, with room for the others."""
+    """The required fields of struct timex, with room for the others."""
 
     _fields_ = (
         ("modes", ctypes.c_uint),
@@ -42,7 +42,7 @@ class _Timex(ctypes.Structure):
 
 
 def read_clock() -> KernelClock:
-    """Return the answer of adjtimex(2), which changes nothing.
+    """Return the answer of adjtimex(2) without a change of the clock.
 
     Raises:
         OSError: the system call does not exist, or is not allowed.

@@ -16,7 +16,7 @@ from colmet.node.system.host import Host
 
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
 MAX_NAMED = 5
-# the reason that an output gives while it is away, and the remedy
+# Pattern of the reason reported by an unavailable output, and the remedy.
 _REMEDIES = (
     (
         r"read-only|read_only|flood.stage",
@@ -74,7 +74,7 @@ def check_running(target: Target) -> Iterator[Finding]:
 
 
 def _silent(target: Target) -> Finding:
-    """Return the finding for what only a running daemon reports; `check_running` reports why it does not answer."""
+    """Return the finding for a check that requires a running daemon; `check_running` reports why it does not answer."""
     if target.denied:
         return warn("could not be checked: this user may not ask it", "see under running")
     return good("not asked" if target.supposed else "it does not answer, there is nothing to ask")
@@ -166,7 +166,7 @@ def check_leftovers(target: Target) -> Iterator[Finding]:
     except OSError:
         scripts = []
     for script in scripts:
-        # one of the unit's own name is none to systemd, and without a unit it is what starts the daemon
+        # systemd ignores a script with its unit's name; without a unit, the script starts the daemon
         if target.unit.get("UnitFileState", "").startswith("enabled") and script != target.program:
             fine = False
             yield warn(
@@ -185,9 +185,9 @@ class OtherDaemon(NamedTuple):
 
     Attributes:
         pid: of its process.
-        unit: that started it; "" for none.
+        unit: its systemd unit; "" for none.
         is_contained: whether it is in a container.
-        places: where a node sends, or a collector listens; empty where its options cannot be read.
+        places: addresses of a node's collectors, or of a collector's listeners; empty if its options are unreadable.
     """
 
     pid: int
@@ -204,7 +204,7 @@ def _others(target: Target) -> list[OtherDaemon]:
         unit = _unit_of(host, pid)
         if pid != target.pid and unit != target.unit_name and _parent(host, pid) not in lines:
             found.append(OtherDaemon(pid, unit, _is_contained(host, pid), _places(Target(target.side, host, argv))))
-    # the only one may be the one that cannot be asked
+    # a single one may be the examined daemon, if that cannot be asked
     return found if target.pid or len(found) > 1 or target.unit.get("ActiveState") == "active" else []
 
 
@@ -225,7 +225,7 @@ def _judge_other(target: Target, other: OtherDaemon) -> Finding:
 
 
 def _places(daemon: Target) -> frozenset[str]:
-    """Return the addresses that a node sends to, or a collector listens on."""
+    """Return the addresses of a node's collectors, or of a collector's listeners."""
     try:
         if daemon.side == "collector":
             return frozenset([daemon.options.zeromq_bind_uri])
@@ -237,7 +237,7 @@ def _places(daemon: Target) -> frozenset[str]:
 
 
 def _unit_of(host: Host, pid: int) -> str:
-    """Return the service of systemd that a process belongs to; "" for none, as in a session."""
+    """Return the systemd service of a process; "" for none, as in a session."""
     try:
         text = host.read_start(f"/proc/{pid}/cgroup", 1 << 16).decode("utf-8", "replace")
     except OSError:
@@ -257,7 +257,7 @@ def _parent(host: Host, pid: int) -> int:
 
 
 def _is_contained(host: Host, pid: int) -> bool:
-    """Return whether a process has a PID namespace of its own; False where that cannot be read."""
+    """Return whether a process has a PID namespace of its own; False if unreadable."""
     try:
         return host.link(f"/proc/{pid}/ns/pid") != host.link("/proc/self/ns/pid")
     except OSError:

@@ -1,4 +1,4 @@
-"""Checks of the kernel: what a node requires of it."""
+"""Checks of a node's requirements on the kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def _text(host: Host, path: str) -> str:
     return host.read_start(path, 1 << 20).decode("ascii", "replace").strip()
 
 
-# -- netlink: the kernel itself is asked, there is no other --
+# -- netlink: queries to the running kernel --
 
 
 def check_taskstats(target: Target) -> Iterator[Finding]:
@@ -168,8 +168,8 @@ def _release(host: Host) -> tuple[int, ...]:
 
 
 def _is_kept(host: Host) -> tuple[bool, str]:
-    """Return whether a boot sets it, and the file that sets it to 0."""
-    files: dict[str, str] = {}  # of two of one name the first counts; they are read in the order of their names
+    """Return whether a boot turns kernel.task_delayacct on, and the file that turns it off."""
+    files: dict[str, str] = {}  # the first of two with one name is used; files are read in the order of their names
     for folder in _SYSCTL_FOLDERS:
         try:
             for name in host.names(folder):
@@ -221,7 +221,7 @@ def check_perf(target: Target) -> Iterator[Finding]:
 
 
 def _held(pid: int, host: Host) -> set[str]:
-    """Return the rights of a process; those of this command where it is 0 or has ended."""
+    """Return the capabilities of a process; those of this command if it is 0 or has ended."""
     from colmet.common.runtime.capabilities import NUMBERS
 
     for place in (pid or "self", "self"):
@@ -242,7 +242,7 @@ def _mounted(host: Host, controller: str) -> bool:
 
 
 def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
-    """Return the hierarchy of each controller, 0 for v2, and whether it is on; empty where the kernel has no list."""
+    """Return the hierarchy of each controller, 0 for v2, and whether it is on; empty if the kernel has no list."""
     try:
         lines = _text(host, "/proc/cgroups").splitlines()
     except OSError:
@@ -256,7 +256,7 @@ def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
 
 
 def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
-    """Return found and remedy, where a v1 hierarchy holds a controller and is not mounted: it cannot be used."""
+    """Return finding and remedy if a controller is unusable: bound to an unmounted v1 hierarchy; else None."""
     hierarchy = _controllers(host).get(controller, (0, True))[0]
     if not hierarchy or _mounted(host, controller):
         return None
@@ -346,7 +346,7 @@ def check_controllers(target: Target) -> Iterator[Finding]:
                 fine = False
                 yield warn(*why)
         missing = f"{one.text} have no {', '.join(lacks)} controller" if lacks else ""
-        # of these only the memory controller has what nothing else measures: the limit, the peak, page cache
+        # only the memory controller has values without another source: the limit, the peak, page cache
         if "memory" in lacks or (lacks and one.version == 2):
             instead = ": memory is that of their processes, from /proc" if stands_in and "memory" in lacks else ""
             yield warn(f"{missing}{instead}", one.remedy(lacks))
@@ -355,7 +355,7 @@ def check_controllers(target: Target) -> Iterator[Finding]:
 
 
 def _check_machine(host: Host) -> Iterator[Finding]:
-    """Check that the mounted hierarchies have the controllers, for jobs to come."""
+    """Check that the mounted hierarchies have the controllers for future jobs."""
     from colmet.node.jobs.controllers import WANTED, WANTED_V2
 
     mounts, unified = _mounts(host)
@@ -389,7 +389,7 @@ def _mounts(host: Host) -> tuple[Mounts, set[str]]:
 
 
 def _mount(mounts: Mounts) -> str:
-    """Return how to mount a controller. Nothing may be mounted over hierarchies of v1: that hides them."""
+    """Return the remedy to mount a controller; a mount over hierarchies of v1 would hide them."""
     if not mounts.v1:
         return "mount cgroup2 (`mount -t cgroup2 none /sys/fs/cgroup`), as systemd does"
     return (
@@ -399,7 +399,7 @@ def _mount(mounts: Mounts) -> str:
 
 
 def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
-    """Return found and remedy, where this machine cannot have a controller for jobs; None where it can."""
+    """Return finding and remedy if this machine cannot have a controller for jobs; None if it can."""
     mounts, unified = _mounts(host)
     if name in mounts.v1 or name in unified:
         return None
@@ -457,7 +457,7 @@ def check_rights(target: Target) -> Iterator[Finding]:
     wanted = set(CORE).union(*[backend.capabilities for backend in target.backends])
     held = _held(target.pid, target.host)
     missing = sorted(wanted - held)
-    if "CAP_SYS_ADMIN" in held and "CAP_PERFMON" in missing:  # before Linux 5.8 it is a part of this one
+    if "CAP_SYS_ADMIN" in held and "CAP_PERFMON" in missing:  # a part of CAP_SYS_ADMIN before Linux 5.8
         missing.remove("CAP_PERFMON")
     who = f"process {target.pid}" if target.pid else "this command"
     if not missing:

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 
 INIT = 1  # the service manager's process
 CONNECT_S = 2.0
-WAITED_S, SETTLED_S = 3.0, 10.0  # by when a node that is let in mostly has been, and has been in any case
-MAX_PROBES = 10  # connections without a key that are no news: `colmet doctor` on a node makes two
+WAITED_S, SETTLED_S = 3.0, 10.0  # usual and longest time for the acceptance of a node
+MAX_PROBES = 10  # unremarkable connections without a key: `colmet doctor` on a node makes two
 _MADE_FOR = re.compile(rb"# Colmet: the secret key of ([^\s:]+)\. ")
 _ADDRESS = re.compile(r"tcp://(?:[^;]+;)?([^;]+):(\d+|\*)", re.ASCII)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-# RFC 23, ZMTP 3.0: a signature, which both ends send at once, and the number of the version; the rest is the peer's.
+# RFC 23, ZMTP 3.0: both ends send a signature at once, then the version; the peer sends the rest.
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 _GREETING_BYTES = 64
 
@@ -41,7 +41,7 @@ class TcpAddress(NamedTuple):
 
 
 def address_of(uri: str) -> TcpAddress | None:
-    """Return the address of a URI of ZeroMQ; None where it is not of TCP."""
+    """Return the address of a URI of ZeroMQ; None if it is not of TCP."""
     match = _ADDRESS.fullmatch(uri)
     if match is None:
         return None
@@ -49,12 +49,12 @@ def address_of(uri: str) -> TcpAddress | None:
 
 
 def greet(address: TcpAddress) -> str:
-    """Return the security mechanism of the listener, such as NULL or CURVE; "" where it does not speak ZeroMQ.
+    """Return the security mechanism of the listener, such as NULL or CURVE; "" if it does not speak ZeroMQ.
 
-    It sends the start of a greeting and closes: the listener counts a handshake that was not finished.
+    Sends the start of a greeting and closes: the listener counts an unfinished handshake.
 
     Raises:
-        OSError: nothing listens there, or the name is not known.
+        OSError: no listener, or an unknown host name.
     """
     with socket.create_connection(address, CONNECT_S) as connection:
         try:
@@ -74,7 +74,7 @@ def greet(address: TcpAddress) -> str:
     return greeting[12:32].rstrip(b"\0").decode("ascii", "replace")
 
 
-# -- the node's way to its collectors --
+# -- the node's connections to its collectors --
 
 
 def check_collectors(target: Target) -> Iterator[Finding]:
@@ -157,7 +157,7 @@ def _reach(uri: str, locked: bool) -> Finding:
     return good(f"{uri}: a collector answers, {'with keys' if locked else 'without keys'}")
 
 
-# -- what is listened on --
+# -- listening addresses --
 
 
 def check_ports(target: Target) -> Iterator[Finding]:
@@ -222,7 +222,7 @@ def _check_port(target: Target, option: str, address: TcpAddress | None, text: s
 
 
 def _try_to_bind(address: TcpAddress) -> int | None:
-    """Return the error number of a try to bind, or None; without listening, so that no node connects to it."""
+    """Try to bind an address; return the error number, or None. It does not listen, so no node connects."""
     host = "0.0.0.0" if address.host == "*" else address.host
     if host in [name for _, name in socket.if_nameindex()]:
         host = "0.0.0.0"  # libzmq looks its address up
@@ -239,7 +239,7 @@ def _try_to_bind(address: TcpAddress) -> int | None:
 
 
 def _holders(host: Host, port: int) -> list[tuple[int, str]]:
-    """Return number and command line of each process that listens on a port; one may be the service manager."""
+    """Return number and command line of each process listening on a port, the service manager included."""
     found = []
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -347,7 +347,7 @@ def check_keys(target: Target) -> Iterator[Finding]:
 
 
 def made_for(secret: str) -> str:
-    """Return the host that a key pair was made for, from the first line of its file; "" without one."""
+    """Return the host of a key pair, from the first line of its file; "" without one."""
     try:
         with open(secret, "rb") as file:
             match = _MADE_FOR.match(file.read(400))

@@ -1,4 +1,4 @@
-"""Checks of the Python modules, of the C libraries, and of what the enabled backends find on this node."""
+"""Checks of the Python modules, the C libraries, and the enabled backends on this node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REQUIREMENT = re.compile(
 )
 _MARKER = re.compile(r"python_version\s*(<|>=)\s*[\"'](\d+)\.(\d+)[\"']")
 _EXTRA = re.compile(r"extra\s*==\s*[\"']([\w-]+)[\"']")
-# What only one side requires; a package of Debian depends on what its side requires.
+# Modules required by one side only; a Debian package depends on those of its side.
 _ONE_SIDED = {"pyinotify": "node", "pyasyncore": "node", "tables": "collector", "requests": "collector"}
 _LIBRARIES = (
     ("lib_perf_hw", "LIB_PERFHW_PATH", "colmet.node.kernel.perfcounters", "--enable-perfhw"),
@@ -35,13 +35,13 @@ _LIBRARIES = (
 
 
 class Requirement(NamedTuple):
-    """A distribution that Colmet requires.
+    """A distribution required by Colmet.
 
     Attributes:
         name: of the distribution.
         least: the oldest version, as numbers; empty for any.
-        text: the bounds, as pip reads them.
-        extra: "" where Colmet always requires it, else the extra, such as "tools".
+        text: the bounds, in pip's syntax.
+        extra: "" if it is always required, else the extra, such as "tools".
     """
 
     name: str
@@ -51,7 +51,7 @@ class Requirement(NamedTuple):
 
 
 def parse_requirement(line: str) -> Requirement | None:
-    """Return the requirement in a line of pip; None where there is none, or for other versions of Python."""
+    """Return the requirement in a line for pip; None without one, or for other versions of Python."""
     match = _REQUIREMENT.fullmatch(line.partition(" #")[0].strip())
     if match is None:
         return None
@@ -67,7 +67,7 @@ def parse_requirement(line: str) -> Requirement | None:
 
 
 def numbers(version: str) -> tuple[int, ...]:
-    """Return the leading numbers of a version, to compare it."""
+    """Return the leading numbers of a version, for comparisons."""
     found = []
     for part in version.split("."):
         digits = re.match(r"\d+", part)
@@ -78,7 +78,7 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def requirements() -> list[Requirement]:
-    """Return what Colmet requires, from its installation or its source."""
+    """Return Colmet's requirements, from its installation or its source."""
     is_source = (_SOURCE / "setup.py").exists()
     try:
         if is_source:
@@ -93,7 +93,7 @@ def requirements() -> list[Requirement]:
 
 
 def version_of(name: str) -> str | None:
-    """Return the installed version of a distribution; None where there is none."""
+    """Return the installed version of a distribution; None if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -147,7 +147,7 @@ def check_plugins(target: Target) -> Iterator[Finding]:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment to the daemon's value meanwhile."""
+    """Set a variable of the environment to the daemon's value, and restore it at the end."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

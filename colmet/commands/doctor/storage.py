@@ -1,4 +1,4 @@
-"""Checks of the directories that a daemon writes to: existence, rights, room."""
+"""Checks of a daemon's writable directories: existence, rights, room."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ MAX_FILES = 100_000
 
 
 class WritableDirectory(NamedTuple):
-    """A directory that a daemon writes to.
+    """A writable directory of a daemon.
 
     Attributes:
-        option: the option that names it.
+        option: its option.
         path: the directory.
-        size: most bytes that it may use; 0 where no option limits it.
+        size: maximum use in bytes; 0 if no option limits it.
         private: whether other users must not write there.
         lasting: whether it must survive a boot.
         made: whether the daemon makes it.
-        parents: whether it makes the directories above it, too.
+        parents: whether the daemon makes the directories above it, too.
     """
 
     option: str
@@ -42,13 +42,13 @@ class WritableDirectory(NamedTuple):
 
 
 def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
-    """Return the part of a path whose mode blocks a user; "" where none does.
+    """Return the part of a path with a mode that blocks a user; "" without one.
 
     Args:
         path: of an existing file or directory.
         user: the user; root has all rights.
         wanted: os.R_OK, os.W_OK, os.X_OK for the path; directories above it require os.X_OK.
-        top: up to which directory.
+        top: the uppermost directory, excluded from the check.
     """
     if user.uid == 0:
         return ""
@@ -67,7 +67,7 @@ def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
 
 
 def places(target: Target) -> list[WritableDirectory]:
-    """Return the directories that the options of a daemon name."""
+    """Return the directories named by a daemon's options."""
     options = target.options
     found = []
     if target.side == "node":
@@ -134,9 +134,9 @@ def check_disk(target: Target) -> Iterator[Finding]:
 
 
 def _locked_by(host: Host, path: str) -> int:
-    """Return the process that has locked a file, -1 where the kernel does not report which; 0 for none.
+    """Return the process with a lock on a file, -1 if the kernel does not report it; 0 for none.
 
-    Locks of flock(2), and those of an open file, F_OFD_SETLK of fcntl(2). Source: /proc/locks.
+    Locks of flock(2), and of open file descriptions, F_OFD_SETLK of fcntl(2). Source: /proc/locks.
     """
     try:
         status = os.stat(host.path(path))
@@ -190,23 +190,23 @@ def _check(target: Target, place: WritableDirectory) -> Iterator[Finding]:
 
 
 def _give(host: Host, path: str, user: User, option: str) -> str:
-    """Return how to let a user write in a directory; not by giving away a foreign one that has files of others."""
+    """Return a remedy to let a user write in a directory; a foreign one with files of others keeps its owner."""
     with os.scandir(host.path(path)) as entries:
         others = {entry.stat(follow_symlinks=False).st_uid for entry in islice(entries, MAX_FILES)} - {user.uid}
-    if not others or "colmet" in os.path.basename(path):  # files there are those of a start by hand
+    if not others or "colmet" in os.path.basename(path):  # its files are those of a start by hand
         return f"`chown {'-R ' * bool(others)}{user.name} {path}`"
     own = os.path.join(path, "colmet")
     return f"others have files there: `install -d -o {user.name} {own}`, and choose a place in {own} with {option}"
 
 
 def _blocked(host: Host, path: str, user: User) -> str:
-    """Return the directory whose mode keeps a user from writing in another; "" for none."""
+    """Return the directory with a mode that blocks a user's writes in another; "" for none."""
     blocked = missing_right(host.path(path), user, os.W_OK | os.X_OK, host.root)
     return path if blocked == host.path(path) else blocked[len(host.root) :]
 
 
 def _check_room(host: Host, place: WritableDirectory) -> Iterator[Finding]:
-    """Check the file system that a directory is, or will be, in."""
+    """Check the file system of a directory, or of its future place."""
     option, path = place[:2]
     kind, point = _mount(host, path)
     system = _system(host, path)
@@ -239,19 +239,19 @@ def _check_room(host: Host, place: WritableDirectory) -> Iterator[Finding]:
 
 
 def _system(host: Host, path: str) -> os.statvfs_result:
-    """Return the file system of a directory, or of the one that it will be in."""
+    """Return the file system of a directory, or of its future place."""
     return os.statvfs(host.path(_nearest(host, path)))
 
 
 def _nearest(host: Host, path: str) -> str:
-    """Return a directory, or the nearest one above it that exists."""
+    """Return a directory, or the nearest existing one above it."""
     while path != "/" and not host.is_directory(path):
         path = os.path.dirname(path)
     return path
 
 
 def _mount(host: Host, path: str) -> tuple[str, str]:
-    """Return kind and mount point of the file system that a directory is in."""
+    """Return kind and mount point of a directory's file system."""
     real, best = host.resolve(path), ("", "/")
     try:
         lines = host.read("/proc/self/mounts").decode("utf-8", "surrogateescape").splitlines()
@@ -266,7 +266,7 @@ def _mount(host: Host, path: str) -> tuple[str, str]:
 
 
 def _used(path: str) -> int:
-    """Return the bytes in the files of a directory, without those below it."""
+    """Return the bytes in the files of a directory, without its subdirectories."""
     total = 0
     try:
         with os.scandir(path) as entries:

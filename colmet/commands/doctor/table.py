@@ -1,4 +1,4 @@
-"""The checks of `colmet doctor`, in the order in which they run."""
+"""The checks of `colmet doctor`, in the order of their execution."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The daemon that is examined: its configuration and, where it runs, the state that it reports."""
+"""The examined daemon: its configuration and, if it runs, its reported state."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 
 SIDES = ("node", "collector")
 MAX_FILE_BYTES = 64 << 10
-ASK_S = 10.0  # its main thread has half of it to answer
-ALL = -1  # of the senders: one whose clock is ahead, or whose version is another, is none of the worst
+ASK_S = 10.0  # the daemon's main thread has half of it to answer
+ALL = -1  # senders: those with a fast clock or another version are not among the worst
 COMMAND_S = 5.0
 CHECK_S = 30.0  # for --check-config, which loads all of the daemon
-# the user may not be able to read this Python's modules, where the daemon's are others: they are loaded before
+# Modules are imported before the change of user: this Python's may be unreadable for the daemon's user.
 _CHECK = """
 import json, os, sys
 sys.path[:] = filter(None, sys.path)
@@ -59,7 +59,7 @@ class User(NamedTuple):
         uid: its number.
         group: its first group.
         groups: all of them.
-        reads_all: whether it may read every file (CAP_DAC_READ_SEARCH), as the node's unit has it.
+        reads_all: whether it may read every file (CAP_DAC_READ_SEARCH), as in the node's unit.
     """
 
     name: str
@@ -70,7 +70,7 @@ class User(NamedTuple):
 
     @classmethod
     def of(cls, uid: int, reads_all: bool = False) -> User:
-        """Return the user with this uid, and all groups."""
+        """Return the user with this uid, with all its groups."""
         try:
             entry = pwd.getpwuid(uid)
         except KeyError:
@@ -88,12 +88,12 @@ class Target:
     Args:
         side: "node" or "collector".
         host: the machine's files.
-        argv: the daemon's command line, where it is given.
+        argv: the daemon's command line, if given.
         control_socket: its control socket, if not the default one.
-        supposed: whether that command line is only tried, and no running daemon has it.
+        supposed: whether this command line is hypothetical, not a running daemon's.
 
     Attributes:
-        status: the state that it reports; None where it does not answer.
+        status: its reported state; None if it does not answer.
         unreachable: why it does not answer.
         denied: whether this user lacks the rights to ask it.
         is_given: whether its command line was given, rather than found.
@@ -122,7 +122,7 @@ class Target:
     def ask(self) -> None:
         """Ask the daemon for its state, on its default control socket or the configured one.
 
-        With options on the command line no running daemon is meant, and none is asked.
+        With options on the command line, no running daemon is examined or asked.
         """
         if self._socket is None and self.supposed:
             return
@@ -150,17 +150,17 @@ class Target:
 
     @property
     def pid(self) -> int:
-        """The process of the daemon; 0 where it does not answer."""
+        """The process of the daemon; 0 if it does not answer."""
         return int(self.status["pid"]) if self.status is not None else 0
 
     @property
     def collectors(self) -> list[dict[str, Any]]:
-        """The state of each collector, as a running node reports it; empty before its first sample."""
+        """The state of each collector, reported by a running node; empty before its first sample."""
         return [] if self.status is None else self.status.get("collectors", [])
 
     @property
     def senders(self) -> list[dict[str, Any]]:
-        """The state of each node that was heard within a day, as a running collector reports it."""
+        """The state of each node heard within a day, reported by a running collector."""
         if self.status is None:
             return []
         return [one for one in self.status["senders"]["worst"] if not one.get("gone")]
@@ -169,7 +169,7 @@ class Target:
 
     @cached_property
     def argv(self) -> list[str]:
-        """The command line: the given one, that of the running daemon, or that of its unit."""
+        """The command line: the given one, else the running daemon's, else its unit's."""
         if self.is_given:
             return self._argv
         if self.pid:
@@ -189,7 +189,7 @@ class Target:
                 if name == "OPTIONS":
                     return shlex.split(" ".join(shlex.split(value)))
         except (OSError, ValueError):
-            pass  # the unit goes on without it, too
+            pass  # optional for the unit, too
         return []
 
     @cached_property
@@ -200,13 +200,13 @@ class Target:
 
     @property
     def plugins(self) -> Backends:
-        """The backends there are, with what is known of plug-ins."""
+        """The available backends, with the plug-ins and their problems."""
         backends: Backends = self._loaded[0].load_backends()
         return backends
 
     @cached_property
     def damage(self) -> str:
-        """Why the daemon's modules cannot be imported; "" where they can."""
+        """Why the daemon's modules cannot be imported; "" if they can."""
         try:
             self._loaded  # noqa: B018 - kept
         except ImportError as err:
@@ -217,7 +217,7 @@ class Target:
 
     @cached_property
     def _parsed(self) -> tuple[argparse.Namespace | None, Sequence[type[Any]], str]:
-        """The options, the classes of the backends, and what is wrong with the command line or its file."""
+        """The options, the classes of the backends, and the error in the command line or its file."""
         from colmet.common.runtime import configuration
 
         if self.damage:
@@ -247,7 +247,7 @@ class Target:
 
     @property
     def config(self) -> str:
-        """The configuration file; "" where there is none. The other options are not shown: they may hold a password."""
+        """The configuration file; "" without one. The other options are not shown: they may contain a password."""
         for n, word in enumerate(self.argv):
             if word.startswith("--config="):
                 return word.partition("=")[2]
@@ -257,14 +257,14 @@ class Target:
 
     @property
     def problem(self) -> str:
-        """What is wrong with the configuration; "" where it can be read."""
+        """The error in the configuration; "" if it can be read."""
         return self._parsed[2]
 
     def refusal(self) -> str:
-        """Return why the daemon would not start with its options, as its own user; "" where it would.
+        """Return why the daemon would not start with its options, as its own user; "" if it would.
 
         Raises:
-            Unchecked: it cannot be found out.
+            Unchecked: the check cannot be run.
         """
         if os.geteuid() == 0 and self.user.uid != 0:
             return _check_as(self.side, self.argv, self.user)
@@ -284,7 +284,7 @@ class Target:
 
         Raises:
             Unchecked: the configuration cannot be read.
-            ConfigError: it contains what cannot work.
+            ConfigError: an option cannot work.
         """
         options = argparse.Namespace(**vars(self.options))
         if self.side == "node":
@@ -319,7 +319,7 @@ class Target:
 
     @cached_property
     def user(self) -> User:
-        """The user of the daemon, or the one that its unit would start it as."""
+        """The user of the running daemon, or of its unit."""
         if self.pid:
             try:
                 text = self.host.read(f"/proc/{self.pid}/status").decode("ascii", "replace")
@@ -337,13 +337,13 @@ class Target:
 
     @cached_property
     def runtime_directory(self) -> str:
-        """The directory in /run that the daemon's unit makes; "" without one."""
+        """The directory in /run made by the daemon's unit; "" without one."""
         if self.pid or not self.unit.get("RuntimeDirectory"):
             return self.environment("RUNTIME_DIRECTORY")
         return f"/run/{self.unit['RuntimeDirectory']}"
 
     def environment(self, name: str) -> str:
-        """Return a variable of the environment of the daemon where that can be read, else of this command."""
+        """Return a variable from the environment of the running daemon, or of this command if that is unreadable."""
         if self.pid:
             try:
                 for entry in self.host.read(f"/proc/{self.pid}/environ").split(b"\0"):
@@ -357,10 +357,10 @@ class Target:
 
 
 def _check_as(side: str, argv: Sequence[str], user: User) -> str:
-    """Return why --check-config of the daemon, as this user, refuses to start; "" where it does not.
+    """Return the error of the daemon's --check-config, run as this user; "" without one.
 
     Raises:
-        Unchecked: it cannot be run.
+        Unchecked: the command cannot be run.
     """
     kept = bits(["CAP_DAC_READ_SEARCH"] if user.reads_all else [])
     rights = json.dumps([sorted(user.groups), user.group, user.uid, kept])
@@ -384,7 +384,7 @@ def _check_as(side: str, argv: Sequence[str], user: User) -> str:
 
 
 def arguments(host: Host, pid: int, side: str) -> list[str] | None:
-    """Return the arguments of a process that is a daemon of this side; None of another process, or an ended one."""
+    """Return the arguments of a daemon of this side; None if the process is another one or has ended."""
     try:
         data = host.read_start(f"/proc/{pid}/cmdline", MAX_FILE_BYTES)
     except OSError:
@@ -400,7 +400,7 @@ def arguments(host: Host, pid: int, side: str) -> list[str] | None:
 
 
 def _program_at(words: Sequence[str]) -> int:
-    """Return the index of the program in a command line, or of what Python runs."""
+    """Return the index of the program in a command line, or of Python's module or script."""
     at = 0
     if words and os.path.basename(words[0]).startswith("python"):
         at = 1
@@ -412,7 +412,7 @@ def _program_at(words: Sequence[str]) -> int:
 
 
 def find_sides(host: Host) -> list[str]:
-    """Return the daemons that are configured or run on this machine."""
+    """Return the daemons configured or running on this machine."""
     found = []
     for side in SIDES:
         places = (f"/etc/colmet/{side}.toml", f"/run/colmet/{side}.sock", f"/run/colmet/{side}/{side}.sock")

@@ -1,7 +1,7 @@
-"""Let short processes wait for a disk, and compare what the kernel counts with their age.
+"""Let short processes wait for a disk, and compare the kernel's count of the waits with their age.
 
-A program of its own, as it forks: `waits.py DIRECTORY SECONDS` prints JSON: of how many processes the kernel counted a
-wait, and the longest wait that is longer than its process lived, in seconds, with that age; both null where none was.
+A separate program, because it forks: `waits.py DIRECTORY SECONDS` prints JSON: the number of processes with a counted
+wait, and the longest wait exceeding the age of its process, with that age, in seconds; both null without such a wait.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import sys
 import tempfile
 import time
 
-WRITERS = 4  # on one CPU: a task that is alone there is never the one that the kernel gets wrong
+WRITERS = 4  # on one CPU: the kernel's error needs several tasks there
 WRITTEN = 64 << 10  # bytes, each time
-MARGIN_S = 0.05  # the kernel shows waits in clock ticks
-_BLKIO_TICKS = 39  # of the fields behind the name in /proc/<pid>/stat
+MARGIN_S = 0.05  # the kernel reports waits in clock ticks
+_BLKIO_TICKS = 39  # index in the fields after the name in /proc/<pid>/stat
 
 
 def _wait(directory: str) -> tuple[float, float]:
-    """Write to the disk once; return the wait that the kernel counts for this process, and its age, in seconds."""
+    """Write to the disk once; return this process's wait counted by the kernel, and its age, in seconds."""
     began = time.monotonic()
     with tempfile.TemporaryFile(dir=directory) as file:
         file.write(os.urandom(WRITTEN))
@@ -31,7 +31,7 @@ def _wait(directory: str) -> tuple[float, float]:
 
 
 def _write_in_turns(directory: str, until: float, out: int) -> bool:
-    """Start one process after the other that waits, until a time or an impossible wait; return whether all worked."""
+    """Start waiting processes one by one, until a time or an impossible wait; return whether all worked."""
     while time.monotonic() < until:
         child = os.fork()
         if not child:
@@ -49,7 +49,7 @@ def _write_in_turns(directory: str, until: float, out: int) -> bool:
 
 
 def main(directory: str, seconds: float) -> int:
-    """Compare, and print what was found."""
+    """Compare waits and ages, and print the result."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     readable, writable = os.pipe()
     until = time.monotonic() + seconds

@@ -1,1 +1,1 @@
-"""What a job did, from what has been stored of it: figures, energy, completeness, advice."""
+"""Reports on stored jobs: figures, energy, completeness, advice."""

@@ -1,4 +1,4 @@
-"""What could be done better: a table of rules, each a condition on a report and what to say where it holds."""
+"""Advice on a job: a table of rules, each a condition on a report and the text to print if it holds."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import NamedTuple
 from colmet.commands.report.model import Advice, GpuUse, HostFigures, Number, Report
 from colmet.commands.units import cores, count, duration, percent, size
 
-LEAST_RATIO = 0.95  # of the samples, below which nothing is advised
+LEAST_RATIO = 0.95  # of the samples; no advice below
 LEAST_SAMPLES = 2
-IDLE_RATIO = 0.02  # of the CPU time, below which nothing is said to run
+IDLE_RATIO = 0.02  # of the CPU time; below, a job counts as idle
 MINUTE_S = 60.0
 GIB = float(1 << 30)
 
@@ -22,8 +22,8 @@ class Rule(NamedTuple):
     Attributes:
         name: stable.
         because: the condition in words, with its threshold.
-        text: what to say of a report; None where the condition does not hold, or is not known.
-        unless: rules that explain the same figures; where one of them holds, this one is not given.
+        text: returns the advice on a report; None if the condition does not hold, or is unknown.
+        unless: rules explaining the same figures; if one of them holds, this one is skipped.
     """
 
     name: str
@@ -33,17 +33,17 @@ class Rule(NamedTuple):
 
 
 def over(part: Number, whole: Number, least: float) -> bool:
-    """Whether something is known to be at least a share of something else that is known."""
+    """Return whether `part` is at least `least` times `whole`; False if either is unknown."""
     return part is not None and bool(whole) and part >= least * (whole or 0)
 
 
 def idle_hosts(report: Report) -> Sequence[HostFigures]:
-    """Hosts that used next to none of their CPU time."""
+    """Return the hosts with next to no CPU use."""
     return [host for host in report.hosts if host.cpu_used_ratio is not None and host.cpu_used_ratio < IDLE_RATIO]
 
 
 def working_hosts(report: Report) -> Sequence[HostFigures]:
-    """The others."""
+    """Return the hosts with at least a minimum of CPU use."""
     return [host for host in report.hosts if host.cpu_used_ratio is not None and host.cpu_used_ratio >= IDLE_RATIO]
 
 
@@ -54,7 +54,7 @@ def _is_one_core(report: Report) -> bool:
 
 
 def one_core(report: Report) -> str | None:
-    """One thread."""
+    """Advise on a job of one thread on several cores."""
     if not _is_one_core(report):
         return None
     return (
@@ -64,7 +64,7 @@ def one_core(report: Report) -> str | None:
 
 
 def cpu_low(report: Report) -> str | None:
-    """Less than half of the CPU time."""
+    """Advise on the use of less than half of the CPU time."""
     used, working = report.cpu.used_ratio, working_hosts(report)
     if used is None or not IDLE_RATIO <= used < 0.5 or report.wall_s < MINUTE_S:
         return None
@@ -82,7 +82,7 @@ def cpu_low(report: Report) -> str | None:
 
 
 def idle(report: Report) -> str | None:
-    """Nothing at all."""
+    """Advise on a job with next to no CPU use."""
     if report.cpu.used_ratio is None or report.cpu.used_ratio >= IDLE_RATIO or report.wall_s < MINUTE_S:
         return None
     cpus = report.cpu.cpus
@@ -93,7 +93,7 @@ def idle(report: Report) -> str | None:
 
 
 def host_idle(report: Report) -> str | None:
-    """Hosts that did nothing."""
+    """Advise on idle hosts beside busy ones."""
     hosts = idle_hosts(report)
     if not hosts or not working_hosts(report) or report.wall_s < MINUTE_S:
         return None
@@ -105,7 +105,7 @@ def host_idle(report: Report) -> str | None:
 
 
 def imbalance(report: Report) -> str | None:
-    """The hosts' CPU times differ."""
+    """Advise on different CPU times of the hosts."""
     working = [(host.cores or 0.0, host.host) for host in working_hosts(report)]
     if len(working) < 2 or report.wall_s < MINUTE_S:
         return None
@@ -120,10 +120,10 @@ def imbalance(report: Report) -> str | None:
 
 
 def tail(report: Report) -> str | None:
-    """Nothing ran at the end."""
+    """Advise on an idle time at the end of the job."""
     curve = next((curve for curve in report.curves if curve.name == "cpu"), None)
     if curve is None or len(curve.lines) < len(report.hosts) or idle(report):
-        return None  # where nothing is known of a host, it may have been busy
+        return None  # a host without values may have been busy
     busy = [float(line.times[line.values > 0.02].max(initial=0)) for line in curve.lines]
     idle_s = report.end - max(max(busy), float(report.start))
     if idle_s < 10 * MINUTE_S or idle_s < 0.25 * report.wall_s:
@@ -135,8 +135,8 @@ def tail(report: Report) -> str | None:
 
 
 def memory_low(report: Report) -> str | None:
-    """Far from the limit."""
-    peak, limit = report.memory.peak_bytes, report.memory.limit_bytes  # of the host that is nearest to it
+    """Advise on a memory peak far below the limit."""
+    peak, limit = report.memory.peak_bytes, report.memory.limit_bytes  # of the host nearest to its limit
     if peak is None or limit is None or peak >= 0.25 * limit:
         return None
     if any(host.memory_peak_bytes is None or (host.memory_limit_bytes or 0) < 2 * GIB for host in report.hosts):
@@ -145,7 +145,7 @@ def memory_low(report: Report) -> str | None:
 
 
 def memory_high(report: Report) -> str | None:
-    """Near the limit; page cache, which fills what there is, aside."""
+    """Advise on memory near the limit, without page cache: that may grow up to the limit."""
     found = [
         (needed / host.memory_limit_bytes, needed, host)
         for host in report.hosts
@@ -162,7 +162,7 @@ def memory_high(report: Report) -> str | None:
 
 
 def oom(report: Report) -> str | None:
-    """The kernel killed processes."""
+    """Advise on processes killed by the kernel for lack of memory."""
     kills = report.memory.oom_kills
     if not kills:
         return None
@@ -174,7 +174,7 @@ def oom(report: Report) -> str | None:
 
 
 def cpu_wait(report: Report) -> str | None:
-    """Ready to run, and no CPU."""
+    """Advise on tasks waiting for a CPU."""
     time = report.time
     if (time.running_s or 0) < MINUTE_S or not over(time.waiting_cpu_s, time.running_s, 0.25):
         return None
@@ -190,7 +190,7 @@ def cpu_wait(report: Report) -> str | None:
 
 
 def block_io(report: Report) -> str | None:
-    """Waits for disks."""
+    """Advise on tasks waiting for disks."""
     time = report.time
     if (time.block_io_s or 0) < MINUTE_S or not over(time.block_io_s, time.running_s, 0.2):
         return None
@@ -201,7 +201,7 @@ def block_io(report: Report) -> str | None:
 
 
 def swap(report: Report) -> str | None:
-    """Waits for swap."""
+    """Advise on tasks waiting for pages in swap."""
     time = report.time
     if not over(time.swap_s, time.running_s, 0.01) or (time.swap_s or 0) < 1:
         return None
@@ -211,7 +211,7 @@ def swap(report: Report) -> str | None:
 
 
 def reclaim(report: Report) -> str | None:
-    """Waits for memory to be freed."""
+    """Advise on tasks waiting for memory to be freed."""
     time = report.time
     if not over(time.reclaim_s, time.running_s, 0.02) or (time.reclaim_s or 0) < 1:
         return None
@@ -222,7 +222,7 @@ def reclaim(report: Report) -> str | None:
 
 
 def throttled(report: Report) -> str | None:
-    """The CPU quota was used up."""
+    """Advise on an exhausted CPU quota."""
     if not over(report.cpu.throttled_s, report.cpu.used_s, 0.05) or (report.cpu.throttled_s or 0) < 1:
         return None
     return (
@@ -232,7 +232,7 @@ def throttled(report: Report) -> str | None:
 
 
 def kernel_time(report: Report) -> str | None:
-    """Much time in the kernel."""
+    """Advise on a large share of CPU time in the kernel."""
     if (report.cpu.used_s or 0) < MINUTE_S or (report.cpu.system_ratio or 0) < 0.3:
         return None
     return (
@@ -242,7 +242,7 @@ def kernel_time(report: Report) -> str | None:
 
 
 def small_io(report: Report) -> str | None:
-    """Many calls for few bytes."""
+    """Advise on many I/O calls for few bytes each."""
     io = report.io
     kinds = ((io.read_calls, io.asked_read_bytes), (io.write_calls, io.asked_written_bytes))
     known = [(number, amount) for number, amount in kinds if number is not None and amount is not None]
@@ -256,7 +256,7 @@ def small_io(report: Report) -> str | None:
 
 
 def gpu_idle(report: Report) -> str | None:
-    """GPUs that were held and not used."""
+    """Advise on allocated but unused GPUs."""
 
     def is_idle(gpu: GpuUse) -> bool:
         return over(gpu.idle_s, gpu.held_s, 0.5) or (gpu.use_ratio is not None and gpu.use_ratio < 0.1)
@@ -313,7 +313,7 @@ RULES: Sequence[Rule] = (
 
 
 def withheld(report: Report) -> str:
-    """Why nothing can be advised; empty where it can."""
+    """Return why no advice can be given; else an empty string."""
     if report.samples < LEAST_SAMPLES:
         return f"there are fewer than {LEAST_SAMPLES} samples of the job"
     here = report.completeness.here_ratio
@@ -324,7 +324,7 @@ def withheld(report: Report) -> str:
 
 
 def advise(report: Report, rules: Sequence[Rule] = RULES) -> tuple[Advice, ...]:
-    """What the rules say of a report, but for those that another one explains."""
+    """Return the advice of all rules on a report, without rules explained by another one."""
     found = [(rule, rule.text(report)) for rule in rules]
     hold = {rule.name for rule, text in found if text is not None}
     return tuple(

@@ -1,4 +1,4 @@
-"""From what has been stored of a job to its report."""
+"""The report of a job, made from its stored rows."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ RARE = frozenset({LEDGER, GAPS, "agent_default", "mapping_default"})  # not at e
 
 
 def gather(history: History, asked: JobInterval, now: float) -> Report | None:
-    """The report of a job; None where there is nothing of it.
+    """Return the report of a job; None if it has no rows.
 
     Args:
-        history: where the rows are.
-        asked: what is wanted.
+        history: the stored rows.
+        asked: the job and the interval.
         now: the time, seconds since 1970.
 
     Raises:
@@ -81,7 +81,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
 
 
 def _left_out(stays: Sequence[Stay]) -> Sequence[str]:
-    """What sums over hosts lack, for want of rows, or as it cannot have been."""
+    """Return warnings about CPU time missing from the sums: no rows, or impossible values."""
     found = []
     unknown = [stay.host for stay in stays if stay.cpu_s is None]
     if unknown and len(unknown) < len(stays):
@@ -105,13 +105,13 @@ def _period_s(stays: Sequence[Stay]) -> Number:
 
 
 def state_of(history: History, asked: JobInterval, stays: Sequence[Stay], tables: Sequence[str], now: float) -> str:
-    """Whether the job still runs, as far as the store tells.
+    """Return whether the job still runs, from the stored rows.
 
-    It has ended where its nodes have gone on without it. Where a node has not been heard of either, it is running as
-    long as its last row is no older than rows may be.
+    A job has ended if its latest nodes have later rows without it, or are silent. Else it counts as running while its
+    last row is within the normal delay.
     """
     last = {stay.host: stay.last for stay in stays}
-    if asked.until is not None:  # it may have gone on
+    if asked.until is not None:  # rows may follow the interval
         table = max(stays[0].tables, key=lambda name: len(stays[0].tables[name]))
         for series in history.read(asked.job, table, [], asked.until, None, list(last)):
             if len(series):

@@ -25,7 +25,7 @@ from colmet.stored.stays import JobInterval
 
 
 def add_options(parser: cli.Parser) -> None:
-    """Declare the job, the interval, and what is wanted of it."""
+    """Declare the options: the job, the interval, and the outputs."""
     parser.epilog = """\
 examples:
   colmet report 4242
@@ -45,7 +45,7 @@ configuration is wrong."""
 
 
 def document_of(report: Report) -> dict[str, Any]:
-    """All of a report but its curves, for programs; docs/tools/report.md has the names."""
+    """Return a report without its curves as JSON values; docs/tools/report.md has the names."""
     document = asdict(replace(report, curves=()))
     del document["curves"]
     document["cores"] = report.cores
@@ -58,7 +58,7 @@ def document_of(report: Report) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> Any:
-    """A value of JSON, which knows no NaN."""
+    """Replace NaN and infinities, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {name: _finite(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     """Print the report of a job, or write it to files.
 
     Raises:
-        ColmetError: there is nothing of it, it cannot be read or written, or a library is missing.
+        ColmetError: no rows of the job, a failure to read or write, or a missing library.
     """
     options.job = selection.job_of(options, options.words)
     if options.words:
@@ -100,11 +100,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def nothing_of(history: History, asked: JobInterval) -> str:
-    """Why there is no report: what is stored instead.
+    """Return why there is no report, with the stored data found instead.
 
     Args:
-        history: where it was looked for.
-        asked: what was.
+        history: the store.
+        asked: the requested job and interval.
     """
     if history.tables(asked.job):
         when = [

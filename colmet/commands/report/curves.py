@@ -1,4 +1,4 @@
-"""The curves of a report: what the job did over time, on each host."""
+"""The curves of a report: the job's activity over time, on each host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from colmet.stored.stays import Stay
 
 MOST_POINTS = 400  # of a line
 
-# Name, title, unit, and the sources, of which the first that a host has is drawn.
+# Name, title, unit, and the sources; the first one present on a host is drawn.
 RATES: Sequence[tuple[str, str, str, Sequence[Source]]] = (
     ("cpu", "CPU", "cores", CPU_USED.sources),
     ("waiting", "Waiting for a CPU", "tasks", WAIT_CPU.sources),
@@ -40,11 +40,11 @@ ORDER = ("cpu", "memory", "waiting", "read", "written", "gpu", "power")
 
 
 def curves_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> tuple[Curve, ...]:
-    """All curves that there are.
+    """Return all curves with values.
 
     Args:
         stays: the job's rows, by host.
-        shares: of the energy of the hosts of which it is known.
+        shares: of the energy, for the hosts with known energy.
     """
     bounds = {
         "cpu": _same([stay.cpus for stay in stays]),

@@ -1,8 +1,8 @@
 """The energy of the nodes, shared among the jobs on them by CPU time.
 
-From one energy sample of a node to the next: the energy is divided in proportion to the CPU time that each job used,
-and that no job did, which is what the node's CPUs were busy beyond the jobs' sum. So the power of idle CPUs is borne by
-those that ran at the time. What all of them got, and what could not be shared, is the node's energy, always.
+For each step between two energy samples of a node, the energy is divided in proportion to the CPU time used by each job
+and by no job, the latter being the node's busy time beyond the sum of the jobs. So the power of idle CPUs is charged to
+the users of the CPUs at the time. All shares and the unshared rest always add up to the node's energy.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ AGENT = "agent_default"
 PACKAGES, DRAMS = range(1, 25, 6), range(5, 25, 6)  # numbers of columns of RAPLstats_default
 UJ = UNITS["ujoules"].factor
 MARGIN_S = 120  # around a job, for the samples before its first and after its last row
-LONGEST_PERIODS = 10  # a step so many times as long as others is one of which the power is not known
-MOST_JOBS = 200  # of others that are read
+LONGEST_PERIODS = 10  # the power of a step longer than this many median steps is unknown
+MOST_JOBS = 200  # other jobs read
 BUSY = [NODE_CPU[kind].best for kind in ("user", "nice", "system", "irq", "softirq")]
 IDLE = [NODE_CPU[kind].best for kind in ("idle", "iowait")]
 _NUMBER = re.compile(r"\d{1,18}", re.ASCII)
@@ -62,15 +62,15 @@ class Steps:
 
 @dataclass(frozen=True)
 class Share:
-    """What became of the energy of a node while the job was there; NaN in steps that could not be shared.
+    """The shares of a node's energy during the job; NaN in unshared steps.
 
     Attributes:
         steps: the node's energy.
         job: the job's share of each step, joules.
-        others: that of other jobs; None where it is not known which there were.
+        others: the share of other jobs; None if these are unknown.
         nobody: the rest.
-        busy_s: CPU time that was used in steps that were shared; NaN where that is not known.
-        available_s: CPU time that there was in them.
+        busy_s: CPU time used in the shared steps; NaN if unknown.
+        available_s: CPU time available in them.
     """
 
     steps: Steps
@@ -82,22 +82,22 @@ class Share:
 
     @property
     def job_joules(self) -> Number:
-        """The job's share of what could be shared."""
+        """The job's share of the shared energy."""
         return total([self.job])
 
 
 def total(parts: Iterable[Floats]) -> Number:
-    """The sum of what is known; None where nothing is."""
+    """Return the sum of the known values; None if there are none."""
     known = np.concatenate([np.empty(0), *parts])
     known = known[~np.isnan(known)]
     return float(known.sum()) if len(known) else None
 
 
 def energy_of(shares: Mapping[str, Share], stays: Sequence[Stay], gpu_joules: Number) -> Energy:
-    """The energy of all hosts together.
+    """Return the energy of all hosts together.
 
     Args:
-        shares: of hosts of which it is known.
+        shares: by host, for the hosts with known energy.
         stays: the job's rows, by host.
         gpu_joules: of the job's GPUs.
     """
@@ -132,29 +132,29 @@ def _covered(shares: Mapping[str, Share], stays: Sequence[Stay]) -> Number:
 
 @dataclass(frozen=True)
 class Used:
-    """CPU time that has been used up to each of some times, seconds; it does not go down."""
+    """Cumulative CPU time at several times, seconds; never decreasing."""
 
     times: Floats
     cpu_s: Floats
 
     def within(self, starts: Floats, ends: Floats) -> Floats:
-        """How much was used in each step; 0 before the first time and after the last."""
+        """Return the CPU time used in each step; 0 before the first time and after the last."""
         return np.asarray(np.interp(ends, self.times, self.cpu_s) - np.interp(starts, self.times, self.cpu_s))
 
     def known(self, starts: Floats, ends: Floats) -> npt.NDArray[np.bool_]:
-        """Which steps are within its times, give or take a period."""
+        """Return a mask of the steps within the measured times, with a tolerance of one period and a half."""
         slack_s = 1.5 * (cadence_s(self.times.astype(np.int64), 0) or MARGIN_S)
         return np.asarray((starts >= self.times[0] - slack_s) & (ends <= self.times[-1] + slack_s))
 
 
 def used(times: npt.NDArray[np.int64], values: Floats, since: float | None, cpus: float = math.inf) -> Used | None:
-    """CPU time from a counter, in seconds.
+    """Return the CPU time from a counter, in seconds.
 
     Args:
         times: of the values.
-        values: NaN where missing; after one that is lower than the one before, it has begun anew.
-        since: when it was 0; None where what it had at first was used earlier.
-        cpus: how many can have run at one time.
+        values: NaN where missing; a decrease is a reset of the counter.
+        since: time of the value 0; None if the first value was used before the interval.
+        cpus: upper bound of CPUs running at one time.
     """
     found = summed(times, values, cpus, since)
     if not len(found.times):
@@ -165,13 +165,13 @@ def used(times: npt.NDArray[np.int64], values: Floats, since: float | None, cpus
 
 
 def cpus_of(busy: Used, idle: Used) -> float:
-    """How many CPUs a node has, by what all of them together did."""
+    """Return the number of CPUs of a node, from the busy and idle time of all of them."""
     span_s = float(busy.times[-1] - busy.times[0])
     return float(busy.cpu_s[-1] + idle.cpu_s[-1]) / span_s if span_s else math.inf
 
 
 def _cpus_at_most(series: Series, all_s: Floats) -> float:
-    """The CPUs that a node had at one time: as it says, else by what all of them together did, most of the time."""
+    """Return the highest number of CPUs of a node: the reported one, else the median of the CPU time per second."""
     told = series.values(NODE_CPUS[1])
     if not np.isnan(told).all():
         return float(np.nanmax(told))
@@ -180,11 +180,11 @@ def _cpus_at_most(series: Series, all_s: Floats) -> float:
 
 
 def shares_of(history: History, job: int, stays: Sequence[Stay], tables: Tables) -> dict[str, Share]:
-    """The job's share of the energy of its hosts, of those of which that is known.
+    """Return the job's share of the energy of each host with known energy.
 
     Args:
-        history: where the rows are.
-        job: whose.
+        history: the stored rows.
+        job: number of the job.
         stays: its rows, by host.
         tables: of the nodes themselves, with their columns.
     """
@@ -202,13 +202,13 @@ def shares_of(history: History, job: int, stays: Sequence[Stay], tables: Tables)
 
 
 def share(stay: Stay, steps: Steps, others: Sequence[Used] | None, node: tuple[Used, Used] | None) -> Share:
-    """What became of the energy of one node.
+    """Divide the energy of one node.
 
     Args:
-        stay: the job there.
+        stay: the job on the node.
         steps: the node's energy.
-        others: CPU time of the other jobs; None where it is not known which there were.
-        node: CPU time of the node, busy and idle; None where it was not measured.
+        others: CPU time of the other jobs; None if these are unknown.
+        node: CPU time of the node, busy and idle; None if missing.
     """
     bounds = steps.starts, steps.ends
     nothing = np.zeros(len(steps.joules))
@@ -248,10 +248,10 @@ def _job_cpu(stay: Stay) -> Used | None:
 
 
 class _Around:
-    """What is stored of the nodes of a job, from a little before it to a little after.
+    """Stored rows of the nodes of a job, from a little before it to a little after.
 
     Args:
-        history: where.
+        history: the store.
         stays: the job's rows, by host.
         tables: of the nodes themselves.
     """
@@ -270,7 +270,7 @@ class _Around:
         return self._history.read(NODE, table, there, self._since, self._until, list(self._stays))
 
     def steps(self) -> dict[str, Steps]:
-        """The energy of each node while the job was there: of RAPL's zones, else the power that the BMC tells."""
+        """Return the energy of each node during the job: from RAPL's zones, else from the power reported by the BMC."""
         found = {}
         for series in self._read(IPMI, [source.column for source in NODE_MEAN_POWER.sources]):
             found[series.host] = power_steps(series)
@@ -288,7 +288,7 @@ class _Around:
         return found
 
     def node_cpu(self) -> dict[str, tuple[Used, Used]]:
-        """CPU time of each node, busy and idle."""
+        """Return the CPU time of each node, busy and idle."""
         found = {}
         for series in self._read(WHOLE, [*[source.column for source in (*BUSY, *IDLE)], NODE_CPUS[1]]):
             ran, idled = [
@@ -302,12 +302,12 @@ class _Around:
         return found
 
     def other_cpu(self, job: int, hosts: Sequence[str], node: Mapping[str, tuple[Used, Used]]) -> dict[str, list[Used]]:
-        """CPU time of the other jobs on each host, of hosts of which it is known which these were.
+        """Return the CPU time of the other jobs on each host with known other jobs.
 
         Args:
-            job: which is no other.
-            hosts: that are asked for.
-            node: what `node_cpu` says.
+            job: the job to exclude.
+            hosts: names of hosts.
+            node: the result of `node_cpu`.
         """
         there = self._other_jobs(job, hosts)
         found: dict[str, list[Used]] = {host: [] for host, jobs in there.items() if len(jobs) <= MOST_JOBS}
@@ -318,12 +318,12 @@ class _Around:
         for other, on in sorted(hosts_of.items()):
             for series, source in self._cpu_of(other, on):
                 values = series.values(source.column) * source.factor
-                # a job that came meanwhile has its first row up to a period after its start
+                # the first row of a job started during the interval is up to a period after its start
                 period_s = cadence_s(series.times, 0) or 1
                 came = series.times[0] - period_s if series.times[0] > self._since + 2 * period_s else None
                 at_first = np.nanmin(values)
                 if series.host in node and at_first > 2 * period_s * cpus_of(*node[series.host]):
-                    came = None  # it was there before, and not measured
+                    came = None  # started before, but not measured
                 most = cpus_of(*node[series.host]) if series.host in node else math.inf
                 cpu = used(series.times, values, came, most)
                 if cpu is not None:
@@ -342,7 +342,7 @@ class _Around:
         return list(found.values())
 
     def _other_jobs(self, job: int, hosts: Sequence[str]) -> dict[str, set[int]]:
-        """Which other jobs there were; hosts of which that is not known are left out."""
+        """Return the other jobs of each host; hosts with unknown jobs are skipped."""
         found: dict[str, set[int]] = {}
         for series in self._read(AGENT, ("jobs", "jobs_started")):
             if _is_alone(series, self._stays[series.host]):
@@ -358,7 +358,7 @@ class _Around:
 
 
 def _within(steps: Steps, first: float, last: float) -> Steps:
-    """The steps of an interval; of one that is in it in part, that part."""
+    """Return the steps of an interval; steps at its ends are cut."""
     inside = (steps.ends > first) & (steps.starts < last)
     starts, ends = steps.starts[inside], steps.ends[inside]
     within = np.maximum(starts, first), np.minimum(ends, last)
@@ -366,7 +366,7 @@ def _within(steps: Steps, first: float, last: float) -> Steps:
 
 
 def _is_alone(agent: Series, stay: Stay) -> bool:
-    """Whether the agent's counts tell that no other job was there, not even between two of them."""
+    """Return whether the agent's counts exclude any other job, even between two samples."""
     counts = np.array([agent.values("jobs"), agent.values("jobs_started")])
     here = ~np.isnan(counts).any(axis=0)  # rows of the agent as a whole
     times, (jobs, started) = agent.times[here], counts[:, here]
@@ -379,7 +379,7 @@ def _is_alone(agent: Series, stay: Stay) -> bool:
 
 
 def zone_steps(series: Series) -> Steps:
-    """Energy of processors and memory: packages and dram, which are beside each other; other zones are inside them."""
+    """Return the energy of processors and memory: packages and dram, two disjoint zones containing all others."""
     zones, names = series.columns.get("zone"), series.columns.get("name")
     if zones is None or names is None:
         return _steps("rapl", series.times[:0], np.empty((0, 0)))
@@ -394,7 +394,7 @@ def zone_steps(series: Series) -> Steps:
 
 
 def _steps(source: str, times: npt.NDArray[np.int64], counters: Floats) -> Steps:
-    """Steps of counters, shape (times, counters); what one that has begun anew had counted before is not known."""
+    """Return the steps of counters, shape (times, counters); the count lost at a reset is unknown."""
     whole = ~np.isnan(counters).any(axis=1) if counters.size else np.zeros(len(times), bool)
     at, counters = times[whole].astype(np.float64), counters[whole]
     if len(at) < 2:
@@ -410,12 +410,12 @@ def _none(source: str) -> Steps:
 
 
 def column_steps(series: Series) -> Steps:
-    """Energy of processors and memory from the columns of Colmet 0.6, each with the energy since the row before."""
+    """Return the energy of processors and memory from Colmet 0.6's columns of energy since the row before."""
     parts = np.array([series.values(f"counter_{n}") for n in (*PACKAGES, *DRAMS)]) * UJ
     has = ~np.isnan(parts).all(axis=1)
     if len(series) < 2 or not has.any():
         return _none("rapl")
-    joules = parts[has].sum(axis=0)  # NaN where one of those that this node has could not be read
+    joules = parts[has].sum(axis=0)  # NaN where one of this node's counters could not be read
     times, at = np.unique(series.times.astype(np.float64), return_inverse=True)
     joules = np.bincount(at, joules).astype(np.float64)  # several rows may have one second
     good = ~np.isnan(joules[1:])
@@ -423,7 +423,7 @@ def column_steps(series: Series) -> Steps:
 
 
 def power_steps(series: Series) -> Steps:
-    """Energy of the whole node from its power: the mean of two samples, for the time between them."""
+    """Return the energy of the whole node from its power: the mean of two samples times the time between them."""
     mean, now = [series.values(source.column) for source in NODE_MEAN_POWER.sources]
     watts = np.where(np.isnan(mean), now, mean)
     here = ~np.isnan(watts)
@@ -434,7 +434,7 @@ def power_steps(series: Series) -> Steps:
 
 
 def power_joules(times: Floats, watts: Floats) -> Floats:
-    """Energy of each step between samples of power, by the mean of both; NaN where that is not known, as in a gap."""
+    """Return the energy of each step between samples of power, from the mean of both; NaN if unknown, as in a gap."""
     steps_s = np.diff(times)
     joules = (watts[:-1] + watts[1:]) / 2 * steps_s
     if len(steps_s):

@@ -1,4 +1,4 @@
-"""From the rows of a job to the figures of its report."""
+"""The figures of a report, computed from the rows of a job."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ WAITS = {
     **{"a CPU": measures.WAIT_CPU, "block I/O": measures.WAIT_IO},
     **{"swap": measures.WAIT_SWAP, "memory": measures.WAIT_RECLAIM},
 }
-SAMPLES_FOR_MEMORY = 2  # of a job that was there at a tick
+SAMPLES_FOR_MEMORY = 2  # of a job present at a tick
 
-# The columns of a job that figures are made of.
+# The columns of a job used for the figures.
 _READ = columns_of(
     [
         *(CPU_USED, measures.CPU_USER, measures.CPU_SYSTEM, measures.CPU_UNATTRIBUTED, measures.CPUS),
@@ -45,7 +45,7 @@ _READ = columns_of(
     ]
 )
 COLUMNS: Mapping[str, tuple[str, ...]] = {**_READ, CGROUP_TABLE: ("user", *_READ[CGROUP_TABLE])}
-# Of whole nodes, with all jobs on them.
+# Figures of whole nodes, with all jobs on them.
 SHARED = {
     "network_sent_bytes": measures.NETWORK_SENT,
     "network_received_bytes": measures.NETWORK_RECEIVED,
@@ -55,11 +55,11 @@ SHARED = {
 
 
 def cpu_of(stays: Sequence[Stay]) -> Cpu:
-    """CPU time of all hosts, and what they were given."""
+    """Return the CPU time and the allocated CPUs of all hosts."""
     by_cgroup = any(len(stay.values(CPU_USED.best)) for stay in stays)
     used = added(stay.cpu_s for stay in stays)
     allocated = [(stay.wall_s, stay.cpus) for stay in stays if stay.cpus is not None and stay.cpu_s is not None]
-    is_known = len(allocated) == len(stays)  # part of it would pass for all
+    is_known = len(allocated) == len(stays)  # else a part would be taken for the whole
     return Cpu(
         used_s=used,
         source="" if used is None else "cgroup" if by_cgroup else "tasks",
@@ -73,7 +73,7 @@ def cpu_of(stays: Sequence[Stay]) -> Cpu:
 
 
 def _sum(stays: Sequence[Stay], measure: Measure) -> Number:
-    """Return the sum over hosts of what a counter has counted."""
+    """Return the growth of a counter, summed over hosts."""
     return added(stay.total(measure) for stay in stays)
 
 
@@ -83,11 +83,11 @@ def _unattributed_s(stay: Stay) -> Number:
     if len(values) < (1 if stay.whole else 2):
         return None
     found = max(0.0, float(values[-1] - (0 if stay.whole else values[0]))) * source.factor
-    return min(found, stay.cpu_s or 0.0)  # it is a part of that
+    return min(found, stay.cpu_s or 0.0)  # a part of the CPU time
 
 
 def whereabouts_of(stays: Sequence[Stay]) -> Whereabouts:
-    """Where the time went: running as `cpu_of` has it, the rest from delay accounting."""
+    """Return the time by state: running from `cpu_of`, the rest from delay accounting."""
     waits = {name: _wait_of(stays, measure.best) for name, measure in WAITS.items()}
     notes = []
     if not any(TASKS_TABLE in stay.tables for stay in stays):
@@ -116,7 +116,7 @@ _OF_DELAYACCT = ("block I/O", "swap", "memory")
 
 
 def _wait_of(stays: Sequence[Stay], source: Source) -> tuple[Number, bool]:
-    """Seconds in a kind of wait, and whether what is stored of it cannot have been: then it is missing."""
+    """Return the seconds in a kind of wait, and whether the stored value is impossible: it is then missing."""
     found = [one for stay in stays for one in [stay.sum_of(source)] if one is not None]
     if any(one.left_out for one in found):
         return None, True
@@ -124,7 +124,7 @@ def _wait_of(stays: Sequence[Stay], source: Source) -> tuple[Number, bool]:
 
 
 def memory_of(stays: Sequence[Stay]) -> MemoryUse:
-    """Memory, of the host that is nearest to its limit, or where there is none, that has most."""
+    """Return the memory of the host nearest to its limit, or without limits of the host with the highest peak."""
     having = [stay for stay in stays if stay.memory_peak is not None]
 
     def fullness(stay: Stay) -> tuple[float, float]:
@@ -155,7 +155,7 @@ def memory_of(stays: Sequence[Stay]) -> MemoryUse:
 
 
 def _why_no_memory(stays: Sequence[Stay]) -> str:
-    """Why no host has memory of the job, and the remedy, as far as the rows show."""
+    """Return why no host has memory of the job, and the remedy, as far as the rows show."""
     if any(PROCESSES_TABLE in stay.tables for stay in stays):
         return "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?"
     if all(stay.samples < SAMPLES_FOR_MEMORY for stay in stays):
@@ -167,7 +167,7 @@ def _why_no_memory(stays: Sequence[Stay]) -> str:
 
 
 def io_of(stays: Sequence[Stay]) -> InputOutput:
-    """I/O: bytes that the tasks are charged for, cached writes too; where that is missing, those of block devices."""
+    """Return the I/O: bytes charged to the tasks, including cached writes; if missing, bytes of block devices."""
     moved = [_sum(stays, measure) for measure in (CHARGED_READ, CHARGED_WRITE)]
     by_tasks = any(len(stay.values(source)) for stay in stays for source in CHARGED_READ.of(OF_TASKS, PROCESSES))
     asked = [_sum(stays, measure) for measure in (measures.CALLS_READ, measures.CALLS_WRITE)]
@@ -186,7 +186,7 @@ def io_of(stays: Sequence[Stay]) -> InputOutput:
 
 
 def shared_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> Shared:
-    """What the nodes sent, received, read and wrote from the job's start on each to its last row."""
+    """Return the bytes sent, received, read and written by each node from the job's start on it to its last row."""
     wanted = columns_of(SHARED.values())
     read: dict[str, list[Series]] = {}
     for table, columns in wanted.items():
@@ -209,7 +209,7 @@ def _growth(series: Series, column: str) -> Number:
 
 
 def host_of(stay: Stay, energy_joules: Number) -> HostFigures:
-    """The figures of one host."""
+    """Return the figures of one host."""
     return HostFigures(
         host=stay.host,
         first=stay.first,

@@ -1,4 +1,4 @@
-"""GPUs that a job held or used: for how long, how much they computed, their memory and energy."""
+"""GPUs allocated to or used by a job: duration, use, memory and energy."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _OF_SUM = (
     *(measures.JOB_GPU_IDLE, measures.JOB_GPU_COUNT),
 )
 NODE_COLUMNS = ("uuid", "name", "jobs", *measures.columns_of(_OF_NODE)[OF_NODE])
-# What is read of the job's own tables.
+# Columns read from the job's own tables.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     OF_JOB: ("uuid", "processes", measures.GPU_OF_JOB_MEMORY.best.column),
     **measures.columns_of(_OF_SUM),
@@ -32,10 +32,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> tuple[GpuUse, ...]:
-    """The job's GPUs, by host.
+    """Return the job's GPUs, by host.
 
     Args:
-        history: where the rows are.
+        history: the stored rows.
         stays: the job's rows, by host.
         tables: of the nodes themselves, with their columns.
     """
@@ -87,7 +87,7 @@ def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> Gpu
 
 
 def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.int64]) -> Number:
-    """Energy of a GPU between samples at which it was the job's, divided by the jobs that had it."""
+    """Return the energy of a GPU between samples of its allocation to the job, divided by the jobs sharing it."""
     at, energy, watts = (
         of_node.times[its],
         _values(of_node, measures.GPU_ENERGY)[its],
@@ -104,7 +104,7 @@ def _energy(of_node: Series, its: npt.NDArray[np.bool_], held: npt.NDArray[np.in
 
 
 def _summed(stay: Stay, series: Series) -> GpuUse:
-    """All GPUs of a job together, where nothing tells them apart."""
+    """Return all GPUs of a job as one, for rows without the GPUs' identity."""
     steps_s = _steps_s(series.times)
     gpus, idle = _values(series, measures.JOB_GPU_COUNT), _values(series, measures.JOB_GPU_IDLE)
     joules = power_joules(series.times.astype(np.float64), _values(series, measures.JOB_GPU_POWER))
@@ -121,7 +121,7 @@ def _summed(stay: Stay, series: Series) -> GpuUse:
 
 
 def _steps_s(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """How long each sample stands for: up to it from the one before, or a period where that is further away."""
+    """Return the duration of each sample: since the sample before, at most `LONGEST_PERIODS` periods."""
     period_s = cadence_s(times, 0)
     steps_s = np.diff(times.astype(np.float64), prepend=times[0] - period_s)
     return np.minimum(steps_s, LONGEST_PERIODS * (period_s or np.inf))

@@ -1,7 +1,7 @@
-"""All that a report says, whatever it is shown as: text, JSON, a page.
+"""The content of a report, independent of its format: text, JSON, a page.
 
-A value that was not measured is None, never 0. Times of the clock are seconds since 1970; durations end in ``_s``,
-sizes in ``_bytes``, energies in ``_joules``; a share ends in ``_ratio`` and is 1 where it is all.
+A missing value is None, never 0. Times of the clock are seconds since 1970. Names of durations end in ``_s``, of sizes
+in ``_bytes``, of energies in ``_joules``, of shares in ``_ratio`` (0 to 1).
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ from colmet.stored.stays import Number as Number
 
 
 def ratio(part: Number, whole: Number) -> Number:
-    """One by the other; None where either is not known, or nothing can be shared."""
+    """Return part / whole; None if either is unknown, or the whole is 0."""
     return None if part is None or not whole else part / whole
 
 
 def share(part: Number, whole: Number) -> Number:
-    """A ratio of something that cannot be more than the whole: times are whole seconds, counters are not."""
+    """Return part / whole, at most 1: counters are finer than the whole seconds of times."""
     found = ratio(part, whole)
     return None if found is None else min(1.0, found)
 
 
 def cores_of(used_s: Number, wall_s: float, cpus: Number) -> Number:
-    """CPUs that ran on average, and no more than there were."""
+    """Return the mean number of busy CPUs, at most `cpus`."""
     found = ratio(used_s, wall_s)
     return found if found is None or cpus is None else min(found, cpus)
 
@@ -36,13 +36,13 @@ class Cpu:
 
     Attributes:
         used_s: by the job.
-        source: ``cgroup`` where the kernel counted it for the job's cgroup, ``tasks`` where it is the sum of its tasks.
-        user_s: of it in user mode.
-        system_s: of it in the kernel.
-        unattributed_s: of it by no known task.
-        cpus: that it may run on, all hosts together; None where that is not known of each.
-        available_s: wall time of each host by its CPUs.
-        throttled_s: kept from running by a quota.
+        source: ``cgroup`` if counted by the kernel for the job's cgroup, ``tasks`` for the sum of its tasks.
+        user_s: part of it in user mode.
+        system_s: part of it in the kernel.
+        unattributed_s: part of it by no known task.
+        cpus: allowed CPUs, all hosts together; None if unknown for any of them.
+        available_s: sum over hosts of wall time times CPUs.
+        throttled_s: time throttled by a quota.
     """
 
     used_s: Number = None
@@ -56,12 +56,12 @@ class Cpu:
 
     @property
     def used_ratio(self) -> Number:
-        """Of what was available."""
+        """The used share of the available CPU time."""
         return share(self.used_s, self.available_s)
 
     @property
     def system_ratio(self) -> Number:
-        """The part of the CPU time that was in the kernel; older kernels count by clock ticks, not as all of it."""
+        """The kernel's share of user + system time; on older kernels their sum, in clock ticks, is not `used_s`."""
         if self.user_s is None or self.system_s is None:
             return None
         return ratio(self.system_s, self.user_s + self.system_s)
@@ -69,7 +69,7 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """Where the time of the job's tasks went, summed over tasks: the kernel's delay accounting.
+    """The time of the job's tasks by state, summed over tasks: the kernel's delay accounting.
 
     Attributes:
         running_s: on a CPU.
@@ -77,7 +77,7 @@ class Whereabouts:
         block_io_s: waiting for block devices.
         swap_s: waiting for pages in swap.
         reclaim_s: waiting for memory to be freed.
-        note: why some are missing; empty where none is.
+        note: why some are missing; empty if none is.
     """
 
     running_s: Number = None
@@ -90,10 +90,10 @@ class Whereabouts:
 
 @dataclass(frozen=True)
 class TimeShares:
-    """How the time of the job's cores was spent: shares of wall time by cores, which add up to 1.
+    """The use of the job's cores: shares of wall time times cores, with a sum of 1.
 
-    A core that runs a task runs. Of the rest, cores count as waiting for as long as tasks waited; where several tasks
-    waited at one time, the waits share the rest. What is left is idle.
+    A core with a running task counts as running. Of the rest, cores count as waiting for as long as tasks waited; waits
+    of several tasks at one time share that rest. The remainder is idle.
 
     Attributes:
         running_ratio: on a CPU.
@@ -101,8 +101,8 @@ class TimeShares:
         block_io_ratio: waiting for block devices.
         swap_ratio: waiting for pages in swap.
         reclaim_ratio: waiting for memory to be freed.
-        idle_ratio: the rest; waits that were not measured are in it.
-        at_once: whether tasks waited longer in all than the cores did not run.
+        idle_ratio: the rest, including missing waits.
+        at_once: whether the sum of the waits exceeds the time of cores without a task.
     """
 
     running_ratio: Number = None
@@ -115,7 +115,7 @@ class TimeShares:
 
 
 def shares_of(time: Whereabouts, available_s: Number) -> TimeShares:
-    """The shares of some time by cores; all are None where that, or the CPU time, is not known."""
+    """Return the shares of the cores' time; all are None if that or the CPU time is unknown."""
     if time.running_s is None or not available_s:
         return TimeShares()
     running_s = min(time.running_s, available_s)
@@ -132,23 +132,23 @@ def shares_of(time: Whereabouts, available_s: Number) -> TimeShares:
 class MemoryUse:
     """Memory of the job's cgroup, page cache included, else of its processes.
 
-    On the host that had most of it in relation to its limit.
+    On the host with the highest use relative to its limit.
 
     Attributes:
-        host: which host that is.
-        peak_bytes: the most at one time.
-        sampled: whether the peak is the largest sample, and may have been missed; else the kernel's own.
-        limit_bytes: None where there is none, or it is not known.
+        host: name of that host.
+        peak_bytes: the maximum.
+        sampled: whether the peak is the largest sample, so a higher one may be missing; else it is the kernel's own.
+        limit_bytes: None if unlimited or unknown.
         now_bytes: in the last row.
-        anon_peak_bytes: the most that was neither page cache nor the kernel's, of all samples.
-        total_peak_bytes: the peaks of all hosts together.
-        swap_peak_bytes: of all samples.
-        limit_hits: times that the limit was reached, on all hosts.
-        oom_kills: processes that the kernel killed, on all hosts.
+        anon_peak_bytes: the largest sample without page cache and kernel memory.
+        total_peak_bytes: the sum of the peaks of all hosts.
+        swap_peak_bytes: the largest sample.
+        limit_hits: number of times the limit was reached, on all hosts.
+        oom_kills: processes killed by the kernel, on all hosts.
         refaults: pages needed again soon after they had been reclaimed, on all hosts.
         major_faults: page faults with I/O, on all hosts.
-        source: where the peak is from: ``cgroup`` or ``processes``; empty where it was not measured.
-        note: why it was not measured; empty where it was.
+        source: origin of the peak: ``cgroup`` or ``processes``; empty if missing.
+        note: why the peak is missing; else empty.
     """
 
     host: str = ""
@@ -169,19 +169,19 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class InputOutput:
-    """What was read and written, on all hosts.
+    """I/O on all hosts.
 
     Attributes:
         read_bytes: from storage.
         written_bytes: to storage.
         read_ops: on block devices.
         write_ops: on block devices.
-        source: ``tasks`` where the bytes are those that the kernel charges the job's tasks for, cached writes and
-            network file systems too; ``cgroup`` where they are those of block devices.
-        asked_read_bytes: by read calls, whatever the page cache has.
+        source: ``tasks`` for bytes charged to the job's tasks by the kernel, including cached writes and network file
+            systems; ``cgroup`` for bytes of block devices.
+        asked_read_bytes: by read calls, including reads from the page cache.
         asked_written_bytes: by write calls.
-        read_calls: how many of them.
-        write_calls: how many of them.
+        read_calls: number of read calls.
+        write_calls: number of write calls.
     """
 
     read_bytes: Number = None
@@ -197,7 +197,7 @@ class InputOutput:
 
 @dataclass(frozen=True)
 class Shared:
-    """What the nodes did while the job was there: that of other jobs is in it, where there were any.
+    """I/O of the nodes during the job, including that of other jobs.
 
     Attributes:
         network_sent_bytes: InfiniBand, Omni-Path and RoCE.
@@ -214,18 +214,18 @@ class Shared:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """A GPU or MIG instance that the job held or used.
+    """A GPU or MIG instance allocated to or used by the job.
 
     Attributes:
-        host: where it is.
-        uuid: which one.
+        host: name of its node.
+        uuid: of the GPU or instance.
         name: product.
-        held_s: for how long it is known to have been the job's.
-        idle_s: of it without a process of the job.
-        use_ratio: mean share of the time in which something computed on it.
-        memory_peak_bytes: the most that was used there, of all samples.
-        memory_bytes: that it has.
-        energy_joules: while it was the job's, divided by the jobs that had it at the time.
+        held_s: known duration of the allocation.
+        idle_s: part of it without a process of the job.
+        use_ratio: mean share of the time with computations on the GPU.
+        memory_peak_bytes: used memory, the largest sample.
+        memory_bytes: installed memory.
+        energy_joules: during the allocation, divided by the number of jobs sharing the GPU.
     """
 
     host: str
@@ -241,21 +241,21 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class Energy:
-    """Energy of the nodes while the job was there, shared among the jobs by CPU time.
+    """Energy of the nodes during the job, shared among the jobs by CPU time.
 
-    job + others + nobody + unshared are all of the nodes' energy.
+    job + others + nobody + unshared = the nodes' energy.
 
     Attributes:
         job_joules: the job's share.
-        others_joules: that of other jobs.
-        nobody_joules: by the CPU time that no job used: system, daemons, and intervals in which no CPU ran.
-        unshared_joules: of intervals in which CPU times are missing.
-        nodes_joules: all of it.
+        others_joules: the share of other jobs.
+        nobody_joules: the share of CPU time outside jobs (system, daemons), and of intervals without CPU time.
+        unshared_joules: of intervals with missing CPU times.
+        nodes_joules: the whole energy.
         source: ``rapl`` (processors and memory), ``ipmi`` (the whole node), or both.
-        method: how, in a sentence.
-        covered_ratio: the part of the job's time on its hosts of which the energy is known.
-        busy_ratio: CPU time of the nodes that was used by anyone.
-        gpu_joules: of the job's GPUs, beside the nodes' energy as RAPL tells it; in it as IPMI tells it.
+        method: of sharing, in a sentence.
+        covered_ratio: the part of the job's time on its hosts with known energy.
+        busy_ratio: used share of the nodes' CPU time, by all users.
+        gpu_joules: of the job's GPUs; not included in the nodes' energy of RAPL, included in that of IPMI.
     """
 
     job_joules: Number = None
@@ -272,11 +272,11 @@ class Energy:
 
 @dataclass(frozen=True)
 class Advice:
-    """What could be done better.
+    """A possible improvement.
 
     Attributes:
-        rule: its name.
-        text: with the figures of this job.
+        rule: name of the rule.
+        text: the advice, with the figures of this job.
         because: the rule in words, with its threshold.
     """
 
@@ -293,16 +293,16 @@ class HostFigures:
         host: its name.
         first: time of the first row.
         last: time of the last one.
-        samples: rows of the table that has most.
-        wall_s: from the start of the job on it to its last row.
-        cpus: that the job may run on.
+        samples: rows of the table with most rows.
+        wall_s: from the start of the job on the host to its last row.
+        cpus: CPUs allowed to the job.
         cpu_used_s: CPU time.
-        memory_peak_bytes: the most at one time.
-        memory_limit_bytes: None where there is none, or it is not known.
-        memory_anon_peak_bytes: the most that was neither page cache nor the kernel's, of all samples.
+        memory_peak_bytes: the maximum.
+        memory_limit_bytes: None if unlimited or unknown.
+        memory_anon_peak_bytes: the largest sample without page cache and kernel memory.
         read_bytes: from storage.
         written_bytes: to storage.
-        tasks_peak: the most tasks at one time.
+        tasks_peak: maximum number of tasks at one time.
         energy_joules: the job's share of the node's.
     """
 
@@ -328,21 +328,20 @@ class HostFigures:
 
     @property
     def cpu_used_ratio(self) -> Number:
-        """Of the CPU time that was available."""
+        """The used share of the available CPU time."""
         return share(self.cores, self.cpus)
 
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What a chart shows, at most some hundred points a host.
+    """The data of a chart, at most some hundred points a host.
 
     Attributes:
         name: stable: ``cpu``, ``memory``, ``waiting``, ``read``, ``written``, ``gpu``, ``power``.
-        title: for people.
+        title: heading of the chart.
         unit: of the values: ``cores``, ``bytes``, ``tasks``, ``bytes/s``, ``percent``, ``watts``.
-        lines: of each host, by name; NaN where the line is broken.
-        bound: what the values of one host cannot go beyond (allocated CPUs, memory limit), where all hosts have the
-            same; None where there is none.
+        lines: one per host, by name; NaN where the line is broken.
+        bound: upper bound of the values of one host (allocated CPUs, memory limit), if equal on all hosts; else None.
     """
 
     name: str
@@ -354,21 +353,21 @@ class Curve:
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A job.
+    """The report of a job.
 
     Attributes:
         job: its number.
-        user: whose; empty where it is not known.
-        state: ``running``, ``ended``, or ``unknown`` where nothing has come of its nodes since its last row.
-        start: of its first task where that is known, else the first row.
+        user: owner of the job; empty if unknown.
+        state: ``running``, ``ended``, or ``unknown`` if its nodes have sent nothing since its last row.
+        start: of its first task if known, else the first row.
         end: the last row.
-        since: the interval that was asked for, if any.
-        until: the same.
-        samples: times with rows of the job, on the host that has most.
+        since: start of the requested interval, if any.
+        until: end of the requested interval, if any.
+        samples: times with rows of the job, on the host with most.
         period_s: between samples.
         hosts: by name.
-        advice_withheld: why there is no advice; empty where the rules were looked at.
-        warnings: of the store, such as files that could not be read; hosts of which the CPU time is not known.
+        advice_withheld: why the rules were not applied; else empty.
+        warnings: of the store, such as unreadable files; hosts with unknown CPU time.
     """
 
     job: int
@@ -405,5 +404,5 @@ class Report:
 
     @property
     def shares(self) -> TimeShares:
-        """How the time of its cores was spent."""
+        """The shares of its cores' time by state."""
         return shares_of(self.time, self.cpu.available_s)

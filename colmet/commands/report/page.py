@@ -1,7 +1,7 @@
 """A report as a page of HTML in one file, and as one picture.
 
-Both say what the text says, and show the curves. The page runs no scripts and loads nothing; it is laid out for a desk,
-a phone and paper, light and dark.
+Both contain the report's text and its curves. The page runs no scripts and loads nothing; its layout suits a desktop, a
+phone and paper, light and dark.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from colmet.common.runtime.plural import counted
 from colmet.common.units import UNITS, Unit
 from colmet.stored.curves import shown
 
-CHART_SIZE = (360, 190)  # pixels; charts stand side by side as far as there is room, and are not made smaller
+CHART_SIZE = (360, 190)  # pixels; charts wrap to the width of the page, and are not scaled down
 PICTURE_WIDTH, ROW_HEIGHT, LINE_HEIGHT = 1200, 210, 18
 CHARACTERS = 150  # of a line in the picture
 MOST_HOSTS = 200  # in the table; all are in the JSON
-FEW_HOSTS = 16  # more are folded away
+FEW_HOSTS = 16  # a longer table is folded
 LONGEST = 400  # characters of a line of text
 
 _UNITS_OF_CURVES = {
@@ -95,13 +95,13 @@ POLICY = (
 
 
 class Words(Page):
-    """The report's text with a mark instead of each bar, for somebody else to draw."""
+    """The report's text with a mark in place of each bar, to be drawn elsewhere."""
 
     def __init__(self) -> None:
         super().__init__("", "")
 
     def bar(self, part: Number, style: str = "cyan") -> Text:
-        """The share as a number, which carries what a bar would show."""
+        """Return the share as a number, with the bar's share and colour as metadata."""
         if part is None:
             return Text("")
         return Text(f"{percent(part)}  ", Style(meta={"share": part, "colour": style}))
@@ -111,9 +111,9 @@ class Said(NamedTuple):
     """A line of the report.
 
     Attributes:
-        text: what it says, without control characters.
-        share: what a bar shows, from 0 to 1, and its colour; None where there is no bar.
-        alarm: whether it is something bad.
+        text: without control characters.
+        share: length of a bar, from 0 to 1, and its colour; None without a bar.
+        alarm: whether the line is a problem.
     """
 
     text: str
@@ -122,7 +122,7 @@ class Said(NamedTuple):
 
 
 def said(line: Text) -> Said:
-    """A line of the text, for other uses."""
+    """Convert a line of the text for the page and the picture."""
     styles = [style if isinstance(style, Style) else Style.parse(str(style)) for style in (line.style, *_spans(line))]
     found = [style.meta for style in styles if "share" in style.meta]
     share = (min(1.0, max(0.0, float(found[0]["share"]))), str(found[0]["colour"])) if found else None
@@ -135,17 +135,17 @@ def _spans(line: Text) -> list[str | Style]:
 
 
 def capital(text: str) -> str:
-    """A sentence, as it begins a line."""
+    """Return a sentence with an upper-case first letter."""
     return shown(text[:1].upper() + text[1:], LONGEST)
 
 
 def panel(curve: Curve, titled: bool) -> charts.Panel:
-    """The chart of a curve."""
+    """Return the chart of a curve."""
     return charts.Panel(heading(curve) if titled else "", _UNITS_OF_CURVES[curve.unit], curve.lines, curve.bound)
 
 
 def heading(curve: Curve) -> str:
-    """The title of a chart."""
+    """Return the title of a chart."""
     if curve.bound is None or curve.unit == "percent":
         return curve.title
     divisor, unit = _UNITS_OF_CURVES[curve.unit].scaled(curve.bound)
@@ -153,7 +153,7 @@ def heading(curve: Curve) -> str:
 
 
 def _told(curve: Curve) -> str:
-    """A chart in words."""
+    """Return the description of a chart in words."""
     values = np.concatenate([line.values[np.isfinite(line.values)] for line in curve.lines] or [np.empty(0)])
     if not len(values):
         return "No values."
@@ -166,7 +166,7 @@ def write_html(report: Report, path: str) -> None:
     """Write the page.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     text = "\n".join(_page(report)) + "\n"
     with open(path, "w", encoding="utf-8") as file:
@@ -287,7 +287,7 @@ def write_png(report: Report, path: str) -> None:
     """Write the picture.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     words = Words()
     title, *about = [said(line).text for line in words.title(report)]

@@ -1,4 +1,4 @@
-"""A report as text: it reads well at 80 columns, in a pipe, and without colours."""
+"""A report as text, readable at 80 columns, in a pipe, and without colours."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from colmet.common.runtime.plural import counted
 from colmet.stored.stays import text_of
 
 BAR = 20  # characters
-MOST_HOSTS, FEW_HOSTS = 12, 4  # more hosts than the first are shown as so many at the top, and at the bottom
+MOST_HOSTS, FEW_HOSTS = 12, 4  # of more than MOST_HOSTS, the first and the last FEW_HOSTS are shown
 MOST_LINES = 6  # of gaps, GPUs and warnings each
 NOT_MEASURED = "not measured"
 STATES = {"running": "running", "ended": "ended", "unknown": "not heard of since its last sample"}
@@ -27,13 +27,13 @@ def show(report: Report, file: IO[str], width: int | None = None) -> None:
     """Print a report.
 
     Args:
-        report: which.
-        file: where to; a terminal gets colours, unless NO_COLOR is set.
+        report: the report.
+        file: the output; colours are used on a terminal, unless NO_COLOR is set.
         width: columns; by default those of the terminal, of COLUMNS, or 80.
     """
     console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
     page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")))
-    with console.capture() as captured:  # written at once, so that who reads a part only is no error of rich's
+    with console.capture() as captured:  # one write: a pipe closed early is no error of rich
         for part in page.parts(report):
             console.print(part)
     text = captured.get()
@@ -43,27 +43,27 @@ def show(report: Report, file: IO[str], width: int | None = None) -> None:
 
 
 def clock(time_s: float) -> str:
-    """A time, in UTC."""
+    """Return a time as text, in UTC."""
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def listed(*parts: tuple[str, str]) -> str:
-    """What is known of several things, each behind its name."""
+    """Return the known values as text, each after its name."""
     return ", ".join([f"{name} {value}" for name, value in parts if value != UNKNOWN])
 
 
 def domain_of(hosts: Sequence[str]) -> str:
-    """What the names of several hosts end in, from a dot on; empty where they have nothing in common."""
+    """Return the common domain of several hosts, with its dot; empty if they differ."""
     ends = {host[host.find(".") :] if "." in host else "" for host in hosts}
     return ends.pop() if len(ends) == 1 and len(hosts) > 1 else ""
 
 
 class Page:
-    """Lays a report out.
+    """The layout of a report.
 
     Args:
-        full: a character of a bar.
-        empty: one of the rest of it.
+        full: character for the filled part of a bar.
+        empty: character for the rest.
     """
 
     def __init__(self, full: str, empty: str) -> None:
@@ -72,7 +72,7 @@ class Page:
         self._domain = ""
 
     def parts(self, report: Report) -> Iterator[RenderableType]:
-        """All of it, from top to bottom."""
+        """Yield all parts of a report, from top to bottom."""
         self._domain = domain_of([host.host for host in report.hosts])
         yield from self.title(report)
         yield ""
@@ -91,7 +91,7 @@ class Page:
             yield Text(f"warning: {text_of(text)}", style="yellow")
 
     def title(self, report: Report) -> Iterator[Text]:
-        """Whose report it is, of when, and how much of the data is here."""
+        """Yield the job, its user, its times, and the completeness of the data."""
         of = f" of {text_of(report.user)}" if report.user else ""
         hosts = counted(len(report.hosts), "hosts")
         if len(report.hosts) == 1:
@@ -117,7 +117,7 @@ class Page:
         return f"{percent(found.here_ratio)} of the data is here{how}"
 
     def sections(self, report: Report) -> Iterator[tuple[str, list[Text]]]:
-        """The figures: a name, and lines."""
+        """Yield the sections: a name, and lines with figures."""
         yield "CPU", list(self._cpu(report))
         yield "Time", list(self._time(report))
         yield "Memory", list(self._memory(report))
@@ -135,7 +135,7 @@ class Page:
         return text_of(host[: len(host) - len(self._domain)])
 
     def bar(self, part: Number, style: str = "cyan") -> Text:
-        """A bar, and the share as a number."""
+        """Return a bar, and the share as a number."""
         if part is None:
             return Text("")
         whole = min(BAR, max(0, round(part * BAR)))
@@ -322,6 +322,6 @@ class Page:
 
 
 def by_use(hosts: Iterable[HostFigures]) -> list[int]:
-    """Places of hosts, those that used most of their CPU time first; those of which that is not known last."""
+    """Return the indices of hosts by decreasing CPU use, unknown ones last."""
     used = [(host.cpu_used_ratio, host.cores) for host in hosts]
     return sorted(range(len(used)), key=lambda n: [-1.0 if one is None else one for one in used[n]], reverse=True)

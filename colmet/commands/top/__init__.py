@@ -1,1 +1,1 @@
-"""What jobs and nodes use now, live in the terminal: `colmet top`."""
+"""Live resource use of jobs and nodes in the terminal: `colmet top`."""

@@ -33,14 +33,14 @@ examples:
 
 exit status: 0; 1 where no daemon answers, or it refuses; 2 where the command line is wrong.
 """
-ASK_S = 15.0  # for an answer: a daemon rests nine times as long as it answers, and others may ask, too
-LOOK_S = 0.5  # between two looks whether all nodes have two samples
+ASK_S = 15.0  # timeout of an answer: a daemon pauses for nine times its answering time, and has other clients
+LOOK_S = 0.5  # between two requests until all nodes have two samples
 
 Ask = Callable[[Mapping[str, Any]], dict[str, Any]]
 
 
 def interval(text: str) -> float:
-    """An option type: seconds from one answer to the next, fewer than the daemon goes on keeping rows for."""
+    """Return the seconds between two answers, fewer than the daemon's retention of rows: an option type."""
     value = cli.positive_seconds(text)
     if not 0.2 <= value <= 30:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.2 to 30")
@@ -48,7 +48,7 @@ def interval(text: str) -> float:
 
 
 def words(text: str) -> str:
-    """An option type: a text to look for."""
+    """Return a search text: an option type."""
     if len(text) > MAX_TEXT:
         raise argparse.ArgumentTypeError(f"it has {len(text)} characters, more than {MAX_TEXT}")
     return text
@@ -109,7 +109,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask, and show; the exit status."""
+    """Ask the daemon, and show its answers; return the exit status."""
     request = _request(options)
     asked = _asker(options)
     if options.once or options.json:
@@ -124,15 +124,15 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             f"it requires the Python module rich: {how_to_install('rich')}; --once and --json do without it"
         ) from err
-    asked(request)  # where there is no daemon, that is said before the screen is taken
+    asked(request)  # reports a missing daemon before the screen is switched
     return screen.show(asked, request, options.interval)
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """What is asked for.
+    """Return the request.
 
     Raises:
-        ConfigError: the options go not together.
+        ConfigError: the options exclude each other.
     """
     if options.nodes and (options.job is not None or options.user):
         raise ConfigError("--nodes excludes --job and --user")
@@ -149,7 +149,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _asker(options: argparse.Namespace) -> Ask:
-    """What asks the daemon that the options name, or the one that is there.
+    """Return a function for requests to the chosen daemon, or to the running one.
 
     Raises:
         ConfigError: the keys cannot be used.
@@ -177,7 +177,7 @@ def _asker(options: argparse.Namespace) -> Ask:
 
 
 def settled(asked: Ask, request: Mapping[str, Any], wait_s: float) -> dict[str, Any]:
-    """The first answer for which each node that is heard has given two samples; at the latest after `wait_s`."""
+    """Ask until each heard node has sent two samples, or `wait_s` is over; return the last answer."""
     until = time.monotonic() + wait_s
     while True:
         answer = asked(request)
@@ -188,7 +188,7 @@ def settled(asked: Ask, request: Mapping[str, Any], wait_s: float) -> dict[str, 
 
 
 def text(answer: Mapping[str, Any], request: Mapping[str, Any], width: int) -> list[str]:
-    """The answer as lines of text."""
+    """Return the answer as lines of text."""
     name, rows = str(request["view"]), answer.get("rows") or ()
     lines = [f"colmet {view.where(answer)}, {view.clock(answer.get('time') or 0.0)}"]
     if name == "job":

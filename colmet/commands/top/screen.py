@@ -1,4 +1,4 @@
-"""The terminal of `colmet top`: keys come in, screens go out, and it is left as it was found."""
+"""The terminal of `colmet top`: input of keys, output of screens, restored at the end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from colmet.common.runtime.wakeup import Wakeup
 
 Ask = Callable[[Mapping[str, Scalar]], dict[str, Any]]
 
-LOOK_S = 1.0  # by when the screen is drawn again without a reason: it has a clock
-LEAVE_S = 0.5  # for a question that is still open at the end
+LOOK_S = 1.0  # between two updates of the screen's clock
+LEAVE_S = 0.5  # for an unanswered request at the end
 _KEY = re.compile(r"\x1b[\[O]([0-9;]*)([A-Za-z~])|\x1b|[^\x1b]", re.DOTALL)
 _NAMES = {
     **{"A": "up", "B": "down", "D": "esc", "C": "enter", "H": "home", "F": "end"},
@@ -39,7 +39,7 @@ _NAMES = {
 
 
 def keys(data: bytes) -> list[str]:
-    """The keys that these bytes of a terminal are: characters, and names such as up; unknown sequences are left out."""
+    """Decode the keys in a terminal's input: characters, and names such as up; unknown sequences are skipped."""
     found = []
     for match in _KEY.finditer(data.decode(errors="ignore")):
         text = match[1] + "~" if match[2] == "~" else match[2] or match[0]
@@ -50,7 +50,7 @@ def keys(data: bytes) -> list[str]:
 
 
 class Keyboard:
-    """A terminal whose keys are read one by one, unseen. As a context manager: at its end it is as it was."""
+    """A terminal in unbuffered mode without echo; as a context manager, it is restored at the end."""
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -65,16 +65,16 @@ class Keyboard:
         self.rest()
 
     def begin(self) -> None:
-        """Have keys come one by one."""
+        """Switch the terminal to unbuffered input."""
         tty.setcbreak(self.fd, termios.TCSANOW)
 
     def rest(self) -> None:
-        """Have the terminal as it was."""
+        """Restore the terminal's mode."""
         with contextlib.suppress(termios.error):  # it has gone
             termios.tcsetattr(self.fd, termios.TCSANOW, self._former)
 
     def read(self) -> list[str]:
-        """The keys that were pressed; q where the terminal has gone."""
+        """Return the pressed keys; q if the terminal is gone."""
         try:
             data = os.read(self.fd, 1024)
         except OSError:
@@ -83,10 +83,10 @@ class Keyboard:
 
 
 class Poller:
-    """Asks the daemon now and then, in a thread, so that keys are heard while it does not answer.
+    """A thread for periodic requests to the daemon, so keys work while it does not answer.
 
     Args:
-        ask: gives the answer to a request.
+        ask: returns the answer to a request.
         request: the first one.
         interval_s: between two.
 
@@ -107,28 +107,28 @@ class Poller:
         self._thread.start()
 
     def want(self, request: Mapping[str, Scalar]) -> None:
-        """Ask this from now on; at once where it is something else."""
+        """Send this request from now on, the first one at once if it is new."""
         with self._changed:
             if request is not self._request:
                 self._request = request
                 self._changed.notify()
 
     def take(self) -> tuple[Mapping[str, Scalar], dict[str, Any] | str] | None:
-        """The latest answer, or why there was none, with what was asked; None where it was taken."""
+        """Take the latest answer or error, with its request; None if there is no new one."""
         self._wakeup.clear()
         with self._changed:
             outcome, self._outcome = self._outcome, None
             return outcome
 
     def close(self) -> None:
-        """Ask no more."""
+        """End the thread."""
         with self._changed:
             self._ended = True
             self._changed.notify()
         self._thread.join(LEAVE_S)
 
     def _run(self) -> None:
-        """The thread."""
+        """Ask until the end, in the thread."""
         while not self._is_over(None):
             request = self._request
             answer: dict[str, Any] | str
@@ -136,7 +136,7 @@ class Poller:
                 answer = self._ask(request)
             except ColmetError as err:
                 answer = str(err)
-            except Exception as err:  # noqa: BLE001 - shown; the next answer may be another one
+            except Exception as err:  # noqa: BLE001 - shown; the next request may succeed
                 answer = f"a defect of colmet top: {type(err).__name__}: {err}"
             with self._changed:
                 self._outcome = (request, answer)
@@ -144,12 +144,12 @@ class Poller:
                 self._changed.wait_for(functools.partial(self._is_over, request), self._interval_s)
 
     def _is_over(self, request: Mapping[str, Scalar] | None) -> bool:
-        """Whether there is a reason not to wait any longer: the end, or another request than this one."""
+        """Return whether to stop waiting: at the end, or for another request than this one."""
         return self._ended or (request is not None and self._request is not request)
 
 
 def rendered(lines: list[Line]) -> Group:
-    """Lines, as rich shows them."""
+    """Convert lines for rich."""
     texts = []
     for line in lines:
         text = Text(no_wrap=True, overflow="crop", end="")
@@ -162,7 +162,7 @@ def rendered(lines: list[Line]) -> Group:
 
 
 def show(ask: Ask, request: Mapping[str, Scalar], interval_s: float) -> int:
-    """Show it until the user leaves; the exit status."""
+    """Run the screen until the user leaves; return the exit status."""
     state = State(request, interval_s)
     console = Console(highlight=False, markup=False, emoji=False)
     if "utf" not in (sys.stdout.encoding or "").lower():

@@ -1,4 +1,4 @@
-"""What `colmet top` shows now, and what keys make of that: no terminal is needed for it."""
+"""State of the screen of `colmet top`, and its reaction to keys, independent of the terminal."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from colmet.commands.top.view import BAD, DIM, KEY, TITLE, Part
 
 Scalar = Union[str, int, float, bool, None]
 
-ROWS = 1000  # that are asked for
+ROWS = 1000  # requested
 HISTORY = 240  # samples of one job
 HISTORIES = 2000  # jobs
 HISTORY_KEYS = ("time", "cpu", "memory", "read", "write", "gpu")
@@ -65,15 +65,15 @@ there is no second sample yet.                               Any key goes back."
 
 
 class State:
-    """What is shown, and what is asked for.
+    """The state of the screen, and the current request.
 
     Args:
-        request: what is asked for first: view, sort, reverse, user, text, job.
+        request: the first request: view, sort, reverse, user, text, job.
         interval_s: between two answers.
 
     Attributes:
         ended: whether the user wants to leave.
-        request: what is asked for now.
+        request: the current request.
     """
 
     def __init__(self, request: Mapping[str, Scalar], interval_s: float) -> None:
@@ -87,7 +87,7 @@ class State:
         self._trouble = ""
         self._paused: dict[str, Any] | None = None
         self._is_help = False
-        self._prompt: tuple[str, str] | None = None  # the request's key, and what is typed
+        self._prompt: tuple[str, str] | None = None  # the request's key, and the typed text
         self._selected: object = None  # the job or node
         self._at = 0
         self._top = 0
@@ -95,13 +95,13 @@ class State:
         self._histories: OrderedDict[int, deque[dict[str, Any]]] = OrderedDict()
 
     def plain_bars(self) -> None:
-        """Draw bars in ASCII, for a terminal that has nothing else."""
+        """Draw bars in ASCII, for terminals without Unicode."""
         self._bars = view.PLAIN_BARS
 
     # -- answers --
 
     def take(self, request: Mapping[str, Scalar], answer: dict[str, Any], now: float) -> None:
-        """Take an answer to this request, which came now."""
+        """Add an answer to this request, received now."""
         self._trouble = ""
         self._answered = now
         jobs = list(answer.get("rows") or ()) if answer.get("view") == "jobs" else [answer.get("job")]
@@ -112,7 +112,7 @@ class State:
             self._answer = answer
 
     def fail(self, why: str) -> None:
-        """No answer came."""
+        """Record a failed request."""
         self._trouble = view.clean(why)
 
     def _note(self, row: Mapping[str, Any]) -> None:
@@ -128,7 +128,7 @@ class State:
     # -- keys --
 
     def press(self, key: str) -> None:
-        """A key: a character, or the name of one, such as up or enter."""
+        """Process a key: a character, or a name such as up or enter."""
         if self._prompt is not None:
             self._type(key)
         elif self._is_help:
@@ -164,7 +164,7 @@ class State:
         self._paused = None
 
     def _open(self, changes: Mapping[str, Scalar]) -> None:
-        """Another view."""
+        """Open another view."""
         self._before = [*self._before[-9:], self.request]
         kept = {key: value for key, value in self.request.items() if key not in (*FILTERS, "sort", "reverse")}
         self._show({**kept, **changes})
@@ -213,7 +213,7 @@ class State:
             self._at = max(0, min(len(rows) - 1, self._at + steps[key]))
             self._selected = self._name(rows[self._at])
 
-    # -- what is seen --
+    # -- output --
 
     def _shown(self) -> dict[str, Any] | None:
         return self._paused if self._paused is not None else self._answer
@@ -225,7 +225,7 @@ class State:
         return row.get("job") if self._view == "jobs" else row.get("node")
 
     def lines(self, width: int, height: int, now: float) -> list[list[Part]]:
-        """All lines of a screen of this size."""
+        """Return all lines of a screen of this size."""
         if self._is_help:
             lines = [[Part(line)] for line in HELP.splitlines()]
             return [view.cut(line, width) for line in lines[:height]]
@@ -252,7 +252,7 @@ class State:
         return [Part(left, TITLE), Part(" " * max(1, width - len(left) - len(right))), Part(right, DIM)]
 
     def _what(self, answer: Mapping[str, Any] | None, now: float) -> list[Part]:
-        """How it is sorted and filtered, and whether that is of now."""
+        """Return the line on order and filters, or on missing answers."""
         if answer is not None and self._trouble:
             since = now - self._answered
             return [
@@ -278,7 +278,7 @@ class State:
                 what = what.replace(".", " that the filter lets through.")
             return [[Part("")], [Part(what)]]
         names = [self._name(row) for row in rows]
-        if self._selected in names:  # it stays with its row, not with the place
+        if self._selected in names:  # the selection follows its row
             self._at = names.index(self._selected)
         self._at = max(0, min(len(rows) - 1, self._at))
         if self._selected is None and self._at == 0:

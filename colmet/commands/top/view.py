@@ -1,4 +1,4 @@
-"""What `colmet top` shows, as lines of text: no terminal is needed for it."""
+"""The output of `colmet top` as lines of text, independent of the terminal."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from colmet.common.runtime.plural import counted
 
 Row = Mapping[str, Any]
 NONE = "-"
-NEAR = 0.95  # of the memory's limit, from where on it is marked
+NEAR = 0.95  # of the memory limit; marked from here on
 BARS = " ▁▂▃▄▅▆▇█"
 PLAIN_BARS = " .:-=+*#@"
 GAP = " "
 
-# Styles, as rich names them.
+# Styles of rich.
 TITLE, DIM, HEAD, SELECTED, BAD, KEY = "bold", "dim", "reverse", "reverse bold", "bold red", "bold cyan"
 
 
@@ -32,12 +32,12 @@ Line = Sequence[Part]
 
 
 def plain(line: Line) -> str:
-    """The text of a line."""
+    """Return the text of a line."""
     return "".join([part.text for part in line]).rstrip()
 
 
 def cut(line: Line, width: int) -> list[Part]:
-    """The line, at most so wide."""
+    """Return the line, cut to a width."""
     kept = []
     for part in line:
         kept.append(Part(part.text[:width], part.style))
@@ -48,7 +48,7 @@ def cut(line: Line, width: int) -> list[Part]:
 
 
 def clean(text: object) -> str:
-    """Text from elsewhere as it may reach a terminal: each character one cell wide, none that controls anything."""
+    """Make foreign text safe for a terminal: printable characters of one cell, others replaced by ?."""
     return "".join(
         [
             c
@@ -63,19 +63,19 @@ def clean(text: object) -> str:
 
 
 def number(value: float | None) -> str:
-    """A count, in at most five characters up to ten million."""
+    """Return a count, in at most five characters up to ten million."""
     if value is None:
         return NONE
     return f"{value:.0f}" if value < 99_999.5 else f"{value / 1000:.0f}k"
 
 
 def decimal(value: float | None) -> str:
-    """A number of CPUs or of tasks, on average."""
+    """Return a mean number of CPUs or of tasks."""
     return number(value) if value is None or value >= 999.95 else f"{value:.1f}"
 
 
 def size(value: float | None) -> str:
-    """Bytes, or bytes a second, in at most five characters."""
+    """Return bytes, or bytes a second, in at most five characters."""
     if value is None:
         return NONE
     unit = 0
@@ -87,17 +87,17 @@ def size(value: float | None) -> str:
 
 
 def share(value: float | None) -> str:
-    """A share of one as percent."""
+    """Return a share of 1 in percent."""
     return NONE if value is None else f"{100 * value:.0f}%"
 
 
 def memory_share(value: float | None) -> str:
-    """The same of a limit; marked where it is near."""
+    """Return a share of a limit in percent, marked from `NEAR` on."""
     return share(value) + ("!" if value is not None and value >= NEAR else "")
 
 
 def age(value: float | None) -> str:
-    """Seconds, in at most five characters."""
+    """Return seconds as a duration in at most five characters."""
     if value is None:
         return NONE
     if abs(value) < 9.95:
@@ -109,7 +109,7 @@ def age(value: float | None) -> str:
 
 
 def spark(values: Iterable[float | None], width: int, bars: str = BARS) -> str:
-    """The latest values as bars, from 0 to the largest; blank where one is not known."""
+    """Return the latest values as bars, from 0 to the largest; blank for unknown ones."""
     latest = list(values)[-width:]
     most = max([value for value in latest if value is not None], default=0.0)
     steps = len(bars) - 1
@@ -130,10 +130,9 @@ class ViewColumn(NamedTuple):
         key: of the answer's rows.
         title: above it.
         width: in characters.
-        show: its value as text.
-        rank: the lower, the more willingly it is left out where there is no room; 0 is shown only where there are such
-            values at all.
-        left: whether it is text, which begins at the left.
+        show: converts its value to text.
+        rank: priority; columns with the lowest rank are dropped first if there is no room.
+        left: whether it is text, aligned to the left.
     """
 
     key: str
@@ -186,12 +185,12 @@ NODE_COLUMNS = (
     ViewColumn("lag", "LAG", 5, age, 70),
 )
 COLUMNS = {"jobs": JOB_COLUMNS, "nodes": NODE_COLUMNS, "job": DETAIL_COLUMNS}
-# What has no place where no row has a value.
+# Columns dropped if no row has a value.
 OPTIONAL = frozenset({"gpus", "gpu", "gpu_memory", "memory_swap", "swap", "steal"})
 
 
 def chosen(columns: Sequence[ViewColumn], rows: Sequence[Row], width: int) -> list[ViewColumn]:
-    """The columns for which there is room, the first one's included."""
+    """Return the columns for a width, by rank, without empty optional ones."""
     there = [column for column in columns if column.key not in OPTIONAL or any(row.get(column.key) for row in rows)]
     room, kept = width - 1, set()
     for column in sorted(there, key=lambda one: -one.rank):
@@ -210,15 +209,15 @@ def _cell(column: ViewColumn, text: str, sized: int) -> str:
 def table(
     view: str, rows: Sequence[Row], width: int, sort: str = "", selected: int = -1, shown: Sequence[Row] | None = None
 ) -> list[list[Part]]:
-    """A line of titles, and one for each row.
+    """Return a line of titles, and one for each shown row.
 
     Args:
-        view: whose columns.
-        rows: all there are, for the choice of columns.
+        view: name of the view, for its columns.
+        rows: all rows, for the choice of columns.
         width: in characters.
-        sort: the key of the column that is marked.
-        selected: which of the shown rows is, if any.
-        shown: those that are told; all by default.
+        sort: the key of the marked column.
+        selected: index of the selected row among the shown ones; -1 for none.
+        shown: rows to show; all by default.
     """
     columns = chosen(COLUMNS[view], rows, width)
     spare = width - 1 - sum([column.width + len(GAP) for column in columns])
@@ -245,16 +244,16 @@ def _padded(line: list[Part], width: int, style: str) -> list[Part]:
     return [*line, Part(" " * (width - sum([len(part.text) for part in line])), style)]
 
 
-# -- what is above the table --
+# -- the lines above the table --
 
 
 def where(answer: Row) -> str:
-    """Which daemon it is."""
+    """Return the daemon and its host."""
     return f"{clean(answer.get('daemon', '?'))} {clean(answer.get('host', '?'))}"
 
 
 def summary(answer: Row) -> list[str]:
-    """How much there is, and how much of it is used: two lines."""
+    """Return two lines: the number of rows and nodes, and the totals of use."""
     heard, measured = answer.get("nodes_heard") or 0, answer.get("nodes_measured") or 0
     shown = len(answer.get("rows") or ())
     count = counted(answer.get("count") or 0, "jobs" if answer.get("view") == "jobs" else "nodes")
@@ -282,7 +281,7 @@ def summary(answer: Row) -> list[str]:
 
 
 def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, bars: str = BARS) -> list[list[Part]]:
-    """What one job uses, with what it used while this was watched."""
+    """Return the lines on one job: its present use, and the history since the start of the command."""
     if job is None:
         return [[Part(f"Job {number_} has no rows now: it has ended, or is not measured here.", BAD)]]
     user = clean(job.get("user") or "")
@@ -335,5 +334,5 @@ def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, ba
 
 
 def clock(then: float) -> str:
-    """A time of the wall clock, of today."""
+    """Return a time of day, in local time."""
     return time.strftime("%H:%M:%S", time.localtime(then))

@@ -17,7 +17,7 @@ from colmet.common.runtime.prometheus_text import Family, Number, labels, named
 from colmet.common.schema import Batch, Field, Rows, Schema, Table, present
 
 MAX_ROWS = 50_000
-MAX_TABLES = 64  # of one host: each keeps what describes it
+MAX_TABLES = 64  # of one host: each keeps its schema
 SWEEP_S = 60.0
 
 
@@ -29,7 +29,7 @@ class _Job(NamedTuple):
 class _TableRows(NamedTuple):
     """The rows of one table of one host; it never changes, and a new one replaces it."""
 
-    sender: str  # the first one, whose share of the rows it counts in
+    sender: str  # the first one; the rows count in its share
     schema: Schema
     taken: float
     period_s: float
@@ -44,7 +44,7 @@ class _TableRows(NamedTuple):
         return _count(self.jobs, self.schema)
 
 
-_OURS = frozenset({"host", "job", "user"})  # labels that every row has, or may have
+_OURS = frozenset({"host", "job", "user"})  # labels of every row, "user" only if known
 
 
 class LatestRows:
@@ -181,7 +181,7 @@ class _HostRows:
 
     @cached_property
     def labelled(self) -> tuple[list[str], Rows]:
-        """The labels of each row, and the rows, one for each set of labels."""
+        """Return the labels of each row, and the rows, one for each set of labels."""
         rows = np.frombuffer(b"".join(self._jobs), self.schema.dtype)
         first: dict[str, int] = {}
         for n, text in enumerate(self._labels(rows)):
@@ -222,7 +222,7 @@ def _samples(parts: Iterable[_HostRows], field: Field) -> Iterator[tuple[str, Nu
 
 
 def _users(kept: Iterable[tuple[str, str, _TableRows]]) -> dict[tuple[str, int], str]:
-    """Return the users of jobs by host and job, where a table has them."""
+    """Return the users of jobs by host and job, from the tables with users."""
     users: dict[tuple[str, int], str] = {}
     for host, _name, latest in kept:
         if _is_text(latest.schema, "user"):

@@ -1,4 +1,4 @@
-"""Names of hosts that several agents share: the second agent of `vm` is stored as `vm~2` (docs/link.md)."""
+"""Host names shared by several agents: the second agent of `vm` is stored as `vm~2` (docs/link.md)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-MOST = 8  # agents of one host name that are stored apart
+MOST = 8  # agents of one host name stored separately
 _NAME = re.compile(r"(.+)~([2-9])", re.DOTALL)
 
 
 def name_of(host: str, place: int) -> str:
-    """Return the name under which the agent at this place of a host name is stored; place 0 is the host's own."""
+    """Return the stored name of the agent at this place of a host name; place 0 is the host's own."""
     return host if place == 0 else f"{host}~{place + 1}"
 
 
 def base_of(name: str) -> str:
-    """Return the host name that an agent sends under, for the name that it is stored under."""
+    """Return the host name sent by an agent, for its stored name."""
     found = _NAME.fullmatch(name)
     return found[1] if found else name
 
@@ -31,12 +31,12 @@ def place_of(name: str) -> int:
 
 
 def is_namesake(name: str) -> bool:
-    """Return whether this is the name of a second, third, ... agent of one host name."""
+    """Return whether a name is that of a second, third, ... agent of one host name."""
     return _NAME.fullmatch(name) is not None
 
 
 def counted_once(names: Iterable[str]) -> list[str]:
-    """Return the names without the namesakes of those that are there: agents of one machine see the same jobs."""
+    """Return the names without namesakes of names also present: agents of one machine see the same jobs."""
     present: Collection[str] = list(names)
     lowest: dict[str, int] = {}
     for name in present:
@@ -46,10 +46,10 @@ def counted_once(names: Iterable[str]) -> list[str]:
 
 
 def repeated(jobs: Mapping[str, Collection[int]]) -> set[tuple[str, int]]:
-    """Return (name, job) of the jobs that an agent with a lower place of the same host name has, too.
+    """Return (name, job) of each job also seen by an agent with a lower place of the same host name.
 
     Args:
-        jobs: by the name that an agent is stored under.
+        jobs: by the stored names of the agents.
     """
     found = set()
     known: dict[str, set[int]] = {}
@@ -62,7 +62,7 @@ def repeated(jobs: Mapping[str, Collection[int]]) -> set[tuple[str, int]]:
 
 
 def in_turn(times: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[np.bool_]]:
-    """Return which rows of a job count: of an agent with a higher place those before and after all of lower places.
+    """Return masks of the rows of a job that count: of a higher place, those before and after all of lower places.
 
     Args:
         times: of the rows of each name, of one job in one table.

@@ -1,4 +1,4 @@
-"""The latest two rows of every job and node, kept only while somebody reads them."""
+"""The latest two rows of every job and node, kept only while a client reads them."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from colmet.common.schema import Batch, Table
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 60.0  # how long rows are kept after a look
+LEASE_S = 60.0  # rows are kept this long after a look
 MAX_BYTES = 128 << 20  # of rows
 MAX_HOSTS = 16384
-UNKNOWN_PERIOD_S = 10.0  # of a table that has come once
-LEAST_S, MOST_S, PERIODS = 60.0, 3600.0, 5  # rows are stale after so many periods, within these bounds
+UNKNOWN_PERIOD_S = 10.0  # of a table received once
+LEAST_S, MOST_S, PERIODS = 60.0, 3600.0, 5  # rows are stale after PERIODS periods, within these bounds
 HOST_BYTES, JOB_BYTES = 500, 40  # approximate memory of a host beside its rows
 
 
 def stale_after_s(period_s: float) -> float:
-    """Return the seconds after which rows that come once in a period no longer count as current."""
+    """Return the seconds after which rows with this period are stale."""
     return min(MOST_S, max(LEAST_S, PERIODS * period_s))
 
 
 class TablePair(NamedTuple):
-    """The latest two tables of one name of one host; it never changes, and a new one replaces it.
+    """The latest two tables of one name of one host; immutable, replaced by each new one.
 
     Attributes:
         former: the one before the latest; None without one, or if its columns differ.
@@ -45,19 +45,19 @@ class TablePair(NamedTuple):
 
     @property
     def stale_s(self) -> float:
-        """Seconds after which the rows no longer count as current."""
+        """Return the seconds after which the rows are stale."""
         return stale_after_s(self.period_s)
 
 
 class HostPairs(NamedTuple):
-    """The latest tables of one host; it never changes, and a new one replaces it.
+    """The latest tables of one host; immutable, replaced by each new one.
 
     Attributes:
         seen: arrival of the last batch, by the monotonic clock.
         batches: number of batches.
-        jobs: on the host; None where the dialect does not say.
+        jobs: on the host; None if the dialect lacks them.
         tables: by name.
-        sender: the first sender of the host, whose share of memory it counts in.
+        sender: the first sender of the host; the memory counts in its share.
     """
 
     seen: float
@@ -68,11 +68,11 @@ class HostPairs(NamedTuple):
 
     @property
     def size_bytes(self) -> int:
-        """The approximate memory of all tables."""
+        """Return the approximate memory of all tables."""
         return _size_beside(self.jobs) + sum([pair.size_bytes for pair in self.tables.values()])
 
     def fresh(self, now: float) -> HostPairs:
-        """Return the same with its current tables alone.
+        """Return a copy with the current tables only.
 
         Args:
             now: by the monotonic clock.
@@ -83,21 +83,21 @@ class HostPairs(NamedTuple):
 
     @property
     def is_measured(self) -> bool:
-        """Whether rates can be made, or never will be."""
+        """Return whether rates can be computed, or never will be."""
         return self.batches > 2 or any(pair.former is not None for pair in self.tables.values())
 
 
 class RecentPairs:
     """Keeps the latest two tables of each name of each host, for `LEASE_S` after each look.
 
-    One thread calls `take`, any other `look`. A table is kept as it came; readers unpack its rows.
+    One thread calls `take`, any other `look`. A table is kept as received; readers unpack its rows.
 
     Args:
         names: of the tables to keep.
         monotonic: clock in seconds.
 
     Attributes:
-        since: when it began to keep rows, by the monotonic clock; None while it keeps none.
+        since: start of the current lease, by the monotonic clock; None while no rows are kept.
     """
 
     def __init__(self, names: Iterable[str], monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -117,7 +117,7 @@ class RecentPairs:
 
     @property
     def left_out(self) -> int:
-        """Tables dropped since it began to keep rows."""
+        """Return the number of tables dropped since the current lease began."""
         return self._left_out - self._left_out_before
 
     def look(self) -> list[tuple[str, HostPairs]]:
@@ -130,7 +130,7 @@ class RecentPairs:
         return list(self._hosts.items())
 
     def take(self, batches: Iterable[Batch], sender: str = "") -> None:
-        """Add batches of a sender, "" for the only one; does nothing while nobody reads."""
+        """Add batches of a sender, "" for the only one; does nothing without a lease."""
         if self.since is None:
             return
         now = self._monotonic()
@@ -199,7 +199,7 @@ class RecentPairs:
 
 
 def _is_of_some(table: Table, before: Table, jobs: tuple[int, ...] | None) -> bool:
-    """Return whether it lacks jobs that still run: a job that ends between two samples has last rows of its own."""
+    """Return whether the table lacks running jobs: a job that ends between two samples has last rows of its own."""
     if jobs is None or len(table) >= max(len(before), len(jobs)):
         return False
     here = {*before.rows["job_id"].tolist()} & {*jobs, 0}

@@ -1,19 +1,19 @@
-"""How a store of bounded size is divided among the senders that fill it."""
+"""Division of a store of bounded size among its senders."""
 
 from __future__ import annotations
 
-LENIENCE = 4  # times the mean of the other senders, which one may hold of a store that drops its oldest
+LENIENCE = 4  # times the mean of the other senders: the limit of one in a store that drops its oldest
 
 
 class Shares:
-    """Counts what each sender holds of a store, and decides how much more it may hold.
+    """Counts each sender's part of a store, and computes how much more it may store.
 
-    A sender may hold as much as it leaves free: alone half of the store, each of three that want all a quarter. A
-    sender that comes later always finds room, and what others hold is never dropped for it. Amounts of "" are nobody's:
-    they count, and have all the room there is.
+    A sender may store as much as it leaves free: alone half of the store, each of three with unlimited demand a
+    quarter. A later sender always finds room, and data of others is never dropped for it. Amounts of "" belong to no
+    sender: they count, and may use all the room.
 
     Args:
-        size: of the store: bytes, rows, or whatever is counted.
+        size: of the store: bytes, rows, or another unit.
     """
 
     def __init__(self, size: int) -> None:
@@ -22,7 +22,7 @@ class Shares:
         self._held: dict[str, int] = {}
 
     def hold(self, sender: str, amount: int) -> None:
-        """Count so much more for a sender, or less where that is negative."""
+        """Add an amount to a sender's part; subtract if negative."""
         self.total += amount
         held = self._held.get(sender, 0) + amount
         if held:
@@ -31,15 +31,15 @@ class Shares:
             self._held.pop(sender, None)
 
     def room(self, sender: str) -> int:
-        """Return how much more a sender may hold; below 0 where it holds more than its share."""
+        """Return how much more a sender may store; below 0 beyond its share."""
         free = self.size - self.total
         return (free - self._held.get(sender, 0)) // 2 if sender else free
 
     def exceeds(self, sender: str, amount: int = 0) -> bool:
-        """Return whether a sender of a store that drops its oldest holds, with so much more, beyond its share.
+        """Return whether a sender exceeds its share of a store that drops its oldest, with this amount added.
 
-        It does where it has not the room, and holds far more than the others do: where all hold much, the oldest is
-        what has to go.
+        It does if the amount does not fit and its part is far larger than the others': if all parts are large, the
+        oldest data is dropped instead.
         """
         held = self._held.get(sender, 0) + amount
         others = len(self._held) - (sender in self._held)
@@ -48,6 +48,6 @@ class Shares:
         return held * others > LENIENCE * (self.total + amount - held)
 
     def clear(self) -> None:
-        """Begin again with an empty store."""
+        """Start again with an empty store."""
         self.total = 0
         self._held.clear()

@@ -1,7 +1,7 @@
-"""What `colmet top` is told: how much each job and each node uses now, from the latest two rows of each.
+"""Reply to `colmet top`: current usage of each job and each node, from the latest two rows of each.
 
-A value is the latest one of its column; of a counter it is by how much it grew in a second, since the row before. Of
-several sources the first that has a value counts.
+A value is the latest one of its column; for a counter, its growth per second since the row before. Of several sources
+the first with a value counts.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
 from colmet.common.units import UNITS
 
-MAX_ROWS = 5000  # of one answer
+MAX_ROWS = 5000  # of one reply
 ROWS = 500
-MAX_TEXT = 255  # as long as a node's name may be
-HEARD_S = 60.0  # a node that was heard since counts as one that is to be waited for
+MAX_TEXT = 255  # maximum length of a node's name
+HEARD_S = 60.0  # a node heard within this time is worth waiting for
 GONE_S = 86400.0
 VIEWS = ("jobs", "nodes", "job")
 
@@ -35,7 +35,7 @@ Indices = npt.NDArray[np.int64]
 Keys = dict[tuple[int, int], int]
 
 
-# By the keys of answers.
+# By the keys of replies.
 JOB_MEASURES: Mapping[str, Measure] = {
     **{"cpu": measures.CPU_USED, "cpus": measures.CPUS, "memory": measures.MEMORY},
     **{"memory_anon": measures.MEMORY_ANON, "memory_peak": measures.MEMORY_PEAK, "memory_limit": measures.MEMORY_LIMIT},
@@ -45,7 +45,7 @@ JOB_MEASURES: Mapping[str, Measure] = {
     **{"wait_reclaim": measures.WAIT_RECLAIM, "age": measures.AGE, "gpus": measures.JOB_GPU_COUNT},
     **{"gpu": measures.JOB_GPU_USE, "gpu_memory": measures.JOB_GPU_MEMORY, "gpu_power": measures.JOB_GPU_POWER},
 }
-# Their source is shown: by which key, and in which words for each source.
+# Measures with a visible source: by key of the reply, the words for each source.
 _ORIGINS = {f"{key}_source": [source.origin for source in JOB_MEASURES[key].sources] for key in ("memory", "tasks")}
 _CPU_STATES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
 _MEMORY = ("memtotal", "memfree", "buffers", "cached", "sreclaimable", "shmem", "swaptotal", "swapfree")
@@ -78,11 +78,11 @@ NODE_KEYS = (
 
 
 class Heard(NamedTuple):
-    """What is known of a node that sends, beside its rows.
+    """State of a sending node, besides its rows.
 
     Attributes:
-        seen_ns: when it was heard last, since the epoch.
-        lag_ns: how old its latest batch was when it came.
+        seen_ns: time of its last message, since the epoch.
+        lag_ns: age of its latest batch on arrival.
     """
 
     seen_ns: int
@@ -90,12 +90,12 @@ class Heard(NamedTuple):
 
 
 class Top:
-    """Answers the command, in any thread.
+    """Handler of the command, usable from any thread.
 
     Args:
         identity: of the daemon.
         watch: keeps the rows.
-        heard: the nodes that send to this daemon, by name; of a node's own daemon None.
+        heard: returns the nodes that send to this daemon, by name; None in a node's own daemon.
         now_ns: of the wall clock.
         monotonic: seconds, the clock of `watch`.
     """
@@ -115,11 +115,11 @@ class Top:
         self._monotonic = monotonic
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Handler of the command.
+        """Return the reply to a request.
 
-        The request may say which `view` (jobs, nodes, or one `job`, whose number is `job`), what to `sort` by, whether
-        in `reverse`, what to select (`user`, the `node` that jobs are on, or a `text` that is in the user's name or in
-        a node's, or begins the job's number), and how many rows at most (`limit`).
+        The request may give the `view` (jobs, nodes, or one `job`, with its number as `job`), the key to `sort` by,
+        `reverse`, a selection (`user`, a `node` of the jobs, or a `text`: part of the name of the user or of a node, or
+        the start of the job's number), and the maximum number of rows (`limit`).
 
         Raises:
             Refused: a value cannot be used.
@@ -169,7 +169,7 @@ class Top:
 
 
 class TopQuery(NamedTuple):
-    """What a request asks for."""
+    """The parsed request."""
 
     view: str
     job: int
@@ -182,7 +182,7 @@ class TopQuery(NamedTuple):
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> TopQuery:
-        """What it says, and what counts where it says nothing.
+        """Parse a request; missing values get their defaults.
 
         Raises:
             Refused: a value cannot be used.
@@ -208,7 +208,7 @@ class TopQuery(NamedTuple):
 
 
 def arranged(rows: list[dict[str, Any]], key: str, reverse: bool) -> list[dict[str, Any]]:
-    """The rows in order: names and numbers of jobs upwards, values downwards; `reverse` turns it. None is last."""
+    """Return the rows sorted, None last: names and job numbers ascending, values descending, unless `reverse`."""
     ties = "node" if rows and "node" in rows[0] else "job"
     down = (key not in ("job", "user", "node")) != reverse
     known = [row for row in rows if row[key] is not None]
@@ -230,13 +230,13 @@ def _finite_or_none(value: float) -> float | None:
 
 
 class JobUsage:
-    """What each job uses on each node: columns of one length. A value that is not known is NaN.
+    """Usage of each job on each node: columns of one length. An unknown value is NaN.
 
     Args:
         names: of the nodes.
         host: the node of each row, as an index of `names`.
         job: its job.
-        user: whose it is; empty where nobody says.
+        user: owner of the job; empty if unknown.
         values: by key.
     """
 
@@ -250,7 +250,7 @@ class JobUsage:
         self.values = values
 
     def selected(self, asked: TopQuery) -> Indices:
-        """The rows of the jobs that are asked for."""
+        """Return the indices of the selected jobs' rows."""
         chosen = np.ones(len(self.job), bool)
         if asked.user:
             chosen &= np.array([user == asked.user for user in self.user], bool)
@@ -265,12 +265,12 @@ class JobUsage:
         return np.flatnonzero(chosen)
 
     def cpu_share(self, chosen: Indices) -> float | None:
-        """The share of their CPUs that all of these rows use."""
+        """Return the part of their CPUs in use by all of these rows; None if unknown."""
         share: float | None = _told(self._cpu_shares(chosen, np.zeros(len(chosen), np.int64), 1))[0]
         return share
 
     def _cpu_shares(self, chosen: Indices, inverse: Indices, count: int) -> Floats:
-        """Of the rows that tell both: what one uses that does not tell of how many is no share of the others' CPUs."""
+        """Return the used part of the CPUs by job, from rows with both values: one without CPUs gives no share."""
         cpu, cpus = self.values["cpu"][chosen], self.values["cpus"][chosen]
         both = ~np.isnan(cpu) & ~np.isnan(cpus)
         used, given = [np.bincount(inverse[both], weights=one[both], minlength=count) for one in (cpu, cpus)]
@@ -278,7 +278,7 @@ class JobUsage:
             return _finite(used / given)
 
     def by_host(self, chosen: Indices) -> list[dict[str, Any]]:
-        """A row for each of these: what the job uses on the node."""
+        """Return a row for each index: usage of the job on the node."""
         columns = {key: _told(column[chosen], key) for key, column in _with_shares(self.values).items()}
         return [
             {"node": self.names[host], "job": job, "user": self.user[n], "nodes": 1}
@@ -289,7 +289,7 @@ class JobUsage:
         ]
 
     def by_job(self, chosen: Indices) -> list[dict[str, Any]]:
-        """A row for each job of these: what it uses on all its nodes."""
+        """Return a row for each job of these: usage on all its nodes."""
         jobs, first, inverse, counts = np.unique(
             self.job[chosen], return_index=True, return_inverse=True, return_counts=True
         )
@@ -300,11 +300,11 @@ class JobUsage:
         }
         shares = _with_shares(self.values)["memory_share"][chosen]
         folded = _with_shares(folded)
-        # the node where it is nearest to its limit: there it is killed
+        # the node nearest to its limit: the job is killed there
         folded["memory_share"] = _folded(shares, inverse, len(jobs), "max")
         folded["cpu_share"] = self._cpu_shares(chosen, inverse, len(jobs))
         folded["time"] = _folded(self.values["time"][chosen], inverse, len(jobs), "max")
-        for key in _ORIGINS:  # the least good one, where its nodes have several
+        for key in _ORIGINS:  # the least good one, if its nodes have several
             folded[key] = _folded(self.values[key][chosen], inverse, len(jobs), "max")
         columns = {key: _told(column, key) for key, column in folded.items()}
         users: dict[int, str] = {}
@@ -321,7 +321,7 @@ class JobUsage:
 
 
 def _with_shares(values: Mapping[str, Floats]) -> dict[str, Floats]:
-    """What follows from the others: shares of what there is, and how many tasks wait."""
+    """Add derived values: I/O, shares of CPUs and memory, and the number of waiting tasks."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return {
             **values,
@@ -333,7 +333,7 @@ def _with_shares(values: Mapping[str, Floats]) -> dict[str, Floats]:
 
 
 def _sum(columns: Sequence[Floats]) -> Floats:
-    """Of what is known; NaN where nothing is."""
+    """Return the sum of known values; NaN if there are none."""
     return np.where(np.isnan(columns).all(axis=0), np.nan, np.nansum(columns, axis=0))
 
 
@@ -342,7 +342,7 @@ def _finite(values: Floats) -> Floats:
 
 
 def _folded(values: Floats, inverse: Indices, count: int, fold: str) -> Floats:
-    """One value of each job: NaN where none of its nodes has one."""
+    """Return one value for each job; NaN if missing on all its nodes."""
     known = ~np.isnan(values)
     there = np.bincount(inverse[known], minlength=count).astype(np.float64)
     if fold == "max":
@@ -358,14 +358,14 @@ def _folded(values: Floats, inverse: Indices, count: int, fold: str) -> Floats:
 
 
 def _told(values: Floats, key: str = "") -> list[Any]:
-    """As an answer has them: to a thousandth, None for what is not known, or no number of anything."""
+    """Return values as in replies: rounded to a thousandth; None if unknown or not finite."""
     if key in _ORIGINS:
         return [_ORIGINS[key][int(value)] if math.isfinite(value) else None for value in values.tolist()]
     return [round(value, 3) if math.isfinite(value) else None for value in values.tolist()]
 
 
 def measure_jobs(hosts: Sequence[tuple[str, HostPairs]]) -> JobUsage:
-    """What each job uses on each node, from what is kept; of two agents of one host name, what one says."""
+    """Return usage of each job on each node from the kept tables; of two agents of one host name, only one counts."""
     names = [host for host, _ in hosts]
     parts = [part for table in JOB_TABLES for part in _parts(table, hosts)]
     here = [None if kept.jobs is None else {*kept.jobs, 0} for _, kept in hosts]
@@ -398,7 +398,7 @@ def measure_jobs(hosts: Sequence[tuple[str, HostPairs]]) -> JobUsage:
 
 
 class _JoinedRows:
-    """The latest rows of one table of all hosts that have the same schema, and those before, one after the other."""
+    """The latest rows of one table of all hosts with the same schema, and the rows before, concatenated."""
 
     def __init__(self, name: str, schema: Schema, pairs: Sequence[tuple[int, TablePair]]) -> None:
         self.name = name
@@ -453,7 +453,7 @@ def _measured(
 
 
 def _capacity(parts: Sequence[_JoinedRows], keys: Keys) -> Capacity:
-    """What each of the keys has, shape (n,) each: its own CPUs and tasks, else the CPUs of its node."""
+    """Return the capacity of each key, shape (n,) each: its own CPUs and tasks, else the CPUs of its node."""
     found = {name: np.full(len(keys), np.nan) for name in CAPACITY_COLUMNS}
     of_nodes: dict[int, float] = {}
     for part in parts:
@@ -477,7 +477,7 @@ def _numbers(rows: Any, field: Field) -> Floats:
 
 
 def _spread(values: Floats, into: Indices, count: int) -> Floats:
-    """The values at their places; NaN elsewhere."""
+    """Return the values at their places; NaN elsewhere."""
     spread = np.full(count, np.nan)
     spread[into[into >= 0]] = values[into >= 0]
     return spread
@@ -489,13 +489,13 @@ def _spread(values: Floats, into: Indices, count: int) -> Floats:
 def measure_nodes(
     hosts: Sequence[tuple[str, HostPairs]], now: float, now_ns: int, heard: Mapping[str, Heard]
 ) -> list[dict[str, Any]]:
-    """A row for each node.
+    """Return a row for each node.
 
     Args:
-        hosts: what is kept.
+        hosts: kept tables.
         now: by the monotonic clock.
         now_ns: by the wall clock.
-        heard: what else is known of nodes that send.
+        heard: state of the sending nodes.
     """
     keys = {(n, 0): n for n in range(len(hosts))}
     parts = [part for table in NODE_TABLES for part in _parts(table, hosts)]
@@ -507,7 +507,7 @@ def measure_nodes(
         used = values["memtotal"] - np.nansum(
             [values[n] for n in ("memfree", "buffers", "cached", "sreclaimable")], axis=0
         )
-        used = used + np.nan_to_num(values["shmem"])  # it is in cached, and cannot be given back
+        used = used + np.nan_to_num(values["shmem"])  # part of cached, but cannot be given back
         columns = {
             "cpus": _told(values["cpus"]),
             "cpu": _told(np.where((total > 0) & ~np.isnan(values["idle"]), 1 - idle / total, np.nan)),

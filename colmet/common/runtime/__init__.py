@@ -1,1 +1,1 @@
-"""What every Colmet program runs on: options, configuration, reload, logs, systemd, the control socket, keys."""
+"""Infrastructure of every Colmet program: options, configuration, reload, logs, systemd, the control socket, keys."""

@@ -1,4 +1,4 @@
-"""Rights of root's, one by one: which this process has, and giving up the others."""
+"""Linux capabilities: those of this process, and dropping of the others."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ _PR_CAP_AMBIENT_CLEAR_ALL = 4
 
 
 def bits(names: Iterable[str]) -> int:
-    """Return a set of capabilities as the kernel has it, a bit for each."""
+    """Return a set of capabilities as the kernel's bit mask."""
     return sum({1 << NUMBERS[name] for name in names})
 
 
 def held() -> int:
-    """Return what this thread may use, a bit for each."""
+    """Return the effective capabilities of this thread, a bit for each."""
     _, words = _read(ctypes.CDLL(None, use_errno=True))
     return int(words[1] | words[4] << 32)
 
 
 def keep(kept: int) -> None:
-    """Give up, for good, all rights of this thread but these. Programs that it starts get no more than these.
+    """Drop, for good, all capabilities of this thread but these. Its child processes get no more than these.
 
     Args:
         kept: a bit for each; all of them held.
@@ -57,11 +57,11 @@ def keep(kept: int) -> None:
 
 
 def become(uid: int, kept: int) -> None:
-    """Change root into another user who keeps some rights, for good.
+    """Change from root to another user with some capabilities, for good.
 
     Args:
         uid: of the user.
-        kept: a bit for each; those that are not held are not kept.
+        kept: a bit for each; those not held are not kept.
 
     Raises:
         OSError: the system refuses.
@@ -73,7 +73,7 @@ def become(uid: int, kept: int) -> None:
 
 
 def _read(libc: ctypes.CDLL) -> tuple[ctypes.Array[ctypes.c_uint32], ctypes.Array[ctypes.c_uint32]]:
-    """Return what capset(2) needs: the header; the effective, permitted and inheritable of 0 to 31, and of 32 to 63."""
+    """Return capset(2)'s header, and effective, permitted and inheritable sets: of 0 to 31, and of 32 to 63."""
     header = (ctypes.c_uint32 * 2)(_VERSION_3, 0)
     words = (ctypes.c_uint32 * 6)()
     _check(libc.capget(header, words))
@@ -81,9 +81,9 @@ def _read(libc: ctypes.CDLL) -> tuple[ctypes.Array[ctypes.c_uint32], ctypes.Arra
 
 
 def _limit_programs(libc: ctypes.CDLL, kept: int) -> None:
-    """Remove the rest from the bounding set, too, where this is permitted: systemd's units have done it before."""
+    """Remove the rest from the bounding set, too, if permitted: systemd's units have done it before."""
     number = 0
-    while libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:  # fails beyond the last one that the kernel knows
+    while libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:  # fails beyond the kernel's last one
         if not kept >> number & 1 and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
             return
         number += 1

@@ -1,4 +1,4 @@
-"""Checks of a daemon and of its machine: findings, how a check runs within its time, and how findings are printed.
+"""Checks of a daemon and of its machine: findings, checks with a timeout, and printing of findings.
 
 `colmet doctor`, `colmet status` and `colmet-node --once` are views of these findings.
 """
@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class Level(enum.IntEnum):
-    """How bad a finding is: the exit status of `colmet doctor`, and of a plug-in of Nagios."""
+    """Severity of a finding: the exit status of `colmet doctor`, and of a plug-in of Nagios."""
 
     PASS = 0
     WARN = 1
@@ -42,12 +42,12 @@ _PLAIN = "\033[0m"
 
 
 class Finding(NamedTuple):
-    """What was found.
+    """A result of a check.
 
     Attributes:
-        level: how bad it is.
-        found: what is there.
-        remedy: what to do, with a command where there is one; "" where nothing is to be done.
+        level: severity.
+        found: the state found.
+        remedy: the fix, with a command if there is one; "" if none is needed.
     """
 
     level: Level
@@ -59,10 +59,10 @@ class Check(NamedTuple):
     """A check of a daemon.
 
     Attributes:
-        group: heading that its findings are printed under.
+        group: heading of its findings.
         name: of the check.
-        sides: daemons that it applies to.
-        function: yields findings about a daemon; the first line of its documentation names what it checks.
+        sides: daemons it applies to.
+        function: yields findings about a daemon; the first line of its docstring names the object of the check.
         bound_s: seconds after which it is abandoned.
     """
 
@@ -74,7 +74,7 @@ class Check(NamedTuple):
 
     @property
     def about(self) -> str:
-        """The first line of the function's documentation."""
+        """Return the first line of the function's docstring."""
         return (self.function.__doc__ or "").partition("\n")[0]
 
 
@@ -87,22 +87,22 @@ class Result(NamedTuple):
 
 
 def good(found: str) -> Finding:
-    """Return the finding that all is well."""
+    """Return a finding: all is well."""
     return Finding(Level.PASS, found)
 
 
 def warn(found: str, remedy: str = "") -> Finding:
-    """Return the finding that something is missing, or will be."""
+    """Return a finding: something is missing, or will be."""
     return Finding(Level.WARN, found, remedy)
 
 
 def fail(found: str, remedy: str = "") -> Finding:
-    """Return the finding that it cannot work like this."""
+    """Return a finding: it cannot work like this."""
     return Finding(Level.FAIL, found, remedy)
 
 
 def severe(found: str, remedy: str) -> Finding:
-    """Return the finding that it cannot work like this; for a user other than root, that it may not."""
+    """Return a finding: it cannot work like this; for a user other than root, it may not."""
     return fail(found, remedy) if os.geteuid() == 0 else warn(found, remedy)
 
 
@@ -111,11 +111,11 @@ class Unchecked(Exception):
 
 
 class TimedOut(Exception):
-    """Raised where something did not end within its time."""
+    """Raised if a call did not end within its timeout."""
 
 
 class _ThreadWarnings(logging.Handler):
-    """Keeps the warnings that threads log, by thread."""
+    """Keeps the warnings of each thread."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -144,12 +144,12 @@ def quiet() -> Iterator[None]:
 
 
 def take_warnings() -> list[str]:
-    """Return what this thread has logged at WARNING and above within `quiet`, since the last call."""
+    """Return this thread's records at WARNING and above within `quiet`, since the last call."""
     return _WARNINGS.by_thread.pop(threading.get_ident(), [])
 
 
 def bounded(function: Callable[[], T], bound_s: float) -> T:
-    """Return the result of a function that runs in a thread, which is abandoned after a time.
+    """Return the result of a function that runs in a thread, abandoned after a timeout.
 
     Raises:
         TimedOut: it had not returned by then.
@@ -175,7 +175,7 @@ def bounded(function: Callable[[], T], bound_s: float) -> T:
 
 
 def run_check(function: Callable[[], Iterable[Finding]], bound_s: float = BOUND_S) -> list[Finding]:
-    """Return the findings of a check; the last one reports that it could not be carried out, or not to its end."""
+    """Return the findings of a check; the last one reports a check not carried out, or not completed."""
     found: list[Finding] = []
 
     def look() -> bool:
@@ -202,12 +202,12 @@ def run_check(function: Callable[[], Iterable[Finding]], bound_s: float = BOUND_
 
 
 def run_checks(checks: Iterable[Check], side: str, target: Any) -> list[Result]:
-    """Return the findings of the checks that apply to a daemon, in their order.
+    """Return the findings of a daemon's checks, in their order.
 
     Args:
         checks: of all daemons.
         side: the daemon, "node" or "collector".
-        target: what the functions of the checks get.
+        target: argument of the checks' functions.
     """
     return [
         Result(side, check, finding)
@@ -217,7 +217,7 @@ def run_checks(checks: Iterable[Check], side: str, target: Any) -> list[Result]:
     ]
 
 
-# -- how findings are printed --
+# -- printing of findings --
 
 
 def as_json(results: Sequence[Result]) -> str:
@@ -243,7 +243,7 @@ def as_text(results: Sequence[Result], only_wrong: bool, width: int, colours: bo
 
     Args:
         results: of one daemon or several.
-        only_wrong: without what is well.
+        only_wrong: skip findings without a problem.
         width: characters in a line.
         colours: whether levels are coloured.
     """
@@ -281,7 +281,7 @@ class DaemonVerdict(NamedTuple):
     """The state of a running daemon.
 
     Attributes:
-        findings: what is wrong, the worst first; where nothing is, what is well.
+        findings: problems, the worst first; if there are none, the good findings.
         figures: name, value, unit.
     """
 
@@ -290,12 +290,12 @@ class DaemonVerdict(NamedTuple):
 
     @property
     def level(self) -> Level:
-        """The worst level: the exit status."""
+        """Return the worst level: the exit status."""
         return self.findings[0].level
 
     @property
     def texts(self) -> list[str]:
-        """The texts of the findings."""
+        """Return the texts of the findings."""
         return [finding.found for finding in self.findings]
 
     def lines(self, daemon: str) -> list[str]:

@@ -15,15 +15,15 @@ from colmet.common.runtime.suggestions import did_you_mean
 
 EXIT_CONFIG = 2
 
-# What options are added to: a parser, or a group of one.
+# A parser, or a group of one: options are added to it.
 Options = argparse._ActionsContainer
 
 
-DETAIL = "; "  # in a help: what follows is for `--help-all`
+DETAIL = "; "  # in a help: the rest is for `--help-all`
 
 
 class Rare(str):
-    """The help of an option that few need: `--help` leaves it to `--help-all` and the manual page."""
+    """The help of a rarely needed option, printed only by `--help-all` and in the manual page."""
 
     __slots__ = ()
 
@@ -32,13 +32,13 @@ class Parser(argparse.ArgumentParser):
     """The ArgumentParser of every Colmet program.
 
     ``-h`` and ``--help`` print the usual options, each with its help up to the first semicolon and its default.
-    ``--help-all`` prints all of it, and the options whose help is `Rare`. An error is one line, which names the help
-    and, of a misspelt option or word, the right one.
+    ``--help-all`` prints all of it, and the options with `Rare` help. An error is one line; it names the help and, for
+    a misspelt option or word, the right one.
 
     Attributes:
-        older: options that an abbreviation means, though options that came later begin with it, too.
-        ignores_unknown: whether unknown options are no error, as they may be those of a plug-in that is not loaded.
-        ignored: those that were ignored.
+        older: options that keep their abbreviations, even if later options begin with the same letters.
+        ignores_unknown: whether unknown options are accepted, as they may belong to a missing plug-in.
+        ignored: ignored options.
     """
 
     older: frozenset[str] = frozenset()
@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(EXIT_CONFIG, f"{logs.priority('ERROR')}{self.prog}: error: {message} (try {self.prog} --help)\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse a command line. An unknown option is the first error: its value may look like another error."""
+        """Parse a command line. An unknown option is reported first: its value may look like another error."""
         words = list(sys.argv[1:] if args is None else args)
         if not any(action.nargs == argparse.REMAINDER for action in self._actions):
             for word in words[: words.index("--") if "--" in words else None]:
@@ -72,9 +72,9 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def _get_positional_kwargs(self, dest: str, **settings: Any) -> Any:
-        if settings.get("metavar") is None and settings.get("choices"):  # errors name an argument by it
+        if settings.get("metavar") is None and settings.get("choices"):  # its name in errors
             settings["metavar"] = "|".join(map(str, settings["choices"]))
-        if settings.get("nargs") == "*":  # else an error names it as required
+        if settings.get("nargs") == "*":  # else errors list it as required
             settings.setdefault("default", [])
         return super()._get_positional_kwargs(dest, **settings)
 
@@ -93,7 +93,7 @@ class Parser(argparse.ArgumentParser):
         self.error(f"there is no option {word:.100}{did_you_mean(word, self._option_string_actions)}")
 
     def synopsis(self) -> list[str]:
-        """Return the forms of the command line. Options are not listed, the help has them."""
+        """Return the forms of the command line, without options: the help lists them."""
         forms = [form_of(action) for action in self._get_positional_actions()]
         return (self.usage or " ".join([self.prog, "[OPTION ...]", *forms])).split("\n")
 
@@ -101,7 +101,7 @@ class Parser(argparse.ArgumentParser):
         """Yield the title of each group of options, and the options.
 
         Args:
-            everything: with those that few need.
+            everything: with rarely needed ones.
         """
         for group in self._action_groups:
             visible = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
@@ -114,7 +114,7 @@ class Parser(argparse.ArgumentParser):
 
         Args:
             action: the option.
-            everything: with its details, those behind the first semicolon.
+            everything: with its details, the text behind the first semicolon.
         """
         formatter = self._formatter(everything)
         return formatter._expand_help(action) if action.help else ""
@@ -133,7 +133,7 @@ class Parser(argparse.ArgumentParser):
         """Return the help.
 
         Args:
-            everything: with the options that few need.
+            everything: with rarely needed options.
         """
         formatter = self._formatter(everything)
         formatter.add_text(self.description)
@@ -169,7 +169,7 @@ class _Help(argparse.Action):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps paragraphs, and leaves those with indented lines, such as examples, as they are.
+    """Wraps paragraphs, except those with indented lines, such as examples.
 
     Attributes:
         is_brief: cut the help of an option at the first semicolon.
@@ -244,7 +244,7 @@ def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 class DefaultBound(int):
-    """The default of an option, given as 0, which meant no bound in Colmet 0.6: nothing grows without a bound here."""
+    """The default of an option given as 0, "no bound" in Colmet 0.6: here nothing grows without a bound."""
 
 
 def bound(default: int) -> Callable[[str], int]:

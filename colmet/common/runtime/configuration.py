@@ -1,6 +1,6 @@
 """The configuration file of a daemon: every option of its command line, by its long name, in TOML.
 
-What may stand in it is taken from the parser of the command line, so there is no second list of options.
+Its keys are derived from the parser of the command line, so there is no second list of options.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ else:
 
 MAX_BYTES = 64 << 10
 _MARK = "colmet-here"
-_MAX_PLACES = 20  # where a key may stand: what looks like it may also be within a text of several lines
+_MAX_PLACES = 20  # bound on candidate lines of a key: text of several lines may contain look-alikes
 _PLACE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
-# What makes no sense in a file that is read at each start.
+# Without meaning in a file read at each start.
 _NOT_IN_FILES = frozenset({"help", "help_all", "version", "config", "check_config"})
-_REQUIRED = "required"  # the registry of `require`, which all groups of a parser share
+_REQUIRED = "required"  # the registry of `require`, shared by all groups of a parser
 
 
 def require(options: argparse._ActionsContainer, required: str, *names: str) -> None:
     """Declare that options have no effect without another one.
 
     Args:
-        options: where they are declared.
+        options: parser or group of the options.
         required: the long name of the other one.
-        names: their long names; one that ends in a dash stands for all that begin so.
+        names: their long names; a name that ends in a dash is a prefix.
     """
     for name in names:
         options.register(_REQUIRED, name, required)
@@ -62,7 +62,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
 
 
 class Configuration:
-    """The options of a command line and of the file that it names.
+    """The options of a command line and of its configuration file.
 
     Args:
         build: makes the parser of the command line, with `add_options`.
@@ -70,22 +70,22 @@ class Configuration:
 
     Attributes:
         argv: the command line.
-        path: of the file; None where there is none.
-        program: that has the options.
+        path: of the file; None without one.
+        program: owner of the options.
         is_check: whether --check-config is given.
-        names: of all options that a file may contain, by their names in argparse.
-        vain: options without an effect that are accepted, each with the one that it requires.
-        ignored: unknown options, which may be those of a plug-in that is not loaded.
+        names: options accepted in a file, by their names in argparse.
+        vain: accepted options without an effect, each with its required one.
+        ignored: unknown options, possibly those of a missing plug-in.
     """
 
     def __init__(self, build: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> None:
         self._build = build
         self.argv = tuple(sys.argv[1:] if argv is None else argv)
         parser = build()
-        parser.parse_args(argv)  # answers --help, which names the defaults, and what is wrong
+        parser.parse_args(argv)  # answers --help, with the defaults, and reports errors
         self.names = {action.dest: name for name, action in _by_name(parser).items()}
         for action in parser._actions:
-            action.default = argparse.SUPPRESS  # so that what is given is all that there is
+            action.default = argparse.SUPPRESS  # so that only given options remain
         self._given = vars(parser.parse_args(argv))
         self.path: str | None = self._given.get("config")
         self.program = parser.prog
@@ -108,9 +108,9 @@ class Configuration:
         return options
 
     def read_for_start(self) -> argparse.Namespace:
-        """Return all options, as `read`, each of which has an effect.
+        """Return all options, as `read`, and check that each has an effect.
 
-        An option of Colmet 0.6 without one is in `vain`, as its lines are accepted.
+        Options of Colmet 0.6 without an effect are accepted, and listed in `vain`.
 
         Raises:
             ConfigError: as `read`; or an option has no effect without another one.
@@ -157,13 +157,13 @@ def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, An
 
 
 def check_effects(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Check that each option that differs from its default has the one that `require` declares.
+    """Check that each option that differs from its default has its required one, as declared by `require`.
 
     Returns:
-        options without an effect that are accepted, as those of Colmet 0.6 are, each with the one that it requires.
+        accepted options without an effect, as those of Colmet 0.6 are, each with its required one.
 
     Raises:
-        ConfigError: one that is not accepted.
+        ConfigError: for any other option without an effect.
     """
     vain = list(_find_vain(parser, options))
     for option, required in vain:
@@ -188,7 +188,7 @@ def _find_vain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> 
 
 
 def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
-    """Return the options that a file may contain, by their long names."""
+    """Return the options accepted in a file, by their long names."""
     return {
         name[2:]: action
         for action in parser._actions
@@ -209,7 +209,7 @@ def _checked(action: argparse.Action, value: Any) -> Any:
     """Return a value of the file as the command line would have it.
 
     Raises:
-        ValueError: it is not one; also argparse's own errors come as this.
+        ValueError: it is invalid; argparse's own errors are converted.
     """
     if isinstance(action, argparse._CountAction):
         if type(value) is not int or not 0 <= value <= 9:
@@ -256,7 +256,7 @@ def _converted(action: argparse.Action, value: Any) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """Return the type of a wrong value: the value itself may be secret."""
+    """Return the type of a wrong value, not the value: it may be secret."""
     kinds = {
         bool: "a truth value",
         str: "a text",
@@ -269,10 +269,10 @@ def _shown(value: Any) -> str:
 
 
 def _line(text: str, key: str) -> str:
-    """Return the line of a key, ``:7``; "" where it cannot be found.
+    """Return the line of a key, ``:7``; "" if it cannot be found.
 
-    The TOML library does not report it. So each text that looks like the key is replaced by a mark in turn, until
-    the mark is a key.
+    The TOML library does not report it. So each text that looks like the key is replaced by a mark in turn, until the
+    mark is a key.
     """
     name = re.escape(key)
     pattern = re.compile(rf"^[ \t]*(?:\[\[?[ \t]*)?(\"{name}\"|'{name}'|{name})(?=[ \t]*[=.\]])", re.MULTILINE)
@@ -320,7 +320,7 @@ def _text(path: str) -> str:
 
 
 def _user_and_group() -> tuple[str, str]:
-    """Return the names of this process's user and group; numbers where they have none."""
+    """Return the names of this process's user and group; numbers if they have none."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(os.getegid()).gr_name
     except KeyError:

@@ -1,7 +1,7 @@
 """The control socket of a daemon: a thread reads requests, and handlers answer them.
 
-A request names a command; its handler gets the request and gives the answer. What only the main thread may do is handed
-to it as an errand. A request that cannot be answered gets `{"error": why}`, is counted, and ends nothing.
+A request names a command; its handler gets the request and returns the reply. Work for the main thread is passed to it
+as an errand. A bad request gets `{"error": why}`, is counted, and stops nothing.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer,
 log = logging.getLogger(__name__)
 
 DIRECTORY = "/run/colmet"
-RUST_COMMAND = "configure"  # what a request without a command asks for: the Rust node has no other
-ERRAND_S = 5.0  # for the main thread to do what it is asked to
-# Bounds on clients that ask without a pause: a tenth of a CPU, and 100 answers a second.
+RUST_COMMAND = "configure"  # meaning of a request without a command: the Rust node has no other
+ERRAND_S = 5.0  # timeout for the main thread's errands
+# Bounds on clients that send requests without a pause: a tenth of a CPU, and 100 replies a second.
 REST_SHARE = 9.0
 MIN_REST_S = 0.01
 
@@ -73,7 +73,7 @@ def add_options(parser: cli.Options, daemon: str) -> None:
 
 
 def add_client_options(parser: cli.Options) -> None:
-    """Declare --control-socket, --curve-secret and --curve-daemon, of a command that asks."""
+    """Declare --control-socket, --curve-secret and --curve-daemon, of a client's command."""
     parser.add_argument(
         "--control-socket", metavar="PATH", help=cli.Rare("socket of the daemon (default: that of its own default)")
     )
@@ -84,7 +84,7 @@ def add_client_options(parser: cli.Options) -> None:
 
 
 def client_of(options: argparse.Namespace) -> Client | None:
-    """Return the keys that the command line of a command names; None without.
+    """Return the keys in the options of a client's command; None without.
 
     Raises:
         ConfigError: one of them is missing, or a file cannot be used.
@@ -111,14 +111,14 @@ def check(options: argparse.Namespace) -> Keys | None:
 
 
 def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
-    """Return the keys of the clients over TCP, as the command line of a daemon names them; None without.
+    """Return the keys for clients over TCP from the options of a daemon; None without.
 
     Args:
         options: of `add_options`, and with --zeromq-curve-secret.
         uid: of the daemon's user; this process's own by default.
 
     Raises:
-        ConfigError: one of the options is missing, or what it names cannot be used.
+        ConfigError: one of the options is missing, or its value cannot be used.
     """
     keys, secret, place = options.control_curve_keys, options.zeromq_curve_secret, options.control_socket
     if not keys:
@@ -144,10 +144,10 @@ def uri_of(place: str) -> str:
 
 
 class Errands:
-    """Calls that other threads have the main thread make. A context manager: at its end all that wait are refused.
+    """Calls by other threads for the main thread to make. A context manager: at its end all pending ones are refused.
 
     Attributes:
-        fd: readable when there is something to do.
+        fd: readable if calls are pending.
     """
 
     def __init__(self) -> None:
@@ -169,10 +169,10 @@ class Errands:
         self._wakeup.close()
 
     def call(self, function: Callable[[], T], timeout_s: float = ERRAND_S) -> T:
-        """Call a function in the main thread; return what it returns, raise what it raises.
+        """Call a function in the main thread; return its result, or raise its exception.
 
         Raises:
-            Refused: it is not done within the time; where it has not begun by then, it will not be.
+            Refused: it was not done within the timeout; if it had not begun by then, it will not be.
         """
         future: futures.Future[T] = futures.Future()
         with self._lock:
@@ -191,7 +191,7 @@ class Errands:
             raise Refused(f"the daemon did not do it within {timeout_s:g} s; {doing}") from None
 
     def serve(self) -> None:
-        """Make the calls that wait, in the main thread. It raises nothing."""
+        """Make the pending calls, in the main thread. It raises nothing."""
         with self._lock:
             waiting, self._waiting = self._waiting, []
             if waiting:
@@ -200,16 +200,16 @@ class Errands:
             if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function())
-                except Exception as err:  # noqa: BLE001 - raised where it was asked for
+                except Exception as err:  # noqa: BLE001 - raised in the calling thread
                     future.set_exception(err)
 
 
 class Control:
-    """Answers requests: of the control socket, and those that other parts of the daemon have received.
+    """Answers requests: of the control socket, and those received by other parts of the daemon.
 
     Args:
         handlers: by command. They are called by the control socket's thread, or by the caller of `answer`, one at a
-            time each; they raise `Refused` or another `ColmetError` to say why not.
+            time each; to reject a request they raise `Refused` or another `ColmetError`.
     """
 
     def __init__(self, handlers: Mapping[str, Handler]) -> None:
@@ -219,11 +219,11 @@ class Control:
         self._thread: threading.Thread | None = None
 
     def counters(self) -> dict[str, int]:
-        """Return the numbers of requests, of refused ones, and of those that met a defect."""
+        """Return the numbers of requests, of refused ones, and of those that failed by a defect."""
         return {"requests": self._requests, "refused": self._refused, "failures": self._failures}
 
     def answer(self, message: bytes) -> bytes:
-        """Return the answer to a request, both as bytes; an error is an answer, too."""
+        """Return the reply to a request, both as bytes; an error is a reply, too."""
         self._requests += 1
         try:
             answer = encode(self._handle(decode_request(message)))
@@ -237,7 +237,7 @@ class Control:
             if powers_of_ten(self._refused):
                 log.warning("request refused refused=%d bytes=%d: %.300s", self._refused, len(message), err)
             return encode({"error": str(err)[:1000]})
-        except Exception as err:  # a defect of ours here must not end the daemon's other work
+        except Exception as err:  # a defect of ours here must not stop the daemon's other work
             self._failures += 1
             if powers_of_ten(self._failures):
                 log.exception("request failed failures=%d", self._failures)
@@ -251,20 +251,20 @@ class Control:
         return handler(request)
 
     def start(self, server: ControlServer) -> None:
-        """Start the thread that answers the requests of this socket, until `close`."""
+        """Start the thread that serves this socket, until `close`."""
         self._server = server
         self._thread = threading.Thread(target=self._run, args=(server,), name="control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering; also twice, and without a start. It waits 10 s for a handler that works."""
+        """Stop serving; idempotent, and allowed without a start. It waits 10 s for a running handler."""
         if self._server is not None and self._thread is not None:
             self._server.wake()
             self._thread.join(2 * ERRAND_S)
             self._server = self._thread = None
 
     def _run(self, server: ControlServer) -> None:
-        """Answer requests, in the thread."""
+        """Serve requests, in the thread."""
         while (asked := server.receive()) is not None:
             began = time.thread_time()
             server.send(asked.envelope, self.answer(asked.message))
@@ -273,12 +273,12 @@ class Control:
 
 
 def listen(place: str | None, daemon: str, control: Control, keys: Keys | None = None) -> None:
-    """Serve the control socket of the command line, or the default one where that is possible.
+    """Serve the control socket of the command line, or the default one if possible.
 
     Args:
         place: --control-socket.
         daemon: "node" or "collector".
-        control: what answers.
+        control: answers the requests.
         keys: for TCP, of `check`.
 
     Raises:
@@ -317,19 +317,19 @@ def ask(
     timeout_s: float = 2 * ERRAND_S,
     client: Client | None = None,
 ) -> dict[str, Any]:
-    """Send a request to a daemon, and return its answer.
+    """Send a request to a daemon, and return its reply.
 
     Args:
         place: of its socket, as --control-socket; None for the default one.
         daemon: "node" or "collector".
-        request: what is asked.
-        timeout_s: to wait for the answer.
+        request: command and arguments.
+        timeout_s: for the reply.
         client: keys, for TCP.
 
     Raises:
-        Unreachable: no daemon is there, this user may not ask it, or it did not answer.
-        Refused: it said no.
-        WireError: the answer is none.
+        Unreachable: no daemon is there, this user may not connect, or it did not reply.
+        Refused: it rejected the request.
+        WireError: the reply is invalid.
         ConfigError: there can be no socket of that name.
     """
     connected = _connect(place, daemon, client)

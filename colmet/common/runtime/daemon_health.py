@@ -1,4 +1,4 @@
-"""What both daemons report of themselves: identity, counters that grew in the last hour, age of what waits."""
+"""Self-reports of both daemons: identity, counters that grew in the last hour, age of the backlog."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RecentGrowth:
     """The growth of counters within the last hour.
 
     Args:
-        start: the first values; 0 for those that it lacks.
+        start: the first values; 0 for missing ones.
         monotonic: seconds.
     """
 
@@ -49,7 +49,7 @@ class RecentGrowth:
 
 
 class Backlog:
-    """The age of the oldest of what waits, from notes of how much had come by a time.
+    """The age of the oldest waiting item, from notes of the number received by a time.
 
     Args:
         monotonic: seconds.
@@ -60,13 +60,13 @@ class Backlog:
         self._notes: deque[tuple[float, int]] = deque(maxlen=int(RECENT_S / NOTE_S))
 
     def note(self, came: int) -> None:
-        """Note how much has come since the start."""
+        """Note the number received since the start."""
         now = self._monotonic()
         if not self._notes or now - self._notes[-1][0] >= NOTE_S:
             self._notes.append((now, came))
 
     def behind_s(self, came: int, waiting: int) -> float:
-        """Return the age in seconds, to 10 s and at most that of the oldest note; 0 where nothing waits."""
+        """Return the age in seconds, to 10 s and at most that of the oldest note; 0 if nothing waits."""
         done = came - waiting
         then = next((when for when, count in list(self._notes) if count > done), None)
         return 0.0 if then is None else round(self._monotonic() - then, 1)
@@ -83,7 +83,7 @@ class DaemonIdentity:
 
     @property
     def uptime_s(self) -> float:
-        """Seconds since the start."""
+        """Return the seconds since the start."""
         return time.monotonic() - self._start
 
     def values(self) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def single(name: str, kind: str, help_text: str, value: Number | None) -> Family
     return Family(name, kind, help_text, [] if value is None else [("", value)])
 
 
-# Of the counters that parts count by name, those that go up and down.
+# Gauges among the counters named by parts: they rise and fall.
 GAUGES = frozenset(
     {
         *("waiting", "waiting_bytes", "bytes", "segments", "oldest", "records"),

@@ -1,9 +1,9 @@
-"""How to install the Python modules that only some commands require."""
+"""Installation commands for Python modules required by some commands only."""
 
 from __future__ import annotations
 
-# By the name that is imported: the package of the Python index, and that of Debian where it has another name than
-# python3-<module>; "" where Debian has none.
+# By import name: the package of the Python index, and that of Debian if its name is not python3-<module>; "" if Debian
+# has none.
 _PACKAGES = {
     "pyarrow": ("pyarrow", ""),
     "pynvml": ("nvidia-ml-py", ""),
@@ -15,7 +15,7 @@ def how_to_install(*modules: str) -> str:
     """Return the commands that install modules: ``apt-get install python3-rich, or pip install rich``.
 
     Args:
-        modules: as they are imported.
+        modules: by import name.
     """
     names = list(dict.fromkeys(name.partition(".")[0] for name in modules))
     packages = [_PACKAGES.get(name, (name, f"python3-{name}")) for name in names]

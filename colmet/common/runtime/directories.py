@@ -1,4 +1,4 @@
-"""Directories that a daemon writes to: made where they are missing, and checked before anything is opened."""
+"""Directories written by a daemon: made if missing, and checked before anything is opened."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import stat
 
 log = logging.getLogger(__name__)
 
-# Where systemd names the directories that it makes for a service at each start.
+# Variables of systemd with the directories it makes for a service at each start.
 _MADE = ("STATE_DIRECTORY", "RUNTIME_DIRECTORY", "CACHE_DIRECTORY", "LOGS_DIRECTORY")
 
 
 def is_made(path: str) -> bool:
-    """Return whether the service manager makes this directory when it starts the daemon."""
+    """Return whether the service manager makes this directory on starting the daemon."""
     made = [one for name in _MADE for one in os.environ.get(name, "").split(":")]
     return os.path.abspath(path) in made
 
 
 def make(path: str, mode: int = 0o777) -> None:
-    """Make a directory, with those above it, where it does not exist.
+    """Make a directory and its parents, if missing.
 
     Args:
-        path: of it.
-        mode: permissions of the directory itself, less the umask; those above it have the umask's.
+        path: of the directory.
+        mode: permissions of the directory itself, less the umask; its parents have the umask's.
 
     Raises:
         OSError: it cannot be made.
@@ -41,7 +41,7 @@ def make(path: str, mode: int = 0o777) -> None:
 
 
 def sync_directory(path: str) -> None:
-    """Make what was created, renamed and removed in a directory survive a power failure."""
+    """Make creations, renames and removals in a directory survive a power failure."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -50,14 +50,14 @@ def sync_directory(path: str) -> None:
 
 
 def check_writable(path: str, *, parents: bool = False) -> None:
-    """See that this process could make files in a directory, or the directory itself in the one above it.
+    """Check that this process could make files in a directory, or the directory itself in its parent.
 
     Args:
         path: of the directory.
-        parents: whether those above it would be made, too.
+        parents: whether its parents would be made, too.
 
     Raises:
-        OSError: why not, as making them would raise it.
+        OSError: the error of making them.
     """
     here = os.path.abspath(path)
     try:

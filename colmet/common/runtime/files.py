@@ -1,4 +1,4 @@
-"""Files written whole: a reader finds the former content or the new one, whatever ends the writer."""
+"""Files written whole: a reader finds the former content or the new one, however the writer ends."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from colmet.common.runtime.directories import sync_directory
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write bytes to a descriptor, all of them.
+    """Write all bytes to a descriptor.
 
     Raises:
-        OSError: they cannot be written; ENOSPC where a write accepts nothing.
+        OSError: they cannot be written; ENOSPC if a write accepts nothing.
     """
     rest = memoryview(content)
     while rest:
@@ -43,10 +43,10 @@ def write_whole(
     Args:
         path: of the file; a plain name with `directory`.
         content: of the file.
-        mode: permissions, whatever the umask is.
+        mode: permissions, independent of the umask.
         owner: user number; -1: this process's.
         group: group number; -1: this process's.
-        directory: descriptor of the directory; None: `path` says where the file is.
+        directory: descriptor of the directory; None: `path` has the directory.
         replace: whether an existing file is replaced.
         durable: whether the content survives a power failure; waits for the disk.
         shared: whether several processes may write the file at once.
@@ -59,7 +59,7 @@ def write_whole(
     temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}.new" if shared else f".{name}.new")
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(temporary, dir_fd=directory)  # of a process that was killed here
+        os.unlink(temporary, dir_fd=directory)  # of a process killed at this point
     descriptor = os.open(temporary, flags, 0o600, dir_fd=directory)
     try:
         try:
@@ -83,5 +83,5 @@ def write_whole(
     if durable and directory is None:
         sync_directory(folder)
     elif durable and directory is not None:
-        with contextlib.suppress(OSError):  # not every file system can; the file exists all the same
+        with contextlib.suppress(OSError):  # not supported by every file system; the file exists all the same
             os.fsync(directory)

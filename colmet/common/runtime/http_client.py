@@ -1,7 +1,7 @@
-"""HTTP requests of all programs: no redirects, no cookies, nothing is unpacked, and an answer has a bounded size.
+"""HTTP requests of all programs: no redirects, no cookies, no decompression, and a bounded size of responses.
 
-A socket's time-out begins again with each byte, and name resolution has none. So an exchange with a deadline runs in a
-thread of its own, which is left alone when the deadline has passed.
+A socket's timeout restarts with each byte, and name resolution has none. So an exchange with a deadline runs in a
+thread of its own, abandoned after the deadline.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ import urllib3
 
 from colmet.common.errors import ColmetError, ConfigError
 
-POLL_S = 0.2  # between two looks whether to stop
-STOP_S = 1.0  # that an exchange has left once the program is to stop
-MAX_STUCK = 8  # exchanges that have passed their deadline and still run
+POLL_S = 0.2  # between two checks whether to stop
+STOP_S = 1.0  # for an exchange to end once the program is to stop
+MAX_STUCK = 8  # exchanges still running after their deadline
 PIECE_BYTES = 1 << 20
 MAX_CAUSES = 10
 MAX_TEXT = 300
 
 
 class HttpFailure(ColmetError):
-    """A server gave no answer, or not all of it.
+    """No response from a server, or an incomplete one.
 
     Attributes:
-        cause: the innermost exception, below those of the libraries; None where a limit of ours ended the exchange.
-        is_late: the time is over, so the server may have the request.
+        cause: the innermost exception, below those of the libraries; None if a limit of ours ended the exchange.
+        is_late: the deadline has passed, so the server may have the request.
     """
 
     def __init__(self, text: str, cause: BaseException | None = None, is_late: bool = False) -> None:
@@ -46,7 +46,7 @@ class HttpFailure(ColmetError):
 
     @classmethod
     def from_error(cls, err: BaseException) -> HttpFailure:
-        """Make one of what the libraries raised; its text is the system's own where there is one."""
+        """Convert an exception of the libraries; the text is the system's own if there is one."""
         cause = _innermost(err)
         text = cause.strerror if isinstance(cause, OSError) and cause.strerror else f"{type(cause).__name__}: {cause}"
         is_late = isinstance(err, (requests.ReadTimeout, urllib3.exceptions.ReadTimeoutError))
@@ -54,13 +54,13 @@ class HttpFailure(ColmetError):
 
 
 class HttpResponse(NamedTuple):
-    """An answer.
+    """A response.
 
     Attributes:
         status: of HTTP.
-        headers: looked up in any case.
-        start: of the body, as many bytes as the client reads.
-        failure: why that is not the whole body; None where it is.
+        headers: case-insensitive.
+        start: of the body, up to the client's limit.
+        failure: why the body is incomplete; None if it is complete.
     """
 
     status: int
@@ -69,19 +69,19 @@ class HttpResponse(NamedTuple):
     failure: HttpFailure | None
 
     def body(self) -> bytes:
-        """Return the whole body; HttpFailure where it is not there."""
+        """Return the whole body; raise HttpFailure if it is incomplete."""
         if self.failure is not None:
             raise self.failure
         return self.start
 
 
 class TlsOptions(NamedTuple):
-    """How servers and we prove who we are.
+    """Certificates of servers and of this client.
 
     Attributes:
-        ca_file: certificates (PEM) that the server's must be signed by; None for those of this machine.
-        certificate: of ours (PEM); None for none.
-        key: of our certificate; None where it is in the same file.
+        ca_file: certificates (PEM) of the accepted authorities; None for those of this machine.
+        certificate: of this client (PEM); None for none.
+        key: of the client's certificate; None if it is in the same file.
         verify: whether the server's certificate is checked.
     """
 
@@ -94,7 +94,7 @@ class TlsOptions(NamedTuple):
         """Load the files, now and not with the first request.
 
         Raises:
-            ConfigError: one of them does not hold what it should; the text has the option.
+            ConfigError: a file has the wrong content; the text has the option.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         option, path = ca_option, self.ca_file
@@ -103,21 +103,21 @@ class TlsOptions(NamedTuple):
                 context.load_verify_locations(self.ca_file)
             option, path = certificate_option, self.certificate
             if self.certificate:
-                # OpenSSL would ask for the passphrase of a key at the terminal
+                # OpenSSL would prompt for the key's passphrase on the terminal
                 context.load_cert_chain(self.certificate, self.key, password=lambda: b"")
         except (OSError, ValueError) as err:  # SSLError is an OSError
             raise ConfigError(f"{option} {path}: {getattr(err, 'strerror', None) or err}") from err
 
 
 class HttpClient:
-    """Sends requests over connections that stay open. For one thread.
+    """Sends requests over persistent connections. For one thread.
 
     Args:
         headers: of each request.
         tls: certificates.
-        max_bytes: of a body that are read.
-        use_environment: whether the proxies, certificates and passwords that the environment names are used.
-        stopping: whether the program is to stop.
+        max_bytes: limit on the bytes read of a body.
+        use_environment: whether the proxies, certificates and passwords of the environment are used.
+        stopping: returns whether the program is to stop.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class HttpClient:
         use_environment: bool = False,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
-        logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings repeat whole addresses
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # its warnings repeat whole URLs
         if not tls.verify:
             warnings.simplefilter("ignore", urllib3.exceptions.InsecureRequestWarning)
         self._headers = headers
@@ -143,7 +143,7 @@ class HttpClient:
         session = _Session()
         session.trust_env = self._use_environment
         session.headers.update(self._headers)
-        session.headers["Accept-Encoding"] = "identity"  # so that a small answer cannot become a huge one
+        session.headers["Accept-Encoding"] = "identity"  # so that a small response cannot become a huge one
         session.cookies.set_policy(DefaultCookiePolicy(allowed_domains=[]))
         return session
 
@@ -161,18 +161,18 @@ class HttpClient:
         timeout_s: float | tuple[float, float],
         deadline_s: float | None = None,
     ) -> HttpResponse:
-        """Send a request and return the answer, also one with the status of an error.
+        """Send a request and return the response, also one with an error status.
 
         Args:
             method: of HTTP.
-            url: where to.
+            url: of the request.
             body: of the request.
-            headers: beside those of every request.
-            timeout_s: for each step: to connect, and between bytes; two numbers where they differ.
-            deadline_s: for all of it; None where the steps alone are bounded.
+            headers: in addition to those of every request.
+            timeout_s: for each step: to connect, and between bytes; two numbers if they differ.
+            deadline_s: for the whole exchange; None if only the steps are bounded.
 
         Raises:
-            HttpFailure: there is none.
+            HttpFailure: there is no response.
         """
         tls = self._tls
         exchange = _Exchange(
@@ -183,7 +183,7 @@ class HttpClient:
             data=body,
             headers=headers,
             timeout=timeout_s,
-            # an argument counts before the environment, an attribute of the session does not
+            # an argument has priority over the environment, an attribute of the session has not
             verify=(tls.ca_file or True) if tls.verify else False,
             cert=(tls.certificate, tls.key) if tls.certificate and tls.key else tls.certificate,
         )
@@ -202,20 +202,20 @@ class HttpClient:
                 end = min(end, time.monotonic() + STOP_S)
         if thread.is_alive():
             self._stuck.append(thread)
-            self._session = self._open_session()  # the former one is that thread's
+            self._session = self._open_session()  # the former one stays with the abandoned thread
         return exchange.answer()
 
 
 class _Session(requests.Session):
-    """A session that follows no redirect, nor reads the body of one without a bound, as requests does to follow it."""
+    """A session without redirects; requests would read a redirect's body without a bound to follow it."""
 
     def get_redirect_target(self, _: requests.Response) -> str | None:
-        """Return None: no answer leads anywhere else."""
+        """Return None: no response is a redirect."""
         return None
 
 
 class _Exchange:
-    """One request and what has come of its answer: filled by one thread, read by another."""
+    """One request and its response so far: filled by one thread, read by another."""
 
     def __init__(self, method: str, url: str, max_bytes: int, late: HttpFailure, **options: Any) -> None:
         self._method = method
@@ -227,7 +227,7 @@ class _Exchange:
         self._error: Exception | None = None
 
     def run(self, session: requests.Session) -> None:
-        """Send the request; status and headers are known before the body."""
+        """Send the request; status and headers are set before the body."""
         try:
             with session.request(self._method, self._url, stream=True, **self._options) as response:
                 self._response = HttpResponse(response.status_code, response.headers, b"", self._late)
@@ -239,7 +239,7 @@ class _Exchange:
             self._error = err
 
     def _read(self, response: requests.Response) -> tuple[bytes, HttpFailure | None]:
-        """Return the body, as much of it as is wanted, and why that is not all of it."""
+        """Return the body, up to the limit, and why it is incomplete."""
         pieces: list[bytes] = []
         room = self._max_bytes + 1
         failure = None
@@ -254,7 +254,7 @@ class _Exchange:
         return b"".join(pieces)[: self._max_bytes], failure
 
     def answer(self) -> HttpResponse:
-        """Return what there is now of the answer, or raise why there is none."""
+        """Return the response so far, or raise why there is none."""
         if self._response is None:
             raise self._error or self._late
         return self._response
@@ -274,7 +274,7 @@ def _innermost(err: BaseException) -> BaseException:
 
 
 def parse_url(url: str) -> SplitResult | None:
-    """Return the parts of an address of HTTP, None where it is none that a request can be sent to."""
+    """Return the parts of an HTTP URL, None if no request can be sent to it."""
     try:
         parts = urlsplit(url)
         good = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -284,7 +284,7 @@ def parse_url(url: str) -> SplitResult | None:
 
 
 def is_readable_on_the_way(url: str) -> bool:
-    """Whether others in the network can read what is sent to this address: no TLS, and not this machine."""
+    """Return whether others in the network can read requests to this URL: no TLS, and another machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     try:

@@ -5,7 +5,7 @@ A key is 32 bytes, written as 40 characters of Z85. A file has the form of ZeroM
     public-key = "..."
     secret-key = "..."      only in the file of its owner
 
-The collector's public key also names the addresses that nodes send to, as metadata.
+The file of the collector's public key also has, as metadata, the addresses for the nodes' data.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from colmet.common.wire.limits import HOST
 
 log = logging.getLogger(__name__)
 
-PUBLIC, SECRET = ".key", ".secret"  # what the names of files end with
-DIRECTORY = "/etc/colmet/keys"  # files in it are used without an option where they exist, see `default`
+PUBLIC, SECRET = ".key", ".secret"  # suffixes of file names
+DIRECTORY = "/etc/colmet/keys"  # its files are used by default if they exist, see `default`
 NODES = "nodes"  # in it: the folder with the nodes' public keys
 SERVICE_USER = "colmet"  # of the collector's unit
 MAX_FILE_BYTES = 16 << 10
 MAX_FILES = 65536
-CHECK_S = 1.0  # how often it is looked whether files came or went
-FULL_CHECK_S = 10.0  # and whether one was changed in its place
+CHECK_S = 1.0  # between two checks for added and removed files
+FULL_CHECK_S = 10.0  # and for files changed in place
 
 _DIGITS = {
     character: n
@@ -67,13 +67,13 @@ class _Keys(NamedTuple):
 
 
 def default(name: str) -> str | None:
-    """Return the path of a file or folder of keys in `DIRECTORY`, None where it does not exist."""
+    """Return the path of a file or folder of keys in `DIRECTORY`, None if it does not exist."""
     path = os.path.join(DIRECTORY, name)
     return path if os.path.lexists(path) else None
 
 
 def check_key(text: str) -> str:
-    """Return a text that is a key in Z85; ValueError otherwise, without the text, which may be a secret."""
+    """Return a text if it is a key in Z85; else raise ValueError, without the text: it may be a secret."""
     if len(text) != 40 or not set(text) <= _DIGITS.keys():
         raise ValueError("a key is 40 characters of Z85")
     for start in range(0, 40, 5):
@@ -86,7 +86,7 @@ def check_key(text: str) -> str:
 
 
 def _parse(text: str) -> _Keys:
-    """Return the keys in the text of a file; ValueError where it has another form."""
+    """Return the keys in the text of a file; ValueError if it has another form."""
     keys, in_metadata = _Keys([], [], []), False
     for number, line in enumerate(text.splitlines(), 1):
         line = line.strip()
@@ -108,7 +108,7 @@ def _parse(text: str) -> _Keys:
 
 
 def _owners(uid: int) -> set[int]:
-    """Return the users whose secrets a daemon of the user `uid` may use; for root also the user of the unit."""
+    """Return the accepted owners of secrets for a daemon of the user `uid`; for root also the user of the unit."""
     owners = {0, uid}
     if uid == 0:
         with contextlib.suppress(KeyError):
@@ -117,7 +117,7 @@ def _owners(uid: int) -> set[int]:
 
 
 def _read(path: str, private: bool, uid: int | None = None) -> _Keys:
-    """Return the keys in a file; OSError or ValueError, whose text is the reason.
+    """Return the keys in a file; OSError or ValueError, with the reason as text.
 
     Args:
         path: of the file.
@@ -158,7 +158,7 @@ def read_public(path: str, option: str) -> str:
 
 
 def read_uris(path: str) -> list[str]:
-    """Return the addresses that the file of the collector's public key names; none where it cannot be read."""
+    """Return the addresses in the file of the collector's public key; none if it cannot be read."""
     try:
         return _read(path, private=False).uris
     except (OSError, ValueError):
@@ -166,12 +166,12 @@ def read_uris(path: str) -> list[str]:
 
 
 def read_pair(path: str, option: str, uid: int | None = None) -> KeyPair:
-    """Return the key pair in a file that other users cannot read.
+    """Return the key pair in a file unreadable by other users.
 
     Args:
         path: of the file.
-        option: that named it, for errors.
-        uid: of the daemon that is to use it; this process's own by default.
+        option: of the file, for errors.
+        uid: user of the daemon; this process's own by default.
 
     Raises:
         ConfigError: names the option and the remedy.
@@ -191,10 +191,10 @@ def _unusable(option: str, path: str, err: OSError | ValueError, suffix: str) ->
 
 
 def check_name(name: str) -> str:
-    """Check that a name can be that of a host, and return it.
+    """Return a name if it is valid for a host.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: it is not.
     """
     if HOST.fullmatch(name) is None or len(name) > 200:
         raise ConfigError(f"{name!r} is not the name of a host")
@@ -202,10 +202,10 @@ def check_name(name: str) -> str:
 
 
 def write_pair(directory: str, name: str, pair: KeyPair) -> tuple[str, str]:
-    """Write NAME.key and NAME.secret, where neither exists; return their paths.
+    """Write NAME.key and NAME.secret, if neither exists; return their paths.
 
     Raises:
-        ConfigError: one of them is there, or cannot be written. Neither is left behind then.
+        ConfigError: one of them exists, or cannot be written. Neither is left behind then.
     """
     paths = os.path.join(directory, check_name(name) + PUBLIC), os.path.join(directory, name + SECRET)
     if os.path.lexists(paths[0]):
@@ -220,17 +220,17 @@ def write_pair(directory: str, name: str, pair: KeyPair) -> tuple[str, str]:
 
 
 def write_secret(path: str, name: str, pair: KeyPair, owner: int = -1, replace: bool = False) -> None:
-    """Write the key pair of `name`, readable by its owner alone.
+    """Write the key pair of `name`, readable by its owner only.
 
     Args:
         path: of the file.
         name: of the host, or "collector".
         pair: its keys.
-        owner: uid of the user who is to read it; -1 is this process's own.
-        replace: whether a file that is there is replaced.
+        owner: uid of the file's owner; -1 is this process's own.
+        replace: whether an existing file is replaced.
 
     Raises:
-        ConfigError: it is there, or cannot be written; nothing is left behind then.
+        ConfigError: it exists, or cannot be written; nothing is left behind then.
     """
     head = f"# Colmet: the secret key of {name}. Whoever reads it can speak as {name}: keep it on that machine alone.\n"
     text = f'{head}curve\n    public-key = "{pair.public}"\n    secret-key = "{pair.secret}"\n'
@@ -244,10 +244,10 @@ def write_public(path: str, name: str, public: Sequence[str], uris: Sequence[str
         path: of the file.
         name: of the host, or "collector".
         public: its keys.
-        uris: of a collector: where nodes send to.
+        uris: of a collector: addresses for the nodes' data.
 
     Raises:
-        ConfigError: it cannot be written; what was there stays.
+        ConfigError: it cannot be written; the former content stays.
     """
     text = f"# Colmet: the public key of {name}. It may be shown to everybody.\n"
     if uris:
@@ -274,12 +274,12 @@ class _File(NamedTuple):
 class KnownKeys:
     """The public keys in a directory, and their nodes: a file NAME.key has those of the node NAME.
 
-    `refresh` reads the folder again when something in it has changed. A file that cannot be used is left out, and so is
-    a key that is in the files of two nodes: nobody has it then.
+    `refresh` reads the folder again after a change in it. An unusable file is skipped, and so is a key in the files of
+    two nodes: then it belongs to neither.
 
     Args:
         directory: with the files.
-        option: that named it, for errors.
+        option: of the directory, for errors.
         monotonic: a clock, in seconds.
 
     Raises:
@@ -304,17 +304,17 @@ class KnownKeys:
             ) from err
 
     def owner(self, key: str) -> str | None:
-        """Return the node of a public key; None where it has none, or no longer."""
+        """Return the node of a public key; None if unknown, or no longer known."""
         return self._owners.get(key)
 
     def __len__(self) -> int:
         return len(self._owners)
 
     def refresh(self, interval_s: float = CHECK_S) -> None:
-        """Read the changes in the directory, when that is due; in one thread, while others may call `owner`.
+        """Read the changes in the directory, when due; in one thread, while others may call `owner`.
 
         Args:
-            interval_s: how long ago the last look has to be.
+            interval_s: minimum time since the last look.
         """
         now = self._monotonic()
         if now < self._checked_at + interval_s:
@@ -323,7 +323,7 @@ class KnownKeys:
         try:
             if now >= self._full_check_at or os.stat(self._directory).st_mtime_ns != self._listed:
                 self._read()
-        except OSError as err:  # what was known stays known: no node is turned away as a disk is away
+        except OSError as err:  # keep the known keys: no node is refused because a disk is away
             self.unreadable += 1
             if powers_of_ten(self.unreadable):
                 log.error("folder of keys cannot be read, the keys stay as they were: %s", err)
@@ -345,7 +345,7 @@ class KnownKeys:
                     signature = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
                 except FileNotFoundError:  # gone meanwhile
                     continue
-                except OSError:  # such as a circular link; it is reported when it is read
+                except OSError:  # such as a circular link; reported on reading it
                     signature = _NO_SIGNATURE
                 if known is None or known.signature != signature:
                     known = _File(signature, self._keys(name, entry.path))

@@ -1,6 +1,6 @@
 """Log lines on standard error: with time and level, or in the form of systemd's journal, which adds the time itself.
 
-A message is one line whatever is in it: names come from the network, from files and from users.
+A message is one line, whatever its content: names come from the network, from files and from users.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import Any
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"
 _TIMED = re.compile(r"[-\d]{10} [:,\d]+ ((DEBUG|INFO|WARNING|ERROR|CRITICAL) .*)", re.DOTALL)
-# sd-daemon(3); what has no prefix is information
+# sd-daemon(3); a line without a prefix is information
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 
 def is_journal(descriptor: int = 2) -> bool:
-    """Return whether what is written to a descriptor goes to the journal, as JOURNAL_STREAM says (systemd.exec(5))."""
+    """Return whether a descriptor writes to the journal, by JOURNAL_STREAM (systemd.exec(5))."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -29,12 +29,12 @@ def is_journal(descriptor: int = 2) -> bool:
 
 
 def priority(level: str) -> str:
-    """Return what stands before a line of this level on standard error: ``<4>`` for the journal, else nothing."""
+    """Return the prefix of a line of this level on standard error: ``<4>`` for the journal, else nothing."""
     return f"<{_PRIORITIES.get(level, 6)}>" if is_journal() else ""
 
 
 def visible(text: str, kept: str = "") -> str:
-    """Return a text with escapes for what is not printable: ends of lines, control characters, directions of writing.
+    """Return a text with escapes for unprintable characters: line ends, controls, directions of writing.
 
     Args:
         text: of any origin.
@@ -46,7 +46,7 @@ def visible(text: str, kept: str = "") -> str:
 
 
 def passed_on(line: str) -> str:
-    """Return a line of another process's log as this one's: without its time in the journal, where it has a level."""
+    """Return a line of another process's log as this one's: in the journal without its time, if it has a level."""
     line = visible(line)
     found = _TIMED.fullmatch(line)
     return f"{priority(found[2])}{found[1]}" if found and is_journal() else line
@@ -86,11 +86,11 @@ def set_up(level: int) -> None:
 
 
 def powers_of_ten(count: int, before: int | None = None) -> bool:
-    """Return whether a repeated event is to be logged: the 1st, 10th, 100th ... time.
+    """Return whether to log a repeated event: the 1st, 10th, 100th ... time.
 
     Args:
-        count: how often it has happened.
-        before: the count before, where it grows by more than one at once: whether it has passed such a number since.
+        count: occurrences so far.
+        before: the count before, if it grows by more than one at once: whether it has passed such a number since.
     """
     before = count - 1 if before is None else before
     return before < count and (not before or len(str(before)) < len(str(count)))

@@ -1,6 +1,6 @@
 """An HTTP server for one page, `/metrics`: a thread of its own, a few connections, each with a deadline.
 
-Whoever connects can keep it from others for as long as the deadlines allow, and nothing else.
+A client can block others for the time of these deadlines, but do no other harm.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4
 MAX_REQUEST_BYTES = 8192
-REQUEST_S = 5.0  # for a request to come whole
-ANSWER_S = 30.0  # for its answer to be taken
+REQUEST_S = 5.0  # timeout for a complete request
+ANSWER_S = 30.0  # timeout for sending the response
 SEND_BYTES = 1 << 16
 OPTION = "--metrics-listen"
 PAGE = "/metrics"
@@ -45,7 +45,7 @@ class ListenAddress(NamedTuple):
 
 
 def listen_address(text: str) -> ListenAddress:
-    """Convert [HOST:]PORT, an option type; a port alone is of this machine only."""
+    """Convert [HOST:]PORT, an option type; a port alone means this machine only."""
     host, colon, port = text.rpartition(":")
     host = host if colon else "127.0.0.1"
     if host.startswith("[") and host.endswith("]"):
@@ -76,7 +76,7 @@ def resolve(listen: ListenAddress, option: str) -> tuple[int, tuple[object, ...]
     """Return the family and the address to listen on, as sockets expect them.
 
     Raises:
-        ConfigError: the name is not known.
+        ConfigError: the name cannot be resolved.
     """
     try:
         (family, _, _, _, address), *_ = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)
@@ -86,7 +86,7 @@ def resolve(listen: ListenAddress, option: str) -> tuple[int, tuple[object, ...]
 
 
 def cannot_listen(listen: ListenAddress, option: str, err: OSError) -> ConfigError:
-    """Return the error of an address that cannot be listened on."""
+    """Return the error for a failure to listen on an address."""
     where = f"[{listen.host}]" if ":" in listen.host else listen.host
     return ConfigError(
         f"{option} {where}:{listen.port}: {err.strerror}; give an address of this machine and a port that nothing "
@@ -98,8 +98,8 @@ class MetricsServer:
     """Serves the page until `close`.
 
     Args:
-        listen: address; port 0 is any free one, which `address` then has.
-        families: gives what is on the page; called for each request, by the endpoint's thread.
+        listen: address; port 0 is any free one, then in `address`.
+        families: returns the content of the page; called for each request, by the endpoint's thread.
         pause: called between the pieces, to let others work.
 
     Raises:
@@ -130,18 +130,18 @@ class MetricsServer:
             raise cannot_listen(listen, OPTION, err) from err
         self.address = ListenAddress(*self._socket.getsockname()[:2])
         is_local = ipaddress.ip_address(self.address.host.partition("%")[0]).is_loopback
-        self._names = own_names() if is_local else None  # else a web page could ask under a name of its own
+        self._names = own_names() if is_local else None  # else a web page could send requests under a name of its own
         self._wakeup = Wakeup()
         self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
         self._thread.start()
         log.info("metrics at http://%s:%d%s", *self.address, PAGE)
 
     def counters(self) -> dict[str, int]:
-        """Return the numbers of pages served, of requests refused, and of pages that met a defect."""
+        """Return the numbers of pages served, of requests refused, and of pages that failed by a defect."""
         return {"served": self._served, "refused": self._refused, "failures": self._failures}
 
     def close(self) -> None:
-        """Stop, and close all connections; also twice."""
+        """Stop, and close all connections; idempotent."""
         if self._wakeup.fd >= 0:
             self._wakeup.wake()
             self._thread.join()
@@ -176,10 +176,10 @@ class MetricsServer:
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             accepted, _ = self._socket.accept()
-        except OSError:  # it has gone meanwhile, or there are no descriptors: it waits, and is asked for again
+        except OSError:  # it has gone meanwhile, or descriptors are lacking: it waits for the next accept
             time.sleep(0.1)
             return
-        if len(self._connections) >= MAX_CONNECTIONS:  # first goes one without a whole request, then the oldest
+        if len(self._connections) >= MAX_CONNECTIONS:  # drop first one without a whole request, then the oldest
             held = list(self._connections.values())
             self._refuse("is one too many")
             self._drop(selector, next((one for one in held if one.answer is None), held[0]))
@@ -193,7 +193,7 @@ class MetricsServer:
         connection.socket.close()
 
     def _go_on(self, selector: selectors.BaseSelector, connection: _Connection) -> bool:
-        """Read or write what is possible; return whether the connection goes on."""
+        """Read or write as far as possible; return whether the connection continues."""
         try:
             if connection.answer is None:
                 if not connection.read():
@@ -230,7 +230,7 @@ class MetricsServer:
     def _page(self, chunks: bool) -> Iterator[bytes]:
         pieces = render(self._families())
         try:
-            first = next(pieces, "")  # before it is said that all is well
+            first = next(pieces, "")  # before the status is sent
         except ColmetError as err:
             self._failures += 1
             yield _head("503 Service Unavailable", "text/plain") + f"{err}\n".encode()
@@ -238,7 +238,7 @@ class MetricsServer:
         yield _head("200 OK", CONTENT_TYPE, "Transfer-Encoding: chunked\r\n" if chunks else "")
         for piece in itertools.chain([first], pieces):
             content = piece.encode()
-            # in chunks: the client can distinguish a page that ends early from a complete one
+            # in chunks: the client can distinguish a truncated page from a complete one
             yield b"%x\r\n%s\r\n" % (len(content), content) if chunks else content
             self._pause()
         if chunks:
@@ -251,11 +251,11 @@ def _head(status: str, content_type: str, more: str = "") -> bytes:
 
 
 class MetricsRequest(NamedTuple):
-    """What is asked for.
+    """A parsed request.
 
     Attributes:
-        path: without what is behind a question mark.
-        chunks: whether the client accepts answers in chunks.
+        path: without the query.
+        chunks: whether the client accepts chunked responses.
         hosts: its Host headers.
     """
 
@@ -268,7 +268,7 @@ def parse_request(request: bytes) -> MetricsRequest:
     """Parse a request.
 
     Raises:
-        ValueError: it is no GET request.
+        ValueError: it is not a GET request.
     """
     words = request.split(b"\n", 1)[0].rstrip(b"\r").split(b" ")
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
@@ -284,8 +284,8 @@ class _Connection:
     """A connection of a client.
 
     Attributes:
-        until: it may take, by the monotonic clock.
-        answer: what is to be sent yet; None before the request is whole.
+        until: its deadline, by the monotonic clock.
+        answer: rest of the response; None before the request is whole.
     """
 
     def __init__(self, accepted: socket.socket) -> None:
@@ -297,7 +297,7 @@ class _Connection:
         self._is_whole = False
 
     def read(self) -> bool:
-        """Read what has come; return whether the request is complete."""
+        """Read the available bytes; return whether the request is complete."""
         part = self.socket.recv(MAX_REQUEST_BYTES)
         if not part:
             raise ValueError("ends before its request does")
@@ -311,7 +311,7 @@ class _Connection:
         return parse_request(self._request)
 
     def write(self) -> bool:
-        """Send what there is room for; return whether there is more."""
+        """Write as much as the socket accepts; return whether more remains."""
         assert self.answer is not None
         while len(self._waiting) < SEND_BYTES:
             piece = next(self.answer, None)

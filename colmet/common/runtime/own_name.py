@@ -1,4 +1,4 @@
-"""Names by which this machine is asked on itself, against web pages that ask it under a name of their own."""
+"""Names of this machine in Host headers, against web pages that reach it under a name of their own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 
 def own_names() -> frozenset[str]:
-    """Return the names by which this machine is asked on itself."""
+    """Return the names of this machine for requests from itself."""
     name = socket.gethostname().lower()
     return frozenset({"localhost", name, name.partition(".")[0]})
 

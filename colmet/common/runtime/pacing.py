@@ -1,4 +1,4 @@
-"""Pauses between retries, and limits on how much is done in a time."""
+"""Pauses between retries, and rate limits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _MAX_DOUBLINGS = 32
 
 
 def growing_pause_s(failures: int, first_s: float, max_s: float) -> float:
-    """Return the pause after so many failures in a row, at least one: twice as long each time, up to `max_s`."""
+    """Return the pause after this number of failures in a row (at least one): doubled each time, up to `max_s`."""
     return float(min(first_s * 2 ** min(failures - 1, _MAX_DOUBLINGS), max_s))
 
 
 class Backoff:
-    """When to retry: after a pause that grows with each failure.
+    """Time of the next retry, after a pause that grows with each failure.
 
     Args:
         first_s: pause after the first failure.
@@ -33,14 +33,14 @@ class Backoff:
         self._retry_at = monotonic()
 
     def fail(self) -> float:
-        """Note a failure; return the pause before the next try."""
+        """Note a failure; return the pause before the retry."""
         self.failures += 1
         pause_s = growing_pause_s(self.failures, self._first_s, self._max_s)
         self._retry_at = self._monotonic() + pause_s
         return pause_s
 
     def reset(self) -> None:
-        """Note a success, or what may make one: the next try may be now, the next pause is the first one."""
+        """Note a success, or a likely one: a retry is due now, and the next pause is the first one."""
         self.failures = 0
         self._retry_at = self._monotonic()
 
@@ -54,11 +54,11 @@ class Backoff:
 
 
 class TokenBucket:
-    """A limit on what is used in a second, with a burst after a quiet time.
+    """A rate limit, with a burst after a quiet time.
 
     Args:
-        per_s: what may be used in a second; infinity: no limit.
-        at_once: what may be used at once after a quiet time.
+        per_s: amount available in a second; infinity: no limit.
+        at_once: amount available at once after a quiet time.
         monotonic: a clock, in seconds.
     """
 
@@ -71,11 +71,11 @@ class TokenBucket:
         self.limit(per_s, at_once)
 
     def limit(self, per_s: float, at_once: float) -> None:
-        """Set the limit; what was used stays so."""
+        """Set the limit; the amount already used is kept."""
         self._per_s, self._at_once = per_s, at_once
 
     def left(self) -> float:
-        """Return what may be used now; below 0 where too much was used."""
+        """Return the amount available now; below 0 after overuse."""
         now = self._monotonic()
         if now > self._as_of:
             self._used = max(0.0, self._used - (now - self._as_of) * self._per_s)
@@ -83,11 +83,11 @@ class TokenBucket:
         return self._at_once - self._used
 
     def use(self, amount: float) -> None:
-        """Count what was used, whether it was left or not."""
+        """Count a used amount, available or not."""
         self.left()
         self._used += amount
 
     def wait_s(self, amount: float = 1.0) -> float:
-        """Return the seconds until so much may be used."""
+        """Return the seconds until this amount is available."""
         missing = amount - self.left()
         return missing / self._per_s if missing > 0 else 0.0

@@ -1,7 +1,7 @@
-"""Backends of other distributions, which entry points name: found, checked, and loaded beside Colmet's own.
+"""Backends of other distributions, named by entry points: found, checked, and loaded in addition to Colmet's own.
 
-A plug-in is code of root's own installation, and runs with the daemon's rights: the checks here are for its mistakes.
-One that cannot be used is a line in the log; Colmet's own backends and the other plug-ins go on without it.
+A plug-in is installed by root, and runs with the daemon's permissions: the checks here are for its mistakes. An
+unusable one is logged; Colmet's own backends and the other plug-ins run without it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class EntryPoint(NamedTuple):
     Attributes:
         name: left of the equals sign.
         target: ``module:Class``.
-        distribution: name and version, as its folder of metadata has them.
+        distribution: name and version, from its folder of metadata.
     """
 
     name: str
@@ -44,12 +44,12 @@ class EntryPoint(NamedTuple):
 
 
 class Backends(NamedTuple):
-    """The classes of backends that a daemon can use.
+    """The classes of backends available to a daemon.
 
     Attributes:
         classes: Colmet's own, then those of plug-ins.
-        plugins: the plug-ins that are loaded.
-        problems: why the others are not, a line each.
+        plugins: loaded plug-ins.
+        problems: reasons for the plug-ins not loaded, a line each.
     """
 
     classes: Sequence[type[Any]]
@@ -57,35 +57,35 @@ class Backends(NamedTuple):
     problems: Sequence[str] = ()
 
     def parser(self, build: Callable[[Sequence[type[Any]]], cli.Parser]) -> cli.Parser:
-        """Return the parser of the daemon's command line, which ignores unknown options where a plug-in is missing."""
+        """Return the parser of the daemon's command line; it ignores unknown options if a plug-in is missing."""
         parser = build(self.classes)
         parser.ignores_unknown = bool(self.problems)
         return parser
 
     def counters(self) -> dict[str, int]:
-        """Return how many plug-ins are loaded and how many are not."""
+        """Return the numbers of plug-ins loaded and not loaded."""
         return {"loaded": len(self.plugins), "failed": len(self.problems)}
 
 
 def find(group: str, path: Sequence[str] | None = None) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group, of all distributions that this Python can import.
+    """Yield the entry points of a group, of all distributions importable by this Python.
 
     importlib.metadata does the same, but adds 1.7 MB to each agent.
 
     Args:
         group: of the entry points, such as ``colmet.node_backends``.
-        path: where to look, as sys.path.
+        path: folders to search, as sys.path.
     """
     seen = set()
     for folder in sys.path if path is None else path:
         try:
             names = sorted([name for name in os.listdir(folder or ".") if name.endswith(_METADATA)])
-        except OSError:  # part of a usual sys.path, such as pythonXY.zip
+        except OSError:  # missing entries are normal, such as pythonXY.zip
             continue
         for name in names:
             distribution = name.rpartition(".")[0]
             project = distribution.partition("-")[0].lower()
-            if project in seen:  # a second one on the path is not imported, either
+            if project in seen:  # a later one on the path is not imported, either
                 continue
             seen.add(project)
             try:
@@ -120,9 +120,9 @@ def load(
     Args:
         names: Colmet's own, as ``module:Class`` by name.
         group: of the entry points of plug-ins.
-        base: the class that a plug-in's class extends.
+        base: required base class of a plug-in's class.
         build_parser: builds the parser of the daemon's command line for classes.
-        check: raises ValueError where a class cannot be used beside others.
+        check: raises ValueError if a class conflicts with others.
     """
     classes: list[type[Any]] = list(startup.load(names))
     plugins, problems = [], []
@@ -132,7 +132,7 @@ def load(
             _check_class(cls, base, [one.name for one in classes])
             check(cls, classes)
             _check_options(cls, classes, build_parser)
-        except (Exception, SystemExit) as err:  # noqa: BLE001 - whatever a plug-in does wrong is its own failure
+        except (Exception, SystemExit) as err:  # noqa: BLE001 - any failure of a plug-in is its own
             text = str(err) if isinstance(err, (ValueError, ImportError)) else f"{type(err).__name__}: {err}"
             problems.append(f"{entry}: {text}")
         else:
@@ -157,11 +157,11 @@ def _check_class(cls: Any, base: type[Any], taken: Sequence[str]) -> None:
 def _check_options(
     cls: type[Any], classes: Sequence[type[Any]], build_parser: Callable[[Sequence[type[Any]]], cli.Parser]
 ) -> None:
-    """Check that its options fit beside those there are.
+    """Check that the options of a class fit with the existing ones.
 
     Raises:
-        ValueError: an option, or where argparse stores its value, is another one's; an argument is required.
-        argparse.ArgumentError: an option is another one's.
+        ValueError: an option, or its name in argparse, belongs to another class; an argument is required.
+        argparse.ArgumentError: an option belongs to another class.
     """
     taken = {action.dest for action in build_parser(classes)._actions}
     try:
@@ -185,14 +185,14 @@ def is_own(cls: type[Any]) -> bool:
 
 
 def make(cls: type[Any], *args: Any) -> Any:
-    """Return the backend that the options ask for; None where they do not, or where a plug-in fails to make it.
+    """Return the backend requested by the options; None if not requested, or if a plug-in fails to make it.
 
     Args:
         cls: of the backend.
         args: of its ``from_options``.
 
     Raises:
-        ConfigError: the options ask for what cannot be done.
+        ConfigError: the options request the impossible.
     """
     made: list[Any] = []
     attempt(cls, lambda: made.append(cls.from_options(*args)))
@@ -200,14 +200,14 @@ def make(cls: type[Any], *args: Any) -> Any:
 
 
 def attempt(backend: Any, step: Callable[[], Any]) -> bool:
-    """Do a step of a backend's start or end; return whether it was done. A defect of a plug-in is an error in the log.
+    """Do a step of a backend's start or end; return whether it was done. A defect of a plug-in is logged as an error.
 
     Args:
         backend: it, or its class.
-        step: what is done.
+        step: function to call.
 
     Raises:
-        ColmetError: what the step raises on purpose.
+        ColmetError: raised on purpose by the step.
     """
     try:
         step()

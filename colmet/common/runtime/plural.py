@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 
-# of a noun in the plural that ends a text, or stands before what belongs to it
+# of a plural noun at the end of a text, or before its complement
 _ENDING = re.compile(r"(ies|(?:ss|ch|sh|x)es|s)(?=$| without | unanswered)")
 
 
 def counted(number: int, plural: str) -> str:
-    """Return a number and what is counted, in the singular where it is one: "1 node", "1,200 missing batches".
+    """Return a number and its noun, in the singular if it is one: "1 node", "1,200 missing batches".
 
     Args:
-        number: how many.
-        plural: what, with the noun last, or before "without ..." or "unanswered".
+        number: of things.
+        plural: the things, with the noun last, or before "without ..." or "unanswered".
     """
     return f"{number:,} {plural if number != 1 else _ENDING.sub(_singular, plural, count=1)}"
 

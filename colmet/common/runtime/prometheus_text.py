@@ -38,7 +38,7 @@ def named(*parts: str, kind: str = "gauge") -> str:
 
 
 def in_base_unit(name: str, unit: str, kind: str) -> tuple[str, Number]:
-    """Return the end of a metric's name, with its base unit, and the divisor of its values."""
+    """Return the suffix of a metric's name, with its base unit, and the divisor of its values."""
     return named(name + UNITS[unit].prometheus, kind=kind), UNITS[unit].divisor
 
 
@@ -54,7 +54,7 @@ def _escaped(value: str) -> str:
 
 
 def render(families: Iterable[Family]) -> Iterator[str]:
-    """Yield the text, in pieces of a number of lines; without families that have no sample."""
+    """Yield the text, in pieces of a number of lines; skip families without samples."""
     for family in families:
         help_text = family.help.replace("\\", "\\\\").replace("\n", "\\n")
         lines = [f"# HELP {family.name} {help_text}\n# TYPE {family.name} {family.kind}\n"]

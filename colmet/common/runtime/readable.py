@@ -1,4 +1,4 @@
-"""Waiting for descriptors of any number: select() fails for those above 1023, which a busy daemon reaches."""
+"""Waiting for descriptors of any number: select() fails above 1023, and busy daemons have more."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 
 def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
-    """Return the descriptors that can be read without waiting, at their end too; empty after the timeout.
+    """Return the descriptors readable without waiting, also at their end; empty after the timeout.
 
     Args:
         descriptors: open ones.

@@ -12,7 +12,7 @@ from colmet.common.runtime.configuration import Configuration
 
 log = logging.getLogger(__name__)
 
-# Gets ready for a new value, and returns what puts it into effect. Raises ConfigError where that cannot be.
+# Prepares for a new value, and returns a function that puts it into effect; raises ConfigError if impossible.
 Prepare = Callable[[Any], Callable[[], None]]
 
 
@@ -22,17 +22,17 @@ def at_once(take: Callable[[Any], None]) -> Prepare:
 
 
 class Settings:
-    """The options in effect, and how some of them change at run time.
+    """The options in effect, and changes of some of them at run time.
 
     For the daemon's main thread.
 
     Args:
         options: in effect.
-        configuration: where they come from; None where no file can be read again.
+        configuration: source of the options; None if no file can be read again.
 
     Attributes:
-        reloads: times that the file was read again.
-        failures: of these, how often it could not be used.
+        reloads: number of times the file was read again.
+        failures: number of these with an unusable file.
     """
 
     def __init__(self, options: argparse.Namespace, configuration: Configuration | None = None) -> None:
@@ -47,7 +47,7 @@ class Settings:
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The command line; empty where it is not known."""
+        """Return the command line; empty if unknown."""
         return self._configuration.argv if self._configuration is not None else ()
 
     def refresh(self) -> None:
@@ -85,7 +85,7 @@ class Settings:
         return changes
 
     def reload(self) -> None:
-        """Read the configuration file again, on SIGHUP. One that cannot be used changes nothing."""
+        """Read the configuration file again, on SIGHUP. An unusable one changes nothing."""
         configuration = self._configuration
         if configuration is None or configuration.path is None:
             log.info("SIGHUP: nothing to read again, there is no --config")
@@ -106,7 +106,7 @@ class Settings:
             log.warning("configuration needs a restart: %s", ", ".join(sorted(map(self._named, others))))
 
     def counters(self) -> dict[str, int]:
-        """Return how often the file was read again, and could not be used."""
+        """Return the number of times the file was read again, and those with an unusable file."""
         return {"reloads": self.reloads, "failures": self.failures}
 
     def _named(self, name: str) -> str:

@@ -16,10 +16,10 @@ MAX_STRICT_BYTES = 4096
 
 
 def read(option: str, path: str) -> bytes:
-    """Return the content of a plain file that its owner may read, and at most a group.
+    """Return the content of a plain file readable by its owner, and at most a group.
 
     Args:
-        option: that names the file, for errors.
+        option: of the file, for errors.
         path: of the file.
 
     Raises:
@@ -45,7 +45,7 @@ def read(option: str, path: str) -> bytes:
 
 
 def read_line(option: str, path: str) -> str:
-    """Return the only line of a file, which may be a pipe; warn where others than its owner can use it.
+    """Return the only line of a file or pipe; warn if others than its owner can use it.
 
     Raises:
         ConfigError: it cannot be read, or is not one line of text.
@@ -63,7 +63,7 @@ def read_line(option: str, path: str) -> str:
 
 
 def read_safe_line(option: str, path: str) -> str:
-    """Return the only line of a file that others cannot read, without control characters; errors as `read` has them."""
+    """Return the only line of a file unreadable by others, without control characters; errors as for `read`."""
     line = _only_line(option, path, read(option, path))
     if not line.isprintable():
         raise ConfigError(f"{option} {path}: has control characters")
@@ -97,7 +97,7 @@ def create(option: str, path: str, content: bytes) -> None:
                 os.fsync(descriptor)
         except BaseException:
             with contextlib.suppress(OSError):
-                os.unlink(path)  # else it would be in the way of the next call
+                os.unlink(path)  # else it would block the next call
             raise
     except FileExistsError:
         raise

@@ -1,4 +1,4 @@
-"""The unit of systemd that starts a daemon, as its files say: whose rights, directories and environment it has."""
+"""The systemd unit of a daemon, read from its files: permissions, directories and environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import capabilities
 
-# Of two files of one name the one in the first folder counts.
+# Of two files with one name, the one in the first folder counts.
 FOLDERS = (
     "/etc/systemd/system",
     "/run/systemd/system",
@@ -22,7 +22,7 @@ FOLDERS = (
     "/lib/systemd/system",
 )
 MAX_FILE_BYTES = 64 << 10
-# Setting, where the directories are, and the variable that names them to the service.
+# Setting, parent of its directories, and their variable in the service's environment.
 _DIRECTORIES = (
     ("StateDirectory", "/var/lib", "STATE_DIRECTORY"),
     ("RuntimeDirectory", "/run", "RUNTIME_DIRECTORY"),
@@ -30,16 +30,16 @@ _DIRECTORIES = (
 
 
 class ServiceUnit(NamedTuple):
-    """What a unit gives its service.
+    """Properties that a unit gives its service.
 
     Attributes:
         name: of the unit.
-        user: whose rights it has.
+        user: its user.
         group: its first group; "" for the user's own.
         groups: names of more groups.
-        rights: capabilities that its user has (AmbientCapabilities=).
-        directory: in which it works.
-        environment: what the unit adds to it.
+        rights: capabilities of its user (AmbientCapabilities=).
+        directory: its working directory.
+        environment: variables added by the unit.
     """
 
     name: str
@@ -51,7 +51,7 @@ class ServiceUnit(NamedTuple):
     environment: Mapping[str, str]
 
     def enter(self) -> None:
-        """Take its environment, its working directory and, as root, its rights, for good.
+        """Adopt its environment, its working directory and, as root, its permissions, for good.
 
         Raises:
             ConfigError: there is no such user or group; the service would not start either.
@@ -74,7 +74,7 @@ class ServiceUnit(NamedTuple):
 
 
 def find(program: str) -> ServiceUnit | None:
-    """Return the unit of a program, None where none is installed (or it is masked)."""
+    """Return the unit of a program, None if none is installed (or it is masked)."""
     name = f"{program}.service"
     texts = [text for folder in FOLDERS if (text := _read(f"{folder}/{name}"))][:1]
     if not texts:
@@ -114,7 +114,7 @@ def _read(path: str) -> str:
 
 
 def _parse(texts: list[str]) -> dict[str, list[str]]:
-    """Return the values of each setting in the section of services, in order; an empty one forgets those before."""
+    """Return the values of each setting in the section of services, in order; an empty one clears those before."""
     found: dict[str, list[str]] = {}
     for text in texts:
         section = ""
@@ -137,5 +137,5 @@ def _list(settings: Mapping[str, list[str]], key: str) -> list[str]:
 def _words(line: str) -> list[str]:
     try:
         return shlex.split(line)
-    except ValueError:  # systemd leaves such a line out, too
+    except ValueError:  # systemd skips such a line, too
         return []

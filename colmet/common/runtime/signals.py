@@ -1,4 +1,4 @@
-"""Signals as data: a descriptor that becomes readable, and the set of those that came."""
+"""Signals as data: a readable descriptor, and the set of received signals."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from colmet.common.runtime.wakeup import Wakeup
 
 
 class Signals:
-    """Handlers that note signals: a descriptor that becomes readable, and the set of those that came.
+    """Handlers that note signals: a descriptor that becomes readable, and the set of received signals.
 
-    Use in the main thread, as a context manager; the former handlers are put back at the end.
+    Use in the main thread, as a context manager; the former handlers are restored at the end.
     """
 
     def __init__(self, wanted: Iterable[signal.Signals]) -> None:
@@ -50,5 +50,5 @@ class Signals:
         return came
 
     def drain(self) -> None:
-        """Make the descriptor unreadable again. The next wait sees every signal that comes after this."""
+        """Make the descriptor unreadable again. The next wait sees every later signal."""
         self._wakeup.clear()

@@ -1,4 +1,4 @@
-"""How a daemon starts: the options that both have, their configuration, the log, and limits of the process."""
+"""Start of a daemon: common options, configuration, the log, and limits of the process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HWM = 1000  # messages in a queue of ZeroMQ
 
 
 def add_common_options(parser: argparse.ArgumentParser) -> None:
-    """Declare the options that both daemons have."""
+    """Declare the options of both daemons."""
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
     )
@@ -40,7 +40,7 @@ def add_common_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_queue_options(parser: Options) -> None:
-    """Declare the options of ZeroMQ's queues, which both daemons have."""
+    """Declare the options of ZeroMQ's queues, common to both daemons."""
     parser.add_argument(
         "--zeromq-hwm",
         metavar="N",
@@ -63,7 +63,7 @@ def set_up_logging(verbose: int) -> None:
 
 
 def load(names: Mapping[str, str]) -> list[Any]:
-    """Import the classes that a table of backends names as ``module:Class``."""
+    """Import the classes in a table of backends, given as ``module:Class``."""
     classes = []
     for target in names.values():
         module, _, name = target.partition(":")
@@ -82,12 +82,12 @@ def raise_open_file_limit(wanted: int = 65536) -> int:
 
 
 def tune_garbage_collector() -> None:
-    """Let Python search for reference cycles rarely: the many objects of the daemons are in none.
+    """Make Python's searches for reference cycles rare: the daemons' many objects form none.
 
     With the default thresholds these searches use half of the collector's CPU time from bytes to HDF5.
     """
     gc.collect()
-    gc.freeze()  # modules and code, which stay
+    gc.freeze()  # modules and code, kept until the end
     gc.set_threshold(50_000, 20, 100)
 
 
@@ -102,8 +102,8 @@ def run_daemon(
 
     The exit status is that of `run`, 0 for None. A `ColmetError` is one line on stderr.
 
-    With --check-config `check` is called in place of `run`: all that a start does before it opens anything; where
-    root calls it, as the user of the daemon's unit.
+    With --check-config `check` is called in place of `run`: all steps of a start before anything is opened. If root
+    calls it, it runs as the user of the daemon's unit.
     """
     classes = backends.classes
     read = configuration.Configuration(lambda: backends.parser(build_parser), argv)
@@ -139,7 +139,7 @@ def run_daemon(
 
 
 def _log_problems(backends: Backends, read: configuration.Configuration) -> None:
-    """Log which plug-ins are missing, and which options that may concern."""
+    """Log the missing plug-ins, and the unknown options possibly theirs."""
     for problem in backends.problems:
         log.error("plug-in not loaded: %s", problem)
     if read.ignored:

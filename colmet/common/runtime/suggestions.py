@@ -1,21 +1,21 @@
-"""What a misspelt word may have been meant to be."""
+"""Suggestions for misspelt words."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
 
-MAX_WORD = 100  # characters that are compared
+MAX_WORD = 100  # compared characters
 
 
 def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known words most like a word, the best first; case, dashes and underscores count for nothing.
+    """Return the known words most like a word, the best first; case, dashes and underscores are ignored.
 
     Args:
-        word: as it was given.
-        known: words that would have been right.
-        count: how many to return at most.
-        cutoff: how alike they must be, from 0 to 1.
+        word: as given.
+        known: valid words.
+        count: maximum number of results.
+        cutoff: minimum similarity, from 0 to 1.
     """
     forms = {_form(one): one for one in known}
     form = _form(word[:MAX_WORD])
@@ -26,7 +26,7 @@ def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message, ``; did you mean ...?``, or nothing where no known word is near."""
+    """Return the end of an error message, ``; did you mean ...?``, or nothing if no known word is near."""
     found = near(word, known)
     return f"; did you mean {found[0]}?" if found else ""
 

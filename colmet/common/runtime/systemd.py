@@ -1,4 +1,4 @@
-"""Notify the service manager that has started the daemon: sd_notify(3) of systemd, and others with its protocol."""
+"""Notify the service manager of the daemon: sd_notify(3) of systemd, and others with its protocol."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ log = logging.getLogger(__name__)
 STATUS_S = 10.0  # between two status lines
 MAX_STATUS = 200  # characters
 WAIT_S = 2.0  # for a busy service manager, which kills a daemon that does not report its start
-AGAIN_S = 1.0  # until the next try to notify the watchdog
+AGAIN_S = 1.0  # until the next retry to notify the watchdog
 
 
 class Service:
     """Notifies of start, state, life and end of the daemon; does nothing without a service manager.
 
     Args:
-        address: of the service manager's socket; a name that begins with @ is an abstract one; '' for none.
+        address: of the service manager's socket; a name with a leading @ is an abstract one; '' for none.
         watchdog_s: the watchdog's timeout; 0 without a watchdog.
         monotonic: seconds.
     """
@@ -64,14 +64,14 @@ class Service:
         self._send(f"RELOADING=1\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}", WAIT_S)
 
     def status(self, make: Callable[[], str]) -> None:
-        """Send the state, a line; `make` is called when the next one is due."""
+        """Send the state, a line; `make` is called only when the next one is due."""
         now = self._monotonic()
         if self._socket is not None and now >= self._status_at:
             self._status_at = now + STATUS_S
             self._send(f"STATUS={' '.join(make().split())[:MAX_STATUS]}")
 
     def alive(self) -> None:
-        """Notify the watchdog when that is due: the main thread works."""
+        """Notify the watchdog when due: the main thread works."""
         now = self._monotonic()
         if now >= self._alive_at:
             self._alive_at = now + (self._interval_s if self._send("WATCHDOG=1") else min(AGAIN_S, self._interval_s))
@@ -85,13 +85,13 @@ class Service:
         self._send("STOPPING=1", WAIT_S)
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close; idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
 
     def _send(self, text: str, wait_s: float = 0) -> bool:
-        """Send a message; return whether that worked within the time."""
+        """Send a message; return whether that succeeded within the time."""
         if self._socket is None:
             return True
         try:

@@ -10,7 +10,7 @@ _SPACE = "\0"  # within a command
 
 
 def printable(text: str) -> str:
-    """Return a text in ASCII, with escapes for what could steer a terminal or what not every terminal shows."""
+    """Return a text in ASCII, with escapes for terminal controls and for characters missing on some terminals."""
     return "".join([one if one.isascii() and one.isprintable() else ascii(one)[1:-1] for one in text])
 
 
@@ -22,8 +22,8 @@ def wrap(text: str, width: int, first: str = "", indent: str = "") -> list[str]:
     Args:
         text: of the paragraph.
         width: characters in a line.
-        first: what the first line begins with.
-        indent: what the other lines begin with.
+        first: prefix of the first line.
+        indent: prefix of the other lines.
     """
     lines = textwrap.wrap(
         re.sub(r"`[^`]*`", lambda match: match[0].replace(" ", _SPACE), text),
@@ -41,9 +41,8 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] | None = None,
 
     Args:
         rows: the first one may be a head.
-        right: columns that are aligned to the right; by default those that have only numbers and dashes below the
-            head, but the first.
-        indent: what each line begins with.
+        right: right-aligned columns; by default those with only numbers and dashes below the head, but the first.
+        indent: prefix of each line.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]
     if right is None:

@@ -7,11 +7,11 @@ import os
 
 
 class Wakeup:
-    """A pipe: any thread wakes the one that polls.
+    """A pipe: any thread wakes the polling one.
 
     Attributes:
         fd: readable from `wake` to `clear`; -1 once closed.
-        write_fd: for what writes itself, such as `signal.set_wakeup_fd`; -1 once closed.
+        write_fd: for direct writers, such as `signal.set_wakeup_fd`; -1 once closed.
     """
 
     def __init__(self) -> None:
@@ -23,13 +23,13 @@ class Wakeup:
             os.write(self.write_fd, b"\0")
 
     def clear(self) -> None:
-        """Make `fd` unreadable; read what it announced after this, so that nothing is missed."""
+        """Make `fd` unreadable; read the announced data after this, so that nothing is missed."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self.fd, 4096)) == 4096:
                 pass
 
     def close(self) -> None:
-        """Close both ends; also twice."""
+        """Close both ends; idempotent."""
         if self.fd >= 0:
             os.close(self.fd)
             os.close(self.write_fd)

@@ -1,4 +1,4 @@
-"""The catalogue: every table that Colmet sends, one module of declarations for each source. Nothing here measures."""
+"""The catalogue: all tables sent by Colmet, one module of declarations for each source. Nothing here measures."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = (
 
 @lru_cache(maxsize=1)
 def schemas() -> Mapping[str, Schema]:
-    """Return the schemas of all tables that this version can send, by their names."""
+    """Return the schemas of all tables of this version, by their names."""
     modules = [importlib.import_module(f"{__name__}.{name}") for name in MODULES]
     found = [value for module in modules for value in vars(module).values() if isinstance(value, Schema)]
     return {schema.name: schema for schema in found}
@@ -25,7 +25,7 @@ def schemas() -> Mapping[str, Schema]:
 @lru_cache(maxsize=1)
 def _types() -> Mapping[str, Mapping[str, str]]:
     """Return the type of each column of each table, those of older versions included; columns ordered by type."""
-    from colmet.common.wire import colmet06, colmet_rs  # these packages decode with the catalogue's help
+    from colmet.common.wire import colmet06, colmet_rs  # these packages use the catalogue to decode
 
     older = [record.schema for record in colmet06.RECORDS.values()] + list(colmet_rs.SCHEMAS.values())
     types: dict[str, dict[str, str]] = {}
@@ -38,27 +38,27 @@ def _types() -> Mapping[str, Mapping[str, str]]:
 
 
 def table_names() -> tuple[str, ...]:
-    """Return the names of all tables that this version or an older one can send."""
+    """Return the names of all tables of this version and of older ones."""
     return tuple(_types())
 
 
 def column_types(table: str) -> Mapping[str, str]:
-    """Return the type of each column that Colmet declares for a table; empty for an unknown table."""
+    """Return the type of each declared column of a table; empty for an unknown table."""
     return _types().get(table, {})
 
 
 def is_declared(table: str) -> bool:
-    """Return whether Colmet itself has a table of this name."""
+    """Return whether a table name is one of Colmet's own."""
     return table in _types()
 
 
 def misfits(schema: Schema) -> list[str]:
-    """Return the columns of one of Colmet's tables whose kind of value is not the declared one."""
+    """Return the columns of one of Colmet's tables with another kind of value than declared."""
     types = column_types(schema.name)
     return [field.name for field in schema.fields if types.get(field.name, field.dtype)[0] != field.dtype[0]]
 
 
 def undeclared(schema: Schema) -> int:
-    """Return the number of columns that Colmet does not declare: those of a later version, or a site's own."""
+    """Return the number of columns not declared by Colmet: those of a later version, or a site's own."""
     types = column_types(schema.name)
     return sum([name not in types for name in schema.names])

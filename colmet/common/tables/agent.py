@@ -1,4 +1,4 @@
-"""Table of what the agent itself costs and counts: a row for the agent, and one for each backend."""
+"""Table of the agent's own costs and counters: a row for the agent, and one for each backend."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def _gauge(name: str, unit: str, text: str, source: str = "the agent") -> Field:
     return Field(name, unit, "gauge", f"{text} Source: {source}.")
 
 
-# What backends count about themselves, in the order of the columns.
+# Counters of backends about themselves, in the order of the columns.
 _OF_BACKENDS = (
     *(LEFT_OUT, LATE, COMMANDS, COMMANDS_KILLED, PART_FAILURES),
     *(*taskstats.AGENT_COUNTERS, *cgroup.AGENT_COUNTERS, *rapl.AGENT_COUNTERS, *temperature.AGENT_COUNTERS),
@@ -24,7 +24,7 @@ _OF_BACKENDS = (
 
 BACKEND_COUNTERS = frozenset([field.name for field in _OF_BACKENDS])
 
-# Counters start at 0 with the agent. What a row has nothing to tell of is missing in it.
+# Counters start at 0 with the agent. Fields that do not apply to a row are missing in it.
 SCHEMA = Schema(
     "agent_default",
     "node",
@@ -74,7 +74,7 @@ SCHEMA = Schema(
         _gauge("cpus", "count", "CPUs allowed to it."),
         _counter("placement_failures", "count", "Threads whose CPUs or priority could not be set."),
         _counter("mapping_failures", "count", "Failed writes of files with names of counters."),
-        # of the row of a backend, which declares them
+        # of the row of a backend, the declaring one
         *dict.fromkeys(_OF_BACKENDS),
     ],
 )

@@ -1,4 +1,4 @@
-"""How a backend declares what it counts about itself: fields that become columns of `agent_default`."""
+"""Declarations of a backend's counters about itself: fields that become columns of `agent_default`."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from colmet.common.schema import Field
 
 
 def counter(name: str, text: str, backend: str) -> Field:
-    """Return the declaration of a count of a backend about itself.
+    """Return the declaration of a backend's counter about itself.
 
     Args:
         name: of the column.
-        text: what it counts, a sentence.
-        backend: which backend counts it.
+        text: meaning, a sentence.
+        backend: owner of the counter.
     """
     return Field(name, "count", "counter", f"{text} Source: the {backend}.")
 

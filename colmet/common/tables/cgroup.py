@@ -1,4 +1,4 @@
-"""Table of what the kernel counts for the cgroups of each job."""
+"""Table of the kernel's counters for the cgroups of each job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of completeness: what was due, measured, sent and dropped, and the gaps."""
+"""Tables of completeness: samples due, measured, sent and dropped, and the gaps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _counter(name: str, text: str, source: str = "the agent") -> Field:
 
 _EPOCH = Field("epoch", "nsec", "gauge", "Start of the agent, since 1970; identifies the start. Source: the agent.")
 _SPOOL = "the spool"
-# A sample is one table at one time; counters start at 0 with the agent. Those that a row has none of are missing in it.
+# A sample is one table at one time; counters start at 0 with the agent. Inapplicable ones are missing in a row.
 SCHEMA = Schema(
     "completeness_default",
     "node",

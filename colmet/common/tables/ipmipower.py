@@ -1,4 +1,4 @@
-"""Table of the power that the BMC measures."""
+"""Table of the power measured by the BMC."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def _data(name: str, unit: str, text: str, line: str) -> Field:
 
 
 def _always(name: str, text: str) -> Field:
-    """An operation that every client counts: Lustre lists it once it has happened."""
+    """Return the declaration of an operation counted by every client: Lustre lists it after its first occurrence."""
     return Field(name, "count", "counter", f"{text} 0 while it is not listed. Source: {_SOURCE}, samples of {name}.")
 
 

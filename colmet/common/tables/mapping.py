@@ -1,4 +1,4 @@
-"""Table of the names of numbered columns: what counter_7 counts on a node."""
+"""Table of the names of numbered columns: the event counted by counter_7 on a node."""
 
 from __future__ import annotations
 

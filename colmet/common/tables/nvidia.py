@@ -16,7 +16,7 @@ def _counter(name: str, unit: str, text: str, source: str) -> Field:
     return Field(name, unit, "counter", f"{text} Source: {source}.")
 
 
-# "Its GPUs" are those and the MIG instances that it holds, and those on which one of its processes runs.
+# "Its GPUs": GPUs and MIG instances that the job holds, and those running one of its processes.
 SCHEMA = Schema(
     "nvidiastats_default",
     "job",

@@ -1,4 +1,4 @@
-"""Table of what the kernel's accounting counts for the tasks of each job."""
+"""Table of the kernel's accounting for the tasks of each job."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Sockets between the daemons; the only package that imports zmq.
 
-Nothing here blocks longer than the caller says.
+No call blocks longer than its timeout.
 """
 
 from colmet.common.transport.authenticator import Authenticator

@@ -1,6 +1,7 @@
 """Authenticate the peers of listening sockets, and bound their connections.
 
-Who may come in (CURVE, and ZeroMQ's authentication protocol, RFC 27/ZAP), and how much one connection may hold.
+Access control uses CURVE and ZeroMQ's authentication protocol (RFC 27/ZAP). Memory and number of connections are
+bounded.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
 
-BACKLOG_SHARE = 1 / 8  # of the spare descriptors: connections that wait to be accepted still come in a pause
-MAX_BACKLOG = 4096  # net.core.somaxconn has a say, too
+BACKLOG_SHARE = 1 / 8  # of the spare descriptors: connections in the backlog are still accepted in a pause
+MAX_BACKLOG = 4096  # net.core.somaxconn limits it, too
 CHECK_S = 0.25
-ASKED_S = 0.05  # between two looks for the keys of those who are not known
-CHECK_SHARE = 0.02  # of a CPU may go into looking at connections
+ASKED_S = 0.05  # between two searches for unknown keys
+CHECK_SHARE = 0.02  # maximum part of a CPU for checks of connections
 MAX_EVENTS = 256  # at a time
-MAX_ADDRESSES = 1024  # whose refusals are told apart; anyone who can connect may come from many
+MAX_ADDRESSES = 1024  # with separate counts of refusals; a peer may come from many
 SECRET = "collector.secret"
 _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"colmet"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # ZAP counts its own
-# not that accepting failed: without descriptors libzmq would report that without end
+# without accept failures: lacking descriptors, libzmq would report them endlessly
 _EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILURES
 _EVENT = struct.Struct("=HI")  # its kind, and a descriptor or an error
 
@@ -52,9 +53,9 @@ class Guarded:
 
     Attributes:
         monitor: reports its connections.
-        readings: to be told of each message that is read.
-        connections: those to it; none is known where it does not listen on TCP.
-        failed: whether the connection that ends next does so because it has no key that fits.
+        readings: the reader notes each message here.
+        connections: those to it; none is known unless it listens on TCP.
+        failed: whether the next connection to end does so for lack of an accepted key.
     """
 
     def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], unheard: Counter[str]) -> None:
@@ -66,17 +67,17 @@ class Guarded:
 
 
 class Authenticator:
-    """Accepts connections, in a thread of its own, and bounds what they hold.
+    """Accepts connections, in a thread of its own, and bounds their memory and number.
 
     Without keys it accepts all.
 
     Args:
         pair: of this daemon.
-        known: keys of those who may connect.
+        known: keys of the accepted peers.
         listeners: held by the service manager, for `bind`.
 
     Attributes:
-        context: of all sockets behind it.
+        context: of all its sockets.
         waiting: whether the thread that reads all of them waits for a message on any.
     """
 
@@ -89,7 +90,7 @@ class Authenticator:
         self._pair = pair
         self._known = known
         self._guarded: list[Guarded] = []
-        self._ended: list[zmq.Socket[bytes]] = []  # monitors of sockets that are closed
+        self._ended: list[zmq.Socket[bytes]] = []  # monitors of closed sockets
         self._lock = threading.Lock()
         self._refused: dict[tuple[str, str], int] = {}
         self._counts = dict.fromkeys(("let_in", "unknown_key", "key_withdrawn", "handshake_failed"), 0)
@@ -107,13 +108,13 @@ class Authenticator:
 
     @property
     def locked(self) -> bool:
-        """Whether only known keys are let in."""
+        """Return whether only known keys are accepted."""
         return self._pair is not None
 
     def guard(self, socket: zmq.Socket[bytes]) -> Guarded:
         """Set up a socket of `context`, before it is bound."""
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
-        # a peer that is switched off is forgotten after minutes, not after the hours of the kernel's defaults
+        # a peer switched off is detected after minutes, not after the hours of the kernel's defaults
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 120)
         socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, 30)
@@ -122,12 +123,12 @@ class Authenticator:
             socket.setsockopt(zmq.CURVE_SERVER, 1)
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._pair.secret.encode("ascii"))
             socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
-            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody is let in where nobody answers
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from ZAP, refuse
         address = f"inproc://monitor-{id(socket)}"
         socket.monitor(address, _EVENTS)
         monitor = self.context.socket(zmq.PAIR)
         monitor.setsockopt(zmq.LINGER, 0)
-        monitor.setsockopt(zmq.RCVHWM, 0)  # libzmq waits where this is full, and all connections with it
+        monitor.setsockopt(zmq.RCVHWM, 0)  # if this is full, libzmq waits, and all connections with it
         monitor.connect(address)
         guarded = Guarded(socket, monitor, self._crowd.unheard)
         with self._lock:
@@ -136,7 +137,7 @@ class Authenticator:
         return guarded
 
     def bind(self, guarded: Guarded, uri: str, option: str) -> None:
-        """Bind a guarded socket, through the listener that the service manager holds for `uri` where there is one.
+        """Bind a guarded socket, through the service manager's listener for `uri` if it has one.
 
         Raises:
             ConfigError: such a listener holds the port on another address.
@@ -145,18 +146,18 @@ class Authenticator:
         self._listeners.bind(guarded.socket, uri, option)
 
     def release(self, guarded: Guarded) -> None:
-        """A socket is about to be closed."""
+        """Release a socket about to be closed."""
         with self._lock:
             self._guarded.remove(guarded)
             self._closed_before += guarded.connections.closed
             with contextlib.suppress(OSError):
-                guarded.connections.admit(True)  # who inherits the listening socket has it open
+                guarded.connections.admit(True)  # a process that inherits the socket must accept
             guarded.socket.disable_monitor()
             self._ended.append(guarded.monitor)
         self._wakeup.wake()
 
     def user(self, frame: zmq.Frame, guarded: Guarded) -> str | None:
-        """Whose key a message came with; '' where there are no keys, None where the key is known no more."""
+        """Return the owner of a message's key; '' without keys, None if the key is no longer known."""
         descriptor = int(frame.get("__fd"))
         guarded.readings.note(descriptor, frame.more)
         if self._known is None:
@@ -169,7 +170,7 @@ class Authenticator:
         return user
 
     def counters(self) -> dict[str, int]:
-        """Who was let in, refused or closed since the start, and how many connections there are."""
+        """Return the numbers of accepted, refused and closed connections since the start, and of those open."""
         with self._lock:
             watched = [one.connections for one in self._guarded]
             closed = self._closed_before + sum(connections.closed for connections in watched)
@@ -179,7 +180,7 @@ class Authenticator:
         return {**self._counts, "closed": closed, "pauses": pauses, "connections": connections, **known}
 
     def close(self) -> None:
-        """End; after all guarded sockets are closed. Also twice."""
+        """Stop; after all guarded sockets are closed. Idempotent."""
         if self._stopping:
             return
         self._stopping = True
@@ -217,7 +218,7 @@ class Authenticator:
                     self._note(one)
             ports = [one.connections for one in guarded]
             if time.monotonic() >= check_at:
-                began = time.thread_time()  # on a busy machine a check takes long, and is needed all the more
+                began = time.thread_time()  # on a busy machine a check is slow, and needed all the more
                 for port in ports:
                     port.check(self.waiting)
                 self._crowd.count_others(ports)
@@ -229,7 +230,7 @@ class Authenticator:
             self._ended.pop().close()
 
     def _answer(self) -> None:
-        """Say whether whoever shows a key is let in."""
+        """Answer whether a peer's key is accepted."""
         assert self._zap is not None
         for _ in range(1000):
             try:
@@ -239,20 +240,20 @@ class Authenticator:
             envelope, request = frames[:2], frames[2:]
             version, number = request[:2]
             user = self._let_in(request[2:])
-            # 300 rather than 400: libzmq's client gives up for ever at 400, and at 300 comes again after a while, when
-            # somebody may have given its key to us
+            # 300 rather than 400: after 400 libzmq's client gives up for ever; after 300 it retries, and its key may
+            # have been added meanwhile
             status = [b"200", b"OK", user] if user else [b"300", b"unknown key", b""]
             self._zap.send_multipart([*envelope, version, number, *status, b""])
 
     def _let_in(self, request: Sequence[bytes]) -> bytes:
-        """The key as text, if it is known; b'' otherwise."""
+        """Return the key as text if it is known, else b''."""
         _domain, address, _identity, mechanism, *credentials = request
         if mechanism != b"CURVE" or len(credentials) != 1 or len(credentials[0]) != 32:
             self._refuse("unknown_key", address.decode("ascii", "replace"))
             return b""
         key = z85.encode(credentials[0]).decode("ascii")
         if self._known is not None and self._known.owner(key) is None:
-            self._known.refresh(ASKED_S)  # it may have come just now
+            self._known.refresh(ASKED_S)  # it may have been added just now
         if self._known is None or self._known.owner(key) is None:
             self._refuse("unknown_key", address.decode("ascii", "replace"), key)
             return b""
@@ -274,7 +275,7 @@ class Authenticator:
             log.warning("connection refused why=%s from=[%s] refused=%d key=%s", why, address, count, key or "-")
 
     def _note(self, guarded: Guarded) -> None:
-        """Take in what libzmq reports of a socket: a bounded number of events, as there may be too many connections."""
+        """Process a bounded number of libzmq's events of a socket: there may be too many connections."""
         for _ in range(MAX_EVENTS):
             try:
                 event, endpoint = guarded.monitor.recv_multipart(zmq.NOBLOCK)
@@ -293,12 +294,12 @@ class Authenticator:
                 if guarded.failed and self._pair is not None:
                     self._refuse("handshake_failed", ended.peer if ended is not None else "")
                 guarded.failed = False
-            else:  # the event of the same connection's end comes next
+            else:  # the event of this connection's end comes next
                 guarded.failed = True
 
 
 def add_options(parser: cli.Options) -> None:
-    """The options of the collector."""
+    """Declare the options of the collector."""
     parser.add_argument(
         "--zeromq-curve-secret",
         metavar="FILE",
@@ -320,14 +321,14 @@ def add_options(parser: cli.Options) -> None:
 
 
 class CollectorKeyFiles(NamedTuple):
-    """The paths of the collector's pair and of the folder with the nodes' public keys."""
+    """The paths of the collector's key pair and of the folder with the nodes' public keys."""
 
     secret: str
     nodes: str
 
 
 def files(options: argparse.Namespace) -> CollectorKeyFiles | None:
-    """Return the files that the options name, or the default ones; None for no security.
+    """Return the files of the options, or the default ones; None for no security.
 
     Raises:
         ConfigError: only one of them is given.
@@ -345,18 +346,18 @@ def files(options: argparse.Namespace) -> CollectorKeyFiles | None:
 
 
 class Keys(NamedTuple):
-    """The key pair of this daemon, and the keys of the peers that may connect."""
+    """The key pair of this daemon, and the keys of the accepted peers."""
 
     pair: KeyPair
     known: KnownKeys
 
 
 def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
-    """Return the keys that the command line asks for; None to accept all.
+    """Return the keys of the command line; None to accept all.
 
     Args:
         options: of `add_options`.
-        uid: of the user who is to use the files; this process's own by default.
+        uid: user of the files; this process's own by default.
 
     Raises:
         ConfigError: only one of the options is given, or a file or the folder cannot be used.

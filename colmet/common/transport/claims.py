@@ -1,9 +1,9 @@
-"""Ports that a collector takes without being told to, and gives to one that was told to listen there.
+"""Ports bound by default, which a collector gives up if another one is configured to listen there.
 
-Colmet 0.6 has one port, so sites run the collectors of several clusters on consecutive ports of one machine. The port
-after that of the data is where this version acknowledges, unless an option names another one: it must not keep the next
-collector from its own. The next one connects to a Unix socket that is named after the port. The names are in the
-abstract namespace, which belongs to a network namespace, as ports do.
+Colmet 0.6 has one port, so sites run the collectors of several clusters on consecutive ports of one machine. By
+default, acknowledgements use the port after that of the data, so they could block the next collector's data port. The
+next collector claims that port: it connects to a Unix socket named after it. The names are in the abstract namespace of
+the network namespace, as ports are.
 """
 
 from __future__ import annotations
@@ -19,27 +19,27 @@ from collections.abc import Callable
 
 import zmq
 
-PATIENCE_S = 5.0  # for a port to be given up
+PATIENCE_S = 5.0  # timeout for a port to be released
 _PAUSE_S = 0.05
-_BURST = 16  # connections that are looked at at a time
+_BURST = 16  # connections processed at once
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _PORT = re.compile(r"tcp://.+:(\d+)", re.ASCII)
 
 
 def _name(uri: str) -> str:
-    """Return the name of the socket for the port in `uri`, "" where it has none."""
+    """Return the name of the socket for the port in `uri`, "" without a port."""
     found = _PORT.fullmatch(uri)
     return f"\0colmet-port-{found[1]}" if found else ""
 
 
 class Claims:
-    """Requests for a port of this process, of processes of the same user, or of root.
+    """Claims to a port of this process, by processes of the same user, or of root.
 
     Args:
-        uri: that is bound to the port.
+        uri: bound to the port.
 
     Attributes:
-        fd: readable when there may be one; -1 where none can come.
+        fd: readable when a claim may have come; -1 if none can come.
     """
 
     def __init__(self, uri: str) -> None:
@@ -51,7 +51,7 @@ class Claims:
             try:
                 made.bind(name)
                 made.listen(_BURST)
-            except OSError:  # somebody else has the name: the port stays
+            except OSError:  # the name is in use: the port stays
                 made.close()
                 return
             self._socket, self.fd = made, made.fileno()
@@ -70,14 +70,14 @@ class Claims:
         return claimed
 
     def close(self) -> None:
-        """Take no more; also twice."""
+        """Accept no more claims; idempotent."""
         if self._socket is not None:
             self._socket.close()
             self._socket, self.fd = None, -1
 
 
 def bind(bind_once: Callable[[], None], uri: str) -> None:
-    """Bind an address, and claim its port where another collector can do without it.
+    """Bind an address; if it is in use, claim its port from a collector that uses it by default.
 
     Args:
         bind_once: binds it.
@@ -102,7 +102,7 @@ def bind(bind_once: Callable[[], None], uri: str) -> None:
 
 
 def _claim(uri: str) -> bool:
-    """Claim a port; whether anybody takes claims for it."""
+    """Claim a port; return whether any process accepts claims for it."""
     name = _name(uri)
     if not name:
         return False

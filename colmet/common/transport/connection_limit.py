@@ -1,7 +1,7 @@
-"""How many connections there may be, so that descriptors are left for files and for peers that come later.
+"""Limits on the number of connections, so that descriptors remain for files and for later peers.
 
-libzmq accepts each connection at once. It is closed here where there are too many, and where they come faster than
-that, the kernel is made to accept none for a moment. Nothing here needs a descriptor.
+libzmq accepts each connection at once. Excess connections are closed here; if they come faster than that, the kernel
+stops accepting for a moment. Nothing here needs a descriptor.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from colmet.common.transport.connections import Connection, Connections
 
 log = logging.getLogger(__name__)
 
-SPARE_SHARE = 1 / 8  # of the descriptors that this process may have: for files, and for peers that come later
-LEAST_SPARE = 64  # descriptors, but for half of very few
+SPARE_SHARE = 1 / 8  # of the descriptors of this process: for files, and for later peers
+LEAST_SPARE = 64  # descriptors; at a very low limit, half the limit
 LEAST_SHARE = 1 / 4  # of the descriptors, for connections, however many files are open
-UNHEARD_SHARE = 1 / 8  # of the descriptors, for connections of one address over which no message has come
+UNHEARD_SHARE = 1 / 8  # of the descriptors, for connections of one address without a message
 LEAST_UNHEARD = 32
-MANY = 4  # connections of one address: those of a node or two, which are not closed as others are too many
-STEP_SHARE = 1 / 32  # of the descriptors: closed at once beyond what has to be, as each look costs time
+MANY = 4  # connections of one address: those of a node or two, not closed in favour of others
+STEP_SHARE = 1 / 32  # of the descriptors: closed at once beyond the excess, as each look costs time
 PAUSE_S = 0.1
 PAUSE_CLOSED = 32  # connections closed at one look, for a pause
 PAUSE_SHARE = 1 / 4  # of the spare descriptors in use, for a pause
 
 
 def spare(limit: int) -> int:
-    """Return how many of `limit` descriptors are not for connections."""
+    """Return the number of descriptors, of `limit`, reserved for other uses than connections."""
     return max(int(limit * SPARE_SHARE), min(LEAST_SPARE, limit // 2))
 
 
@@ -40,30 +40,30 @@ class Crowd:
     """The connections to all ports of an authenticator. Used by its thread.
 
     Attributes:
-        unheard: by address, connections over which no message has come.
-        pauses: how often no connection was accepted for a moment.
+        unheard: by address, connections without a message.
+        pauses: number of pauses in accepting connections.
     """
 
     def __init__(self) -> None:
         self.unheard: Counter[str] = Counter()
         self.pauses = 0
-        self._others = 64  # descriptors that are no connections
+        self._others = 64  # descriptors other than connections
         self._paused_until = 0.0
         self._cannot_pause = 0
 
     @property
     def pause_left_s(self) -> float | None:
-        """Seconds until connections are accepted again; None where they are."""
+        """Return the seconds until connections are accepted again; None outside a pause."""
         return max(0.0, self._paused_until - time.monotonic()) if self._paused_until else None
 
     def count_others(self, ports: Sequence[Connections]) -> None:
-        """Count the descriptors that are no connections; where none is left to look with, the former count stays."""
+        """Count the descriptors other than connections; without a free one to look with, keep the former count."""
         with contextlib.suppress(OSError):
             found = len(os.listdir("/proc/self/fd")) - 1
             self._others = max(0, found - sum(len(port.known) for port in ports))
 
     def look(self, ports: Sequence[Connections]) -> None:
-        """Close connections where there are too many; pause where they come too fast, and end a pause."""
+        """Close excess connections; start a pause if they come too fast, and end a pause."""
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         closed = self._close_unheard(ports, max(LEAST_UNHEARD, int(limit * UNHEARD_SHARE)))
         allowed = max(int(limit * LEAST_SHARE), limit - spare(limit) - self._others)
@@ -79,7 +79,7 @@ class Crowd:
                     port.admit(True)
 
     def _close_unheard(self, ports: Sequence[Connections], most: int) -> int:
-        """Close connections of addresses that have more than `most` without a message, the oldest first."""
+        """Close connections of addresses with more than `most` without a message, the oldest first."""
         fresh = {peer for port in ports for peer in port.fresh}
         for port in ports:
             port.fresh.clear()
@@ -97,11 +97,11 @@ class Crowd:
         return closed
 
     def _close_beyond(self, ports: Sequence[Connections], beyond: int) -> int:
-        """Close this many connections, where as many may be closed; how many were.
+        """Close this many connections, or as many as may be closed; return their number.
 
-        Up to `MANY` of an address over which a message has come stay. Of the others go first those of the addresses
-        that have the most, without a message before those with one, and older ones before younger ones: a peer that
-        comes now has time to send something.
+        Up to `MANY` of an address with a message stay. Of the others, addresses with the most connections lose theirs
+        first, those without a message before those with one, older ones before younger ones: a new peer has time to
+        send.
         """
         everything = _listened(ports)
         everything.sort(key=lambda entry: (not entry[0].heard, entry[0].number * (1 if entry[0].heard else -1)))
@@ -120,7 +120,7 @@ class Crowd:
         return min(beyond, len(found))
 
     def _pause(self, ports: Sequence[Connections]) -> None:
-        """Have no connection accepted for a moment."""
+        """Stop accepting connections for a moment."""
         if not self._paused_until:
             self.pauses += 1
             if powers_of_ten(self.pauses):
@@ -136,7 +136,7 @@ class Crowd:
 
 
 def _listened(ports: Sequence[Connections]) -> list[tuple[Connection, Connections, int]]:
-    """All connections with their port and descriptor, of which it is noted whether they have been heard."""
+    """Return all connections with their port and descriptor, marked if they have been heard."""
     for port in ports:
         port.listen()
     return [(one, port, descriptor) for port in ports for descriptor, one in port.known.items()]

@@ -1,7 +1,7 @@
-"""The connections to a listening socket: what each holds that is no whole message yet.
+"""Connections to a listening socket, and the memory of their incomplete messages.
 
-libzmq bounds messages and their number, but neither the parts of one that never ends, nor what a peer sends while it
-should still greet: a single connection could fill all memory. The kernel knows what came over each connection.
+libzmq bounds messages and their number, but neither the parts of an endless message, nor data sent in place of a
+greeting: a single connection could fill all memory. The kernel counts the bytes received on each connection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 
-MAX_HELD_BYTES = 32 << 20  # of one connection: no message is as large, with what the kernel buffers
+MAX_HELD_BYTES = 32 << 20  # of one connection: larger than any message, with the kernel's buffers
 MAX_ALL_HELD_BYTES = 256 << 20  # of all of them
 _RECEIVED_AT = 128  # tcpi_bytes_received in struct tcp_info, since Linux 4.1 (include/uapi/linux/tcp.h)
 _SO_ATTACH_FILTER, _SO_DETACH_FILTER = 26, 27  # include/uapi/asm-generic/socket.h
@@ -30,12 +30,12 @@ _numbers = itertools.count()
 
 
 class Readings:
-    """What has been read from a socket; written by whoever reads it, read by whoever watches it.
+    """Messages read from a socket; written by the reader, read by the watcher.
 
     Attributes:
         messages: by descriptor of the connection; each part counts.
-        total: of all of them; only the last part counts.
-        emptied: times that nothing more was there.
+        total: of all connections; only the last part counts.
+        emptied: number of times the socket was found empty.
     """
 
     def __init__(self) -> None:
@@ -44,18 +44,18 @@ class Readings:
         self.emptied = 0
 
     def note(self, descriptor: int, more: bool) -> None:
-        """A message was read, or a part of one with more to come."""
+        """Count a message, or a part of one with more to come."""
         self.messages[descriptor] = self.messages.get(descriptor, 0) + 1
         self.total += not more
 
 
 class Connection:
-    """One of them.
+    """A connection to the socket.
 
     Attributes:
-        number: of all connections of this process, in the order in which they came.
+        number: of all connections of this process, in the order of arrival.
         peer: its address.
-        heard: whether a message has come over it.
+        heard: whether it has delivered a message.
     """
 
     __slots__ = ("base", "heard", "inode", "messages", "number", "peer", "received")
@@ -65,22 +65,22 @@ class Connection:
         self.inode = inode
         self.peer = peer
         self.heard = False
-        self.messages = messages  # read by descriptor, when it was last looked at
-        self.base = 0  # bytes that had come when a check last saw that a message had
-        self.received = 0  # and by the last check
+        self.messages = messages  # read by descriptor, at the last look
+        self.base = 0  # bytes received when a check last saw a new message
+        self.received = 0  # bytes received at the last check
 
 
 class Connections:
-    """Those to one TCP port of this process, as libzmq's monitor reports them. Used by one thread.
+    """Connections to one TCP port of this process, as reported by libzmq's monitor. Used by one thread.
 
     Args:
         readings: of the socket.
-        unheard: by address, connections over which no message has come; may be shared with other ports.
+        unheard: by address, connections without a message; may be shared with other ports.
 
     Attributes:
-        known: those that are open, by descriptor.
-        fresh: addresses from which connections have come; emptied by the reader.
-        closed: how many were closed here.
+        known: open connections, by descriptor.
+        fresh: addresses of new connections; emptied by the reader.
+        closed: number of connections closed here.
     """
 
     def __init__(self, readings: Readings, unheard: Counter[str] | None = None) -> None:
@@ -92,10 +92,10 @@ class Connections:
         self._listener = self._listener_inode = self._port = -1
         self._total = self._emptied = 0
 
-    # -- what the monitor reports --
+    # -- events of the monitor --
 
     def listening(self, descriptor: int, backlog: int) -> None:
-        """The socket listens, with this descriptor; from now on with this backlog."""
+        """Note the descriptor of the listening socket, and set its backlog."""
         with contextlib.suppress(OSError), _borrowed(descriptor) as one:
             self._port = one.getsockname()[1]
             self._listener, self._listener_inode = descriptor, os.fstat(descriptor).st_ino
@@ -103,9 +103,9 @@ class Connections:
             self.admit(True)  # an inherited one may have been left closed
 
     def accepted(self, descriptor: int) -> None:
-        """A connection was accepted."""
+        """Add an accepted connection."""
         with contextlib.suppress(OSError), _borrowed(descriptor) as one:  # closed meanwhile
-            if one.getsockname()[1] == self._port:  # else the descriptor is already another's
+            if one.getsockname()[1] == self._port:  # else the descriptor has been reused
                 inode, peer = os.fstat(descriptor).st_ino, str(one.getpeername()[0])
                 self.gone(descriptor)
                 self.known[descriptor] = Connection(inode, peer, self._readings.messages.get(descriptor, 0))
@@ -113,24 +113,24 @@ class Connections:
                 self.fresh.add(peer)
 
     def gone(self, descriptor: int) -> None:
-        """A connection has ended."""
+        """Remove an ended connection."""
         one = self.known.pop(descriptor, None)
         if one is not None and not one.heard:
             self._hear(one)
 
     def _hear(self, one: Connection) -> None:
-        """A connection is no longer one without a message."""
+        """Mark a connection as heard."""
         one.heard = True
         self._unheard[one.peer] -= 1
         if not self._unheard[one.peer]:
             del self._unheard[one.peer]
 
-    # -- what becomes of them --
+    # -- limits --
 
     def admit(self, admitted: bool) -> None:
-        """Have the kernel drop what comes from peers that are not connected, or take it again.
+        """Have the kernel drop packets of peers without a connection, or accept them again.
 
-        A peer tries again after 1, 2, 4 ... s, as when a packet is lost. It takes no descriptor.
+        A peer retries after 1, 2, 4 ... s, as after a lost packet. It needs no descriptor.
 
         Raises:
             OSError: the kernel has no socket filters.
@@ -142,30 +142,30 @@ class Connections:
             return
         with contextlib.suppress(FileNotFoundError), _borrowed(self._listener) as one:
             if admitted:
-                one.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)  # ENOENT: there is none
+                one.setsockopt(socket.SOL_SOCKET, _SO_DETACH_FILTER, 0)  # ENOENT: no filter
             else:
                 program = struct.pack("HP", len(_DROP), _DROP.buffer_info()[0])  # struct sock_fprog
                 one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, program)
 
     def listen(self) -> None:
-        """Note which connections have been heard by now."""
+        """Update the marks of heard connections."""
         messages = self._readings.messages
         for descriptor, one in self.known.items():
             if not one.heard and messages.get(descriptor, 0) != one.messages:
                 self._hear(one)
 
     def check(self, waiting: bool) -> None:
-        """Look at each connection, and close those that hold too much.
+        """Close connections that hold too much.
 
-        What a connection holds is what came from the last message that was read from it to the check before this one.
-        It counts only if somebody has read since: otherwise whole messages may wait, whose number libzmq bounds.
+        A connection holds the bytes received from its last message read up to the previous check. They count only if
+        the reader has read since: otherwise whole messages may wait, and libzmq bounds their number.
 
         Args:
             waiting: whether the reader waits for a message.
         """
         total, emptied = self._readings.total, self._readings.emptied
-        # libzmq takes from all connections in turn, a message with all its parts from each: so many have met each one
-        # that had a whole message
+        # libzmq reads all connections in turn, one message with all its parts from each: after this number of messages,
+        # each connection with a whole message has had its turn
         reading = waiting or emptied != self._emptied or total - self._total > 2 * len(self.known) + 10
         self._total, self._emptied = total, emptied
         messages = dict(self._readings.messages)
@@ -195,17 +195,17 @@ class Connections:
             self.close(descriptor, f"{size} bytes that do not end as a message")
 
     def hang_up(self, descriptor: int, peer: str) -> None:
-        """Close a connection of which a message came, unless it is gone; not counted here. For any thread."""
+        """Close a connection after one of its messages, unless it is gone; not counted here. For any thread."""
         one = self.known.get(descriptor)
         if one is not None and one.peer == peer:
             _shut(descriptor, one.inode)
 
     def close(self, descriptor: int, why: str) -> None:
-        """Close a connection, counted. It needs no descriptor.
+        """Close a connection, and count it. It needs no descriptor.
 
         Args:
-            descriptor: of one that is known.
-            why: what it sent, for the log.
+            descriptor: of a known connection.
+            why: its offence, for the log.
         """
         one = self.known[descriptor]
         self.gone(descriptor)
@@ -218,14 +218,14 @@ class Connections:
 def _shut(descriptor: int, inode: int) -> None:
     """End a connection; libzmq then closes its descriptor."""
     with contextlib.suppress(OSError), _borrowed(descriptor) as one:
-        if os.fstat(descriptor).st_ino == inode:  # else another one meanwhile
+        if os.fstat(descriptor).st_ino == inode:  # else it has been reused
             one.shutdown(socket.SHUT_RDWR)
 
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """A socket object for a descriptor that stays another's."""
-    one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # of any family: nothing is asked
+    """Yield a socket object for a descriptor owned by other code."""
+    one = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, fileno=descriptor)  # any family: no call depends on it
     try:
         yield one
     finally:
@@ -233,7 +233,7 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def _received(descriptor: int) -> int:
-    """Bytes that have come over a TCP connection, since it began."""
+    """Return the bytes received on a TCP connection since its start."""
     with _borrowed(descriptor) as one:
         info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _RECEIVED_AT + 8)
     return int.from_bytes(info[_RECEIVED_AT : _RECEIVED_AT + 8], sys.byteorder)

@@ -1,7 +1,7 @@
-"""The control socket: a ROUTER on the daemon, a DEALER of the client. What travels on it: `wire.control`.
+"""The control socket: a ROUTER on the daemon, a DEALER of the client. Messages: `wire.control`.
 
-A Unix socket is its user's alone (and root's): a mode of 0600 in a directory where nobody else can write. TCP is for
-those whose keys are known.
+A Unix socket is open to its user only (and root): mode 0600 in a directory writable by no other user. TCP is for
+clients with known keys.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from colmet.common.transport.local import MAX_PARTS, LocalServer, ReceivedReques
 from colmet.common.transport.uris import check_uri
 
 OPTION = "--control-socket"
-# Twice what a request may have: one that is a little too large is still seen, refused and counted. Above it libzmq
-# drops the connection.
+# Twice the size of a request: one slightly too large is still received, refused and counted. Above it libzmq drops the
+# connection.
 MAX_RECEIVED_BYTES = 128 << 10
 MAX_ANSWERED_BYTES = 16 << 20
-QUEUE = 100  # messages that wait for one peer
-MAX_FRAMES = MAX_PARTS + 1  # the first names the peer
+QUEUE = 100  # waiting messages of one peer
+MAX_FRAMES = MAX_PARTS + 1  # the first identifies the peer
 REMEDY = "give --control-curve-keys and --zeromq-curve-secret, or a path"
 MAX_PATH = 107  # bytes of a Unix socket's path
 
 
 def check_control(uri: str, has_keys: bool) -> None:
-    """See that a control socket could be served, short of making it.
+    """Check that a control socket could be served, without making it.
 
     Args:
         uri: ipc://PATH or tcp://HOST:PORT.
-        has_keys: whether those who ask over TCP are known by their keys.
+        has_keys: whether clients over TCP have known keys.
 
     Raises:
         ConfigError: it could not.
@@ -52,12 +52,12 @@ def check_control(uri: str, has_keys: bool) -> None:
 
 
 def check_path(path: str) -> None:
-    """See that a Unix socket can be made at a path, and that nobody else can write in its directory.
+    """Check that a Unix socket can be made at a path, and that no other user can write in its directory.
 
     Raises:
-        ConfigError: somebody can, or it cannot be made.
+        ConfigError: another user can, or it cannot be made.
     """
-    if path.startswith("@") or path == "*":  # for libzmq a name without a file, and so without permissions; any name
+    if path.startswith("@") or path == "*":  # for libzmq: a name without a file, and so without permissions; any name
         raise ConfigError(f"{OPTION} ipc://{path}: not the path of a file; any client that knows the name could ask")
     directory = os.path.dirname(os.path.abspath(path))
     if len(os.fsencode(path)) > MAX_PATH:
@@ -79,10 +79,10 @@ def check_path(path: str) -> None:
 
 
 def _check_silent(path: str) -> None:
-    """See that no daemon listens on a Unix socket.
+    """Check that no daemon listens on a Unix socket.
 
     Raises:
-        ConfigError: one does, or that cannot be found out.
+        ConfigError: one does, or this cannot be determined.
     """
     try:
         knock(path)
@@ -94,10 +94,10 @@ def _check_silent(path: str) -> None:
 
 
 def knock(path: str) -> None:
-    """See whether a daemon listens on a Unix socket.
+    """Check that a daemon listens on a Unix socket.
 
     Raises:
-        Unreachable: it does not, or this user may not ask it.
+        Unreachable: it does not, or this user may not connect.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as tried:
         try:
@@ -107,7 +107,7 @@ def knock(path: str) -> None:
         except PermissionError as err:
             raise Unreachable(f"{path}: permission denied; ask as root, or as the user it runs as", "denied") from err
         except BlockingIOError:
-            return  # so many wait to be heard that there is no room: a daemon it is
+            return  # the backlog is full: it is a daemon
         except OSError as err:
             raise Unreachable(f"{path}: {err.strerror}", "denied") from err
 
@@ -116,8 +116,8 @@ def serve_control(uri: str, authenticator: Authenticator | None = None) -> Contr
     """Return the daemon's end of the control socket.
 
     Args:
-        uri: ipc://PATH, or tcp://HOST:PORT with an authenticator that has keys.
-        authenticator: of the clients, which is closed with it; for TCP alone.
+        uri: ipc://PATH, or tcp://HOST:PORT with an authenticator with keys.
+        authenticator: of the clients, closed with the socket; for TCP only.
 
     Raises:
         ConfigError: the URI cannot be bound, or another daemon has it.
@@ -129,7 +129,7 @@ def serve_control(uri: str, authenticator: Authenticator | None = None) -> Contr
     try:
         with contextlib.suppress(FileExistsError):
             os.mkdir(os.path.dirname(os.path.abspath(path)), 0o700)
-        check_path(path)  # again: somebody else may have made the directory meanwhile
+        check_path(path)  # again: another user may have made the directory meanwhile
         _check_silent(path)
         return LocalServer(path, MAX_RECEIVED_BYTES)
     except OSError as err:
@@ -141,7 +141,7 @@ class TcpServer:
 
     Args:
         uri: tcp://HOST:PORT.
-        authenticator: of the clients, which is closed with this.
+        authenticator: of the clients, closed with this.
 
     Raises:
         ConfigError: the URI cannot be bound.
@@ -151,7 +151,7 @@ class TcpServer:
         self._authenticator = authenticator
         self._socket = authenticator.context.socket(zmq.ROUTER)
         self._guarded = authenticator.guard(self._socket)
-        self._socket.setsockopt(zmq.LINGER, 200)  # ms: an answer that is on its way at the end
+        self._socket.setsockopt(zmq.LINGER, 200)  # ms: for a reply in transit at the end
         self._socket.setsockopt(zmq.IPV6, int("[" in uri))
         self._socket.setsockopt(zmq.SNDHWM, QUEUE)
         self._socket.setsockopt(zmq.RCVHWM, QUEUE)
@@ -168,7 +168,7 @@ class TcpServer:
         self._poller.register(self._wakeup.fd, zmq.POLLIN)
 
     def receive(self) -> ReceivedRequest | None:
-        """The next request; waits for one. None once `wake` was called."""
+        """Wait for the next request and return it; None once `wake` was called."""
         while True:
             self._authenticator.waiting = True
             ready = self._poller.poll()
@@ -177,12 +177,12 @@ class TcpServer:
                 return None
             frames = self._socket.recv_multipart(copy=False)
             if self._authenticator.user(frames[-1], self._guarded):
-                # one in many parts is of no client of ours: refused as one bad message
+                # too many parts for a client of ours: refused as one bad message
                 parts = [frame.bytes for frame in frames] if len(frames) <= MAX_FRAMES else [frames[0].bytes, b""]
                 return ReceivedRequest(parts[:-1], parts[-1])
 
     def send(self, envelope: Sequence[bytes], message: bytes) -> None:
-        """Answer; lost where whoever asked has gone."""
+        """Send a reply; lost if the client has gone."""
         with contextlib.suppress(zmq.ZMQError):
             self._socket.send_multipart([*envelope, message], zmq.NOBLOCK)
 
@@ -191,7 +191,7 @@ class TcpServer:
         self._wakeup.wake()
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close; idempotent."""
         if self._wakeup.fd >= 0:
             self._authenticator.release(self._guarded)
             self._socket.close()
@@ -203,15 +203,15 @@ ControlServer = Union[LocalServer, TcpServer]
 
 
 class ControlClient:
-    """The end of whoever asks.
+    """The client's end.
 
     Args:
         uri: of the daemon's socket.
-        client: our pair of keys and the daemon's key; for TCP alone.
+        client: this client's pair of keys and the daemon's key; for TCP only.
 
     Raises:
         ConfigError: the URI cannot be used.
-        Unreachable: no daemon is there, or this user may not ask it.
+        Unreachable: no daemon is there, or this user may not connect.
     """
 
     def __init__(self, uri: str, client: Client | None = None) -> None:
@@ -235,18 +235,18 @@ class ControlClient:
             raise ConfigError(f"{OPTION} {uri}: {err}") from err
 
     def ask(self, message: bytes, timeout_s: float) -> bytes:
-        """The answer to a request.
+        """Return the reply to a request.
 
         Raises:
-            Unreachable: there was none in time.
+            Unreachable: no reply within the timeout.
         """
         self._socket.send(message)
         if not self._socket.poll(int(timeout_s * 1000)):
             keys = "" if self._uri.startswith("ipc:") else "; does it listen, and do both know each other's keys?"
             raise Unreachable(f"no answer from {self._uri} within {timeout_s:g} s{keys}", "silent")
-        return b"".join(self._socket.recv_multipart())  # ours have one part; any other fails to decode
+        return b"".join(self._socket.recv_multipart())  # our replies have one part; any other fails to decode
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close; idempotent."""
         self._socket.close()
         self._context.term()

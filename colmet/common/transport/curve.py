@@ -1,6 +1,6 @@
-"""CURVE: encryption, and keys of peers. This module is for sockets that connect, `authenticator` for those that listen.
+"""CURVE encryption and peer keys, for connecting sockets; `authenticator` is for listening ones.
 
-The keys are in files (colmet.common.runtime.keys); what is on the wire is ZeroMQ's own, RFC 26/CurveZMQ.
+Keys are read from files (colmet.common.runtime.keys); the wire protocol is ZeroMQ's, RFC 26/CurveZMQ.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.keys import DIRECTORY, KeyPair, default, read_pair, read_public
 
-# A listener that does not know our key yet says nothing, and hangs up when its own time for a greeting is over.
+# A listener without our key sends nothing, and closes the connection after its own handshake timeout.
 HANDSHAKE_MS = 10_000
 COLLECTOR = "collector.key"
 OFF = (
@@ -24,14 +24,14 @@ OFF = (
 
 
 def new_pair() -> KeyPair:
-    """A pair of keys that nobody has had before."""
+    """Return a new random key pair."""
     _need_curve()
     public, secret = zmq.curve_keypair()
     return KeyPair(public.decode("ascii"), secret.decode("ascii"))
 
 
 def check_pair(pair: KeyPair, option: str) -> KeyPair:
-    """`pair`, if its two keys belong together.
+    """Return `pair` if its two keys belong together.
 
     Raises:
         ConfigError: they do not, or this libzmq has no CURVE.
@@ -48,11 +48,11 @@ def _need_curve() -> None:
 
 
 class Client:
-    """What a connecting socket needs: its own pair, and the one key that it accepts at the other end.
+    """Keys of a connecting socket: its own pair, and the only key accepted at the other end.
 
     Args:
         pair: of this machine.
-        server: public key of whoever listens.
+        server: public key of the listener.
     """
 
     def __init__(self, pair: KeyPair, server: str) -> None:
@@ -68,11 +68,11 @@ class Client:
 
 
 def add_options(parser: cli.Options, secret: str = "node.secret") -> None:
-    """The options of the node, and of others that send.
+    """Declare the options of the node, and of other senders.
 
     Args:
         parser: of their command line.
-        secret: the name of the file in the folder of keys that is used where it exists.
+        secret: default name of the secret key's file in the folder of keys.
     """
     parser.add_argument(
         "--zeromq-curve-secret",
@@ -102,7 +102,7 @@ class NodeKeyFiles(NamedTuple):
 
 
 def files(options: argparse.Namespace) -> NodeKeyFiles | None:
-    """Return the files that the options name, or the default ones; None for no security.
+    """Return the files of the options, or the default ones; None for no security.
 
     Raises:
         ConfigError: only one of them is given.
@@ -110,7 +110,7 @@ def files(options: argparse.Namespace) -> NodeKeyFiles | None:
     secret, collector = options.zeromq_curve_secret, options.zeromq_curve_collector
     if not secret and (
         not collector or collector == default(COLLECTOR)
-    ):  # that one lies on the collector's machine, too
+    ):  # the collector's machine has its own public key, too
         return None
     if not secret or not collector:
         missing = "--zeromq-curve-collector" if secret else "--zeromq-curve-secret"
@@ -122,11 +122,11 @@ def files(options: argparse.Namespace) -> NodeKeyFiles | None:
 
 
 def from_options(options: argparse.Namespace, uid: int | None = None) -> Client | None:
-    """What the command line asks for; None where it asks for no security.
+    """Return the keys of the command line; None for no security.
 
     Args:
         options: of `add_options`.
-        uid: of the user who is to use the files; this process's own by default.
+        uid: user of the files; this process's own by default.
 
     Raises:
         ConfigError: only one of the options is given, or a file cannot be used.

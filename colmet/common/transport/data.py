@@ -1,6 +1,6 @@
 """Batches from node to collector: ZeroMQ PUSH and PULL.
 
-Nothing here blocks longer than the caller says: `Push.send` never waits, `Pull.receive` waits at most its timeout.
+`Push.send` never waits, `Pull.receive` waits at most its timeout.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ from colmet.common.transport.outgoing import Outgoing, try_again
 from colmet.common.transport.uris import check_target, check_uri
 from colmet.common.transport.waiting import Socket
 
-# Above this libzmq itself drops the connection, so that a peer cannot make the collector hold any amount of memory.
-# It is twice what the decoders accept: a message that is a little too large is still seen, refused and counted.
+# Above this libzmq drops the connection, so a peer cannot make the collector hold any amount of memory. It is twice the
+# limit of the decoders: a message slightly too large is still received, refused and counted.
 MAX_RECEIVED_BYTES = 16 << 20
 DATA = "--zeromq-bind-uri"
-MAX_WAITING = 100  # messages of each connection that wait to be read here; the others wait at their node
+MAX_WAITING = 100  # waiting messages of each connection; further ones wait at their node
 
 
 class Push:
-    """The node's end. Connects in the background and goes on trying.
+    """The node's end. Connects in the background and retries for ever.
 
-    What it is given goes to a collector that is connected, or is refused: nothing waits here for one that is away.
+    A message goes to a connected collector, or is refused: no message waits for one that is away.
 
     Args:
         uri: of the collector.
         hwm: messages that wait for a slow collector before `send` refuses more.
-        linger_ms: how long `close` waits for queued messages to leave; -1 is for ever.
-        security: keys, where there are any.
+        linger_ms: time for `close` to send the queued messages; -1 is for ever.
+        security: keys, or None.
 
     Raises:
         ConfigError: the URI cannot be used.
@@ -61,7 +61,7 @@ class Push:
         socket.setsockopt(zmq.SNDHWM, self._hwm)
         socket.setsockopt(zmq.LINGER, self._linger_ms)
         socket.setsockopt(zmq.IPV6, 1)
-        # A collector's machine that vanishes without a word is noticed, and its connection made anew.
+        # Detects a collector's machine that vanished silently; libzmq then reconnects.
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         if self._security is not None:
             self._security.secure(socket)
@@ -74,21 +74,21 @@ class Push:
 
     @property
     def socket(self) -> Socket:
-        """For `wait`; another one after `reopen`."""
+        """Return the socket for `wait`; `reopen` replaces it."""
         return self._socket
 
     @property
     def connected(self) -> bool:
-        """Whether `send` would take a message now; to be asked now and then."""
+        """Return whether `send` would accept a message now; to be called regularly."""
         return self._outgoing.look()
 
     @property
     def connection(self) -> int:
-        """Number of the connection that `send` gives a message to; 0 while there is none."""
+        """Return the number of the connection used by `send`; 0 without one."""
         return self._outgoing.number
 
     def send(self, message: bytes) -> bool:
-        """Send a message; False where no collector is connected, or the queue is full as it is too slow."""
+        """Send a message; return False without a connected collector, or if its queue is full."""
         try:
             self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
@@ -96,21 +96,21 @@ class Push:
         return True
 
     def reopen(self) -> None:
-        """Connect anew; what is queued is dropped. Where that fails, all is as before."""
+        """Reconnect, and drop queued messages. If that fails, nothing changes."""
         before, outgoing = self._socket, self._outgoing
         self._socket = self._connect()
         outgoing.close()
         before.close(0)
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close; idempotent."""
         self._outgoing.close()
         self._socket.close()
         self._context.term()
 
 
 class Received(NamedTuple):
-    """A message, the address of the machine it came from (empty for ipc), and whose key it came with ('' without)."""
+    """A message, its sender's address (empty for ipc), and the owner of its key ('' without)."""
 
     message: bytes
     peer: str
@@ -121,11 +121,11 @@ class Pull:
     """The collector's end.
 
     Args:
-        uri: to bind; port ``*`` takes any free one, `uri` then tells which.
-        hwm: messages that wait in each node's queue before that node has to keep the next ones; no more than
-            `MAX_WAITING` count, as the memory is this machine's.
+        uri: to bind; port ``*`` binds any free one, then found in `uri`.
+        hwm: messages in each node's queue before that node keeps the next ones; at most `MAX_WAITING`, as they use this
+            machine's memory.
         authenticator: of the connections, shared with other sockets; one of its own without.
-        option: that gave the URI; that of a collector claims a port from others that can do without it.
+        option: of the URI; that of a collector claims a default port from others.
         max_bytes: of a message; beyond it libzmq drops the connection.
 
     Raises:
@@ -166,22 +166,22 @@ class Pull:
         self._poller.register(self._socket, zmq.POLLIN)
 
     def wake_on(self, source: int | Socket) -> None:
-        """Have `wait` also return when this descriptor or socket can be read."""
+        """Have `wait` also return when this descriptor or socket is readable."""
         self._poller.register(source, zmq.POLLIN)
 
     def sleep_on(self, source: int | Socket) -> None:
-        """Have `wait` not return for this descriptor or socket any more."""
+        """Stop `wait` from returning for this descriptor or socket."""
         self._poller.unregister(source)
 
     def wait(self, timeout_s: float) -> bool:
-        """Whether a message is there, after at most `timeout_s`."""
+        """Wait for a message, at most `timeout_s`; return whether one is there."""
         self._authenticator.waiting = True
         came = self._poller.poll(max(0, int(timeout_s * 1000)))
         self._authenticator.waiting = False
         return any(source is self._socket for source, _ in came)
 
     def receive(self) -> Received | None:
-        """The next message that is there, or None. Of one in parts, which no dialect has, each is a message."""
+        """Return the next message, or None. Of a message in parts, unknown to all dialects, each part is a message."""
         while True:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
@@ -193,11 +193,11 @@ class Pull:
                 return Received(frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
 
     def counters(self) -> dict[str, int]:
-        """Of the connections; see `Authenticator.counters`."""
+        """Return counters of the connections; see `Authenticator.counters`."""
         return self._authenticator.counters()
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close; idempotent."""
         if not self._socket.closed:
             self._authenticator.release(self._guarded)
             self._socket.close()

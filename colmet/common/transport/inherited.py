@@ -1,6 +1,6 @@
-"""Listening sockets that the service manager holds while a daemon is restarted: sd_listen_fds(3).
+"""Listening sockets held by the service manager while a daemon restarts: sd_listen_fds(3).
 
-A port that is held cannot be taken by another user of the machine meanwhile.
+No other user of the machine can bind a held port meanwhile.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ MAX = 64
 
 
 class Listeners:
-    """Listening TCP sockets that came with the start, each used for the address that it is bound to.
+    """Listening TCP sockets passed at the start, each used for its bound address.
 
     Args:
-        sockets: the sockets; they belong to this object until `find` gives one away.
+        sockets: the sockets; they belong to this object until `find` returns them.
     """
 
     def __init__(self, sockets: list[socket.socket] | None = None) -> None:
@@ -34,7 +34,7 @@ class Listeners:
 
     @classmethod
     def from_environment(cls, environment: MutableMapping[str, str] = os.environ) -> Listeners:
-        """Return those that LISTEN_FDS announces; its variables are removed, so that no program we start reads them."""
+        """Return the sockets of LISTEN_FDS; its variables are removed, so that no child process reads them."""
         pid, count = environment.pop("LISTEN_PID", ""), environment.pop("LISTEN_FDS", "")
         environment.pop("LISTEN_FDNAMES", None)
         if pid != str(os.getpid()) or not (count.isascii() and count.isdigit() and 0 < int(count) <= MAX):
@@ -52,10 +52,10 @@ class Listeners:
         return cls(sockets)
 
     def find(self, uri: str, option: str) -> int | None:
-        """Return the descriptor of the listener that is bound to `uri`, None without one. The caller owns it then.
+        """Return the descriptor of the listener bound to `uri`, None without one. The caller then owns it.
 
         Raises:
-            ConfigError: one holds the port on another address, where binding would fail.
+            ConfigError: one holds the port on another address, so binding would fail.
         """
         if not uri.startswith("tcp:") or uri.endswith(":*"):
             return None
@@ -72,7 +72,7 @@ class Listeners:
         return None
 
     def bind(self, wanted: zmq.Socket[bytes], uri: str, option: str) -> None:
-        """Bind a ZeroMQ socket to `uri`, through the held listener where there is one.
+        """Bind a ZeroMQ socket to `uri`, through the held listener if there is one.
 
         Raises:
             ConfigError: as `find`.
@@ -92,7 +92,7 @@ class Listeners:
         log.info("listening socket of the service manager used: uri=%s", uri)
 
     def close(self) -> None:
-        """Close those that nothing uses, with a warning; also twice."""
+        """Close the unused ones, with a warning; idempotent."""
         for one in self._sockets:
             log.warning(
                 "listening socket of the service manager not used, no option names its address: %s", _shown(one)
@@ -112,12 +112,12 @@ def _port(one: socket.socket) -> int | None:
 
 
 def _addresses(host: str, port: int) -> list[tuple[str, int]]:
-    """The addresses that a name stands for."""
+    """Return the addresses of a host name."""
     try:
         found = socket.getaddrinfo(
             None if host == "*" else host, port, socket.AF_UNSPEC, socket.SOCK_STREAM, 0, socket.AI_PASSIVE
         )
-    except OSError:  # such as the name of a network interface, which ZeroMQ knows
+    except OSError:  # such as the name of a network interface, which ZeroMQ resolves
         return []
     return [(str(address[0]), int(address[1])) for *_, address in found]
 

@@ -1,4 +1,4 @@
-"""The link beside the data: a DEALER on each node, a ROUTER on the collector. What travels on it: `wire.link`."""
+"""The link besides the data: a DEALER on each node, a ROUTER on the collector. Messages: `wire.link`."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from colmet.common.transport.waiting import Socket
 
 # Messages of the link are small; above this libzmq drops the connection.
 MAX_LINK_BYTES = 1 << 20
-QUEUE = 1000  # messages that wait for one peer
-MAX_SKIPPED = 1000  # parts of a message that are dropped at a time
-# A peer that vanished without a word is noticed, and its connection made anew.
+QUEUE = 1000  # waiting messages of one peer
+MAX_SKIPPED = 1000  # parts of a message dropped at a time
+# Detects a peer that vanished silently; the connection is then made again.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000
 
 
 class LinkClient:
-    """The node's end. Connects in the background and goes on trying.
+    """The node's end. Connects in the background and retries for ever.
 
     Args:
         uri: of the collector.
-        option: that gave it, for errors.
-        security: keys, where there are any.
+        option: of the URI, for errors.
+        security: keys, or None.
 
     Raises:
         ConfigError: the URI cannot be used.
@@ -55,7 +55,7 @@ class LinkClient:
         socket.setsockopt(zmq.IPV6, 1)
         socket.setsockopt(zmq.SNDHWM, QUEUE)
         socket.setsockopt(zmq.RCVHWM, QUEUE)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # what waited for a collector that is away would be out of date
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # messages queued for an absent collector would be stale
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
         if self._security is not None:
             self._security.secure(socket)
@@ -68,28 +68,28 @@ class LinkClient:
 
     @property
     def socket(self) -> Socket:
-        """For `wait`; another one after `reopen`."""
+        """Return the socket for `wait`; `reopen` replaces it."""
         return self._socket
 
     @property
     def connected(self) -> bool:
-        """Whether somebody is there to take a message; to be asked now and then."""
+        """Return whether the collector is connected; to be called regularly."""
         return self._outgoing.look()
 
     @property
     def problem(self) -> str:
-        """Why nobody is there, as far as the last attempt to connect says."""
+        """Return why the collector is not connected, from the last attempt to connect."""
         return self._outgoing.problem
 
     def reopen(self) -> None:
-        """Connect anew; what has come and was not received is dropped. Where that fails, all is as before."""
+        """Reconnect, and drop messages not yet received. If that fails, nothing changes."""
         before, outgoing = self._socket, self._outgoing
         self._socket = self._connect()
         outgoing.close()
         before.close(0)
 
     def send(self, message: bytes) -> bool:
-        """Send a message; False where nobody is there to take it."""
+        """Send a message; return False without a connected collector."""
         try:
             self._socket.send(message, zmq.NOBLOCK)
         except zmq.Again:
@@ -97,22 +97,22 @@ class LinkClient:
         return True
 
     def receive(self) -> bytes | None:
-        """The next message that is there, or None."""
+        """Return the next message, or None."""
         try:
             parts = self._socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
-        return b"".join(parts)  # ours have one part; any other fails to decode
+        return b"".join(parts)  # our messages have one part; any other fails to decode
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close; idempotent."""
         self._outgoing.close()
         self._socket.close()
         self._context.term()
 
 
 class Called(NamedTuple):
-    """A message, whom to answer, the address it came from (empty for ipc), and whose key it came with ('' without)."""
+    """A message, the identity of its sender, its address (empty for ipc), and the owner of its key ('' without)."""
 
     caller: bytes
     message: bytes
@@ -125,7 +125,7 @@ class LinkServer:
 
     Args:
         uri: to bind.
-        option: that gave it, for errors.
+        option: of the URI, for errors.
         authenticator: of the connections, shared with other sockets; one of its own without.
 
     Raises:
@@ -141,8 +141,8 @@ class LinkServer:
         self._rest = False
         self._socket = self._authenticator.context.socket(zmq.ROUTER)
         self._guarded = self._authenticator.guard(self._socket)
-        self._socket.setsockopt(zmq.LINGER, 200)  # the last acknowledgements
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # says which callers have gone
+        self._socket.setsockopt(zmq.LINGER, 200)  # ms, for the last acknowledgements
+        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a departed caller is an error
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
         self._socket.setsockopt(zmq.IPV6, int("[" in uri))
@@ -164,16 +164,16 @@ class LinkServer:
 
     @property
     def socket(self) -> Socket:
-        """For `wait`."""
+        """Return the socket for `wait`."""
         return self._socket
 
     @property
     def is_held(self) -> bool:
-        """Whether the service manager holds the port, whatever this process does."""
+        """Return whether the service manager holds the port, independent of this process."""
         return int(self._socket.getsockopt(zmq.USE_FD)) >= 0
 
     def receive(self) -> Called | None:
-        """The next message that is there, or None. Of one in parts, which none of ours is, the first part."""
+        """Return the next message, or None. Of a message in parts, which we never send, the first part."""
         while self._skip_rest():
             try:
                 caller = self._socket.recv(zmq.NOBLOCK)
@@ -188,7 +188,7 @@ class LinkServer:
         return None
 
     def _skip_rest(self) -> bool:
-        """Drop some parts of the message before; whether that was all of them."""
+        """Drop some parts of the previous message; return whether those were all."""
         for _ in range(MAX_SKIPPED):
             if not self._rest:
                 return True
@@ -196,7 +196,7 @@ class LinkServer:
         return not self._rest
 
     def send(self, caller: bytes, message: bytes) -> bool:
-        """Send to a caller; False where it has gone or does not read: what is said on the link is said again."""
+        """Send to a caller; return False if it has gone or does not read: messages of the link are repeated anyway."""
         try:
             self._socket.send_multipart([caller, message], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -204,7 +204,7 @@ class LinkServer:
         return True
 
     def close(self) -> None:
-        """Close; also twice."""
+        """Close; idempotent."""
         if not self._socket.closed:
             self._authenticator.release(self._guarded)
             self._socket.close()

@@ -1,7 +1,6 @@
-"""The control socket of this machine: a Unix socket that speaks ZMTP 3.0 without keys (RFC 23), served here.
+"""Server of the local control socket: a Unix socket with ZMTP 3.0 without keys (RFC 23).
 
-libzmq ends the process where it cannot accept a connection to a Unix socket for want of descriptors. Here such a
-connection waits.
+Without free descriptors, libzmq aborts the process on a connection to a Unix socket. Here the connection waits.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from colmet.common.runtime.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
-MAX_PEERS = 64  # beyond, the one that has been silent longest is closed
-MAX_PARTS = 3  # of a message: those of any client of ours
+MAX_PEERS = 64  # beyond it, the peer silent for the longest time is closed
+MAX_PARTS = 3  # of a message: as many as our clients send
 READ_BYTES = 1 << 16
 LINGER_S = 0.2
-RETRY_S = 0.05  # after a connection could not be accepted
+RETRY_S = 0.05  # after a failed accept
 _GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 _READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER"
 _names = itertools.count()
@@ -36,14 +35,14 @@ _MORE, _LONG, _COMMAND = 1, 2, 4  # flags of a frame
 
 
 class ReceivedRequest(NamedTuple):
-    """A request, and where its answer goes: the frames before it, whose first names the peer."""
+    """A request, and the frames before it: the envelope of its reply. The first frame identifies the peer."""
 
     envelope: Sequence[bytes]
     message: bytes
 
 
 class _Peer:
-    """One connection.
+    """A connection.
 
     Args:
         accepted: its socket.
@@ -61,11 +60,11 @@ class _Peer:
         self._parts: list[bytes] = []
 
     def read(self) -> list[list[bytes]]:
-        """Return the messages that are whole by now, each with its parts.
+        """Return the messages complete by now, each with its parts.
 
         Raises:
             OSError: it has gone.
-            ValueError: it does not speak ZMTP 3, or sends too much.
+            ValueError: it does not use ZMTP 3, or sends too much.
         """
         part = self.socket.recv(READ_BYTES)
         if not part:
@@ -84,7 +83,7 @@ class _Peer:
         messages = []
         while (frame := self._frame()) is not None:
             flags, body = frame
-            if flags & _COMMAND:  # READY, and such as PING that need no answer
+            if flags & _COMMAND:  # READY, and others such as PING, without a reply
                 continue
             self._parts.append(body)
             if len(self._parts) > 1000 or sum(map(len, self._parts)) > self._max_bytes:
@@ -95,7 +94,7 @@ class _Peer:
         return messages
 
     def _frame(self) -> tuple[int, bytes] | None:
-        """The next whole frame: its flags, and what is in it."""
+        """Return the next whole frame: its flags and content."""
         if len(self._came) < 2:
             return None
         flags, head = self._came[0], 2
@@ -114,7 +113,7 @@ class _Peer:
         return flags, body
 
     def write(self) -> None:
-        """Send what there is room for.
+        """Write as much as the socket accepts.
 
         Raises:
             OSError: it has gone.
@@ -134,7 +133,7 @@ class LocalServer:
     """Requests from a Unix socket. Used, and closed, by one thread; `wake` is for any other.
 
     Args:
-        path: of the socket; what is there is replaced. Its user's alone.
+        path: of the socket; an existing file is replaced. Open to its user only.
         max_bytes: of a request.
 
     Raises:
@@ -165,7 +164,7 @@ class LocalServer:
         self.uri = f"ipc://{path}"
 
     def receive(self) -> ReceivedRequest | None:
-        """Return the next request; waits for one. None once `wake` was called."""
+        """Wait for the next request and return it; None once `wake` was called."""
         while not self._waiting:
             poller = select.poll()
             poller.register(self._wakeup.fd, select.POLLIN)
@@ -205,7 +204,7 @@ class LocalServer:
                 peer.write()
                 return
             for parts in peer.read():
-                # one in many parts is of no client of ours: refused as one bad message
+                # too many parts for a client of ours: refused as one bad message
                 asked = parts if len(parts) <= MAX_PARTS else [b""]
                 self._waiting.append(ReceivedRequest([peer.name, *asked[:-1]], asked[-1]))
         except (OSError, ValueError):
@@ -215,7 +214,7 @@ class LocalServer:
         self._peers.pop(descriptor).socket.close()
 
     def send(self, envelope: Sequence[bytes], message: bytes) -> None:
-        """Answer; lost where the peer has gone."""
+        """Send a reply; lost if the peer has gone."""
         for descriptor, peer in self._peers.items():
             if peer.name == envelope[0]:
                 for part in envelope[1:]:
@@ -232,14 +231,14 @@ class LocalServer:
         self._wakeup.wake()
 
     def close(self) -> None:
-        """Close, and remove the socket's file; also twice."""
+        """Close, and remove the socket's file; idempotent."""
         if self._wakeup.fd < 0:
             return
         if self._path:
             with contextlib.suppress(OSError):
-                os.unlink(self._path)  # while it is ours: nobody replaces one that listens
+                os.unlink(self._path)  # before closing: a listening one is never replaced
         until = time.monotonic() + LINGER_S
-        for peer in self._peers.values():  # an answer that is on its way
+        for peer in self._peers.values():  # replies in transit
             with contextlib.suppress(OSError):
                 peer.socket.settimeout(max(0.001, until - time.monotonic()))
                 peer.socket.sendall(peer.out)

@@ -1,4 +1,4 @@
-"""Connections of a node to its collector: made anew for ever, numbered, with the reason where there is none."""
+"""Connections of a node to its collector: retried for ever, numbered, with the reason of failure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from colmet.common.transport.waiting import Socket
 
 ANEW_S = 60.0
 CONNECT_TIMEOUT_MS = 5000
-UNANSWERED_S = 0.8 * CONNECT_TIMEOUT_MS / 1000  # an attempt that lasted as long got no answer
-MIN_AGAIN_MS = 100  # before a connection that has ended is made anew
+UNANSWERED_S = 0.8 * CONNECT_TIMEOUT_MS / 1000  # an attempt of this duration got no answer
+MIN_AGAIN_MS = 100  # before a reconnection
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _EVENTS = (
     zmq.EVENT_CONNECT_DELAYED
@@ -30,8 +30,8 @@ _EVENT = struct.Struct("=HI")  # its kind, and a descriptor or an error
 
 
 def try_again(socket: Socket) -> None:
-    """Have a socket connect anew as often as is good for both sides, at other moments than other nodes."""
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)  # the kernel alone would try for minutes
+    """Set a socket's intervals of reconnection: bounded for both sides, and random, so that nodes spread."""
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)  # the kernel alone would retry for minutes
     socket.setsockopt(zmq.RECONNECT_IVL, random.randrange(MIN_AGAIN_MS, 300))
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randrange(4000, 6000))
 
@@ -39,12 +39,11 @@ def try_again(socket: Socket) -> None:
 class Outgoing:
     """The connection of a socket to one peer. Made before the socket connects.
 
-    libzmq tries for ever where nobody answers, but gives up for good where somebody answered and did not speak as it
-    should: a collector that was not given its keys yet, or another program on its port. Then it is connected anew
-    after a minute.
+    libzmq retries for ever if there is no answer, but gives up for good after a failed handshake: with a collector that
+    lacks the node's key yet, or another program on its port. Then this reconnects after a minute.
 
     Args:
-        socket: that is to be connected.
+        socket: to be connected.
         uri: of the peer.
         numbers: gives each connection its number, from 1; shared with the connections of an earlier socket.
     """
@@ -77,9 +76,9 @@ class Outgoing:
 
     @property
     def number(self) -> int:
-        """Number of the connection that there is now; 0 while there is none.
+        """Return the number of the current connection; 0 without one.
 
-        A connection that has ended is known to have ended 100 ms before the next one is made, at the latest.
+        The end of a connection is known at the latest 100 ms before the next one.
         """
         while True:
             try:
@@ -90,7 +89,7 @@ class Outgoing:
 
     @property
     def problem(self) -> str:
-        """Why there is no connection, as far as the last attempt says; empty where there is one, or none was made."""
+        """Return why there is no connection, from the last attempt; empty if connected or never tried."""
         if self.number and not self._is_greeted:
             return "something listens there that is no collector of this version"
         return self._problem
@@ -114,20 +113,20 @@ class Outgoing:
             self._number = 0
 
     def look(self) -> bool:
-        """Whether the socket can be written to; where it could not for long, it is connected again."""
+        """Return whether the socket is writable; reconnect it after a long failure."""
         now = self._monotonic()
         if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             self._writable_at = now
             return True
         if now - self._writable_at > ANEW_S:
             self._writable_at = now
-            with contextlib.suppress(zmq.ZMQError):  # given up: there is nothing to disconnect
+            with contextlib.suppress(zmq.ZMQError):  # libzmq gave up: nothing to disconnect
                 self._socket.disconnect(self._uri)
             self._socket.connect(self._uri)
         return False
 
     def close(self) -> None:
-        """Watch no more, before the socket is closed; also twice."""
+        """Stop watching, before the socket is closed; idempotent."""
         if not self._monitor.closed:
             self._socket.disable_monitor()
             self._monitor.close()

@@ -1,4 +1,4 @@
-"""Addresses of sockets, and the one of the link that lies beside the socket for data."""
+"""Addresses of sockets, and the address of the link derived from that of the data."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^:/\s\[\]]+):(\d{1,5}|\*)", re
 
 
 def check_uri(uri: str, option: str) -> str:
-    """`uri`, if it is one that ZeroMQ can use.
+    """Return `uri` if ZeroMQ can use it.
 
     Raises:
-        ConfigError: says what a URI looks like.
+        ConfigError: describes the form of a URI.
     """
     tcp = _TCP.fullmatch(uri)
     if tcp is not None:
@@ -27,10 +27,10 @@ def check_uri(uri: str, option: str) -> str:
 
 
 def check_target(uri: str, option: str) -> str:
-    """`uri`, if it is one that a socket can connect to; an address to connect from may be before it: SOURCE:PORT;.
+    """Return `uri` if a socket can connect to it; an address to connect from may precede it: SOURCE:PORT;.
 
     Raises:
-        ConfigError: says what a URI looks like.
+        ConfigError: describes the form of a URI.
     """
     source, is_from, target = uri.partition(";")
     if is_from:
@@ -43,10 +43,10 @@ def check_target(uri: str, option: str) -> str:
 
 
 def link_uri(uri: str) -> str:
-    """Where acknowledgements are exchanged unless somebody says otherwise: the port after that of the data.
+    """Return the default address of acknowledgements: the port after that of the data.
 
     Args:
-        uri: of the data socket, checked, with a port that is a number; for ipc, the path gets a suffix.
+        uri: of the data socket, checked, with a numeric port; for ipc, the path gets a suffix.
     """
     if uri.startswith("ipc:"):
         return f"{uri}.link"

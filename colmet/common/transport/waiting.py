@@ -10,7 +10,7 @@ Socket = zmq.Socket[bytes]
 
 
 def wait(readable: Iterable[int | Socket], writable: Iterable[Socket], timeout_s: float) -> None:
-    """Return when one of these can be read, or one of those written to, and after `timeout_s` at the latest."""
+    """Wait until one of these can be read or written, at most `timeout_s`."""
     poller = zmq.Poller()
     for source in readable:
         poller.register(source, zmq.POLLIN)

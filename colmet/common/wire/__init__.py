@@ -1,8 +1,7 @@
-"""Batches to bytes and back, in three dialects that share one port.
+"""Batches to bytes and back, in three dialects on one port.
 
-The dialect of a message is told from its first bytes: Colmet 0.6 starts with a metric name in ASCII letters, the
-others with a msgpack map, whose first key is text in ours (v1) and an integer in the Rust node's. docs/wire.md
-describes each.
+The first bytes of a message identify its dialect: Colmet 0.6 starts with a metric name in ASCII letters, the others
+with a msgpack map. Its first key is text in ours (v1) and an integer in the Rust node's. docs/wire.md describes each.
 """
 
 from __future__ import annotations
@@ -21,24 +20,24 @@ ENCODERS: Mapping[str, Callable[[Batch], bytes]] = {"v1": v1.encode, "colmet06":
 
 
 class Decoded(NamedTuple):
-    """What one message held."""
+    """Content of one message."""
 
     dialect: str
     batches: tuple[Batch, ...]
-    skipped: int = 0  # values whose meaning the dialect's tables do not give
-    unfit: int = 0  # rows left out, of tables of Colmet's own names with other kinds of values
+    skipped: int = 0  # values unknown to the dialect's tables
+    unfit: int = 0  # dropped rows, of tables with Colmet's own names but other kinds of values
 
 
 def dialect_of(message: bytes) -> str:
-    """The dialect that a message is to be read in: v1, colmet06 or colmet_rs.
+    """Return the dialect of a message: v1, colmet06 or colmet_rs.
 
     Raises:
-        WireError: none of them starts like this.
+        WireError: it starts like none of them.
     """
     first = message[0] if message else 0
     if 0x80 <= first <= 0x8F:
         key_at = 1
-    elif 0x41 <= first <= 0x7A:  # a letter: no msgpack map starts so
+    elif 0x41 <= first <= 0x7A:  # a letter: no msgpack map starts with one
         return "colmet06"
     elif first == 0xDE:
         key_at = 3
@@ -47,14 +46,14 @@ def dialect_of(message: bytes) -> str:
     else:
         raise WireError(f"starts like no dialect that Colmet knows: {message[:16]!r}")
     key = message[key_at] if len(message) > key_at else 0
-    # fixstr or str8; a map without any entry is the Rust node's, which has no jobs
+    # fixstr or str8; an empty map is the Rust node's, with no jobs
     return "v1" if 0xA0 <= key <= 0xBF or key == 0xD9 else "colmet_rs"
 
 
 class Decoder:
     """Decodes messages of every dialect, from any number of senders.
 
-    It keeps the schemas it has seen, a bounded number of them, so that a description is parsed once.
+    It keeps a bounded number of schemas, so that a description is parsed once.
     """
 
     def __init__(self) -> None:
@@ -62,28 +61,28 @@ class Decoder:
 
     @property
     def new_fields(self) -> int:
-        """Fields of the descriptions that were parsed for the latest message, whether it could be read or not."""
+        """Return the number of fields in descriptions parsed for the latest message, decodable or not."""
         return self._schemas.new_fields
 
     def decode(self, message: bytes, new_fields: int = v1.MAX_SCHEMA_FIELDS) -> Decoded:
-        """The batches that a message holds.
+        """Return the batches of a message.
 
         Args:
             message: its bytes.
-            new_fields: how many fields of new descriptions are parsed at most.
+            new_fields: maximum number of fields in new descriptions.
 
         Raises:
             OverBudget: its descriptions have more new fields.
-            WireError: for whatever is wrong with it; no other exception leaves here.
+            WireError: for any other defect; no other exception is raised.
         """
         self._schemas.allow(new_fields)
         return self._decoded(message, self._schemas)
 
     def heads(self, message: bytes) -> tuple[Batch, ...]:
-        """The batches that a message holds, those of our own dialect without tables: whose they are, at little cost.
+        """Return the batches of a message, those of our own dialect without tables: their headers, at little cost.
 
         Raises:
-            WireError: for whatever is wrong with it; no other exception leaves here.
+            WireError: for any defect; no other exception is raised.
         """
         return self._decoded(message, None).batches
 

@@ -1,10 +1,10 @@
-"""Colmet 0.6's dialect, in both directions: packed records of fixed size, one after the other.
+"""Colmet 0.6's dialect, in both directions: consecutive packed records of fixed size.
 
-`RECORDS` alone holds the layout of what 0.6 sent; it is frozen. A record is a header (metric name, host, job, epoch
+`RECORDS` alone holds the layout of 0.6's messages; it is frozen. A record is a header (metric name, host, job, epoch
 seconds) and all counters of its metric, little-endian, without padding.
 
-The dialect has no missing value for its unsigned counters, and an old collector fails on a value beyond 2^63 - 1, so
-a missing one is sent as 0, as 0.6 did; in signed counters and floats it is -1.
+The dialect has no missing value for its unsigned counters, and an old collector fails on a value beyond 2^63 - 1, so a
+missing one is sent as 0, as 0.6 did; in signed counters and floats it is -1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Record:
 
     @cached_property
     def schema(self) -> Schema:
-        """The schema of rows read from such records."""
+        """Return the schema of rows read from such records."""
         return Schema(
             self.name,
             self.scope,
@@ -63,33 +63,33 @@ class Record:
 
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
-        """The packed record."""
+        """Return the type of a packed record."""
         header = [("metric", f"S{NAME_BYTES}"), ("host", f"S{NAME_BYTES}"), ("job_id", "<u8"), ("time", "<u8")]
         tail = [("involved_jobs", f"S{INVOLVED_JOBS_BYTES}")] if self.involved_jobs else []
         return np.dtype(header + [(name, "<" + wire) for name, wire, _ in self.counters] + tail)
 
     @cached_property
     def packed_name(self) -> bytes:
-        """The metric name as a record starts with it."""
+        """Return the metric name as packed at the start of a record."""
         return self.name.encode().ljust(NAME_BYTES, b"\0")
 
     @cached_property
     def counters_struct(self) -> struct.Struct:
-        """The counters of a record. Unsigned ones of 64 bits are read as signed: what is negative then is no count."""
+        """Return the layout of the counters. Unsigned ones of 64 bits are read as signed: negative is no count."""
         return struct.Struct("<" + "".join([_READ_AS[wire] for _, wire, _ in self.counters]))
 
     @cached_property
     def row_struct(self) -> struct.Struct:
-        """A row of `schema`."""
+        """Return the layout of a row of `schema`."""
         return struct.Struct("<q" + "".join([{"i8": "q", "f4": "f"}[_NUMBERS[wire]] for _, wire, _ in self.counters]))
 
     @cached_property
     def size(self) -> int:
-        """Of a record, in bytes."""
+        """Return the size of a record in bytes."""
         return int(self.dtype.itemsize)
 
     def row(self, message: bytes, offset: int, job_id: int) -> bytes:
-        """The record that starts at `offset`, as a row of `schema`."""
+        """Convert the record at `offset` to a row of `schema`."""
         values = self.counters_struct.unpack_from(message, offset + _HEADER.size)
         if min(values) < 0:
             values = tuple([_checked(value, wire) for value, (_, wire, _) in zip(values, self.counters)])
@@ -97,8 +97,8 @@ class Record:
 
 
 def _checked(value: float, wire: str) -> float:
-    """A counter of this type, or what stands in a row for a missing one."""
-    if wire == "u8":  # beyond 2^63 - 1 nothing was ever counted: not a value
+    """Return a counter of this type, or the row's value for a missing one."""
+    if wire == "u8":  # no real counter is beyond 2^63 - 1: missing
         return max(value, MISSING_INT)
     return math.nan if wire == "f4" and value == -1 else value
 
@@ -204,13 +204,13 @@ _BY_PACKED_NAME = {record.packed_name: record for record in RECORDS.values()}
 
 
 def columns(table: str) -> Mapping[str, str]:
-    """Return the columns that 0.6 sent in every row of a table, and their types; none for a table that it lacked."""
+    """Return the columns in every row of a 0.6 table, and their types; none for a table unknown to 0.6."""
     record = RECORDS.get(table)
     return {} if record is None else {field.name: field.dtype for field in record.schema.fields}
 
 
 def pack_jobs(jobs: Iterable[int], limit: int = INVOLVED_JOBS_BYTES) -> bytes:
-    """A JSON list of job ids; ids that would not fit in `limit` bytes are left out, so that it stays JSON."""
+    """Return a JSON list of job ids; ids beyond `limit` bytes are dropped, so that it stays JSON."""
     text = json.dumps(list(jobs))
     if len(text) > limit:
         text = text[: text.rindex(",", 0, limit)] + "]"
@@ -219,9 +219,9 @@ def pack_jobs(jobs: Iterable[int], limit: int = INVOLVED_JOBS_BYTES) -> bytes:
 
 @lru_cache(maxsize=1024)
 def _parse_jobs(text: bytes) -> tuple[int, ...] | None:
-    """The ids of a JSON list; None for an empty string or another thing, which 0.6 nodes send at times.
+    """Return the ids of a JSON list; None for an empty string or other data, sent by 0.6 nodes at times.
 
-    A node says the same at every tick, until a job comes or goes.
+    A node repeats its list at every tick, until a job starts or ends.
     """
     try:
         jobs = json.loads(text)
@@ -233,7 +233,7 @@ def _parse_jobs(text: bytes) -> tuple[int, ...] | None:
 
 
 def decode(message: bytes) -> tuple[Batch, ...]:
-    """The batches in a message: one for each (host, time), which is one for what a 0.6 node sends.
+    """Return the batches in a message, one for each (host, time); a 0.6 node sends one.
 
     Raises:
         WireError: a record is unknown, cut short, or its header is not allowed; the message is refused whole.
@@ -273,12 +273,12 @@ def decode(message: bytes) -> tuple[Batch, ...]:
 
 
 def _record_at(message: bytes, offset: int) -> Record:
-    """What the record that starts there is; WireError where it is unknown or cut short."""
+    """Return the kind of the record at `offset`; WireError if it is unknown or cut short."""
     name = message[offset : offset + NAME_BYTES]
     record = _BY_PACKED_NAME.get(name)
     if record is None:
         name = name.rstrip(b"\0")
-        record = RECORDS.get(name.decode("ascii", "replace"))  # where not even the name is whole
+        record = RECORDS.get(name.decode("ascii", "replace"))  # the name itself may be cut short
     if record is None:
         raise WireError(f"byte {offset}: {name!r:.80} is not a metric of Colmet 0.6")
     if len(message) - offset < record.size:
@@ -305,13 +305,13 @@ def _pack(record: Record, batch: Batch, table: Table) -> npt.NDArray[Any]:
 
 
 def encode(batch: Batch, left_out: Container[str] = ()) -> bytes:
-    """One message for one batch: rows by job, in the order of their first appearance.
+    """Return one message for one batch: rows by job, in the order of their first appearance.
 
-    An old collector stops at a metric that it does not know, so tables and fields newer than 0.6 are left out.
+    An old collector stops at an unknown metric, so tables and fields newer than 0.6 are dropped.
 
     Args:
         batch: to be sent.
-        left_out: names of tables of 0.6 that are left out, too.
+        left_out: names of 0.6 tables to drop, too.
     """
     by_job: dict[int, list[bytes]] = {}
     for table in batch.tables:

@@ -1,7 +1,7 @@
 """The Rust node's dialect, inbound: one msgpack map, job id -> [host, ms, version, backends].
 
-Its values name their metrics by index in a numbered table; `NAMES` is that table, version 1, and `FIRST_NAMES` that
-of nodes which send no version. Values without a name in the table are skipped and counted. docs/wire.md has all forms.
+Its values name their metrics by index in a numbered table: `NAMES`, version 1, or `FIRST_NAMES` for nodes without a
+version. Values without a name in the table are skipped and counted. docs/wire.md has all forms.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ NAMES = {1: MEMORY + CPU + PERFHW}
 _SWAP = ("swap", "hierarchical_memsw_limit", "total_swap")  # numbered last in the first table, which counts from 1
 FIRST_NAMES = ("", *[name for name in MEMORY if name not in _SWAP], *CPU, *PERFHW, *_SWAP)
 MAX_VALUES = 65536  # of one backend of one job
-MAX_MESSAGE_VALUES = 1 << 19  # of all; a node with 4,096 jobs sends 278,528
+MAX_MESSAGE_VALUES = 1 << 19  # of one message; a node with 4,096 jobs sends 278,528
 
 
 def _memory_field(name: str) -> Field:
@@ -81,7 +81,7 @@ def _metric(value: Any) -> int | str:
 
 
 class _Backend(NamedTuple):
-    """The values of one backend of one job, as they were sent."""
+    """The values of one backend of one job, as sent."""
 
     name: str
     metrics: list[int | str]  # indexes in the table of names, or names
@@ -97,7 +97,7 @@ def _scalar_list(source: Any) -> list[Any]:
 
 
 def _read_backend(source: Any, job: int) -> _Backend | int:
-    """Read one backend, or skip one that has no table here; then return how many values it had."""
+    """Read one backend; skip an unknown one and return its number of values."""
     count = source.read_array_header()
     if count not in (3, 4):
         raise WireError("a backend is not [job, name, ids, values]")
@@ -123,10 +123,10 @@ def _read_backend(source: Any, job: int) -> _Backend | int:
 
 
 def _names(version: int | None, first: _Backend) -> Sequence[str]:
-    """Return the table that a job's indexes are of, by its first backend; an empty one for an unknown version.
+    """Return the table of names for a job's indexes, chosen by its first backend; empty for an unknown version.
 
-    Nodes that send no version had the first table, but for those of one day: these had that of version 1, in which the
-    first value of memory.stat has the index 0, and memory is a job's first backend.
+    Nodes that send no version used the first table, except for those of one day: these used that of version 1, with the
+    first value of memory.stat at index 0, and memory is a job's first backend.
     """
     if version is None:
         return NAMES[1] if 0 in first.metrics else FIRST_NAMES
@@ -134,7 +134,7 @@ def _names(version: int | None, first: _Backend) -> Sequence[str]:
 
 
 def _add_named(backend: _Backend, names: Sequence[str], found: dict[str, dict[str, int]]) -> int:
-    """Add the values that have a name here to `found`; return how many."""
+    """Add the values with a known name to `found`; return their number."""
     known = SCHEMAS[backend.name].name_set
     named: dict[str, int] = {}
     for metric, value in zip(backend.metrics, backend.values):
@@ -148,7 +148,7 @@ def _add_named(backend: _Backend, names: Sequence[str], found: dict[str, dict[st
 
 
 def _read(message: bytes) -> tuple[_Found, int]:
-    """What the message holds, and how many values were skipped."""
+    """Return the content of a message, and the number of skipped values."""
     source = scalars(message)
     found: _Found = {}
     values = stored = 0
@@ -182,7 +182,7 @@ def _read(message: bytes) -> tuple[_Found, int]:
 
 
 def decode(message: bytes) -> tuple[tuple[Batch, ...], int]:
-    """The batches in a message, one for each (host, time), and how many values were skipped.
+    """Return the batches in a message, one for each (host, time), and the number of skipped values.
 
     Raises:
         WireError: the message is not of this dialect.

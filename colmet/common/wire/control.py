@@ -1,7 +1,7 @@
-"""What is said on the control socket: one msgpack map with text keys each way.
+"""Messages of the control socket: one msgpack map with text keys each way.
 
-A request is flat: its values are texts, numbers, truth values or nothing. `command` says what is asked for; a map
-without it is the Rust node's message, which asks for another configuration. An answer may hold lists and maps.
+A request is flat: its values are texts, numbers, booleans or nil. `command` names the action; a map without it is the
+Rust node's request to change the configuration. A reply may hold lists and maps.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ MAX_ANSWER_BYTES = 16 << 20
 MAX_KEYS = 64
 MAX_KEY = 64  # characters
 MAX_DEPTH = 8
-MAX_ITEMS = 1 << 16  # of one list or map in an answer
+MAX_ITEMS = 1 << 16  # of one list or map in a reply
 
 Scalar = Union[str, int, float, bool, None]
 Request = Mapping[str, Scalar]
 
 
 def encode(values: Mapping[str, Any]) -> bytes:
-    """A request or an answer as bytes; the values are not checked."""
+    """Encode a request or a reply; the values are not checked."""
     packed: bytes = msgpack.packb(dict(values))
     return packed
 
 
 def decode_request(message: bytes) -> dict[str, Scalar]:
-    """The request that these bytes are. Texts may be byte strings, as older packers have them.
+    """Decode a request. Texts may be byte strings, as from older packers.
 
     Raises:
-        WireError: for whatever is wrong with them; no other exception leaves here.
+        WireError: for any defect; no other exception is raised.
     """
     if len(message) > MAX_REQUEST_BYTES:
         raise WireError(f"request: {len(message)} bytes, more than the {MAX_REQUEST_BYTES} that one may have")
@@ -63,10 +63,10 @@ def decode_request(message: bytes) -> dict[str, Scalar]:
 
 
 def decode_answer(message: bytes) -> dict[str, Any]:
-    """The answer that these bytes are.
+    """Decode a reply.
 
     Raises:
-        WireError: for whatever is wrong with them; no other exception leaves here.
+        WireError: for any defect; no other exception is raised.
     """
     if len(message) > MAX_ANSWER_BYTES:
         raise WireError(f"answer: {len(message)} bytes, more than the {MAX_ANSWER_BYTES} that one may have")
@@ -80,7 +80,7 @@ def decode_answer(message: bytes) -> dict[str, Any]:
 
 
 def _text(value: Any) -> Any:
-    """The text of a byte string; anything else as it is."""
+    """Return the text of a byte string; anything else unchanged."""
     if type(value) is bytes:
         try:
             return value.decode()
@@ -99,7 +99,7 @@ def _scalar(key: str, value: Any) -> Scalar:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether it is made of texts, numbers, lists and maps with text keys, and not too deep."""
+    """Return whether a value consists of texts, numbers, lists and maps with text keys, and is not too deep."""
     if value is None or isinstance(value, (str, int, float)):
         return True
     if depth == 0:

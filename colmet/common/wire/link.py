@@ -1,8 +1,8 @@
-"""What node and collector say to each other beside the data: acknowledgements, and requests to the node.
+"""Messages between node and collector besides the data: acknowledgements, and requests to the node.
 
-Each message is one msgpack list: version, kind, then the fields of the kind. A node says `Hello` when it connects and
-every few seconds; the collector answers with the `Ack` of what it has of that, and sends further ones when more is on
-its disk. (docs/wire.md)
+Each message is one msgpack list: version, kind, then the fields of the kind. A node sends `Hello` on connecting and
+every few seconds; the collector replies with an `Ack` of those batches it has, and sends further ones as more are
+written to its disk. (docs/wire.md)
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Range(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """A node tells who it is, and what it still keeps.
+    """Sent by a node: its identity, and its outbox.
 
     Attributes:
-        host: whose batches these are.
+        host: name of the node.
         epoch: of this start.
-        coming: number that its next batch will have.
+        coming: number of its next batch.
         version: of Colmet.
-        held: what has been taken and is not acknowledged: one range an epoch, from the oldest to the newest. No other
-            batch with a lower number than `coming`, and none of any other epoch before this one, is ever sent again.
+        held: batches not acknowledged: one range an epoch, from the oldest to the newest. No other batch with a lower
+            number than `coming`, and none of any other epoch before this one, is ever sent again.
     """
 
     host: str
@@ -49,14 +49,14 @@ class Hello(NamedTuple):
 
 
 class Ack(NamedTuple):
-    """What the collector will not lose any more.
+    """Sent by the collector: batches it will not lose any more.
 
     Attributes:
         version: of Colmet, the collector's.
-        started: when the collector was started, ns since the epoch: another one does not have what was on its way.
-        durable: whether it is on disk there, not only in memory.
-        duplicates: batches of this host that came more than once, since the collector was started.
-        ranges: of batches that are acknowledged.
+        started: start of the collector, ns since the epoch: after a restart, batches in transit are lost.
+        durable: whether they are on disk there, not only in memory.
+        duplicates: batches of this host received more than once, since the collector's start.
+        ranges: acknowledged batches.
     """
 
     version: str
@@ -67,14 +67,14 @@ class Ack(NamedTuple):
 
 
 class Request(NamedTuple):
-    """The collector passes on what somebody asks of the node: `content` is as on the control socket."""
+    """Sent by the collector: a client's request to the node; `content` is as on the control socket."""
 
     number: int
     content: bytes
 
 
 class Answer(NamedTuple):
-    """The node's answer to the request with this number."""
+    """Sent by the node: its reply to the request with this number."""
 
     number: int
     content: bytes
@@ -86,16 +86,16 @@ _NAMES = {kind: name for name, kind in KINDS.items()}
 
 
 def encode(message: Message) -> bytes:
-    """A message as bytes; the fields are not checked."""
+    """Encode a message; the fields are not checked."""
     packed: bytes = msgpack.packb([VERSION, _NAMES[type(message)], *message])
     return packed
 
 
 def decode(message: bytes) -> Message:
-    """The message that these bytes are.
+    """Decode a message.
 
     Raises:
-        WireError: for whatever is wrong with them; no other exception leaves here.
+        WireError: for any defect; no other exception is raised.
     """
     if len(message) > MAX_MESSAGE_BYTES:
         raise WireError(f"link: {len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
@@ -184,7 +184,7 @@ _CHECKS: dict[str, Any] = {
 
 
 def joined(numbers: Sequence[tuple[int, int]]) -> tuple[Range, ...]:
-    """The fewest ranges for (epoch, sequence number) pairs, in any order and repeated or not."""
+    """Return the fewest ranges for (epoch, sequence number) pairs, in any order and repeated or not."""
     ranges: list[Range] = []
     for epoch, number in sorted(set(numbers)):
         last = ranges[-1] if ranges else None

@@ -1,7 +1,7 @@
 """Colmet's own dialect: one msgpack map a batch (docs/wire.md).
 
-Each table carries the digest of its schema, the schema's description as one opaque byte string, and its rows as
-another. A reader parses a description only the first time it meets the digest.
+Each table has the digest of its schema, the schema's description as one opaque byte string, and its rows as another. A
+reader parses a description only once for each digest.
 """
 
 from __future__ import annotations
@@ -24,28 +24,28 @@ VERSION = 1
 KEYS = frozenset({"v", "host", "epoch", "seq", "time", "jobs", "tables"})
 NIL = b"\xc0"
 FIXMAP_OF_ALL_KEYS = 0x80 + len(KEYS)
-BEGIN = b"\xa1v\x01\xa4host"  # of what `encode` makes, behind the number of keys; the host follows
-CAME = b"\xa4came\xce"  # at the end of a message that is shorter than it came, with a CRC-32 behind it; readers skip it
+BEGIN = b"\xa1v\x01\xa4host"  # start of a message from `encode`, behind the number of keys; the host follows
+CAME = b"\xa4came\xce"  # ends a shortened message, with the CRC-32 of the original behind it; readers skip it
 MAX_SMALL_BYTES = 64 << 10
 MAX_INT = (1 << 63) - 1
-MAX_KEYS = 64  # ours and those of newer nodes, which are skipped
+MAX_KEYS = 64  # ours, and those of newer nodes, which are skipped
 MAX_TABLES = 256
 MAX_DESCRIPTION_BYTES = 256 << 10
-# Of all tables of a message. A node with every backend sends some 450; 1,000 take 5 ms to read from descriptions.
+# Of all tables of a message. A node with every backend sends some 450; parsing 1,000 takes 5 ms.
 MAX_MESSAGE_FIELDS = 4096
-# Kept by a reader; the least recently used goes first. A field takes about 0.8 kB.
+# Kept by a reader; the least recently used is dropped first. A field needs about 0.8 kB.
 MAX_SCHEMAS = 1024
 MAX_SCHEMA_FIELDS = 65536
 
 
 @lru_cache(maxsize=256)
 def pack_description(schema: Schema) -> bytes:
-    """A schema's description as it travels: its text, deflated."""
+    """Return a schema's description as sent: its text, deflated."""
     return zlib.compress(schema.text.encode(), 9)
 
 
 def inflated(description: bytes) -> bytes:
-    """The text of a description as it travels.
+    """Return the text of a description as sent.
 
     Raises:
         WireError: it is too long or damaged.
@@ -61,10 +61,10 @@ def inflated(description: bytes) -> bytes:
 
 
 def parse_description(digest: bytes, text: bytes) -> Schema:
-    """The schema that a description gives, if it is the one that the digest names.
+    """Return the schema of a description with this digest.
 
     Raises:
-        WireError: it is not allowed, or another one.
+        WireError: it is not allowed, or has another digest.
     """
     try:
         schema = Schema.parse(text.decode("ascii"))
@@ -79,9 +79,9 @@ class SchemaCache:
     """Schemas by digest, at most `MAX_SCHEMAS` of them with `MAX_SCHEMA_FIELDS` fields together.
 
     Attributes:
-        new_fields: of the descriptions that were parsed, or were to be parsed, since `allow`.
-        unfit: digests of descriptions that give columns of Colmet's own tables another kind of value; with a column.
-        unfit_rows: of such tables, left out since `allow`.
+        new_fields: number of fields in descriptions parsed, or refused, since `allow`.
+        unfit: digests of descriptions with another kind of value in a column of Colmet's own tables; with that column.
+        unfit_rows: rows of such tables, dropped since `allow`.
     """
 
     def __init__(self) -> None:
@@ -95,15 +95,15 @@ class SchemaCache:
         return len(self._schemas)
 
     def allow(self, new_fields: int) -> None:
-        """From now on, parse descriptions with at most this many fields together."""
+        """Set the maximum number of fields in the descriptions to parse from now on."""
         self.new_fields, self.unfit_rows, self._allowed = 0, 0, new_fields
 
     def get(self, digest: Any, description: Any) -> Schema:
-        """The schema with this digest; its description is parsed if the digest is new.
+        """Return the schema with this digest; its description is parsed if the digest is new.
 
         Raises:
-            WireError: it is none.
-            OverBudget: it has more fields than are allowed.
+            WireError: it is not a schema.
+            OverBudget: it has more fields than allowed.
         """
         if type(digest) is not bytes or type(description) is not bytes:
             raise WireError("a table's digest or description is not a byte string")
@@ -128,11 +128,11 @@ class SchemaCache:
 
 
 def encode(batch: Batch, came: int | None = None) -> bytes:
-    """One message for one batch. A batch without epoch and seq (read from an older dialect) raises ValueError.
+    """Return one message for one batch. A batch without epoch and seq (from an older dialect) raises ValueError.
 
     Args:
-        batch: what to encode.
-        came: CRC-32 of the message that it came in, where rows of that were left out; for `shortened_from`.
+        batch: to encode.
+        came: CRC-32 of the original message, if rows of it were dropped; for `shortened_from`.
     """
     if batch.epoch is None or batch.seq is None:
         raise ValueError("a batch without epoch and seq cannot be sent")
@@ -156,20 +156,20 @@ def encode(batch: Batch, came: int | None = None) -> bytes:
 
 
 def shortened_from(message: bytes) -> int | None:
-    """Return `came` of a message that `encode` made with it; None for any other."""
+    """Return `came` of a message encoded with it; None for any other."""
     if message[0] != FIXMAP_OF_ALL_KEYS + 1 or message[-len(CAME) - 4 : -4] != CAME:
         return None
     return int.from_bytes(message[-4:], "big")
 
 
 def rename(message: bytes, host: str, name: str) -> bytes | None:
-    """Return a message with another host name; None where it does not begin as `encode` makes it."""
+    """Return a message with another host name; None if it does not start as `encode` would."""
     head = BEGIN + msgpack.packb(host)
     return message[:1] + BEGIN + msgpack.packb(name) + message[1 + len(head) :] if message.startswith(head, 1) else None
 
 
 def _read(message: bytes) -> dict[str, Any]:
-    """The map's entries under `KEYS`, of whatever type; `jobs` and the tables as lists of scalars."""
+    """Return the map's entries under `KEYS`, of any type; `jobs` and the tables as lists of scalars."""
     source = scalars(message)
     unpack, array = source.unpack, source.read_array_header
     fields: dict[str, Any] = {}
@@ -206,7 +206,7 @@ def _table(parts: list[Any], batch_time_ns: int, schemas: SchemaCache) -> Table:
     size = schema.dtype.itemsize
     if type(packed) is not bytes or len(packed) % size:
         raise WireError(f"table {schema.name}: the rows are not whole rows of {size} bytes")
-    # the sign bits of the job ids, which are the first 8 bytes of each row
+    # the sign bits of the job ids, the first 8 bytes of each row
     if packed and max(packed[7::size]) > 0x7F:
         raise WireError(f"table {schema.name}: a job id is negative")
     if len(packed) > size * MAX_JOBS:
@@ -219,14 +219,14 @@ def _table(parts: list[Any], batch_time_ns: int, schemas: SchemaCache) -> Table:
 
 
 def _batch(fields: dict[str, Any], schemas: SchemaCache | None) -> Batch:
-    """The batch that the entries of a map make; every value is checked here, its type and its range.
+    """Return the batch of a map's entries; every value is checked here, its type and its range.
 
-    Without a cache of schemas the batch has no tables. A table that is one of Colmet's own by its name and has other
-    kinds of values is left out: the first sender of it would make columns that the values of all others do not fit.
+    Without a cache of schemas the batch has no tables. A table with one of Colmet's own names and other kinds of values
+    is dropped: its first sender would define columns unfit for the values of all others.
     """
     host, epoch, seq, time_ns = fields["host"], fields["epoch"], fields["seq"], fields["time"]
     jobs = fields["jobs"]
-    # each check once more by name only where one has failed: this is the collector's innermost loop
+    # checks by name are repeated only after a failure: this is the collector's innermost loop
     if not (type(epoch) is type(seq) is type(time_ns) is int and 0 <= epoch <= MAX_INT and 0 <= seq <= MAX_INT):
         checked_int(epoch, "epoch")
         checked_int(seq, "seq")
@@ -250,15 +250,14 @@ def _batch(fields: dict[str, Any], schemas: SchemaCache | None) -> Batch:
             schemas.unfit_rows += len(table)
             continue
         tables.append(table)
-    # what Batch(...) does, in a third of the time
+    # same as Batch(...), in a third of the time
     return Batch._make((checked_host(host), epoch, seq, time_ns, jobs, tuple(tables)))
 
 
 def _read_small(message: bytes) -> dict[str, Any] | None:
-    """What `_read` reads, of a small message as nodes send it, in a fraction of the time; None for any other.
+    """Return the result of `_read` for a small message in a node's usual form, but faster; None for others.
 
-    What a message can make `unpackb` allocate is bounded by the message's size. Whatever is not in order here, `_read`
-    finds and names.
+    The message's size bounds the memory allocated by `unpackb`. Any defect is left for `_read` to report.
     """
     if len(message) > MAX_SMALL_BYTES or message[0] != FIXMAP_OF_ALL_KEYS:
         return None
@@ -281,7 +280,7 @@ def _read_small(message: bytes) -> dict[str, Any] | None:
 
 
 def decode(message: bytes, schemas: SchemaCache | None) -> Batch:
-    """The batch in a message; without its tables, which are not looked at, where there is no cache of schemas.
+    """Return the batch in a message; without a cache of schemas, its tables are ignored.
 
     Raises:
         WireError: the message is not a whole, allowed batch of version 1.

@@ -1,1 +1,1 @@
-"""Totals of jobs from the values of tasks: the job of each task, and what its tasks used."""
+"""Totals of jobs from the values of tasks: the job of each task, and the resources used by its tasks."""

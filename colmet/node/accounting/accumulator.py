@@ -1,8 +1,8 @@
 """Fold the values of tasks into totals of jobs that never decrease.
 
 A task's counters exist as long as the task. A job's counter is the sum over its tasks: the present values of live
-tasks, and of ended ones the final values or, without these, the last that were read. What a task had used before it
-came to the job is subtracted. A gauge is the sum over the live tasks alone.
+tasks, and the final values of ended ones (or, without these, the last values read). Usage of a task before its
+migration to the job is subtracted. A gauge is the sum over the live tasks alone.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from colmet.common.schema import MISSING_INT, Schema
 
 Ints = npt.NDArray[np.int64]
-Place = Union[slice, npt.NDArray[np.intp]]  # where former tasks are among those of now
+Place = Union[slice, npt.NDArray[np.intp]]  # positions of former tasks among the present ones
 
 
 class _JobTasks:
@@ -25,9 +25,9 @@ class _JobTasks:
     Attributes:
         keys, values: live tasks as of the last tick.
         ended: the fold of ended tasks.
-        before: the sum of what tasks had used before they came.
-        floor: totals that were reported before; counters are never lower.
-        final, final_count: final values of ended tasks that are not in `ended` yet, and their number.
+        before: the sum of the usage of migrated tasks before their arrival.
+        floor: totals reported before; counters are never lower.
+        final, final_count: final values of ended tasks not yet folded into `ended`, and their number.
     """
 
     __slots__ = ("before", "ended", "final", "final_count", "floor", "keys", "values")
@@ -43,16 +43,16 @@ class _JobTasks:
 
 
 class Accumulator:
-    """Folds task values into job totals, field by field as the schema says.
+    """Job totals, folded from task values field by field according to the schema.
 
     Args:
         schema: all of its fields are integers; a field's `fold` is sum, max or min.
-        age: the name of a field that only grows while a task lives, so that a task number that was given to a new
-            task is recognised. None if keys are never used again.
-        steady: names of counters that are never missing and never shrink while a task lives.
+        age: the name of a field that only grows during a task's life, to recognise a new task with a reused number.
+            None if keys are never reused.
+        steady: names of counters that are never missing and never shrink during a task's life.
     """
 
-    MAX_UNFOLDED = 2000  # rows of ended tasks that wait to be folded together
+    MAX_UNFOLDED = 2000  # rows of ended tasks, folded in one batch
 
     def __init__(self, schema: Schema, age: str | None = None, steady: Sequence[str] = ()) -> None:
         self._width = len(schema.fields)
@@ -79,11 +79,11 @@ class Accumulator:
             job: the job's id.
             keys: its live tasks, ascending, each once: shape (n,).
             values: their values: shape (n, fields), fields in the schema's order, -1 for a missing value.
-            inherited: ended tasks whose values a live task has taken over, so that they do not count twice.
-            reused: live tasks that were given to `end` before: another task has their number now.
+            inherited: ended tasks with values taken over by a live task, not to be counted twice.
+            reused: live tasks passed to `end` before: their numbers belong to other tasks now.
 
         Returns:
-            Totals, shape (fields,), -1 where no task has a value; None while the job has never had a task.
+            Totals, shape (fields,), -1 for fields without a value of any task; None before the job's first task.
         """
         known = self._jobs.get(job)
         if known is None:
@@ -95,7 +95,7 @@ class Accumulator:
             return None if known.floor is None else np.where(self._gauge, 0, known.floor)
         totals = self._fold(values, known.ended)
         if not len(keys):
-            totals[self._gauge] = 0  # known to use none, which is not the same as unknown
+            totals[self._gauge] = 0  # known to use none: not the same as unknown
         if known.before is not None:
             has = self._adds & (totals != MISSING_INT)
             totals[has] = np.maximum(totals[has] - known.before[has], 0)
@@ -104,7 +104,7 @@ class Accumulator:
         return totals
 
     def end(self, job: int, keys: Ints, values: Ints) -> None:
-        """Add the final values of tasks that have ended; they are no longer live.
+        """Add the final values of ended tasks and remove them from the live tasks.
 
         Args:
             job: the job's id.
@@ -126,7 +126,7 @@ class Accumulator:
             self._fold_final(known)
 
     def _fold_final(self, known: _JobTasks) -> None:
-        """Add final values to the fold of ended tasks; together, as a fold costs the same for one as for hundreds."""
+        """Add final values to the fold of ended tasks, in one batch: a fold costs the same for one as for hundreds."""
         if known.final:
             values = known.final[0] if len(known.final) == 1 else np.concatenate(known.final)
             known.final, known.final_count = [], 0
@@ -136,7 +136,7 @@ class Accumulator:
 
     @staticmethod
     def _not_below(known: _JobTasks, ended: npt.NDArray[np.bool_], keys: Ints, values: Ints) -> Ints:
-        """Return final values, none lower than what was read before: estimates may be lower."""
+        """Return final values, none lower than the last value read: estimates may be lower."""
         values = values.copy()
         for key, seen in zip(known.keys[ended], known.values[ended]):
             row = np.flatnonzero(keys == key)[-1]
@@ -144,7 +144,7 @@ class Accumulator:
         return values
 
     def subtract(self, job: int, values: Ints) -> None:
-        """Subtract what tasks had used before they came to a job: shape (n, fields)."""
+        """Subtract the usage of migrated tasks before their arrival in a job: shape (n, fields)."""
         known = self._jobs.get(job)
         if known is None:
             known = self._jobs[job] = _JobTasks(self._width)
@@ -155,7 +155,7 @@ class Accumulator:
         """Return the state of a job for `restore`; None if it never had a task.
 
         Returns:
-            The fold of ended tasks (-1 for none) and the sum of what tasks had used before they came (0 for none),
+            The fold of ended tasks (-1 for none) and the usage of migrated tasks before their arrival (0 for none),
             shape (2, fields); keys, shape (n,), and values, shape (n, fields), of live tasks; the floor.
         """
         known = self._jobs.get(job)
@@ -170,7 +170,7 @@ class Accumulator:
         return sums, known.keys, known.values, known.floor
 
     def restore(self, job: int, sums: Ints, keys: Ints, values: Ints, floor: Ints | None = None) -> None:
-        """Continue from what `keep` returned. `floor`: totals below which counters do not fall."""
+        """Continue from a state returned by `keep`. `floor`: lower bounds of the counters."""
         known = self._jobs[job] = _JobTasks(self._width)
         known.keys, known.values = keys, values
         if (sums[0] != MISSING_INT).any():
@@ -202,12 +202,12 @@ class Accumulator:
     def _retire(
         self, known: _JobTasks, keys: Ints, values: Ints, inherited: Collection[int], reused: Collection[int]
     ) -> None:
-        """Add the tasks that have ended since the last tick to the fold of ended tasks."""
+        """Add tasks ended since the last tick to the fold of ended tasks."""
         if not len(known.keys):
             return
         if len(keys):
             place: Place = slice(None)
-            if np.array_equal(keys, known.keys):  # the usual tick: nothing came or went
+            if np.array_equal(keys, known.keys):  # the usual tick: no change of tasks
                 lives = np.ones(len(keys), dtype=bool)
             else:
                 place = np.minimum(np.searchsorted(keys, known.keys), len(keys) - 1)
@@ -234,13 +234,14 @@ class Accumulator:
         lives: npt.NDArray[np.bool_],
         reused: Collection[int],
     ) -> set[int]:
-        """Return the tasks that live under another one's number now: counters have shrunk, or it has ended.
+        """Return tasks that live on under another number: that number's counters have shrunk, or its task has ended.
 
-        A thread that calls exec gets the number and the start time of its process's first thread, which ends, and
-        keeps its own counters (kernel: fs/exec.c, de_thread). `lives` is corrected in place: the first one has ended.
+        A thread that calls exec gets the number and the start time of its process's first thread, and keeps its own
+        counters; the first thread ends (kernel: fs/exec.c, de_thread). `lives` is corrected in place: the first one has
+        ended.
         """
         shrunk = np.zeros(len(lives), dtype=bool)
-        for column in self._steady:  # by column: gathering whole rows would cost more than all else here
+        for column in self._steady:  # by column: gathering whole rows would be the largest cost here
             shrunk |= values[:, column][place] < known.values[:, column]
         shrunk &= lives
         heirs = values[place][shrunk] if shrunk.any() else values[:0]

@@ -1,7 +1,7 @@
 """Attribute ended tasks to their jobs.
 
-An exit record names the parent of a task but no cgroup. So the tasks of jobs are remembered: those that a cgroup
-listed, and those that they have forked since.
+An exit record names the parent of a task but no cgroup. So the tasks of jobs are remembered: those listed by a
+cgroup, and their forks since.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NOBODY = -1
 
 
 class Attribution:
-    """Finds the jobs of ended tasks.
+    """The jobs of ended tasks.
 
     ::
 
@@ -27,15 +27,15 @@ class Attribution:
                                                                                 --not----> other
 
     Attributes:
-        known: number of ended tasks that their job's cgroup had listed.
-        by_fork: number of those that a task of the job has forked.
-        by_parent: number of those whose parent or process belongs or belonged to the job.
-        other: number of those of no job, or whose job was not found.
+        known: number of ended tasks that were listed by their job's cgroup.
+        by_fork: number of ended tasks forked by a task of the job.
+        by_parent: number of ended tasks whose parent or process belongs or belonged to the job.
+        other: number of ended tasks without a job, or whose job was not found.
     """
 
-    MAX_PARENTS = 8192  # ended tasks that are remembered as parents
-    MAX_WAITING = 8192  # records that wait for their parent
-    PATIENCE = 2  # ticks that a record waits
+    MAX_PARENTS = 8192  # ended tasks remembered as parents
+    MAX_WAITING = 8192  # records waiting for their parent's
+    PATIENCE = 2  # ticks until a waiting record is given up
 
     def __init__(self) -> None:
         self.known = 0
@@ -53,7 +53,7 @@ class Attribution:
         self._closed: frozenset[int] = frozenset()
         self._waiting: deque[tuple[int, Exits]] = deque()
         self._waiting_count = 0
-        self._news = False  # whether new tasks are known, for which records may wait
+        self._news = False  # whether new tasks are known: waiting records may name them
         self._tick = 0
 
     def add_forks(self, forks: Ints) -> None:
@@ -68,7 +68,7 @@ class Attribution:
             value = owner.get(first)
             if value is None:
                 value = owner.get(parent_process) if child == process else former.get(first)
-                if value is None:  # nobody's: what had this number before has ended
+                if value is None:  # of no job: the number's former task has ended
                     former.pop(child, None)
                     self._parents.pop(child, None)
                     self._former_parents.pop(child, None)
@@ -79,7 +79,7 @@ class Attribution:
                 self._add(child, ~job)
 
     def unknown(self, job: int, tids: Iterable[int]) -> list[int]:
-        """Return those of a job's tasks that are not known as the job's yet."""
+        """Return the tasks not yet known as the job's."""
         get = self._owner.get
         return [tid for tid in tids if get(tid) not in (job, ~job)]
 
@@ -88,7 +88,7 @@ class Attribution:
         return tid in self._departed
 
     def leave(self, job: int, tid: int) -> None:
-        """Note that a task has left its job's cgroup alive; one that another job has listed stays that job's."""
+        """Note that a task has left its job's cgroup alive; a task listed by another job stays that job's."""
         if self._owner.get(tid, job) not in (job, ~job):
             return
         if len(self._departed) >= self.MAX_PARENTS:
@@ -97,10 +97,10 @@ class Attribution:
         self._remove(tid)
 
     def list_all(self, tids: Mapping[int, Collection[int]], closed: Collection[int] = ()) -> None:
-        """Replace the tasks of all jobs by those that the cgroups list at a tick.
+        """Replace the tasks of all jobs by those listed by the cgroups at a tick.
 
-        Call it after `add_forks`: children that are younger than the lists stay their jobs'. Processes that tasks of a
-        `closed` job start are not the job's; their threads are.
+        Call it after `add_forks`: children younger than the lists stay their jobs'. Processes started by tasks of a
+        `closed` job are not the job's; their threads are.
         """
         self._tick += 1
         self._closed = frozenset(closed)
@@ -115,7 +115,7 @@ class Attribution:
         self._forked = {}
 
     def list_one(self, job: int, tids: Collection[int], closed: bool = False) -> None:
-        """Add the tasks that a job's cgroup lists between ticks; `closed`: see `list_all`."""
+        """Add the tasks listed by a job's cgroup between ticks; `closed`: see `list_all`."""
         if closed and tids:  # a job that has ended has no cgroups either
             self._closed |= {job}
         known = (job, ~job)
@@ -126,7 +126,7 @@ class Attribution:
             self._departed.discard(tid)
 
     def owner(self, tid: int) -> int | None:
-        """Return the job of a live task whose children are the job's, too; None without one."""
+        """Return the job of a live task if the task's children are the job's, too; otherwise None."""
         value = self._owner.get(tid)
         if value is None:
             return None
@@ -148,7 +148,7 @@ class Attribution:
         return self._alive.get(job, 0)
 
     def take(self, exits: Exits) -> list[tuple[int, Exits]]:
-        """Return the jobs of ended tasks; a record whose parent is unknown waits for `retry`."""
+        """Return the jobs of ended tasks; a record with an unknown parent waits for `retry`."""
         if not len(exits.ids):
             return []
         jobs = self._jobs_of(exits)
@@ -156,7 +156,7 @@ class Attribution:
         return _split(exits, jobs)
 
     def retry(self) -> list[tuple[int, Exits]]:
-        """Return the jobs of records that waited, if more tasks are known since."""
+        """Return the jobs of waiting records, if more tasks have become known."""
         found = []
         if self._news:
             self._news = False
@@ -188,7 +188,7 @@ class Attribution:
         self._owner[tid] = value
 
     def _remove(self, tid: int) -> int | None:
-        """Forget a task; return whose it was, None if unknown."""
+        """Forget a task; return its job, None if unknown."""
         value = self._owner.pop(tid, None)
         if value is None:
             return self._former.pop(tid, None)
@@ -197,7 +197,7 @@ class Attribution:
         return value
 
     def _jobs_of(self, exits: Exits, again: bool = False) -> list[int]:
-        """Return the job of each record, or NOBODY; the numbers of those that waited may be other tasks' by now."""
+        """Return the job of each record, or NOBODY; the numbers in waiting records may be other tasks' by now."""
         jobs = []
         unknown = []
         for index, (tid, process, parent) in enumerate(exits.ids.tolist()):
@@ -253,7 +253,7 @@ class Attribution:
         unknown = [index for index, job in enumerate(jobs) if job == NOBODY]
         if not unknown:
             return
-        if not self._owner and not self._former and not self._parents:  # no job here: nobody's
+        if not self._owner and not self._former and not self._parents:  # no job here
             self.other += len(unknown)
             return
         if len(unknown) < len(jobs):

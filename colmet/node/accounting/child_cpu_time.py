@@ -1,10 +1,10 @@
-"""CPU time of ended tasks beyond their exit records, from what their parents are charged with.
+"""CPU time of ended tasks beyond their exit records, from the CPU time charged to their parents.
 
-The kernel makes a task's record before it removes the task, and the CPU time in it may be as old as the last clock
-tick: of a process that lives half a millisecond, most is missing. A process that waits for its child is charged with
-all that the child, and the children that it had waited for, ever used (cutime and cstime, kernel/exit.c). So a live
-process has the CPU time of its ended descendants, of which their records are subtracted. Until it has been read, and
-for children that nobody waits for, there is an estimate.
+The kernel makes a task's record before it removes the task, and its CPU time may be as old as the last clock tick:
+most of the time of a process that lives half a millisecond is missing. A process that waits for its child is charged
+with all CPU time of the child, and of all children awaited by the child (cutime and cstime, kernel/exit.c).
+So a live process has the CPU time of its ended descendants; their records are subtracted. Until the process has been
+read, and for children without a waiting parent, the time is estimated.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from colmet.node.kernel.procstat import Stat, ask_stats
 from colmet.node.system.host import Host
 from colmet.node.system.processes import NoAnswer
 
-_MAX_ANCESTORS = 64  # ended ones, up to the nearest that lives
+_MAX_ANCESTORS = 64  # ended ones, up to the nearest live one
 
 
 class _Parent:
-    """A live process that has ended descendants.
+    """A live process with ended descendants.
 
     Attributes:
         job: its job.
-        came: whether it has come from elsewhere, so that its children until then were not of the job.
-        counted_ns: CPU time in the records of descendants whose nearest live ancestor it is, and found beyond these.
-        estimated_ns: estimate of what is beyond and was not found yet; may be negative for a single parent.
-        base_ns: what it was charged with before its descendants' records were counted; None until it is read.
-        charged_ns: what it has been charged with; None while that has not been read again.
+        came: whether it has migrated from elsewhere: its children until then were not of the job.
+        counted_ns: CPU time in the records of descendants with this process as nearest live ancestor, and found beyond.
+        estimated_ns: estimate of the time beyond, not found yet; may be negative for a single parent.
+        base_ns: time charged to it before its descendants' records were counted; None until it is read.
+        charged_ns: time charged to it; None until it is read again.
     """
 
     __slots__ = ("base_ns", "came", "charged_ns", "counted_ns", "estimated_ns", "job")
@@ -45,23 +45,23 @@ class _Parent:
 
 
 class ChildCpuTime:
-    """Compares what processes are charged with for their children with the exit records of the children.
+    """Comparison of the CPU time charged to processes for their children with the children's exit records.
 
     ::
 
-        read()    charged_ns of parents          in this order, so that everything that a process had been charged with
-        add()     exit records, to the nearest   when it was read has its record by `settle`, and nothing is counted
-                  live ancestor                  twice
+        read()    charged_ns of parents          in this order: all time charged to a process at its reading has its
+        add()     exit records, to the nearest   record by `settle`, and nothing is counted twice
+                  live ancestor
         settle()  charged - base - counted = CPU time beyond the records
 
     Args:
         host: the machine.
         owner: returns the job of a live process, None without one.
-        now_ns: time since boot; the children of a process that began before may have ended unheard.
-        party: returns who can delay the reading of a job's processes (`system.processes`).
+        now_ns: time since boot; the exit records of children of an older process may be missing.
+        party: returns the party that can delay the reading of a job's processes (`system.processes`).
     """
 
-    AT_ONCE = 4  # processes that are read at once, those with the most CPU time in records first
+    AT_ONCE = 4  # processes read at once, those with the most CPU time in records first
     MAX_PARENTS = 16384
 
     def __init__(
@@ -84,7 +84,7 @@ class ChildCpuTime:
         self._debts: dict[int, int] = {}  # counted, but to no live process of the job
 
     def watch(self, pids: Iterable[int], job: int) -> None:
-        """Note processes that have come to a job: the children that they waited for until now are not the job's."""
+        """Note processes that have migrated to a job: the children waited for until now are not the job's."""
         for pid, stat in self._stats(dict.fromkeys(pids, job)).items():
             if stat is None:
                 self._parents.pop(pid, None)
@@ -95,7 +95,7 @@ class ChildCpuTime:
                 parent.base_ns = stat.charged_ns
 
     def read(self) -> None:
-        """Read what processes have been charged with, of those whose descendants have new records."""
+        """Read the CPU time charged to processes whose descendants have new records."""
         parents = self._parents
         self._fresh &= parents.keys()
         may_answer = self._host.processes.may_answer
@@ -125,7 +125,7 @@ class ChildCpuTime:
         Args:
             ids: thread, process and parent process of each.
             counted_ns: CPU time in each.
-            beyond_ns: an estimate of the CPU time that is not in it.
+            beyond_ns: an estimate of the CPU time missing in it.
         """
         if len(self._heirs) > self.MAX_PARENTS:
             self._former_heirs, self._heirs = self._heirs, {}
@@ -142,7 +142,7 @@ class ChildCpuTime:
             sums[1] += beyond
             if tid == process and tid in parents:
                 ended = parents.pop(tid)
-                ended.charged_ns = None  # its children's records from now on, and all beyond, are its parent's
+                ended.charged_ns = None  # its children's later records, and the time beyond, are its parent's
                 sums[0] += ended.counted_ns
                 sums[1] += ended.estimated_ns
         for ppid, (counted, beyond) in children.items():
@@ -159,7 +159,7 @@ class ChildCpuTime:
             if not heir:
                 return
             job = self._owner(heir)
-        if job is None:  # the children that it waited for may have been anybody's
+        if job is None:  # children waited for may have been of any job
             return
         parent = self._parents.get(heir)
         if parent is None:
@@ -202,20 +202,20 @@ class ChildCpuTime:
         self._debts = {job: debt for job, debt in self._debts.items() if job in jobs}
 
     def owe(self, job: int, cpu_ns: int) -> None:
-        """Note CPU time that is counted, and that an unknown process is or will be charged with."""
+        """Note CPU time that is counted already, and is or will be charged to an unknown process."""
         self._debts[job] = self._debts.get(job, 0) + cpu_ns
 
     def _pay(self, job: int, amount: int) -> int:
-        """Return an amount less what is owed: it was counted before it was known who is charged with it."""
+        """Return an amount less the debt: CPU time counted before the process charged with it was known."""
         debt = self._debts.get(job, 0)
         if debt:
             self._debts[job] = max(0, debt - amount)
         return max(0, amount - debt)
 
     def _stats(self, jobs: Mapping[int, int]) -> dict[int, Stat | NoAnswer | None]:
-        """Return the stat of each process; None of those that have ended.
+        """Return the stat of each process; None for ended ones.
 
         Args:
-            jobs: of each process its job.
+            jobs: the job of each process.
         """
         return dict(zip(jobs, ask_stats(self._host, [(pid, self._party(job)) for pid, job in jobs.items()])))

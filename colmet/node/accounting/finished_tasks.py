@@ -1,4 +1,4 @@
-"""Tasks that have ended, and are still listed by their cgroup."""
+"""Ended tasks that are still listed by their cgroup."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ MAX_FINISHED = 65536
 
 
 class FinishedTasks:
-    """Tasks whose final values are counted, so that they are not counted as live tasks, too.
+    """Tasks with counted final values, not to be counted as live tasks, too.
 
-    The kernel sends the exit record first and takes the task out of its cgroup later. A task that answers after its
-    record is either the same one, still dying, or another one that was given its number.
+    The kernel sends the exit record first and removes the task from its cgroup later. A task number still in use after
+    its record is either the same task, still dying, or a new task with a reused number.
 
     ::
 
@@ -30,22 +30,22 @@ class FinishedTasks:
         self._dying: set[int] = set()  # finished before the last tick, and listed at it
 
     def add(self, tids: Ints) -> None:
-        """Note tasks whose final values are counted. Beyond `MAX_FINISHED`, the first to end are not dying any more."""
+        """Note tasks with counted final values. Beyond `MAX_FINISHED`, the earliest are forgotten."""
         self._finished.append(tids)
         self._count += len(tids)
         while self._count > MAX_FINISHED:
             self._count -= len(self._finished.pop(0))
 
     def since_last_tick(self) -> list[Ints]:
-        """Return the tasks that have finished since the last tick, in arrays."""
+        """Return the tasks finished since the last tick, in arrays."""
         return self._finished
 
     def all(self) -> Ints:
-        """Return the tasks that may still be listed: those that have finished, and those that are dying."""
+        """Return the tasks that may still be listed: the finished and the dying."""
         return np.concatenate([*self._finished, np.fromiter(self._dying, dtype=np.int64)])
 
     def forget(self) -> None:
-        """Forget all, at a tick; those that are still listed are noted as dying again."""
+        """Forget all, at a tick; tasks that are still listed are noted as dying again."""
         self._finished, self._count, self._dying = [], 0, set()
 
     def note_dying(self, tids: Collection[int]) -> None:
@@ -53,7 +53,7 @@ class FinishedTasks:
         self._dying.update(tids)
 
     def revive(self, tids: Collection[int]) -> None:
-        """Forget finished tasks whose numbers other tasks have now."""
+        """Forget finished tasks whose numbers belong to other tasks now."""
         if tids:
             self._finished = [finished[~np.isin(finished, list(tids))] for finished in self._finished]
             self._dying.difference_update(tids)

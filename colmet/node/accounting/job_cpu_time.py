@@ -1,4 +1,4 @@
-"""The CPU time that is attributed to each job."""
+"""The CPU time attributed to each job."""
 
 from __future__ import annotations
 
@@ -7,56 +7,56 @@ from weakref import WeakKeyDictionary
 
 from colmet.node.jobs.job import Job
 
-# By which the CPU times of tasks may add up to more than their group's, which is in us in cgroup v2.
+# Bound on the rounding error of a group's CPU time against the sum of its tasks: cgroup v2 counts in us.
 _ROUNDING_NS = 1_000_000
 
 
 class JobCpuTime:
-    """Attributes CPU time to jobs.
+    """CPU time attributed to jobs.
 
     ::
 
-          counted     values of the job's tasks, and exit records of those that have ended
-        + beyond      what no record counts: estimates, and what processes are charged with for their children
+          counted     values of the job's tasks, and exit records of the ended ones
+        + beyond      time in no record: estimates, and CPU time charged to processes for their children
         ---------
-          attributed  at most the CPU time of the job's cgroup, where that can be read; never less than before
+          attributed  at most the CPU time of the job's cgroup, where readable; never less than before
 
-    Once the cgroup is removed, its last figure is the bound, until another task of the job ends.
+    Once the cgroup is removed, its last value is the bound, until another task of the job ends.
 
     Attributes:
-        beyond: CPU time in ns that no record counts, by job.
-        attributed: CPU time in ns that a job's tasks, live and ended, are known to have used. It is kept for as long as
-            the job's object exists: other backends read it for their last row.
+        beyond: CPU time in ns in no record, by job.
+        attributed: CPU time in ns known to be used by a job's tasks, live and ended. It is kept as long as the job's
+            object exists: other backends read it for their last row.
     """
 
     def __init__(self) -> None:
         self.beyond: dict[int, int] = {}
         self.attributed: WeakKeyDictionary[Job, int] = WeakKeyDictionary()
-        self._group_ns: dict[int, int] = {}  # of the cgroup, where no task of the job has ended since
-        self._excess_ns: dict[int, int] = {}  # that its tasks used beyond that of the cgroup, as of the last reading
+        self._group_ns: dict[int, int] = {}  # of the cgroup; removed when a task of the job ends
+        self._excess_ns: dict[int, int] = {}  # of its tasks over the cgroup, as of the last reading
 
     def add_beyond(self, job: int, beyond_ns: int) -> None:
-        """Add CPU time that no record counts."""
+        """Add CPU time in no record."""
         self.beyond[job] = self.beyond.get(job, 0) + beyond_ns
 
     def end_tasks(self, job: int) -> None:
-        """Note that tasks of a job have ended: its cgroup may have used more than when it was read."""
+        """Note that tasks of a job have ended: its cgroup may have used more than at the last reading."""
         self._group_ns.pop(job, None)
 
     def share_elsewhere(
         self, job: int, counted_ns: int, group_ns: int | None, newcomers_ns: int, are_migrated: bool
     ) -> float:
-        """Return what share of their CPU time the tasks that are new in a job used before they came, 0 to 1.
+        """Return the share of their CPU time used by a job's new tasks before their arrival, 0 to 1.
 
-        The cgroup counts what is used in it alone: what the tasks used beyond that, newcomers used elsewhere.
+        The cgroup counts only CPU time used inside it: the newcomers used the excess of the tasks over it elsewhere.
 
         Args:
             job: the job.
             counted_ns: CPU time of all its tasks.
-            group_ns: CPU time of its cgroup; None where nothing measures it.
+            group_ns: CPU time of its cgroup; None if not measured.
             newcomers_ns: CPU time of the newcomers.
-            are_migrated: whether they are known to come from elsewhere: without a cgroup that counts, nothing is the
-                job's then, and otherwise all.
+            are_migrated: whether they are known to come from elsewhere: without a counting cgroup, none of their time
+                is the job's if so, and all of it if not.
         """
         if group_ns is None or not newcomers_ns:
             return 1.0 if are_migrated else 0.0
@@ -64,12 +64,12 @@ class JobCpuTime:
         return min(1.0, max(0, excess_ns) / newcomers_ns)
 
     def update(self, job: Job, counted_ns: int, group_ns: int | None) -> int:
-        """Bring a job's attributed CPU time up to date, and return it.
+        """Update a job's attributed CPU time, and return it.
 
         Args:
             job: the job.
             counted_ns: CPU time of all its tasks.
-            group_ns: CPU time of its cgroup; None where nothing measures it, or it is removed.
+            group_ns: CPU time of its cgroup; None if not measured, or if the cgroup is removed.
         """
         cpu_ns = counted_ns + self.beyond.get(job.id, 0)
         if group_ns is not None:
@@ -81,12 +81,12 @@ class JobCpuTime:
         return attributed_ns
 
     def keep_only(self, jobs: Collection[int]) -> None:
-        """Forget every other job, but not what was attributed to it."""
+        """Forget every other job, except its attributed time."""
         self.beyond = {job: beyond for job, beyond in self.beyond.items() if job in jobs}
         self._group_ns = {job: group for job, group in self._group_ns.items() if job in jobs}
         self._excess_ns = {job: excess for job, excess in self._excess_ns.items() if job in jobs}
 
     def forget(self, job: int) -> None:
-        """Forget a job, but not what was attributed to it."""
+        """Forget a job, except its attributed time."""
         for values in (self.beyond, self._group_ns, self._excess_ns):
             values.pop(job, None)

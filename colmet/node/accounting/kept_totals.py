@@ -1,10 +1,10 @@
-"""The form in which totals of jobs are kept across a restart of the agent.
+"""The form of totals of jobs kept across a restart of the agent.
 
 ::
 
     length of the head, 4 bytes | head, JSON: schema, jobs, waits | arrays of 64-bit integers, job by job:
-        floor (1 row, if there is one), sums (2 rows), keys of tasks, values of tasks (a row each)
-    and at the end, job by job: the waits of its tasks that were dropped (a row each)
+        floor (1 row, if present), sums (2 rows), keys of tasks, values of tasks (a row each)
+    and at the end, job by job: the dropped waits of its tasks (a row each)
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _HEAD = struct.Struct("<I")
 
 
 class KeptJob(NamedTuple):
-    """What the agent knew of a job: see `Accumulator.keep` and `restore`.
+    """State of one job in the agent: see `Accumulator.keep` and `restore`.
 
     Attributes:
         identity: of the job, see `Job.identity`.
         sums: shape (2, fields).
         keys: its tasks, shape (n,).
         values: their values, shape (n, fields).
-        excess: their waits that were dropped, shape (n, waits), see `PlausibleWaits.excess`.
-        floor: totals below which counters are not to fall, shape (fields,).
-        beyond_ns: CPU time that no record counts.
+        excess: their dropped waits, shape (n, waits), see `PlausibleWaits.excess`.
+        floor: lower bounds of the counters, shape (fields,).
+        beyond_ns: CPU time in no record.
     """
 
     identity: str
@@ -66,7 +66,7 @@ def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
 
 
 def unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
-    """Return the jobs that `pack` was given.
+    """Return the jobs given to `pack`.
 
     Raises:
         ValueError: another form, or of another version of Colmet.

@@ -1,4 +1,4 @@
-"""Tasks that came to a job from elsewhere."""
+"""Tasks that migrated to a job from elsewhere."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from colmet.node.kernel.procstat import Stat
 
 
 class MigratedTasks:
-    """Finds the tasks that came to a job from elsewhere: what they had used by then, they used there.
+    """Search for tasks that migrated to a job from elsewhere: their usage until then is not the job's.
 
     ::
 
@@ -25,13 +25,13 @@ class MigratedTasks:
              +--between two ticks, forks known: no parent among the job's tasks------------> migrated
              +--otherwise: a child, a task under a used number, or of any time since then -> not migrated
 
-    Of a job that is seen for the first time, no task is migrated, unless it was seen to begin.
+    At the first sight of a job no task is migrated, unless the job was seen to begin.
 
     Args:
-        owners: whose each known task is.
-        totals: the tasks that a job had before.
+        owners: the jobs of known tasks.
+        totals: the former tasks of jobs.
         finished: tasks that have ended.
-        states: reads who the parents are.
+        states: reads the parents of tasks.
     """
 
     def __init__(self, owners: Attribution, totals: Accumulator, finished: FinishedTasks, states: TaskStates) -> None:
@@ -50,8 +50,8 @@ class MigratedTasks:
         Args:
             jobs: the jobs.
             listed: the tasks of each.
-            overflows: how often forks were missed; None while they are not listened to.
-            tick: whether the tasks may have come at any time since the last tick.
+            overflows: how often forks were missed; None without fork events.
+            tick: whether the tasks may have arrived at any time since the last tick.
         """
         before, self._overflows = self._overflows, overflows or 0
         forks_are_known = overflows is not None and overflows == before
@@ -65,7 +65,7 @@ class MigratedTasks:
             new = sorted(set(unknown).difference(known))
             migrated = {tid for tid in new if self._owners.has_left(tid)}
             if forks_are_known and not tick:
-                # one that does not answer counts as the job's own: nothing of it is taken off
+                # a task that does not answer counts as the job's own: nothing is subtracted
                 migrated |= {
                     tid
                     for tid, stat in self._states.stats(job.id, new)
@@ -80,7 +80,7 @@ class MigratedTasks:
         return tids
 
     def note_seen(self, job: int) -> None:
-        """Note that a job's tasks are known: tasks that are new from now on may have migrated."""
+        """Note that a job's tasks are known: later new tasks may have migrated."""
         self._seen.add(job)
 
     def keep_only(self, jobs: Collection[int]) -> None:

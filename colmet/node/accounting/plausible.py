@@ -1,8 +1,8 @@
-"""Drop waiting times that a task cannot have waited.
+"""Drop implausible waiting times of tasks.
 
-Since Linux 6.12 the kernel may start the clock of a block I/O wait for another task than the one that waits
-(`__block_task` calls `delayacct_blkio_start`, which writes to `current`, also where it dequeues a task whose sleep was
-deferred). When that task wakes up, the kernel adds the time since an earlier wait of it, or since boot.
+Since Linux 6.12 the kernel may start the clock of a block I/O wait for a task other than the waiting one
+(`__block_task` calls `delayacct_blkio_start`, which writes to `current`, also when it dequeues a task whose sleep was
+deferred). When the waiting task wakes up, the kernel adds the time since an earlier wait of it, or since boot.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from colmet.common.schema import MISSING_INT, Schema
 from colmet.node.accounting.accumulator import Ints
 
 # A task's age and its waits are of two clocks: one steered by NTP (at most 500 ppm), one that may differ between CPUs
-# by a clock tick (10 ms where it is longest). The age is read after the waits, so a reading that is interrupted between
-# the two shows a longer age.
+# by a clock tick (at most 10 ms). The age is read after the waits, so a reading that is interrupted between the two
+# shows a longer age.
 _MARGIN_NS = 10_000_000
 _NS_PER_US = 1001
 
@@ -28,8 +28,8 @@ class _Seen(NamedTuple):
     Attributes:
         keys: ascending, shape (n,).
         ages: in us, shape (n,).
-        counted: their waits without what was dropped, shape (n, waits).
-        excess: what was, shape (n, waits).
+        counted: their waits without the dropped part, shape (n, waits).
+        excess: the dropped part, shape (n, waits).
     """
 
     keys: Ints
@@ -39,11 +39,11 @@ class _Seen(NamedTuple):
 
 
 class PlausibleWaits:
-    """Corrects tasks' counters of waiting time, so that none grows by more than its task can have waited.
+    """Correction of tasks' counters of waiting time, so that none grows by more than its task can have waited.
 
-    A wait is counted when it ends, so it may be longer than the time between two readings: what was counted of a task
-    is never more than its age. Once a counter has broken that, its kernel is known to count wrongly, and of each task
-    the counter may only grow by the time between two readings.
+    A wait is counted at its end, so it may be longer than the time between two readings: a task's counter is never more
+    than its age. Once a counter has exceeded an age, its kernel is known to count wrongly, and each task's counter may
+    only grow by the time between two readings.
 
     Args:
         schema: of the values.
@@ -51,14 +51,14 @@ class PlausibleWaits:
         waits: the names of the counters, in ns.
 
     Attributes:
-        dropped: growths that were dropped.
-        largest_ns: the largest of them.
+        dropped: number of dropped growths.
+        largest_ns: the largest dropped growth.
     """
 
     def __init__(self, schema: Schema, age: str, waits: Sequence[str]) -> None:
         self._age = schema.names.index(age)
         self._waits = np.array([schema.names.index(name) for name in waits], dtype=np.intp)
-        self._wrong = np.zeros(len(waits), dtype=bool)  # counters that the kernel is known to count wrongly
+        self._wrong = np.zeros(len(waits), dtype=bool)  # counters known to be wrong in this kernel
         self._jobs: dict[int, _Seen] = {}
         self.dropped = 0
         self.largest_ns = 0
@@ -80,7 +80,7 @@ class PlausibleWaits:
         return self._correct(job, keys, values)[0]
 
     def excess(self, job: int, keys: Ints) -> Ints:
-        """Return what was dropped of some of a job's tasks, for `restore`: shape (n, waits)."""
+        """Return the dropped waits of some of a job's tasks, for `restore`: shape (n, waits)."""
         seen = self._jobs.get(job)
         if seen is None or not len(seen.keys) or not len(keys):
             return np.zeros((len(keys), len(self._waits)), dtype=np.int64)
@@ -89,7 +89,7 @@ class PlausibleWaits:
         return found
 
     def restore(self, job: int, keys: Ints, values: Ints, excess: Ints) -> None:
-        """Continue with a job's tasks: corrected values, and what was dropped of them."""
+        """Continue with a job's tasks: corrected values, and their dropped waits."""
         self._wrong |= (excess > 0).any(axis=0)
         self._jobs[job] = _Seen(keys, values[:, self._age].copy(), values[:, self._waits], excess)
 
@@ -102,7 +102,7 @@ class PlausibleWaits:
         self._jobs = {job: seen for job, seen in self._jobs.items() if job in jobs}
 
     def _correct(self, job: int, keys: Ints, values: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return values, the waits among them, and what was dropped of these."""
+        """Return values, the waits among them, and the dropped part of these."""
         raw, ages = values[:, self._waits], values[:, self._age, None]
         before, excess, since = np.zeros_like(raw), np.zeros_like(raw), np.zeros_like(raw)
         seen = self._jobs.get(job)

@@ -1,4 +1,4 @@
-"""Whether tasks of jobs live, from /proc."""
+"""States of the jobs' tasks (alive or ended), from /proc."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from colmet.node.system.processes import NoAnswer
 
 
 class TaskStates:
-    """Reads the states of tasks; a job's processes can delay the reading of that job's alone (`processes`).
+    """Reader of the states of tasks; a job's processes can delay the reading of that job's alone (`processes`).
 
     Args:
         host: the machine.
@@ -22,26 +22,26 @@ class TaskStates:
         self._parties: dict[int, str] = {}
 
     def note(self, jobs: Iterable[Job]) -> None:
-        """Note whose processes those of jobs are."""
+        """Note the party of each job's processes."""
         self._parties.update((job.id, job.party) for job in jobs)
 
     def party(self, job: int) -> str:
-        """Return who can delay the reading of a job's processes."""
+        """Return the party that can delay the reading of a job's processes."""
         return self._parties.get(job) or f"job {job}"
 
     def stats(self, job: int, tids: Sequence[int]) -> Iterable[tuple[int, Stat | NoAnswer | None]]:
-        """Return each task of a job with its stat; None for one that has ended."""
+        """Return each task of a job with its stat; None for an ended one."""
         return zip(tids, ask_stats(self._host, [(tid, self.party(job)) for tid in tids]))
 
     def alive(self, job: int, tids: Sequence[int], unasked: bool) -> list[int]:
         """Return the tasks that exist and are not about to end.
 
-        A task that ends holds no lock that a reader waits for: one for which a reader waits is alive.
+        A task that ends holds no lock needed by a reader: a task with a waiting reader is alive.
 
         Args:
             job: the job.
             tids: its tasks.
-            unasked: whether those that could not be read count as alive, too.
+            unasked: whether unreadable tasks count as alive, too.
         """
         found = []
         for tid, stat in self.stats(job, tids):

@@ -39,14 +39,14 @@ from colmet.node.system.host import Host, is_gone
 log = logging.getLogger(__name__)
 
 
-# Gauges of what is in use now: after the removal of the group, their last values are not true any more.
+# Gauges of current use: after the removal of the group, their last values are no longer true.
 _STAY = {"memory_peak", "memory_limit", "memory_swap_limit", "pids_peak", "pids_limit", "cpus_allocated"}
 IN_USE = frozenset({field.name for field in SCHEMA.fields if field.kind == "gauge"} - _STAY)
 
-# Limits and CPUs change only when they are set: they, and files that did not exist, are read at every 12th tick.
+# Limits and CPUs change only when they are set: they, and missing files, are read at every 12th tick.
 SLOW_TICKS = 12
-_TICKS_NS = 20_000_000  # by which CPU times that are read one after the other may differ
-# By which the CPU times of tasks may add up to more than their group's, which is in us in v2.
+_TICKS_NS = 20_000_000  # largest difference of CPU times read one after the other
+# Largest excess of the tasks' summed CPU times over their group's, which is in us in v2.
 _ROUNDING_NS = 1_000_000
 _NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -55,7 +55,7 @@ def _as_they_are(columns: Mapping[str, str]) -> Columns:
     return {key: (column, 1) for key, column in columns.items()}
 
 
-# memory.stat: v1 key, with total_ before it -> v2 key, column; "" where v2 has none (or a file of its own)
+# memory.stat: v1 key, with total_ before it -> v2 key, column; "" if v2 has none (or a file for it alone)
 _MEMORY_STAT = {
     "rss": ("anon", "memory_anon"),
     "cache": ("file", "memory_file"),
@@ -76,7 +76,7 @@ _MEMORY_STAT = {
 
 
 def memory_stat_v1() -> Parser:
-    """Return the parser of memory.stat of v1: the group and those below it."""
+    """Return the parser of memory.stat of v1: the group and its descendants."""
     return Keyed(
         _as_they_are({f"total_{key}": column for key, (_, column) in _MEMORY_STAT.items()}),
         {"hierarchical_memory_limit": "memory_limit", "hierarchical_memsw_limit": "memory_swap_limit"},
@@ -102,13 +102,13 @@ def memory_stat_v2() -> Parser:
 
 
 class BlkioProbe:
-    """Finds out whether v1's blkio counts at all.
+    """A test of whether v1's blkio counts at all.
 
-    A group that did no I/O lists no device. But from Linux 5.16 (a7b36ee6ba29, "block: move blk-throtl fast path
-    inline") to 6.4 (ad7c3b41e86b, "blk-throttle: Fix io statistics for cgroup v1", in 6.5 and backports) one that did
-    lists zeros, and counts only what a limit of its own may throttle; since 6.10 (a3166c51702b, "blk-throttle: delay
-    initialization until configuration") it lists no device before a limit is set on a disk. A kernel that counts has
-    counted something in the hierarchy's top group since the boot. Until then it is unknown.
+    A group without I/O lists no device. But from Linux 5.16 (a7b36ee6ba29, "block: move blk-throtl fast path
+    inline") to 6.4 (ad7c3b41e86b, "blk-throttle: Fix io statistics for cgroup v1", in 6.5 and backports) a group with
+    I/O lists zeros, and counts only I/O that a limit of its own may throttle. Since 6.10 (a3166c51702b, "blk-throttle:
+    delay initialization until configuration") it lists no device before a limit is set on a disk. A kernel that counts
+    has counted something in the hierarchy's top group since the boot. Until then the result is unknown.
     """
 
     NAMES = ("blkio.throttle.io_service_bytes_recursive", "blkio.throttle.io_service_bytes")
@@ -119,7 +119,7 @@ class BlkioProbe:
         self._warned = False
 
     def forget(self) -> None:
-        """Read again at the next call of `counts`."""
+        """Repeat the test at the next call of `counts`."""
         self._counts = None
 
     def counts(self, directory: str) -> bool:
@@ -131,7 +131,7 @@ class BlkioProbe:
         return self._counts
 
     def warn(self, directory: str) -> None:
-        """Warn once why I/O is missing."""
+        """Warn once, with the reason for missing I/O."""
         if not self._warned:
             self._warned = True
             log.warning(
@@ -150,7 +150,7 @@ class BlkioProbe:
             except OSError:
                 break
             top, directory = directory, posixpath.dirname(directory)
-        with contextlib.suppress(OSError):  # else before Linux 5.3
+        with contextlib.suppress(OSError):  # the recursive file is missing before Linux 5.3
             found = self._host.read(f"{top}/{self.NAMES[0]}")
         return has_counted(found)
 
@@ -167,10 +167,10 @@ class CgroupFile(NamedTuple):
     """A file of a group.
 
     Attributes:
-        names: of which the first that exists is read.
+        names: candidates; the first existing one is read.
         parse: adds its values.
         slow: whether it is read at every `SLOW_TICKS`-th tick only.
-        empty: columns that are 0 if it names no device and the kernel counts, and missing if all numbers are 0; see
+        empty: columns set to 0 if it names no device and the kernel counts, and missing if all numbers are 0; see
             `BlkioProbe`.
     """
 
@@ -181,7 +181,7 @@ class CgroupFile(NamedTuple):
 
 
 class ControllerFiles(NamedTuple):
-    """The files of one v1 controller, and those of v2 in its place. Without a controller, there are v2's alone."""
+    """The files of one v1 controller, and those of v2 in its place. Without a controller, v2's alone."""
 
     controller: str
     v1: tuple[CgroupFile, ...]
@@ -193,7 +193,7 @@ _IN_USE_NOW = frozenset(("memory_current", "pids_current"))
 
 
 def kinds(host: Host) -> tuple[ControllerFiles, ...]:
-    """Return all files, in the order of reading: first CPU time, which is compared with `cpu_attributed`."""
+    """Return all files, in the order of reading: CPU time first, for comparison with `cpu_attributed`."""
     blocks = Blocks(host)
     quota = _as_they_are({"nr_periods": "nr_periods", "nr_throttled": "nr_throttled"})
     quota_v2 = {**quota, "throttled_usec": ("throttled_time", 1000)}
@@ -266,12 +266,12 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
 
 
 class _OpenFile:
-    """A file of one job that is kept open.
+    """An open file of one job.
 
     Attributes:
         kept: the file.
-        part: the controller's part that it belongs to.
-        absent: whether it did not exist: it is tried again at the next slow tick.
+        part: its controller's part.
+        absent: whether it did not exist: it is retried at the next slow tick.
     """
 
     __slots__ = ("_host", "_which", "absent", "directory", "kept", "part", "source")
@@ -290,7 +290,7 @@ class _OpenFile:
         return self.kept.path
 
     def use_next_name(self) -> bool:
-        """Use the next name of a file that does not exist; return False after the last, when the first is next."""
+        """Use the next name of a missing file; return False after the last, when the first is next."""
         self._which = (self._which + 1) % len(self.source.names)
         self.kept = self._host.keep(f"{self.directory}/{self.source.names[self._which]}")
         return self._which > 0
@@ -331,7 +331,7 @@ class _ControllerPart:
         return True
 
     def lose(self) -> None:
-        """Forget the directory, which was removed, and search it again."""
+        """Forget the removed directory, and search it again."""
         self.close()
         self.directory = None
         self.settled = False
@@ -343,7 +343,7 @@ class _ControllerPart:
 
 
 def _user_of(job: Job) -> Values:
-    """Return the user as the column has it; nothing if unknown."""
+    """Return the value of the column `user`; nothing if unknown."""
     user = job.user.encode("utf-8", "replace")[:USER_BYTES].decode("utf-8", "ignore")  # whole characters
     return {"user": user.encode()} if user else {}
 
@@ -352,15 +352,14 @@ class _Group:
     """The files of one job, and their values.
 
     Attributes:
-        known: the last value of each column that was ever read.
+        known: the last value of each column ever read.
         values: the values of this tick so far.
-        slow_values: the values that are not read at every tick.
-        rest: the files that are still to be read at this tick.
-        lost: the parts whose group was found to be removed.
+        slow_values: the values of the slow files.
+        rest: the files still to be read at this tick.
+        lost: the parts of removed groups.
         listed: whether the job existed at the last tick.
-        attributed_ns: CPU time that its tasks were known to have used when its CPU time was read last; None where
-            nothing measures it.
-        counted: the columns of memory and tasks in use that were read last.
+        attributed_ns: known CPU time of its tasks at the last reading of its CPU time; None if not measured.
+        counted: the columns of memory and tasks in use at the last reading.
     """
 
     def __init__(self, job: Job, parts: Sequence[_ControllerPart]) -> None:
@@ -381,7 +380,7 @@ class _Group:
         self._slow_in = self._slow_every = 1
 
     def row(self, values: Values, attributed_ns: int | None) -> Sample:
-        """Return its row of these values, and of the CPU time that its tasks are known to have used by then."""
+        """Return its row of these values, and of the known CPU time of its tasks by then."""
         if not self._user:
             self.job.learn_user()
             self._user = _user_of(self.job)
@@ -392,10 +391,10 @@ class _Group:
         return Sample(self.job.id, row)
 
     def is_final(self, attributed_ns: int | None) -> bool:
-        """Return whether its tasks are known to have used no more by now than it had used when it was read last.
+        """Return whether its tasks have used no known CPU time since the last reading of the group's.
 
-        By what they were known to have used then, or by its own figure, which may be a little less than theirs: each
-        is rounded by itself.
+        Compares with the tasks' known CPU time at that reading, and with the group's own figure. That may be a little
+        lower than the tasks', as each is rounded separately.
         """
         usage, then_ns = self.known.get("cpu_usage"), self.attributed_ns
         if usage is None or attributed_ns is None or then_ns is None:
@@ -403,9 +402,9 @@ class _Group:
         return attributed_ns <= max(then_ns, int(usage) + _ROUNDING_NS)
 
     def last_row(self, attributed_ns: int | None) -> Sample:
-        """Return its row of what was read last, when nothing can be read any more.
+        """Return its row of the last values read, once its files are gone.
 
-        What was in use by then is missing, and so is what was not attributed. Its tasks' CPU time was the group's, too.
+        Current use is missing, and so is unattributed CPU time. The CPU time of its tasks was the group's, too.
         """
         row = {**self._user, **{name: value for name, value in self.known.items() if name not in IN_USE}}
         usage = row.get("cpu_usage")
@@ -414,7 +413,7 @@ class _Group:
         return Sample(self.job.id, row)
 
     def look(self, host: Host) -> None:
-        """Search the parts that have not been found yet."""
+        """Search the parts not found yet."""
         if self._pending:
             self._pending = [part for part in self._pending if not part.settled]
             changes = [part.look(host, self.job) for part in self._pending]
@@ -422,7 +421,7 @@ class _Group:
                 self._arrange()
 
     def lose(self) -> None:
-        """Close the parts whose group was found to be removed, and search them again from the next tick on."""
+        """Close the parts of removed groups, and search them again from the next tick on."""
         if self.lost:
             self._pending = [part for part in self._parts if part in self.lost or part in self._pending]
             for part in self.lost:
@@ -431,9 +430,9 @@ class _Group:
             self._arrange()
 
     def is_slow_tick(self) -> bool:
-        """Return whether to read what is not read at every tick, and to try files again that did not exist.
+        """Return whether to read the slow files, and to retry missing ones.
 
-        It is more often so soon after a part was found, as the job may still be being set up.
+        More often soon after a part was found, as the setup of the job may be incomplete.
         """
         self._slow_in -= 1
         if self._slow_in > 0:
@@ -480,7 +479,7 @@ class CgroupBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option that turns it off."""
+        """Declare the option to turn it off."""
         parser.add_argument("--disable-cgroup", action="store_true", help=Rare("do not measure the jobs' cgroups"))
 
     @classmethod
@@ -514,7 +513,7 @@ class CgroupBackend(InputBackend):
         self._finish(group)
 
     def last(self, job: Job) -> Sample | None:
-        """Return the row of the last values of each file; None if there are none."""
+        """Return the row of the last values of each file; None without any."""
         group = self._groups.pop(job, None)
         if group is None:
             return None
@@ -530,11 +529,11 @@ class CgroupBackend(InputBackend):
         return group.last_row(attributed_ns) if group.known else None
 
     def use_value(self, name: str, value: JobValue) -> None:
-        """Read `cpu_attributed`, the CPU time in ns that a job's tasks are known to have used."""
+        """Read `cpu_attributed`, the known CPU time in ns of a job's tasks."""
         self._cpu_attributed = value
 
     def job_value(self, name: str) -> JobValue:
-        """Return `columns_counted`: which of memory_current and pids_current the job's cgroups had at this tick."""
+        """Return `columns_counted`: those of memory_current and pids_current in the job's cgroups at this tick."""
         return {"columns_counted": self._counted}[name]
 
     def _counted(self, job: Job) -> frozenset[str] | None:
@@ -542,7 +541,7 @@ class CgroupBackend(InputBackend):
         return None if group is None else group.counted
 
     def counters(self) -> Mapping[str, int]:
-        """Return the number of files that could not be read, and of rows with more CPU time attributed than used."""
+        """Return the number of unreadable files, and of rows with more CPU time attributed than used."""
         return {"file_failures": self._failures, "overattributed": self._overattributed}
 
     def _row(self, group: _Group, values: Values, attributed_ns: int | None) -> Sample:
@@ -569,7 +568,7 @@ class CgroupBackend(InputBackend):
         return group
 
     def _close_gone(self, jobs: Sequence[Job]) -> None:
-        """Close the files of jobs that do not exist any more; keep their values one tick longer, for `last`."""
+        """Close the files of ended jobs; keep their values one tick longer, for `last`."""
         listed = set(jobs)
         for job in [job for job in self._groups if job not in listed]:
             group = self._groups[job]
@@ -587,7 +586,7 @@ class CgroupBackend(InputBackend):
         self._read(group, group.fast[:1])
 
     def _finish(self, group: _Group) -> None:
-        """Read the rest."""
+        """Read the other files."""
         values = group.values
         if group.is_slow_tick():
             group.values = {}
@@ -603,7 +602,7 @@ class CgroupBackend(InputBackend):
             group.attributed_ns = self._cpu_attributed(group.job)
 
     def _read(self, group: _Group, files: Sequence[_OpenFile]) -> None:
-        """Add the values of files; the columns of one that cannot be read are missing."""
+        """Add the values of files; the columns of an unreadable file are missing."""
         values = group.values
         for file in files:
             if file.absent:
@@ -632,7 +631,7 @@ class CgroupBackend(InputBackend):
                     values.update(dict.fromkeys(source.empty, 0))
 
     def _absent(self, job: Job, file: _OpenFile, err: OSError) -> None:
-        """Skip a file that does not exist or cannot be read until the next slow tick."""
+        """Skip a missing or unreadable file until the next slow tick."""
         file.absent = True
         # EOPNOTSUPP: pressure is compiled in and off (psi=0)
         if not is_gone(err) and err.errno != errno.EOPNOTSUPP:

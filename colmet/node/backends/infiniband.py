@@ -24,14 +24,14 @@ from colmet.node.system.sums import Sums
 
 log = logging.getLogger(__name__)
 
-DEADLINE_S = 5.0  # of ibstat and perfquery, which take 10 ms
+DEADLINE_S = 5.0  # of ibstat and perfquery; they usually run for 10 ms
 MAX_PORTS = 256
-MAX_COUNT = 2**60 - 1  # times 8 it is still a number that a column holds
+MAX_COUNT = 2**60 - 1  # times 8 it still fits a column
 
 _DEVICE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}", re.ASCII)
-_STATES = {"INITIALIZING": "INIT"}  # what ibstat calls otherwise than sysfs
+_STATES = {"INITIALIZING": "INIT"}  # ibstat's name -> sysfs's, if different
 _Listed = TypeVar("_Listed")
-_NOT_OFFERED = (errno.EINVAL, errno.EOPNOTSUPP)  # reading what a device does not count
+_NOT_OFFERED = (errno.EINVAL, errno.EOPNOTSUPP)  # from reading a counter that a device does not have
 
 
 _DATA = {  # column of the sums -> counter of a port
@@ -41,7 +41,7 @@ _DATA = {  # column of the sums -> counter of a port
     "portRcvPkts": "port_rcv_packets",
 }
 _IN_WORDS = ("port_xmit_data", "port_rcv_data")
-# Where `counters` has 32 bits, drivers of that time have 64 here: kernels before 4.5, and Mellanox OFED 2 to 4.
+# If `counters` has 32 bits, drivers of that time have 64 here: kernels before 4.5, and Mellanox OFED 2 to 4.
 _WIDE = {
     "port_xmit_data": "port_xmit_data_64",
     "port_rcv_data": "port_rcv_data_64",
@@ -52,7 +52,7 @@ _WIDE = {
     "multicast_xmit_packets": "port_multicast_xmit_packets",
     "multicast_rcv_packets": "port_multicast_rcv_packets",
 }
-_EXTENDED = {  # as perfquery -x names them
+_EXTENDED = {  # names in perfquery -x
     "PortXmitData": "port_xmit_data",
     "PortRcvData": "port_rcv_data",
     "PortXmitPkts": "port_xmit_packets",
@@ -62,7 +62,7 @@ _EXTENDED = {  # as perfquery -x names them
     "PortMulticastXmitPkts": "multicast_xmit_packets",
     "PortMulticastRcvPkts": "multicast_rcv_packets",
 }
-_BASIC = {  # as perfquery names those that -x leaves out
+_BASIC = {  # names in perfquery, of counters missing in -x
     "SymbolErrorCounter": "symbol_error",
     "LinkErrorRecoveryCounter": "link_error_recovery",
     "LinkDownedCounter": "link_downed",
@@ -80,12 +80,12 @@ _BASIC = {  # as perfquery names those that -x leaves out
 
 
 class Port(NamedTuple):
-    """One port now.
+    """A reading of one port.
 
     Attributes:
         name: device and number, ``mlx5_0/1``.
-        labels: state, physical_state, rate and link_layer, where it tells them.
-        counters: by their names in sysfs, as the port counts: data in words. What it cannot tell is left out.
+        labels: state, physical_state, rate and link_layer, as far as known.
+        counters: by their names in sysfs, in the port's units: data in words. Unknown ones are missing.
     """
 
     name: str
@@ -99,7 +99,7 @@ class Port(NamedTuple):
 
 
 class PortSource(ABC):
-    """Where ports are read.
+    """A source of readings of ports.
 
     Args:
         host: the machine.
@@ -121,23 +121,23 @@ class PortSource(ABC):
 
     @abstractmethod
     def programs(self) -> Iterable[Command]:
-        """Those that it asks, or has asked."""
+        """Return the programs used so far."""
 
     @abstractmethod
     def read(self) -> list[Port]:
-        """All ports; none where the node has no device.
+        """Return all ports; none if the node has no device.
 
         Raises:
-            CommandFailed: a program does not tell, of any port.
-            ParseError: its answer has another form.
+            CommandFailed: a program fails for all ports.
+            ParseError: its output has another form.
         """
 
 
 def parse_count(text: bytes) -> int:
-    """One counter.
+    """Return one counter.
 
     Raises:
-        ValueError: not a number, or one that no port can have counted up to.
+        ValueError: not a number, or one beyond the reach of any port.
     """
     text = text.strip()
     if not text.isdigit() or len(text) > 20 or int(text) > MAX_COUNT:
@@ -146,7 +146,7 @@ def parse_count(text: bytes) -> int:
 
 
 def parse_ibstat(text: str) -> list[Port]:
-    """What `ibstat` says: devices, and the ports of each.
+    """Return the ports in the output of `ibstat`: devices, and the ports of each.
 
     Raises:
         ValueError: another form.
@@ -176,11 +176,11 @@ def parse_ibstat(text: str) -> list[Port]:
 
 
 def parse_perfquery(text: str, names: dict[str, str]) -> dict[str, int]:
-    """What `perfquery` says: a comment, then ``PortXmitData:....................648``.
+    """Return the counters in the output of `perfquery`: a comment, then ``PortXmitData:....................648``.
 
     Args:
-        text: all of it.
-        names: counters that are looked for, and what they are called here.
+        text: the whole output.
+        names: counters to find -> their names in sysfs.
 
     Raises:
         ValueError: another form.
@@ -196,14 +196,14 @@ def parse_perfquery(text: str, names: dict[str, str]) -> dict[str, int]:
 
 
 class SysfsPorts(PortSource):
-    """Ports as the kernel shows them."""
+    """Ports in the kernel's sysfs."""
 
     def programs(self) -> Iterable[Command]:
-        """None."""
+        """Return none."""
         return ()
 
     def read(self) -> list[Port]:
-        """All ports."""
+        """Return all ports."""
         listed = [
             (f"{device}/{number}", f"{DEVICES}/{device}/ports/{number}")
             for device in self._names(DEVICES)
@@ -276,7 +276,7 @@ class SysfsPorts(PortSource):
 
 
 class AskedPorts(PortSource):
-    """Ports as `ibstat` lists them, and what `perfquery` says of those that are active and no Ethernet."""
+    """Ports listed by `ibstat`, with the counters of `perfquery` for active ones that are not Ethernet."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
@@ -284,7 +284,7 @@ class AskedPorts(PortSource):
         self._commands: dict[str, tuple[Command, Command]] = {}
 
     def read(self) -> list[Port]:
-        """All ports."""
+        """Return all ports."""
         text = self._ibstat.run()
         try:
             ports = list(self._bounded(parse_ibstat(text)))
@@ -299,7 +299,7 @@ class AskedPorts(PortSource):
                 why = err.why if isinstance(err, CommandFailed) else "status"
                 failed += 1
                 hung += why == "late"
-                # after two that hang, the others would, and the sample would take minutes
+                # after two timeouts, the others would follow, and the sample would last minutes
                 if failed == len(asked) or hung > 1 or why not in ("status", "late"):
                     raise
                 self.failures += 1
@@ -308,7 +308,7 @@ class AskedPorts(PortSource):
         return ports
 
     def programs(self) -> Iterable[Command]:
-        """ibstat, and perfquery of each port."""
+        """Return ibstat, and perfquery of each port."""
         return [self._ibstat, *[command for both in list(self._commands.values()) for command in both]]
 
     def _ask(self, port: Port) -> None:
@@ -331,7 +331,7 @@ class InfinibandBackend(InputBackend):
     """One row of the node, and one for each port.
 
     Args:
-        source: where ports are read.
+        source: of the readings of ports.
         word_bytes: bytes in a word of the data counters.
     """
 
@@ -373,17 +373,17 @@ class InfinibandBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> InfinibandBackend | None:
-        """Off, unless it is turned on."""
+        """Return the backend if it is turned on, else None."""
         if not options.enable_infiniband:
             return None
         source = AskedPorts(host) if options.infiniband_perfquery else SysfsPorts(host)
         return cls(source, 8 if options.omnipath else 4)
 
     def open(self) -> None:
-        """Look for ports.
+        """Search ports.
 
         Raises:
-            BackendUnavailable: there is none, or the programs do not tell.
+            BackendUnavailable: no port, or the programs fail.
         """
         self._read()
 
@@ -404,11 +404,11 @@ class InfinibandBackend(InputBackend):
         return ports
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """One row of job 0, and one for each port.
+        """Return one row of job 0, and one for each port.
 
         Raises:
-            CommandFailed, ParseError: programs that are asked do not tell, of any port.
-            BackendUnavailable: there is no port any more.
+            CommandFailed, ParseError: the external programs fail for all ports.
+            BackendUnavailable: no port is left.
         """
         ports = self._source.read()
         if not ports:
@@ -445,12 +445,12 @@ class InfinibandBackend(InputBackend):
             )
 
     def counters(self) -> dict[str, int]:
-        """Parts of ports that could not be read or parsed."""
+        """Return the number of parts of ports that could not be read or parsed."""
         return {"part_failures": self._source.failures}
 
     def programs(self) -> Iterable[Command]:
-        """Ibstat and perfquery, where they are asked."""
+        """Return ibstat and perfquery, if they are used."""
         return self._source.programs()
 
     def close(self) -> None:
-        """Nothing is held; the totals go on when it is opened again."""
+        """Do nothing: nothing is open; the totals continue after the next `open()`."""

@@ -24,17 +24,17 @@ log = logging.getLogger(__name__)
 
 MAX_WATTS = 1_000_000
 DELL = 674  # its number as a manufacturer of BMCs, by IANA
-# Names under which BMCs are known to have the power of the whole node as a sensor; the first that is there is taken.
+# Known names of sensors for the power of the whole node; the first existing one is used.
 SENSORS = (
     *("Pwr Consumption", "System Level", "Power Meter", "Total Power", "Total_Power", "Sys Power", "Sys_Power"),
     *("System Power", "PW Consumption", "Power_Usage", "Avg Power"),
 )
-_FAILURES_IN_A_ROW = 5  # then the BMC has a rest
-_LIST_S = 60.0  # a list of all sensors is long in coming, most of all the first time
-_SHOWN = 200  # characters of an answer that cannot be parsed
+_FAILURES_IN_A_ROW = 5  # then the BMC is left alone until a retry
+_LIST_S = 60.0  # a list of all sensors is slow, especially the first time
+_SHOWN = 200  # characters shown of an answer that cannot be parsed
 
 
-# How the tools call what they print: freeipmi's ipmi-oem and ipmi-dcmi, ipmitool.
+# Names of values in the output of freeipmi's ipmi-oem and ipmi-dcmi, and of ipmitool.
 _COLUMNS = {
     "average power consumption": "average_power_consumption",
     "min power consumption": "minimum_power",
@@ -50,7 +50,7 @@ _COLUMNS = {
     "average power reading over sample period": "average_power_consumption",
 }
 _SENSOR = "sensor reading"  # ipmitool sdr get, ipmi-sensors -v
-# With these, all values are old or nothing at all.
+# In any other state, all values are old or void.
 _STATES = {"power measurement": "active", "power reading state is": "activated"}
 _NO_VALUE = frozenset({"n/a", "na", "no reading", "not available", "disabled", "unavailable"})
 _NUMBER = r"(?P<number>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?: ?\(\+/- [0-9.]+\))?"
@@ -62,7 +62,7 @@ Values = Mapping[str, "int | None"]
 
 
 def watts(text: str, form: re.Pattern[str] = _WATTS) -> int | None:
-    """A power as the tools print it, in whole W; None where they say that there is none.
+    """Return a power printed by a tool, in whole W; None if the tool reports no value.
 
     Raises:
         ValueError: it is no power, or more than 1,000,000 W.
@@ -84,13 +84,13 @@ def _of_a_sensor(value: int | None) -> dict[str, int | None]:
 
 
 def parse(text: str) -> dict[str, int | None]:
-    """What a tool says, by column; empty where it says nothing of power, or that it does not measure now.
+    """Return the values in a tool's output, by column; empty without power, or if the tool does not measure now.
 
-    Knows what `ipmi-oem dell`, `ipmi-dcmi`, `ipmitool dcmi`, `ipmitool sdr get`, and, where they print one sensor
-    alone, `ipmitool sensor reading` and `ipmi-sensors` print, and a number alone.
+    Understands the output of `ipmi-oem dell`, `ipmi-dcmi`, `ipmitool dcmi`, `ipmitool sdr get`, and, for one sensor
+    alone, of `ipmitool sensor reading` and `ipmi-sensors`; also a number alone.
 
     Raises:
-        ValueError: a value is no power, or there are two.
+        ValueError: a value is no power, or occurs twice.
     """
     found: dict[str, int | None] = {}
     for line in text.splitlines():
@@ -124,12 +124,12 @@ def parse(text: str) -> dict[str, int | None]:
 
 
 class Sensor(NamedTuple):
-    """A sensor that measures power.
+    """A sensor of power.
 
     Attributes:
-        record: the number of its record; 0 where the tool does not say.
-        name: as the BMC has it.
-        watts: its reading, None where it has none now.
+        record: the number of its record; 0 if the tool does not print it.
+        name: as in the BMC.
+        watts: its reading in W, None without one.
     """
 
     record: int
@@ -138,7 +138,7 @@ class Sensor(NamedTuple):
 
 
 def parse_sensors(text: str) -> list[Sensor]:
-    """The sensors in watts that `ipmi-sensors` prints, as a table or with commas, or `ipmitool sdr list`.
+    """Return the sensors in watts printed by `ipmi-sensors`, as a table or with commas, or by `ipmitool sdr list`.
 
     Raises:
         ValueError: a reading is no power.
@@ -154,7 +154,7 @@ def parse_sensors(text: str) -> list[Sensor]:
 
 
 def secrets(words: Sequence[str]) -> set[str]:
-    """The words of a command line of freeipmi or ipmitool that are passwords or keys."""
+    """Return the words of a command line of freeipmi or ipmitool that are passwords or keys."""
     is_ipmitool = bool(words) and os.path.basename(words[0]) == "ipmitool"  # there -p is a port
     letters = "-P -k -y" if is_ipmitool else "-p -P -k -y"
     found = set()
@@ -170,7 +170,7 @@ def secrets(words: Sequence[str]) -> set[str]:
     return found - {""}
 
 
-# What helps, by what the tools say when it goes wrong; the first that fits.
+# Remedies by the error messages of the tools; the first match is used.
 _REMEDIES = {
     r"permission": "start colmet-node as root; in its unit install ipmitool, or set User=root (`systemctl edit "
     "colmet-node`), as freeipmi's programs refuse other users",
@@ -188,12 +188,12 @@ _ELSE_OF_A_COMMAND = "see what the command of --ipmipower-cmd prints when root r
 
 
 class _Source(NamedTuple):
-    """A command that says the power.
+    """A command that returns the power.
 
     Attributes:
-        tool: what it belongs to: freeipmi, ipmitool, or "" for another.
+        tool: freeipmi, ipmitool, or "" for another.
         label: of its rows.
-        command: to ask.
+        command: to run.
     """
 
     tool: str
@@ -201,11 +201,11 @@ class _Source(NamedTuple):
     command: Command
 
     def ask(self) -> Values:
-        """Its values now.
+        """Return its current values.
 
         Raises:
             CommandFailed: it failed.
-            ParseError: it says no power, or in another form.
+            ParseError: its output has no power, or an unknown form.
         """
         text = self.command.run()
         try:
@@ -218,15 +218,15 @@ class _Source(NamedTuple):
 
 
 class IpmipowerBackend(InputBackend):
-    """One row of what the BMC measures, by a tool that asks it.
+    """One row of the BMC's measurements, read by an external tool.
 
     Args:
-        host: whose tools, and whose BMC.
-        words: the command to ask; none: the first that answers, of what the tools can ask the BMC for.
-        freeipmi: options of freeipmi's tools; None where they are not to be used.
+        host: the machine with the tools and the BMC.
+        words: the command to run; empty: the first working one of those that the tools provide.
+        freeipmi: options of freeipmi's tools; None disables them.
         ipmitool: the same of ipmitool.
-        sensor: name of the sensor to ask for, and nothing else; "": what there is.
-        timeout_s: that an answer may take.
+        sensor: name of the only sensor to read; "" for any source.
+        timeout_s: of an answer, in seconds.
     """
 
     name = "ipmipower"
@@ -243,7 +243,7 @@ class IpmipowerBackend(InputBackend):
         sensor: str = "",
         timeout_s: float = 10.0,
     ) -> None:
-        self.deadline_s = 6 * timeout_s + 4 * _LIST_S  # of an open() that tries all; each command has one of its own
+        self.deadline_s = 6 * timeout_s + 4 * _LIST_S  # of an open() that tries all; each command also has its own
         self._host = host
         self._words = words
         self._options = {"freeipmi": freeipmi, "ipmitool": ipmitool}
@@ -252,13 +252,13 @@ class IpmipowerBackend(InputBackend):
         self._commands: dict[tuple[str, ...], Command] = {}
         self._source: _Source | None = None
         self._failures = 0
-        self._troubles: list[str] = []  # of an open(): what failed, and what it said
-        self._said = ""  # the same without the command lines, in which there may be the name of a password file
-        self._off: set[str] = set()  # tools that are not to be used, or of no use
+        self._troubles: list[str] = []  # of an open(): failures and their messages
+        self._said = ""  # the same without the command lines: they may name a password file
+        self._off: set[str] = set()  # tools that are disabled or do not work
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """What to ask, and how."""
+        """Declare the options of the backend and its tools."""
         parser.add_argument(
             "--enable-ipmipower",
             action="store_true",
@@ -304,10 +304,10 @@ class IpmipowerBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:
-        """Off, unless it is turned on.
+        """Return the backend if it is turned on, else None.
 
         Raises:
-            ConfigError: the command is not one, or there is more than one way to ask.
+            ConfigError: the command is invalid, or more than one source is configured.
         """
         if not options.enable_ipmipower:
             return None
@@ -327,10 +327,10 @@ class IpmipowerBackend(InputBackend):
         return cls(host, words, freeipmi, ipmitool, options.ipmipower_sensor, options.ipmipower_timeout)
 
     def open(self) -> None:
-        """Find what says the power: asks for it.
+        """Find a source of the power by trying all.
 
         Raises:
-            BackendUnavailable: nothing does; the text has what each tool said.
+            BackendUnavailable: none works; the text has the message of each tool.
         """
         self._troubles, self._said = [], ""
         self._off = {tool for tool, options in self._options.items() if options is None}
@@ -340,7 +340,7 @@ class IpmipowerBackend(InputBackend):
             except (CommandFailed, ParseError) as err:
                 self._note(err, source.tool)
                 continue
-            if not any(values.values()):  # so says many a BMC that has no power meter
+            if not any(values.values()):  # usual for a BMC without a power meter
                 self._troubles.append(f"{source.command}: says 0 W")
                 continue
             self._source = source
@@ -351,12 +351,12 @@ class IpmipowerBackend(InputBackend):
         raise BackendUnavailable(f"nothing says the power: {troubles}. Remedy: {self._remedy(self._said)}")
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        """One row of the node.
+        """Return one row of the node.
 
         Raises:
             CommandFailed: the tool failed, or the BMC did not answer in time.
             ParseError: the answer has no power, or another form.
-            BackendUnavailable: that happened 5 times in a row: the BMC has a rest.
+            BackendUnavailable: the 5th failure in a row; the BMC is left alone until a retry.
         """
         assert self._source is not None
         try:
@@ -371,15 +371,15 @@ class IpmipowerBackend(InputBackend):
         return [Sample(NODE_JOB, {**values, "source": self._source.label.encode()})]
 
     def programs(self) -> Iterable[Command]:
-        """All that have been asked."""
+        """Return all commands used so far."""
         return list(self._commands.values())
 
     def close(self) -> None:
-        """What is asked is found anew by `open()`."""
+        """Forget the source; `open()` searches again."""
         self._source = None
 
     def _sources(self) -> Iterator[_Source]:
-        """What may say the power, in the order in which it is tried."""
+        """Yield possible sources of the power, in the order of the trials."""
         if self._words:
             yield _Source("", "command", self._command(self._words))
             return
@@ -387,7 +387,7 @@ class IpmipowerBackend(InputBackend):
             manufacturer = self._look("freeipmi", "bmc-info", "--get-device-id")
             if manufacturer is None:
                 self._off.add("freeipmi")
-            # what Dell's commands mean to the BMC of another, nobody knows
+            # the effect of Dell's commands on other BMCs is unknown
             elif any(int(number) == DELL for number in _MANUFACTURER.findall(manufacturer)):
                 words = ("dell", "power-monitoring-over-interval", "5", "systempower")
                 yield _Source("freeipmi", "dell", self._of("freeipmi", "ipmi-oem", *words))
@@ -407,7 +407,7 @@ class IpmipowerBackend(InputBackend):
         return self._command([program, *(self._options[tool] or ()), *arguments], deadline_s)
 
     def _command(self, words: Sequence[str], deadline_s: float = 0.0) -> Command:
-        """The command of these words, always the same one: it knows of a process of its own that has not gone yet."""
+        """Return the command of these words, always the same object: it knows its own process that has not ended."""
         key = tuple(words)
         if key not in self._commands:
             deadline_s = max(deadline_s, self._timeout_s)
@@ -415,7 +415,7 @@ class IpmipowerBackend(InputBackend):
         return self._commands[key]
 
     def _look(self, tool: str, program: str, *arguments: str, deadline_s: float = 0.0) -> str | None:
-        """What a command of a tool says; None where it fails, or the tool is not to be used."""
+        """Return the output of a tool's command; None if it fails, or the tool is disabled."""
         if tool in self._off:
             return None
         try:
@@ -429,7 +429,7 @@ class IpmipowerBackend(InputBackend):
         if isinstance(err, CommandFailed):
             self._said += f" {err.text}"
             if err.why in ("absent", "late"):
-                self._off.add(tool)  # its other commands would not do better
+                self._off.add(tool)  # its other commands would fail, too
 
     def _remedy(self, said: str) -> str:
         for form, remedy in _REMEDIES.items():
@@ -438,7 +438,7 @@ class IpmipowerBackend(InputBackend):
         return _ELSE_OF_A_COMMAND if self._words else _ELSE
 
     def _wanted(self, listed: str | None) -> list[Sensor]:
-        """Of the sensors that a tool lists, the one that says the power of the node; none or one."""
+        """Return the listed sensor of the node's power, as a list of none or one."""
         if listed is None:
             return []
         try:
@@ -455,7 +455,7 @@ class IpmipowerBackend(InputBackend):
 
 
 def _words(text: str) -> list[str]:
-    """An option type: words as a shell would part them; nothing else of a shell."""
+    """Split an option into words as a shell does, without any other expansion."""
     try:
         return shlex.split(text)
     except ValueError as err:

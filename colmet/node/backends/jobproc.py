@@ -1,7 +1,7 @@
 """I/O, memory and tasks of each job's processes, from /proc; of all jobs with --enable-jobproc.
 
-With --enable-jobproc, all of it, for all jobs. Without that option, memory and tasks of jobs for which no cgroup counts
-them, as with OAR 2 by default: one file for each process and tick, a third of the cost. --disable-jobproc turns that
+With --enable-jobproc, all values for all jobs. Without that option, only memory and tasks of jobs not counted by a
+cgroup, as with OAR 2 by default: one file for each process and tick, a third of the cost. --disable-jobproc turns that
 off.
 
 Values are counted by process, not by thread: /proc/<tid>/io of a thread repeats the I/O of its whole process.
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 MEMORY, TASKS = "memory_current", "pids_current"  # columns of cgroup_default
 
 
-# The values that are folded over processes. The last one is no column: files and shared memory, of the largest process.
+# The values folded over processes. The last one is no column: files and shared memory, of the largest process.
 _OF_PROCESS = Schema(
     "jobprocstats_process",
     "job",
@@ -59,10 +59,10 @@ def parse_io(data: bytes) -> list[int]:
 
 
 def number_after(text: bytes, key: bytes) -> int:
-    """Return the whole number that follows `key` on its line, with or without a unit after it.
+    """Return the whole number after `key` on its line, with or without a unit after it.
 
     Raises:
-        ValueError, IndexError: there is no such line, or no number on it.
+        ValueError, IndexError: no such line, or no number on it.
     """
     start = text.index(key) + len(key)
     return int(text[start : start + 32].split(None, 1)[0])
@@ -98,10 +98,10 @@ def parse_statm(data: bytes) -> Resident:
 
 
 class _Process:
-    """One process: its files, which are kept open, and the values that change rarely.
+    """One process: its open files, and its rarely changing values.
 
     Attributes:
-        serial: a number that no other process gets, unlike the pid; 0 until it has been read.
+        serial: a number unique to the process, unlike the pid; 0 until it has been read.
     """
 
     __slots__ = ("_io", "_shape", "_shmem_kb", "_statm", "_status", "pid", "ppid", "serial")
@@ -184,7 +184,7 @@ class UncountedJobs:
         host: the machine.
 
     Attributes:
-        columns_counted: which of `MEMORY` and `TASKS` a job's cgroups count; None for neither.
+        columns_counted: returns those of `MEMORY` and `TASKS` that a job's cgroups count; None for neither.
     """
 
     def __init__(self, host: Host) -> None:
@@ -192,7 +192,7 @@ class UncountedJobs:
         self._host = host
         self._former: dict[int, Kept] = {}  # statm by pid, of the last tick
         self._files: dict[int, Kept] = {}  # of this one
-        self._answers: dict[int, object] = {}  # what became of reading them, see `_read`
+        self._answers: dict[int, object] = {}  # the results of reading them, see `_read`
         self._had: set[int] = set()  # jobs that have or had a process
         self._warned = False
 
@@ -201,7 +201,7 @@ class UncountedJobs:
         self._former.update(self._files)
         self._files = {}
         self._had.intersection_update([job.id for job in jobs])
-        questions = {}  # once of each, though a process may be in the cgroups of several jobs
+        questions = {}  # each process once, though it may be in the cgroups of several jobs
         for job in jobs:
             if MEMORY not in (self.columns_counted(job) or ()):
                 for pid in job.pids():
@@ -209,7 +209,7 @@ class UncountedJobs:
         self._answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
 
     def end(self) -> None:
-        """End a tick: close the files of processes that were not read at it."""
+        """End a tick: close the files of processes not read at it."""
         for pid, file in self._former.items():
             if self._files.get(pid) is not file:
                 file.close()
@@ -235,7 +235,7 @@ class UncountedJobs:
         return row
 
     def _memory(self, job: int, pids: Sequence[int]) -> dict[str, int]:
-        """Return the memory of processes; nothing if that of a live one is unknown."""
+        """Return the memory of processes; nothing if it is unknown for a live one."""
         resident = size = anonymous = mapped = found = silent = 0
         for pid in pids:
             answer = self._answers[pid]
@@ -272,7 +272,7 @@ class UncountedJobs:
         return {"VmRSS": resident, "VmSize": size, "RssAnon": anonymous, "memory_used": (anonymous + mapped) * 1024}
 
     def _read(self, pid: int, file: Kept | None) -> tuple[Kept, bytes] | None:
-        """Return a process's statm; None if it has ended. Runs in the thread that reads."""
+        """Return a process's statm; None if it has ended. Runs in the reader thread."""
         while True:
             tried = file or self._host.keep(f"/proc/{pid}/statm")
             try:
@@ -297,7 +297,7 @@ class JobprocBackend(InputBackend):
 
     Args:
         host: the machine.
-        every: whether to measure all of it for all jobs; else only what cgroups do not count.
+        every: whether to measure all values for all jobs; else only values not counted by cgroups.
 
     Attributes:
         every: as given.
@@ -315,14 +315,14 @@ class JobprocBackend(InputBackend):
         self._uncounted = None if every else UncountedJobs(host)
         self._totals = Accumulator(_OF_PROCESS)
         self._processes: dict[int, _Process] = {}  # by pid
-        self._by_serial: dict[int, _Process] = {}  # those of the last tick, and those that have ended since
+        self._by_serial: dict[int, _Process] = {}  # of the last tick, and those that have ended since
         self._members: dict[int, list[int]] = {}  # pids by job, as of the last tick
         self._serials = 0
         self._warned_of_rights = False
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option for all jobs, and the one that turns it off."""
+        """Declare the option for all jobs, and the one to turn the backend off."""
         parser.add_argument(
             "--enable-jobproc",
             action="store_true",
@@ -335,7 +335,7 @@ class JobprocBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend | None:
-        """Return the backend: for all jobs with the option, else for jobs that no cgroup counts."""
+        """Return the backend: for all jobs with the option, else for jobs not counted by cgroups."""
         return None if options.disable_jobproc else cls(host, every=options.enable_jobproc)
 
     def use_value(self, name: str, value: JobValue) -> None:
@@ -360,7 +360,7 @@ class JobprocBackend(InputBackend):
                 if totals is not None:
                     rows.append(Sample(job.id, self._row(job, totals)))
         except BaseException:
-            self._processes = {**former, **self._processes}  # those that were not read have not ended
+            self._processes = {**former, **self._processes}  # unread processes have not ended
             raise
         for process in former.values():
             if self._processes.get(process.pid) is not process:
@@ -389,8 +389,8 @@ class JobprocBackend(InputBackend):
     ) -> tuple[dict[int, list[int]], dict[int, object]]:
         """Return the processes of each job, and the results of reading them: see `_measure`.
 
-        A cgroup does not list processes that have ended and were not waited for yet, but their I/O is still their own:
-        their parent gets it when it waits. So former members of a job are read as well.
+        A cgroup does not list ended processes before their parent has waited for them, but their I/O is still their
+        own: the parent gets it when it waits. So former members of a job are read as well.
         """
         members, questions = {}, {}
         for job in jobs:
@@ -435,7 +435,7 @@ class JobprocBackend(InputBackend):
         table = np.array([values for _, values in found], dtype=np.int64).reshape(len(found), len(_OF_PROCESS.fields))
         totals = self._totals.update(job.id, keys, table, self._inherited(job.id, keys, table))
         if totals is not None and (table[:, _IO] == MISSING_INT).any():
-            totals[_IO] = MISSING_INT  # the sum of some processes is not what the job did
+            totals[_IO] = MISSING_INT  # the sum of some processes is not the I/O of the job
             if not self._warned_of_rights:
                 self._warned_of_rights = True
                 log.warning(
@@ -448,11 +448,11 @@ class JobprocBackend(InputBackend):
         return totals
 
     def _measure(self, pid: int, process: _Process | None) -> tuple[_Process, list[int]] | None:
-        """A process and its values; None where it has ended. In the thread that reads.
+        """Return a process and its values; None if it has ended. Runs in the reader thread.
 
         Args:
             pid: of the process.
-            process: that had this number; another one may have it now.
+            process: the former owner of this pid; another process may have it now.
         """
         values = None if process is None else self._read(process)
         if process is None or values is None:
@@ -461,13 +461,13 @@ class JobprocBackend(InputBackend):
         return None if values is None else (process, values)
 
     def _measure_zombie(self, process: _Process) -> tuple[_Process, list[int]] | None:
-        """The same of one that may have ended, while its parent has not waited for it."""
+        """Return the same for a zombie: an ended process whose parent has not waited for it; None for any other."""
         values = self._read(process) if process.is_zombie() else None
         return None if values is None else (process, values)
 
     @staticmethod
     def _read(process: _Process) -> list[int] | None:
-        """A process's values; None where it has ended."""
+        """Return a process's values; None if it has ended."""
         try:
             return process.read()
         except (OSError, ParseError) as err:
@@ -477,11 +477,11 @@ class JobprocBackend(InputBackend):
             return None
 
     def _inherited(self, job: int, keys: Ints, values: Ints) -> set[int]:
-        """The ended processes whose I/O a living one of the job has taken over, by serial.
+        """Return the ended processes whose I/O a living one of the job has taken over, by serial.
 
         When a process waits for its child, the kernel adds the child's I/O to its own (kernel/exit.c). So an ended
-        process is left out of the ended ones' sum if its nearest living ancestor's counters have grown by at least
-        what it had.
+        process is excluded from the ended ones' sum if its nearest living ancestor's counters have grown by at least
+        its own values.
         """
         old_keys, old_values = self._totals.last_seen(job)
         ended = ~np.isin(old_keys, keys)

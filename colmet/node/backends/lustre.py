@@ -27,7 +27,7 @@ FOLDERS = (
     "/proc/fs/lustre/llite",  # up to Lustre 2.11
     "/sys/kernel/debug/lustre/llite",  # since 2.12
 )
-DEADLINE_S = 10.0  # of lctl, which takes 10 ms
+DEADLINE_S = 10.0  # of lctl; it usually runs for 10 ms
 MAX_MOUNTS = 256
 
 # read_bytes                25673 samples [bytes] 1 3366225 145121869
@@ -49,7 +49,7 @@ _DATA = {  # column of the sums -> that of a mount
 
 
 class Mount(NamedTuple):
-    """One mount's statistics, as text, and where they are from; no text where it could not be read."""
+    """One mount's statistics, as text, and their path; no text if unreadable."""
 
     name: str
     path: str
@@ -57,9 +57,9 @@ class Mount(NamedTuple):
 
 
 def parse_stats(text: bytes) -> dict[str, int]:
-    """The `stats` of one mount, by column of `lustremounts_default`.
+    """Return the `stats` of one mount, by column of `lustremounts_default`.
 
-    What has not happened since the mount, Lustre does not list.
+    Lustre does not list operations without any call since the mount.
 
     Raises:
         ValueError: another form.
@@ -88,14 +88,14 @@ def parse_stats(text: bytes) -> dict[str, int]:
 
 
 def split_params(text: bytes) -> list[Mount]:
-    """What ``lctl get_param llite.*.stats`` says: a line that names each mount, and its statistics."""
+    """Split the output of ``lctl get_param llite.*.stats``: the name of each mount, and its statistics."""
     _, *parts = re.split(rb"^llite\.([!-~]{1,64})\.stats=\n", text, flags=re.MULTILINE)
     names = [name.decode() for name in parts[::2]]
     return [Mount(name, f"llite.{name}.stats", stats) for name, stats in zip(names, parts[1::2])]
 
 
 def parse_mount_points(text: bytes) -> dict[str, bytes | None]:
-    """Where each Lustre file system is mounted, by its name; None for one that is mounted several times.
+    """Return the mount point of each Lustre file system, by its name; None for several.
 
     A line of /proc/mounts: ``10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch /mnt/scratch lustre rw,flock 0 0``.
     """
@@ -122,8 +122,8 @@ class LustreBackend(InputBackend):
 
     Args:
         host: the machine.
-        prefix: a pattern of the shell, such as ``lus*``; measured are mounts whose name is this, a dash, and anything;
-            all where it is empty.
+        prefix: a shell pattern, such as ``lus*``; a mount is measured if its name is this, a dash, and any text;
+            all if empty.
     """
 
     name = "lustre"
@@ -161,14 +161,14 @@ class LustreBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> LustreBackend | None:
-        """Off, unless it is turned on."""
+        """Return the backend if it is turned on, else None."""
         return cls(host, options.lustre_prefix) if options.enable_lustre else None
 
     def open(self) -> None:
-        """Look for mounts.
+        """Search mounts.
 
         Raises:
-            BackendUnavailable: there is no client, or none of its mounts is to be measured.
+            BackendUnavailable: no client, or no mount to be measured.
         """
         try:
             mounts = self._mounts()
@@ -185,7 +185,7 @@ class LustreBackend(InputBackend):
         return fnmatch.fnmatchcase(mount.name, self._pattern)
 
     def _mounts(self) -> list[Mount]:
-        """All mounts, from where this client shows them.
+        """Return all mounts, from the first source with any.
 
         Raises:
             CommandFailed: no file shows any, and lctl fails.
@@ -217,11 +217,11 @@ class LustreBackend(InputBackend):
             return []
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """One row of job 0, and one for each mount.
+        """Return one row of job 0, and one for each mount.
 
         Raises:
             CommandFailed: the client does not show its mounts as files, and lctl does not answer.
-            BackendUnavailable: no file and no lctl shows a mount any more.
+            BackendUnavailable: neither files nor lctl show any mount now.
         """
         try:
             mounts = [mount for mount in self._mounts() if self._is_wanted(mount)]
@@ -262,12 +262,12 @@ class LustreBackend(InputBackend):
             log.error("cannot read a Lustre mount failures=%d: %s", self._failures, err)
 
     def counters(self) -> dict[str, int]:
-        """Mounts that could not be read or parsed."""
+        """Return the number of mounts that could not be read or parsed."""
         return {"part_failures": self._failures}
 
     def programs(self) -> Iterable[Command]:
-        """lctl, whether it is asked or not."""
+        """Return lctl, used or not."""
         return [self._lctl]
 
     def close(self) -> None:
-        """Nothing is held; the totals go on when it is opened again."""
+        """Do nothing: nothing is open; the totals continue after the next `open()`."""

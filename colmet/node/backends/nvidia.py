@@ -27,11 +27,11 @@ MIB = 1 << 20
 
 
 class Asked(NamedTuple):
-    """What has to be known of a job.
+    """The data needed of a job.
 
     Attributes:
         job_id: of the job.
-        identity: tells it from an earlier job of that id.
+        identity: distinguishes it from an earlier job of that id.
         pids: its processes.
         devices: its directory in the devices hierarchy of cgroup v1.
     """
@@ -47,9 +47,9 @@ class _Share(NamedTuple):
 
     Attributes:
         gpu: the GPU, or instance.
-        is_held: None where nobody says.
-        source: who says, "" for nobody.
-        processes: the job's on it; None where they are not known.
+        is_held: whether it is allocated to the job; None if unknown.
+        source: source of the allocation, "" without one.
+        processes: the job's on it; None if unknown.
     """
 
     gpu: Gpu
@@ -59,12 +59,12 @@ class _Share(NamedTuple):
 
 
 def _is_in(part: Gpu, gpu: Gpu) -> bool:
-    """Whether it is this GPU, or an instance of it."""
+    """Return whether a part is this GPU, or an instance of it."""
     return gpu.uuid in (part.uuid, part.parent)
 
 
 def _all(gpus: Iterable[Gpu], column: str) -> list[float] | None:
-    """A column's numbers of all GPUs; None where one is missing: the rest would pass for the whole."""
+    """Return a column's numbers of all GPUs; None if one is missing: the sum of the rest would be misleading."""
     values = [gpu.values.get(column) for gpu in gpus]
     numbers = [value for value in values if isinstance(value, (int, float))]
     return numbers if len(numbers) == len(values) else None
@@ -73,7 +73,7 @@ def _all(gpus: Iterable[Gpu], column: str) -> list[float] | None:
 def _of_job(
     job_id: int, shares: Sequence[_Share], gpus: Sequence[Gpu], owners: Mapping[int, set[int]]
 ) -> dict[str, Value]:
-    """A job's row, from its shares; `owners` says whose processes there are, by pid."""
+    """Return a job's row, from its shares; `owners` has the jobs of each process, by pid."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     mine = [share.gpu for share in shares]
 
@@ -153,13 +153,13 @@ def _label_of(text: str) -> bytes:
 
 
 def _joined(jobs: Iterable[int]) -> bytes:
-    """Ids as they fit; ``...`` behind those that do."""
+    """Return a list of ids; ids beyond the column's width are replaced by ``...``."""
     text = ",".join(map(str, sorted(jobs))).encode()
     return text if len(text) <= MAX_JOBS else text[: text.rindex(b",", 0, MAX_JOBS - 2)] + b",..."
 
 
 class NvidiaBackend(InputBackend):
-    """Rows of jobs that hold or use GPUs, of GPUs, and of each job on each of its GPUs."""
+    """Rows of jobs with allocated or used GPUs, of GPUs, and of each job on each of its GPUs."""
 
     name = "nvidia"
     schema = SCHEMA
@@ -177,7 +177,7 @@ class NvidiaBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """One option to turn it on."""
+        """Declare the option to turn it on."""
         parser.add_argument(
             "--enable-nvidia",
             action="store_true",
@@ -186,14 +186,14 @@ class NvidiaBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> NvidiaBackend | None:
-        """Off, unless it is asked for."""
+        """Return the backend if it is turned on, else None."""
         return cls(host) if options.enable_nvidia else None
 
     def open(self) -> None:
-        """Find a way to the GPUs.
+        """Find a working way to read GPUs.
 
         Raises:
-            BackendUnavailable: neither NVML nor nvidia-smi leads to one.
+            BackendUnavailable: neither NVML nor nvidia-smi finds a GPU.
         """
         reasons = []
         for reader in self._readers:
@@ -210,7 +210,7 @@ class NvidiaBackend(InputBackend):
         raise BackendUnavailable("; ".join(reasons))
 
     def ask(self, jobs: Sequence[Job]) -> Sequence[Asked]:
-        """The jobs' processes, and where their devices cgroups are; a job that cannot be read is left out."""
+        """Return the jobs' processes and devices cgroups; unreadable jobs are skipped."""
         asked = []
         for job in jobs:
             try:
@@ -230,12 +230,12 @@ class NvidiaBackend(InputBackend):
         return found
 
     def sample(self, jobs: Sequence[Asked]) -> Iterable[Sample]:
-        """Rows of each job that holds or uses GPUs, and a row for each GPU and MIG instance that answers.
+        """Return rows of each job with allocated or used GPUs, and a row for each GPU and MIG instance that answers.
 
         Raises:
             BackendUnavailable: the driver has gone.
             CommandFailed: nvidia-smi failed this time.
-            ParseError: nvidia-smi prints another form.
+            ParseError: the output of nvidia-smi has another form.
         """
         assert self._reader is not None
         gpus = self._reader.read()
@@ -266,7 +266,7 @@ class NvidiaBackend(InputBackend):
                 yield _Share(gpu, is_held, "" if held is None else held.source, on_it)
 
     def counters(self) -> Mapping[str, int]:
-        """GPUs that did not answer, answers that failed, and jobs whose processes could not be read."""
+        """Return the numbers of GPUs without answer, failed queries, and jobs with unreadable processes."""
         return {
             "gpus_lost": sum(reader.lost for reader in self._readers),
             "part_failures": sum(reader.failures for reader in self._readers),
@@ -274,7 +274,7 @@ class NvidiaBackend(InputBackend):
         }
 
     def programs(self) -> Iterable[Command]:
-        """nvidia-smi, whether it is asked or not."""
+        """Return nvidia-smi, used or not."""
         return [program for reader in self._readers for program in reader.programs]
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What the kernel's perf events count for each job: instructions, cache misses, page faults. Off by default.
 
-Events are opened for the job's cgroup on each CPU that the job may use, when the job is first seen, so tasks that come
-and go between samples are counted, and a job that is shorter than a period has its last row.
+Events are opened for the job's cgroup on each CPU of the job when the job is first seen. So tasks between two samples
+are counted, and a job shorter than a period has its last row.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PARANOID = "/proc/sys/kernel/perf_event_paranoid"
 class PerfhwBackend(InputBackend):
     """Rows of `SCHEMA`, one for each job whose events are open.
 
-    A job goes through these states, of which `_look` decides::
+    States of a job, decided in `_look`::
 
                        +--no CPUs or no cgroup yet: next tick; refused: SLOW_TICKS later--+
                        v                                                                  |
@@ -54,9 +54,9 @@ class PerfhwBackend(InputBackend):
 
     Args:
         host: the machine.
-        choices: which events, at most `MAX_EVENTS`, as --perfhw-list has them.
-        make_groups: whether to make groups in the perf_event hierarchy for jobs that have none.
-        yields: whether to leave jobs alone in which somebody uses perf.
+        choices: events to count, at most `MAX_EVENTS`, in the form of --perfhw-list.
+        make_groups: whether to make groups in the perf_event hierarchy for jobs without one.
+        yields: whether to release the counters of jobs that use perf themselves.
     """
 
     name = "perfhw"
@@ -76,7 +76,7 @@ class PerfhwBackend(InputBackend):
         self._host = host
         self._choices = perfchoices.parse_all(choices, MAX_EVENTS)
         self._monotonic = monotonic
-        if make_groups:  # cgroup v1's topmost directory is nobody's to write to
+        if make_groups:  # no user may write to cgroup v1's topmost directory
             self.capabilities = type(self).capabilities | {"CAP_DAC_OVERRIDE"}
         self._yields = yields
         self._places = PerfPlaces(host, make_groups)
@@ -89,7 +89,7 @@ class PerfhwBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --enable-perfhw and what goes with it."""
+        """Declare --enable-perfhw and its other options."""
         parser.add_argument("--enable-perfhw", action="store_true", help="count perf events of each job")
         parser.add_argument(
             "--perfhw-list",
@@ -115,10 +115,10 @@ class PerfhwBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> PerfhwBackend | None:
-        """On where --enable-perfhw asks for it. As in Colmet 0.6, too many events and unknown ones are left out.
+        """Return the backend with --enable-perfhw, else None. As in Colmet 0.6, excess and unknown events are skipped.
 
         Raises:
-            ConfigError: an event is not written as one.
+            ConfigError: an event has an invalid form.
         """
         if not options.enable_perfhw:
             return None
@@ -141,7 +141,7 @@ class PerfhwBackend(InputBackend):
         """Load the library, and try each event on this thread.
 
         Raises:
-            BackendUnavailable: no library, no right, no such kernel, or none of the events.
+            BackendUnavailable: no library, no permission, no kernel support, or none of the events.
         """
         self._library = perfcounters.PerfLibrary()
         found = self._find()
@@ -164,7 +164,7 @@ class PerfhwBackend(InputBackend):
         self._places.refresh(anyway=True)
 
     def _find(self) -> list[tuple[int, perfevents.Event]]:
-        """Return the events that can be on this machine, with their numbers; warn of each of the others."""
+        """Return the events possible on this machine, with their numbers; warn of each of the others."""
         found: list[tuple[int, perfevents.Event]] = []
         for number, choice in enumerate(self._choices, 1):
             try:
@@ -174,7 +174,7 @@ class PerfhwBackend(InputBackend):
         return found
 
     def _try(self, library: perfcounters.PerfLibrary, events: Sequence[Event]) -> list[int]:
-        """Return for each event 0, or the errno with which it is refused on this thread.
+        """Return for each event 0, or the errno of its refusal on this thread.
 
         Raises:
             OSError: nothing can be counted.
@@ -184,7 +184,7 @@ class PerfhwBackend(InputBackend):
         return tried.errors
 
     def _make_columns(self, numbered: Iterable[tuple[int, perfevents.Event]]) -> list[EventColumn]:
-        """Return columns for the choices; those of an event that is counted already share it."""
+        """Return columns for the choices; those of the same event share one count."""
         counted = {column.counted.event: column.counted for column in self._columns}
         columns = []
         for number, event in numbered:
@@ -198,9 +198,9 @@ class PerfhwBackend(InputBackend):
         return {"perfhw_list": self._prepare}
 
     def _prepare(self, texts: Sequence[str]) -> Callable[[], Iterable[Sample]]:
-        """Check that other events can be counted; return the function that has them counted from then on.
+        """Check that other events can be counted; return the function to switch to them.
 
-        It returns a last row of each job under the columns until then. Counts of events that stay go on.
+        It returns a last row of each job under the former columns. Counts of unchanged events continue.
 
         Raises:
             ConfigError: one of them cannot be counted here.
@@ -256,11 +256,11 @@ class PerfhwBackend(InputBackend):
         return rows
 
     def notice(self, job: Job) -> None:
-        """Open the job's events, if they are not: it may be gone by the next tick."""
+        """Open the job's events unless open: it may be gone by the next tick."""
         self._look(job)
 
     def last(self, job: Job) -> Sample | None:
-        """Return the job's row since the one before: its counts exist for as long as the events are open."""
+        """Return the job's row since the one before: its counts are lost when the events are closed."""
         state = self._jobs.pop(job, None)
         if state is None:
             return None
@@ -270,19 +270,19 @@ class PerfhwBackend(InputBackend):
         return row
 
     def counter_names(self) -> Sequence[CounterName]:
-        """Return the events as --perfhw-list names them."""
+        """Return the events by their names in --perfhw-list."""
         units = {column.number: column.counted.event.unit for column in self._columns}
         return [
             CounterName(f"counter_{n}", choice.name, units.get(n, "count")) for n, choice in enumerate(self._choices, 1)
         ]
 
     def mapping_file(self) -> tuple[str, Sequence[str]]:
-        """Return the same as Colmet 0.6 wrote it."""
+        """Return the mapping in the form of Colmet 0.6."""
         quoted = [f'"{choice.name}"' if "," in choice.name else choice.name for choice in self._choices]
         return "perfhw", [f"counter{number},{name}" for number, name in enumerate(quoted, 1)]
 
     def counters(self) -> Mapping[str, int]:
-        """Return the numbers of jobs of which nothing was counted, and of what went wrong."""
+        """Return the numbers of jobs without any count, and of failures."""
         return {
             "perf_jobs_uncounted": self._uncounted,
             "perf_fd_shortages": self._shortages,
@@ -294,7 +294,7 @@ class PerfhwBackend(InputBackend):
         }
 
     def close(self) -> None:
-        """Close all events; can be called twice. Groups that were made stay while their jobs run."""
+        """Close all events; can be called twice. Groups made for jobs stay while these run."""
         for state in self._jobs.values():
             state.release()
         self._jobs = {}
@@ -303,7 +303,7 @@ class PerfhwBackend(InputBackend):
     # -- the states of a job --
 
     def _look(self, job: Job) -> JobEvents:
-        """Bring a job to the state that it can have now, before its counts are read."""
+        """Bring a job to the state possible now, before its counts are read."""
         state = self._jobs.get(job)
         if state is None:
             state = self._jobs[job] = JobEvents(self._host, self._columns_of(job))
@@ -322,7 +322,7 @@ class PerfhwBackend(InputBackend):
         return [column for column in self._columns if column.job_id in (None, job.id)]
 
     def _start(self, job: Job, state: JobEvents) -> None:
-        """Open the events that are missing, if the job has CPUs and a cgroup by now."""
+        """Open the missing events, if the job has CPUs and a cgroup by now."""
         cpus = state.cpus or self._places.cpus(job)
         if not cpus:
             return  # its resource manager has not finished setting it up; it can have no task yet
@@ -331,7 +331,7 @@ class PerfhwBackend(InputBackend):
             state.missing = []
 
     def _extend(self, job: Job, state: JobEvents) -> None:
-        """Count on the CPUs, too, that the job may use since its events were opened."""
+        """Count also on CPUs that the job got after its events were opened."""
         more = self._places.cpus(job) - state.cpus
         if more:
             directory = self._directory(job, state)
@@ -339,7 +339,7 @@ class PerfhwBackend(InputBackend):
                 self._open(job, state, directory, state.wanted(), more)
 
     def _directory(self, job: Job, state: JobEvents) -> str:
-        """Return the cgroup in which the job's events are counted; empty where there is none."""
+        """Return the cgroup of the job's events; empty without one."""
         if state.group:
             return state.group
         group = self._places.group(job)
@@ -368,7 +368,7 @@ class PerfhwBackend(InputBackend):
         return True
 
     def _row(self, job: Job, state: JobEvents, columns: Sequence[EventColumn]) -> Sample | None:
-        """Return the values of some columns, each since it had one before; None where there are none."""
+        """Return the values of some columns, each since its last one; None without any."""
         if not columns:
             return None
         try:
@@ -387,7 +387,7 @@ class PerfhwBackend(InputBackend):
         return is_used
 
     def _yield(self, job: Job, state: JobEvents) -> None:
-        """Release the job's counters for the perf that is used in it."""
+        """Release the job's counters for the perf used in it."""
         state.release()
         state.yields = True
         self._yielded += 1
@@ -398,7 +398,7 @@ class PerfhwBackend(InputBackend):
         if state.group:
             self._places.groups.leave(state.group)
 
-    # -- what goes wrong --
+    # -- failures --
 
     def _note_shortage(self, job: Job, state: JobEvents, count: int) -> None:
         self._shortages += 1
@@ -415,7 +415,7 @@ class PerfhwBackend(InputBackend):
         self._count_uncounted(state)
 
     def _count_uncounted(self, state: JobEvents, why: str = "") -> None:
-        """Count a job of which nothing is counted, once; warn of a reason, once."""
+        """Count a job without any count, once; warn of a reason, once."""
         if not state.is_uncounted and not state.is_counting:
             state.is_uncounted = True
             self._uncounted += 1
@@ -435,7 +435,7 @@ class PerfhwBackend(InputBackend):
             log.warning("%s", text)
 
     def _remedy(self, err: OSError) -> str:
-        """Return what an error of perf_event_open means, and what to do."""
+        """Return the meaning of an error of perf_event_open, and its remedy."""
         if err.errno in (errno.EACCES, errno.EPERM):
             try:
                 level = self._host.read(_PARANOID).decode("ascii", "replace").strip()

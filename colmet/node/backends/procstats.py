@@ -19,13 +19,13 @@ _STAT_KEYS = {f"{key}".encode(): f"stat_{key}" for key in ("intr", "ctxt", "proc
 
 
 def parse_uptime(data: bytes) -> dict[str, Value]:
-    """/proc/uptime: two times in seconds."""
+    """Return the values of /proc/uptime: two times in seconds."""
     total, idle = data.split()
     return {"uptime_total": int(float(total)), "uptime_idle": int(float(idle))}
 
 
 def parse_meminfo(data: bytes) -> dict[str, Value]:
-    """/proc/meminfo: ``MemTotal:  24590436 kB``."""
+    """Return the values of /proc/meminfo: ``MemTotal:  24590436 kB``."""
     values: dict[str, Value] = {}
     for line in data.splitlines():
         key, _, rest = line.partition(b":")
@@ -36,7 +36,7 @@ def parse_meminfo(data: bytes) -> dict[str, Value]:
 
 
 def parse_vmstat(data: bytes) -> dict[str, Value]:
-    """/proc/vmstat: ``pgfault 12345``."""
+    """Return the values of /proc/vmstat: ``pgfault 12345``."""
     values: dict[str, Value] = {}
     for line in data.splitlines():
         key, _, number = line.partition(b" ")
@@ -47,7 +47,7 @@ def parse_vmstat(data: bytes) -> dict[str, Value]:
 
 
 def parse_stat(data: bytes) -> dict[str, Value]:
-    """/proc/stat: the cpu line, in jiffies, how many CPUs have one of their own, and single counts."""
+    """Return the values of /proc/stat: the cpu line, in jiffies, the number of lines of single CPUs, and counts."""
     values: dict[str, Value] = {}
     cpus = 0
     for line in data.splitlines():
@@ -67,7 +67,7 @@ def parse_stat(data: bytes) -> dict[str, Value]:
 
 
 def parse_loadavg(data: bytes) -> dict[str, Value]:
-    """/proc/loadavg: ``0.56 0.39 0.17 1/123 4567``."""
+    """Return the values of /proc/loadavg: ``0.56 0.39 0.17 1/123 4567``."""
     one, five, fifteen, tasks = data.split()[:4]
     runnable, total = tasks.split(b"/")
     numbers = (one, five, fifteen, runnable, total)
@@ -91,19 +91,19 @@ class ProcstatsBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """One option to turn it off."""
+        """Declare the option to turn it off."""
         parser.add_argument("--disable-procstats", action="store_true", help=Rare("do not measure the node as a whole"))
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> ProcstatsBackend | None:
-        """On, unless it is turned off."""
+        """Return the backend, unless it is turned off."""
         return None if options.disable_procstats else cls(host)
 
     def open(self) -> None:
         """Read each file once.
 
         Raises:
-            BackendUnavailable: /proc is not as Linux has it.
+            BackendUnavailable: /proc is not that of Linux.
         """
         for source, _ in self._sources:
             try:
@@ -112,7 +112,7 @@ class ProcstatsBackend(InputBackend):
                 raise BackendUnavailable(f"cannot read {source.path}: {err.strerror}; is /proc mounted?") from err
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """One row of job 0."""
+        """Return one row of job 0."""
         values: dict[str, Value] = {}
         for source, parse in self._sources:
             data = source.read()

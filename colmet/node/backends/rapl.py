@@ -24,11 +24,11 @@ from colmet.node.system.host import Host
 log = logging.getLogger(__name__)
 
 ABI = 1  # RAPL_ABI in rapl.h
-# What mapping files call energy, range, and a column of a zone that a package does not have.
+# Terms of mapping files: energy, range, and a column of a zone that a package lacks.
 ENERGY = "energy_microjoule"
 MOST = "max_energy_range_microjoule"
 LACKING = "counter_not_supported_by_hardware"
-# What no zone draws: a counter that would have to has begun anew, or tells nonsense.
+# More than any zone draws: a counter above that has restarted, or is wrong.
 MAX_W = {"psys": 20_000.0}
 MAX_W_OF_OTHERS = 2_000.0
 LARGE_PACKAGE_W = 500.0
@@ -50,10 +50,10 @@ class _Described(ctypes.Structure):
 
 
 class _Library:
-    """What lib_rapl offers, for one directory.
+    """The functions of lib_rapl, for one directory.
 
     Raises:
-        BackendUnavailable: there is no library that fits.
+        BackendUnavailable: no library that fits.
         OSError: the directory cannot be read.
     """
 
@@ -76,35 +76,35 @@ class _Library:
         self._errors = (ctypes.c_int32 * self.count)()
 
     def zones(self) -> list[_Described]:
-        """All zones, sorted by the numbers of their ids."""
+        """Return all zones, sorted by the numbers of their ids."""
         zones = [_Described() for _ in range(self.count)]
         for n, zone in enumerate(zones):
             self._functions.rapl_describe(self._handle, n, ctypes.byref(zone))
         return zones
 
     def read(self) -> list[tuple[int, int]]:
-        """Of each zone its counter in uJ, and 0 or the errno for which it could not be read."""
+        """Return for each zone its counter in uJ, and 0 or the errno of the failed read."""
         self._functions.rapl_read(self._handle, self._energies, self._errors, self.count)
         return [(energy, -error) for energy, error in zip(self._energies, self._errors)]
 
     def close(self) -> None:
-        """Give everything back; also twice."""
+        """Free the library's resources; also twice."""
         self._functions.rapl_close(self._handle)
         self._handle = ctypes.c_void_p()
 
 
 class _Zone:
-    """A zone, and what its counter has told.
+    """A zone, and the values of its counter.
 
     Attributes:
-        label: unlike that of any other zone.
+        label: unique among zones.
         name: package-0, core, ...
-        package: its package's name, "" where it is in none.
-        place: number and die of its package, None where it is in none.
-        range_uj: where its counter begins again at 0; 0 where that is not known.
+        package: its package's name, "" without one.
+        place: number and die of its package, None without one.
+        range_uj: the counter wraps to 0 beyond it; 0 if unknown.
         energy_uj: used since the agent's start.
-        used_uj: between the last two samples that read it; None where there were no two.
-        watts: mean power since it was read before.
+        used_uj: between the last two samples that read it; None without two.
+        watts: mean power since the reading before.
     """
 
     def __init__(self, label: str, name: str, package: str, place: tuple[int, int] | None) -> None:
@@ -120,20 +120,20 @@ class _Zone:
         self._was_sampled = False
 
     def forget(self) -> None:
-        """Its counter is not read for now: what it says next cannot be compared with what it said last."""
+        """Forget the last value of an unread counter: the next one cannot be compared with it."""
         self._last_uj = None
         self._was_sampled = False
 
     def take(self, counter_uj: int, now: float, is_sample: bool = True) -> bool:
-        """Take in what its counter says.
+        """Process a new value of the counter.
 
         Args:
             counter_uj: the counter.
-            now: when it was read, in seconds of the monotonic clock.
-            is_sample: whether it was read for a row, and not for a first value to start from.
+            now: time of the reading, in seconds of the monotonic clock.
+            is_sample: whether it was read for a row, and not as a first value to start from.
 
         Returns:
-            False where it went back, or ahead, by what no zone can have used: it has begun anew, from here.
+            False if it decreased, or grew by more than any zone can use: it has restarted, from here.
         """
         last_uj, seconds, was_sampled = self._last_uj, now - self._read_at, self._was_sampled
         self._last_uj, self._read_at, self._was_sampled = counter_uj, now, is_sample
@@ -143,7 +143,7 @@ class _Zone:
         used_uj = counter_uj - last_uj
         if used_uj < 0 and self.range_uj:
             used_uj += self.range_uj
-        # in the shortest of intervals the counter still moves by a whole step
+        # even in the shortest interval the counter moves by a whole step
         if not 0 <= used_uj <= MAX_W.get(self.name, MAX_W_OF_OTHERS) * 1e6 * max(seconds, MIN_INTERVAL_S):
             return False
         self.energy_uj += used_uj
@@ -174,7 +174,7 @@ class RaplBackend(InputBackend):
         self._monotonic = monotonic
         self._library: _Library | None = None
         self._listing: list[str] = []
-        self._known: dict[str, _Zone] = {}  # all that there have been, by label
+        self._known: dict[str, _Zone] = {}  # all ever seen, by label
         self._present: list[_Zone] = []  # in the order of the library
         self._columns: list[tuple[int, str, str, _Zone | None]] = []  # number, package, kind, zone
         self._failures = self._resets = 0
@@ -182,7 +182,7 @@ class RaplBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """One option to turn it on."""
+        """Declare the option to turn it on."""
         parser.add_argument(
             "--enable-RAPL",
             "--enable-rapl",
@@ -192,7 +192,7 @@ class RaplBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> RaplBackend | None:
-        """Off, unless it is asked for."""
+        """Return the backend if it is turned on, else None."""
         return cls(host, options.sample_period) if options.enable_RAPL else None
 
     def open(self) -> None:
@@ -220,10 +220,10 @@ class RaplBackend(InputBackend):
             )
 
     def _find(self) -> None:
-        """List the zones, those that came or went since included.
+        """List the zones, including changes since the last time.
 
         Raises:
-            BackendUnavailable: there is none.
+            BackendUnavailable: no zone.
         """
         self.close()
         try:
@@ -248,7 +248,7 @@ class RaplBackend(InputBackend):
         self._lay_out()
 
     def _know(self, zone: _Described, parent: str) -> _Zone:
-        """The zone that this is, by its name: its id may be another one when it comes back."""
+        """Return the known zone of this name, or a new one: the id of a returning zone may differ."""
         name = zone.name.decode()
         label = f"{parent}/{name}" if parent else name
         if any(present.label == label for present in self._present):
@@ -260,7 +260,7 @@ class RaplBackend(InputBackend):
         return self._known[label]
 
     def _lay_out(self) -> None:
-        """Which zone has which columns. One that has gone keeps its own."""
+        """Assign columns to zones. Zones that are gone keep theirs."""
         packages = {zone.place: zone.package for zone in self._known.values() if zone.place is not None}
         ordered = [packages[place] for place in sorted(packages)]
         self._columns = []
@@ -294,10 +294,10 @@ class RaplBackend(InputBackend):
             log.warning(text, *arguments)
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """The row of the node, then one for each zone.
+        """Return the row of the node, then one for each zone.
 
         Raises:
-            BackendUnavailable: all zones have gone.
+            BackendUnavailable: all zones are gone.
         """
         try:
             has_changed = sorted(self._host.names(POWERCAP)) != self._listing
@@ -339,7 +339,7 @@ class RaplBackend(InputBackend):
         return values
 
     def counter_names(self) -> Sequence[CounterName]:
-        """Energy and range of each zone that has columns."""
+        """Return energy and range of each zone with columns."""
         return [
             name
             for number, _, _, zone in self._columns
@@ -351,7 +351,7 @@ class RaplBackend(InputBackend):
         ]
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """A line for each column of a package that is here, of zones that it lacks, too."""
+        """Return a line for each column of the present packages, including zones that they lack."""
         lines = []
         for number, package, kind, zone in self._columns:
             energy, most = (ENERGY, MOST) if zone is not None else (LACKING, LACKING)
@@ -360,7 +360,7 @@ class RaplBackend(InputBackend):
         return "RAPL", lines
 
     def counters(self) -> Mapping[str, int]:
-        """What went wrong with single zones."""
+        """Return the numbers of failures of single zones."""
         return {"part_failures": self._failures, "zone_resets": self._resets}
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ WAITS = ("cpu_delay_total", "blkio_delay_total", "swapin_delay_total", "freepage
 _NO_TASKS: Ints = np.empty(0, dtype=np.int64)
 _TASK = Schema(SCHEMA.name, "job", SCHEMA.fields[: len(FIELDS)])  # the kernel's values of a task
 _REAL, _VIRTUAL = FIELDS.index("cpu_run_real_total"), FIELDS.index("cpu_run_virtual_total")
-# Some clock ticks: what a task had run when it ended is known to the last tick, and by counted ticks only on average.
+# Some clock ticks: the run time of an ended task is known to its last tick, and by counted ticks only on average.
 _LONG_NS = 20_000_000
 FEW = 4  # tasks: with so few left, a job may be about to end
 MAX_KEPT_TASKS = 16384  # about 4 MB of state
@@ -67,7 +67,7 @@ MAX_KEPT_TASKS = 16384  # about 4 MB of state
 class TaskstatsBackend(InputBackend):
     """Rows of `SCHEMA`, one for each job that has or had a task.
 
-    What a row is made of, and by which part::
+    Data flow to a row, by part::
 
         TaskSource --live values--> PlausibleWaits --> Accumulator ------------------> columns of the row
             |                                              ^   |
@@ -80,7 +80,7 @@ class TaskstatsBackend(InputBackend):
 
     Args:
         host: the machine.
-        state_dir: where totals are kept for a restart of the agent; "" for nowhere.
+        state_dir: directory of the totals kept across a restart of the agent; "" for none.
         exit_buffer: bytes of the buffer for exit records of each CPU; None for the default.
         follow_forks: whether to listen to forks.
     """
@@ -114,7 +114,7 @@ class TaskstatsBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Where totals are kept, and how tasks that end are heard of. It is always on itself."""
+        """Declare the options of the kept totals and of exit records. The backend itself is always on."""
         parser.add_argument(
             "--state-dir",
             metavar="DIR",
@@ -140,7 +140,7 @@ class TaskstatsBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> TaskstatsBackend:
-        """Always on."""
+        """Return the backend: it is always on."""
         buffer = None if options.exit_buffer is None else options.exit_buffer * 1024
         state_dir = options.state_dir
         if state_dir is None:
@@ -148,7 +148,7 @@ class TaskstatsBackend(InputBackend):
         return cls(host, state_dir, buffer, not options.no_fork_events)
 
     def open(self) -> None:
-        """Connect to the kernel and query one task, so that what is missing shows now; read what was kept.
+        """Connect to the kernel and query one task, so that missing permissions show now; load the kept totals.
 
         Raises:
             BackendUnavailable: no CAP_NET_ADMIN, or a kernel without taskstats.
@@ -189,12 +189,12 @@ class TaskstatsBackend(InputBackend):
         return rows
 
     def drain(self) -> Iterable[int]:
-        """Read exit records; return the jobs that had one, and of which few tasks or none are known to live."""
+        """Read exit records; return the jobs of these records with few or no tasks known to live."""
         self._child_cpu.read()
         self._receive()
         ended = self._attribute()
         self._settle()
-        # one that is being taken down may still be listed, and count as alive: few are worth a look, too
+        # an ending task may still be listed, and count as alive: a job with few tasks is worth a check, too
         return [job for job in ended if self._owners.alive(job) <= FEW]
 
     def notice(self, job: Job) -> None:
@@ -220,11 +220,11 @@ class TaskstatsBackend(InputBackend):
         self._child_cpu.tick(jobs)
 
     def job_value(self, name: str) -> JobValue:
-        """Return `cpu_attributed`: CPU time in ns that the job's tasks, live and ended, are known to have used."""
+        """Return `cpu_attributed`: known CPU time in ns of the job's tasks, live and ended."""
         return {"cpu_attributed": self._cpu_time.attributed.get}[name]
 
     def counters(self) -> Mapping[str, int]:
-        """Return exit records by what became of them, what was lost, and what is listened to."""
+        """Return exit records by outcome, losses, and the state of the subscriptions."""
         counts = self._source.counters()
         counts.update(
             exits_known=self._owners.known,
@@ -241,17 +241,17 @@ class TaskstatsBackend(InputBackend):
     # -- the steps of a measurement --
 
     def _measure(self, jobs: Sequence[Job], tick: bool) -> list[Sample]:
-        """Bring the totals of jobs up to date, and return their rows. The order of the steps is the algorithm.
+        """Update the totals of jobs, and return their rows. The order of the steps is the algorithm.
 
         ::
 
-            list       the tasks that cgroups list, and those that they do not list any more
-            charges    what processes are charged with for children    before `receive`: all of it has its record there
+            list       the tasks listed by cgroups, and those no longer listed
+            charges    CPU time charged to processes for children      before `receive`: all of it has its record there
             query      the values of all these tasks, in one query, as tasks share the cost of a message
-            receive    exit records and forks                          after `query`: what does not answer has a record
+            receive    exit records and forks                          after `query`: a task without answer has a record
             migrated   listed tasks that came from elsewhere           before `own`, which makes all of them known
             own        listed tasks are the jobs'                      after `receive`: younger children stay theirs
-            attribute  exit records to jobs, those that waited for a parent, too; CPU time beyond them
+            attribute  exit records to jobs, also those that waited for a parent; CPU time beyond them
             rows       of each job                                     after all ends are known
 
         Args:
@@ -289,7 +289,7 @@ class TaskstatsBackend(InputBackend):
         return rows
 
     def _receive(self) -> None:
-        """Receive the exit records that have come, then the forks before them."""
+        """Receive the pending exit records, then the forks before them."""
         exits = self._source.receive_exits()
         if exits is not None:
             self._received.append(exits)
@@ -298,7 +298,7 @@ class TaskstatsBackend(InputBackend):
             self._owners.add_forks(forks)
 
     def _own(self, jobs: Sequence[Job], members: Mapping[int, Sequence[int]], tick: bool) -> None:
-        """Note that listed tasks are the jobs'; a job without cgroups is closed: children of its tasks are not."""
+        """Attribute listed tasks to the jobs; a job without cgroups is closed: it owns no children of its tasks."""
         if tick:
             self._owners.list_all(members, {job.id for job in jobs if not job.cgroups})
             return
@@ -308,7 +308,7 @@ class TaskstatsBackend(InputBackend):
     def _attribute(self) -> list[int]:
         """Count ended tasks to their jobs; return these jobs."""
         jobs: list[int] = []
-        while self._received:  # what could not be attributed when it came is still there
+        while self._received:  # includes records that could not be attributed on arrival
             jobs += self._end(self._owners.take(self._received.pop(0)))
         return jobs
 
@@ -327,26 +327,26 @@ class TaskstatsBackend(InputBackend):
         return jobs
 
     def _settle(self) -> None:
-        """Count what processes are charged with beyond the records of their descendants."""
+        """Count CPU time charged to processes beyond the records of their descendants."""
         for job, beyond_ns in self._child_cpu.settle().items():
             self._cpu_time.add_beyond(job, beyond_ns)
 
     # -- the row of a job --
 
     def _row(self, job: Job, keys: Ints, values: Ints, finished: Ints, migrated: Collection[int]) -> Sample | None:
-        """Bring a job's totals up to date; return its row, or None where it never had a task.
+        """Update a job's totals; return its row, or None if it never had a task.
 
         Args:
             job: the job.
             keys: its tasks that answered.
             values: their values.
             finished: tasks whose final values are counted.
-            migrated: its tasks that are known to come from elsewhere.
+            migrated: its tasks known to come from elsewhere.
         """
         keys, values, reused = self._without_finished(job.id, keys, values, finished)
         values = self._waits.update(job.id, keys, values)
         self._owners.list_one(job.id, reused)
-        if reused:  # its parent learns of the children that it had waited for
+        if reused:  # its parent's charges include children that it had waited for
             self._child_cpu.watch(reused, job.id)
         # migrated tasks that are still listed and have ended are counted already
         totals = self._totals_of(job, keys, values, reused, migrated)
@@ -359,9 +359,9 @@ class TaskstatsBackend(InputBackend):
     def _totals_of(
         self, job: Job, keys: Ints, values: Ints, reused: Collection[int], migrated: Collection[int]
     ) -> Ints | None:
-        """Update a job's totals and its attributed CPU time, less what newcomers used elsewhere.
+        """Update a job's totals and its attributed CPU time, less the use of newcomers elsewhere.
 
-        The other counters of newcomers are taken to have grown with their CPU time.
+        The other counters of newcomers are assumed to have grown with their CPU time.
         """
         is_new = np.isin(keys, list(migrated) or _without(keys, self._totals.last_seen(job.id)[0]))
         totals = self._totals.update(job.id, keys, values, reused=reused)
@@ -381,7 +381,7 @@ class TaskstatsBackend(InputBackend):
         return totals
 
     def _group_cpu_ns(self, job: Job) -> int | None:
-        """Return the CPU time of all that ever was in the job's cgroup; None where nothing counts it."""
+        """Return the CPU time of all tasks ever in the job's cgroup; None if nothing counts it."""
         for controller, name, start, unit_ns in (
             ("cpuacct", "cpuacct.usage", b"", 1),
             ("unified", "cpu.stat", b"usage_usec ", 1000),
@@ -400,9 +400,9 @@ class TaskstatsBackend(InputBackend):
         return None
 
     def _note_departed(self, job: int, gone: Ints, found: Ints, finished: Ints) -> None:
-        """Note what became of tasks that the job's cgroup does not list any more, and that have no record.
+        """Record the fate of tasks without record that the job's cgroup no longer lists.
 
-        Those that answer and live have left the job. Of those that do not answer, what was last seen is counted.
+        Live tasks have left the job. Of tasks that do not answer, the last known values are counted.
         """
         answers = np.isin(gone, found)
         left = gone[answers]
@@ -418,7 +418,7 @@ class TaskstatsBackend(InputBackend):
         """Remove the tasks whose final values are counted already.
 
         Returns:
-            Keys, values, and those of the keys that another, live task has now.
+            Keys, values, and the keys reused by another, live task.
         """
         if not len(finished):
             return keys, values, []
@@ -433,10 +433,10 @@ class TaskstatsBackend(InputBackend):
             ended &= ~np.isin(keys, reused)
         return keys[~ended], values[~ended], reused
 
-    # -- what survives the agent --
+    # -- state kept across restarts of the agent --
 
     def _keep(self, jobs: Sequence[Job]) -> None:
-        """Keep all totals for a restart, before they are sent: so they are never lower after it."""
+        """Keep all totals for a restart, before they are sent: so they never decrease across it."""
         if self._state is None:
             return
         kept_jobs, tasks = {}, 0
@@ -446,7 +446,7 @@ class TaskstatsBackend(InputBackend):
                 continue
             sums, keys, values, floor = kept
             if tasks + len(keys) > MAX_KEPT_TASKS:
-                # its totals will not go down, but are short of what its tasks use until they have caught up
+                # its totals will not decrease, but are too low until the use of its tasks has caught up
                 keys, values, floor = keys[:0], values[:0], totals
             tasks += len(keys)
             kept_jobs[job.id] = KeptJob(
@@ -461,7 +461,7 @@ class TaskstatsBackend(InputBackend):
         self._state.save(kept_totals.pack(kept_jobs, len(WAITS)))
 
     def _restore(self, data: bytes | None) -> None:
-        """Read what `_keep` wrote; it is used as its jobs are found again."""
+        """Read the output of `_keep`; used as its jobs are found again."""
         self._restored = {}
         if data is None:
             return
@@ -481,7 +481,7 @@ class TaskstatsBackend(InputBackend):
                 log.info("totals go on from before the agent's restart job=%d tasks=%d", job.id, len(kept.keys))
 
     def close(self) -> None:
-        """Keep what has come since the last tick, and close the sockets; can be called twice."""
+        """Keep the data received since the last tick, and close the sockets; can be called twice."""
         if self._source.client is not None and self._sampled:
             with contextlib.suppress(OSError, ParseError):
                 self.drain()
@@ -500,7 +500,7 @@ def _union(arrays: Sequence[Ints]) -> Ints:
 
 
 def _without(keys: Ints, others: Ints) -> Ints:
-    """Return the keys that are not among the others."""
+    """Return the keys missing in the others."""
     if np.array_equal(keys, others):  # the usual tick
         return _NO_TASKS
     return keys[~np.isin(keys, others)]

@@ -21,9 +21,9 @@ from colmet.node.system.host import Host
 log = logging.getLogger(__name__)
 
 MAX_SENSORS = 1024
-# Drivers of processors: where columns are filled from hwmon, theirs come first.
+# Drivers of processors: if columns are filled from hwmon, theirs come first.
 PROCESSORS = frozenset({"coretemp", "k10temp", "k8temp", "zenpower"})
-# Beyond these (mC) it is no temperature: registers of sensors that are absent read -128, 255, -273 and the like.
+# Beyond these (mC) it is no temperature: registers of missing sensors read -128, 255, -273 and the like.
 LOWEST, HIGHEST = -100_000, 200_000
 
 _ZONE = re.compile(r"thermal_zone(\d{1,5})", re.ASCII)
@@ -34,10 +34,10 @@ _MILLI = re.compile(rb"-?\d{1,10}\n?")
 
 
 def parse_milli(data: bytes) -> int:
-    """Thousandths of a degree.
+    """Return a temperature in thousandths of a degree Celsius.
 
     Raises:
-        ValueError: no number, or none that is a temperature.
+        ValueError: no number, or an impossible temperature.
     """
     if not _MILLI.fullmatch(data):
         raise ValueError(f"not a number: {data[:20]!r}")
@@ -48,13 +48,13 @@ def parse_milli(data: bytes) -> int:
 
 
 class _Sensor:
-    """A sensor, wherever it is read now.
+    """A sensor, whatever its current path.
 
     Attributes:
-        name: unlike that of any other.
+        name: unique among sensors.
         source: ``thermal`` or ``hwmon``.
-        path: of the file with its temperature; "" while it has gone.
-        critical: in degrees Celsius, None where there is no threshold.
+        path: of the file with its temperature; "" while it is gone.
+        critical: threshold in degrees Celsius, None without one.
     """
 
     def __init__(self, name: str, source: str, path: str, critical: float | None) -> None:
@@ -71,19 +71,19 @@ class TemperatureBackend(InputBackend):
     schema = SCHEMA
     others = (SENSOR_SCHEMA,)
     agent_counters = AGENT_COUNTERS
-    blocking = True  # ACPI asks the firmware, others a slow bus
+    blocking = True  # ACPI calls the firmware, others use a slow bus
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._listing: list[list[str]] = []
-        self._known: dict[str, _Sensor] = {}  # here, or with a column, in the order of these
+        self._known: dict[str, _Sensor] = {}  # present, or with a column, in the order of the columns
         self._columns: list[_Sensor] = []
         self._failures = 0
         self._told: set[str] = set()
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """One option to turn it on."""
+        """Declare the option to turn it on."""
         parser.add_argument(
             "--enable-temperature",
             action="store_true",
@@ -92,14 +92,14 @@ class TemperatureBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> TemperatureBackend | None:
-        """Off, unless it is asked for."""
+        """Return the backend if it is turned on, else None."""
         return cls(host) if options.enable_temperature else None
 
     def open(self) -> None:
         """Find the sensors.
 
         Raises:
-            BackendUnavailable: there is none.
+            BackendUnavailable: no sensor.
         """
         self._find()
 
@@ -119,10 +119,10 @@ class TemperatureBackend(InputBackend):
         for name in self._known.keys() - found.keys():
             if self._known[name] in self._columns:
                 self._known[name].path = ""
-            else:  # what is plugged in again and again may have another name each time
+            else:  # a device plugged in repeatedly may have another name each time
                 del self._known[name]
         self._known.update(found)
-        # zones come first where there are any; but a column is not to change its meaning when they come later
+        # zones come first if any exist; but a column must not change its meaning when they appear later
         first = next(iter(self._known.values()))
         ours = [sensor for sensor in self._known.values() if sensor.source == first.source]
         self._columns = ours[:COLUMNS]
@@ -151,7 +151,7 @@ class TemperatureBackend(InputBackend):
             log.log(level, text, *arguments)
 
     def _zones(self) -> Iterator[_Sensor]:
-        """The thermal zones, by their numbers."""
+        """Yield the thermal zones, by their numbers."""
         for number, name in _numbered(_ZONE, self._listing[0]):
             path = f"{THERMAL}/{name}"
             kind = self._text(f"{path}/type")
@@ -165,7 +165,7 @@ class TemperatureBackend(InputBackend):
         return None
 
     def _chips(self) -> Iterator[_Sensor]:
-        """What hwmon knows: processors first, of each chip its first sensor before the second of any.
+        """Yield the sensors of hwmon: processors first, of each chip its first sensor before the second of any.
 
         The first is that of the whole package (Tctl, Package id 0), so all sockets have theirs among the first.
         """
@@ -174,7 +174,7 @@ class TemperatureBackend(InputBackend):
             path = f"{HWMON}/{name}"
             chip = self._text(f"{path}/name")
             real = self._host.resolve(path)
-            if not chip or "/thermal_zone" in real:  # a zone that shows itself here once more
+            if not chip or "/thermal_zone" in real:  # a duplicate of a thermal zone
                 continue
             prefix = _chip_name(chip, real)
             for number, file in _numbered(_INPUT, self._names(path)):
@@ -194,7 +194,7 @@ class TemperatureBackend(InputBackend):
             return []
 
     def _text(self, path: str) -> str:
-        """A line of firmware or of a driver, harmless in files and on terminals; "" where there is none."""
+        """Return a line of firmware or of a driver, harmless in files and on terminals; "" if unreadable."""
         try:
             line = self._host.read(path)[:64].decode("ascii", "replace").strip()
         except OSError:
@@ -209,10 +209,10 @@ class TemperatureBackend(InputBackend):
         return milli / 1000 if milli > 0 else None
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        """The row of the node, then one for each sensor.
+        """Return the row of the node, then one for each sensor.
 
         Raises:
-            BackendUnavailable: all sensors have gone.
+            BackendUnavailable: all sensors are gone.
         """
         if self._list() != self._listing:
             self._find()
@@ -229,7 +229,7 @@ class TemperatureBackend(InputBackend):
     def _read(self, sensor: _Sensor) -> int | None:
         try:
             return parse_milli(self._host.read(sensor.path))
-        except (OSError, ValueError) as err:  # a device that sleeps says ENODATA, EAGAIN or EIO
+        except (OSError, ValueError) as err:  # a sleeping device returns ENODATA, EAGAIN or EIO
             self._failures += 1
             if powers_of_ten(self._failures):
                 reason = getattr(err, "strerror", None) or err
@@ -237,36 +237,36 @@ class TemperatureBackend(InputBackend):
             return None
 
     def counter_names(self) -> Sequence[CounterName]:
-        """The sensors that have columns."""
+        """Return the names of the sensors with columns."""
         return [CounterName(f"counter_{n + 1}", one.name, "celsius") for n, one in enumerate(self._columns)]
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """A line for each sensor that has a column."""
+        """Return a line for each sensor with a column."""
         return "temperature", [f"counter_{n + 1}, {one.name}" for n, one in enumerate(self._columns)]
 
     def counters(self) -> Mapping[str, int]:
-        """What could not be read."""
+        """Return the number of failed readings."""
         return {"part_failures": self._failures}
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file is kept open."""
 
 
 def _chip_name(chip: str, path: str) -> str:
-    """What a chip is called: by its device, since the numbers in `hwmon3` may be others at each boot.
+    """Return the name of a chip: by its device, since the numbers in `hwmon3` may change at each boot.
 
     Args:
-        chip: its driver's name for it.
+        chip: the driver's name of it.
         path: of its directory, without links: ``/sys/devices/platform/coretemp.0/hwmon/hwmon3``.
     """
     device = path.rpartition("/")[0].removesuffix("/hwmon").rpartition("/")[2]
     if device == "virtual" or device.startswith(chip):
         return chip if device == "virtual" else device
-    return f"{chip}-{device.removeprefix('0000:')}"  # the PCI domain that most machines have alone
+    return f"{chip}-{device.removeprefix('0000:')}"  # the only PCI domain of most machines
 
 
 def _numbered(form: re.Pattern[str], names: Iterable[str]) -> list[tuple[int, str]]:
-    """Names of one form with their numbers, sorted by these."""
+    """Return names of one form with their numbers, sorted by these."""
     return sorted((int(match[1]), name) for name in names if (match := form.fullmatch(name)))
 
 

@@ -1,1 +1,1 @@
-"""The way of a batch to the collectors: send queue, outbox, spool, uplinks, acknowledgements."""
+"""The path of a batch to the collectors: send queue, outbox, spool, uplinks, acknowledgements."""

@@ -10,7 +10,7 @@ WHAT = ("taken", "sent", "acknowledged", "dropped")
 
 
 class DeliveryStats:
-    """Counts the batches of one start of the agent, by table and outcome. For any thread.
+    """Counts of the batches of one start of the agent, by table and outcome. For any thread.
 
     Batches come with ascending numbers; their outcomes come as ranges of numbers. Consecutive batches have the same
     tables most of the time, so millions of them need little memory.
@@ -40,7 +40,7 @@ class DeliveryStats:
             self._counts["taken"][kind] += 1
 
     def count(self, what: str, first: int, last: int) -> None:
-        """Count an outcome, one of `WHAT`, of the batches with these numbers, all of which were taken."""
+        """Count an outcome, one of `WHAT`, of the batches with these numbers, all of them counted by `take`."""
         with self._lock:
             counts = self._counts[what]
             at = max(0, bisect_right(self._firsts, first) - 1)

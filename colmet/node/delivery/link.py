@@ -28,12 +28,12 @@ log = logging.getLogger(__name__)
 DEFAULT_URI = "tcp://127.0.0.1:5556"
 SPOOL_DIRECTORY = "/var/spool/colmet"
 TOKEN_BYTES = 32 << 10  # a larger batch counts as several at the bounded rate
-UNASKED = frozenset({"nvidiastats_default"})  # ends a collector of 0.6.10 that writes HDF5
+UNASKED = frozenset({"nvidiastats_default"})  # makes a collector of 0.6.10 with HDF5 output exit
 Key = tuple[int, int]
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare where to send to, and what is kept until it is acknowledged."""
+    """Declare the options of the collectors' addresses and of the batches kept until they are acknowledged."""
     parser.add_argument(
         "--zeromq-uri",
         metavar="URI",
@@ -94,7 +94,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def default_directory(host: Host, uid: int) -> str:
-    """Return where an agent of this user keeps batches if no option names a place; "" for memory."""
+    """Return the default spool directory of an agent of this user; "" for memory."""
     try:
         is_own = host.owner(SPOOL_DIRECTORY) == uid
     except OSError:
@@ -105,7 +105,7 @@ def default_directory(host: Host, uid: int) -> str:
 def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outbox:
     """Return the outbox, with the spool directory of the options.
 
-    Where the directory cannot be used, a warning is logged and batches stay in memory.
+    If the directory cannot be used, a warning is logged and batches stay in memory.
     """
     directory = default_directory(host, os.geteuid()) if options.spool_dir is None else options.spool_dir
     max_age_s = options.spool_age * 86400.0
@@ -136,10 +136,10 @@ def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outb
 def collectors(options: argparse.Namespace) -> list[str]:
     """Return the addresses of the collectors: given, else named with the collector's key, else the default one.
 
-    The list is empty where the option is '' and no key names one: no collector is known yet.
+    The list is empty if the option is '' and no key names one: no collector is known yet.
 
     Raises:
-        ConfigError: only one of the files of keys is there.
+        ConfigError: only one of the files of keys exists.
     """
     given: list[str] | None = options.zeromq_uri
     if given and given != [""]:
@@ -150,10 +150,10 @@ def collectors(options: argparse.Namespace) -> list[str]:
 
 
 def addresses(options: argparse.Namespace) -> dict[str, str]:
-    """Return the addresses of the collectors, each with that of its acknowledgements; "" where it is asked for none.
+    """Return the addresses of the collectors, each with the address of its acknowledgements; "" for none.
 
     Raises:
-        ConfigError: a URI cannot be used, or there are more of one option than of the other.
+        ConfigError: a URI cannot be used, or the two options are given in different numbers.
     """
     uris = collectors(options)
     for uri in uris:
@@ -171,10 +171,10 @@ def addresses(options: argparse.Namespace) -> dict[str, str]:
 def open_uplinks(
     options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
 ) -> list[Uplink]:
-    """Return the uplinks to all collectors of the options, in the order in which this host prefers them.
+    """Return the uplinks to all collectors of the options, in this host's order of preference.
 
     Raises:
-        ConfigError: a URI cannot be used, or there are more of one option than of the other.
+        ConfigError: a URI cannot be used, or the two options are given in different numbers.
     """
     by_uri = addresses(options)
     dialect = options.wire
@@ -194,7 +194,7 @@ def open_uplinks(
             "--enable-nvidia is of no use beside --wire colmet06 there"
         )
     uplinks: list[Uplink] = []
-    # what is queued for a collector that does not acknowledge is nowhere else
+    # without acknowledgements, queued batches exist nowhere else
     linger_ms = max(options.zeromq_linger, int(times.farewell_s * 1000)) if options.zeromq_linger >= 0 else -1
     try:
         for uri in by_preference(host_name, list(by_uri)):
@@ -213,14 +213,14 @@ def open_uplinks(
 
 
 class NodeLink:
-    """Sends batches until they are acknowledged: new ones at once, others in order at a bounded rate.
+    """Sender of batches until they are acknowledged: new ones at once, others in order at a bounded rate.
 
-    `step` is for one thread, which `start` makes.
+    `step` is for one thread only, made by `start`.
 
     Args:
         host: name of this host.
         outbox: the batches to send.
-        uplinks: to the collectors, in the order in which they are preferred.
+        uplinks: to the collectors, in order of preference.
         take: returns new batches.
         wake_fd: readable when there are new batches.
         window: limit of unacknowledged batches on their way.
@@ -229,8 +229,8 @@ class NodeLink:
         requests: answers the collectors' requests.
 
     Attributes:
-        resent: batches that were sent again.
-        false_acknowledgements: batches of this start that were acknowledged although never sent.
+        resent: number of batches sent again.
+        false_acknowledgements: batches of this start acknowledged without ever being sent.
     """
 
     def __init__(
@@ -257,10 +257,10 @@ class NodeLink:
         self._times = times or Times()
         self._requests = requests or Requests(None)
         self._monotonic = monotonic
-        self._outstanding: dict[Key, tuple[Uplink, float]] = {}  # and when they are to be sent again
-        self._tries: dict[Key, int] = {}  # of what was sent more than once
+        self._outstanding: dict[Key, tuple[Uplink, float]] = {}  # and the time of the next retry
+        self._tries: dict[Key, int] = {}  # of batches sent more than once
         self._most_tries = window
-        self._cursor: Key | None = (0, 0)  # nothing before it is to be sent; None: nothing at all
+        self._cursor: Key | None = (0, 0)  # the next key to send is not before it; None: none to send
         self._passed: Key | None = None  # the first skipped batch: it was sent in v1 before
         self._decoder = Decoder()
         self._tokens = TokenBucket(rate, _burst(rate), monotonic)
@@ -277,7 +277,7 @@ class NodeLink:
         return len(self._outstanding)
 
     def pace(self, rate: float) -> None:
-        """Set how many batches that are not new are sent per second."""
+        """Set the rate of batches that are not new, per second."""
         self._rate = rate
         self._tokens.limit(rate, _burst(rate))
 
@@ -328,7 +328,7 @@ class NodeLink:
             time.sleep(0.1)
 
     def stop(self, wake: Callable[[], None]) -> bool:
-        """Have the thread send what it can in a moment, and end; return whether it ended.
+        """Have the thread send its last batches within `farewell_s`, and end; return whether it ended.
 
         Args:
             wake: makes `wake_fd` readable.
@@ -343,7 +343,7 @@ class NodeLink:
     def _finish(self) -> None:
         """Send waiting batches while a collector receives them, for `farewell_s` at most."""
         until = self._monotonic() + self._times.farewell_s
-        self._tokens.use(self._tokens.left() - _burst(self._rate))  # it may use all at once
+        self._tokens.use(self._tokens.left() - _burst(self._rate))  # all may be sent at once
         while True:
             self.step()
             now = self._monotonic()
@@ -355,7 +355,7 @@ class NodeLink:
         return [uplink.link.socket for uplink in self._uplinks if uplink.link is not None]
 
     def _wait(self) -> None:
-        """Wait until there is something to do."""
+        """Wait until there is work."""
         writable = [r.link.socket for r in self._uplinks if r.link is not None and not r.link.connected]
         timeout_s = self._times.ask_s / 2
         if self._cursor is not None:
@@ -365,14 +365,14 @@ class NodeLink:
                 timeout_s = min(timeout_s, self._tokens.wait_s())
         wait([self._wake_fd, self._requests.fd, *self._sockets()], writable, timeout_s)
 
-    # -- what it does --
+    # -- the work of a step --
 
     def step(self) -> None:
-        """Do what is due now, without waiting."""
+        """Do all due work, without waiting."""
         entries = self._take()
         try:
             self._step(entries)
-        except BaseException:  # those that were not sent must not be forgotten
+        except BaseException:  # unsent batches must not be forgotten
             for entry in entries:
                 self._set_back(entry[:2])
             raise
@@ -403,7 +403,7 @@ class NodeLink:
             for one in message.ranges:
                 self._acknowledge(uplink, one)
             self._forget_done()
-            if another:  # it lacks what the former process had not acknowledged
+            if another:  # it lacks the batches not acknowledged by the former process
                 self._take_back(uplink)
         elif isinstance(message, wire.Request):
             self._requests.ask(message.number, message.content, uplink)
@@ -411,7 +411,7 @@ class NodeLink:
             uplink.bad_messages += 1
 
     def _acknowledge(self, uplink: Uplink, one: wire.Range) -> None:
-        """Remove acknowledged batches that this collector can have; the others are doubted, and stay."""
+        """Remove acknowledged batches that this collector can have; count the others as doubted, and keep them."""
         for first, last in uplink.sent_of(one):
             self._outbox.acknowledge(one.epoch, first, last)
         left = self._outbox.count_in(*one)
@@ -443,7 +443,7 @@ class NodeLink:
             self._set_back(key)
 
     def _choose(self, now: float) -> None:
-        """Choose the uplink: the present one while it is usable, or a preferred one that was there for `back_s`."""
+        """Choose the uplink: the present one while usable, or a preferred one that has been there for `back_s`."""
         usable = [uplink for uplink in self._uplinks if uplink.usable(now)]
         usable = [uplink for uplink in usable if uplink.state is UplinkState.THERE] or usable
         if not usable:
@@ -459,7 +459,7 @@ class NodeLink:
             self._uplink = best
 
     def _send(self, key: Key, message: bytes, now: float) -> bool:
-        """Send a batch over the chosen uplink; return False where that is not possible now."""
+        """Send a batch over the chosen uplink; return False if not possible now."""
         uplink = self._uplink
         dialect = uplink.dialect
         if not dialect or not uplink.usable(now):
@@ -467,11 +467,11 @@ class NodeLink:
         if dialect == COLMET06:
             try:
                 (batch,) = self._decoder.decode(message).batches
-            except WireError:  # the disk gave back other bytes, or a defect
+            except WireError:  # wrong bytes from the disk, or a defect
                 self._outbox.drop(*key, key[1], 0, 0, "damage")
                 return True
             message = colmet06.encode(batch, UNASKED if uplink.wire == AUTO else ())
-        if message and not uplink.push.send(message):  # there is nothing that Colmet 0.6 has a table for
+        if message and not uplink.push.send(message):  # empty: Colmet 0.6 has no such tables
             return False
         self._outbox.sent(key)
         uplink.sent(*key)
@@ -488,7 +488,7 @@ class NodeLink:
         return max(1, self._window // 2)
 
     def _may_send_again(self) -> bool:
-        """Whether it is known which batches the collector has and which dialect it reads: old batches wait for that."""
+        """Return whether old batches may be sent: the collector's batches and its dialect must be known first."""
         return self._uplink.state in (UplinkState.THERE, UplinkState.MUTE) and bool(self._uplink.dialect)
 
     def _send_waiting(self, now: float) -> None:
@@ -505,7 +505,7 @@ class NodeLink:
                 self._cursor = None
                 return
             if not is_v1 and self._outbox.was_sent(key):
-                # a collector of this version may have it, and would not know it again in the other dialect
+                # a collector of this version may have it, and cannot recognise it in the other dialect
                 self._passed = key if self._passed is None else min(key, self._passed)
             elif key not in self._outstanding:
                 try:
@@ -523,11 +523,11 @@ class NodeLink:
             self._cursor = key[0], key[1] + 1
 
     def _look(self, now: float) -> None:
-        """Do what is due by time: Hellos, collectors that went away, batches to send again, and those too old."""
+        """Do periodic work: send Hellos, detect dead collectors, re-send and expire batches."""
         waiting = bool(self._outstanding)
         for uplink in self._uplinks:
             if uplink.look(now):
-                if uplink.state is UplinkState.MUTE:  # it has taken what was sent
+                if uplink.state is UplinkState.MUTE:  # it has received all sent batches
                     for key in [key for key, (way, _) in self._outstanding.items() if way is uplink]:
                         self._outbox.release(key)
                     self._forget_done()
@@ -547,11 +547,11 @@ class NodeLink:
                 self._tries[key] = self._tries.get(key, 0) + 1
                 self._set_back(key)
             self._forget_done()
-            if len(self._tries) > self._most_tries:  # of some that were acknowledged before they were sent again
+            if len(self._tries) > self._most_tries:  # of some acknowledged before their retry
                 self._tries = {key: tries for key, tries in self._tries.items() if key in self._outbox}
                 self._most_tries = 2 * len(self._tries) + self._window
 
 
 def _burst(rate: float) -> float:
-    """Return how many batches may be sent at once after a quiet time."""
+    """Return the number of batches that may be sent at once after a quiet time."""
     return max(1.0, rate / 4)

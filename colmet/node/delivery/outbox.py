@@ -1,4 +1,4 @@
-"""The outbox: batches until a collector acknowledges them, on disk where there is a spool directory, else in memory."""
+"""The outbox: batches until a collector acknowledges them, on disk with a spool directory, else in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 MAX_MEMORY_BYTES = 64 << 20
 MAX_AGE_S = 7 * 86400.0
 MAX_DROPPED_RANGES = 256
-ENTRY_BYTES = 500  # that an entry takes in memory beside its message
+ENTRY_BYTES = 500  # memory of an entry in addition to its message
 
 
 class Dropped(NamedTuple):
@@ -41,7 +41,7 @@ class Dropped(NamedTuple):
 
 
 class Outbox:
-    """Keeps batches until they are acknowledged. For one thread; `dropped_ranges` and the counts are for any.
+    """Batches kept until they are acknowledged. For one thread; `dropped_ranges` and the counts are for any.
 
     Args:
         epoch: of this start.
@@ -50,9 +50,9 @@ class Outbox:
         max_age_s: limit of the age of batches in memory.
 
     Attributes:
-        dropped: dropped batches.
+        dropped: number of dropped batches.
         sent_batches: batches of this start that were sent, each counted once.
-        acknowledged: batches that a collector has on its disk.
+        acknowledged: number of batches on a collector's disk.
         stats: counts of the batches of this start, by table.
     """
 
@@ -86,7 +86,7 @@ class Outbox:
         return numbers is not None and key[1] in numbers
 
     def load(self) -> None:
-        """Find the batches that earlier starts left on disk."""
+        """Find the batches left on disk by earlier starts."""
         if self.spool is not None:
             for epoch, first, last in self.spool.scan():
                 self._numbers.setdefault(epoch, Ranges()).add(first, last)
@@ -103,7 +103,7 @@ class Outbox:
         self.drop_beyond()
 
     def flush(self) -> None:
-        """Write batches that are in memory only to disk, as far as that is possible now."""
+        """Write batches to disk that are in memory only, as far as possible now."""
         if self.spool is None or not self._memory:
             return
         written = self.spool.append(list(self._memory.values()))
@@ -129,7 +129,7 @@ class Outbox:
             self.memory_bytes -= len(entry.message) + ENTRY_BYTES
 
     def message(self, key: tuple[int, int]) -> bytes | None:
-        """Return the message of a batch; None where it is damaged: then it is dropped.
+        """Return the message of a batch; drop the batch and return None if it is damaged.
 
         Raises:
             OSError: it cannot be read now.
@@ -143,7 +143,7 @@ class Outbox:
         return message
 
     def following(self, key: tuple[int, int]) -> tuple[int, int] | None:
-        """Return the first kept batch at or after this one; None where there is none."""
+        """Return the first kept batch at or after this one; None without one."""
         for epoch, numbers in self._numbers.items():
             if epoch >= key[0]:
                 seq = numbers.at_or_after(key[1] if epoch == key[0] else 0)
@@ -166,18 +166,18 @@ class Outbox:
         return key[1] in self._sent.get(key[0], ())
 
     def acknowledge(self, epoch: int, first: int, last: int) -> int:
-        """Remove acknowledged batches; return how many were kept until now."""
+        """Remove acknowledged batches; return the number removed."""
         gone = self._remove(epoch, first, last, "acknowledged")
         self.acknowledged += gone
         return gone
 
     def count_in(self, epoch: int, first: int, last: int) -> int:
-        """Return how many of these are kept."""
+        """Return the number of kept batches in a range."""
         numbers = self._numbers.get(epoch)
         return _count(numbers.within(first, last)) if numbers is not None else 0
 
     def unsent_of(self, epoch: int, first: int, last: int) -> int:
-        """Return how many of these are kept, belong to this start and were never sent."""
+        """Return the number of kept batches in a range that belong to this start and were never sent."""
         if epoch != self.epoch:
             return 0
         numbers = self._numbers.get(epoch, Ranges())
@@ -185,7 +185,7 @@ class Outbox:
         return sum([b - a + 1 - _count(sent.within(a, b)) for a, b in numbers.within(first, last)])
 
     def release(self, key: tuple[int, int]) -> None:
-        """Remove a batch that was sent to a collector that does not acknowledge."""
+        """Remove a batch sent to a collector without acknowledgements."""
         self._remove(*key, key[1], "")
 
     def drop(self, epoch: int, first: int, last: int, since_ns: int, until_ns: int, cause: str) -> None:
@@ -206,7 +206,7 @@ class Outbox:
             self.note_dropped(Dropped(epoch, low, high, since_ns, until_ns, cause))
 
     def note_dropped(self, dropped: Dropped) -> None:
-        """Count dropped batches, and remember which."""
+        """Count dropped batches, and remember their range."""
         before, self.dropped = self.dropped, self.dropped + dropped.last - dropped.first + 1
         if powers_of_ten(self.dropped, before):
             log.error(
@@ -274,14 +274,14 @@ class Outbox:
         }
 
     def oldest_s(self) -> int:
-        """Return the age of the oldest kept batch in seconds; 0 where there is none. From any thread."""
+        """Return the age of the oldest kept batch in seconds; 0 without batches. From any thread."""
         times = [entry.time_ns for entry in list(self._memory.values())[:1]]
         if self.spool is not None and self.spool.since_ns():
             times.append(self.spool.since_ns())
         return max(0, time.time_ns() - min(times)) // 10**9 if times else 0
 
     def close(self) -> None:
-        """Close the spool; batches that are not on disk are lost, which is logged."""
+        """Close the spool; log the loss of batches that are not on disk."""
         if self.spool is not None:
             self.spool.retry()
             self.flush()

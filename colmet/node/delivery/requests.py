@@ -17,16 +17,16 @@ MAX_WAITING = 16
 
 
 class Requests:
-    """Answers requests one after the other, in a thread that lives while there are some.
+    """Queue of requests, answered one after the other in a thread that ends when the queue is empty.
 
     Args:
         handle: returns the answer to a request; may block. None: requests are refused.
 
     Attributes:
         fd: readable when there are answers.
-        answered: requests answered.
-        refused: requests without a handler, or beyond the limit of waiting ones.
-        failures: requests whose answer failed by a defect.
+        answered: number of requests answered.
+        refused: number of requests without a handler, or beyond the limit of waiting ones.
+        failures: number of requests not answered because of a defect.
     """
 
     def __init__(self, handle: Callable[[bytes], bytes] | None) -> None:
@@ -76,7 +76,7 @@ class Requests:
         return [self._answers.popleft() for _ in range(len(self._answers))]
 
     def close(self) -> None:
-        """Refuse all further requests, and forget those that wait."""
+        """Refuse all further requests, and forget waiting ones."""
         with self._lock:
             self._handle = None
             self._waiting.clear()

@@ -1,4 +1,4 @@
-"""The send queue: batches in memory between the thread that measures and the one that writes and sends them."""
+"""The send queue: batches in memory between the measuring thread and the thread of the link."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from colmet.node.delivery.spool import EncodedBatch
 
 log = logging.getLogger(__name__)
 
-QUEUE_BYTES = 16 << 20  # of batches that wait while the link's thread waits for a disk
+QUEUE_BYTES = 16 << 20  # of batches queued while the link's thread waits for a disk
 MAX_OVERFLOWS = 256
 
 
 class SendQueue:
-    """Encodes batches and queues them for the thread of the link. `put` never waits.
+    """Queue of encoded batches for the thread of the link. `put` never waits.
 
     While that thread is blocked, the queue drops its oldest batches beyond `max_bytes` and counts them.
 
     Args:
         encode: a dialect's encoder.
-        outbox: where the thread of the link keeps the batches.
+        outbox: keeps the batches, in the thread of the link.
         max_bytes: limit of the queue.
 
     Attributes:
-        fd: readable when there is something to take.
+        fd: readable when there are batches to take.
         wake: makes `fd` readable.
-        taken: batches that were put.
-        overflowed: batches that the queue dropped.
+        taken: number of batches put.
+        overflowed: number of batches dropped by the queue.
     """
 
     def __init__(self, encode: Callable[[Batch], bytes], outbox: Outbox, max_bytes: int = QUEUE_BYTES) -> None:

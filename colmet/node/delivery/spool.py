@@ -1,11 +1,11 @@
 """The spool: batches on disk until they are acknowledged.
 
-It is there for the death of the process, whatever it is: each batch is one write, and none is synced. Little-endian:
+It survives any death of the process: each batch is one write, and none is synced. Little-endian:
 
-    segment  8s "ColmetS1", Q number made at random, Q epoch, B bytes of the host's name, the name, I CRC-32 of these
+    segment  8s "ColmetS1", Q random number, Q epoch, B bytes of the host's name, the name, I CRC-32 of these
 
-Then come records (`common.record_log`): the message of each is a batch as it is sent. The seed is made at random for
-each segment. A segment has batches of one epoch, and is written by the process that created it alone.
+Then come records (`common.record_log`): the message of each is a batch in the form sent. The seed is random for each
+segment. A segment has batches of one epoch, and is only written by the process that created it.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ MAX_MESSAGE_BYTES = 8 << 20
 SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 20, 16 << 20
 MAX_FILE_BYTES = MAX_SEGMENT_BYTES + 2 * MAX_MESSAGE_BYTES
 FORM = RecordForm(b"\xc7SR\n", has_kind=False, max_bytes=MAX_FILE_BYTES)
-MAX_SEGMENTS = 2000  # a node that is started again and again makes small ones
+MAX_SEGMENTS = 2000  # a node restarted again and again makes small ones
 RETRY_S = 2.0
-PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # errors that are none of the file
+PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # errors not caused by the file
 
 
 class EncodedBatch(NamedTuple):
@@ -46,8 +46,8 @@ class EncodedBatch(NamedTuple):
     Attributes:
         epoch: of the start of the agent that measured it.
         seq: its number.
-        time_ns: when it was measured, since the epoch.
-        message: as it is sent.
+        time_ns: time of the measurement, since the epoch.
+        message: in the form sent.
     """
 
     epoch: int
@@ -63,7 +63,7 @@ def pack_head(seed: int, epoch: int, host: str) -> bytes:
 
 
 def read_head(data: bytes) -> tuple[int, int, str, int] | None:
-    """Return seed, epoch, host and where the first record starts; None where the head is damaged."""
+    """Return seed, epoch, host and offset of the first record; None if the head is damaged."""
     if len(data) < _SEGMENT.size:
         return None
     magic, seed, epoch, length = _SEGMENT.unpack_from(data)
@@ -74,7 +74,7 @@ def read_head(data: bytes) -> tuple[int, int, str, int] | None:
 
 
 class _Segment:
-    """A segment, and the numbers of its batches that are still kept."""
+    """A segment, and the numbers of its kept batches."""
 
     def __init__(self, name: str, epoch: int, first: int, size: int) -> None:
         self.name = name
@@ -92,7 +92,7 @@ class _Segment:
 
 
 class Spool:
-    """The segments in one directory, which no other process uses. For one thread.
+    """The segments in one directory, used by this process only. For one thread.
 
     Args:
         directory: locked by this process.
@@ -105,7 +105,7 @@ class Spool:
 
     Attributes:
         failures: failed writes of batches.
-        damaged: places with other bytes than were written.
+        damaged: places with bytes other than those written.
         unread: failed reads of segments.
         torn_bytes: of incomplete records at the end of segments, left by killed processes.
     """
@@ -135,12 +135,12 @@ class Spool:
         self._writer: LogWriter | None = None  # of the last segment, while it is written to
         self._failing = False
         self._retry_at = monotonic()
-        self._loaded: tuple[str, int] = ("", 0)  # name and size of the segment whose messages these are
+        self._loaded: tuple[str, int] = ("", 0)  # name and size of the segment of `_messages`
         self._messages: dict[tuple[int, int], bytes] = {}
 
     @staticmethod
     def last_epoch(directory: PrivateDirectory) -> int:
-        """Return the highest epoch with batches; 0 where there is none."""
+        """Return the highest epoch with batches; 0 without any."""
         return max([int(name[:20]) for name in directory.names() if NAME.fullmatch(name)], default=0)
 
     @property
@@ -149,7 +149,7 @@ class Spool:
         return sum([segment.size for segment in self._segments])
 
     def since_ns(self) -> int:
-        """Return the time of the oldest segment's first batch; 0 where there is none. From any thread."""
+        """Return the time of the oldest segment's first batch; 0 without any. From any thread."""
         return next((segment.since_ns for segment in list(self._segments) if segment.numbers.count), 0)
 
     def __len__(self) -> int:
@@ -159,7 +159,7 @@ class Spool:
     # -- reading --
 
     def scan(self) -> list[tuple[int, int, int]]:
-        """Return the batches that earlier processes left, ascending: epoch, lowest and highest number of each range."""
+        """Return the batches left by earlier processes, ascending: epoch, lowest and highest number of each range."""
         found: list[tuple[int, int, int]] = []
         foreign = count = 0
         for name in sorted(filter(NAME.fullmatch, self._directory.names())):
@@ -175,7 +175,7 @@ class Spool:
             epoch, first = [int(digits) for digits in name[: -len(".spool")].split("-")]
             segment = _Segment(name, epoch, first, len(data))
             if head is not None:
-                # the content is checked when it is read, so that a damaged batch is counted with its number
+                # the content is checked in `read`, so that a damaged batch is counted with its number
                 reader = LogReader.of_bytes(FORM, head[0], data, head[3], checks_content=False)
                 for found_one in reader.read():
                     if isinstance(found_one, Damage):
@@ -200,7 +200,7 @@ class Spool:
         return found
 
     def read(self, epoch: int, seq: int) -> bytes | None:
-        """Return the message of a batch; None where it is damaged, which is counted.
+        """Return the message of a batch; None if it is damaged, counted in `damaged`.
 
         Raises:
             OSError: it cannot be read now: this process or the machine lacks descriptors or memory.
@@ -249,7 +249,7 @@ class Spool:
     # -- writing --
 
     def append(self, items: Sequence[EncodedBatch]) -> int:
-        """Write batches of this epoch, in order; return how many were written. Give the others again later."""
+        """Write batches of this epoch, in order; return the number written. Pass the others again later."""
         if self._monotonic() < self._retry_at:
             return 0
         written = 0
@@ -317,7 +317,7 @@ class Spool:
         return writer
 
     def end_segment(self) -> None:
-        """End the last segment; one without a batch is removed."""
+        """End the last segment; remove it if it has no batch."""
         if self._writer is not None:
             self._end_writing()
             if not self._segments[-1].numbers.count:
@@ -344,7 +344,7 @@ class Spool:
             self._unlink(segment.name)
 
     def _empty(self, segment: _Segment, writer: LogWriter) -> None:
-        """Empty the segment that is being written: what the kernel has not written to disk yet never will be."""
+        """Empty the segment being written: its bytes not yet written to disk by the kernel never will be."""
         try:
             writer.cut(len(self._head))
         except OSError as err:
@@ -356,7 +356,7 @@ class Spool:
     def beyond(self) -> list[tuple[int, int, int, int, int, str]]:
         """Return the oldest segments beyond the limits of size and age; they stay until `remove`.
 
-        Each with its epoch, lowest and highest number, first and last time, and the cause: size or age.
+        Each has its epoch, lowest and highest number, first and last time, and the cause: size or age.
         """
         found = []
         size, count = self.size_bytes, len(self._segments)
@@ -391,6 +391,9 @@ class Spool:
         }
 
     def close(self) -> None:
-        """Close the directory; also twice. The last segment stays: its name keeps the next epoch above this one."""
+        """Close the directory; can be called twice.
+
+        The last segment stays: its name keeps the next epoch above this one.
+        """
         self._end_writing()
         self._directory.close()

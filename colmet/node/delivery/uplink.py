@@ -1,4 +1,4 @@
-"""The uplink: the connection to one collector, its two sockets, and the state of the collector as seen from here."""
+"""The uplink: the connection to one collector, its two sockets, and the collector's state as seen from here."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class Times(NamedTuple):
         ask_s: between two Hellos while an answer is missing.
         hello_s: between two Hellos otherwise.
         away_s: timeout of an answer; after it a collector is away.
-        mute_s: timeout of the link to a collector that receives data; after it the collector is one that does not
-            acknowledge, with `AUTO` one of Colmet 0.6.
+        mute_s: timeout of the link to a collector that receives data; after it the collector counts as one without
+            acknowledgements, with `AUTO` as one of Colmet 0.6.
         mute_known_s: the same for a collector that has acknowledged before.
-        resend_s: before a batch is sent again; twice as long each time.
-        resend_most_s: longest pause before a batch is sent again.
-        back_s: time that a preferred collector must be there before it is used again.
+        resend_s: before the first retry of a batch; twice as long each time.
+        resend_most_s: longest pause before a retry.
+        back_s: time of uninterrupted presence of a preferred collector before it is used again.
         farewell_s: to send waiting batches at the end.
     """
 
@@ -49,7 +49,7 @@ class Times(NamedTuple):
     farewell_s: float = 2.0
 
     def faster(self, factor: float) -> Times:
-        """Return these times divided by `factor`, except those that depend on how fast sockets connect."""
+        """Return these times divided by `factor`, except those dependent on the speed of connecting sockets."""
         faster = Times(*[seconds / factor for seconds in self])
         return faster._replace(mute_s=self.mute_s, mute_known_s=self.mute_known_s)
 
@@ -71,9 +71,9 @@ class UplinkState(Enum):
 
 
 def by_preference(host: str, uris: Sequence[str]) -> list[str]:
-    """Return the collectors in the order in which this host prefers them.
+    """Return the collectors in this host's order of preference.
 
-    Hosts are spread evenly. A collector that is added gets its share of the hosts; the other hosts keep theirs.
+    Hosts are spread evenly. A new collector gets its share of the hosts; the other hosts keep theirs.
     """
     return sorted(uris, key=lambda uri: hashlib.sha256(f"{host} {uri}".encode()).digest())
 
@@ -81,28 +81,28 @@ def by_preference(host: str, uris: Sequence[str]) -> list[str]:
 class Uplink:
     """The connection to one collector. For one thread.
 
-    With `AUTO`, v1 is sent only over a data connection on which the collector has answered: a collector of Colmet 0.6
-    ends at its first v1 message. A collector that does not answer is sent colmet06, which both can read.
+    With `AUTO`, v1 is sent only after an answer of the collector on the present data connection: a collector of Colmet
+    0.6 ends at its first v1 message. Without an answer, colmet06 is sent: both versions can read it.
 
     Args:
         uri: of the collector, for the log.
         push: socket for data.
         link: socket for acknowledgements; None without them.
         times: intervals and timeouts.
-        now: time on the clock that all other methods use.
-        wire: AUTO, or the dialect that batches are sent in: V1 or COLMET06.
+        now: time on the clock of all other methods.
+        wire: AUTO, or the dialect of the batches: V1 or COLMET06.
 
     Attributes:
         wire: the same.
         sends: the dialect as of the latest look, for any thread.
         state: of the collector.
-        since: when it came to be in this state.
-        blocked_at: since when it takes no data, though it is there; None while it takes them.
-        version: of the collector, empty where it does not say.
-        durable: whether what it acknowledges is on its disk.
-        duplicates: batches of this node that came to it more than once, since the node was started.
-        bad_messages: of the link, that could not be read.
-        doubted: batches that it acknowledged and that were not sent to it since it was started.
+        since: start of this state.
+        blocked_at: time since when a present collector has received no data; None otherwise.
+        version: of the collector, empty if unknown.
+        durable: whether acknowledged batches are on its disk.
+        duplicates: batches of this node received by it more than once, since the node was started.
+        bad_messages: unreadable messages of the link.
+        doubted: batches acknowledged by it, but not sent to it since it was started.
     """
 
     def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float, wire: str = V1) -> None:
@@ -118,19 +118,19 @@ class Uplink:
         self.durable = True
         self.duplicates = self.bad_messages = self.doubted = 0
         self._times = times
-        self._asked_at = now  # the first question that has not been answered; infinite where there is none
+        self._asked_at = now  # the first question without an answer; infinite without one
         self._said_at = -math.inf
         self._heard_at = now
         self._data_only_since = math.inf
-        self._connected_at = -math.inf  # when data last could be sent
+        self._connected_at = -math.inf  # the last time that data could be sent
         self._known = False  # it has acknowledged
         self._was_connected = False
-        self._connection = 0  # the latest data connection that was noticed
-        self._answered = 0  # the data connection on which the collector has answered
-        self._was_mute = False  # the last time that it was known what it is
+        self._connection = 0  # the latest data connection seen
+        self._answered = 0  # the data connection of the collector's last answer
+        self._was_mute = False  # as of its last known state
         self._collector = 0
-        self._told_duplicates = 0  # by it, since it was started
-        self._sent: dict[int, Ranges] = {}  # to the process that is there now, by epoch
+        self._told_duplicates = 0  # reported by it, since it was started
+        self._sent: dict[int, Ranges] = {}  # to the present process, by epoch
         self._times_away = self._times_mute = self._times_blocked = 0
 
     def _become(self, state: UplinkState, now: float) -> None:
@@ -145,7 +145,7 @@ class Uplink:
 
     @property
     def dialect(self) -> str:
-        """The dialect for batches now; empty while it is not known which ones the collector reads."""
+        """The dialect for batches now; empty until the collector's dialects are known."""
         if self.wire != AUTO:
             return self.wire
         if self.state is UplinkState.MUTE:
@@ -160,7 +160,7 @@ class Uplink:
         Call this before `receive`.
 
         Returns:
-            Whether earlier batches may be missing at the collector that is there now.
+            Whether earlier batches may be missing at the present collector.
         """
         connection = self.push.connection if self.wire == AUTO and self.link is not None else 0
         if connection in (0, self._connection):
@@ -183,14 +183,14 @@ class Uplink:
             return now - self.since < self._times.away_s or self._data_only_since < math.inf
         if self.state is UplinkState.AWAY:
             return False
-        # a collector that receives no data for long cannot be used, whatever it answers
+        # a collector that receives no data for long cannot be used, even if it answers
         return now - max(self._connected_at, self.since) < self._times.away_s
 
     def promising(self, now: float) -> bool:
         """Return whether batches can probably be sent over this uplink within a moment."""
         if not self.usable(now):
             return False
-        # its other socket has heard of it, and this one is about to: it looks a few times a second
+        # the link is connected, and this socket is about to: it retries a few times a second
         coming = self.state is UplinkState.THERE and self._connected_at == -math.inf
         return self.push.connected or coming
 
@@ -217,16 +217,16 @@ class Uplink:
         """Note that this batch was sent over this uplink."""
         numbers = self._sent.setdefault(epoch, Ranges())
         numbers.add(seq, seq)
-        if len(numbers) > MAX_RUNS:  # what is forgotten is sent again
+        if len(numbers) > MAX_RUNS:  # forgotten numbers are sent again
             numbers.remove(*next(iter(numbers)))
 
     def sent_of(self, one: wire.Range) -> list[tuple[int, int]]:
-        """Return the numbers of a range that were sent to the collector's present process: it can have no others."""
+        """Return the numbers of a range sent to the collector's present process: it can have no others."""
         numbers = self._sent.get(one.epoch)
         return numbers.within(one.first, one.last) if numbers is not None else []
 
     def forget_sent(self, epochs: Container[int]) -> None:
-        """Forget what was sent of all other epochs than these."""
+        """Forget the numbers sent in all other epochs."""
         for epoch in [epoch for epoch in self._sent if epoch not in epochs]:
             del self._sent[epoch]
 
@@ -243,7 +243,7 @@ class Uplink:
         return found
 
     def heard(self, ack: wire.Ack, now: float) -> bool:
-        """Note an answer of the collector; return whether it comes from another process than the one before."""
+        """Note an answer of the collector; return whether it comes from another process than the last one."""
         self._asked_at = math.inf
         self._heard_at = now
         if self.durable and not ack.durable:
@@ -255,7 +255,7 @@ class Uplink:
         self.durable = ack.durable
         self.version = ack.version
         another = self._collector not in (0, ack.started)
-        if self._collector == 0:  # those of an earlier start of this node
+        if self._collector == 0:  # duplicates of an earlier start of this node
             self._told_duplicates = ack.duplicates
         elif another:
             self._told_duplicates = 0
@@ -289,7 +289,7 @@ class Uplink:
         else:
             self._data_only_since = min(self._data_only_since, now)
         silent = now - self._asked_at > self._times.away_s
-        # one that may never have had a link is not to get twice what it has taken
+        # a collector that may never have had a link must not get batches twice
         if silent and (
             self.state is UplinkState.THERE or (self.state is UplinkState.UNKNOWN and self._data_only_since == math.inf)
         ):
@@ -357,13 +357,13 @@ class Uplink:
                 self._times_away,
             )
         self._become(UplinkState.AWAY, now)
-        # what waits in the old connection is sent again, over this uplink or another
+        # batches in the old connection are sent again, over this uplink or another
         self.push.reopen()
         self._connected_at = -math.inf
         self._data_only_since = math.inf
 
     def close(self) -> None:
-        """Close both sockets; also twice."""
+        """Close both sockets; can be called twice."""
         self.push.close()
         if self.link is not None:
             self.link.close()

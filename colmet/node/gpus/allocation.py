@@ -1,11 +1,11 @@
-"""Find the GPUs that a job has been allocated, whether it uses them or not.
+"""Find the GPUs that a job has been allocated, used or not.
 
-There are three sources; the first that names GPUs counts:
+Of three sources, the first one with GPUs counts:
 
-1. The kernel: the job's devices cgroup (v1), if it lists the only devices that the job may open. A group that was made
-   by denying some devices lists none of them; device programs of cgroup v2 cannot be read.
-2. OAR: the GPUs among the resources of the job, in the file that OAR writes on each node.
-3. The environment with which the job's processes were started. The user can write it, for the user's own job alone.
+1. The kernel: the job's devices cgroup (v1), if it lists the only devices open to the job. A group made by denying
+   some devices lists none of them; device programs of cgroup v2 cannot be read.
+2. OAR: the GPUs among the resources of the job, in OAR's file on each node.
+3. The start environment of the job's processes. The user can write it, for the user's own job alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from colmet.node.gpus.reading import Gpu, whole
 from colmet.node.system.host import Host
 from colmet.node.system.processes import NO_ANSWER, Processes, Question
 
-NVIDIA_MAJOR = 195  # of /dev/nvidiaN, of old
+NVIDIA_MAJOR = 195  # of /dev/nvidiaN, since early drivers
 _CONTROL_MINORS = frozenset({254, 255})  # nvidia-modeset and nvidiactl
 OAR_DIRECTORY = "/var/lib/oar"
 MAX_RESOURCES = 4 << 20  # bytes
 MAX_ENVIRONMENT = 256 << 10  # bytes of one process's
 MAX_TEXT = 4096  # bytes of a variable's
-MAX_PROCESSES = 64  # of a job whose environment is read
+MAX_PROCESSES = 64  # environments read of one job
 MAX_TOKENS = 64
 _EAGER_LOOKS = 8  # OAR's file and the environment are read at the first 8 samples of a job, then at every 32nd
 _RARE_LOOKS = 32
@@ -37,8 +37,8 @@ _FILE_OF_CAPABILITY = re.compile(r"/dev/nvidia-caps/nvidia-cap(\d{1,6})")
 _INDEX = re.compile(r"\d{1,3}")
 _UUID = re.compile(r"(?:GPU|MIG)-[0-9A-Za-z/-]{1,72}")
 
-# In order of trust: Slurm's first two name GPUs by their numbers on the node; CUDA's count only what the job may open,
-# if Slurm constrains that.
+# In order of trust: Slurm's first two name GPUs by their numbers on the node; CUDA's count only the GPUs open to the
+# job, if Slurm constrains them.
 VARIABLES = (
     "SLURM_JOB_GPUS",
     "SLURM_STEP_GPUS",
@@ -53,7 +53,7 @@ class Allocation(NamedTuple):
 
     Attributes:
         uuids: of GPUs without instances, and of instances.
-        source: where that is from: ``devices``, ``oar`` or ``environment``.
+        source: ``devices``, ``oar`` or ``environment``.
     """
 
     uuids: frozenset[str]
@@ -61,11 +61,11 @@ class Allocation(NamedTuple):
 
 
 class Devices(NamedTuple):
-    """Device files that a job may open.
+    """Device files open to a job.
 
     Attributes:
         gpus: the N of ``/dev/nvidiaN``.
-        capabilities: the N of ``/dev/nvidia-caps/nvidia-capN``, which stand for MIG instances.
+        capabilities: the N of ``/dev/nvidia-caps/nvidia-capN``, for MIG instances.
     """
 
     gpus: frozenset[int]
@@ -104,7 +104,7 @@ def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
 
 
 def parse_resources(text: str, host_name: str) -> Devices | None:
-    """Return the GPUs of this node in OAR's list of a job's resources; None if it does not name any.
+    """Return the GPUs of this node in OAR's list of a job's resources; None if it names none.
 
     Args:
         text: a line a resource, `` gpudevice = '0' , host = 'node-1' , type = 'default'``.
@@ -134,7 +134,7 @@ def parse_resources(text: str, host_name: str) -> Devices | None:
 
 
 def find_named(text: str, gpus: Sequence[Gpu]) -> frozenset[str] | None:
-    """Return the GPUs that a variable like ``CUDA_VISIBLE_DEVICES`` names; None for none, or an unknown one.
+    """Return the GPUs in a variable like ``CUDA_VISIBLE_DEVICES``; None for none, or an unknown one.
 
     Args:
         text: numbers, as nvidia-smi counts, or UUIDs, or unique beginnings of UUIDs.
@@ -171,10 +171,10 @@ class _Looked:
 
 
 class Allocations:
-    """Finds the GPUs that each job has been allocated.
+    """Finds the GPUs allocated to each job.
 
-    It runs in the thread of a background backend. A user can delay the reading of a process's environment without
-    bound, so that is done in a thread of `Processes`: one job's processes do not delay what is known of the others.
+    Runs in the thread of a background backend. A user can delay the reading of a process's environment without
+    bound, so a thread of `Processes` reads it: one job's processes do not delay the results of the others.
 
     Args:
         host: the machine.
@@ -192,7 +192,7 @@ class Allocations:
 
         Args:
             job_id: of the job.
-            identity: text that no earlier job of that id had.
+            identity: text unique among jobs of that id.
             devices: its directory in the devices hierarchy of cgroup v1.
             pids: its processes.
             gpus: of the node.
@@ -253,7 +253,7 @@ class Allocations:
         return parse_resources(data.decode("utf-8", "replace"), name.decode("ascii", "replace").strip())
 
     def _open_to(self, allowed: Devices, gpus: Sequence[Gpu]) -> frozenset[str] | None:
-        """Return the GPUs and instances that these device files give access to; None if that is unknown."""
+        """Return the GPUs and instances accessible through these device files; None if unknown."""
         uuids = set()
         for gpu in whole(gpus):
             if gpu.minor is None:

@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 MAX_GPUS = 64
 MAX_PROCESSES = 4096  # of one GPU
-RENEW_S = 60.0  # between two attempts to find GPUs again that were lost
+RENEW_S = 60.0  # between two attempts to find lost GPUs again
 
 # nvmlReturn_t, as nvml.h numbers them
 _NO_SUCH_VALUE = frozenset({2, 3, 4, 6, 13, 21, 22, 24, 25, 26})  # not supported, not found, no permission, ...
@@ -38,7 +38,7 @@ class _Lost(Exception):
 
 
 def _number(value: Any, bits: int = 32) -> int | None:
-    """Return a whole number; None for the numbers that mean "not available"."""
+    """Return a whole number; None for numbers with the meaning "not available"."""
     return value if type(value) is int and 0 <= value < _MAX[bits] else None
 
 
@@ -93,7 +93,7 @@ class NvmlReader(GpuReader):
     def read(self) -> list[Gpu]:
         """Return all GPUs and instances.
 
-        While a GPU is lost, NVML is restarted every `RENEW_S`: a GPU that was reset answers only then.
+        While a GPU is lost, NVML is restarted every `RENEW_S`: a GPU answers only then after its reset.
 
         Raises:
             BackendUnavailable: the driver was unloaded.
@@ -204,7 +204,7 @@ class NvmlReader(GpuReader):
         }
 
     def _memory(self, handle: Any) -> dict[str, Any]:
-        # The first form counts what the driver reserves as used; nvidia-smi does not, since driver 510.
+        # The first form counts the driver's reserved memory as used; nvidia-smi does not, since driver 510.
         memory = None
         with contextlib.suppress(TypeError):  # a module older than that
             memory = self._ask("nvmlDeviceGetMemoryInfo", handle, _MEMORY_V2)
@@ -236,7 +236,7 @@ class NvmlReader(GpuReader):
         return [Process(pid, memory[pid], busy.get(pid)) for pid in sorted(memory)]
 
     def _listed(self, kind: str, handle: Any) -> list[Any] | None:
-        """Return the processes of one kind, by the newest call that module and driver both have."""
+        """Return the processes of one kind, by the newest call of both module and driver."""
         for version in ("_v3", "_v2", ""):
             processes = self._ask(f"nvmlDeviceGet{kind}RunningProcesses{version}", handle)
             if processes is not None:
@@ -260,7 +260,7 @@ class NvmlReader(GpuReader):
         return handle
 
     def _ask(self, name: str, *arguments: Any) -> Any:
-        """Return one answer; None if this GPU, this driver or this version of the module does not have it."""
+        """Return one answer; None if this GPU, this driver or this version of the module lacks it."""
         function = getattr(self._nvml, name, None)
         if function is None:
             return None

@@ -16,8 +16,8 @@ class Process(NamedTuple):
 
     Attributes:
         pid: as the node numbers it.
-        memory: bytes of the GPU's memory that it has; None if the driver does not report it.
-        sm_percent: share of the time since the last reading in which its kernels ran; None if unknown.
+        memory: its bytes of the GPU's memory; None if the driver does not report it.
+        sm_percent: share of the time since the last reading with its kernels running; None if unknown.
     """
 
     pid: int
@@ -27,19 +27,19 @@ class Process(NamedTuple):
 
 @dataclass
 class Gpu:
-    """A GPU, or an instance of one that is divided by MIG, at the time of a reading.
+    """A GPU or a MIG instance at the time of a reading.
 
     Attributes:
         uuid: ``GPU-...`` or ``MIG-...``.
         name: of the product.
         pci: bus id; of an instance, its GPU's.
-        index: nvidia-smi's number of it; of an instance, its number within its GPU.
+        index: its number in nvidia-smi; of an instance, its number within its GPU.
         minor: the N of ``/dev/nvidiaN``; of an instance, its GPU's; None if unknown.
-        parent: uuid of the GPU that an instance is part of, "" for a whole GPU.
+        parent: uuid of an instance's GPU, "" for a whole GPU.
         instance: numbers of an instance's GPU instance and compute instance.
-        values: columns of ``nvidiagpus_default``; those that are not supported are missing or None.
+        values: columns of ``nvidiagpus_default``; unsupported ones are missing or None.
         processes: those on it; None if unknown.
-        lost: whether it does not answer, so that all else is of a reading before.
+        lost: whether it does not answer; all other attributes are then of an earlier reading.
     """
 
     uuid: str
@@ -55,12 +55,12 @@ class Gpu:
 
 
 class GpuReader(ABC):
-    """Reads the GPUs of the node.
+    """A source of readings of the node's GPUs.
 
     Attributes:
-        failures: number of failed queries of values that exist.
+        failures: number of failed queries of existing values.
         lost: number of GPUs that did not answer, counted at each reading.
-        programs: the programs that are run, or were.
+        programs: the external programs used so far.
     """
 
     failures: int = 0
@@ -72,7 +72,7 @@ class GpuReader(ABC):
         """Prepare to read.
 
         Raises:
-            BackendUnavailable: there is no GPU, or it cannot be read in this way.
+            BackendUnavailable: no GPU, or not readable in this way.
         """
 
     @abstractmethod
@@ -90,6 +90,6 @@ class GpuReader(ABC):
 
 
 def whole(gpus: Sequence[Gpu]) -> list[Gpu]:
-    """Return the GPUs that programs run on: instances, and GPUs without any."""
+    """Return the GPUs usable by programs: instances, and GPUs without any."""
     divided = {gpu.parent for gpu in gpus if gpu.parent}
     return [gpu for gpu in gpus if gpu.uuid not in divided]

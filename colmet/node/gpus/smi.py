@@ -49,7 +49,7 @@ _REMEDY = "is the NVIDIA driver loaded, and of the version of its libraries?"
 
 
 def parse_value(text: str, factor: int, of_reals: bool) -> Value:
-    """Return a number of nvidia-smi in the column's unit; None for ``[N/A]`` and all else in brackets.
+    """Return a number of nvidia-smi in the column's unit; None for ``[N/A]`` and any other text in brackets.
 
     Args:
         text: ``34``, ``61.25``, ``P0``, ``0x0000000000000001``.
@@ -57,7 +57,7 @@ def parse_value(text: str, factor: int, of_reals: bool) -> Value:
         of_reals: whether the column has decimals.
 
     Raises:
-        ValueError: none of these.
+        ValueError: another form.
     """
     if text.startswith("[") or text in ("N/A", "Not Supported", "ERR!"):
         return None
@@ -72,7 +72,7 @@ def parse_value(text: str, factor: int, of_reals: bool) -> Value:
 
 
 def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
-    """Return the GPUs that ``--query-gpu`` prints, one a line.
+    """Return the GPUs in the output of ``--query-gpu``, one a line.
 
     Args:
         text: with ``--format=csv,noheader,nounits``.
@@ -111,7 +111,7 @@ def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
 
 
 class SmiReader(GpuReader):
-    """Runs nvidia-smi, twice a reading.
+    """Runs nvidia-smi, twice for each reading.
 
     Args:
         host: the machine.
@@ -127,7 +127,7 @@ class SmiReader(GpuReader):
         """Run it once.
 
         Raises:
-            BackendUnavailable: there is no such program, or no GPU, or it fails.
+            BackendUnavailable: no such program, no GPU, or a failure of the program.
         """
         try:
             self._gpus()
@@ -137,12 +137,12 @@ class SmiReader(GpuReader):
             raise BackendUnavailable(f"{err}; {_REMEDY}") from err
 
     def read(self) -> list[Gpu]:
-        """Return all GPUs; none of them is lost, as the program fails as a whole then.
+        """Return all GPUs; none is marked lost, as the program fails as a whole in that case.
 
         Raises:
             BackendUnavailable: the driver was unloaded.
             CommandFailed: the program failed this time.
-            ParseError: it prints another form.
+            ParseError: its output has another form.
         """
         gpus = {gpu.uuid: gpu for gpu in self._gpus()}
         answer = self._ask_processes.run()
@@ -158,7 +158,7 @@ class SmiReader(GpuReader):
         return list(gpus.values())
 
     def close(self) -> None:
-        """Do nothing: nothing is kept between two runs."""
+        """Do nothing: no state exists between two runs."""
 
     def _query(self) -> Command:
         names = [*_IDENTITY, *[_QUERIES[column][0] for column in self._columns]]
@@ -184,7 +184,7 @@ class SmiReader(GpuReader):
         return gpus
 
     def _run(self) -> str:
-        """Return its answer; stop querying columns that this version does not know."""
+        """Return its output; drop columns unknown to this version from the query."""
         while True:
             try:
                 return self._ask_gpus.run()

@@ -1,1 +1,1 @@
-"""The jobs of a node: where resource managers put them, how they are found and whose they are."""
+"""The jobs of a node: their places, the search for them, and their users."""

@@ -1,4 +1,4 @@
-"""Find which controllers measure the jobs, and the setting that adds more."""
+"""Find the controllers that measure the jobs, and the setting that adds more."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.places import ABSENT, PlaceState
 from colmet.node.system.host import Host
 
-# Controllers that count something, as cgroup v1 names them, and the same of v2. v2 counts CPU time without any.
+# Controllers that count something: their names in cgroup v1, and in v2. v2 counts CPU time without any.
 WANTED = {"cpu": "cpu", "cpuacct": "cpu", "memory": "memory", "blkio": "io", "pids": "pids"}
 WANTED_V2 = ("cpu", "memory", "io", "pids")
 _OAR, _SLURM = re.compile(r"/oar(?:/|\.slice|$)"), re.compile(r"/(?:[^/]*_)?slurm")
@@ -26,14 +26,14 @@ _SLURM_CPU = "set JobAcctGatherType=jobacct_gather/cgroup in slurm.conf"
 
 
 class JobControllers(NamedTuple):
-    """The controllers that hold a job, or would hold a new one.
+    """The controllers of a job, or of a new one.
 
     Attributes:
-        directory: of the job; without one, the directory in which jobs are made.
+        directory: of the job; without one, the parent directory of new jobs.
         is_job: whether it is a job's.
-        version: of the cgroups in which the job is found, 1 or 2.
-        has: controllers that hold the job, by the names of their own version.
-        lacks: controllers that do not, by the names of `version`.
+        version: of the job's cgroups, 1 or 2.
+        has: controllers of the job, by the names of their own version.
+        lacks: missing controllers, by the names of `version`.
     """
 
     directory: str
@@ -44,11 +44,11 @@ class JobControllers(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The jobs that are meant, for people."""
+        """The jobs with these controllers, for people."""
         return f"jobs such as {self.directory}" if self.is_job else f"jobs below {self.directory}"
 
     def remedy(self, lacks: Sequence[str]) -> str:
-        """Return the setting that has these controllers hold jobs, too."""
+        """Return the setting that adds these controllers to jobs."""
         path = self.directory
         settings: list[str] = []
         if self.version == 1 and _OAR.search(path):
@@ -66,7 +66,7 @@ class JobControllers(NamedTuple):
 
 
 def controllers_of(host: Host, directory: str, file: str = "cgroup.controllers") -> set[str]:
-    """Return the controllers of a directory of cgroup v2, or with `cgroup.subtree_control` of those inside it.
+    """Return the controllers of a directory of cgroup v2, or with `cgroup.subtree_control` of the directories inside.
 
     Empty if the file cannot be read.
     """
@@ -77,7 +77,7 @@ def controllers_of(host: Host, directory: str, file: str = "cgroup.controllers")
 
 
 def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControllers:
-    """Return the controllers that hold a job, or with `is_job` False those for jobs made in its directory."""
+    """Return the controllers of a job, or with `is_job` False of jobs made in its directory."""
     unified = job.directory("unified")
     is_v2 = unified is not None and host.resolve(job.tops[0]) == unified
     inside = (
@@ -93,18 +93,18 @@ def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControll
             has.append(same)
         else:
             lacks.append(same if is_v2 else name)
-    # throttling alone is of cpu: without it nothing that a job uses is missing
+    # only throttling is of cpu: no usage of a job is missing without it
     lacking = [name for name in dict.fromkeys(lacks) if name not in ("cpu", *has)]
     return JobControllers(job.tops[0], is_job, 2 if is_v2 else 1, tuple(dict.fromkeys(has)), tuple(lacking))
 
 
 def distinct_controllers(host: Host, jobs: Iterable[Job], states: Sequence[PlaceState]) -> list[JobControllers]:
-    """Return the controllers that hold jobs, each different set once; without jobs, those of the places for jobs.
+    """Return the controllers of jobs, each different set once; without jobs, those of the places for jobs.
 
     Args:
         host: the machine.
-        jobs: all that exist.
-        states: of the places where jobs are searched.
+        jobs: all existing jobs.
+        states: of the places searched.
     """
     found = [controllers_of_job(host, job) for job in jobs if job.id != NODE_JOB and job.tops]
     if not found:

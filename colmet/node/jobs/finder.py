@@ -21,15 +21,15 @@ log = logging.getLogger(__name__)
 
 MAX_DEPTH = 8  # of directories inside a job's
 MAX_GROUPS = 1024  # directories of one job
-_NOBODY = -1  # a directory whose job is not known
+_NOBODY = -1  # a directory of an unknown job
 _MOST_CONFLICTS_KEPT = 1000
 
 
 class FoundJob:
-    """A job as one walk finds it.
+    """A job found by one walk.
 
     Attributes:
-        place: where it was found.
+        place: its place.
         user: the job's user.
         watched: whether it began while the place was watched.
         tops: its directories in the hierarchy that lists its tasks.
@@ -45,7 +45,7 @@ class FoundJob:
 
 
 class Finder:
-    """Walks over the places.
+    """Search for jobs in one walk over all places.
 
     Args:
         host: the machine.
@@ -54,7 +54,7 @@ class Finder:
     Attributes:
         sluids: the jobs of directories with a text id.
         left_out: number of directories of jobs beyond the bounds of depth and number.
-        conflicts: number of directories that were skipped because another layout has a job of the same id.
+        conflicts: number of directories skipped because another layout has a job of the same id.
     """
 
     def __init__(self, host: Host, directories: Directories) -> None:
@@ -86,7 +86,7 @@ class Finder:
                     self._add(found, job_id, place, path, claim, texts[path])
                 else:
                     guesses.append((place, path, claim))
-        # an id that users can write yields to one that they cannot, and a new directory to one that was there
+        # a user-writable id yields to one that is not, and a new directory to an old one
         guesses.sort(key=lambda guess: guess[1] not in self.sluids.guessed)
         for place, path, claim in guesses:
             job_id = self.sluids.guess(path, self.groups([path], _NOBODY), found, now)
@@ -124,7 +124,7 @@ class Finder:
                 )
 
     def groups(self, tops: Sequence[str], job_id: int) -> list[str]:
-        """Return directories of a job and all inside them that exist, outer ones first."""
+        """Return directories of a job and all existing ones inside, outer ones first."""
         groups: list[str] = []
         beyond = 0
         todo = [(top, 0) for top in reversed(tops)]

@@ -16,15 +16,15 @@ from colmet.node.system.processes import NO_ANSWER, Question
 
 log = logging.getLogger(__name__)
 
-NODE_JOB = 0  # the id of what is no job's: the node's own rows, and the unit that -c, -p and -t name
-# A directory that a job lacks in some hierarchy is searched at each of the first requests, then at one request in 32.
+NODE_JOB = 0  # the id of the node's own rows, and of the unit named by -c, -p and -t
+# A missing directory of a job in some hierarchy is searched at each of the first requests, then at one request in 32.
 _EAGER_MISSES = 8
 _RARE_MISSES = 32
 _USER_SEARCHES, _USER_PROCESSES = 20, 32  # bounds of the search for a job's user
 
 
 class Job:
-    """One job on this node, or the unit of tasks that the command line names (id 0).
+    """One job on this node, or the unit of tasks named by the command line (id 0).
 
     `tids` and `pids` are read at most once a tick.
 
@@ -35,15 +35,15 @@ class Job:
         cgroups: its directories.
         pids: further processes.
         tids: further threads.
-        mounts: the cgroup mounts; without them all directories are taken for cgroup v1.
+        mounts: the cgroup mounts; without them all directories count as cgroup v1.
 
     Attributes:
         id: the job's number.
-        user: the job's user, a uid as text where the layout has that; "" while unknown, see `learn_user`.
+        user: the job's user, a uid as text if the layout has that; "" while unknown, see `learn_user`.
         tops: the job's own directories, without those inside them.
         cgroups: all directories that list tasks of the job, those of its steps included.
-        witnessed: whether the agent was running when the job began: what a task had used when it was first seen in the
-            job was used elsewhere.
+        witnessed: whether the agent was running at the job's start: earlier usage of a task first seen in the job was
+            elsewhere.
     """
 
     def __init__(
@@ -79,16 +79,16 @@ class Job:
 
     @property
     def identity(self) -> str:
-        """Text that no other job or unit has had since the machine's boot; the same after a restart of the agent."""
+        """Text unique among all jobs and units since the machine's boot; the same after a restart of the agent."""
         if not self._identity:
             self.read_identity()
         return self._identity
 
     def read_identity(self) -> None:
-        """Read what identifies the job, while its directory exists.
+        """Read the job's identity, while its directory exists.
 
-        That is the path and the inode number of its directory: a directory that is made again has another number. Of
-        the unit, it is what the command line names.
+        That is the path and the inode number of its directory: a directory created again has another number. Of the
+        unit, it is the cgroups and tasks of the command line.
         """
         if self.id == NODE_JOB or not self.tops:
             self._identity = f"{self.tops} {self._named_pids} {self._named_tids}"
@@ -101,14 +101,14 @@ class Job:
 
     @property
     def party(self) -> str:
-        """Who can delay the reading of the job's processes: its user, where that is known (`system.processes`)."""
+        """Party that can delay the reading of the job's processes: its user, if known (`system.processes`)."""
         return self.user or f"job {self.id}"
 
     def learn_user(self) -> None:
-        """Set `user` to the uid of the job's first processes, where its directory does not name the user.
+        """Set `user` to the uid of the job's first processes, if its directory does not name the user.
 
-        That is so with Slurm on cgroup v2. Processes of root are skipped, as Slurm's own are among them. Both the calls
-        that search and the processes searched are bounded.
+        That is the case with Slurm on cgroup v2. Processes of root are skipped, as Slurm's own are among them. Both the
+        calls with a search and the processes searched are bounded.
         """
         if self.user or self.id == NODE_JOB or self._user_searches >= _USER_SEARCHES:
             return
@@ -137,7 +137,7 @@ class Job:
         return None
 
     def place(self, controller: str) -> str | None:
-        """Return the path that the job's directory has in a hierarchy, or would have.
+        """Return the actual or possible path of the job's directory in a hierarchy.
 
         None if that hierarchy is not mounted, or if the job has no directory of its own, or several.
         """
@@ -181,7 +181,7 @@ class Job:
         return True
 
     def close(self) -> None:
-        """Release the job's directories, which are removed or another job's; can be called twice."""
+        """Release the job's directories, removed or another job's by now; can be called twice."""
         for kept in self._kept.values():
             kept.close()
         self._kept.clear()
@@ -189,12 +189,12 @@ class Job:
         self.forget_tasks()
 
     def reopen(self) -> None:
-        """Close the files that are kept open; they are opened again when they are needed."""
+        """Close the files kept open; they are opened again on demand."""
         for kept in self._kept.values():
             kept.close()
 
     def use(self, mounts: Mounts) -> None:
-        """Set the cgroup mounts, which determine the version of each directory."""
+        """Set the cgroup mounts: they determine the version of each directory."""
         self._mounts = mounts
         self._unified.clear()
         self._within = []
@@ -240,7 +240,7 @@ class Job:
         return found
 
     def _ask(self, numbers: Iterable[int], find: Callable[[int], Any]) -> Iterator[Any]:
-        """Return what `find` returns for each task, without those that have ended or do not answer."""
+        """Return the result of `find` for each task, except those that have ended or do not answer."""
         questions = [Question(number, self.party, partial(find, number)) for number in numbers]
         for answer in self._host.processes.ask(questions) if questions else ():
             if isinstance(answer, Exception):
@@ -260,9 +260,8 @@ class Job:
         return known
 
     def _listed(self, path: str, keep: bool) -> list[int]:
-        # A v1 file is opened for each read: through a kept descriptor, the kernel answers from a list that it keeps for
-        # a second after each read, and at a period of a second or less would never update it. v2 makes the list at
-        # each read.
+        # A v1 file is opened for each read: through a kept descriptor, the kernel answers from a list kept for a second
+        # after each read, and at a period of a second or less would never update it. v2 makes the list at each read.
         try:
             if keep:
                 kept = self._kept.get(path)

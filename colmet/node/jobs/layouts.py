@@ -1,4 +1,4 @@
-"""Table of the paths at which resource managers put the cgroups of jobs, one entry a layout.
+"""Table of the paths of jobs' cgroups made by resource managers, one entry a layout.
 
 All paths are relative to the mount point of a hierarchy, and start with "/". No file is read here.
 """
@@ -9,19 +9,19 @@ import re
 from typing import NamedTuple
 
 MAX_JOB_ID = (1 << 63) - 1
-# v1 hierarchies in which Slurm makes job directories, best first: those that hold every task of a job before those
-# that a site may have for some of them. With ConstrainCores=no there is no cpuset.
+# v1 hierarchies with job directories of Slurm, best first: those that always hold every task of a job before those that
+# may hold only some of them, depending on the site. With ConstrainCores=no there is no cpuset.
 _SLURM_V1 = ("cpuset", "freezer", "memory", "devices", "pids", "cpuacct", "cpu", "blkio")
 _SLURM_V2_SCOPE = r"/system\.slice/(?:[^/]+_)?slurmstepd\.scope"
 
 
 class Claim(NamedTuple):
-    """The job that a directory's path names.
+    """The job named by a directory's path.
 
     Attributes:
-        job: the job's id; 0 where the path has a text id only.
+        job: the job's id; 0 if the path has a text id only.
         user: the job's user, "" if the path does not name it.
-        sluid: the text id that Slurm 26.05 and later give, else "".
+        sluid: the text id of Slurm 26.05 and later, else "".
     """
 
     job: int
@@ -30,13 +30,13 @@ class Claim(NamedTuple):
 
 
 class JobLayout(NamedTuple):
-    """The paths at which one resource manager puts the directories of jobs.
+    """The paths of the job directories of one resource manager.
 
     Attributes:
         name: short, for logs.
         help: one line for people.
         version: of the cgroups, 1 or 2.
-        controllers: v1 hierarchies to search; of those that have a job, the first lists its tasks. Empty for v2.
+        controllers: v1 hierarchies to search; the first one with a job lists its tasks. Empty for v2.
         where: the directory that holds the jobs, for people.
         root: matches that directory; the layout is in use if one exists.
         way: matches the directories to search for jobs.
@@ -53,7 +53,7 @@ class JobLayout(NamedTuple):
     job: re.Pattern[str]
 
     def match(self, path: str) -> Claim | None:
-        """Return the job that a directory's path names; None if it is no job's, or inside a job's."""
+        """Return the job named by a directory's path; None if it is not a job's own directory."""
         match = self.job.fullmatch(path)
         if match is None:
             return None
@@ -78,8 +78,8 @@ def job_number(text: str) -> int | None:
     return None
 
 
-# A uid in a path stays that number as text: the look-up of its name may block for as long as a directory server is
-# away, and the tick must not.
+# A uid in a path stays that number as text: the look-up of its name may block while a directory server is away, and the
+# tick must not.
 LAYOUTS = (
     JobLayout(
         name="oar2",
@@ -98,7 +98,7 @@ LAYOUTS = (
         controllers=(),
         where="/oar.slice",
         root=re.compile(r"/oar\.slice"),
-        # The shallowest directory that matches is the job's: what is inside belongs to it, whatever its name.
+        # The shallowest match is the job's directory: all directories inside belong to it, whatever their names.
         way=re.compile(r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}"),
         job=re.compile(
             r"/oar\.slice(?:/(?!oar-u[0-9]+-j[0-9])[^/]+){0,3}/oar-u(?P<user>[0-9]+)-j(?P<job>[0-9]+)(?:[^0-9/][^/]*)?"
@@ -132,7 +132,7 @@ LAYOUTS = (
         where="/system.slice/*slurmstepd.scope",
         root=re.compile(_SLURM_V2_SCOPE),
         way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
-        # "s" and a number in Crockford's base 32: no I, L, O, U. 14 characters in what was seen.
+        # "s" and a number in Crockford's base 32: no I, L, O, U. 14 characters in all samples seen.
         job=re.compile(rf"{_SLURM_V2_SCOPE}/(?P<sluid>s[0-9A-HJKMNP-TV-Z]{{9,19}})"),
     ),
 )

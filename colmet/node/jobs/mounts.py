@@ -1,4 +1,4 @@
-"""Read where the cgroup hierarchies are mounted."""
+"""Read the mount points of the cgroup hierarchies."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class Mounts:
     """The cgroup mounts of a machine; they are read again when the kernel reports a change.
 
     Attributes:
-        mounts: all, in the order in which they were made.
+        mounts: all, in the order of mounting.
         v1: mount point of each v1 controller.
-        unified: mount point of cgroup2, None where it has none.
+        unified: mount point of cgroup2, None without one.
     """
 
     def __init__(self, host: Host) -> None:
@@ -91,7 +91,7 @@ class Mounts:
         try:
             mounts = parse_mounts(self._file.read())
         except OSError:
-            mounts = []  # no /proc: roots that are named need none
+            mounts = []  # no /proc: named roots need none
         if self._registered != self._file.fileno():
             self._registered = self._file.fileno()
             self._poll.register(self._registered, select.POLLPRI)
@@ -108,7 +108,7 @@ class Mounts:
         return True
 
     def of(self, path: str) -> CgroupMount | None:
-        """Return the cgroup mount that holds a path without symbolic links; None if there is none."""
+        """Return the cgroup mount that holds a path without symbolic links; None without one."""
         best: CgroupMount | None = None
         for mount in self.mounts:
             inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")

@@ -1,4 +1,4 @@
-"""Find the user of a process, as the batch system counts users."""
+"""Find the user of a process, as counted by the batch system."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _UID = re.compile(rb"^Uid:\s+(\d+)\s", re.MULTILINE)
 def owner_of(host: Host, pid: int) -> int | None:
     """Return the uid of a process's user; None for root, and if it is unknown.
 
-    That is the real uid in its status: the files in /proc of a process that is protected from being read belong to
-    root. A process in a container has a subordinate uid (subuid(5)), which is mapped to its owner's.
+    That is the real uid in its status: /proc files of a process protected from reading belong to root. A subordinate
+    uid (subuid(5)) of a process in a container is mapped to its owner's.
 
     The process and the user database may block the reader: call it in the thread of `system.processes`.
 

@@ -1,4 +1,4 @@
-"""The places where jobs are searched: layouts in cgroup mounts, and roots that the command line names."""
+"""The places where jobs are searched: layouts in cgroup mounts, and roots named by the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 _MAX_UNMATCHED = 1000
 
-NAMED = "root"  # the name of a place that no layout, but the command line names
+NAMED = "root"  # the name of a place from the command line, not from a layout
 ABSENT = "not here"  # the state of a place that does not exist
 DEFAULT_PATTERN = r"_(\d+)$"
 
@@ -49,14 +49,14 @@ def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 
 
 class PlaceState(NamedTuple):
-    """What was found at one place.
+    """The state of one place.
 
     Attributes:
-        name: of the layout, "root" for a place that the command line names.
+        name: of the layout, "root" for a place named by the command line.
         help: one line on the layout.
         path: the directory.
-        state: what was found there, for people.
-        unmatched: names of some directories that no expression matches.
+        state: the result of the search there, for people.
+        unmatched: names of some directories not matched by any expression.
     """
 
     name: str
@@ -73,10 +73,10 @@ class JobPlace(ABC):
         name: of its layout.
         help: one line on its layout.
         path: the directory that holds the jobs, for people.
-        layout: None for a root that is named.
-        watched: whether an earlier walk has listed it, so that a new directory has been made since.
+        layout: None for a named root.
+        watched: whether an earlier walk has listed it; if so, a new directory was created since.
         exists: whether the last walk found it.
-        unmatched: names of directories of no job that the last walk found there, at most 1,000.
+        unmatched: names of directories of no job found there by the last walk, at most 1,000.
     """
 
     def __init__(self, name: str, text: str, path: str, layout: JobLayout | None) -> None:
@@ -90,7 +90,7 @@ class JobPlace(ABC):
 
     @abstractmethod
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Return each job directory that exists, and the job that it names."""
+        """Return each existing job directory, and the job named by it."""
 
 
 class LayoutPlace(JobPlace):
@@ -102,7 +102,7 @@ class LayoutPlace(JobPlace):
         self._point = point.rstrip("/")
 
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Return each job directory that exists, and the job that it names."""
+        """Return each existing job directory, and the job named by it."""
         self.exists = False
         return self._below("", directories)
 
@@ -126,13 +126,13 @@ class LayoutPlace(JobPlace):
 
 
 class NamedRoot(JobPlace):
-    """A root that the command line names: each directory in it with a matching name is a job's.
+    """A root named by the command line: each directory in it with a matching name is a job's.
 
     Args:
         host: the machine.
         mounts: its cgroup mounts.
         path: may contain symbolic links; need not exist yet.
-        patterns: the first that matches a directory's name gives the job's id in its first group; the text before the
+        patterns: the first one matching a directory's name gives the job's id in its first group; the text before the
             match is the job's user.
     """
 
@@ -147,10 +147,10 @@ class NamedRoot(JobPlace):
         self._ignored: set[str] = set()
 
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Return each job directory that exists, and the job that it names."""
+        """Return each existing job directory, and the job named by it."""
         real = self._host.resolve(self.path)
         if real != self._real:
-            # If a link or a mount made it appear, its jobs may be old; if it was made itself, they are not.
+            # If a link or a mount made it appear, its jobs may be old; if the directory is new, they are not.
             self.watched = self._expected == (real, self._point(real))
             self._real = real
         self._watch_above(directories)
@@ -181,7 +181,7 @@ class NamedRoot(JobPlace):
                 log.info("waiting for the jobs' cgroups path=%s", self.path)
 
     def _watch_above(self, directories: Directories) -> None:
-        """Have the removal of the root reported, or the creation of the first directory that is missing above it."""
+        """Request events for the removal of the root, or for the creation of the first missing directory above it."""
         path = self.path
         while path != "/":
             path, name = os.path.split(path)
@@ -213,7 +213,7 @@ class NamedRoot(JobPlace):
 
 
 def layout_places(mounts: Mounts) -> list[JobPlace]:
-    """Return every layout in every hierarchy that may have it, in order of preference."""
+    """Return every layout in every possible hierarchy, in order of preference."""
     places: list[JobPlace] = []
     for layout in LAYOUTS:
         points = [mounts.v1[name] for name in layout.controllers if name in mounts.v1]

@@ -1,4 +1,4 @@
-"""Find the job ids of cgroups that Slurm 26.05 and later name by text ids (SLUIDs)."""
+"""Find the job ids of cgroups named by text ids (SLUIDs) in Slurm 26.05 and later."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _STEPD_GROUP = re.compile(r"/step_[^/]+/slurm")
 _ROOT = re.compile(rb"^Uid:\s+0\s+0\s+0\s+0\s*$", re.M)
 _JOB_ID = re.compile(rb"(?:\A|\0)SLURM_JOB_ID=([^\0]*)(?=\0|\Z)")
 _MAX_FILE = 256 << 10  # bytes of an environment or a command line: a user chooses their length
-_MAX_PROCESSES = 64  # of one directory that are read in one walk
+_MAX_PROCESSES = 64  # of one directory, read in one walk
 _MAX_WARNINGS = 1000
 GRACE_S = 5.0  # Slurm makes the directory before slurmstepd is in it
 
 
 class Sluids:
-    """Finds the job of each directory with a text id.
+    """Search for the job of each directory with a text id.
 
     The id is in the command line of slurmstepd, ``slurmstepd: [<job id>.<step>]``. Users can give their own processes
     any command line, so only those of root in the job's ``step_*/slurm`` count. Without one, the environment of the
     job's processes counts, unless two disagree; users can write it, so it is read again at each walk.
 
     Attributes:
-        guessed: jobs of directories that only the environment of processes names.
-        waiting: directories whose job is unknown, with the time since when.
-        unmapped: number of directories for which no job was found within GRACE_S.
+        guessed: jobs of directories, known only from the environment of processes.
+        waiting: directories with an unknown job, each with the start of waiting.
+        unmapped: number of directories without a known job after GRACE_S.
     """
 
     def __init__(self, host: Host) -> None:
@@ -46,7 +46,7 @@ class Sluids:
         self.unmapped = 0
 
     def sure(self, path: str, groups: Callable[[], Sequence[str]]) -> int:
-        """Return the job id that slurmstepd has for a directory; 0 if there is none.
+        """Return the job id that slurmstepd has for a directory; 0 without one.
 
         Args:
             path: of the job's directory.
@@ -90,7 +90,7 @@ class Sluids:
         return 0
 
     def keep(self, paths: Container[str]) -> None:
-        """Forget the directories that are not among these."""
+        """Forget all other directories."""
         self._sure = {path: job for path, job in self._sure.items() if path in paths}
         self.guessed = {path: job for path, job in self.guessed.items() if path in paths}
         self._warned = {path for path in self._warned if path in paths}
@@ -114,7 +114,7 @@ class Sluids:
         return self._agreed(path, pids, self._in_environment)
 
     def _agreed(self, path: str, pids: Iterable[int], find: Callable[[int], set[int]]) -> int:
-        """Return the id on which the processes of a directory agree; 0 if there is none."""
+        """Return the id agreed on by the processes of a directory; 0 without one."""
         ids: set[int] = set()
         for answer in self._host.processes.ask([Question(pid, path, partial(find, pid)) for pid in pids]):
             if isinstance(answer, set):

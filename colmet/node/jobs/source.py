@@ -1,7 +1,7 @@
 """Find the jobs on this node through their cgroups.
 
 inotify reports when a job's directory is created or removed, when a directory inside it is, and when a task is moved
-into one. A full walk from time to time finds what an event missed.
+into one. A periodic full walk finds missed changes.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class JobScan(NamedTuple):
     """The result of one scan.
 
     Attributes:
-        jobs: all that exist, by ascending id; the unit first. A job is the same object from scan to scan.
-        changed: those of them that began since the scan before, or to or from which tasks were moved.
-        ended: jobs that existed at the scan before, or began after it, and do not exist any more.
+        jobs: all existing ones, by ascending id; the unit first. A job is the same object from scan to scan.
+        changed: jobs that began since the last scan, or had tasks moved in or out.
+        ended: jobs that existed at the last scan, or began after it, and do not exist any more.
     """
 
     jobs: list[Job]
@@ -43,13 +43,13 @@ class JobScan(NamedTuple):
 
 
 class JobSource:
-    """Finds the jobs on this machine; the unit that the command line names is one of them.
+    """Source of the jobs on this machine, including the unit named by the command line.
 
     Args:
         host: the machine.
-        roots: directories whose sub-directories are jobs. One that does not exist yet is waited for. Without any,
-            every layout of the table is searched in every cgroup mount.
-        patterns: for the roots: the first that matches a directory's name gives the job's id in its first group; the
+        roots: directories with one sub-directory a job. Missing ones are waited for. Without any, every layout of the
+            table is searched in every cgroup mount.
+        patterns: for the roots: the first one matching a directory's name gives the job's id in its first group; the
             text before the match is the job's user.
         unit: tasks to measure as job 0.
         monotonic: seconds, for the time between full walks.
@@ -98,7 +98,7 @@ class JobSource:
 
     @property
     def unmapped(self) -> int:
-        """Number of directories with a text id of Slurm for which no job id was found."""
+        """Number of directories with a text id of Slurm and without a known job id."""
         return self._finder.sluids.unmapped
 
     @property
@@ -108,7 +108,7 @@ class JobSource:
 
     @property
     def conflicts(self) -> int:
-        """Number of directories that were skipped because another layout has a job of the same id."""
+        """Number of directories skipped because another layout has a job of the same id."""
         return self._finder.conflicts
 
     @property
@@ -122,9 +122,9 @@ class JobSource:
         return self._directories.overflows
 
     def scan(self) -> JobScan:
-        """Return the jobs that exist now, and what has happened to jobs since the scan before.
+        """Return the present jobs, and the changes since the last scan.
 
-        The tasks of all jobs are read again when they are requested. Without events, no file is opened.
+        The tasks of all jobs are read again on demand. Without events, no file is opened.
         """
         self._refresh()
         jobs = [self._jobs[job_id] for job_id in sorted(self._jobs)]
@@ -137,7 +137,7 @@ class JobSource:
         return JobScan(jobs, [job for job in jobs if job.id in changed_ids], ended)
 
     def describe(self) -> list[PlaceState]:
-        """Return every place where jobs are searched, and what is there now."""
+        """Return every place where jobs are searched, and its present state."""
         self._refresh()
         states = []
         for place in self._places:
@@ -169,7 +169,7 @@ class JobSource:
             self.fd = -1
 
     def _refresh(self) -> None:
-        """Read the events that have come, and walk over the directories again if one of them requires it."""
+        """Read pending events, and walk over the directories again if one of them requires it."""
         directories = self._directories
         directories.drain()
         now = self._monotonic()
@@ -186,16 +186,16 @@ class JobSource:
         overflow = directories.overflows != self._overflows
         self._overflows = directories.overflows
         known = self._note_changes()
-        # a task that was moved into a directory of an unknown job may name that job
+        # a task moved into a directory of an unknown job may name that job
         if directories.stale or not known:
             self._walk(now)
-            self._note_changes()  # in directories that the walk has begun to watch
+            self._note_changes()  # in directories newly watched by the walk
         if overflow:
             self._changed.update(self._jobs)
             self._changed.add(NODE_JOB)
 
     def _note_changes(self) -> bool:
-        """Note the jobs in whose directories lists of tasks were written; return whether all directories are jobs'."""
+        """Note the jobs with changed lists of tasks; return whether all changed directories are jobs'."""
         changed, self._directories.changed = self._directories.changed, set()
         for path in changed:
             self._changed.update(self._owners.get(path, ()))

@@ -1,4 +1,4 @@
-"""Listings of directories that are read again only after inotify has reported a change."""
+"""Listings of directories, read again only after inotify has reported a change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _EVENT = struct.Struct("iIII")  # struct inotify_event: wd, mask, cookie, len
 _COME = pyinotify.IN_CREATE | pyinotify.IN_MOVED_TO
 _GO = pyinotify.IN_DELETE | pyinotify.IN_MOVED_FROM
 _SELF = pyinotify.IN_DELETE_SELF | pyinotify.IN_MOVE_SELF | pyinotify.IN_UNMOUNT | pyinotify.IN_IGNORED
-# IN_MASK_ADD: a directory that is watched under two paths, or for two reasons, reports what either requests
+# IN_MASK_ADD: a directory watched under two paths, or for two reasons, reports the events of both
 _MASK = _COME | _GO | pyinotify.IN_DELETE_SELF | pyinotify.IN_ONLYDIR | pyinotify.IN_MASK_ADD
 # A write to one of the first three moves a task; the kernel modifies the last when a group fills or empties.
 _TASK_FILES = frozenset(("tasks", "cgroup.procs", "cgroup.threads", "cgroup.events"))
@@ -48,7 +48,7 @@ class _WatchedDirectory:
 
     def __init__(self) -> None:
         self.names: tuple[str, ...] | None = None  # None: never listed
-        self.listed: set[str] = set()  # names that were new in the last listing: their events may still come
+        self.listed: set[str] = set()  # names new in the last listing: their events may still come
         self.fresh = False
         self.watch = -1
         self.wants: set[Callable[[str], bool] | None] = set()
@@ -58,19 +58,19 @@ class _WatchedDirectory:
 
 
 class Directories:
-    """The directories that a walk visits. A directory that the last walk did not visit is no longer watched.
+    """The directories visited by a walk. Directories not visited by the last walk lose their watch.
 
     Paths are without symbolic links. A walk is `begin`, any number of `names` and `wait_for`, `end`.
 
     Attributes:
-        fd: readable when an event has come.
+        fd: readable when there are events.
         stale: whether a walk would read a directory again.
-        changed: directories whose list of tasks was written, or may have been before they were watched; the caller
+        changed: directories with a changed list of tasks, or possibly changed before they were watched; the caller
             clears them.
-        removed: directories that were removed or moved away since the last walk, also if they have been made again.
+        removed: directories removed or moved away since the last walk, even if created again.
         overflows: number of times that the kernel dropped events; all directories are read again then.
-        unwatched: number of watches that could not be placed; such directories are read at each walk.
-        failures: number of failed listings of directories that exist; the former listing is used then.
+        unwatched: number of failed watches; such directories are read at each walk.
+        failures: number of failed listings of existing directories; the former listing is used then.
     """
 
     def __init__(self, host: Host) -> None:
@@ -97,7 +97,7 @@ class Directories:
             entry.awaited.clear()
 
     def end(self) -> None:
-        """End a walk; forget what it did not visit."""
+        """End a walk; forget unvisited directories."""
         for path in [path for path, entry in self._entries.items() if not entry.visited]:
             self._unwatch(path, self._entries.pop(path))
         self.removed.clear()
@@ -139,7 +139,7 @@ class Directories:
         self.stale = True
 
     def drain(self) -> None:
-        """Read the events that have come."""
+        """Read pending events."""
         for _ in range(_MAX_READS):
             if not readable([self.fd], 0):
                 for entry in self._newly_listed:
@@ -178,7 +178,7 @@ class Directories:
             return  # dropped by an event before this one
         child = f"{path.rstrip('/')}/{name}"
         if mask & _SELF:
-            # not sent for cgroups, whose directories are removed without it: the event in the parent counts there
+            # not sent for removed cgroup directories: the event in the parent counts there
             if mask & pyinotify.IN_IGNORED:
                 entry.watch = -1
             entry.fresh = False
@@ -187,9 +187,9 @@ class Directories:
             if entry.tasks and name in _TASK_FILES:
                 self.changed.add(path)
         elif mask & _COME and name in entry.listed:
-            entry.listed.discard(name)  # it came between the watch and the listing
+            entry.listed.discard(name)  # created between the watch and the listing
         elif name in entry.awaited or (mask & pyinotify.IN_ISDIR and self._wanted(entry, child)):
-            # a directory that is created under a known name is another one, even if the removal was not reported
+            # a directory created under a known name is another one, even if the removal was not reported
             if mask & _GO or (entry.names is not None and name in entry.names):
                 self.removed.add(child)
                 self._drop(child)
@@ -259,7 +259,7 @@ class Directories:
         if entry.watch >= 0 and entry.watch != watch:
             self._unwatch(path, entry)  # another directory by the same path
         entry.watch = watch
-        # one directory that two mounts show has one watch
+        # a directory in two mounts has one watch
         paths = self._paths.setdefault(watch, [])
         if path not in paths:
             paths.append(path)
@@ -283,7 +283,7 @@ class Directories:
             paths.remove(path)
             if not paths:
                 del self._paths[entry.watch]
-                # quiet=False: pyinotify would write its own error where the kernel has dropped the watch meanwhile
+                # quiet=False: pyinotify would write its own error if the kernel has dropped the watch meanwhile
                 try:
                     self._manager.rm_watch(entry.watch, quiet=False)
                 except pyinotify.WatchManagerError:

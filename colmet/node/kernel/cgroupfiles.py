@@ -1,7 +1,7 @@
 """Parsers of the files of cgroups: from text to values by column.
 
-A parser adds all values of a file, or none unless it says otherwise. It raises ValueError or IndexError if the file has
-another form.
+A parser adds all values of a file, or none, except as noted. It raises ValueError or IndexError if the file has another
+form.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def number(column: str) -> Parser:
 
 
 def limit(column: str, beside: str = "") -> Parser:
-    """Return the parser of a file of one number or ``max``; the number is added to column `beside`, if there is one."""
+    """Return the parser of a file of one number or ``max``; it adds the value of column `beside`, if named."""
 
     def parse(data: bytes, values: Values) -> None:
         if data.strip() == b"max":
@@ -54,10 +54,10 @@ def limit(column: str, beside: str = "") -> Parser:
 class Keyed:
     """Parser of a file of ``key number`` lines.
 
-    The places of the keys are kept from file to file: a kernel writes them always in the same order.
+    The places of the keys are kept from file to file: a kernel always writes them in the same order.
 
     Args:
-        columns: the keys to read; the column of a key that the file lacks is missing.
+        columns: the keys to read; the column of a key missing in the file is missing.
         limits: key -> column of limits; the column is missing if there is no limit.
     """
 
@@ -101,7 +101,7 @@ class Keyed:
 
 
 def count_cpus(data: bytes, values: Values) -> None:
-    """Parse a list of CPUs, ``0-3,8``, into their number; an empty one is a v1 cpuset that is not set up yet."""
+    """Parse a list of CPUs, ``0-3,8``, into their number; an empty one is a v1 cpuset without CPUs yet."""
     text = data.strip()
     if not text:
         return
@@ -113,7 +113,7 @@ def count_cpus(data: bytes, values: Values) -> None:
 
 
 def pressure(what: str) -> Parser:
-    """Return the parser of ``some avg10=0.00 ... total=123``, and ``full``, which cpu has since Linux 5.13."""
+    """Return the parser of ``some avg10=0.00 ... total=123``, and ``full``, for cpu since Linux 5.13."""
     columns = {kind.encode(): f"{what}_pressure_{kind}" for kind in ("some", "full")}
 
     def parse(data: bytes, values: Values) -> None:
@@ -183,7 +183,7 @@ class Blocks:
     def v1(self, read: str, write: str) -> Parser:
         """Return the parser of ``254:0 Read 4096``, six such lines a device, and ``Total 8192`` at the end.
 
-        If all numbers are 0, the columns are missing: a device is listed because of I/O, which was not counted.
+        If all numbers are 0, the columns are missing: a device is listed because of uncounted I/O.
         """
 
         def parse(data: bytes, values: Values) -> None:

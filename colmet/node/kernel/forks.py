@@ -26,7 +26,7 @@ NLMSG_DONE = 3
 
 _CONNECTOR = struct.Struct("=IIIIHH")  # cn_msg: index, value, sequence, acknowledged, length, flags
 _LISTEN = struct.Struct("=I")
-_WHAT = HEADER.size + _CONNECTOR.size  # where proc_event starts, with its kind
+_WHAT = HEADER.size + _CONNECTOR.size  # offset of proc_event; its kind comes first
 _DATA = _WHAT + 16
 _FORK = 4  # numbers of 4 bytes: parent's thread, parent process, child's thread, child's process
 
@@ -34,8 +34,8 @@ _FORK = 4  # numbers of 4 bytes: parent's thread, parent process, child's thread
 # gives the bytes in network order.
 _ONLY_FORKS = [
     (0x20, 0, 0, _WHAT),  # load 4 bytes
-    (0x15, 1, 0, socket.ntohl(PROC_EVENT_NONE)),  # over one instruction, if they are this: the answer to `listen`
-    (0x15, 0, 1, socket.ntohl(PROC_EVENT_FORK)),  # over none, if they are this, else over one
+    (0x15, 1, 0, socket.ntohl(PROC_EVENT_NONE)),  # skip one instruction, if equal: the answer to `listen`
+    (0x15, 0, 1, socket.ntohl(PROC_EVENT_FORK)),  # skip none, if equal, else one
     (0x06, 0, 0, 0xFFFFFFFF),  # take all of the message
     (0x06, 0, 0, 0),  # take none
 ]
@@ -43,14 +43,14 @@ _NO_FORKS: Ints = np.empty((0, _FORK), dtype=np.int64)
 
 
 class ForkEvents:
-    """Receives every fork on the machine.
+    """Receiver of every fork on the machine.
 
     Args:
         inbox: buffer for messages; only used within `receive`.
 
     Attributes:
         events: number of forks received.
-        overflows: number of times that the socket's buffer was full, so that forks are unknown.
+        overflows: number of times that the socket's buffer was full, and forks were lost.
 
     Raises:
         BackendUnavailable: a kernel without the connector (CONFIG_PROC_EVENTS), or no permission for it.
@@ -89,7 +89,7 @@ class ForkEvents:
                 return
 
     def receive(self) -> Ints:
-        """Return the forks that have come, in their order.
+        """Return the received forks, in their order.
 
         Returns:
             Shape (n, 4): parent's thread, parent process, child's thread, child's process. The parent of a thread is
@@ -111,7 +111,7 @@ class ForkEvents:
                 (len(slots), _FORK), "=u4", buffer=slots, offset=_DATA, strides=(slots.strides[0], 4)
             ).astype(np.int64)
             kinds = np.ndarray((len(slots),), "=u4", buffer=slots, offset=_WHAT, strides=(slots.strides[0],))
-            # an answer to another program that begins to listen is sent to all
+            # the answer to another program's start of listening is sent to all
             whole = (lengths >= _DATA + 4 * _FORK) & (kinds == PROC_EVENT_FORK)
             self.events += int(whole.sum())
             parts.append(numbers if whole.all() else numbers[whole])

@@ -1,4 +1,4 @@
-"""The perf events of one job: which are wanted, which are open, what they have counted."""
+"""The perf events of one job: wanted events, open events, counts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NOTHING = [0, 0, 0]
 
 
 class CountedEvent:
-    """An event that is counted, as a key of tables: there is one object for each event at a time."""
+    """A counted event, as a key of tables: one object for each event at a time."""
 
     __slots__ = ("event",)
 
@@ -33,8 +33,8 @@ class EventColumn:
         counter: its name.
         scale: the name of its scale.
         counted: the event in it.
-        job_id: the job of which it is counted; None for all.
-        every: when it has a value; None for at every sample.
+        job_id: the only job counted; None for all.
+        every: times of its values; None for every sample.
     """
 
     __slots__ = ("counted", "counter", "every", "job_id", "number", "scale")
@@ -52,8 +52,8 @@ class _OpenedEvents:
 
     Attributes:
         counters: count them.
-        places: of those that are still wanted, in what `counters` reads.
-        descriptors: how many they have.
+        places: of the events still wanted, in the result of `counters.read`.
+        descriptors: number of their descriptors.
     """
 
     __slots__ = ("counters", "descriptors", "places")
@@ -75,19 +75,19 @@ class JobEvents:
               +--------release()-------+
 
     Args:
-        host: the machine, which bounds the descriptors.
-        columns: the columns that the job has.
+        host: the machine, with a bound on descriptors.
+        columns: the columns of the job.
 
     Attributes:
         columns: as given, or as of the last change.
-        missing: events that are wanted and not open.
-        cpus: where they are counted.
-        refused: events that one of the CPUs does not support.
-        group: the group that was made for the job, "" where it has its own or none.
-        use: searches it for somebody who uses perf.
-        yields: whether somebody does, so that nothing is to be open.
-        is_uncounted: whether it was counted among the jobs of which nothing is counted.
-        try_at: the tick from which on opening is tried again.
+        missing: wanted events that are not open.
+        cpus: CPUs on which they are counted.
+        refused: events not supported by one of the CPUs.
+        group: the group made for the job, "" for its own or none.
+        use: searches the job for other users of perf.
+        yields: whether the job uses perf itself: no event may be open then.
+        is_uncounted: whether the job was counted as one without counted events.
+        try_at: the first tick for the next attempt to open.
     """
 
     def __init__(self, host: Host, columns: Sequence[EventColumn]) -> None:
@@ -119,12 +119,12 @@ class JobEvents:
         events: Sequence[CountedEvent],
         cpus: frozenset[int],
     ) -> list[tuple[CountedEvent, int]]:
-        """Open events on some CPUs; return those that a CPU does not support, each with the errno.
+        """Open events on some CPUs; return the events that a CPU does not support, each with the errno.
 
         Args:
             library: opens them.
             directory: the cgroup.
-            events: some of those wanted.
+            events: some of the wanted ones.
             cpus: the CPUs.
 
         Raises:
@@ -149,9 +149,9 @@ class JobEvents:
         return refused
 
     def change(self, columns: Sequence[EventColumn]) -> None:
-        """Have other columns: close the events that are in none, and note those that are missing.
+        """Set other columns: close the events in none of them, and note the missing ones.
 
-        Counts of events that stay go on.
+        Remaining events continue their counts.
         """
         self.columns = columns
         wanted = self.wanted()
@@ -174,7 +174,7 @@ class JobEvents:
         self.try_at = 0
 
     def values(self, columns: Sequence[EventColumn]) -> dict[str, Value]:
-        """Return the values and scales of some columns, each since its value before.
+        """Return the values and scales of some columns, each since its last value.
 
         Raises:
             OSError: they cannot be read.
@@ -193,7 +193,7 @@ class JobEvents:
         return found
 
     def _read(self) -> dict[CountedEvent, list[int]]:
-        """Return count, ns enabled and ns counted of each event, summed over what is open of it."""
+        """Return count, ns enabled and ns counted of each event, summed over its open counters."""
         counts: dict[CountedEvent, list[int]] = {}
         for opened in self._opened:
             read = opened.counters.read()
@@ -207,7 +207,7 @@ class JobEvents:
         return counts
 
     def release(self) -> None:
-        """Close all events; all that are wanted are missing then."""
+        """Close all events; all wanted ones are missing then."""
         for opened in self._opened:
             opened.counters.close()
             self._host.release(opened.descriptors)

@@ -35,7 +35,7 @@ NLA_TYPE_MASK = 0x3FFF  # the upper bits are flags
 
 
 def align(length: int) -> int:
-    """Return the next multiple of 4, where the next message or attribute starts."""
+    """Return the next multiple of 4: the start of the next message or attribute."""
     return (length + 3) & ~3
 
 
@@ -110,7 +110,7 @@ class _MMsgHdr(ctypes.Structure):
 
 
 class Inbox:
-    """A buffer for many datagrams, filled by one system call: recvmmsg(2), which Python's socket module lacks.
+    """A buffer for many datagrams, filled by one system call: recvmmsg(2), missing in Python's socket module.
 
     Attributes:
         slots: one datagram a row, shape (count, slot_bytes).
@@ -178,7 +178,7 @@ class NetlinkSocket:
         return self._socket.fileno()
 
     def set_receive_buffer(self, size: int) -> None:
-        """Set the size of the receive buffer, with CAP_NET_ADMIN beyond net.core.rmem_max, too."""
+        """Set the size of the receive buffer; with CAP_NET_ADMIN also beyond net.core.rmem_max."""
         so_rcvbufforce = 33  # not in Python's socket module
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, so_rcvbufforce, size)
@@ -186,7 +186,7 @@ class NetlinkSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, size)
 
     def set_filter(self, program: Sequence[tuple[int, int, int, int]]) -> None:
-        """Have the kernel drop what a classic BPF program does not accept; its instructions are (code, jt, jf, k)."""
+        """Have the kernel drop messages refused by a classic BPF program with instructions (code, jt, jf, k)."""
         so_attach_filter = 26
         code = ctypes.create_string_buffer(b"".join(_BPF.pack(*instruction) for instruction in program))
         self._socket.setsockopt(

@@ -19,8 +19,8 @@ class EventChoice(NamedTuple):
 
     Attributes:
         name: of the event.
-        period_s: seconds from one value to the next at least; None for a value at every sample.
-        job_id: the job of which it is counted; None for all.
+        period_s: least number of seconds from one value to the next; None for a value at every sample.
+        job_id: the only job counted; None for all.
     """
 
     name: str
@@ -32,7 +32,7 @@ def parse(text: str) -> EventChoice:
     """Return the choice in a text; -1 as its period or job means the default.
 
     Raises:
-        ConfigError: it makes none.
+        ConfigError: not a choice.
     """
     name, *rest = text.split(":")
     if not name or not name.isprintable() or len(rest) not in (0, 2):
@@ -53,7 +53,7 @@ def parse_all(texts: Sequence[str], most: int) -> list[EventChoice]:
     """Return the choices in several texts.
 
     Raises:
-        ConfigError: one is none, or there are none or more than `most`.
+        ConfigError: one is not a choice, or there are none or more than `most`.
     """
     if not 0 < len(texts) <= most:
         raise ConfigError(f"{len(texts)} events; give {most} at most, and one at least")
@@ -68,7 +68,7 @@ def split(text: str) -> list[str]:
     """
     if len(text) > MAX_TEXT:
         raise ConfigError(f"a list of events of {len(text)} characters; give at most {MAX_TEXT}")
-    between = text.split("/")  # the odd ones stand between slashes
+    between = text.split("/")  # the odd ones are between slashes
     marked = "/".join(part if n % 2 else part.replace(",", "\0") for n, part in enumerate(between))
     return [part.strip() for part in marked.split("\0")]
 

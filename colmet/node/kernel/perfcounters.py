@@ -48,13 +48,13 @@ class EventCounters:
     """Events of one cgroup on some CPUs, counted from now on.
 
     Args:
-        library: which opens and reads them.
+        library: opens and reads them.
         group: descriptor of the cgroup's directory, -1 for this thread.
-        events: what to count.
-        cpus: where.
+        events: the events to count.
+        cpus: the CPUs.
 
     Attributes:
-        errors: for each event 0, or the errno with which it was refused.
+        errors: for each event 0, or the errno of its refusal.
 
     Raises:
         OSError: nothing can be counted, or EMFILE.
@@ -88,7 +88,7 @@ class EventCounters:
         return self._counts[:]
 
     def drop(self, event: int) -> int:
-        """Stop counting one of the events; return the number of descriptors released, 0 where others need them."""
+        """Stop counting one of the events; return the number of descriptors released, 0 if others need them."""
         released: int = self._library.drop(self._handle, event)
         return released
 
@@ -99,9 +99,9 @@ class EventCounters:
 
 
 def scaled(count: int, enabled_ns: int, running_ns: int) -> tuple[int | None, float | None]:
-    """Return the value of an interval, and the share of it in which the event was counted.
+    """Return the value of an interval, and the counted share of the interval.
 
-    The value is None where the job ran and the event never had a counter, the share where the job did not run.
+    The value is None if the job ran and the event never had a counter; the share is None if the job did not run.
     """
     if enabled_ns <= 0:
         return count, None

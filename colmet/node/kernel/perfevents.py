@@ -1,6 +1,6 @@
 """Names of perf events, and their numbers for perf_event_open(2).
 
-Source: Linux include/uapi/linux/perf_event.h, and /sys/bus/event_source/devices for what only this machine has.
+Source: Linux include/uapi/linux/perf_event.h, and /sys/bus/event_source/devices for this machine's own events.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class Event(NamedTuple):
 
     Attributes:
         type: of the PMU.
-        config: which of its events.
-        config1: more of that.
-        config2: and more.
+        config: the event's code in the PMU.
+        config1: further bits of it.
+        config2: further bits of it.
         unit: of the count.
     """
 
@@ -41,7 +41,7 @@ class Event(NamedTuple):
 
 
 class Absent(LookupError):
-    """This machine lacks the event, other machines may have it; the text names what is missing."""
+    """This machine lacks the event, other machines may have it; the text names the missing part."""
 
 
 # The names of Colmet 0.6. Those of caches are PERF_TYPE_HW_CACHE with a bare PERF_COUNT_HW_CACHE_* number, as there:
@@ -116,7 +116,7 @@ def find(name: str, host: Host) -> Event:
 
     Raises:
         Absent: this machine has no such PMU or event.
-        ValueError: there can be no such event, or it cannot be counted for a job; the text says why.
+        ValueError: no such event can exist, or it cannot be counted for a job; the text says why.
     """
     generic = _GENERIC.get(_plain(name))
     if generic is not None:
@@ -145,10 +145,10 @@ def _unknown(name: str, host: Host) -> str:
 
 
 def _listed(host: Host) -> Iterator[str]:
-    """Return the names that `perf list` has for this machine's own events."""
+    """Return this machine's own events by their names in `perf list`."""
     for pmu in _names(host, DEVICES):
         for event in _names(host, f"{DEVICES}/{pmu}/events"):
-            if "." not in event:  # power has energy-pkg.scale and energy-pkg.unit beside energy-pkg
+            if "." not in event:  # power has energy-pkg.scale and energy-pkg.unit in addition to energy-pkg
                 yield f"{pmu}/{event}/"
 
 
@@ -168,7 +168,7 @@ def _read(host: Host, path: str) -> str | None:
 
 
 def _of_pmu(name: str, pmu: str, terms: str, host: Host) -> Event:
-    """Return the event of terms that the PMU describes in its events/ and format/."""
+    """Return the event of terms described by the PMU in its events/ and format/."""
     folder = f"{DEVICES}/{pmu}"
     kind = _read(host, f"{folder}/type") if _NAME.fullmatch(pmu) else None
     if kind is None:

@@ -1,4 +1,4 @@
-"""Make groups in cgroup v1's perf_event hierarchy for jobs whose resource manager makes none there."""
+"""Make groups in cgroup v1's perf_event hierarchy for jobs without one there."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 
-# Groups of ours have the sticky bit, which the kernel keeps without a meaning here, and which no resource manager sets.
-# By it the next agent recognises what one before has left.
+# Groups of ours have the sticky bit: the kernel keeps it without a meaning here, and no resource manager sets it. By it
+# the next agent recognises groups left by an earlier one.
 _OURS = 0o1755
 _MAX_DEPTH = 8
 _MAX_GROUPS = 4096
-_MAX_ROUNDS = 3  # over the tasks of a job, which may fork while they are moved
+_MAX_ROUNDS = 3  # over the tasks of a job: they may fork while they are moved
 
 
 class PerfGroups:
-    """Makes groups, moves the jobs' tasks into them, and removes them.
+    """Groups made for jobs: filled with the jobs' tasks, and removed.
 
     Args:
         host: the machine.
@@ -39,7 +39,7 @@ class PerfGroups:
         self._unused: set[str] = set()
 
     def is_ours(self, path: str) -> bool:
-        """Return whether this agent, or one before, has made a group."""
+        """Return whether this agent, or an earlier one, has made a group."""
         try:
             return bool(self._host.mode(path) & stat.S_ISVTX)
         except OSError:
@@ -63,9 +63,9 @@ class PerfGroups:
         return True
 
     def fill(self, path: str, job: Job) -> None:
-        """Move the processes of a job that are not in its group into it; children are made in it.
+        """Move the processes of a job outside its group into it; later children start in it.
 
-        A process that comes from elsewhere later is moved at the next call.
+        A later process from elsewhere is moved at the next call.
         """
         for _ in range(_MAX_ROUNDS):
             try:
@@ -91,11 +91,11 @@ class PerfGroups:
         return True
 
     def leave(self, path: str) -> None:
-        """Have the next `tidy` remove a group, whose job has ended."""
+        """Have the next `tidy` remove a group of an ended job."""
         self._unused.add(path)
 
     def find_left(self, point: str, used: Iterable[str]) -> None:
-        """Have `tidy` remove groups that an agent before made under a mount point, but those in use."""
+        """Have `tidy` remove unused groups made by an earlier agent under a mount point."""
         keep = tuple(used)
         level = [point]
         for _ in range(_MAX_DEPTH):
@@ -111,9 +111,9 @@ class PerfGroups:
                     self._unused.add(path)
 
     def tidy(self, point: str) -> None:
-        """Remove the groups whose jobs have ended, and those above them that were made for them.
+        """Remove the groups of ended jobs, and groups made above them.
 
-        A group that still has a task is tried again at the next call; its processes are moved to the top group.
+        A group with a remaining task is retried at the next call; its processes are moved to the top group.
         """
         for path in sorted(self._unused, key=len, reverse=True):
             if not self._remove(path):

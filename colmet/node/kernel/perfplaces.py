@@ -1,4 +1,4 @@
-"""Where the perf events of a job are counted: its cgroup and its CPUs."""
+"""The cgroups and CPUs in which the perf events of jobs are counted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PerfGroup(NamedTuple):
     Attributes:
         path: its directory; empty for none.
         is_ours: whether an agent made it.
-        why: why there is none, for people; empty where there may be one later.
+        why: reason for a missing group, for people; empty if one may exist later.
     """
 
     path: str = ""
@@ -31,14 +31,14 @@ class PerfGroup(NamedTuple):
 
 
 class PerfPlaces:
-    """Finds the cgroups and CPUs of jobs, and makes cgroups where that is wanted.
+    """Finder of the cgroups and CPUs of jobs; makes cgroups if requested.
 
     Args:
         host: the machine.
-        make_groups: whether to make groups in the perf_event hierarchy for jobs that have none.
+        make_groups: whether to make groups in the perf_event hierarchy for jobs without one.
 
     Attributes:
-        groups: those that are made.
+        groups: the groups made.
     """
 
     def __init__(self, host: Host, make_groups: bool) -> None:
@@ -53,7 +53,7 @@ class PerfPlaces:
         self._mounts.refresh(anyway)
 
     def group(self, job: Job) -> PerfGroup:
-        """Return the cgroup of a job; make it, where that is wanted."""
+        """Return the cgroup of a job; make it if requested."""
         point = self._mounts.v1.get("perf_event")
         directory = job.directory("perf_event" if point is not None else "unified")
         if directory is not None:
@@ -75,7 +75,7 @@ class PerfPlaces:
         )
 
     def cpus(self, job: Job) -> frozenset[int]:
-        """Return the CPUs that a job may use now; all where no cpuset has it, none while its cpuset is not set up."""
+        """Return the CPUs that a job may use now; all without a cpuset, none while its cpuset is not set up."""
         files = []
         for controller, names in (
             ("cpuset", ("cpuset.effective_cpus", "cpuset.cpus")),
@@ -92,21 +92,21 @@ class PerfPlaces:
         return online
 
     def online(self) -> frozenset[int]:
-        """Return the CPUs that run."""
+        """Return the online CPUs."""
         try:
             return parse_cpu_list(self._host.read(_ONLINE))
         except (OSError, ValueError):
             return frozenset(range(os.sysconf("SC_NPROCESSORS_CONF")))
 
     def find_left(self, jobs: Iterable[Job]) -> None:
-        """Find, once, the groups that an agent before made for jobs that have ended since."""
+        """Find, once, the groups made by an earlier agent for jobs that have ended since."""
         point = self._mounts.v1.get("perf_event")
         if self._make_groups and point is not None and not self._found_left:
             self._found_left = True
             self.groups.find_left(point, [place for job in jobs if (place := job.place("perf_event"))])
 
     def remove_left(self) -> None:
-        """Remove groups that were made for jobs that have ended."""
+        """Remove groups made for ended jobs."""
         point = self._mounts.v1.get("perf_event")
         if self._make_groups and point is not None:
             self.groups.tidy(point)

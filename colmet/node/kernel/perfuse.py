@@ -1,4 +1,4 @@
-"""Whether somebody in a job uses perf events himself."""
+"""Whether a job uses perf events itself."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host
 from colmet.node.system.processes import Question
 
-_MAX_FILES = 1024  # of a job that are read in one search
+_MAX_FILES = 1024  # of a job read in one search
 
 
 class PerfUse:
-    """Searches the processes of one job for perf, and for perf events that are open.
+    """Search of one job's processes for perf, and for open perf events.
 
-    A job decides how many files it has open, so one thorough search reads `_MAX_FILES` of them, and the next ones
-    continue with the processes that are left.
+    A job controls the number of its open files, so one thorough search reads `_MAX_FILES` of them, and the next ones
+    continue with the remaining processes.
 
     ::
 
@@ -36,7 +36,7 @@ class PerfUse:
 
     @property
     def is_partial(self) -> bool:
-        """Whether there are processes that have not been searched yet."""
+        """Whether some processes have not been searched yet."""
         return bool(self._searched)
 
     def search(self, job: Job, thorough: bool) -> bool:
@@ -55,7 +55,7 @@ class PerfUse:
         return True in found
 
     def _at(self, pid: int, thorough: bool) -> bool | None:
-        """Return whether a process is perf, or has perf events open; None where its files were not read."""
+        """Return whether a process is perf, or has perf events open; None if its files were not read."""
         if self._host.read(f"/proc/{pid}/comm").strip() == b"perf":
             return True
         if not thorough or self._left <= 0:

@@ -1,4 +1,4 @@
-"""The fields of /proc/<pid>/stat that the accounting of tasks needs."""
+"""The fields of /proc/<pid>/stat needed for the accounting of tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Stat(NamedTuple):
     Attributes:
         parent: its parent process.
         is_ending: whether the kernel is removing it.
-        charged_ns: CPU time of the children that it has waited for, and of theirs.
+        charged_ns: CPU time of the children it has waited for, and of theirs.
         began_ns: its start, since boot.
     """
 
@@ -43,7 +43,7 @@ def parse_stat(data: bytes) -> Stat:
 
 
 def ask_stats(host: Host, asked: Iterable[tuple[int, str]]) -> list[Stat | NoAnswer | None]:
-    """Return the stat of processes or threads; None of those that have ended.
+    """Return the stat of processes or threads; None for ended ones.
 
     Args:
         host: the machine.

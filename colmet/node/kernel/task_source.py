@@ -21,7 +21,7 @@ from colmet.node.system.host import Host
 log = logging.getLogger(__name__)
 
 DELAYACCT = "/proc/sys/kernel/task_delayacct"
-# The kernel fills these only for tasks that were started with kernel.task_delayacct=1, and leaves 0 otherwise.
+# The kernel fills these only for tasks started with kernel.task_delayacct=1, and leaves 0 otherwise.
 # cpu_count and cpu_delay_total come from the scheduler and are always right.
 DELAY_FIELDS = frozenset(
     {
@@ -37,7 +37,7 @@ LISTEN_AGAIN_S = 600.0
 
 
 class TaskSource:
-    """Queries live tasks, and listens to ends and forks.
+    """Source of the values of live tasks, and of the ends and forks of tasks.
 
     ::
 
@@ -45,8 +45,8 @@ class TaskSource:
            ^                  |                    |                    |
            +-----close()------+--------------------+--------------------+
 
-    Without ends, what starts and ends between two samples is not counted; without forks, the jobs of ended tasks are
-    found by their parents alone. Each is a warning, and is tried again after `LISTEN_AGAIN_S`.
+    Without ends, tasks that start and end between two samples are not counted; without forks, ended tasks are
+    attributed by their parents alone. Each is a warning, and is retried after `LISTEN_AGAIN_S`.
 
     Args:
         host: the machine.
@@ -56,8 +56,8 @@ class TaskSource:
 
     Attributes:
         client: queries live tasks; None while closed.
-        exits: exit records; None while they are not listened to.
-        forks: fork events; None while they are not listened to.
+        exits: exit records; None while not listening.
+        forks: fork events; None while not listening.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class TaskSource:
         self._exit_buffer = exit_buffer
         self._follow_forks = follow_forks
         self._listen_at = math.inf
-        self._counted: Counter[str] = Counter()  # by sockets that were closed
+        self._counted: Counter[str] = Counter()  # by closed sockets
         self._delays = np.array([name in DELAY_FIELDS for name in FIELDS])
         self._delayacct = host.keep(DELAYACCT)
 
     @property
     def fd(self) -> int:
-        """Descriptor that is readable when an exit record has come; -1 while they are not listened to."""
+        """Descriptor that is readable when there are exit records; -1 while not listening."""
         return -1 if self.exits is None else self.exits.fd
 
     def open(self) -> None:
-        """Connect, and query one task, so that what is missing shows now.
+        """Connect, and query one task to detect missing requirements now.
 
         Raises:
             BackendUnavailable: no CAP_NET_ADMIN, or a kernel without taskstats.
@@ -98,12 +98,12 @@ class TaskSource:
             raise BackendUnavailable(f"the kernel does not answer for a task: {err}") from err
 
     def is_listening_due(self) -> bool:
-        """Whether something is not listened to, and `LISTEN_AGAIN_S` have passed since the last attempt."""
+        """Return whether ends or forks are missing, and `LISTEN_AGAIN_S` have passed since the last attempt."""
         lacks = self.exits is None or (self.forks is None and self._follow_forks)
         return lacks and self.client is not None and time.monotonic() >= self._listen_at
 
     def listen(self) -> None:
-        """Listen to what is not listened to yet; warn of what cannot be."""
+        """Listen to ends and forks, if not listening yet; log a warning on failure."""
         assert self.client is not None  # it is open
         self._listen_at = time.monotonic() + LISTEN_AGAIN_S
         try:
@@ -119,7 +119,7 @@ class TaskSource:
             self._warn("no fork events, ended tasks are attributed by their parents alone: %s", err)
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
-        """Return the tasks among `tids` that live, and their values; delays that the kernel does not count are missing.
+        """Return the live tasks among `tids`, and their values; delays not counted by the kernel are missing.
 
         Args:
             tids: ascending, each once.
@@ -134,7 +134,7 @@ class TaskSource:
         return found, values
 
     def receive_exits(self) -> Exits | None:
-        """Return the exit records that have come; None for none."""
+        """Return the received exit records; None for none."""
         if self.exits is None:
             return None
         exits = self.exits.receive()
@@ -144,14 +144,14 @@ class TaskSource:
         return exits
 
     def receive_forks(self) -> Ints | None:
-        """Return the forks that have come, see `ForkEvents.receive`; None while they are not listened to.
+        """Return the received forks, see `ForkEvents.receive`; None while not listening.
 
-        Called after `receive_exits`, it has the forks of all tasks whose records were received there.
+        After `receive_exits`, the result includes the forks of all tasks with records received there.
         """
         return None if self.exits is None or self.forks is None else self.forks.receive()
 
     def counters(self) -> Counter[str]:
-        """Return what was received and lost, since the start."""
+        """Return the numbers of received and lost messages, since the start."""
         counts = self._counted.copy()
         if self.client is not None:
             counts.update(answers_lost=self.client.lost)
@@ -169,7 +169,7 @@ class TaskSource:
     def _delays_are_counted(self) -> bool:
         try:
             counted = self._delayacct.read().strip() != b"0"
-        except FileNotFoundError:  # before Linux 5.14 there was no switch: on where it is compiled in
+        except FileNotFoundError:  # before Linux 5.14 there was no switch: on if compiled in
             return True
         if not counted:
             self._warn(

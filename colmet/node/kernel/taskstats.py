@@ -46,7 +46,7 @@ _V15_INSERTED = {"blkio_count": 2, "swapin_count": 4, "cpu_run_real_total": 6}
 OLDEST_VERSION = 7
 FIELDS = tuple(_WORDS)
 
-# Who a task was, in units of 4 bytes: thread, parent process, process. The last is there since version 12 (Linux 5.19).
+# Identity of a task, in units of 4 bytes: thread, parent process, process (since version 12, Linux 5.19).
 _PID, _PPID, _TGID = 32, 33, 92
 _V15_BEFORE_PID = 2 * 6
 _V15_BEFORE_TGID = 2 * 12
@@ -99,7 +99,7 @@ def stats_offset(message: bytes) -> tuple[int, int]:
     """Return the offset of struct taskstats in an answer, and its length in bytes.
 
     Raises:
-        ParseError: the answer holds none.
+        ParseError: the answer has none.
     """
     start = netlink.HEADER.size + netlink.GENERIC.size
     for kind, offset, length in netlink.attributes(message, start):
@@ -171,11 +171,11 @@ def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
 
 
 class TaskstatsClient:
-    """Queries the counters of many tasks.
+    """Client that queries the counters of many tasks.
 
     Attributes:
         inbox: buffer for messages, free for others between two queries.
-        lost: number of answers that did not arrive.
+        lost: number of lost answers.
     """
 
     BATCH = 512  # requests in one send
@@ -214,8 +214,8 @@ class TaskstatsClient:
             tids: ascending, each once, shape (n,).
 
         Returns:
-            The tids that answered, ascending, shape (m,), and their counters, shape (m, fields). A task that has
-            ended meanwhile is missing.
+            The tids with an answer, ascending, shape (m,), and their counters, shape (m, fields). A task that has ended
+            meanwhile is missing.
 
         Raises:
             PermissionError: the process lacks CAP_NET_ADMIN.
@@ -235,13 +235,13 @@ class TaskstatsClient:
             else:
                 raise OSError(errno.ENOBUFS, f"the kernel's answers for {len(some)} tasks were lost, three times")
         all_found, all_values = np.concatenate(found), np.concatenate(values)
-        if (np.diff(all_found) < 0).any():  # tasks that were queried twice come last
+        if (np.diff(all_found) < 0).any():  # tasks queried twice come last
             order = np.argsort(all_found)
             return all_found[order], all_values[order]
         return all_found, all_values
 
     def _exchange(self, tids: Ints) -> tuple[Ints, Ints, Ints]:
-        """Query at most BATCH tasks; return those that answered, their counters, and those without any answer."""
+        """Query at most BATCH tasks; return tids with counters, the counters, and tids without any answer."""
         count = len(tids)
         self._drain()
         self._requests["tid"][:count] = tids
@@ -271,7 +271,7 @@ class TaskstatsClient:
         return tids[sequences], decode_answers(slots, lengths), tids[~heard]
 
     def _drain(self) -> None:
-        """Drop late answers to an exchange that failed."""
+        """Drop late answers to a failed exchange."""
         while True:
             try:
                 self._socket.receive()
@@ -299,7 +299,7 @@ class TaskstatsClient:
 
 
 class Exits(NamedTuple):
-    """Tasks that have ended, in the order in which each CPU reported them.
+    """Ended tasks, in the order of the reports of each CPU.
 
     Attributes:
         ids: thread, process, parent process; shape (n, 3).
@@ -311,10 +311,10 @@ class Exits(NamedTuple):
 
 
 class SequenceCount:
-    """Counts the gaps in the numbers that one CPU gives to its records.
+    """Count of the gaps in one CPU's record numbers.
 
-    The kernel takes the number from the counter of the CPU on which the task is, and may then send the record to the
-    listener of another CPU: a number out of place is one that is missing elsewhere.
+    The kernel reads the number from the counter of the task's CPU, and may then send the record to the listener of
+    another CPU: a number out of place is missing elsewhere.
 
     Attributes:
         lost: number of missing records; meaningful only as the sum over all CPUs.
@@ -323,7 +323,7 @@ class SequenceCount:
     def __init__(self) -> None:
         self.lost = 0
         self._expected: int | None = None
-        # where the CPU's own numbers may continue: before the last gap, and after the last number out of place
+        # possible continuations of the CPU's own numbers: before the last gap, and after the last number out of place
         self._before_gap: int | None = None
         self._after_stray: int | None = None
 
@@ -346,14 +346,14 @@ class SequenceCount:
             self.lost -= 1
             self._after_stray = following
             return
-        self.lost += ahead  # back, where the gap was another CPU's number, and there it is missing
+        self.lost += ahead  # decreases again if the gap was another CPU's number: it is then missing there
         if ahead > 0:
             self._before_gap = expected
         self._expected = following
 
 
 class ExitRecords:
-    """Receives the kernel's exit records, on a socket for each CPU.
+    """Receiver of the kernel's exit records, on a socket for each CPU.
 
     Offline CPUs have a socket, too, as they can become online at any time.
 
@@ -363,10 +363,10 @@ class ExitRecords:
         buffer_bytes: of each socket; None: BUFFERS_BYTES over the CPUs.
 
     Attributes:
-        fd: readable when a record has come.
+        fd: readable when there are records.
         records: number of records received.
-        overflows: number of times that a socket's buffer was full. `lost` has the lost records as soon as the same CPU
-            reports the next task.
+        overflows: number of times that a socket's buffer was full. `lost` includes the lost records as soon as the same
+            CPU reports the next task.
 
     Raises:
         BackendUnavailable: no permission, or not in the machine's own user and process namespaces.
@@ -417,18 +417,18 @@ class ExitRecords:
 
     @property
     def lost(self) -> int:
-        """Number of records that did not arrive, by the gaps in each CPU's numbers."""
+        """Number of lost records, by the gaps in each CPU's numbers."""
         return max(0, sum(count.lost for _, count in self._sockets.values()))
 
     def receive(self) -> Exits:
-        """Return the records that have come.
+        """Return the received records.
 
         Raises:
             ParseError: a record has another form; those before it are lost with it.
         """
         ids, values = [_NO_IDS], [_NO_VALUES]
         room, used = len(self._inbox.slots), 0
-        parts: list[tuple[SequenceCount, int]] = []  # the CPUs whose records are in the inbox, and their ends
+        parts: list[tuple[SequenceCount, int]] = []  # CPUs with records in the inbox, and the ends of their records
         for fd, _ in self._epoll.poll(0):
             listener, count = self._sockets[fd]
             while True:

@@ -1,1 +1,1 @@
-"""What the agent measures of itself: its cost, what it drops, completeness, health."""
+"""Self-metrics of the agent: its cost, dropped data, completeness, health."""

@@ -34,7 +34,7 @@ class Meter:
     """Sums CPU time and wall time of the code within ``with meter:``.
 
     Args:
-        processes: its thread works for the code, too, and is counted; None: there is no such thread.
+        processes: its thread works for the code, too, and is counted; None: no such thread.
 
     Attributes:
         cpu_ns: CPU time.

@@ -114,12 +114,12 @@ class _Gap:
 class CompletenessStats:
     """Counts due and measured samples, and adds the tables to the first batch, to one a period, and to the last.
 
-    A gap is reported in one batch, and again when it has grown or that batch was dropped.
+    A gap is reported in one batch, and again after it has grown or that batch was dropped.
 
     Args:
         delivery: returns the outcome of the batches so far.
         period_s: seconds between two reports; 0 for one in each batch.
-        periodic: names of tables that are not due at each tick.
+        periodic: names of tables not due at each tick.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class CompletenessStats:
         self._open: dict[tuple[str, str], tuple[_Gap, int]] = {}  # gaps that may go on, with the tick of their end
         self._ticks = 0
         self._reported: deque[tuple[int, list[_Gap]]] = deque(maxlen=MAX_REPORTED)  # by number of the batch
-        self._dropped: dict[tuple[int, int], int] = {}  # ranges told, by epoch and first number: the last one
+        self._dropped: dict[tuple[int, int], int] = {}  # reported ranges, by epoch and first number: the last one
         self._new_gaps: dict[tuple[str, str], int] = {}
 
     def begin_tick(self, time_ns: int) -> None:
@@ -153,12 +153,12 @@ class CompletenessStats:
         self._at_tick.clear()
 
     def missed(self, why: str, schemas: Iterable[Schema], has_jobs: bool, is_open: bool) -> None:
-        """Count a backend that was due at this tick and measured nothing.
+        """Count a due backend without any measurement at this tick.
 
         Args:
             why: FAILED or LATE.
             schemas: of its tables, its main table first.
-            has_jobs: whether there are jobs to measure; without jobs, tables of jobs are not due.
+            has_jobs: whether any job is to be measured; without jobs, tables of jobs are not due.
             is_open: whether it can measure; otherwise tables that it never measured are not due.
         """
         schemas = list(schemas)
@@ -197,11 +197,11 @@ class CompletenessStats:
             self._unreported.append(gap)
 
     def add(self, batch: Batch, period_s: float, ends: bool = False) -> Batch:
-        """Count a batch and return it, with the tables of completeness where they are due.
+        """Count a batch and return it, with the tables of completeness if due.
 
         Args:
-            batch: as it would be sent, with its number.
-            period_s: between two samples.
+            batch: the batch to be sent, with its number.
+            period_s: seconds between two samples.
             ends: whether it is the agent's last batch.
         """
         self._batches += 1

@@ -1,4 +1,4 @@
-"""Names of numbered columns such as `counter_7`, as rows of mapping_default and as the files that Colmet 0.6 wrote."""
+"""Names of numbered columns such as `counter_7`, as rows of mapping_default and as files in the form of Colmet 0.6."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def add_options(parser: cli.Options) -> None:
 class CounterNames:
     """Builds the table of names and writes the files: at the start and when a name changes; the table hourly, too.
 
-    A thread writes the files: the directory may be on a file system that does not answer.
+    A thread writes the files: the directory may be on a hung file system.
 
     Args:
         host: the machine.
@@ -81,7 +81,7 @@ class CounterNames:
         self._monotonic = monotonic
         self._due_at = 0.0
         self._known: dict[str, Sequence[CounterName]] = {}
-        self._files: dict[str, tuple[Sequence[str], int]] = {}  # to be written, by how their names begin
+        self._files: dict[str, tuple[Sequence[str], int]] = {}  # to be written, by the prefix of their names
         self._writer: threading.Thread | None = None
 
     @classmethod
@@ -90,11 +90,11 @@ class CounterNames:
         return cls(host, os.path.abspath(directory) if directory else "")
 
     def tables(self, time_ns: int, backends: Iterable[NumberedBackend]) -> list[Table]:
-        """The table, where it is due; files are written for what has changed.
+        """Return the table if it is due; write the changed files.
 
         Args:
             time_ns: of the tick.
-            backends: those that are open. What others said when they were stays true for the rows of then.
+            backends: the open ones. Earlier names of the others stay true for their earlier rows.
         """
         changed = False
         for backend in backends:
@@ -124,7 +124,7 @@ class CounterNames:
         return [Table.from_samples(SCHEMA, time_ns, samples)]
 
     def join(self, within_s: float) -> None:
-        """Wait until the files are written, but no longer than that."""
+        """Wait until the files are written, at most `within_s` seconds."""
         if self._writer is not None:
             self._writer.join(within_s)
 
@@ -133,7 +133,7 @@ class CounterNames:
             self._write_one(prefix, lines, time_s)
 
     def _write_one(self, prefix: str, lines: Sequence[str], time_s: int) -> None:
-        """Write a file, unless the latest one of its kind there says the same: starts are not to fill a directory."""
+        """Write a file, unless the latest one of its kind has the same content: restarts must not fill a directory."""
         data = "".join([f"{line}\n" for line in lines]).encode()
         path = f"{self._directory}/{prefix}_mapping.{time_s}.csv"
         try:
@@ -151,7 +151,7 @@ class CounterNames:
             )
 
     def _latest(self, prefix: str) -> bytes | None:
-        """The content of the latest file of a kind."""
+        """Return the content of the latest file of a kind."""
         form = re.compile(rf"{re.escape(prefix)}_mapping\.(\d{{1,15}})\.csv")
         times = [int(match[1]) for name in self._host.names(self._directory) if (match := form.fullmatch(name))]
         if not times:

@@ -1,4 +1,4 @@
-"""How the agent is, for those who ask: a picture made after each tick, so that to ask for it costs no tick anything."""
+"""Health of the agent for queries: a snapshot made after each tick, so that a query costs no tick anything."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from colmet.common.tables.agent import SCHEMA
 from colmet.node.delivery.uplink import Uplink, UplinkState
 from colmet.node.selfmetrics.agent_stats import MeasuredBackend
 
-# Of the agent's counters, those of what has gone wrong.
+# The agent's counters of failures.
 WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures", "reads_unanswered")
 
 
@@ -37,7 +37,7 @@ _OF_BACKENDS = (
 
 
 class Watched(MeasuredBackend, Protocol):
-    """What is asked of whoever runs a backend: an `agent.Runner`."""
+    """The queried part of a backend's runner: an `agent.Runner`."""
 
     why: str
     error: str
@@ -46,17 +46,17 @@ class Watched(MeasuredBackend, Protocol):
 
 
 class NodeHealth:
-    """Answers how the agent is, in any thread.
+    """Reports the health of the agent, in any thread.
 
     Args:
         parts: other parts' counters, by the name of the part; that of batches is "spool".
         uplinks: to the collectors.
-        latest: is given what is measured; None where nobody asks for it.
+        latest: receives the measured rows; None if they are not exposed.
         now_ns: of the wall clock.
 
     Attributes:
-        sampling: whether the main thread does, now.
-        top: answers what jobs and the node use.
+        sampling: whether the main thread is sampling now.
+        top: answers queries for the usage of jobs and node.
     """
 
     def __init__(
@@ -81,25 +81,25 @@ class NodeHealth:
         self._picture: dict[str, Any] = {}
 
     def pause(self) -> None:
-        """Let the main thread work, in any other: while it samples, for as long as that takes, up to a second."""
+        """Yield to the main thread, from any other: at least 1 ms, and while it samples, up to a second."""
         time.sleep(_PAUSE_S)
         until = time.monotonic() + _LONGEST_PAUSE_S
         while self.sampling and time.monotonic() < until:
             time.sleep(_PAUSE_S)
 
     def take(self, batch: Batch) -> None:
-        """For the main thread: what is sent."""
+        """Process a batch to be sent; main thread only."""
         if self._latest is not None:
             self._latest.take([batch])
         self._watch.take([batch])
 
     def note(self, runners: Iterable[Watched], totals: Mapping[str, int], tick_ns: int, period_s: float) -> None:
-        """For the main thread: take the picture.
+        """Make the snapshot; main thread only.
 
         Args:
             runners: of the backends.
-            totals: what the agent counts.
-            tick_ns: that the last tick took.
+            totals: the agent's counters.
+            tick_ns: duration of the last tick.
             period_s: from one tick to the next.
         """
         backends: list[dict[str, Any]] = [
@@ -132,7 +132,7 @@ class NodeHealth:
                 "reload_failures": parts.get("configuration", {}).get("failures", 0),
             }
         )
-        # replaced as a whole: whoever reads it meanwhile has the former one
+        # replaced as a whole: concurrent readers have the former one
         self._picture = {
             "period_s": period_s,
             "tick_s": tick_ns / 1e9,
@@ -160,7 +160,7 @@ class NodeHealth:
         self._ticked_ns = self._now_ns()
 
     def status(self, _request: Mapping[str, Any]) -> dict[str, Any]:
-        """Handler of the command: the identity, and the picture with the ages as they are now."""
+        """Handle the command: return the identity, and the snapshot with current ages."""
         picture, ticked_ns, now_ns = self._picture, self._ticked_ns, self._now_ns()
         return {
             **self._identity.values(),
@@ -176,7 +176,7 @@ class NodeHealth:
         }
 
     def families(self) -> Iterator[Family]:
-        """The same as metrics."""
+        """Yield the same as metrics."""
         yield from self._identity.families()
         picture, ticked_ns = self._picture, self._ticked_ns
         if not picture:
@@ -212,7 +212,7 @@ class NodeHealth:
             yield from self._latest.families()
 
     def line(self) -> str:
-        """How it is, in a line for the service manager."""
+        """Return the health in one line, for the service manager."""
         picture = self._picture
         off = [backend["name"] for backend in picture["backends"] if not backend["on"]]
         wrong = [counted(count, name.replace("_", " ")) for name, count in picture["last_hour"].items() if count]

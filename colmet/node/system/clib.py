@@ -1,4 +1,4 @@
-"""The C libraries of backends that have one: where they are, and whether they are of this Colmet."""
+"""Location and version check of the C libraries of backends."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from colmet.common.errors import BackendUnavailable
 
 log = logging.getLogger(__name__)
 
-_refused: set[str] = set()  # told once, however often a backend is tried again
+_refused: set[str] = set()  # logged once, however often a backend is retried
 HERE = str(Path(__file__).resolve().parents[1] / "backends")
 
 
 def load(folder: str, abi: int, variable: str) -> CDLL:
-    """A library that was built in a folder beside the backends.
+    """Load a library built in a folder beside the backends.
 
     Args:
         folder: of its source, ``lib_rapl``; the library in it is ``lib_rapl.so``, and its function ``lib_rapl_abi``
-            takes nothing and returns an int, its ABI number.
-        abi: the number that this Colmet speaks.
-        variable: of the environment, which may name another file, or a folder with such a file. One that is not of
-            this Colmet is refused, with a warning, and the built one is used.
+            has no argument and returns an int, its ABI number.
+        abi: the ABI number of this Colmet.
+        variable: of the environment, may name another file, or a folder with such a file. One of another ABI is
+            refused with a warning, and the built one is used.
 
     Raises:
-        BackendUnavailable: there is none, or none that fits; the text says how to build it.
+        BackendUnavailable: no library, or none that fits; the text says how to build it.
     """
     built = os.path.join(HERE, folder, f"{folder}.so")
     named = os.environ.get(variable, "")

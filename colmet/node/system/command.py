@@ -1,4 +1,4 @@
-"""Programs that are asked for what they print: with a deadline, a bound on the answer, and nothing left behind."""
+"""External programs run with a deadline, a bounded answer and complete clean-up."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ from colmet.common.errors import CommandFailed
 if TYPE_CHECKING:
     from subprocess import Popen
 
-MAX_ANSWER = 1 << 20  # bytes; the answers of all that Colmet asks are a few kilobytes
-MAX_SAID = 300  # characters of what a program says when it fails
-_LOOK_MS = 20  # between two looks whether it has ended, where its pipes say nothing
-_AFTER_END_S = 0.2  # for what is still in the pipes of a program that has ended
-_REAP_S = 0.5  # a killed process is gone at once, unless a driver holds it
-# Python 3.10 lets no other thread run until the program's file has been opened, which may take for ever on a network
-# file system; but not where it has to set a group, be it the one that it is in.
+MAX_ANSWER = 1 << 20  # bytes; the answers of all programs that Colmet runs are a few kilobytes
+MAX_SAID = 300  # characters quoted from the output of a failed program
+_LOOK_MS = 20  # between two checks for its end while its pipes are silent
+_AFTER_END_S = 0.2  # to read the rest of the pipes of a program that has ended
+_REAP_S = 0.5  # a killed process is gone at once, unless a driver blocks it
+# Python 3.10 blocks all other threads until the program's file is open, for ever on a hung network file system. It does
+# not if a group is to be set, even the current one.
 _GROUP = os.getegid() if sys.version_info[:2] == (3, 10) else None
 _HELD = "it has not gone yet, a driver or a file system holds it"
 
 
 class Command:
-    """One program, asked again and again, never twice at once.
+    """One program run repeatedly, never twice at once.
 
-    It runs in a session of its own, with messages in English. When its time is over, or `cancel` is called, its whole
-    process group is killed. What even a kill does not end (a driver holds it) is waited for: until it has gone, and
-    all that it had started and that holds its pipes, `run` fails at once instead of starting another.
+    It runs in its own session, with messages in English. Its whole process group is killed at the deadline, or by
+    `cancel`. A driver can keep even a killed process. Until that process has gone, and all its descendants with open
+    pipes, `run` fails at once instead of starting another.
 
     Args:
         argv: program and arguments.
-        deadline_s: seconds that one run may take.
-        find: says where a program is, None where it is not on this node.
+        deadline_s: longest duration of one run in seconds.
+        find: returns the path of a program, None if it is not on this node.
         env: added to the environment.
-        hide: words that no text of this command may show.
-        max_answer: bytes that it may print.
-        sift: makes, for each run, what gives of every part of standard output what is kept; None for all of it. Only
-            that counts as printed.
+        hide: words masked in every text of this command.
+        max_answer: largest output in bytes.
+        sift: called once for each run; returns a function from a part of standard output to its kept bytes. None
+            keeps all. Only kept bytes count towards `max_answer`.
 
     Attributes:
         runs: programs started.
-        killed: those that were killed at their deadline.
+        killed: runs killed at their deadline.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Command:
         self._max_answer = max_answer
         self._sift = sift
         self._hide = sorted(filter(None, hide), key=len, reverse=True)
-        self._lock = threading.Lock()  # a process is reaped or killed, not both at once; never held for long
+        self._lock = threading.Lock()  # a process is reaped or killed, not both at once; never locked for long
         self._process: Popen[bytes] | None = None
         self._cancelled = False
 
@@ -77,15 +77,15 @@ class Command:
         return self._shown(" ".join(self.argv))
 
     def run(self) -> str:
-        """What it prints to standard output, as UTF-8; `run_bytes` tells what is raised."""
+        """Run the program; return its standard output as UTF-8. Errors are those of `run_bytes`."""
         return self.run_bytes().decode("utf-8", "replace")
 
     def run_bytes(self) -> bytes:
-        """What it prints to standard output.
+        """Run the program; return its standard output.
 
         Raises:
-            CommandFailed: it cannot be started, returns another status than 0, takes longer than its deadline, or
-                prints more than `max_answer` bytes; the text says which, and what it said.
+            CommandFailed: it cannot be started, returns a status other than 0, exceeds its deadline, or prints more
+                than `max_answer` bytes; the text has the reason and the program's own message.
         """
         process = self._start()
         ended = False
@@ -109,7 +109,7 @@ class Command:
         return out
 
     def cancel(self) -> None:
-        """Kill what runs now, from any thread; nothing is started any more. Waits for nothing."""
+        """Kill the current run, from any thread, and start no more. Does not wait."""
         with self._lock:
             self._cancelled = True
             if self._process is not None:
@@ -152,7 +152,7 @@ class Command:
         return process
 
     def _listen(self, process: Popen[bytes]) -> tuple[bytes, bytes, bool]:
-        """Standard output and standard error, cut behind `max_answer`, and whether it ended by itself."""
+        """Return standard output and standard error, cut behind `max_answer`, and whether the program ended itself."""
         assert process.stdout is not None and process.stderr is not None
         out, said = bytearray(), bytearray()
         heard = {process.stdout.fileno(): out, process.stderr.fileno(): said}
@@ -172,25 +172,25 @@ class Command:
                 if not part:
                     poll.unregister(fd)
                     del heard[fd]
-            # looked at, but not reaped: until the group is killed, its number must stay its own
+            # polled, but not reaped: until the group is killed, its number must not be reused
             if not ended and os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
                 ended = True
                 deadline = min(deadline, time.monotonic() + _AFTER_END_S)
         return bytes(out), bytes(said), ended
 
     def _end(self, process: Popen[bytes], ended: bool) -> bool:
-        """Kill it, and whatever it has started; whether that has gone."""
+        """Kill the program and its descendants; return whether all have gone."""
         with self._lock:
             _kill(process)
         until = time.monotonic() + _REAP_S
         while not self._has_gone(process, ended):
             if time.monotonic() >= until:
-                return False  # its pipes stay open: they tell when it goes
+                return False  # its open pipes show later whether it has gone
             time.sleep(0.005)
         return True
 
     def _has_gone(self, process: Popen[bytes], ended: bool = False) -> bool:
-        """Whether it has gone; unless it ended by itself, so must have all others that hold its pipes."""
+        """Return whether it has gone; after a kill, all other users of its pipes as well."""
         with self._lock:
             if process.poll() is None:
                 return False
@@ -211,7 +211,7 @@ def _kill(process: Popen[bytes]) -> None:
 
 
 def _at_end(fd: int) -> bool:
-    """Whether nobody can write to this pipe any more; what is in it is thrown away, a part at each call."""
+    """Return whether a pipe has no writer left; discards its contents, a part at each call."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(0)) and not os.read(fd, 1 << 16)

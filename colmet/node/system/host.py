@@ -1,7 +1,6 @@
-"""Files under a root: the only open() of the node. And programs: the only place that starts any.
+"""Files under a root and external programs: the node's only open(), and its only start of programs.
 
-Production reads `/`; tests give a made-up or captured tree as root, and all else stays the same: programs are those
-under that root.
+Production reads `/`; tests use an artificial or captured tree as root, and its programs. All else stays the same.
 """
 
 from __future__ import annotations
@@ -22,30 +21,30 @@ from colmet.common.runtime.files import write_all, write_whole
 from colmet.node.system.command import Command
 from colmet.node.system.processes import Processes
 
-# Where services may not look by themselves: systemd's PATH has them all, that of cron and of `su` has not.
+# Added to PATH: systemd's has all of these, that of cron and of `su` does not.
 _PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 _FIRST_READ = 8192
-# Files of /proc made of many records (vmstat) give at most a page a read, and end a read where the next record does not
-# fit. Whatever gave less than this is whole.
+# Files of /proc made of many records (vmstat) return at most a page for each read, and end a read before a record that
+# does not fit. A shorter result than this is complete.
 _WHOLE_BELOW = 2048
-# Left to sockets, logs, inotify and the files that are not kept; a socket for each CPU is among them.
+# Reserved for sockets, logs, inotify and files that are not kept open; includes a socket for each CPU.
 _SPARE_DESCRIPTORS = 64 + os.sysconf("SC_NPROCESSORS_CONF")
 
 
 def is_gone(err: OSError) -> bool:
-    """Whether an error says that a process or cgroup has ended meanwhile.
+    """Return whether an error means that a process or cgroup has ended.
 
     ENOENT: its file is gone; ESRCH: gone since the file was opened; ENODEV: a removed cgroup; ENOTDIR: a removed
-    cgroup that is reached through a link.
+    cgroup reached through a link.
     """
     return err.errno in (errno.ENOENT, errno.ESRCH, errno.ENODEV, errno.ENOTDIR)
 
 
 class Kept:
-    """A file that is read again and again: its descriptor is kept, and each read starts at byte 0.
+    """A file for repeated reads: its descriptor stays open, and each read starts at byte 0.
 
-    For files of /proc a kept descriptor stays with its process, so a process id that is used again is never
-    mistaken: a read then fails with ProcessLookupError.
+    For files of /proc an open descriptor stays with its process: after a reuse of the process id, a read fails with
+    ProcessLookupError instead of returning another process's values.
     """
 
     __slots__ = ("_fd", "_host", "path")
@@ -56,10 +55,10 @@ class Kept:
         self._fd = -1
 
     def read(self) -> bytes:
-        """The whole file now.
+        """Return the current content of the whole file.
 
         Raises:
-            OSError: FileNotFoundError, ProcessLookupError (ESRCH) or ENODEV where it is gone.
+            OSError: FileNotFoundError, ProcessLookupError (ESRCH) or ENODEV if it is gone.
         """
         fd = self._fd
         if fd < 0:
@@ -74,21 +73,21 @@ class Kept:
         return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
 
     def fileno(self) -> int:
-        """The descriptor, to poll; -1 before the first read, or where it could not be kept."""
+        """Return the descriptor, to poll; -1 before the first read, or if it could not be kept open."""
         return self._fd
 
     def close(self) -> None:
-        """Give the descriptor back; also twice."""
+        """Close the descriptor; also twice."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
             self._host.release(1)
 
-    __del__ = close  # a thread that was given up may have opened it after it was closed (processes.py)
+    __del__ = close  # an abandoned thread may have opened it after it was closed (processes.py)
 
 
 def _plain(path: str, max_bytes: int, dir_fd: int | None = None) -> bytes:
-    """A plain file, whole; no link, nothing that could block, and no more than so many bytes."""
+    """Return a whole plain file of at most `max_bytes`; opens no link, and nothing that could block."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=dir_fd)
     try:
         status = os.fstat(fd)
@@ -102,7 +101,7 @@ def _plain(path: str, max_bytes: int, dir_fd: int | None = None) -> bytes:
 
 
 def _rest(fd: int, offset: int) -> bytes:
-    """What a file holds after `offset`."""
+    """Return the content of a file after `offset`."""
     parts: list[bytes] = []
     while True:
         part = os.pread(fd, 1 << 16, offset)
@@ -113,16 +112,16 @@ def _rest(fd: int, offset: int) -> bytes:
 
 
 class PrivateDirectory:
-    """A directory in which nobody but this process's user can write, and small files in it.
+    """A directory writable for this process's user alone, and small files in it.
 
-    All goes through the directory's descriptor, so what happens to the path afterwards cannot lead elsewhere.
+    All access goes through the directory's descriptor, so later changes of the path cannot redirect it.
 
     Args:
-        path: where it really is; made, with the rights for its owner alone, if it is not there.
+        path: its real path; made, with permissions for its owner alone, if missing.
 
     Raises:
-        PermissionError: it is not this user's, others may write in it, or it may not be made.
-        OSError: it is a link, or something else, or it cannot be made.
+        PermissionError: it belongs to another user, others may write in it, or it may not be made.
+        OSError: it is a link or no directory, or cannot be made.
     """
 
     def __init__(self, path: str) -> None:
@@ -142,10 +141,10 @@ class PrivateDirectory:
             raise
 
     def lock(self, name: str) -> None:
-        """Take the lock of this name until `close`, or until the process ends in whatever way.
+        """Take the lock of this name until `close`, or until the process ends in any way.
 
         Raises:
-            BlockingIOError: someone has it.
+            BlockingIOError: the lock is taken.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(name, flags, 0o600, dir_fd=self._fd)
@@ -157,10 +156,10 @@ class PrivateDirectory:
         self._locks.append(fd)
 
     def read(self, name: str, max_bytes: int) -> bytes:
-        """A file, whole.
+        """Return a whole file.
 
         Raises:
-            OSError: it is not there, is a link or no plain file, or is larger than that.
+            OSError: it does not exist, is a link or no plain file, or is larger than `max_bytes`.
         """
         return _plain(name, max_bytes, self._fd)
 
@@ -178,16 +177,16 @@ class PrivateDirectory:
         write_whole(name, data, directory=self._fd, durable=durable)
 
     def create(self, name: str) -> int:
-        """A descriptor to append to a new file with.
+        """Create a file; return a descriptor to append to it.
 
         Raises:
-            OSError: FileExistsError where something of that name is there.
+            OSError: FileExistsError if the name exists.
         """
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._fd)
 
     def names(self) -> list[str]:
-        """Names of everything in it."""
+        """Return the names of all entries."""
         return os.listdir(self._fd)
 
     def remove(self, name: str) -> None:
@@ -195,11 +194,11 @@ class PrivateDirectory:
         os.unlink(name, dir_fd=self._fd)
 
     def rename(self, name: str, new: str) -> None:
-        """Give a file another name; who had that is gone."""
+        """Rename a file; replaces any file of the new name."""
         os.rename(name, new, src_dir_fd=self._fd, dst_dir_fd=self._fd)
 
     def close(self) -> None:
-        """Give the locks and the directory back; also twice."""
+        """Release the locks and close the directory; also twice."""
         for fd in [*self._locks, self._fd]:
             if fd >= 0:
                 os.close(fd)
@@ -211,13 +210,13 @@ class Host:
     """The files of one machine.
 
     Args:
-        root: where its `/` is.
-        max_kept: descriptors that `keep` may hold; beyond that files are opened for each read, slower but right.
-            None: what the process's limit on open files leaves.
+        root: path of its `/`.
+        max_kept: descriptors that `keep` may hold open; any further file is opened for each read: slower, same
+            result. None: derived from the process's limit on open files.
 
     Attributes:
-        kept: descriptors that are kept.
-        processes: reads what processes may have a reader wait for; for the thread that ticks.
+        kept: descriptors held open.
+        processes: reads files that a process can block; for the sampling thread.
     """
 
     def __init__(self, root: str = "/", max_kept: int | None = None) -> None:
@@ -227,21 +226,21 @@ class Host:
         self.max_kept = max_kept
         self.kept = 0
         self.processes = Processes()
-        self._kept_lock = threading.RLock()  # the collector of garbage may close a file in the middle of it
+        self._kept_lock = threading.RLock()  # the garbage collector may close a file while this thread has the lock
         self._commands: weakref.WeakSet[Command] = weakref.WeakSet()
-        self._commands_lock = threading.Lock()  # backends make theirs in threads of their own
+        self._commands_lock = threading.Lock()  # background backends make theirs in their own threads
         self._commands_stopped = False
 
     def path(self, path: str) -> str:
-        """Where an absolute path of the host lies."""
+        """Return the real path of an absolute path of the host."""
         return self.root + path
 
     def open(self, path: str) -> int:
-        """A descriptor to read from."""
+        """Open a file; return its descriptor for reading."""
         return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, path: str) -> bytes:
-        """The whole file, opened for this one read."""
+        """Return the whole file, opened for this one read."""
         fd = self.open(path)
         try:
             return _rest(fd, 0)
@@ -249,7 +248,7 @@ class Host:
             os.close(fd)
 
     def read_start(self, path: str, max_bytes: int) -> bytes:
-        """At most so many bytes of a file, for those whose length others choose."""
+        """Return at most `max_bytes` of a file, for files whose length others choose."""
         fd = self.open(path)
         try:
             parts: list[bytes] = []
@@ -262,18 +261,18 @@ class Host:
             os.close(fd)
 
     def read_plain(self, path: str, max_bytes: int) -> bytes:
-        """A file of someone, whole.
+        """Return a whole file of another user.
 
         Raises:
-            OSError: it is not there, is a link or no plain file, or is larger than that.
+            OSError: it does not exist, is a link or no plain file, or is larger than `max_bytes`.
         """
         return _plain(self.root + path, max_bytes)
 
     def write_new(self, path: str, data: bytes) -> None:
-        """Write a file for all to read.
+        """Write a new file, readable for all.
 
         Raises:
-            OSError: FileExistsError where something of that name is there, be it a link that leads nowhere.
+            OSError: FileExistsError if the name exists, even as a dangling link.
         """
         fd = os.open(self.root + path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
@@ -282,11 +281,11 @@ class Host:
             os.close(fd)
 
     def keep(self, path: str) -> Kept:
-        """The file for many reads; it is opened at the first."""
+        """Return the file for many reads; it is opened at the first."""
         return Kept(self, path)
 
     def reserve(self, count: int) -> bool:
-        """Count this many descriptors, which someone is about to keep, as kept; False where that would be too many."""
+        """Count descriptors about to be opened as kept; return False, uncounted, if that exceeds the limit."""
         with self._kept_lock:
             if self.kept + count > self.max_kept:
                 return False
@@ -294,20 +293,20 @@ class Host:
             return True
 
     def release(self, count: int) -> None:
-        """Reserved descriptors have been closed."""
+        """Count reserved descriptors as closed."""
         with self._kept_lock:
             self.kept -= count
 
     def command(
         self, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None, hide: Iterable[str] = ()
     ) -> Command:
-        """A program to ask again and again; one that is given without its path is looked for where programs are.
+        """Return a program for repeated runs; a name without a path is searched in PATH and the usual directories.
 
         Args:
             argv: program and arguments.
-            deadline_s: seconds that one run may take.
+            deadline_s: longest duration of one run in seconds.
             env: added to the environment.
-            hide: words that no text of this command may show, such as passwords.
+            hide: words masked in every text of this command, such as passwords.
         """
         made = Command(argv, deadline_s, self.program, env, hide)
         with self._commands_lock:
@@ -317,59 +316,59 @@ class Host:
         return made
 
     def program(self, name: str) -> str | None:
-        """Where a program is, by its name or path; None where there is none. Those of administrators are found, too."""
+        """Return the path of a program, by name or path; None if not found. Includes programs for administrators."""
         if "/" in name:
             return shutil.which(self.root + name if name.startswith("/") else os.path.abspath(name))
         folders = [*os.environ.get("PATH", "").split(":"), *_PROGRAMS]
         return shutil.which(name, path=":".join([self.root + folder for folder in folders if folder.startswith("/")]))
 
     def stop_commands(self) -> None:
-        """End all programs that run, and start no more; from any thread."""
+        """End all running programs, and start no more; from any thread."""
         with self._commands_lock:
             self._commands_stopped = True
             for command in self._commands:
                 command.cancel()
 
     def private_directory(self, path: str) -> PrivateDirectory:
-        """A directory to write in, made if it is not there; what it raises, see there."""
+        """Return a directory to write in, made if missing; errors are those of `PrivateDirectory`."""
         return PrivateDirectory(self.root + path)
 
     def directories(self, path: str) -> list[str]:
-        """Names of the directories in a directory."""
+        """Return the names of the directories in a directory."""
         with os.scandir(self.root + path) as entries:
             return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
     def names(self, path: str) -> list[str]:
-        """Names of everything in a directory."""
+        """Return the names of all entries of a directory."""
         return os.listdir(self.root + path)
 
     def some_names(self, path: str, most: int) -> list[str]:
-        """Return at most this many names of a directory; the rest is not read."""
+        """Return at most `most` names of a directory; the rest is not read."""
         with os.scandir(self.root + path) as entries:
             return [entry.name for entry in itertools.islice(entries, most)]
 
     def size(self, path: str) -> int:
-        """Bytes in a file, or what a special file says in their place."""
+        """Return the size of a file in bytes; of a special file, the number it reports as size."""
         return os.stat(self.root + path).st_size
 
     def is_directory(self, path: str) -> bool:
-        """Whether a directory is there."""
+        """Return whether a directory exists."""
         return os.path.isdir(self.root + path)
 
     def inode(self, path: str) -> int:
-        """Inode number of a file or directory. Among cgroups, a directory that is made again has another one."""
+        """Return the inode number of a file or directory. A cgroup's directory made again has another one."""
         return os.stat(self.root + path).st_ino
 
     def mode(self, path: str) -> int:
-        """Type and permissions of a file or directory, as stat(2) has them."""
+        """Return type and permissions of a file or directory, as in stat(2)."""
         return os.stat(self.root + path).st_mode
 
     def owner(self, path: str) -> int:
-        """The uid that a file or directory belongs to; of ``/proc/<pid>``, that which the process runs as."""
+        """Return the uid of the owner of a file or directory; of ``/proc/<pid>``, the process's user."""
         return os.stat(self.root + path).st_uid
 
     def link(self, path: str) -> str:
-        """What a symbolic link says, such as those in ``/proc/<pid>/fd``."""
+        """Return the target of a symbolic link, such as those in ``/proc/<pid>/fd``."""
         return os.readlink(self.root + path)
 
     def make_group(self, path: str, mode: int) -> None:
@@ -378,11 +377,11 @@ class Host:
         os.chmod(self.root + path, mode)
 
     def remove_group(self, path: str) -> None:
-        """Remove the directory of a cgroup; EBUSY where it has tasks or groups."""
+        """Remove the directory of a cgroup; EBUSY if it has tasks or groups."""
         os.rmdir(self.root + path)
 
     def write_group(self, path: str, text: str) -> None:
-        """Write to a file of a cgroup, by one system call."""
+        """Write to a file of a cgroup in one system call."""
         fd = os.open(self.root + path, os.O_WRONLY | os.O_CLOEXEC)
         try:
             os.write(fd, text.encode("ascii"))
@@ -390,7 +389,7 @@ class Host:
             os.close(fd)
 
     def resolve(self, path: str) -> str:
-        """The path without symbolic links; what does not exist stays as it is."""
+        """Return the path without symbolic links; parts that do not exist stay unchanged."""
         real = os.path.realpath(self.root + path)
         root = os.path.realpath(self.root) if self.root else ""
         return real[len(root) :] or "/" if real == root or real.startswith(root + "/") else real

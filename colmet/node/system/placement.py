@@ -1,4 +1,4 @@
-"""Where and how urgently the agent runs: on CPUs that no job has, where there are any, and after everyone else."""
+"""CPUs and priority of the agent: CPUs without a job if possible, and a lower priority than all jobs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 THREADS = "/proc/self/task"
 LOOKS = 20  # at a job whose CPUs may not have been set yet
-# By controller, as Job.directory names them: what the kernel lets the job use, then, on old kernels, what it was given.
+# By controller, as in Job.directory: the CPUs that the job may use, then, on old kernels, the CPUs it was given.
 CPU_FILES = {"cpuset": ("cpuset.effective_cpus", "cpuset.cpus"), "unified": ("cpuset.cpus.effective",)}
 
 
@@ -38,19 +38,19 @@ def add_options(parser: cli.Options) -> None:
 class Placement:
     """Moves all threads of this process, ZeroMQ's too.
 
-    Nothing here raises: what the system refuses is logged once and counted.
+    No method raises: errors of the system are logged once and counted.
 
     Args:
         host: the machine.
-        nice: the least nice value of each thread; 0 changes nothing.
-        affinity: whether to keep off the jobs' CPUs.
-        get_nice: a thread's nice value, `os.getpriority` for one thread.
+        nice: the lowest nice value of each thread; 0 changes nothing.
+        affinity: whether to avoid the jobs' CPUs.
+        get_nice: returns a thread's nice value, `os.getpriority` for one thread.
         set_nice: sets it.
-        get_cpus: a thread's CPUs, as `os.sched_getaffinity`; asked once, for the CPUs of the start.
+        get_cpus: returns a thread's CPUs, as `os.sched_getaffinity`; called once, for the CPUs of the start.
         set_cpus: sets them, as `os.sched_setaffinity`.
 
     Attributes:
-        cpus: on which the agent runs now.
+        cpus: the agent's CPUs now.
         failures: threads that could not be moved, and jobs whose CPUs could not be read.
     """
 
@@ -72,14 +72,14 @@ class Placement:
         self._set_nice = set_nice
         self._set_cpus = set_cpus
         self._jobs: list[Job] = []
-        self._unsettled: dict[Job, int] = {}  # jobs to look at again, and how often
+        self._unsettled: dict[Job, int] = {}  # jobs to check again, and how often
         self._cpus_of: dict[Job, frozenset[int]] = {}
         self._told: set[str] = set()
         self.failures = 0
         self._all = self.cpus = frozenset(get_cpus(0))
 
     def lower_priority(self) -> None:
-        """Make every thread at least as nice as asked; those that are started later take after their parent."""
+        """Raise every thread's nice value to the configured one; later threads inherit it."""
         if self._nice:
             self._for_each_thread(self._lower, "run at a lower priority; --nice 0 leaves the priority as it is")
 
@@ -88,9 +88,9 @@ class Placement:
             self._set_nice(tid, self._nice)
 
     def update(self, jobs: Sequence[Job]) -> None:
-        """Keep off the CPUs of these jobs; if that leaves none, run on all CPUs of the start.
+        """Avoid the CPUs of these jobs; if that leaves none, run on all CPUs of the start.
 
-        Cheap where no job came or went. A job of which no CPUs are known takes none.
+        Cheap if no job came or went. A job of unknown CPUs blocks none.
         """
         if not self._affinity or not (self._unsettled or self._jobs != list(jobs)):
             return
@@ -102,8 +102,8 @@ class Placement:
             if cpus is not None:
                 self._cpus_of[job] = cpus
         self._jobs = list(jobs)
-        # A cpuset is made first and filled some milliseconds later: until then it is empty, or has all that the one
-        # above it has. So has that of a job which was given the whole node.
+        # A cpuset is made first and filled some milliseconds later: until then it is empty, or has all CPUs of its
+        # parent, as does that of a job with the whole node.
         self._unsettled = {
             job: looks
             for job, cpus in self._cpus_of.items()
@@ -131,7 +131,7 @@ class Placement:
             raise
 
     def _allocated(self, job: Job) -> frozenset[int] | None:
-        """The CPUs of a job; None where nothing says which."""
+        """Return the CPUs of a job; None if unknown."""
         for controller, names in CPU_FILES.items():
             directory = job.directory(controller)
             for name in names if directory is not None else ():

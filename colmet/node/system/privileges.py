@@ -1,4 +1,4 @@
-"""The rights that the agent keeps of root's: what reading jobs takes, and what its backends ask for."""
+"""The capabilities that the agent keeps of root's: those for reading jobs, and those of its backends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from colmet.common.runtime.capabilities import bits
 
 log = logging.getLogger(__name__)
 
-# Whatever is measured: the processes of jobs are looked at, to find out whose they are.
+# Needed by any backend: the processes of jobs are read to attribute them to jobs.
 CORE = frozenset(("CAP_DAC_READ_SEARCH", "CAP_SYS_PTRACE"))
 
 
@@ -24,11 +24,11 @@ def add_options(parser: cli.Options) -> None:
 
 
 def choose(wanted: Iterable[str], held: int) -> frozenset[str]:
-    """Return what of the rights that are wanted can be kept.
+    """Return the wanted capabilities that can be kept.
 
     Args:
         wanted: names of capabilities.
-        held: what the process may use now, a bit for each.
+        held: capabilities of the process now, a bit for each.
     """
     names = set(wanted)
     if "CAP_PERFMON" in names and not held & bits(["CAP_PERFMON"]):  # before Linux 5.8 it is a part of this one
@@ -37,10 +37,10 @@ def choose(wanted: Iterable[str], held: int) -> frozenset[str]:
 
 
 def drop(wanted: Iterable[str]) -> None:
-    """Give up, for good, all rights but these and `CORE`. A process without rights has nothing to give up.
+    """Give up, for good, all capabilities but these and `CORE`. A process without any gives up nothing.
 
-    Threads that run already keep theirs, so this comes before any is started. Programs that are started later have no
-    more rights than this thread. What the system refuses is logged once, and the agent goes on as it is.
+    Running threads keep theirs, so this precedes the start of any. Programs started later have no more capabilities
+    than this thread. An error of the system is logged once, and the agent continues with unchanged privileges.
 
     Args:
         wanted: names of capabilities, as in capabilities(7).

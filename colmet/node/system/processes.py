@@ -1,9 +1,9 @@
-"""Reads of /proc/<pid>, none of which the caller waits for longer than a moment.
+"""Reads of /proc/<pid> that never block the caller for long.
 
-A process can make its readers wait for as long as it likes. Most files below /proc/<pid> need a lock that
+A process can block its readers for any time. Most files below /proc/<pid> need a lock that
 execve(2) holds while it closes files (``exec_update_lock``: io, environ, in kernels of 2026 also stat and the links in
-fd), and closing a file of a FUSE mount waits for the program behind the mount, which any user can run. To open a file
-there by its path needs the lock of the directory, which a user can keep in a similar way.
+fd). Closing a file of a FUSE mount waits for the program behind the mount, and any user can run one. Opening a file
+there by its path needs the lock of the directory, and a user can block that in a similar way.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.004  # between two looks at a reader
-BUDGET_S = 0.032  # to wait for readers that are blocked, at once
-REFILL = 0.032  # of it that comes back, in seconds a second
+LOOK_S = 0.004  # between two checks of a reader
+BUDGET_S = 0.032  # of waiting for blocked readers, at once
+REFILL = 0.032  # of the budget, in seconds a second
 START_S = 0.2  # for a reader to begin
-MAX_WAITING = 32  # readers that do not return
-MAX_OF_PARTY = 4  # of them that read processes of one party
-SUSPECT_S = 600.0  # for so long a party comes last
+MAX_WAITING = 32  # blocked readers
+MAX_OF_PARTY = 4  # blocked readers of one party's processes
+SUSPECT_S = 600.0  # a party with a blocking process comes last for this time
 MAX_SUSPECTS = 1024
-# The number of the system call futex, in which a thread waits for Python's lock (the GIL) while another one computes;
-# None where it is not known. Source: the kernel's tables of system calls (arch/*/kernel/syscalls, asm-generic).
+# The number of the system call futex: a thread waits in it for Python's lock (the GIL) while another one computes.
+# None if unknown. Source: the kernel's tables of system calls (arch/*/kernel/syscalls, asm-generic).
 _FUTEX = {"x86_64": b"202", "ppc64le": b"221", "s390x": b"238", "aarch64": b"98", "riscv64": b"98"}.get(
     os.uname().machine
 )
@@ -42,8 +42,8 @@ class Question(NamedTuple):
 
     Attributes:
         pid: the process, or a thread of it.
-        party: who can make it wait, in most cases a user: for one party's processes, another's do not pay.
-        find: does it, in another thread, within which it may be blocked.
+        party: able to make it wait, in most cases a user; bounds apply by party, so that others lose nothing.
+        find: returns the answer, in another thread, and may block there.
     """
 
     pid: int
@@ -52,14 +52,14 @@ class Question(NamedTuple):
 
 
 class NoAnswer:
-    """In place of an answer: the process did not give one in time, or was not asked."""
+    """In place of an answer: the process did not answer in time, or the question was skipped."""
 
 
 NO_ANSWER = NoAnswer()
 
 
 class _Work:
-    """Questions for one reader; `place` is the one among `order` that it is at."""
+    """Questions for one reader; `place` is its current index in `order`."""
 
     __slots__ = ("answers", "ended", "given_up", "is_done", "lock", "order", "place", "questions")
 
@@ -74,7 +74,7 @@ class _Work:
         self.ended.acquire()
 
     def advance(self) -> bool:
-        """On to the next question; False where there is none, or where the reader was given up."""
+        """Go on to the next question; return False after the last, or if the reader was given up."""
         with self.lock:
             if self.given_up or self.place + 1 == len(self.order):
                 self.is_done = True
@@ -83,18 +83,18 @@ class _Work:
             return True
 
     def give_up(self) -> bool:
-        """Have the reader stop after the question that it is at; False where it has got through all of them."""
+        """Stop the reader after its current question; return False if it has finished all."""
         with self.lock:
             self.given_up = not self.is_done
             return self.given_up
 
 
 class _Reader:
-    """A thread that finds answers. One that was given up ends when it returns.
+    """A thread that finds answers. Once given up, it ends when it returns.
 
     Attributes:
-        cpu_ns: CPU time that it has used.
-        blocked_in: its state in the kernel and its system call, when it was last seen blocked.
+        cpu_ns: CPU time used.
+        blocked_in: its state in the kernel and its system call at the last check that found it blocked.
     """
 
     def __init__(self) -> None:
@@ -109,16 +109,16 @@ class _Reader:
         self.thread.start()
 
     def begin(self, work: _Work) -> None:
-        """Have it work through these."""
+        """Start work on these questions."""
         self._work = work
         self._wake.release()
 
     def end(self) -> None:
-        """Have it end, once, while it has nothing to do."""
+        """End the thread; once, while it is idle."""
         self._wake.release()
 
     def runs(self) -> bool:
-        """Whether it runs, or would if it had a CPU and Python's lock: no process has it wait."""
+        """Return whether it runs, or needs only a CPU or Python's lock: no process blocks it."""
         if self._fd < 0:
             return time.monotonic() < self._start_by
         stat = os.pread(self._fd, 512, 0)
@@ -126,14 +126,14 @@ class _Reader:
         if state == b"R":
             return True
         call = os.pread(self._call_fd, 512, 0).split(None, 1)[:1] if self._call_fd >= 0 else []
-        # -1: in no system call, but waits for a page of its own memory, which no other process can hold back
+        # -1: in no system call, but waits for a page of its own memory: no other process can delay that
         if call in ([b"running"], [b"-1"], [_FUTEX]):
             return True
         self.blocked_in = b" ".join([state, *call]).decode("ascii", "replace")
         return False
 
     def _run(self) -> None:
-        # kept open, so that to look at the reader needs no lock of a directory
+        # kept open: checking the reader must need no lock of a directory
         with contextlib.suppress(OSError):  # a kernel without it, or files of /proc/self that are root's
             self._call_fd = os.open("/proc/thread-self/syscall", os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -155,7 +155,7 @@ class _Reader:
                 work.ended.release()
                 if is_over:
                     return
-                del work  # with the files that its questions read
+                del work  # with the open files of its questions
         finally:
             fds = self._fd, self._call_fd
             self._fd = self._call_fd = -1
@@ -165,18 +165,18 @@ class _Reader:
 
 
 class Processes:
-    """Asks about processes in a thread, and goes on without those that do not answer.
+    """Queries about processes, run in a thread; continues without processes that do not answer.
 
-    Who asks waits for the thread for as long as it works, and for some milliseconds once it is blocked: then the thread
-    is given up, and another one goes on with the other questions. It is left alone until it returns, and its process
-    not asked before. All waits together are bounded (`BUDGET_S`, `REFILL`), and so are the threads. Parties whose
-    processes have not answered of late come last, and half of both bounds is kept from them, for others.
+    The caller waits for the thread while it works, and for some milliseconds once it is blocked. Then the thread is
+    given up, and another one continues with the other questions. The blocked thread is left alone until it returns;
+    its process is skipped until then. All waits together are bounded (`BUDGET_S`, `REFILL`), and so are the threads.
+    Parties with recently blocked processes come last, and half of both bounds is reserved for other parties.
 
-    For one thread to use.
+    Not thread-safe.
 
     Attributes:
         unanswered: processes that did not answer in time.
-        left_out: questions that were not asked, as processes of the same party do not answer, or too many.
+        left_out: questions skipped, as processes of the same party, or too many in all, do not answer.
     """
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -185,16 +185,16 @@ class Processes:
         self._monotonic = monotonic
         self._left_s = BUDGET_S
         self._as_of = monotonic()
-        self._idle: list[_Reader] = []  # one at the most; a list, for `finalize`
-        self._waiting: dict[int, tuple[str, _Reader]] = {}  # by the process that does not answer
-        self._of_party: Counter[str] = Counter()  # of those
-        self._suspects: dict[str, float] = {}  # until when
+        self._idle: list[_Reader] = []  # at most one; a list, for `finalize`
+        self._waiting: dict[int, tuple[str, _Reader]] = {}  # by the blocked process
+        self._of_party: Counter[str] = Counter()  # of these
+        self._suspects: dict[str, float] = {}  # with the end of suspicion
         self._cpu_ns = 0
         weakref.finalize(self, _end_all, self._idle).atexit = False
 
     @property
     def waiting(self) -> int:
-        """Processes that are waited for, each by a thread that does nothing else."""
+        """Number of unanswered processes, each with a blocked thread."""
         return len(self._waiting)
 
     @property
@@ -203,7 +203,7 @@ class Processes:
         return self._cpu_ns + sum(reader.cpu_ns for reader in self._idle)
 
     def ask(self, questions: Sequence[Question]) -> list[Any]:
-        """An answer to each question: what its `find` returned or raised, or NO_ANSWER."""
+        """Return an answer to each question: the result or exception of its `find`, or NO_ANSWER."""
         answers: list[Any] = [NO_ANSWER] * len(questions)
         self._forget()
         order: Sequence[int] = range(len(questions))
@@ -224,23 +224,23 @@ class Processes:
                 break
             self._note(work, reader)
             order = order[work.place + 1 :]
-        return answers[:]  # one that was given up may still put its answer into the other list
+        return answers[:]  # a copy: a thread that was given up may still write to the other list
 
     def ask_one(self, pid: int, party: str, find: Callable[[], Any]) -> Any:
-        """The answer to one question."""
+        """Return the answer to one question."""
         return self.ask([Question(pid, party, find)])[0]
 
     def is_waited_for(self, pid: int) -> bool:
-        """Whether a process was asked and has not answered yet."""
+        """Return whether a process has an unanswered question."""
         return pid in self._waiting
 
     def may_answer(self, pid: int, party: str) -> bool:
-        """Whether a process would be asked now."""
+        """Return whether a question about a process would be asked now."""
         self._forget()
         return pid not in self._waiting and self._may_wait(party)
 
     def close(self) -> None:
-        """End the thread that is idle; those that are blocked end when they return, or with the process."""
+        """End the idle thread; blocked ones end when they return, or with the process."""
         readers = self._idle[:]
         _end_all(self._idle)
         for reader in readers:
@@ -248,7 +248,7 @@ class Processes:
             self._cpu_ns += reader.cpu_ns
 
     def _has_ended(self, reader: _Reader, work: _Work) -> bool:
-        """Wait for a reader; False where it is blocked, or its party has had it wait for too long in all."""
+        """Wait for a reader; return False if it is blocked, or its party has used up the time to wait."""
         if work.ended.acquire(timeout=LOOK_S):
             return True
         while True:
@@ -269,16 +269,16 @@ class Processes:
                 return False
 
     def _admitted(self, questions: Sequence[Question], order: Sequence[int]) -> list[int]:
-        """The questions that are asked, those of suspects last; the others are counted."""
+        """Return the questions to ask, those of suspects last; count the others."""
         may_wait = {party: self._may_wait(party) for party in {questions[n].party for n in order}}
         admitted = [n for n in order if may_wait[questions[n].party] and questions[n].pid not in self._waiting]
         self.left_out += len(order) - len(admitted)
         if self._suspects:
-            admitted.sort(key=lambda n: questions[n].party in self._suspects)  # otherwise as they came
+            admitted.sort(key=lambda n: questions[n].party in self._suspects)  # stable
         return admitted
 
     def _may_wait(self, party: str) -> bool:
-        """Whether there is time and a thread left for a process of a party, should it not answer."""
+        """Return whether time and a thread are left for a party's process, in case it does not answer."""
         share = 2 if party in self._suspects else 1
         return (
             self._left_s > BUDGET_S - BUDGET_S / share
@@ -287,7 +287,7 @@ class Processes:
         )
 
     def _reader(self) -> _Reader | None:
-        """One that is idle, or new; None where the system gives no thread."""
+        """Return an idle or new reader; None if the system provides no thread."""
         if self._idle:
             return self._idle.pop()
         try:
@@ -322,7 +322,7 @@ class Processes:
         self._suspects[party] = self._monotonic() + SUSPECT_S
 
     def _forget(self) -> None:
-        """Take note of the time that has gone by, and of readers that have returned."""
+        """Refill the budget by the elapsed time; forget readers that have returned."""
         now = self._monotonic()
         self._left_s = min(BUDGET_S, self._left_s + (now - self._as_of) * REFILL)
         self._as_of = now
@@ -331,7 +331,7 @@ class Processes:
                 party, reader = self._waiting.pop(pid)
                 self._of_party[party] -= 1
                 self._cpu_ns += reader.cpu_ns
-            self._of_party += Counter()  # without those of none
+            self._of_party += Counter()  # drops parties without any
         if self._suspects:
             self._suspects = {party: until for party, until in self._suspects.items() if now < until}
 
@@ -342,4 +342,4 @@ def _end_all(readers: list[_Reader]) -> None:
 
 
 def _nothing() -> None:
-    """The question of a thread that has not come to any."""
+    """Do nothing: the question of a thread that has not begun."""

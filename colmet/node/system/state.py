@@ -1,8 +1,8 @@
-"""What must survive the agent: a file that its next start reads, whatever ended this one.
+"""State kept for the agent's next start, even after a crash of the agent.
 
 A save replaces the file as a whole, so a kill at any moment leaves the last complete one. Its directory is in memory
-(`/run`), so nothing waits for a disk, and nothing is told to: what a crash of the machine loses is worth nothing after
-it, as everything that is kept counts from the machine's boot.
+(`/run`), so nothing waits for a disk and no fsync is needed: a crash of the machine loses nothing of worth, as all
+kept values count from the machine's boot.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _LOSS = "a restart of the agent will lose what ended tasks used"
 
 
 def default_directory(runtime_directory: str) -> str:
-    """Return where state is kept if no option names a place.
+    """Return the directory of the state if no option names one.
 
     Args:
-        runtime_directory: of the agent's unit ($RUNTIME_DIRECTORY), the one place in /run that its user may write in;
+        runtime_directory: of the agent's unit ($RUNTIME_DIRECTORY), the only place in /run writable for its user;
             "" without a unit.
     """
     return runtime_directory or DIRECTORY
@@ -42,10 +42,10 @@ def _pack(boot: bytes, payload: bytes) -> bytes:
 
 
 def _unpack(data: bytes) -> tuple[bytes, bytes]:
-    """Boot id and payload of a file.
+    """Return boot id and payload of a file.
 
     Raises:
-        ValueError: it is not whole; the text says what is wrong.
+        ValueError: the file is incomplete or damaged; the text has the reason.
     """
     if len(data) < HEADER_BYTES:
         raise ValueError(f"it ends after {len(data)} bytes")
@@ -63,18 +63,18 @@ def _unpack(data: bytes) -> tuple[bytes, bytes]:
 class StateFile:
     """One file of state, for one agent at a time.
 
-    Nothing here raises: an agent whose state cannot be kept measures all the same, and says once what it lacks.
+    No method raises: an agent without state still measures, and logs its loss once.
 
     Args:
         host: the machine.
-        directory: where the file is; made if its parent is there. It has to belong to the agent's user, and nobody else
-            may write in it.
-        name: of the file; `<name>.lock` is beside it and, after something ruined it, `<name>.damaged`.
+        directory: of the file; made if its parent exists. It must belong to the agent's user, and must not be
+            writable for others.
+        name: of the file; `<name>.lock` is beside it and, after damage, `<name>.damaged`.
         max_bytes: of a payload.
 
     Attributes:
         failures: saves that failed.
-        bytes_saved: of the last payload that was saved.
+        bytes_saved: size of the last saved payload.
     """
 
     def __init__(
@@ -95,11 +95,11 @@ class StateFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether it can be loaded and saved."""
+        """Whether the state can be loaded and saved."""
         return self._directory is not None
 
     def open(self) -> bool:
-        """Take the file for this agent; whether it has it. If not, `load` finds nothing and `save` does nothing."""
+        """Lock the file for this agent; return whether it succeeded. If not, `load` and `save` do nothing."""
         self.close()
         directory = None
         try:
@@ -130,7 +130,7 @@ class StateFile:
         log.warning("no state is kept, %s directory=%s: %s", _LOSS, self._path, why)
 
     def load(self) -> bytes | None:
-        """The payload of the last complete save since the machine's boot; None where there is none."""
+        """Return the payload of the last complete save since the machine's boot; None without one."""
         if self._directory is None:
             return None
         try:
@@ -161,7 +161,7 @@ class StateFile:
         )
 
     def save(self, payload: bytes) -> bool:
-        """Replace what is kept; whether that was done. A failure leaves what was kept before."""
+        """Replace the saved state; return whether it succeeded. A failure leaves the earlier state."""
         if self._directory is None:
             return False
         try:
@@ -184,7 +184,7 @@ class StateFile:
         return True
 
     def close(self) -> None:
-        """Let another agent have the file, which stays; also twice."""
+        """Release the file, not deleted, to other agents; also twice."""
         if self._directory is not None:
             self._directory.close()
             self._directory = None

@@ -1,17 +1,17 @@
-"""Totals over parts of a node that come, go and start counting anew: ports, mounts."""
+"""Totals over parts of a node that appear, disappear and restart their counters: ports, mounts."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-MAX_TOTAL = 2**63 - 1  # what a column holds
+MAX_TOTAL = 2**63 - 1  # largest value of a column
 
 
 class Sums:
-    """Counters of several parts, added up. A total never goes down.
+    """Counters of several parts, added up. A total never decreases.
 
-    A part that is gone, or cannot tell, keeps what it last had in the totals. One of whose counters any is lower than
-    before has started anew: what it had stays, and all that it tells now is added.
+    A part that is gone or unreadable keeps its last values in the totals. If any counter of a part is lower than
+    before, the part has restarted: its old values stay, and its new values are added in full.
     """
 
     def __init__(self) -> None:
@@ -19,13 +19,13 @@ class Sums:
         self._totals: dict[str, int] = {}
 
     def add(self, part: str, values: Mapping[str, int | None], whole: bool = True) -> None:
-        """What a part tells now.
+        """Add the current counters of a part.
 
         Args:
             part: its name.
-            values: its counters by name, None where it cannot tell.
-            whole: of counters that it tells for the first time: whether what they have counted so far belongs in the
-                totals, or only what they count from now on.
+            values: its counters by name, None if unreadable.
+            whole: for a counter seen for the first time: whether its value so far belongs in the totals, or only its
+                later growth.
         """
         known = {name: value for name, value in values.items() if value is not None}
         last = self._last.get(part, {})
@@ -37,10 +37,10 @@ class Sums:
         self._last[part] = {**last, **known}
 
     def keep_only(self, parts: Collection[str]) -> None:
-        """Forget all other parts: if one of their names comes back, that is another part. The totals stay."""
+        """Forget all other parts: a later part of the same name is a new one. The totals stay."""
         for part in self._last.keys() - parts:
             del self._last[part]
 
     def totals(self) -> dict[str, int | None]:
-        """The totals by counter; None for one that has become too large for any column."""
+        """Return the totals by counter; None for a total too large for any column."""
         return {name: total if total <= MAX_TOTAL else None for name, total in self._totals.items()}

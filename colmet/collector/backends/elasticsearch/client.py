@@ -1,6 +1,6 @@
-"""The client of Elasticsearch and OpenSearch: addresses, credentials, fail-over between hosts.
+"""Client of Elasticsearch and OpenSearch: addresses, credentials, fail-over between hosts.
 
-The output writes through this, and the commands that read back what it wrote.
+The output uses it for writing, and commands use it for reading.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ API_KEY = re.compile(r"[A-Za-z0-9+/_=-]+", re.ASCII)
 
 
 class Response(NamedTuple):
-    """The answer of a host.
+    """Response of a host.
 
     Attributes:
         status: of HTTP.
-        body: a JSON object, or an empty one where an error's text is not JSON.
+        body: a JSON object; empty if an error's text is not JSON.
     """
 
     status: int
@@ -59,12 +59,12 @@ class Response(NamedTuple):
 
     @property
     def error(self) -> tuple[str, str]:
-        """Return type and reason that the server gives."""
+        """Return type and reason of the server's error."""
         return reason_of(self.body.get("error"))
 
 
 def reason_of(error: Any) -> tuple[str, str]:
-    """Return type and reason of an error as the server describes it, with its cause."""
+    """Return type and reason, with the cause, of an error described by the server."""
     if not isinstance(error, Mapping):
         return "", _shown(error or "", 1000)
     reason = str(error.get("reason", ""))
@@ -75,7 +75,7 @@ def reason_of(error: Any) -> tuple[str, str]:
 
 
 def _shown(value: object, length: int) -> str:
-    """Return text from a server, cut, and without control characters."""
+    """Return text from a server, truncated and without control characters."""
     text = str(value)[:length]
     return text if text.isprintable() else text.encode("unicode_escape").decode()
 
@@ -85,7 +85,7 @@ class _HostFailedError(Exception):
 
 
 class _Host:
-    """One address, and how it has done."""
+    """One address, with its recent failures."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -94,13 +94,13 @@ class _Host:
 
 
 class DatabaseClient:
-    """Sends requests to one of several hosts: the first that has not failed recently.
+    """Client for several hosts: requests go to the first one without recent failures.
 
     Args:
-        urls: without a slash at the end.
+        urls: without a trailing slash.
         http: with credentials and certificates.
-        timeout_s: for an answer to begin, and between its parts.
-        stop: set when no more requests are to be sent.
+        timeout_s: until a response begins, and between its parts.
+        stop: set to send no more requests.
 
     Attributes:
         failures: of hosts.
@@ -117,14 +117,14 @@ class DatabaseClient:
         self.failovers = 0
 
     def ask(self, method: str, path: str, body: bytes | None = None, form: str = "application/json") -> Response:
-        """Return what a host answers.
+        """Send a request and return the response of a host.
 
         Raises:
             OutputUnavailable: no host answers, or it refuses the credentials.
         """
         now = time.monotonic()
         why = ""
-        # hosts that have failed come last, and are not skipped: the caller backs off between its tries, too
+        # failed hosts come last, and are not skipped: the caller has a back-off between its retries, too
         for host in sorted(self._hosts, key=lambda host: max(0.0, host.rest_until - now)):
             if self._stop.is_set():
                 raise OutputUnavailable("stopping")
@@ -183,11 +183,11 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def add_options(parser: Options, purpose: str) -> None:
-    """Declare where the database is and how it is to be trusted; those that Colmet 0.6 has, too, come first.
+    """Declare options for the database's address, credentials and certificates; those of Colmet 0.6 come first.
 
     Args:
         parser: of the program.
-        purpose: what is done at the address, such as ``write to``.
+        purpose: use of the address, such as ``write to``.
     """
     parser.add_argument(
         "--elastic-host",
@@ -239,16 +239,16 @@ def checked_urls(options: argparse.Namespace) -> list[str]:
     """Return the addresses of the command line, without user and password.
 
     Raises:
-        ConfigError: one of them is not valid.
+        ConfigError: one of them is invalid.
     """
     return [checked_url(url) for url in options.elastic_host]
 
 
 def checked_prefix(options: argparse.Namespace) -> str:
-    """Return what the names of all indices begin with.
+    """Return the prefix of all index names.
 
     Raises:
-        ConfigError: no index can begin so.
+        ConfigError: the prefix is invalid for an index.
     """
     prefix: str = options.elastic_index_prefix
     if not PREFIX.fullmatch(prefix):
@@ -260,10 +260,10 @@ def checked_prefix(options: argparse.Namespace) -> str:
 
 
 def checked_url(url: str) -> str:
-    """Return an address without a slash at its end, and without user and password.
+    """Return an address without trailing slash, user and password.
 
     Raises:
-        ConfigError: it is none; the text does not repeat a password.
+        ConfigError: the address is invalid; the message does not repeat a password.
     """
     url, _ = _parted(url)
     parts = parse_url(url)
@@ -274,7 +274,7 @@ def checked_url(url: str) -> str:
 
 
 def _parted(url: str) -> tuple[str, str]:
-    """Return an address without user and password, and these as ``user:password``, "" where it has none."""
+    """Return an address without user and password, and these as ``user:password``, "" if it has none."""
     scheme, mark, rest = url.rpartition("://")
     given, at, host = rest.rpartition("@")
     user, _, password = given.partition(":")
@@ -295,7 +295,7 @@ def open_http(options: argparse.Namespace, urls: Sequence[str]) -> HttpClient:
     """Return an HTTP client with the credentials and certificates of the command line.
 
     Raises:
-        ConfigError: they cannot be used.
+        ConfigError: they are unusable.
     """
     headers = {"User-Agent": f"colmet/{__version__}"}
     authorization = _authorization(options)
@@ -320,7 +320,7 @@ def open_http(options: argparse.Namespace, urls: Sequence[str]) -> HttpClient:
 
 
 def _authorization(options: argparse.Namespace) -> str:
-    """Return the header Authorization; "" without credentials."""
+    """Return the value of the Authorization header; "" without credentials."""
     credentials, api_key = options.http_credentials, options.elastic_api_key_file
     in_address = {given for _, given in map(_parted, options.elastic_host) if given}
     if in_address:

@@ -1,4 +1,4 @@
-"""A bounded file of rows that the database refuses for good, with the reason, for the administrator."""
+"""Bounded file of rows refused for good by the database, with the reason, for the administrator."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ MAX_BYTES = 64 << 20
 
 
 class DeadLetters:
-    """Lines in a file that is moved aside to `PATH.1` once, when it is full; after that they are only counted.
+    """Lines in a file, moved aside to `PATH.1` once when full; once both are full, lines are only counted.
 
     Args:
-        path: of the file; empty to count only. The first line creates it, for its owner alone to read.
+        path: of the file; empty to count only. The first line creates it, readable by its owner only.
         max_bytes: of the file.
 
     Attributes:
-        not_kept: lines that there was no room for, or that could not be written.
+        not_kept: dropped lines: without a file, for lack of space or after a write error.
     """
 
     def __init__(self, path: str, max_bytes: int = MAX_BYTES) -> None:
@@ -31,7 +31,7 @@ class DeadLetters:
         self._aside = f"{path}.1"
 
     def add(self, lines: Sequence[bytes]) -> None:
-        """Keep lines durably; none has a newline. Lines that cannot be kept are counted and logged."""
+        """Append lines (without newlines) durably; count and log dropped ones."""
         try:
             kept, why = self._add(lines) if self.path else (0, "there is no file for them")
         except OSError as err:
@@ -42,7 +42,7 @@ class DeadLetters:
                 log.error("refused rows not kept path=%s rows=%d: %s", self.path, self.not_kept, why)
 
     def _add(self, lines: Sequence[bytes]) -> tuple[int, str]:
-        """Append lines; return how many there was room for, and why not for all."""
+        """Append lines; return the number of kept lines, and the reason if not all."""
         done = 0
         while done < len(lines):
             descriptor = os.open(

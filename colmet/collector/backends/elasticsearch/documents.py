@@ -1,10 +1,10 @@
-"""Rows as JSON documents for a bulk request, and what type each of their fields is to have in an index.
+"""Rows as JSON documents for a bulk request, and the types of their fields in an index.
 
-Whole tables are rendered by one template for each set of fields that are present, so that what is done for each value
-is done by numpy and by one `%` for each row.
+Whole tables are rendered by one template for each set of present fields, so that the work per value is done by numpy
+and by one `%` for each row.
 
 A missing value has no field, except in the columns of Colmet 0.6: these are in every document, as 0.6 wrote them, with
--1 for a missing value. Dashboards of 0.6 add them in scripts, and a script fails at a field that a document lacks.
+-1 for a missing value. Dashboards of 0.6 add them in scripts, and a script fails if a document lacks the field.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from colmet.common.wire import colmet06
 NS = 1_000_000_000
 NS_PER_MS = 1_000_000
 
-BLOCK_BYTES = 256 << 10  # of packed rows that are rendered at a time: about five times as much text
+BLOCK_BYTES = 256 << 10  # of packed rows rendered at a time: about five times as much text
 BLOCK_ROWS = 2048
 MAX_RENDERERS = 1024
 MAX_PATTERNS = 128  # templates kept for one schema
-MAX_TEXTS = 16384  # strings whose JSON is kept
+MAX_TEXTS = 16384  # strings with cached JSON
 MAX_DATES = 4096
 
-# What a date suffix may consist of: numbers that sort as time does, none finer than an hour, and what index names have.
+# Parts of a date suffix: numbers that sort by time, none finer than an hour, and the characters of index names.
 DATE_FORMAT = re.compile(r"(?:%[YmdHjGV]|[a-z0-9._-])+", re.ASCII)
 
 KEYWORD = {"type": "keyword", "fields": {"keyword": {"type": "keyword"}}}
@@ -51,11 +51,11 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 class Fit(NamedTuple):
-    """Where rows of a schema go.
+    """Index for rows of a schema.
 
     Attributes:
         name: of the index, without prefix and date.
-        left_out: columns that have no place there.
+        left_out: columns without a place there.
     """
 
     name: str
@@ -63,11 +63,11 @@ class Fit(NamedTuple):
 
 
 class IndexNaming(NamedTuple):
-    """Where documents go.
+    """Naming of the indices for documents.
 
     Attributes:
         prefix: of every index.
-        date_format: what is behind the table's name, as for strftime; empty for nothing.
+        date_format: date suffix behind the table's name, as for strftime; empty for none.
         data_stream: whether documents have `@timestamp`, too.
     """
 
@@ -77,26 +77,26 @@ class IndexNaming(NamedTuple):
 
 
 class Bulk(NamedTuple):
-    """Lines for a bulk request: for each document its action, then itself.
+    """Lines for a bulk request: for each document its action, then the document.
 
     Attributes:
         body: the lines, each ended by a newline; ASCII.
-        documents: how many.
+        documents: their number.
     """
 
     body: bytes
     documents: int
 
     def lines(self) -> list[bytes]:
-        """Two for each document, without their newlines."""
+        """Return two lines for each document, without their newlines."""
         return self.body.split(b"\n")[:-1]
 
 
 def properties(schema: Schema, data_stream: bool) -> dict[str, Any]:
-    """The types of the fields of a table's documents.
+    """Return the field types of a table's documents.
 
-    Strings are keywords that can be asked for as `NAME.keyword`, too, as dashboards do that were made for indices in
-    which Elasticsearch had guessed the types.
+    Strings are keywords, also available as `NAME.keyword` for dashboards made for indices with types guessed by
+    Elasticsearch.
     """
     known: dict[str, Any] = {
         "hostname": KEYWORD,
@@ -113,9 +113,9 @@ def properties(schema: Schema, data_stream: bool) -> dict[str, Any]:
 
 
 def mappings(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The mapping of an index whose documents have these fields, and others that newer nodes send.
+    """Return the mapping of an index for documents with these fields, and others sent by newer nodes.
 
-    A string never becomes a date: the next one would be refused for being none.
+    A string never becomes a date: the next one, if not a date, would be refused.
     """
     return {
         "date_detection": False,
@@ -128,22 +128,22 @@ def mappings(known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settings(known: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of such an index: what a table with very many fields needs beyond the default limit of 1000."""
+    """Return the settings of such an index: a higher limit for tables with more fields than the default of 1000."""
     wanted = sum([2 if field is KEYWORD else 1 for field in known.values()]) + 200
     return {"index.mapping.total_fields.limit": wanted} if wanted > 1000 else {}
 
 
 def batch_id(journal: str, number: int, index: int, batch: Batch) -> str:
-    """What the ids of a batch's documents begin with: the same whenever and in whatever company it is written.
+    """Return the common prefix of the ids of a batch's documents, the same for every retry and in every bulk.
 
-    20 characters of URL-safe base64. The time goes first: a database that keeps its documents sorted by id, in parts
-    that grow old, then sees by the first characters that a new one is not in the old parts.
+    20 characters of URL-safe base64. The time comes first: a database with documents sorted by id, in ageing segments,
+    can then exclude old segments by the first characters of a new id.
 
     Args:
         journal: name of the journal.
         number: of the batch's record in it.
         index: of the batch in its record.
-        batch: named by its host, epoch and sequence number where it has them.
+        batch: identified by its host, epoch and sequence number if it has them.
     """
     if batch.epoch is None or batch.seq is None:
         name = f"{journal} {number} {index}"
@@ -155,11 +155,11 @@ def batch_id(journal: str, number: int, index: int, batch: Batch) -> str:
 
 
 def shortest(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
-    """Doubles whose shortest text is that of these floats: 0.44, not 0.4399999976."""
+    """Return doubles with the shortest text of these floats: 0.44, not 0.4399999976."""
     with np.errstate(invalid="ignore", over="ignore"):
         doubles = values.astype(np.float64)
-        rounded = doubles.round(2)  # what loads, temperatures and powers have
-        # below 10,000 two numbers of two decimals are never the same float
+        rounded = doubles.round(2)  # precision of loads, temperatures and powers
+        # below 10,000, two different numbers with two decimals are never the same float
         good = ((rounded.astype(np.float32) == values) & (np.abs(doubles) < 1e4)) | ~np.isfinite(doubles)
     if not good.all():
         rounded[~good] = values[~good].astype(str).astype(np.float64)
@@ -167,7 +167,7 @@ def shortest(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
 
 
 class _Texts(dict[Any, str]):
-    """The JSON text of strings."""
+    """Cache of strings as JSON text."""
 
     def __missing__(self, value: bytes | str) -> str:
         if len(self) >= MAX_TEXTS:
@@ -178,15 +178,15 @@ class _Texts(dict[Any, str]):
 
 
 class _TableSource(NamedTuple):
-    """One table of one batch, and what its documents have in common."""
+    """One table of one batch, with the common parts of its documents."""
 
     table: Table
-    address: str  # the index, and what the ids begin with
-    head: str  # the fields that come first
+    address: str  # the index, and the prefix of the ids
+    head: str  # the first fields
 
 
 class _RowRenderer:
-    """How the rows of one schema become documents."""
+    """Renderer of one schema's rows as documents."""
 
     def __init__(self, schema: Schema, left_out: frozenset[str]) -> None:
         self.dtype = schema.dtype
@@ -211,7 +211,7 @@ class _RowRenderer:
         self._templates: dict[bytes, str] = {}
 
     def _numbers(self, kind: str, rows: Rows) -> npt.NDArray[Any]:
-        """The columns of one type, side by side."""
+        """Return the columns of one type, side by side."""
         strides = (self.dtype.itemsize, int(kind[1]))
         parts: list[npt.NDArray[Any]] = [
             np.ndarray((len(rows), columns), f"<{kind}", rows.data, offset, strides)
@@ -232,11 +232,11 @@ class _RowRenderer:
         return template
 
     def render(self, rows: Rows, sources: Sequence[_TableSource], source: Any, number: Any, texts: _Texts) -> str:
-        """The lines of some rows.
+        """Return the lines of some rows.
 
         Args:
             rows: at most `rows_at_once`, contiguous.
-            sources: of more rows than these.
+            sources: of these and other rows.
             source: for each row, the index of its source.
             number: for each row, the index in its source.
             texts: of strings.
@@ -283,7 +283,7 @@ class _RowRenderer:
         number: npt.NDArray[np.int64],
         texts: _Texts,
     ) -> str:
-        """The lines of the picked rows, which have the same fields."""
+        """Return the lines of the picked rows, all with the same fields."""
         template = self._template(present)
         if picked is not None:
             source, number = source[picked], number[picked]
@@ -314,12 +314,12 @@ class _RowRenderer:
 
 
 class Documents:
-    """Makes documents of rows.
+    """Converter of rows to documents.
 
     Args:
-        place: where they go.
-        journal: name of the journal, for the ids of batches that have no name of their own.
-        fit: where rows of a schema go.
+        naming: of the indices.
+        journal: name of the journal, for the ids of batches without epoch and sequence number.
+        fit: returns the index for rows of a schema.
     """
 
     def __init__(self, naming: IndexNaming, journal: str, fit: Callable[[Schema], Fit] | None = None) -> None:
@@ -331,7 +331,7 @@ class Documents:
         self._dates: dict[int, str] = {}
 
     def tables(self, records: Iterable[JournalRecord]) -> list[tuple[Schema, dict[str, None], list[_TableSource]]]:
-        """The tables of all records by schema, with the indices that their documents go to, for `render`."""
+        """Return the tables of all records by schema, with the indices for their documents, for `render`."""
         known: dict[int, tuple[str, dict[str, None], list[_TableSource]]] = {}
         found: dict[bytes, tuple[Schema, dict[str, None], list[_TableSource]]] = {}
         texts, prefix, data_stream = self._texts, self._naming.prefix, self._naming.data_stream
@@ -342,7 +342,7 @@ class Documents:
                 jobs = "" if batch.jobs is None else f',"involved_jobs":[{",".join(map(str, batch.jobs))}]'
                 for number, table in enumerate(batch.tables):
                     schema = table.schema
-                    group = known.get(id(schema))  # a decoder hands out one object for each schema
+                    group = known.get(id(schema))  # a decoder returns one object for each schema
                     if group is None:
                         same = found.setdefault(schema.digest, (schema, {}, []))
                         group = known[id(schema)] = (prefix + self._fit(schema).name, *same[1:])
@@ -358,7 +358,7 @@ class Documents:
         return list(found.values())
 
     def _date(self, time_s: int) -> str:
-        """What is behind the name of the table for rows of this time."""
+        """Return the suffix of the index name for rows of this time."""
         if not self._naming.date_format:
             return ""
         hour = time_s // 3600
@@ -370,7 +370,7 @@ class Documents:
         return text
 
     def render(self, schema: Schema, sources: Sequence[_TableSource]) -> Iterator[Bulk]:
-        """The documents of tables of one schema, some at a time."""
+        """Yield the documents of tables of one schema, in parts."""
         renderer = self._renderers.get(schema.digest)
         if renderer is None:
             renderer = self._renderers[schema.digest] = _RowRenderer(schema, self._fit(schema).left_out)

@@ -1,8 +1,8 @@
-"""Which index the rows of a table go to, and which of their columns have a place in its mapping.
+"""Choice of the index for a table's rows, and of the columns with a place in its mapping.
 
-Colmet declares its own tables, so nobody else decides their fields. Other tables, and columns that this version does
-not know, get the types of the rows that come first; rows that do not fit these go to another index, or without the
-values that do not fit, so that no document is refused for what another sender has sent.
+Colmet declares its own tables, so their fields are fixed. Other tables, and columns unknown to this version, get the
+types of the first rows. Rows of other types go to another index, or without the conflicting values, so that no document
+is refused because of another sender's rows.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from colmet.collector.columns import names_for
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types, is_declared, table_names
 
-MAX_FIELDS = 1000  # of an index: what both databases allow by default
-MAX_KNOWN = 10_000  # indices, and schemas, that are remembered
+MAX_FIELDS = 1000  # of an index: default limit of both databases
+MAX_KNOWN = 10_000  # cached indices, and cached schemas
 OWN = frozenset(name.lower() for name in table_names())
 _KINDS = {"long": "i", "float": "f", "double": "f", "keyword": "S"}
 
 
 class Mappings:
-    """Decides where rows go, and remembers the fields of each index.
+    """Choice of the index for rows, with a cache of each index's fields.
 
     Args:
-        load: the fields that an index or its template has now, by their names; empty where it is not there.
+        load: returns the current fields of an index or its template, by name; empty if it does not exist.
         data_stream: whether documents have `@timestamp`.
     """
 
@@ -36,7 +36,7 @@ class Mappings:
         self._fits: dict[bytes, Fit] = {}
 
     def fit(self, schema: Schema) -> Fit:
-        """Return where rows of a schema go; the fields that the index lacks are its own from now on.
+        """Return the index for rows of a schema, and add their new fields to those of the index.
 
         Raises:
             OutputUnavailable: the fields cannot be read now.
@@ -51,20 +51,20 @@ class Mappings:
         return fit
 
     def fields_of(self, schema: Schema) -> dict[str, Any]:
-        """Return the fields of the documents of a schema, without those that have no place."""
+        """Return the fields of a schema's documents, without dropped ones."""
         wanted = properties(schema, self._data_stream)
         fit = self._fits.get(schema.digest)
         return {name: field for name, field in wanted.items() if fit is None or name not in fit.left_out}
 
     def fields(self, index: str) -> dict[str, Any]:
-        """Return the fields of an index, as far as they are known."""
+        """Return the known fields of an index."""
         fields = self._fields.get(index)
         if fields is None:
             fields = self._fields[index] = dict(self._load(index))
         return fields
 
     def add(self, index: str, fields: Mapping[str, Any]) -> None:
-        """Note that an index has these fields, beside others; one that it has keeps its type."""
+        """Add fields to those of an index; existing ones keep their type."""
         self._fields[index] = {**fields, **self.fields(index)}
 
     def _find(self, schema: Schema) -> Fit:
@@ -79,9 +79,9 @@ class Mappings:
 
 
 def _indices(schema: Schema) -> list[str]:
-    """Return the indices that rows of a schema may go to, the best first.
+    """Return the possible indices for rows of a schema, the best first.
 
-    None but Colmet's own tables have those of Colmet's tables. A dash would be taken for the beginning of a date.
+    Only Colmet's own tables use the indices of Colmet's tables. A dash would be read as the beginning of a date.
     """
     names = [name.lower() for name in names_for(schema)]
     if is_declared(schema.name):
@@ -91,12 +91,12 @@ def _indices(schema: Schema) -> list[str]:
 
 
 def _misfits(wanted: Mapping[str, Any], there: Mapping[str, Any], own: Iterable[str]) -> list[str]:
-    """Return the columns that cannot be among the fields of an index.
+    """Return the columns without a place among the fields of an index.
 
     Args:
         wanted: the columns as fields.
         there: the fields of the index.
-        own: columns that Colmet declares: they are never among the misfits.
+        own: columns declared by Colmet: they are never among the misfits.
     """
     groups = {part for name in (*there, *wanted) for part in _groups(name)}
     found = []
@@ -116,12 +116,12 @@ def _misfits(wanted: Mapping[str, Any], there: Mapping[str, Any], own: Iterable[
 
 
 def _groups(name: str) -> list[str]:
-    """Return the objects that a field is in, by the dots in its name."""
+    """Return the objects containing a field, by the dots in its name."""
     parts = name.split(".")
     return [".".join(parts[:n]) for n in range(1, len(parts))]
 
 
 def _is_same(there: Mapping[str, Any], field: Mapping[str, Any]) -> bool:
-    """Return whether a field can take values that are described as another one: an integer is a number as well."""
+    """Return whether a field accepts values of another description: an integer is a number as well."""
     have, want = _KINDS.get(str(there.get("type"))), _KINDS.get(str(field.get("type")))
     return None in (have, want) or have == want or (have == "f" and want == "i")

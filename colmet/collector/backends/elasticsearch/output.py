@@ -1,7 +1,7 @@
 """Rows as documents in Elasticsearch (7.8 and later) and OpenSearch, through bulk requests.
 
-A document has an id of its own that follows from what its row is, and is only ever created: a bulk that is repeated,
-after a timeout or a restart, changes nothing.
+The id of a document is derived from its row, and documents are only created: a bulk request repeated after a timeout or
+a restart changes nothing.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ log = logging.getLogger(__name__)
 
 MAX_BULK_BYTES = 5 << 20
 MIN_BULK_BYTES = 64 << 10
-GROW_AFTER = 10  # bulks that went well, before larger ones are tried again
+GROW_AFTER = 10  # successful bulks before larger ones are retried
 MAX_BULK_DOCUMENTS = 10_000
 CHUNK_BYTES = 4 << 20  # of records between two saved positions
 MAX_REJECTED_BYTES = 1 << 20  # of a document in the reject file
-WAITS_S = (0.5, 1.0, 2.0, 4.0)  # before what the server had no room for is sent again
+WAITS_S = (0.5, 1.0, 2.0, 4.0)  # back-off before documents are sent again to a server without room
 
-# The fields of the answer to a bulk, for each document.
+# Fields of the response to a bulk, for each document.
 BULK_PATH = "/_bulk?filter_path=" + ",".join(
     ["errors", *[f"items.*.{field}" for field in ("status", "error.type", "error.reason", "error.caused_by.reason")]]
 )
 REJECT_FILE = "elasticsearch.rejects.ndjson"
 MANAGED_BY = "colmet"
-# Of equal ones the server refuses the second, and of others it takes the highest: a site's own template always wins.
+# The server refuses a second template of equal priority, and uses the highest one: a site's own template always wins.
 TEMPLATE_PRIORITY = 1
 
-# Errors with a status of 400 that are not the document's fault: an administrator can put them right, and it can wait.
+# Errors with a status of 400, but not caused by the document: it waits until an administrator has corrected them.
 WAIT_FOR = frozenset({"index_closed_exception", "validation_exception", "cluster_block_exception"})
 ALREADY_THERE = "resource_already_exists_exception"
 
 
 class ElasticsearchOutput(OutputBackend):
-    """Writes rows as documents.
+    """Output of rows as documents.
 
     Args:
-        urls: of the hosts, in the order in which they are preferred.
+        urls: of the hosts, in order of preference.
         http: with credentials and certificates.
-        naming: where documents go.
+        naming: of the indices.
         timeout_s: see `DatabaseClient`.
-        use_templates: whether index templates may be made.
-        reject_file: for documents that are refused for good; None for a file beside the state.
+        use_templates: whether index templates may be created.
+        reject_file: for documents refused for good; None for a file beside the state.
     """
 
     name = "elasticsearch"
@@ -87,11 +87,11 @@ class ElasticsearchOutput(OutputBackend):
         self._reject_file = reject_file
         self._bulk_bytes = MAX_BULK_BYTES
         self._bulks_in_a_row = 0
-        self._templates: dict[bytes, bool] = {}  # by the schema's digest: whether there is one
+        self._templates: dict[bytes, bool] = {}  # by the schema's digest: whether it exists
         self._ready: dict[str, Schema] = {}  # by index
         self._refused: list[bytes] = []  # lines for the reject file, until the position behind them is saved
         self._warned: set[tuple[str, str]] = set()
-        self._looked_at: dict[str, Response] = {}  # templates, until they are made or completed
+        self._looked_at: dict[str, Response] = {}  # templates, until they are created or completed
         self._mappings = Mappings(self._fields_of, naming.data_stream)
         self._counters = dict.fromkeys(
             ("documents", "already_there", "rejected", "values_left_out", "retried", "bulks", "splits"), 0
@@ -99,7 +99,7 @@ class ElasticsearchOutput(OutputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the options of this output; those that Colmet 0.6 has, too, come first."""
+        """Declare the options of this output; those of Colmet 0.6 come first."""
         client.add_options(parser, "write to")
         parser.add_argument(
             "--elastic-date-suffix",
@@ -131,7 +131,7 @@ class ElasticsearchOutput(OutputBackend):
         """Return the output, or None without --elastic-host.
 
         Raises:
-            ConfigError: an address, a name or a file that cannot be used.
+            ConfigError: an address, a name or a file is unusable.
         """
         if not options.elastic_host:
             return None
@@ -154,7 +154,7 @@ class ElasticsearchOutput(OutputBackend):
         )
 
     def open(self, state: OutputState) -> None:
-        """Get ready without a request: the server may be away."""
+        """Prepare the output without a request: the server may be unavailable."""
         self._state = state
         self._documents = Documents(self._naming, state.journal, self._mappings.fit)
         path = self._reject_file
@@ -165,7 +165,7 @@ class ElasticsearchOutput(OutputBackend):
             log.warning("without a journal, rows that wait for the database are lost at the end; give --journal-dir")
 
     def interrupt(self) -> None:
-        """Send no more requests; the one under way keeps its timeout."""
+        """Send no more requests; the current one keeps its timeout."""
         self._stop.set()
 
     def counters(self) -> dict[str, int]:
@@ -182,7 +182,7 @@ class ElasticsearchOutput(OutputBackend):
         self._client.close()
 
     def write(self, records: Sequence[JournalRecord]) -> None:
-        """Write all rows, and save the position after every few megabytes of them.
+        """Write all rows, and save the position every few megabytes.
 
         Raises:
             OutputUnavailable: no host answers, it has no room, or it refuses the credentials.
@@ -213,7 +213,7 @@ class ElasticsearchOutput(OutputBackend):
         self._looked_at.clear()
 
     def _count_left_out(self, schema: Schema, rows: int) -> None:
-        """Count the values that have no place in the index of their rows, and name their columns."""
+        """Count the values without a place in the index of their rows, and log their columns."""
         index, left_out = self._mappings.fit(schema)
         if left_out:
             self._counters["values_left_out"] += rows * len(left_out)
@@ -226,7 +226,7 @@ class ElasticsearchOutput(OutputBackend):
     # -- bulks --
 
     def _send(self, bulk: Bulk) -> None:
-        """Have every document of a bulk created, or refused for good."""
+        """Send a bulk until every document is created, or refused for good."""
         waiting = [bulk]
         while waiting:
             part = waiting.pop()
@@ -234,13 +234,13 @@ class ElasticsearchOutput(OutputBackend):
                 waiting.extend(reversed(_halves(part)))
 
     def _send_part(self, bulk: Bulk) -> bool:
-        """Send it until nothing is left of it; False where it is too large."""
-        tries = 0  # since the server last took some of it
+        """Send a bulk until all its documents are settled; return False if it is too large."""
+        tries = 0  # since the server last accepted part of it
         while True:
             try:
                 answer = self._client.ask("POST", BULK_PATH, bulk.body, "application/x-ndjson")
             except OutputUnavailable:
-                # it may have been too large for a proxy that resets the connection, or too much for the time
+                # it may be too large for a proxy, which then resets the connection, or for the timeout
                 self._shrink(len(bulk.body))
                 raise
             self._counters["bulks"] += 1
@@ -259,14 +259,14 @@ class ElasticsearchOutput(OutputBackend):
                 if not left:
                     return True
                 if len(left) < 2 * bulk.documents:
-                    tries = 0  # sent from the start again, it would not get further
+                    tries = 0  # part of it was accepted; sending all of it again would get no further
                 bulk = Bulk(b"".join([line + b"\n" for line in left]), len(left) // 2)
             elif answer.status == 403:
                 raise OutputUnavailable(f"may not write: {why}; give the user the right to create documents")
             elif answer.status not in (408, 429):
                 raise OutputUnavailable(f"a bulk request is answered with status {answer.status}: {why}")
             elif bulk.documents > 1 and len(bulk.body) > MIN_BULK_BYTES:
-                # a server bounds the memory for requests: what is more than that finds no room however long it waits
+                # the server limits the memory for requests: a larger one is never accepted, however long it waits
                 self._shrink(len(bulk.body))
                 self._counters["splits"] += 1
                 self._counters["retried"] += bulk.documents
@@ -280,10 +280,10 @@ class ElasticsearchOutput(OutputBackend):
             tries += 1
 
     def _settle(self, bulk: Bulk, answer: Response) -> tuple[list[bytes], str]:
-        """Account for what was answered for each document; the lines to be sent again, and why.
+        """Count the results of all documents; return the lines to be sent again, and the reason.
 
         Raises:
-            OutputUnavailable: documents were refused for what is not their own fault.
+            OutputUnavailable: documents were refused for reasons other than their content.
         """
         try:
             items = [item["create"] for item in answer.body["items"]]
@@ -320,7 +320,7 @@ class ElasticsearchOutput(OutputBackend):
                 self._refuse(action, document, status, kind, reason)
         if blocked:
             raise OutputUnavailable(f"documents are refused, {blocked}")
-        for index in missing:  # it was removed since it was made ready
+        for index in missing:  # removed since its preparation
             schema = self._ready.pop(index, None)
             if schema is not None:
                 self._prepare(schema, [index])
@@ -335,7 +335,7 @@ class ElasticsearchOutput(OutputBackend):
         if self._bulks_in_a_row % GROW_AFTER == 0:
             self._bulk_bytes = min(MAX_BULK_BYTES, 2 * self._bulk_bytes)
 
-    # -- documents that are refused for good --
+    # -- dead letters --
 
     def _refuse(self, action: bytes, document: bytes, status: int, kind: str, reason: str) -> None:
         target = json.loads(action)["create"]
@@ -352,7 +352,7 @@ class ElasticsearchOutput(OutputBackend):
         self._refused.append(json.dumps(about)[:-1].encode() + b', "document": ' + kept + b"}")
 
     def _keep_refused(self) -> None:
-        """Keep what was refused among documents that are now all settled."""
+        """Write refused documents to the dead letters, once all documents are settled."""
         if not self._refused:
             return
         self._dead_letters.add(self._refused)
@@ -370,7 +370,7 @@ class ElasticsearchOutput(OutputBackend):
     # -- indices --
 
     def _prepare(self, schema: Schema, indices: Iterable[str]) -> None:
-        """See that indices for documents of this schema are there, or will be made in the right form."""
+        """Ensure that indices for documents of this schema exist, or will be created in the right form."""
         if self._use_templates and schema.digest not in self._templates:
             has_template = self._put_template(schema)
             if len(self._templates) >= MAX_KNOWN:
@@ -387,9 +387,9 @@ class ElasticsearchOutput(OutputBackend):
                 self._ready[index] = schema
 
     def _put_template(self, schema: Schema) -> bool:
-        """Make the template of a table, or add what it lacks; one that others have made is left as it is.
+        """Create or complete the template of a table; return whether one exists now.
 
-        Whether there is one now.
+        A template created by others is left unchanged.
         """
         index = self._naming.prefix + self._mappings.fit(schema).name
         path = f"/_index_template/{index}"
@@ -422,10 +422,10 @@ class ElasticsearchOutput(OutputBackend):
         return answer.status == 200 or self._without_template(index, answer)
 
     def _fields_of(self, index: str) -> Mapping[str, Any]:
-        """Return the fields in Colmet's own template for an index; none where there is no such template.
+        """Return the fields in Colmet's own template for an index; empty without such a template.
 
         Raises:
-            OutputUnavailable: it cannot be read now.
+            OutputUnavailable: the template cannot be read now.
         """
         if not self._use_templates:
             return {}
@@ -442,7 +442,7 @@ class ElasticsearchOutput(OutputBackend):
         return dict(there["template"]["mappings"]["properties"])
 
     def _without_template(self, index: str, answer: Response) -> bool:
-        """Go on without a template that cannot be made, or without any where the server does not let us make them."""
+        """Go on without a refused template, or without any if the server does not permit templates."""
         _wait_where_busy(answer)
         if answer.status == 400:
             self._warn(index, "index template refused, missing indices of its name are created without", answer)
@@ -458,7 +458,7 @@ class ElasticsearchOutput(OutputBackend):
         return False
 
     def _warn(self, index: str, phrase: str, answer: Response) -> None:
-        """Warn once of what the server answers about an index."""
+        """Warn once of the server's response about an index."""
         self._warn_once(index, phrase, f"status={answer.status} {': '.join(answer.error)}")
 
     def _warn_once(self, index: str, phrase: str, more: str) -> None:
@@ -478,13 +478,13 @@ class ElasticsearchOutput(OutputBackend):
 
     def _create_data_stream(self, name: str) -> None:
         answer = self._client.ask("PUT", f"/_data_stream/{name}")
-        # 405: it knows no data streams, and would make an index with types of its own guess
+        # 405: the server lacks data streams, and would create an index with guessed types
         if answer.status in (400, 405) and answer.error[0] != ALREADY_THERE:
             raise OutputUnavailable(f"data stream {name} cannot be made: {': '.join(answer.error)}")
         self._created(name, answer)
 
     def _created(self, index: str, answer: Response) -> None:
-        """Check that an index exists now; where that is not permitted, the answers to documents show it."""
+        """Check that an index exists now; without permission, the responses to documents show it."""
         if answer.status == 200 or answer.error[0] == ALREADY_THERE:
             return
         _wait_where_busy(answer)
@@ -492,10 +492,10 @@ class ElasticsearchOutput(OutputBackend):
 
 
 def _template_of(index: str, answer: Response) -> Mapping[str, Any]:
-    """Return an index template as the server has it.
+    """Return an index template from the server's response.
 
     Raises:
-        OutputUnavailable: it is in another form.
+        OutputUnavailable: the template has another form.
     """
     try:
         there = answer.body["index_templates"][0]["index_template"]
@@ -507,13 +507,13 @@ def _template_of(index: str, answer: Response) -> Mapping[str, Any]:
 
 
 def _wait_where_busy(answer: Response) -> None:
-    """Raise OutputUnavailable where the same may work later."""
+    """Raise OutputUnavailable if a retry may succeed."""
     if answer.status in (408, 429) or answer.error[0] in WAIT_FOR:
         raise OutputUnavailable(f"status {answer.status}: {': '.join(answer.error)}")
 
 
 def _chunks(records: Sequence[JournalRecord]) -> Iterator[list[JournalRecord]]:
-    """The records, in parts of a few megabytes."""
+    """Yield the records in parts of a few megabytes."""
     chunk: list[JournalRecord] = []
     size = 0
     for record in records:

@@ -1,1 +1,1 @@
-"""HDF5 files: the output, its file, and what repairs one after a crash."""
+"""HDF5 files: the output, its file, and its repair after a crash."""

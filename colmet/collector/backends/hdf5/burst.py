@@ -1,4 +1,4 @@
-"""The write under way: a transaction over the tables of a file."""
+"""The current write: a transaction over the tables of a file."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from colmet.collector.journal.output_state import OutputState
 
 
 class BurstState(Enum):
-    """How far a burst is."""
+    """Progress of a burst."""
 
     NONE = "nothing to take back"
     WRITING = "some of its rows may be in the file"
@@ -18,7 +18,7 @@ class BurstState(Enum):
 
 
 class Burst:
-    """Saves what a burst changes before it is written, and takes it back where it fails.
+    """Transaction of a burst: rollback data is saved before the first write, and used after a failure.
 
     ::
 
@@ -26,15 +26,15 @@ class Burst:
         NONE ---------> WRITING ----------> COMMITTING ---------> NONE
                          |   ^                  |
                  end     |   +------------------+
-        NONE <-----------+         revoke: the checkpoint of before is saved again
-          (rows taken back)
+        NONE <-----------+         revoke: the previous checkpoint is saved again
+          (rows rolled back)
 
     Args:
-        state: of the output.
+        output_state: of the output.
 
     Attributes:
-        state: how far it is.
-        checkpoint: what takes it back; of use while `is_pending`.
+        state: progress of the burst.
+        checkpoint: rollback data; valid while `is_pending`.
     """
 
     def __init__(self, output_state: OutputState) -> None:
@@ -44,34 +44,34 @@ class Burst:
 
     @property
     def is_pending(self) -> bool:
-        """Whether there is something to take back."""
+        """Return whether the burst may have to be rolled back."""
         return self.state is not BurstState.NONE
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Note a burst whose checkpoint is saved already: one that was killed, or one that follows another."""
+        """Continue a burst with a saved checkpoint: a killed one, or one following another."""
         self.state, self.checkpoint = BurstState.WRITING, checkpoint
 
     def begin(self, checkpoint: Checkpoint) -> None:
-        """Save how to take the burst back; OutputUnavailable where that cannot be, and nothing has begun."""
+        """Save the rollback data and begin; on OutputUnavailable nothing has begun."""
         checkpoint.save(self._output_state, self._output_state.position)
         self.resume(checkpoint)
 
     def commit(self, position: int, checkpoint: Checkpoint) -> None:
-        """Save that the burst is done, with the position behind it; OutputUnavailable where that cannot be."""
+        """Save the burst as done, with the position behind it; OutputUnavailable if that fails."""
         self.state = BurstState.COMMITTING
         checkpoint.save(self._output_state, position)
 
     def revoke(self) -> None:
-        """Save again how to take the burst back, where it may be saved as done; OutputUnavailable as `begin`."""
+        """Save the rollback data again if the burst may be saved as done; OutputUnavailable if that fails."""
         if self.state is BurstState.COMMITTING:
             self.checkpoint.save(self._output_state, self._output_state.position)
             self.state = BurstState.WRITING
 
     def restore(self, file: Hdf5File) -> None:
-        """Bring the tables of an open file back to the rows before the burst; errors as `Hdf5File.restore`."""
+        """Restore the rows before the burst in an open file; errors as `Hdf5File.restore`."""
         file.restore(self.checkpoint.undo, self.checkpoint.tails)
         self.end()
 
     def end(self) -> None:
-        """Note that there is nothing to take back."""
+        """Mark the burst as ended: nothing is left to roll back."""
         self.state = BurstState.NONE

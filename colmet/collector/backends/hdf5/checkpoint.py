@@ -1,4 +1,4 @@
-"""What the output saves about its file with its position in the journal, so that a killed burst is taken back."""
+"""State of the output's file, saved with the journal position for the rollback of a killed burst."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ REPLAY, SALVAGE = "replay", "salvage"
 
 
 class Checkpoint(NamedTuple):
-    """The file, and the burst under way. The names of the fields are those in the saved JSON.
+    """The file and its current burst. Field names are those of the saved JSON.
 
     Attributes:
-        file: path of the file that is written to; empty at first.
+        file: path of the current file; empty at first.
         inode: of the file.
-        first: number of the record with which the file begins, None where the journal alone cannot make it again.
-        tables: count of its tables, without those that the burst creates; None where they are not counted.
-        undo: tables that the burst touches, and their rows before it, None for those that it creates.
-        tails: checksums of their last chunks, where the burst writes these again.
-        boot: the start of the machine in which the file was opened; empty once it is closed.
-        plan: how a damaged file is being replaced: from the journal (REPLAY), or by what can be read of it (SALVAGE);
-            empty while it is not.
-        aside: path of the damaged file, once it is moved.
+        first: number of the file's first record; None if the journal alone cannot rebuild the file.
+        tables: number of its tables, without those created by the burst; None if not counted.
+        undo: tables touched by the burst, with their previous row counts; None for tables created by it.
+        tails: checksums of their last chunks, if rewritten by the burst.
+        boot: boot id of the machine at the opening of the file; empty once it is closed.
+        plan: replacement of a damaged file: from the journal (REPLAY), or from its readable rows (SALVAGE); empty if
+            none is in progress.
+        aside: new path of the damaged file, once it is moved.
     """
 
     file: str = ""
@@ -42,7 +42,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def parse(cls, notes: Mapping[str, Any]) -> Checkpoint:
-        """Return the checkpoint that was saved; ValueError where the notes are something else."""
+        """Return the saved checkpoint; ValueError if the notes have another form."""
         try:
             read = cls(**notes)
         except TypeError as err:
@@ -60,7 +60,7 @@ class Checkpoint(NamedTuple):
 
     @classmethod
     def load(cls, state: OutputState) -> Checkpoint:
-        """Return the saved checkpoint, an empty one where it is invalid."""
+        """Return the saved checkpoint, or an empty one if it is invalid."""
         try:
             return cls.parse(state.notes)
         except ValueError as err:
@@ -68,12 +68,12 @@ class Checkpoint(NamedTuple):
             return cls()
 
     def save(self, state: OutputState, position: int) -> None:
-        """Save this with a position in the journal; the journal keeps the records that can make the file again."""
+        """Save this checkpoint with a journal position; the journal keeps the records for rebuilding the file."""
         state.save(position, self._asdict(), position if self.first is None else self.first)
 
 
 def last_file(journal_dir: str, output: str) -> str:
-    """Return the file that an output wrote to last, which it replaces where it is damaged; "" where none is known."""
+    """Return the file last written by an output (replaced by it if damaged); "" if unknown."""
     try:
         with open(os.path.join(journal_dir, f"{output}.json"), "rb") as file:
             return Checkpoint.parse(parse(file.read(MAX_BYTES + 1))["notes"]).file
@@ -82,7 +82,7 @@ def last_file(journal_dir: str, output: str) -> str:
 
 
 def boot_id() -> str:
-    """Return what distinguishes this start of the machine from others; "" where the kernel does not say.
+    """Return the id of the machine's current boot; "" if the kernel does not provide it.
 
     Source: /proc/sys/kernel/random/boot_id.
     """

@@ -1,7 +1,7 @@
-"""A backup of the last chunks of tables, beside an HDF5 file, while a burst writes these chunks again.
+"""Backup of the last chunks of tables, beside an HDF5 file, while a burst rewrites these chunks.
 
-HDF5 writes a compressed chunk that grows to another place, and reuses the old place before the index of the file has
-the new one. After a kill the index still has the old place, with other data in it.
+HDF5 moves a growing compressed chunk, and reuses its old place before the file's index has the new one. After a kill
+the index still points to the old place, now with other data.
 
 Source: own; for each table its name, and its rows deflated.
 """
@@ -27,7 +27,7 @@ def tails_path(path: str) -> str:
 
 
 class TailWriter:
-    """Writes a backup; it is on disk when the `with` block ends, and replaces the former one.
+    """Writer of a backup: synced to disk at the end of the `with` block, it replaces the former one.
 
     Args:
         path: of the HDF5 file.
@@ -45,7 +45,7 @@ class TailWriter:
         return self
 
     def add(self, name: str, rows: bytes) -> None:
-        """Add the rows of one table; OSError where they cannot be written."""
+        """Add the rows of one table; OSError if they cannot be written."""
         if self._file is None:
             is_new = not os.path.lexists(self._path)
             self._file = open(self._path, "wb")  # noqa: SIM115 - closed by __exit__
@@ -67,7 +67,7 @@ class TailWriter:
 
 
 class KeptTails:
-    """Reads a backup, of the tables whose checksums are given.
+    """Reader of a backup, limited to tables with known checksums.
 
     Args:
         path: of the HDF5 file.
@@ -94,7 +94,7 @@ class KeptTails:
             file.seek(packed_bytes, os.SEEK_CUR)
 
     def get(self, name: str) -> bytes | None:
-        """Return the rows of a table, None where the backup lacks them."""
+        """Return the rows of a table; None if the backup lacks them or their checksum differs."""
         place = self._places.get(name)
         if place is None:
             return None

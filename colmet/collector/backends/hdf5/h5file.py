@@ -1,6 +1,6 @@
-"""One HDF5 file that rows are appended to: its tables, its locks, the space it needs, and the way back.
+"""One HDF5 file for appending rows: its tables, its lock, its space, and the rollback of a failed write.
 
-A burst is `plan`, `append` any number of times, `flush` and `sync`; `restore` takes it back. Between bursts the file is
+A burst is `plan`, any number of `append`, `flush` and `sync`; `restore` rolls it back. Between bursts the file is
 complete on disk: other programs can open it, and a kill harms nothing.
 """
 
@@ -37,7 +37,7 @@ from colmet.collector.backends.hdf5.h5table import (
     title,
 )
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, close_library, is_of_system, open_library
-from colmet.collector.backends.hdf5.library import tables as tables  # others take it from here, too
+from colmet.collector.backends.hdf5.library import tables as tables  # imported from here by other modules
 from colmet.collector.backends.hdf5.open_tables import OpenTable, OpenTables
 from colmet.collector.backends.hdf5.space import SPARE_BYTES, chunk_bytes, header_bytes, promise
 from colmet.collector.columnar import ColumnBatch
@@ -58,27 +58,27 @@ from colmet.common.tables import column_types
 log = logging.getLogger(__name__)
 
 
-# Jobs whose rows are converted together.
-MAX_BLOCK_JOBS = 128  # all of their tables are open, so far fewer than open_tables.MAX_COLUMNS lets be
+# Jobs with rows converted together.
+MAX_BLOCK_JOBS = 128  # all of their tables are open, so far below the limit of open_tables.MAX_COLUMNS
 MAX_LAYOUTS = 64  # each has a block
 MAX_WARNINGS = 1000
-# Of one table, for columns that Colmet does not declare, while a file is open; a site has a few versions at a time.
+# Of one table, for columns not declared by Colmet, while a file is open; a site runs few versions at a time.
 MAX_REBUILDS = 16
 
 _BUSY = re.compile(rf"unable to lock file.*errno = ({errno.EAGAIN}|{errno.EACCES}),")
 
-# Path of a table -> its rows before the burst, None if it is created by it.
+# Path of a table -> its row count before the burst; None for a table created by it.
 Undo = Mapping[str, "int | None"]
-# Path of a table -> checksum of the rows in its last chunk, where HDF5 writes that chunk again (see chunk_backup.py).
+# Path of a table -> checksum of the rows in its last chunk, if HDF5 rewrites that chunk (see chunk_backup.py).
 Tails = Mapping[str, int]
 
 
 class FileBusy(OutputUnavailable):
-    """A reader has the file open in a way that keeps a writer out."""
+    """A reader's lock on the file keeps the writer out."""
 
 
 class RowsByJob(NamedTuple):
-    """Rows of one schema, and in which order they go to the tables of their jobs.
+    """Rows of one schema, with their order by job.
 
     Attributes:
         batch: the rows.
@@ -92,12 +92,12 @@ class RowsByJob(NamedTuple):
 
 
 def group_by_job(batch: ColumnBatch) -> RowsByJob:
-    """The rows of one schema by job."""
+    """Group the rows of one schema by job."""
     return RowsByJob(batch, *batch.by_job())
 
 
 class _Piece(NamedTuple):
-    """Rows `first` to `last`, in the order by job, which go to one table."""
+    """Rows `first` to `last`, in the order by job, for one table."""
 
     handle: OpenTable
     layout: RowLayout
@@ -106,7 +106,7 @@ class _Piece(NamedTuple):
 
 
 def _blocks(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
-    """Pieces that follow each other and can be converted together."""
+    """Yield groups of adjacent pieces for conversion in one step."""
     block: list[_Piece] = []
     for piece in pieces:
         if block and (
@@ -123,16 +123,16 @@ def _blocks(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
 
 
 class Hdf5File:
-    """A file that is written to.
+    """HDF5 file being written.
 
     Args:
         path: absolute.
-        filters: PyTables' filters of the tables that are created.
+        filters: PyTables' filters for new tables.
 
     Attributes:
         created: whether `open` created it.
-        tables: how many tables it has; None where it has not been counted.
-        left_out: values and rows that the current burst leaves out.
+        tables: number of its tables; None if not counted.
+        left_out: counts of values and of rows dropped by the current burst.
     """
 
     def __init__(self, path: str, filters: Any) -> None:
@@ -154,28 +154,28 @@ class Hdf5File:
 
     @property
     def is_open(self) -> bool:
-        """Whether rows can be appended."""
+        """Return whether rows can be appended."""
         return self._file is not None
 
     @property
     def size_bytes(self) -> int:
-        """Return the size of the file."""
+        """Return the file size in bytes."""
         return int(self._file.get_filesize())
 
     @property
     def inode(self) -> int:
-        """Return what distinguishes the file from another one at the same path."""
+        """Return the inode number, to recognise another file at the same path."""
         return os.fstat(self._lock).st_ino
 
     def lock(self) -> None:
         """Lock the file against other collectors: two writers would damage it.
 
-        A lock of the kind that HDF5 does not use itself, so that readers with their defaults do not meet it, and which
-        other descriptors of this process cannot give up by being closed.
+        It is an open file description lock. HDF5 uses another kind, so readers with default settings are not blocked.
+        Closing other descriptors of this process does not release it.
 
         Raises:
-            ConfigError: another process has locked it.
-            OSError: it cannot be opened for writing.
+            ConfigError: another process has locked the file.
+            OSError: the file cannot be opened for writing.
         """
         if self._lock >= 0:
             return
@@ -196,9 +196,9 @@ class Hdf5File:
         """Open or create the file, and try to write to it.
 
         Raises:
-            ConfigError: that cannot be; nothing is left behind.
-            FileBusy: a reader keeps it.
-            Damaged: it is an HDF5 file, or was one, and the library cannot open it.
+            ConfigError: the file cannot be created or opened; nothing is left behind.
+            FileBusy: a reader has locked it.
+            Damaged: the library does not recognise it as HDF5, or cannot open it.
         """
         directory = os.path.dirname(self.path)
         if not os.path.isdir(directory):
@@ -231,7 +231,7 @@ class Hdf5File:
             self.tables = 0
 
     def _create(self) -> None:
-        """Create the file: it appears under its name once it is whole."""
+        """Create the file under a temporary name, and rename it once complete."""
         new = f"{self.path}.new"
         try:
             with open(new, "wb") as file:
@@ -247,7 +247,7 @@ class Hdf5File:
             raise
 
     def close(self) -> bool:
-        """Complete the file on disk and close it; return whether that went well."""
+        """Complete the file on disk and close it; return whether both succeeded."""
         clean = True
         file, self._file = self._file, None
         self._open_tables.forget()
@@ -258,7 +258,7 @@ class Hdf5File:
                 close_library(file)
                 os.fsync(self._lock)
                 remove_tails(self.path)
-            except Exception as err:  # noqa: BLE001 - once HDF5 has failed, PyTables fails in all kinds of ways
+            except Exception as err:  # noqa: BLE001 - after a failure of HDF5, PyTables raises anything
                 log.warning("file not closed cleanly: path=%s cause=%s", self.path, cause(err))
                 clean = False
         if self._lock >= 0:
@@ -267,7 +267,7 @@ class Hdf5File:
         return clean
 
     def was_moved(self) -> bool:
-        """Whether the path no longer leads to the open file, as someone moved or removed it; OSError if unknown."""
+        """Return whether the open file was moved or removed from its path; OSError if unknown."""
         try:
             there = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -275,20 +275,20 @@ class Hdf5File:
         return not os.path.samestat(there, os.fstat(self._lock))
 
     def flush(self) -> None:
-        """Write HDF5's own structures to the file, or raise what prevented it; rows are there already.
+        """Write HDF5's own structures to the file, or raise the failure; rows are already there.
 
-        PyTables ignores what HDF5's flush returns, so a full disk would go unnoticed. Closing a second handle of a
-        file flushes them as well, and there PyTables looks. It takes 0.2 ms.
+        PyTables ignores the result of HDF5's flush, so a full disk would go unnoticed. Closing a second handle of a
+        file flushes them as well, and PyTables checks its result. It costs 0.2 ms.
         """
         tables.open_file(self.path, "r+").close()
-        os.ftruncate(self._file.fileno(), self._file.get_filesize())  # what was reserved and not needed
+        os.ftruncate(self._file.fileno(), self._file.get_filesize())  # release unused reserved space
 
     def sync(self) -> None:
         """Sync the file to disk."""
         os.fsync(self._lock)
 
     def count(self) -> None:
-        """Count the tables once: 0.2 ms for each job; Damaged where they cannot be listed."""
+        """Count the tables once, at 0.2 ms per job; Damaged if they cannot be listed."""
         if self.tables is not None:
             return
         try:
@@ -301,7 +301,7 @@ class Hdf5File:
     # -- a burst --
 
     def plan(self, parts: Iterable[RowsByJob]) -> tuple[dict[str, int | None], dict[str, int]]:
-        """Return the row count of each table that a burst will touch, and the checksums of the last chunks."""
+        """Return the row counts of the tables touched by a burst, and the checksums of their last chunks."""
         self.left_out = [0, 0]
         self._header_bytes = 0
         undo: dict[str, int | None] = {}
@@ -321,7 +321,7 @@ class Hdf5File:
         return undo, tails.checksums
 
     def append(self, part: RowsByJob) -> None:
-        """Convert the rows of one schema and append them to the tables of their jobs."""
+        """Convert the rows of one schema and append them to their jobs' tables."""
         batch = part.batch
         hosts = np.array([host.encode() for host in batch.hosts], dtype="S")
         involved = involved_jobs(batch)
@@ -333,13 +333,13 @@ class Hdf5File:
                 handle.table.append(rows[first - start : last - start])
 
     def _reserve(self, size: int) -> None:
-        """Have the file system set space aside for `size` bytes and the burst's headers, or raise OSError."""
-        # the last blocks of the file may be holes: HDF5 has given them out and not written them yet
+        """Reserve space in the file system for `size` bytes and the burst's headers, or raise OSError."""
+        # the last blocks of the file may be holes: allocated by HDF5, but not written yet
         start = max(0, self._file.get_filesize() - SPARE_BYTES)
         promise(self._file.fileno(), start, SPARE_BYTES + size + self._header_bytes + SPARE_BYTES)
 
     def _pieces(self, schema: Schema, jobs: Sequence[int], starts: Sequence[int]) -> Iterator[_Piece]:
-        """Yield the rows of each job with their table, in pieces that fit into a block."""
+        """Yield the rows of each job with their table, split into pieces of at most a block."""
         for job, start, stop in zip(jobs, starts, starts[1:]):
             handle = self._handle(job, schema)
             if handle is None:
@@ -351,14 +351,14 @@ class Hdf5File:
             for first in range(start, stop, layout.capacity):
                 yield _Piece(handle, layout, first, min(first + layout.capacity, stop))
 
-    # -- the way back --
+    # -- rollback --
 
     def restore(self, undo: Undo, tails: Tails) -> None:
-        """Truncate tables to the rows that they had, and remove tables that did not exist.
+        """Truncate tables to their previous rows, and remove tables created since.
 
         Raises:
-            Damaged: a table has fewer rows than it had, or others.
-            Exception: once HDF5 has failed, PyTables fails in all kinds of ways.
+            Damaged: a table has fewer rows than before, or different ones.
+            Exception: after a failure of HDF5, PyTables raises anything.
         """
         self._open_tables.forget()  # a failed burst leaves closed tables among them
         self._replaced.clear()
@@ -389,7 +389,7 @@ class Hdf5File:
         table.append(np.frombuffer(tail, table.dtype))
 
     def _settle(self, path: str) -> None:
-        """Undo the rebuilding of a table: the former table is unchanged."""
+        """Undo the rebuild of a table: its former version is unchanged."""
         rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
         if rebuilt in self._file:
             self._file.remove_node(rebuilt)
@@ -407,11 +407,11 @@ class Hdf5File:
 
     @property
     def replaced(self) -> list[str]:
-        """Return the former tables of those that the last burst rebuilt; see `drop_replaced`."""
+        """Return the former versions of tables rebuilt by the last burst; see `drop_replaced`."""
         return list(self._replaced)
 
     def drop_replaced(self) -> None:
-        """Remove the former tables: not before the burst is committed, as HDF5 gives their space to others."""
+        """Remove former tables, after the commit of the burst only, as HDF5 reuses their space."""
         for path in self._replaced:
             self._file.remove_node(path)
         self._replaced.clear()
@@ -421,7 +421,7 @@ class Hdf5File:
     # -- tables --
 
     def _find(self, job: int, name: str) -> tuple[bool, OpenTable | None]:
-        """Whether something has the name of this table, and the table, opened, unless it is something else."""
+        """Return whether the table's path is in use, and the opened table; None if another object is there."""
         key = (job, name)
         if key in self._open_tables:
             return True, self._open_tables.use(key)
@@ -446,10 +446,10 @@ class Hdf5File:
         return True, None
 
     def _handle(self, job: int, schema: Schema) -> OpenTable | None:
-        """The open table for a job's rows; None where there can be no table.
+        """Return the open table for a job's rows; None if there can be none.
 
-        It has every column that they need. Where it cannot, as others came before with other columns, the rows go to
-        another table. Those of Colmet's own tables do not: this concerns only columns that Colmet does not declare.
+        It has all columns of the rows. If earlier rows had conflicting columns, these rows go to another table. This
+        concerns only columns not declared by Colmet: rows of its own tables never do.
         """
         handle = None
         names = names_for(schema)
@@ -469,19 +469,19 @@ class Hdf5File:
         return handle
 
     def _fitted(self, handle: OpenTable, schema: Schema, is_last: bool) -> RowLayout:
-        """How rows are laid out in a table, which gets the columns that it lacks, where they go there at all."""
+        """Return the layout of rows in a table, after adding its missing columns if the rows go there."""
         layout = self._layout(schema, handle.table.dtype)
         own = column_types(schema.name)
         if not layout.lacking or (layout.conflicting and not is_last):
             return layout
-        # all declared columns come at once, so that this is not the case again
+        # all declared columns are added at once, so that one rebuild is enough
         if any(name in own for name in layout.lacking) or self._may_rebuild(handle.table):
             handle.table = self._widen(handle.table, schema)
             layout = self._layout(schema, handle.table.dtype)
         return layout
 
     def _warn_of_misfits(self, table: str, layout: RowLayout, name: str, last: str) -> None:
-        """Warn once of values that have no column."""
+        """Warn once of values without a column."""
         if not layout.fits and name != last:
             if self._is_news(table, last):
                 log.warning(
@@ -499,13 +499,13 @@ class Hdf5File:
             self._warn(table, f"{layout.left_out[0]}...", "more columns than HDF5 can describe")
 
     def _may_rebuild(self, table: Any) -> bool:
-        """Whether a table may get more columns: that copies all its rows, so not at the wish of every message."""
+        """Count a rebuild of a table and return whether it is allowed: each one copies all rows."""
         path = table._v_pathname
         self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
         return self._rebuilds[path] <= MAX_REBUILDS
 
     def close_idle(self) -> None:
-        """Close tables that got no rows for a while."""
+        """Close tables without recent rows."""
         self._open_tables.close_idle()
 
     def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> RowLayout:
@@ -524,7 +524,7 @@ class Hdf5File:
             log.warning("column dropped: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
 
     def _is_news(self, table: str, name: str) -> bool:
-        """Return whether to warn of this: once, and not without end."""
+        """Return whether to log this warning: each one once, and a limited number in all."""
         is_new = (table, name) not in self._warned and len(self._warned) < MAX_WARNINGS
         if is_new:
             self._warned.add((table, name))
@@ -553,9 +553,9 @@ class Hdf5File:
         return table
 
     def _widen(self, table: Any, schema: Schema) -> Any:
-        """The table rebuilt with every column that rows of this schema need, under its old name.
+        """Rebuild a table under its name with all columns of a schema, and return it.
 
-        The former one stays, under another name, until the burst is committed. Each step is on disk before the next.
+        The former one stays under another name until the burst is committed. Each step is on disk before the next.
         """
         wanted = {**declared_columns(schema.name), **file_columns(schema)}
         dtypes = grown(columns_of(table.dtype), wanted)
@@ -563,7 +563,7 @@ class Hdf5File:
         columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
         group, name, path = table._v_parent._v_pathname, table.name, table._v_pathname
         rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
-        if replaced in self._file:  # the burst widens it once more
+        if replaced in self._file:  # widened again in the same burst
             replaced = ""
         log.info("table gets more columns: path=%s table=%s rows=%d", self.path, path, table.nrows)
         target = self._create_table(group, f"{REBUILT}{name}", columns, table.title, table.filters)

@@ -13,10 +13,10 @@ from colmet.collector.columns import missing
 from colmet.common.errors import ColmetError
 
 BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
-REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # no table of a message has such a name: they start with a letter
-COPY_BYTES = 4 << 20  # of a table that is rebuilt or read, at a time
+REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # never names of messages' tables: these start with a letter
+COPY_BYTES = 4 << 20  # read at a time from a table
 # A chunk of a blosc2 table. PyTables would make it as large as the CPU's L3 cache, 272 MB on a Xeon with 260 MiB, and
-# each burst compresses the last chunk again. 64 KiB is what PyTables gives to tables of the other libraries.
+# each burst compresses the last chunk again. 64 KiB is PyTables' choice for tables of the other libraries.
 BLOSC2_CHUNK_BYTES = 64 << 10
 
 
@@ -30,12 +30,12 @@ def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
 
 
 def is_filtered(table: Any) -> bool:
-    """Whether chunks of a table are compressed or have checksums: HDF5 writes such a chunk again to fill it up."""
+    """Return whether a table's chunks are compressed or have checksums: HDF5 rewrites such a chunk to fill it."""
     return bool(table.filters.complevel or table.filters.fletcher32)
 
 
 def chunk_rows(filters: Any, row_bytes: int) -> int | None:
-    """Return the rows of a chunk of a new table with these filters; None has PyTables choose."""
+    """Return the rows per chunk of a new table with these filters; None for PyTables' choice."""
     is_blosc2 = filters.complib is not None and filters.complib.startswith("blosc2")
     return max(1, BLOSC2_CHUNK_BYTES // row_bytes) if is_blosc2 else None
 
@@ -52,7 +52,7 @@ def tail_of(table: Any, rows: int) -> bytes:
 
 
 def tail_is(table: Any, rows: int, checksum: int) -> bool:
-    """Return whether the rows in the last chunk have this checksum; False where they cannot be read."""
+    """Return whether the rows in the last chunk have this checksum; False if they are unreadable."""
     try:
         return zlib.crc32(tail_of(table, rows)) == checksum
     except Exception as err:
@@ -67,7 +67,7 @@ def group_path(job: int) -> str:
 
 
 def table_names(file: Any) -> Iterator[str]:
-    """Return the paths of all tables of jobs but temporary ones. Opens the groups, not the tables."""
+    """Yield the paths of all tables of jobs except temporary ones, opening the groups but no table."""
     for job in list(file.root._v_children):
         if job.startswith("job_") and job in file.root._v_groups:
             for name in list(file.get_node(f"/{job}")._v_children):
@@ -76,7 +76,7 @@ def table_names(file: Any) -> Iterator[str]:
 
 
 def temporary(path: str, prefix: str) -> str:
-    """Return the path of a table's other form while it is rebuilt."""
+    """Return the temporary path of a table during its rebuild."""
     group, name = path.rsplit("/", 1)
     return f"{group}/{prefix}{name}"
 
@@ -87,14 +87,14 @@ def title(job: int | str) -> str:
 
 
 def copy_rows(table: Any, target: Any) -> None:
-    """Append all rows of a table to one with the same columns and more, a bounded part at a time."""
+    """Append all rows of a table to one with at least the same columns, in bounded parts."""
     step = max(1, COPY_BYTES // target.dtype.itemsize)
     for start in range(0, table.nrows, step):
         target.append(converted(table.read(start, start + step), target.dtype))
 
 
 def converted(rows: Any, dtype: np.dtype[Any]) -> Any:
-    """Return rows with other columns: values that they lack are missing."""
+    """Return rows with the columns of `dtype`; values of new columns are missing."""
     copied = np.empty(len(rows), dtype=dtype)
     for name in dtype.names or ():
         copied[name] = rows[name] if name in rows.dtype.names else missing(dtype[name])

@@ -1,7 +1,7 @@
-"""Reads HDF5 files that may be damaged in a child process: the HDF5 library can crash on them, or never end.
+"""Child process for reading possibly damaged HDF5 files: the HDF5 library can crash or hang on them.
 
-The child gets one request, a line of JSON, on its standard input, which stays open: the child ends when its parent
-ends. It answers in lines: what it is about to read, what it has read, what to log, at last the result.
+The child receives one request, a line of JSON, on its standard input. This stays open, so that the child ends with its
+parent. Its answer is lines of JSON: each name before and after reading it, log messages, finally the result.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from colmet.common.runtime.readable import readable
 
 log = logging.getLogger(__name__)
 
-QUIET_S = 600.0  # for the longest table
+QUIET_S = 600.0  # timeout between two lines, enough for the longest table
 MAX_CRASHES = 16
-# Whatever else ends it comes from outside: a service that is stopped, Ctrl-C, a machine without memory.
+# Other signals come from outside: a service stop, Ctrl-C, a machine out of memory.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
 MAX_LINE_BYTES = 1 << 20
 _ERRORS = {"Damaged": Damaged, "OutputUnavailable": OutputUnavailable}
 
 
 class _CrashedError(Exception):
-    """The library did not survive what it read last; `at` names it."""
+    """The library crashed or hung on the object named by `at`."""
 
     def __init__(self, how: str, at: str) -> None:
         super().__init__(f"the HDF5 library {how} on {at or 'opening it'}")
@@ -42,7 +42,7 @@ class _CrashedError(Exception):
 
 
 def verify(path: str, expected: int | None, undo: Undo, tails: Tails) -> None:
-    """Do what `repair.verify` does, with the same errors; a crash of the library is Damaged, too."""
+    """Run `repair.verify` in a child, with the same errors; a crash of the library raises Damaged, too."""
     try:
         _ask("verify", [path, expected, undo, tails], set())
     except _CrashedError as err:
@@ -50,11 +50,11 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails) -> None:
 
 
 def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: Undo, tails: Tails) -> Salvaged:
-    """Do what `repair.salvage` does, with the same errors; what the library crashes on is skipped."""
+    """Run `repair.salvage` in a child, with the same errors; objects crashing the library are skipped."""
     skip: list[str] = []
     read: set[str] = set()
     for crashes in range(MAX_CRASHES + 1):
-        # where it crashes again and again, only what has been read before
+        # last attempt after repeated crashes: only tables read before
         only = sorted(read) if crashes == MAX_CRASHES else None
         try:
             return Salvaged(*_ask("salvage", [source, target, kept_by, expected, undo, tails, skip, only], read))
@@ -65,7 +65,7 @@ def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: 
 
 
 def _ask(task: str, arguments: list[Any], read: set[str]) -> Any:
-    """Return the result of a task that a child does. Names of what the child has read are added to `read`."""
+    """Return the result of a task run in a child; add the names of tables read by it to `read`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path])}
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
     try:
@@ -104,7 +104,7 @@ def _ask(task: str, arguments: list[Any], read: set[str]) -> Any:
 
 
 def _lines(descriptor: int) -> Iterator[bytes]:
-    """Whole lines, until there are no more; TimeoutError where none comes for too long."""
+    """Yield whole lines until the end of the stream; TimeoutError after `QUIET_S` seconds without data."""
     rest = b""
     while True:
         if not readable([descriptor], QUIET_S):
@@ -117,7 +117,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
 
 
 def _heard(line: bytes) -> tuple[str, Any]:
-    """Return the kind and the content of a line of the child."""
+    """Return the kind and the content of a line from the child."""
     kind, content = json.loads(line)
     return kind, content
 
@@ -129,11 +129,11 @@ def _tell(descriptor: int, message: Any) -> None:
         done += os.write(descriptor, content[done:])
 
 
-# -- in the other process --
+# -- in the child process --
 
 
 def _answer(message: Any) -> None:
-    """Send a line to the parent; end where the parent has ended."""
+    """Send a line to the parent; exit if the parent has ended."""
     try:
         _tell(1, message)
     except BrokenPipeError:
@@ -146,7 +146,7 @@ class _Teller(logging.Handler):
 
 
 def main() -> None:
-    """Do the task that the line on standard input names."""
+    """Run the task requested on standard input."""
     asked = sys.stdin.buffer.readline()
     if not asked.endswith(b"\n"):  # the parent has ended
         return

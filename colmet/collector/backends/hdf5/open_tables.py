@@ -1,4 +1,4 @@
-"""Tables of a file that stay open between bursts."""
+"""Tables of a file kept open between bursts."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 
 from colmet.collector.columns import RowLayout
 
-# An open table takes 0.05 MB, or 0.2 MB until it is opened again after it was created; opening one takes 3 to 5 ms.
-# A burst for more tables than that opens each of them twice.
+# An open table uses 0.05 MB of memory (0.2 MB from its creation to its first reopening); opening one takes 3 to 5 ms.
+# A burst for more tables opens each of them twice.
 MAX_TABLES = 4096
-MAX_COLUMNS = 1 << 18  # of all of them; each takes 2 kB
-# What PyTables knows of a table refers to itself, and Python looks for such things seldom (`tune_garbage_collector`).
+MAX_COLUMNS = 1 << 18  # of all open tables; 2 kB each
+# PyTables' objects for a table are reference cycles, which Python collects seldom (`tune_garbage_collector`).
 MAX_CLOSED = 512
-IDLE_S = 900.0  # a table that got no rows for so long is closed: its job has ended
+IDLE_S = 900.0  # a table without rows for this time is closed: its job has ended
 
 
 class OpenTable:
-    """An open table, and how the rows that it got last are laid out in it."""
+    """An open table, and the layout of its latest rows."""
 
     __slots__ = ("columns", "digest", "layout", "table", "used")
 
@@ -32,12 +32,12 @@ class OpenTable:
 
 
 class OpenTables:
-    """Keeps tables open by job and name, the least recently used one first; None where no table can be."""
+    """Open tables by job and name, least recently used first; None where another object has the path."""
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[int, str], OpenTable | None] = OrderedDict()
         self._columns = 0
-        self._closed = 0  # since their memory was given back
+        self._closed = 0  # since the last garbage collection
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -46,7 +46,7 @@ class OpenTables:
         return key in self._tables
 
     def use(self, key: tuple[int, str]) -> OpenTable | None:
-        """Return what is kept under a key, as the most recently used; KeyError where nothing is."""
+        """Return the entry of a key and mark it as the most recently used; KeyError if there is none."""
         self._tables.move_to_end(key)
         found = self._tables[key]
         if found is not None:
@@ -54,7 +54,7 @@ class OpenTables:
         return found
 
     def keep(self, key: tuple[int, str], table: Any) -> OpenTable | None:
-        """Keep a table, or None, and close others where there are too many."""
+        """Keep a table, or None, and close the least recently used ones beyond the limits."""
         kept = self._tables[key] = None if table is None else OpenTable(table)
         if kept is not None:
             self._columns += kept.columns
@@ -63,12 +63,12 @@ class OpenTables:
         return kept
 
     def forget(self) -> None:
-        """Forget all tables, which are closed or of no use now."""
+        """Forget all tables without closing them: they are closed or unusable."""
         self._tables.clear()
         self._columns = 0
 
     def close_idle(self) -> None:
-        """Close tables that got no rows for a while."""
+        """Close tables without rows for `IDLE_S` seconds."""
         before = time.monotonic() - IDLE_S
         while self._tables:
             oldest = next(iter(self._tables.values()))

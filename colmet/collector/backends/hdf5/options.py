@@ -23,7 +23,7 @@ _SIZES = {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 
 def rotation(text: str) -> tuple[str, int]:
-    """Return ``("s", seconds)`` or ``("bytes", bytes)``, after which the next file begins: an option type."""
+    """Parse the maximum period or size of a file, as ``("s", seconds)`` or ``("bytes", bytes)``: an option type."""
     found = _ROTATE.fullmatch(text)
     if not found:
         raise argparse.ArgumentTypeError(
@@ -34,7 +34,7 @@ def rotation(text: str) -> tuple[str, int]:
 
 
 def complib(text: str) -> str:
-    """Return the name of a compression library: an option type."""
+    """Check and return the name of a compression library: an option type."""
     if text in COMPLIBS or text in tables.filters.all_complibs:
         return text
     codecs = [name for name in tables.filters.all_complibs if ":" in name]
@@ -98,7 +98,7 @@ def check(options: argparse.Namespace) -> Mapping[str, int]:
     """Return the period ("s") and the size ("bytes") of --hdf5-rotate.
 
     Raises:
-        ConfigError: the options cannot work together, or not with the PyTables installed here.
+        ConfigError: the options are invalid or in conflict, or require another build of PyTables.
     """
     path = options.hdf5_filepath
     if not path:

@@ -1,7 +1,7 @@
 """Output to HDF5: one group for each job, one table for each kind of metric, as Colmet 0.6 wrote them.
 
-A checkpoint has the row counts of the tables before a burst, until the burst is on disk: a burst that was killed is
-taken back, and its records are written again.
+Until a burst is on disk, a checkpoint keeps the tables' previous row counts: a killed burst is rolled back, and its
+records are written again.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from colmet.common.runtime.directories import check_writable, make
 
 log = logging.getLogger(__name__)
 
-# Of the time, for writing: the fewer and larger the appends, the cheaper a row. A site with little to write does not
-# notice, as it writes well within this share whenever rows have been gathered for the longest time allowed.
+# Share of the time spent writing: the fewer and larger the appends, the cheaper a row. Small sites are not affected:
+# they stay well within this share, and write whenever rows have waited for the maximum delay.
 SHARE = 0.02
 
 
 class FileState(Enum):
-    """What has to be done with the file before rows can be appended. `Hdf5Output` has the transitions."""
+    """State of the file before rows can be appended; for the transitions see `Hdf5Output`."""
 
     UNNAMED = "the next record names it"
     CLOSED = "it has to be opened or created"
@@ -52,36 +52,35 @@ class FileState(Enum):
 
 
 class Hdf5Output(OutputBackend):
-    """Writes each row to the table of its job and kind, in bulk.
+    """Bulk output of rows to the tables of their job and kind.
 
-    `recover` brings the file to OPEN, whatever its state; `write` keeps it there or leaves it to the next `recover`::
+    `recover` brings the file from any state to OPEN; `write` keeps it there or leaves it to the next `recover`::
 
         UNNAMED ---- first record ----> CLOSED ---- opened, created ----> OPEN ---- rotation, SIGHUP ----> CLOSED
-        CLOSED, OPEN ---- HDF5 fails, a burst is not taken back, the machine went down ----> DOUBTFUL
-        DOUBTFUL ---- sound, the burst is taken back ----> OPEN
+        CLOSED, OPEN ---- HDF5 fails, a burst is not rolled back, the machine went down ----> DOUBTFUL
+        DOUBTFUL ---- sound, the burst is rolled back ----> OPEN
         DOUBTFUL, CLOSED ---- damaged ----> REPLACING ---- replayed, salvaged ----> OPEN
-        OPEN ---- HDF5 fails again on a file that is sound ----> UNFIT ----> REPLACING
-        any ---- moved, removed ----> GONE ----> UNNAMED, or CLOSED where there is one file alone
+        OPEN ---- HDF5 fails again on a sound file ----> UNFIT ----> REPLACING
+        any ---- moved, removed ----> GONE ----> UNNAMED, or CLOSED if there is only one file
 
-    The burst under way has states of its own (`Burst`), and so has the question whether records or the file are to
-    blame (`Suspicion`).
+    The current burst has states of its own (`Burst`), as has the search for the cause of a failure (`Suspicion`).
 
     Args:
-        path: the file, where it ends in ``.hdf5``; otherwise files are ``<path>.<epoch seconds>.hdf5``, named by the
-            time from which they hold what is received.
-        complevel: compression level of tables that are created, 0 for none.
+        path: the only file if it ends in ``.hdf5``; otherwise files are ``<path>.<epoch seconds>.hdf5``, named by the
+            start of their time of receipt.
+        complevel: compression level of new tables, 0 for none.
         complib: compression library, as `options.complib` returns it.
-        checksums: whether tables that are created have checksums.
+        checksums: whether new tables have checksums.
         rotate_s: begin a file at each multiple of this period since the epoch; 0 for never.
         rotate_bytes: begin a file when one has reached this size; 0 for never.
-        max_delay_s: how long rows may be gathered.
+        max_delay_s: longest time for gathering rows.
 
     Attributes:
-        values_left_out: values dropped, for want of a column.
-        rows_left_out: rows dropped, for want of a table.
-        files_damaged: files that were set aside.
-        path: of the file that is or will be written to; empty where the next record names it.
-        rows_lost: rows of damaged files that neither the file nor the journal has.
+        values_left_out: values dropped for lack of a column.
+        rows_left_out: rows dropped for lack of a table.
+        files_damaged: number of damaged files set aside.
+        path: of the current or next file; empty if the next record names it.
+        rows_lost: rows of damaged files found in neither the file nor the journal.
     """
 
     name = "hdf5"
@@ -121,7 +120,7 @@ class Hdf5Output(OutputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> Hdf5Output | None:
-        """Return the output, or None without --hdf5-filepath; ConfigError for what cannot work."""
+        """Return the output, or None without --hdf5-filepath; ConfigError for invalid options."""
         if options.hdf5_filepath is None:
             return None
         rotate = hdf5_options.check(options)
@@ -136,7 +135,7 @@ class Hdf5Output(OutputBackend):
         )
 
     def counters(self) -> dict[str, int]:
-        """Return the counts of values, rows and files that something was wrong with."""
+        """Return the counts of dropped values and rows, damaged files and lost rows."""
         return {
             "values_left_out": self.values_left_out,
             "rows_left_out": self.rows_left_out,
@@ -144,14 +143,14 @@ class Hdf5Output(OutputBackend):
             "rows_lost": self.rows_lost,
         }
 
-    # -- life --
+    # -- lifecycle --
 
     def journal_dir(self) -> str:
-        """Return the directory beside the file."""
+        """Return the journal directory beside the file."""
         return f"{self._names.configured}.journal"
 
     def check(self, journal_dir: str) -> None:
-        """Check that the file could be opened or created, and that it is none of another kind."""
+        """Check that the file can be created, or is an accessible HDF5 file."""
         path = self._names.path_at(int(time.time()))
         try:
             if not os.path.lexists(path):
@@ -164,10 +163,10 @@ class Hdf5Output(OutputBackend):
             raise _not_writable(path, err) from err
 
     def open(self, state: OutputState) -> None:
-        """Check that the path can be written, and open or create the file unless `recover` has to look at it first.
+        """Check that the path is writable, and open or create the file unless `recover` must check it first.
 
         Raises:
-            ConfigError: the path cannot be written, or holds something else; nothing is left behind.
+            ConfigError: the path is not writable, or is another kind of file; nothing is left behind.
         """
         self.close()
         self._state = state
@@ -193,7 +192,7 @@ class Hdf5Output(OutputBackend):
             if saved.file != new:
                 self.rotation.planned = (state.end if is_ours else 0, new)
         elif backlog and not self._names.is_fixed:
-            self.path = ""  # named by the first record that goes into it
+            self.path = ""  # named by its first record
             return
         try:
             if self.path == saved.file and under_way:
@@ -214,10 +213,10 @@ class Hdf5Output(OutputBackend):
             raise _not_writable(self.path, err) from err
 
     def recover(self) -> None:
-        """Bring the file to OPEN: take back a burst that was killed, replace a file that is damaged.
+        """Bring the file to OPEN: roll back a killed burst, replace a damaged file.
 
         Raises:
-            OutputUnavailable: not now.
+            OutputUnavailable: not possible now.
         """
         saved = Checkpoint.load(self._state)
         state = self._state_of_file(saved)
@@ -250,7 +249,7 @@ class Hdf5Output(OutputBackend):
         """Append all rows of all records and flush.
 
         Raises:
-            OutputUnavailable: the disk is full or similar; what was appended has been or will be taken back.
+            OutputUnavailable: the disk is full or similar; appended rows have been or will be rolled back.
         """
         before = self._state.position
         self._prepare(records[0])
@@ -263,9 +262,9 @@ class Hdf5Output(OutputBackend):
             records = records[count:]
 
     def reopen(self) -> None:
-        """Complete the file and go on with the next one; records that came before go to the former one.
+        """Complete the file and go on with the next one; earlier records still go to the former one.
 
-        Where that cannot be, it is logged here and `write` raises OutputUnavailable until it can.
+        A failure is logged here, and `write` raises OutputUnavailable until the next file can be opened.
         """
         if not self.path:
             return
@@ -300,7 +299,7 @@ class Hdf5Output(OutputBackend):
     # -- the file --
 
     def _state_of_file(self, saved: Checkpoint) -> FileState:
-        """Return the state of the file, by the checkpoint and by what was met since."""
+        """Return the state of the file, from the checkpoint and later failures."""
         if not self.path:
             return FileState.UNNAMED
         if saved.file == self.path:
@@ -316,11 +315,11 @@ class Hdf5Output(OutputBackend):
         return FileState.OPEN if self._file is not None and self._file.is_open else FileState.CLOSED
 
     def _was_not_closed(self, saved: Checkpoint) -> bool:
-        """Whether the machine has started again while the file was open: what was not synced may be lost."""
+        """Return whether the machine restarted while the file was open: unsynced data may be lost."""
         return bool(saved.boot) and saved.boot != self._boot
 
     def _checkpoint(self, undo: Undo | None = None, tails: Tails | None = None) -> Checkpoint:
-        """Return the checkpoint of the open file, with how to take a burst back."""
+        """Return the checkpoint of the open file, with the rollback data of a burst."""
         assert self._file is not None
         return Checkpoint(
             file=self.path,
@@ -333,11 +332,11 @@ class Hdf5Output(OutputBackend):
         )
 
     def _open_file(self) -> None:
-        """Open or create the file at `path`, and save that.
+        """Open or create the file at `path`, and save its checkpoint.
 
         Raises:
             ConfigError, FileBusy, Damaged: as `Hdf5File.open`.
-            OutputUnavailable: it cannot be saved; the file is open.
+            OutputUnavailable: the checkpoint cannot be saved; the file is open.
         """
         file = self._file or Hdf5File(self.path, self._filters)
         self._file = None
@@ -347,21 +346,21 @@ class Hdf5Output(OutputBackend):
         if file.created:
             self._first = self._state.position
         elif saved.file != self.path:
-            self._first = None  # what is in there does not come from the journal
+            self._first = None  # its rows do not come from the journal
         elif saved.inode in (0, file.inode):
             file.tables = saved.tables
-        else:  # another file was put in its place
+        else:  # another file is in its place
             self._first = None
         if saved.file != self.path or file.created:
             self._checkpoint().save(self._state, self._state.position)
 
     def _close_file(self) -> bool:
-        """Close the file, if there is one; return whether that went well."""
+        """Close the file, if any; return whether that succeeded."""
         file, self._file = self._file, None
         return file is None or file.close()
 
     def _forget_file(self) -> None:
-        """Give up a file that was moved or removed: the next record begins another one."""
+        """Give up a moved or removed file: the next record begins another one."""
         log.warning("file was moved or removed, going on with the next one: path=%s", self.path)
         self._close_file()
         self._burst.end()
@@ -371,12 +370,12 @@ class Hdf5Output(OutputBackend):
             self._save_new(self.path)
 
     def _save_new(self, path: str) -> None:
-        """Save that the next record goes to a file that does not exist yet: each file that exists is known."""
+        """Save the path of the next file before its creation, so that each existing file is known."""
         position = self._state.position
         Checkpoint(path, first=position, tables=0).save(self._state, position)
 
     def _begin(self, path: str, reopen: bool = False) -> None:
-        """Complete the file and go on with another one, if it is another."""
+        """Complete the file and go on with the one at `path`, if that is another one or with `reopen`."""
         if path != self.path:
             log.info("next file: path=%s former=%s", path, self.path)
             self._close_file()
@@ -389,7 +388,7 @@ class Hdf5Output(OutputBackend):
             self._open_file()
 
     def _prepare(self, record: JournalRecord) -> None:
-        """Bring the file to OPEN, as it was before the last burst if that one failed."""
+        """Bring the file to OPEN, and roll back the last burst if it failed."""
         try:
             self._take_back()
             if self._suspicion.is_doubted:
@@ -406,7 +405,7 @@ class Hdf5Output(OutputBackend):
             raise OutputUnavailable(f"cannot look at {self.path}: {cause(err)}") from err
 
     def _rotate(self, record: JournalRecord) -> None:
-        """Begin the next file if this record is the first one that goes into it."""
+        """Begin the next file if this record is its first one."""
         try:
             while path := self.rotation.next_path(self.path, record):
                 self._begin(path)
@@ -449,33 +448,33 @@ class Hdf5Output(OutputBackend):
         file.close_idle()
 
     def _drop_replaced(self, file: Hdf5File, saved: Checkpoint) -> None:
-        """Remove the former tables of those that got more columns: a burst of its own, which is saved already.
+        """Remove the former versions of widened tables, in a burst of its own with a saved checkpoint.
 
         Raises:
-            OutputUnavailable: that cannot be, nor can it be taken back; the rows are written.
+            OutputUnavailable: neither the removal nor its rollback is possible; the rows are written.
         """
         self._burst.resume(saved)
         try:
             file.drop_replaced()
-        except Exception as err:  # see `_take_back`; the rows are written, so none is to be dropped
-            self._roll_back()  # removes them, too
+        except Exception as err:  # see `_take_back`; the rows are written, so none may be dropped
+            self._roll_back()  # removes the former tables, too
             if self._burst.is_pending:
                 raise OutputUnavailable(f"former tables not removed from {self.path}: {cause(err)}") from err
         else:
             self._burst.end()
 
     def _roll_back(self) -> None:
-        """Take a failed burst back now, or else before anything else is done with the file."""
+        """Roll back a failed burst now, or else before the next use of the file."""
         try:
             self._take_back()
         except (ConfigError, OutputUnavailable) as err:
             log.warning("failed write not undone yet: path=%s cause=%s", self.path, err)
 
     def _take_back(self) -> None:
-        """Bring the tables that a failed burst touched back to the rows that they had, and remove those it created.
+        """Truncate tables to their rows before a failed burst, and remove tables created by it.
 
         Raises:
-            OutputUnavailable: it cannot be done now; the file is closed.
+            OutputUnavailable: not possible now; the file is closed.
         """
         if not self._burst.is_pending:
             return
@@ -485,7 +484,7 @@ class Hdf5Output(OutputBackend):
             return
         try:
             self._burst.restore(self._file)
-        except Exception as err:  # once HDF5 has failed, PyTables fails in all kinds of ways
+        except Exception as err:  # after a failure of HDF5, PyTables raises anything
             self._suspicion.is_doubted = True
             self._close_file()
             raise OutputUnavailable(f"cannot undo a failed write in {self.path}: {cause(err)}") from err
@@ -493,12 +492,12 @@ class Hdf5Output(OutputBackend):
     # -- damage --
 
     def _suspect_file(self, records: Sequence[JournalRecord], err: Exception) -> None:
-        """Look whether it is the file on which writing failed in an unexpected way, and not a defect of ours.
+        """Check whether the file, and not a defect of Colmet, caused an unexpected failure to write.
 
-        The defect is passed on: its record is then looked for in parts of these, without another look at the file.
+        A defect is raised by the caller: its record is then searched in parts of these, without another file check.
 
         Raises:
-            OutputUnavailable: it was the file, which has been replaced, or it cannot be looked at now.
+            OutputUnavailable: the file was the cause and has been replaced, or it cannot be checked now.
         """
         if self._suspicion.clears(records):
             return
@@ -510,11 +509,11 @@ class Hdf5Output(OutputBackend):
         self._suspicion.clear(records)
 
     def _look_through(self, saved: Checkpoint) -> None:
-        """Check that the file is sound, and take back the burst that was under way.
+        """Check that the file is sound, and roll back an interrupted burst.
 
         Raises:
-            Damaged: it is not.
-            ConfigError, OutputUnavailable: not now.
+            Damaged: the file is not sound.
+            ConfigError, OutputUnavailable: not possible now.
         """
         if self._file is not None and self._file.is_open:
             self._close_file()
@@ -538,7 +537,7 @@ class Hdf5Output(OutputBackend):
         self._burst.end()
 
     def _set_aside(self, saved: Checkpoint, why: str) -> None:
-        """Replace a damaged file."""
+        """Plan and carry out the replacement of a damaged file."""
         self._close_file()
         self._suspicion.replaced()
         self.files_damaged += 1
@@ -548,7 +547,7 @@ class Hdf5Output(OutputBackend):
         self._replace(planned)
 
     def _replace(self, planned: Checkpoint) -> None:
-        """Do what `_set_aside` has saved, or what is left of it."""
+        """Carry out the plan saved by `_set_aside`, or its remaining steps."""
         self._close_file()
         self._suspicion.replaced()
         try:

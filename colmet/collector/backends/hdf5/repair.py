@@ -1,4 +1,4 @@
-"""Checks whether an HDF5 file that was being written is sound, and copies what can be read of one that is not."""
+"""Verification of an HDF5 file after an interrupted write, and salvage of the readable rows of a damaged one."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from colmet.common.errors import OutputUnavailable
 
 log = logging.getLogger(__name__)
 
-# Of a table that a burst touched, all rows are read up to this; of what is in front of it, a row now and then.
+# Last rows of a table touched by a burst, all of them read; earlier rows are only sampled.
 READ_BYTES = 256 << 20
-# HDF5 indexes chunks by nodes of up to 64, and splits them in halves: each one holds at least half of that.
+# HDF5 indexes chunks in nodes of up to 64, and splits full nodes in halves: each one holds at least half of that.
 PROBE_CHUNKS = 32
 
 
-# Receives the progress: ("at", name) before something is read that HDF5 may crash on, ("read", name) after it.
+# Progress callback: ("at", name) before reading an object on which HDF5 may crash, ("read", name) after it.
 Tell = Callable[[str, str], None]
 
 
@@ -54,18 +54,18 @@ def _silent(kind: str, name: str) -> None:
 
 
 def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell = _silent) -> None:
-    """Check that all tables exist and can be read, and read those that a burst touched in whole.
+    """Check that all tables exist and are readable, and check the rows of tables touched by a burst.
 
     Args:
         path: of the file.
-        expected: how many tables it has at least, without those that the burst creates; None where unknown.
-        undo: tables that the burst touched, and the rows that they had before.
+        expected: number of its tables, without those created by the burst; None if unknown.
+        undo: tables touched by the burst, with their previous row counts; None for tables created by it.
         tails: checksums of their last chunks.
-        tell: receives the progress.
+        tell: progress callback.
 
     Raises:
-        Damaged: something is not in order.
-        OutputUnavailable: the system does not let the file be read.
+        Damaged: the file is not sound.
+        OutputUnavailable: a system error prevents reading the file.
     """
     try:
         kept = KeptTails(path, tails)
@@ -79,7 +79,7 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell
                 if rows is None:
                     continue
                 tell("at", name)
-                replaced = temporary(name, REPLACED)  # where the burst was putting a wider one in its place
+                replaced = temporary(name, REPLACED)  # present if the burst was replacing it with a wider one
                 if name not in file:
                     if replaced not in file:
                         raise Damaged(f"{path}: {name} is not there")
@@ -90,14 +90,14 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell
                 raise Damaged(f"{path}: has {found} tables, {expected} were written")
     except Damaged:
         raise
-    except Exception as err:  # what PyTables raises on a damaged file is anything
+    except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise OutputUnavailable(f"cannot read {path}: {cause(err)}") from err
         raise Damaged(f"{path}: {type(err).__name__} {cause(err)}") from err
 
 
 def _verify_table(table: Any, rows: int | None) -> None:
-    """Check that a table opens, and that its last row can be read."""
+    """Check that a table opens with a readable last row."""
     if isinstance(table, tables.UnImplemented):
         raise Damaged(f"{table._v_pathname} cannot be opened")
     if rows == -1 and isinstance(table, tables.Table) and table.nrows:
@@ -105,7 +105,7 @@ def _verify_table(table: Any, rows: int | None) -> None:
 
 
 def _verify_rows(table: Any, name: str, rows: int, tail: int | None, kept: KeptTails) -> None:
-    """Check that a table has `rows` rows, and that they are of its job, but for last ones that are in the backup."""
+    """Check the number and the job of a table's rows, without the last ones if they are in the backup."""
     if not isinstance(table, tables.Table) or table.nrows < rows:
         raise Damaged(f"{name} has fewer than the {rows} rows that were written")
     if tail is not None and not tail_is(table, rows, tail):
@@ -118,7 +118,7 @@ def _verify_rows(table: Any, name: str, rows: int, tail: int | None, kept: KeptT
 
 
 def _parts(table: Any, rows: int) -> Iterator[Any]:
-    """Rows of a table, up to a count: all but those of a very long table's beginning, of which there are some."""
+    """Yield the first `rows` rows of a table in parts; the beginning of a very long table is only sampled."""
     size = int(table.dtype.itemsize)
     whole = max(0, rows - READ_BYTES // size)
     for row in range(0, whole, PROBE_CHUNKS * int(table.chunkshape[0])):
@@ -129,10 +129,10 @@ def _parts(table: Any, rows: int) -> Iterator[Any]:
 
 
 def _written(table: Any, name: str, rows: Any) -> Any:
-    """Which rows can have been written to this table, as a mask.
+    """Return a mask of the rows that can have been written to this table.
 
-    Not those of another job, nor those that are empty: where a chunk is lost HDF5 gives zeros, or missing values.
-    (0.6 wrote rows that have neither job nor name, but values.)
+    Rows of other jobs and empty rows cannot: for a lost chunk HDF5 returns zeros or missing values. (0.6 wrote rows
+    without job and name, but with values.)
     """
     mask = np.ones(len(rows), dtype=bool)
     names = names_of(rows.dtype)
@@ -150,7 +150,7 @@ def _written(table: Any, name: str, rows: Any) -> Any:
 
 
 class Salvaged(NamedTuple):
-    """Counts of what was read from a damaged file, and of what was lost."""
+    """Counts of tables and rows read from a damaged file, and of lost ones."""
 
     tables: int
     rows: int
@@ -169,21 +169,21 @@ def salvage(
     only: Container[str] | None = None,
     tell: Tell = _silent,
 ) -> Salvaged:
-    """Copy what can be read of a damaged file to a new one, which is on disk when this returns.
+    """Copy the readable rows of a damaged file to a new one, and sync that to disk.
 
     Args:
-        source: the damaged file. It is made longer where it was cut short.
-        target: is replaced.
-        kept_by: the path that the damaged file had when the rows of its last chunks were kept.
-        expected: how many tables it had; None where unknown.
-        undo: tables that the last burst touched: only that number of their rows is copied.
+        source: the damaged file; a truncated one is extended.
+        target: the new file; an existing one is replaced.
+        kept_by: path of the damaged file at the time of its chunk backup.
+        expected: former number of its tables; None if unknown.
+        undo: tables touched by the last burst, with the number of rows to copy; None for tables created by it.
         tails: checksums of their last chunks.
-        skip: groups and tables that are not to be read, "" for all of it.
-        only: the tables that are to be read, if not all.
-        tell: receives the progress.
+        skip: unread groups and tables; "" for the whole file.
+        only: the tables to read; None for all.
+        tell: progress callback.
 
     Raises:
-        OutputUnavailable: the target cannot be written, or the system does not let the source be read.
+        OutputUnavailable: the target cannot be written, or a system error prevents reading the source.
     """
     if os.path.lexists(target):
         os.unlink(target)
@@ -223,7 +223,7 @@ def salvage(
 
 
 def _open_damaged(path: str) -> Any:
-    """The file, or None where nothing can be had from it."""
+    """Open a damaged file; return None if nothing is readable."""
     _lengthen(path)
     try:
         return open_library(path, "r")
@@ -237,7 +237,7 @@ def _open_damaged(path: str) -> Any:
 def _close_damaged(file: Any) -> None:
     try:
         close_library(file)
-    except Exception as err:  # noqa: BLE001 - all that can be read was read
+    except Exception as err:  # noqa: BLE001 - all readable rows were read
         log.info("damaged file not closed cleanly: cause=%s", cause(err))
 
 
@@ -257,7 +257,7 @@ def _lengthen(path: str) -> None:
 
 
 def _names(file: Any, undo: Undo, skip: Container[str], tell: Tell) -> list[str]:
-    """The tables of a damaged file, as far as they can be listed."""
+    """Return the tables of a damaged file, as far as they can be listed."""
     names = []
     tell("at", "/")
     jobs = [] if "/" in skip else [name for name in _children(file, "/") if name.startswith("job_")]
@@ -265,7 +265,7 @@ def _names(file: Any, undo: Undo, skip: Container[str], tell: Tell) -> list[str]
         if f"/{job}" not in skip:
             tell("at", f"/{job}")
             names += [f"/{job}/{name}" for name in _children(file, f"/{job}")]
-    # where a burst was putting a wider table in the place of another, the former one is as it was
+    # if a burst was replacing a table with a wider one, the former one is unchanged
     former = [name for name in names if name.rsplit("/", 1)[1].startswith(REPLACED) and name not in undo]
     others = {name.replace(f"/{REPLACED}", "/") for name in former}
     return former + [name for name in names if not name.rsplit("/", 1)[1].startswith("_") and name not in others]
@@ -274,7 +274,7 @@ def _names(file: Any, undo: Undo, skip: Container[str], tell: Tell) -> list[str]
 def _children(file: Any, group: str) -> list[str]:
     try:
         return list(file.get_node(group, classname="Group")._v_children)
-    except Exception as err:  # what PyTables raises on a damaged file is anything
+    except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise
         log.error("group of the damaged file cannot be read: group=%s cause=%s", group, cause(err))
@@ -288,7 +288,7 @@ def _count_lost(name: str, undo: Undo, done: list[int], why: str) -> None:
 
 
 def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done: list[int]) -> None:
-    """Copy one table, as far as it can be read; `done` counts tables, rows, and the lost ones of both."""
+    """Copy the readable rows of one table; `done` counts tables, rows, lost tables and lost rows."""
     name = path.replace(f"/{REPLACED}", "/")
     if name in undo and undo[name] is None:
         return
@@ -296,7 +296,7 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
         table = old.get_node(path)
         if not isinstance(table, tables.Table):
             raise Damaged("it is no table")
-        # not the defaults that it has: they may be among what is damaged
+        # without the table's own defaults: they may be damaged
         columns = {n: column(table.dtype[n], i) for i, n in enumerate(table.colnames)}
         there = min(int(table.nrows), _most_rows(table))
         wanted = undo.get(name)
@@ -320,7 +320,7 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
             raise
         _count_lost(name, undo, done, cause(err))
         return
-    target.attrs.backend_version = BACKEND_VERSION  # what is damaged may lack it
+    target.attrs.backend_version = BACKEND_VERSION  # a damaged table may lack it
     try:
         table.attrs._f_copy(target)
     except Exception as err:  # noqa: BLE001 - see above
@@ -348,7 +348,7 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
 
 
 def _most_rows(table: Any) -> int:
-    """Return how many rows a table in a file of this size has at most: its own row count may be damaged, too.
+    """Return the maximum row count of a table in a file of this size: its own count may be damaged, too.
 
     Source: HDF5 File Format Specification, version 1 B-trees: for each chunk of rows 32 bytes.
     """
@@ -358,7 +358,7 @@ def _most_rows(table: Any) -> int:
 
 
 def _readable(table: Any, rows: int) -> Iterator[Any]:
-    """The rows of a damaged table that can be read, chunk by chunk where a larger part cannot."""
+    """Yield the readable rows of a damaged table, chunk by chunk if a larger part is unreadable."""
     chunk = int(table.chunkshape[0])
     step = max(1, COPY_BYTES // (chunk * int(table.dtype.itemsize))) * chunk
     for start in range(0, rows, step):
@@ -378,5 +378,5 @@ def _read(table: Any, start: int, stop: int) -> Any:
         return table.read(start, stop)
     except OSError:
         raise
-    except Exception:  # noqa: BLE001 - see above; the rows that are missing are counted
+    except Exception:  # noqa: BLE001 - see above; the lost rows are counted
         return None

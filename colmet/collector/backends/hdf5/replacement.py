@@ -1,6 +1,6 @@
-"""A damaged file is replaced: from the journal where that has all of it, else by what can be read of it.
+"""Replacement of a damaged file: from the journal if that has all rows, otherwise from the file's readable rows.
 
-Each step is saved before it is done, and can be done again after a kill.
+Each step is saved before it starts, and can be repeated after a kill.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ log = logging.getLogger(__name__)
 
 
 class Replaced(NamedTuple):
-    """What takes the place of a damaged file.
+    """Replacement of a damaged file.
 
     Attributes:
         checkpoint: of the new file.
-        position: where the output goes on in the journal.
-        rows_lost: rows that are nowhere now.
+        position: number of the next record to write from the journal.
+        rows_lost: rows found in neither the file nor the journal.
     """
 
     checkpoint: Checkpoint
@@ -32,12 +32,12 @@ class Replaced(NamedTuple):
 
 
 def plan(path: str, saved: Checkpoint, state: OutputState) -> Checkpoint:
-    """Return how the file at `path` is to be replaced, as a checkpoint."""
+    """Return a checkpoint with the plan for replacing the file at `path`."""
     return saved._replace(plan=REPLAY if _can_replay(saved, state) else SALVAGE, aside=_unused(f"{path}.damaged"))
 
 
 def carry_out(path: str, planned: Checkpoint, state: OutputState) -> Replaced:
-    """Do what was planned, or what is left of it; the file is closed meanwhile.
+    """Carry out the plan, or its remaining steps; the file must be closed.
 
     Raises:
         OSError: a file cannot be moved.
@@ -93,7 +93,7 @@ def _salvage(path: str, planned: Checkpoint, position: int) -> Replaced:
 
 
 def _unused(path: str) -> str:
-    """Return this path, or one with a number behind it where it is taken."""
+    """Return this path, with a number appended if it exists."""
     found, number = path, 0
     while os.path.lexists(found):
         number += 1

@@ -1,4 +1,4 @@
-"""Names of the files of an output, and when it begins the next one."""
+"""Names of an output's files, and rotation to the next file."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ NS = 1_000_000_000
 
 
 class FileNames:
-    """Names the files of an output.
+    """Names of an output's files.
 
     Args:
-        configured: the file, where it ends in ``.hdf5``; otherwise files are ``<configured>.<epoch seconds>.hdf5``.
+        configured: the only file if it ends in ``.hdf5``; otherwise files are ``<configured>.<epoch seconds>.hdf5``.
 
     Attributes:
-        is_fixed: whether there is one file alone.
+        is_fixed: whether there is only one file.
     """
 
     def __init__(self, configured: str) -> None:
@@ -28,7 +28,7 @@ class FileNames:
         self.is_fixed = configured.endswith(SUFFIX)
 
     def path_at(self, time_s: int) -> str:
-        """Return the path of the file that begins at a time, in seconds since the epoch."""
+        """Return the path of the file beginning at a time, in seconds since the epoch."""
         if self.is_fixed:
             return os.path.abspath(self.configured)
         if not os.path.basename(self.configured):
@@ -38,11 +38,11 @@ class FileNames:
         return os.path.abspath(f"{self.configured}.{time_s:010d}{SUFFIX}")
 
     def is_ours(self, path: str) -> bool:
-        """Return whether the command line leads to this file, at some time."""
+        """Return whether the configured path yields this file, at any time."""
         return path == self.path_at(0) if self.is_fixed else self.begun_s(path) is not None
 
     def begun_s(self, path: str) -> int | None:
-        """Return the time in the name of a file, None where the name is none of ours."""
+        """Return the time in a file's name, in seconds since the epoch; None for other names."""
         start, end = os.path.abspath(self.configured) + ".", SUFFIX
         digits = path[len(start) : -len(end)]
         if path.startswith(start) and path.endswith(end) and re.fullmatch(r"[0-9]{10}", digits, re.ASCII):
@@ -51,7 +51,7 @@ class FileNames:
 
 
 class Rotation:
-    """Decides with which record the next file begins.
+    """Rotation rules: the first record of each next file.
 
     Args:
         names: of the files.
@@ -59,7 +59,7 @@ class Rotation:
         max_bytes: begin a file when one has reached this size; 0 for never.
 
     Attributes:
-        planned: number of the first record of the next file, and the path of that file; None where nothing is planned.
+        planned: number of the next file's first record, and the file's path; None if no file is planned.
     """
 
     def __init__(self, names: FileNames, period_s: int = 0, max_bytes: int = 0) -> None:
@@ -69,7 +69,7 @@ class Rotation:
         self.planned: tuple[int, str] | None = None
 
     def next_path(self, path: str, record: JournalRecord) -> str:
-        """Return the path of the file that begins with this record; "" where it goes on in the file at `path`."""
+        """Return the path of the file begun by this record; "" if the record belongs to the file at `path`."""
         if self.planned is not None and record.number >= self.planned[0]:
             return self.planned[1]
         if self.period_s:
@@ -79,17 +79,17 @@ class Rotation:
         return ""
 
     def is_full(self, size_bytes: int) -> bool:
-        """Return whether a file of this size is complete."""
+        """Return whether a file of this size is full."""
         return not self._names.is_fixed and 0 < self.max_bytes <= size_bytes
 
     def count(self, path: str, records: Sequence[JournalRecord]) -> int:
-        """Return how many of the records, of which the first one does, go to the file at `path`."""
+        """Return the number of leading records for the file at `path`; the first one always counts."""
         if self.planned is None and not self.period_s:
             return len(records)
         return next((n for n, record in enumerate(records) if n and self.next_path(path, record)), len(records))
 
     def begun(self, path: str) -> None:
-        """Note that the output has begun the file at `path`."""
+        """Note the beginning of the file at `path`."""
         if self.planned is not None and path == self.planned[1]:
             self.planned = None
 
