@@ -22,7 +22,7 @@ from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import DaemonIdentity
-from colmet.common.runtime.metrics_http import Endpoint, Listen
+from colmet.common.runtime.metrics_http import ListenAddress, MetricsServer
 from colmet.common.runtime.prometheus_text import render
 from colmet.common.runtime.startup import load
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -87,7 +87,7 @@ def bench_node() -> Figures:
         queue = SendQueue(v1.encode, Outbox(time.time_ns()))
         agent = Agent("bench", source, backends, queue, Schedule(PERIOD_S), health=health)
         stack.callback(agent.close)
-        endpoint = Endpoint(Listen("127.0.0.1", 0), health.families, health.pause)
+        endpoint = MetricsServer(ListenAddress("127.0.0.1", 0), health.families, health.pause)
         stack.callback(endpoint.close)
 
         def ticks() -> list[float]:

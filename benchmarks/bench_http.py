@@ -21,14 +21,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
-from colmet.collector.web_launcher import Web
+from colmet.collector.web_launcher import WebLauncher
 from colmet.common.runtime.control import Errands
 from colmet.common.schema import Table
 from colmet.common.transport import Pull, Push
 from colmet.common.wire import Decoder
-from colmet.web.interface import JobsAsked, NodesAsked, SeriesAsked
-from colmet.web.queries import Known
-from colmet.web.recent_cache import Memory
+from colmet.web.interface import JobsQuery, NodesQuery, SeriesQuery
+from colmet.web.queries import Queries
+from colmet.web.recent_cache import RecentCache
 from tests.support.web_nodes import Cluster
 
 Figures = list[tuple[str, float, str, str]]
@@ -68,12 +68,12 @@ class Busy(Cluster):
 
 
 @contextlib.contextmanager
-def sink() -> Iterator[Web]:
+def sink() -> Iterator[WebLauncher]:
     """The sending end, with a process that takes all and does nothing."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(SINK)
         script.flush()
-        web = Web([], command=(sys.executable, script.name))
+        web = WebLauncher([], command=(sys.executable, script.name))
         web.start()
         try:
             until = time.monotonic() + 30
@@ -139,7 +139,7 @@ def bench_memory() -> Figures:
     cluster = Busy(FEW_NODES, FEW_JOBS)
     clock = [1000.0]
     wall = lambda: cluster.start + cluster.tick * cluster.period + 0.01  # noqa: E731
-    memory = Memory(1 << 30, 36000, monotonic=lambda: clock[0], now=wall)
+    recent = RecentCache(1 << 30, 36000, monotonic=lambda: clock[0], now=wall)
     decoder = Decoder()
     decoding = keeping = 0.0
     rows = raw = messages = 0
@@ -151,17 +151,17 @@ def bench_memory() -> Figures:
             batches = decoder.decode(message).batches
             decoding += time.thread_time() - start
             start = time.thread_time()
-            memory.take(batches)
+            recent.take(batches)
             keeping += time.thread_time() - start
             messages += 1
             rows += sum(batch.row_count for batch in batches)
             raw += sum(len(table.packed) for batch in batches for table in batch.tables)
-    kept = memory.counters()["bytes"]
-    one = Known(memory, None, now=wall, monotonic=lambda: clock[0])
+    kept = recent.counters()["bytes"]
+    one = Queries(recent, None, now=wall, monotonic=lambda: clock[0])
     one.prepare()
     cluster = Cluster(NODES, JOBS)
-    latest = Memory(1 << 30, 36000, monotonic=lambda: clock[0], now=wall)
-    known = Known(latest, None, now=wall, monotonic=lambda: clock[0])
+    latest = RecentCache(1 << 30, 36000, monotonic=lambda: clock[0], now=wall)
+    queries = Queries(latest, None, now=wall, monotonic=lambda: clock[0])
     for _ in range(3):
         clock[0] += cluster.period
         latest.take(cluster.batches())
@@ -174,7 +174,7 @@ def bench_memory() -> Figures:
             times.append((time.thread_time() - start) * 1e3)
         return statistics.median(times)
 
-    asked = SeriesAsked(1000, "cgroup_default", "cpu_usage", rate=True)
+    asked = SeriesQuery(1000, "cgroup_default", "cpu_usage", rate=True)
     hour = kept / (4 * TICKS) * 720 * NODES / FEW_NODES
     share = 100 * (decoding + keeping) / messages * NODES / cluster.period
     return [
@@ -184,10 +184,10 @@ def bench_memory() -> Figures:
         ("memory for a row", kept / rows, "bytes", ""),
         ("rows as they came, for a byte of memory", raw / kept, "bytes", "> 2"),
         (f"an hour of {NODES} nodes with {JOBS} jobs", hour / (1 << 20), "MiB", ""),
-        ("the latest of all jobs and nodes", cpu_ms(known._look), "ms", "< 200"),
-        ("totals of the cluster, from that", cpu_ms(lambda: known.cluster(None)), "ms", ""),
-        ("a page of 100 jobs, from that", cpu_ms(lambda: known.jobs(JobsAsked())), "ms", ""),
-        ("all nodes, from that", cpu_ms(lambda: known.nodes(NodesAsked(limit=1000))), "ms", ""),
+        ("the latest of all jobs and nodes", cpu_ms(queries._look), "ms", "< 200"),
+        ("totals of the cluster, from that", cpu_ms(lambda: queries.cluster(None)), "ms", ""),
+        ("a page of 100 jobs, from that", cpu_ms(lambda: queries.jobs(JobsQuery())), "ms", ""),
+        ("all nodes, from that", cpu_ms(lambda: queries.nodes(NodesQuery(limit=1000))), "ms", ""),
         (f"a job's curve of {4 * TICKS} samples", cpu_ms(lambda: one.series(asked)), "ms", ""),
     ]  # fmt: skip
 

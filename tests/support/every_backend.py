@@ -71,7 +71,7 @@ def run():
     host.command = lambda argv, deadline_s, *more, **named: make_command(argv, DEADLINE_S, *more, **named)
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     source = main.find_jobs(options, host)
-    own = agent_stats.Account(host, 0)
+    own = agent_stats.AgentStats(host, 0)
     sent = []
     spool = Direct(v1.encode, lambda message: sent.append(len(message)) or True)
     agent = Timed("node", source, backends, spool, Schedule(period_s), None, own)

@@ -20,7 +20,10 @@ FILE = "hdf5:colmet.collector.backends.hdf5.h5file:Hdf5File"
 
 
 # A burst is taken back, or the file is replaced where that cannot be.
-RECOVERY = "|".join(f"{what}:{{0}}:1" for what in (f"{FILE}.restore", f"{HDF5}._replay", f"{HDF5}._salvage"))
+REPLACEMENT = "hdf5:colmet.collector.backends.hdf5.replacement"
+RECOVERY = "|".join(
+    f"{what}:{{0}}:1" for what in (f"{FILE}.restore", f"{REPLACEMENT}:_replay", f"{REPLACEMENT}:_salvage")
+)
 
 
 # A torn tail is cut, where the last segment has one.

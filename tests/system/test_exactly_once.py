@@ -6,10 +6,12 @@ COLMET_SEED=N repeats a run, as far as the machine lets it.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import random
 import signal
 import subprocess
 import time
+from operator import attrgetter
 
 import pytest
 
@@ -137,6 +139,12 @@ def test_a_full_disk(small_disk):
     finally:
         world.close()
         database.stop()
+
+
+def test_every_place_is_one_of_the_program():
+    for place in [place for rounds in PLACES for one in rounds for place in one.split("|")]:
+        _, module, names = place.split(":")[:3]
+        assert attrgetter(names)(importlib.import_module(module)), place
 
 
 @pytest.mark.live
