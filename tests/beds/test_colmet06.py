@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
@@ -55,8 +56,12 @@ class Program:
         self.log = directory / f"{name}.log"
         if host:
             command = ("unshare", "--uts", "sh", "-c", f'hostname {host} && exec "$0" "$@"', *command)
+        # each version is that of its own Python: the source of this one is not before it
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
         with open(self.log, "w") as log:
-            self.process = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log, cwd=directory)
+            self.process = subprocess.Popen(
+                [str(part) for part in command], stdout=log, stderr=log, cwd=directory, env=environment
+            )
 
     def said(self, text, timeout_s=60):
         assert eventually(lambda: text in self.log.read_text() or not self.runs, timeout_s), self.log.read_text()
