@@ -286,7 +286,8 @@ def test_the_api_tells_what_a_running_job_uses(site, measured):
     job, told = measured
     assert site.watcher.jobs[job].gone is None
     assert_as_stored(site, job, told)
-    assert 1.9e9 <= told["cpu_run_real_total"][-1] <= 1.1e9 * site.watcher.jobs[job].cpu_s
+    # the kernel counts it by clock ticks: a tick in which the job ran in part counts whole
+    assert 1.9e9 <= told["cpu_run_real_total"][-1] <= 1.3e9 * site.watcher.jobs[job].cpu_s
     assert max(told["coremem"]) > 0
 
 
