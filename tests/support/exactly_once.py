@@ -48,8 +48,8 @@ PLACES = [
     [f"hdf5:{STATE}.save:before:{{n}}"],
     [f"hdf5:{STATE}.save:after:{{n}}"],
     ["hdf5:os:write:half:{n}"],
-    ["hdf5:os:replace:before:{n}"],
-    ["hdf5:os:replace:after:{n}"],
+    ["hdf5:os:rename:before:{n}"],
+    ["hdf5:os:rename:after:{n}"],
     # while a burst is taken back, and again
     ["hdf5:tables:Table.append:after:{n}", RECOVERY.format("before"), RECOVERY.format("after")],
     [f"{FILE}.sync:before:{{n}}", f"{HDF5}.recover:before:1", RECOVERY.format("after"), f"{HDF5}.recover:after:1"],
@@ -62,7 +62,7 @@ PLACES = [
     ["elasticsearch:http.client:HTTPConnection.getresponse:before:{n}"],
     ["elasticsearch:http.client:HTTPConnection.getresponse:after:{n}"],
     [f"elasticsearch:{STATE}.save:before:{{n}}"],
-    ["elasticsearch:os:replace:before:{n}"],
+    ["elasticsearch:os:rename:before:{n}"],
     # in the journal: records written in part, written and not synced, synced and nobody told
     ["journal:os:write:half:{n}", TAIL.format("before"), TAIL.format("after")],
     ["journal:os:fdatasync:before:{n}"],
