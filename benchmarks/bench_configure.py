@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,16 +21,11 @@ from colmet.common.runtime.control import ask
 from colmet.common.transport import LinkClient, link_uri, wait
 from colmet.common.wire import link as wire
 from colmet.common.wire.control import encode
+from dev.live import free_port
 
 COUNTS = (100, 500)
 ROUNDS = 20
 ANSWER = encode({"ok": True, "changed": {"sample_period": [5.0, 1.5]}, "unchanged": [], "lasts": "until"})
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
 
 
 def cpu_s(pid: int) -> float:

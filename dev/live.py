@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import queue
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,20 @@ NS = 1_000_000_000
 
 class Failed(Exception):
     """A failure; the text gives the reason."""
+
+
+def free_port() -> int:
+    """Return a free port, as the one after it, below the ports that the kernel gives to clients (ip_local_port_range).
+
+    No client uses it while the server is down. A client that connects to such a port while the server is down could
+    even reach itself.
+    """
+    while True:
+        port = random.randrange(20000, 32000, 2)
+        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
+            one.bind(("127.0.0.1", port))
+            other.bind(("127.0.0.1", port + 1))
+            return port
 
 
 def mounts(kind: str) -> Iterator[tuple[str, set[str]]]:
@@ -167,9 +182,7 @@ class Daemons:
     """
 
     def __init__(self, folder: Path, node_options: Sequence[str], collector_options: Sequence[str] = ()) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self._uri = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        self._uri = f"tcp://127.0.0.1:{free_port()}"
         self.log = folder / "daemons.log"
         self.rows: queue.Queue[dict[str, Any]] = queue.Queue()
         self._node_options = node_options

@@ -14,7 +14,6 @@ import pty
 import re
 import shutil
 import signal
-import socket
 import struct
 import subprocess
 import sys
@@ -27,7 +26,7 @@ from typing import NamedTuple
 
 from colmet.commands.colmet import COMMANDS
 from colmet.common.runtime.readable import readable
-from dev.live import Failed, JobRoot, LiveJob
+from dev.live import Failed, JobRoot, LiveJob, free_port
 
 HEAD, NODES = "head", ("node-1", "node-2", "node-3")
 JOB, OTHER_JOB = 4242, 4243
@@ -97,9 +96,7 @@ class Run:
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self._folder, self._stack = folder, stack
         self._log = stack.enter_context((folder / "daemons.log").open("w"))
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            uri = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+        uri = f"tcp://127.0.0.1:{free_port()}"
         module = [sys.executable, "-m", "colmet.collector.main", "--zeromq-bind-uri", uri, "--buffer-size", "1"]
         module += ["--zeromq-curve-secret", ""]
         files = ["--hdf5-filepath", f"{folder}/jobs", "--control-socket", f"{folder}/collector.sock"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -78,6 +79,10 @@ def children():
         with contextlib.suppress(OSError):  # a thread may have ended meanwhile
             found += Path(f"/proc/self/task/{tid}/children").read_text().split()
     return found
+
+
+def readable(file):
+    return bool(select.select([file], [], [], 0)[0])
 
 
 def test_it_says_what_the_program_prints():
@@ -400,12 +405,13 @@ fd = libc.fanotify_init(content, os.O_RDONLY)
 shut = fd >= 0 and libc.fanotify_mark(fd, 1, open_perm, here, os.fsencode(sys.argv[1])) == 0
 print("shut" if shut else os.strerror(ctypes.get_errno()), flush=True)
 time.sleep(20)
+print("open", flush=True)
 """
 
 
 @pytest.mark.live
 def test_a_program_whose_file_system_does_not_answer_holds_up_no_other_thread(tmp_path, root):
-    """Whoever opens the file waits, to execute it as well, until another process gives way."""
+    """Opening the file, also for execution, waits for the permission of another process."""
     program = tmp_path / "program"
     program.write_bytes(Path("/bin/true").read_bytes())
     program.chmod(0o755)
@@ -424,12 +430,12 @@ def test_a_program_whose_file_system_does_not_answer_holds_up_no_other_thread(tm
             cannot_run(f"fanotify with permissions: {said}")
         start = time.monotonic()
         thread.start()
-        while gate.poll() is None and len(children()) < 2 and not ended:
+        while not (opened := readable(gate.stdout)) and len(children()) < 2 and not ended:
             time.sleep(0.005)
-        seen = gate.poll(), children(), time.monotonic() - start, ended[:]
+        seen = children(), time.monotonic() - start, ended[:]
         gate.kill()
     thread.join(LONG)
-    assert seen[0] is None and ended == [""], (seen, ended)
+    assert not opened and ended == [""], (seen, ended)
 
 
 def test_subprocess_is_loaded_where_a_program_is_started_and_not_before():

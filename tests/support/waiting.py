@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import socket
 import time
+
+from dev.live import free_port as free_port
 
 
 class Clock:
@@ -19,20 +18,6 @@ class Clock:
 
     def ns(self):
         return int(self.now * 1e9)
-
-
-def free_port():
-    """A free port, as the one after it, below the ports that the kernel gives to clients (ip_local_port_range).
-
-    No client takes it while the server is down. A client that connects to such a port while the server is down could
-    even reach itself.
-    """
-    while True:
-        port = random.randrange(20000, 32000, 2)
-        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 1))
-            return port
 
 
 def wait_for(condition, timeout_s=60):

@@ -23,9 +23,9 @@ MAX_SAID = 300  # characters quoted from the output of a failed program
 _LOOK_MS = 20  # between two checks for its end while its pipes are silent
 _AFTER_END_S = 0.2  # to read the rest of the pipes of a program that has ended
 _REAP_S = 0.5  # a killed process is gone at once, unless a driver blocks it
-# Python 3.10 blocks all other threads until the program's file is open, for ever on a hung network file system. It does
-# not if a group is to be set, even the current one.
-_GROUP = os.getegid() if sys.version_info[:2] == (3, 10) else None
+# Python 3.10 to 3.11.3 (https://github.com/python/cpython/issues/104372) blocks all other threads until the program's
+# file is open, for ever on a hung network file system. It does not if a group is to be set, even the current one.
+_GROUP = os.getegid() if (3, 10) <= sys.version_info < (3, 11, 4) else None
 _HELD = "it has not gone yet, a driver or a file system holds it"
 
 
