@@ -7,7 +7,7 @@ dashboards and the page read these declarations; the only other lists of columns
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import cache
+from functools import cache, partial
 from typing import NamedTuple
 
 from colmet.common.schema import Field
@@ -20,11 +20,9 @@ SUM, MEAN, MAX, ALL = "sum", "mean", "max", "all"  # ways to fold hosts; ALL: a 
 TOTAL, LAST = "total", "last"  # more ways to fold the samples of one host: all growth, and the last value
 BY_CPUS, BY_TASKS, BY_TIME = "cpus", "tasks", "time"  # bounds of the growth of counters of time
 CGROUP_TABLE, TASKS_TABLE, PROCESSES_TABLE = "cgroup_default", "taskstats_default", "jobprocstats_default"
-NODE_TABLE, JOB_GPUS, GPUS_OF_JOBS, GPUS = (
-    *("procstats_default", "nvidiastats_default"),
-    *("nvidiajobs_default", "nvidiagpus_default"),
-)
+JOB_GPUS, GPUS_OF_JOBS, GPUS = "nvidiastats_default", "nvidiajobs_default", "nvidiagpus_default"
 POWER_TABLE, ZONES = "ipmipowerstats_default", "raplzones_default"
+_ORIGIN_OF = {CGROUP_TABLE: CGROUP, TASKS_TABLE: TASKS, PROCESSES_TABLE: PROCESSES}
 
 
 class Source(NamedTuple):
@@ -127,216 +125,187 @@ def bounded(bound: str) -> frozenset[tuple[str, str]]:
     return frozenset(place for measure in MEASURES.values() if measure.bound == bound for place in measure.places)
 
 
-# -- jobs --
-
-
-def _job(
+def _measure(
+    scope: str,
     key: str,
     label: str,
     text: str,
-    *sources: tuple[str, ...],
+    columns: str,
+    has_origins: bool = False,
     hosts: str = SUM,
     time: str = TOTAL,
     is_rate: bool = True,
     bound: str = "",
 ) -> Measure:
-    return Measure(key, label, text, JOBS, tuple([Source(*one) for one in sources]), hosts, time, is_rate, bound)
+    """Return a measure from the names of its columns, such as "cgroup.cpu_usage taskstats.cpu_total"."""
+    places = [(f"{table}_default", column) for table, _, column in [name.partition(".") for name in columns.split()]]
+    sources = tuple([Source(*place, _ORIGIN_OF[place[0]] if has_origins else "") for place in places])
+    return Measure(key, label, text, scope, sources, hosts, time, is_rate, bound)
 
 
+# -- jobs --
+
+_job = partial(_measure, JOBS)
+
+# before Colmet 1.0 there was no cpu_total; many kernels count cpu_run_real_total by clock ticks
 CPU_USED = _job(
     *("cpu_used", "CPU used", "CPU time: that of the cgroup; without one, that of the tasks that are known."),
-    (CGROUP_TABLE, "cpu_usage", CGROUP),
-    (TASKS_TABLE, "cpu_total", TASKS),
-    (TASKS_TABLE, "cpu_run_virtual_total", TASKS),  # before Colmet 1.0; to the nanosecond
-    (TASKS_TABLE, "cpu_run_real_total", TASKS),  # counted by clock ticks on many kernels
+    "cgroup.cpu_usage taskstats.cpu_total taskstats.cpu_run_virtual_total taskstats.cpu_run_real_total",
+    has_origins=True,
     bound=BY_CPUS,
 )
-CPU_USER = _job(
-    *("cpu_user", "user mode", "CPU time in user mode."),
-    *((CGROUP_TABLE, "cpu_user"), (TASKS_TABLE, "ac_utime")),
-    bound=BY_CPUS,
-)
+CPU_USER = _job("cpu_user", "user mode", "CPU time in user mode.", "cgroup.cpu_user taskstats.ac_utime", bound=BY_CPUS)
 CPU_SYSTEM = _job(
-    *("cpu_system", "kernel", "CPU time in the kernel."),
-    *((CGROUP_TABLE, "cpu_system"), (TASKS_TABLE, "ac_stime")),
-    bound=BY_CPUS,
+    "cpu_system", "kernel", "CPU time in the kernel.", "cgroup.cpu_system taskstats.ac_stime", bound=BY_CPUS
 )
 CPU_UNATTRIBUTED = _job(
     *("cpu_unattributed", "unattributed", "CPU time that no known task used."),
-    (CGROUP_TABLE, "cpu_unattributed"),
+    "cgroup.cpu_unattributed",
     time=LAST,
     bound=BY_CPUS,
 )
-CPUS = _job(*("cpus", "CPUs allocated", "CPUs that the job may run on."), (CGROUP_TABLE, "cpus_allocated"), time=MEAN)
+CPUS = _job("cpus", "CPUs allocated", "CPUs that the job may run on.", "cgroup.cpus_allocated", time=MEAN)
 CPU_THROTTLED = _job(
-    *("cpu_throttled", "throttled", "Time without a CPU by a quota, summed over CPUs."),
-    (CGROUP_TABLE, "throttled_time"),
+    "cpu_throttled", "throttled", "Time without a CPU by a quota, summed over CPUs.", "cgroup.throttled_time"
 )
+# an older colmet-node sends VmRSS alone
 MEMORY = _job(
     *("memory", "memory used", "Memory that the cgroup is charged for, page cache included; else of the processes."),
-    (CGROUP_TABLE, "memory_current", CGROUP),
-    (PROCESSES_TABLE, "memory_used", PROCESSES),
-    (PROCESSES_TABLE, "VmRSS", PROCESSES),  # the only one from an older colmet-node
+    "cgroup.memory_current jobprocstats.memory_used jobprocstats.VmRSS",
+    has_origins=True,
     time=MAX,
 )
 MEMORY_ANON = _job(
     *("memory_anon", "anonymous memory", "Memory that is neither page cache nor shared nor the kernel's."),
-    (CGROUP_TABLE, "memory_anon", CGROUP),
-    (PROCESSES_TABLE, "RssAnon", PROCESSES),
+    "cgroup.memory_anon jobprocstats.RssAnon",
+    has_origins=True,
     time=MAX,
 )
-MEMORY_FILE = _job(
-    "memory_file", "files", "File pages, tmpfs and shared memory.", (CGROUP_TABLE, "memory_file"), time=MAX
-)
-MEMORY_KERNEL = _job(
-    *("memory_kernel", "kernel", "Data structures of the kernel."), (CGROUP_TABLE, "memory_kernel"), time=MAX
-)
+MEMORY_FILE = _job("memory_file", "files", "File pages, tmpfs and shared memory.", "cgroup.memory_file", time=MAX)
+MEMORY_KERNEL = _job("memory_kernel", "kernel", "Data structures of the kernel.", "cgroup.memory_kernel", time=MAX)
 MEMORY_PEAK = _job(
     *("memory_peak", "memory peak", "The most memory at one time, by the kernel's own record."),
-    (CGROUP_TABLE, "memory_peak"),
+    "cgroup.memory_peak",
     time=MAX,
 )
 MEMORY_LIMIT = _job(
     *("memory_limit", "memory limit", "The most memory that the job may have; missing without a limit."),
-    (CGROUP_TABLE, "memory_limit"),
+    "cgroup.memory_limit",
     hosts=ALL,
     time=LAST,
 )
-MEMORY_SWAP = _job("memory_swap", "in swap", "Memory in swap space.", (CGROUP_TABLE, "memory_swap"), time=MAX)
+MEMORY_SWAP = _job("memory_swap", "in swap", "Memory in swap space.", "cgroup.memory_swap", time=MAX)
 MEMORY_LIMIT_HITS = _job(
-    "memory_limit_hits", "limit reached", "Times the memory limit was reached.", (CGROUP_TABLE, "memory_limit_hits")
+    "memory_limit_hits", "limit reached", "Times the memory limit was reached.", "cgroup.memory_limit_hits"
 )
 OOM_KILLS = _job(
     *("oom_kills", "processes killed", "Processes that the kernel killed for lack of memory."),
-    (CGROUP_TABLE, "memory_oom_kills"),
+    "cgroup.memory_oom_kills",
     is_rate=False,
 )
 MAJOR_FAULTS = _job(
-    *("major_faults", "page faults with I/O", "Page faults with I/O."),
-    *((CGROUP_TABLE, "memory_pgmajfault"), (TASKS_TABLE, "ac_majflt")),
+    "major_faults", "page faults with I/O", "Page faults with I/O.", "cgroup.memory_pgmajfault taskstats.ac_majflt"
 )
 REFAULTS_ANON = _job(
     *("refaults_anon", "anonymous refaults", "Anonymous pages needed again soon after they were reclaimed."),
-    (CGROUP_TABLE, "memory_refault_anon"),
+    "cgroup.memory_refault_anon",
 )
 REFAULTS_FILE = _job(
     *("refaults_file", "file refaults", "File pages needed again soon after they were reclaimed."),
-    (CGROUP_TABLE, "memory_refault_file"),
+    "cgroup.memory_refault_file",
 )
 TASKS_NOW = _job(
     *("tasks", "tasks", "Tasks of the job, threads included."),
-    (CGROUP_TABLE, "pids_current", CGROUP),
-    (PROCESSES_TABLE, "tasks", PROCESSES),
+    "cgroup.pids_current jobprocstats.tasks",
+    has_origins=True,
     time=MAX,
 )
 TASKS_PEAK = _job(
-    "tasks_peak",
-    "tasks at most",
-    "The most tasks at one time, by the kernel's own record.",
-    (CGROUP_TABLE, "pids_peak"),
+    *("tasks_peak", "tasks at most", "The most tasks at one time, by the kernel's own record."),
+    "cgroup.pids_peak",
     time=MAX,
 )
 IO_READ = _job(
     *("io_read", "read", "Bytes read from block devices; without a cgroup, those that its tasks are charged for."),
-    *((CGROUP_TABLE, "io_read_bytes"), (TASKS_TABLE, "read_bytes"), (PROCESSES_TABLE, "read_bytes")),
+    "cgroup.io_read_bytes taskstats.read_bytes jobprocstats.read_bytes",
 )
 IO_WRITE = _job(
     *("io_write", "written", "Bytes written to block devices; without a cgroup, those that its tasks are charged for."),
-    *((CGROUP_TABLE, "io_write_bytes"), (TASKS_TABLE, "write_bytes"), (PROCESSES_TABLE, "write_bytes")),
+    "cgroup.io_write_bytes taskstats.write_bytes jobprocstats.write_bytes",
 )
 # v1 cgroups count no write-back of cached writes, so over a whole job the charges of tasks come first
 CHARGED_READ = _job(
     *("charged_read", "read", "Bytes that its tasks are charged for as read; else bytes of block devices."),
-    *((TASKS_TABLE, "read_bytes", TASKS), (PROCESSES_TABLE, "read_bytes", PROCESSES)),
-    (CGROUP_TABLE, "io_read_bytes", CGROUP),
+    "taskstats.read_bytes jobprocstats.read_bytes cgroup.io_read_bytes",
+    has_origins=True,
 )
 CHARGED_WRITE = _job(
     *("charged_write", "written", "Bytes that its tasks are charged for as written; else bytes of block devices."),
-    *((TASKS_TABLE, "write_bytes", TASKS), (PROCESSES_TABLE, "write_bytes", PROCESSES)),
-    (CGROUP_TABLE, "io_write_bytes", CGROUP),
+    "taskstats.write_bytes jobprocstats.write_bytes cgroup.io_write_bytes",
+    has_origins=True,
 )
 CALLS_READ = _job(
     *("calls_read", "read", "Bytes of read calls: page cache, pipes and network file systems included."),
-    *((TASKS_TABLE, "read_char"), (PROCESSES_TABLE, "rchar")),
+    "taskstats.read_char jobprocstats.rchar",
 )
 CALLS_WRITE = _job(
     *("calls_write", "written", "Bytes of write calls: page cache, pipes and network file systems included."),
-    *((TASKS_TABLE, "write_char"), (PROCESSES_TABLE, "wchar")),
+    "taskstats.write_char jobprocstats.wchar",
 )
 # xacct_add_tsk() rounds the calls of a task down to a multiple of 1024; /proc/<pid>/io does not
-READ_CALLS = _job("read_calls", "read", "Read calls.", (PROCESSES_TABLE, "syscr"), (TASKS_TABLE, "read_syscalls"))
-WRITE_CALLS = _job(
-    "write_calls", "written", "Write calls.", (PROCESSES_TABLE, "syscw"), (TASKS_TABLE, "write_syscalls")
-)
-READ_OPS = _job("read_ops", "read", "Reads of block devices.", (CGROUP_TABLE, "io_read_ops"))
-WRITE_OPS = _job("write_ops", "written", "Writes to block devices.", (CGROUP_TABLE, "io_write_ops"))
+READ_CALLS = _job("read_calls", "read", "Read calls.", "jobprocstats.syscr taskstats.read_syscalls")
+WRITE_CALLS = _job("write_calls", "written", "Write calls.", "jobprocstats.syscw taskstats.write_syscalls")
+READ_OPS = _job("read_ops", "read", "Reads of block devices.", "cgroup.io_read_ops")
+WRITE_OPS = _job("write_ops", "written", "Writes to block devices.", "cgroup.io_write_ops")
 WAIT_CPU = _job(
-    "wait_cpu",
-    "waiting for a CPU",
-    "Time of runnable tasks without a CPU.",
-    (TASKS_TABLE, "cpu_delay_total"),
+    *("wait_cpu", "waiting for a CPU", "Time of runnable tasks without a CPU."),
+    "taskstats.cpu_delay_total",
     bound=BY_TASKS,
 )
 WAIT_IO = _job(
-    "wait_io",
-    "block I/O",
-    "Time of tasks that wait for block devices.",
-    (TASKS_TABLE, "blkio_delay_total"),
-    bound=BY_TASKS,
+    "wait_io", "block I/O", "Time of tasks that wait for block devices.", "taskstats.blkio_delay_total", bound=BY_TASKS
 )
 WAIT_SWAP = _job(
-    "wait_swap",
-    "swap",
-    "Time of tasks that wait for swapped memory.",
-    (TASKS_TABLE, "swapin_delay_total"),
-    bound=BY_TASKS,
+    "wait_swap", "swap", "Time of tasks that wait for swapped memory.", "taskstats.swapin_delay_total", bound=BY_TASKS
 )
 WAIT_RECLAIM = _job(
     *("wait_reclaim", "memory reclaim", "Time of tasks that wait for free memory."),
-    (TASKS_TABLE, "freepages_delay_total"),
+    "taskstats.freepages_delay_total",
     bound=BY_TASKS,
 )
-SWITCHES = _job("switches", "switches", "Voluntary context switches.", (TASKS_TABLE, "nvcsw"))
+SWITCHES = _job("switches", "switches", "Voluntary context switches.", "taskstats.nvcsw")
 SWITCHES_INVOLUNTARY = _job(
-    "switches_involuntary", "involuntary switches", "Involuntary context switches.", (TASKS_TABLE, "nivcsw")
+    "switches_involuntary", "involuntary switches", "Involuntary context switches.", "taskstats.nivcsw"
 )
-START = _job(
-    "start", "start", "Start of the first task.", (TASKS_TABLE, "ac_btime"), hosts=MAX, time=LAST, is_rate=False
-)
-AGE = _job(
-    "age", "age", "Time since the oldest task began.", (TASKS_TABLE, "ac_etime"), hosts=MAX, time=LAST, is_rate=False
-)
-JOB_GPU_COUNT = _job("gpus", "GPUs", "GPUs that the job holds.", (JOB_GPUS, "gpus"), time=MAX)
+START = _job("start", "start", "Start of the first task.", "taskstats.ac_btime", hosts=MAX, time=LAST, is_rate=False)
+AGE = _job("age", "age", "Time since the oldest task began.", "taskstats.ac_etime", hosts=MAX, time=LAST, is_rate=False)
+JOB_GPU_COUNT = _job("gpus", "GPUs", "GPUs that the job holds.", "nvidiastats.gpus", time=MAX)
 JOB_GPU_IDLE = _job(
-    "gpus_idle", "idle", "GPUs that the job holds without a process on them.", (JOB_GPUS, "gpus_idle"), time=MAX
+    "gpus_idle", "idle", "GPUs that the job holds without a process on them.", "nvidiastats.gpus_idle", time=MAX
 )
 JOB_GPU_USE = _job(
-    "gpu_use", "GPU use", "Use of the job's GPUs, as a share.", (JOB_GPUS, "utilization-gpu"), hosts=MEAN, time=MEAN
+    "gpu_use", "GPU use", "Use of the job's GPUs, as a share.", "nvidiastats.utilization-gpu", hosts=MEAN, time=MEAN
 )
-JOB_GPU_MEMORY = _job("gpu_memory", "used", "Memory used on the job's GPUs.", (JOB_GPUS, "memory-used"), time=MAX)
+JOB_GPU_MEMORY = _job("gpu_memory", "used", "Memory used on the job's GPUs.", "nvidiastats.memory-used", time=MAX)
 JOB_GPU_MEMORY_TOTAL = _job(
-    "gpu_memory_total", "all", "Memory of the job's GPUs.", (JOB_GPUS, "memory-total"), time=MAX
+    "gpu_memory_total", "all", "Memory of the job's GPUs.", "nvidiastats.memory-total", time=MAX
 )
-JOB_GPU_POWER = _job("gpu_power", "power", "Power of the job's GPUs, by the driver.", (JOB_GPUS, "power"), time=MEAN)
+JOB_GPU_POWER = _job("gpu_power", "power", "Power of the job's GPUs, by the driver.", "nvidiastats.power", time=MEAN)
 GPU_OF_JOB_USE = _job(
     *("gpu_process_use", "use", "Share of the time in which the job's own processes computed on a GPU."),
-    (GPUS_OF_JOBS, "utilization_sm"),
+    "nvidiajobs.utilization_sm",
     hosts=MEAN,
     time=MEAN,
 )
 GPU_OF_JOB_MEMORY = _job(
-    "gpu_process_memory",
-    "memory",
-    "Memory of the job's own processes on a GPU.",
-    (GPUS_OF_JOBS, "memory_used"),
-    time=MAX,
+    "gpu_process_memory", "memory", "Memory of the job's own processes on a GPU.", "nvidiajobs.memory_used", time=MAX
 )
 PRESSURE = {
     f"{what}_{how}": _job(
         f"pressure_{what}_{how}",
         text,
         f"Time in which {'all' if how == 'full' else 'some'} tasks waited for {text}.",
-        (CGROUP_TABLE, f"{what}_pressure_{how}"),
+        f"cgroup.{what}_pressure_{how}",
         hosts=MAX,
         bound=BY_TIME,
     )
@@ -346,24 +315,12 @@ PRESSURE = {
 
 # -- nodes --
 
-
-def _node(
-    key: str,
-    label: str,
-    text: str,
-    *sources: tuple[str, ...],
-    hosts: str = SUM,
-    time: str = MEAN,
-    is_rate: bool = True,
-    bound: str = "",
-) -> Measure:
-    return Measure(key, label, text, NODES, tuple([Source(*one) for one in sources]), hosts, time, is_rate, bound)
-
+_node = partial(_measure, NODES, time=MEAN)
 
 NODE_CPU = {
     state: _node(
         *(f"node_cpu_{state}", label, f"CPU time of all CPUs {text}."),
-        (NODE_TABLE, f"stat_cpu_{state}"),
+        f"procstats.stat_cpu_{state}",
         time=TOTAL,
         bound=BY_CPUS,
     )
@@ -380,9 +337,9 @@ NODE_CPU = {
         ("guest_nice", "guests at low priority", "for guests at low priority, also counted in low priority"),
     )
 }
-NODE_CPU_COUNT = _node("node_cpus", "CPUs", "CPUs that are online.", (NODE_TABLE, "stat_cpus"), time=MAX)
+NODE_CPU_COUNT = _node("node_cpus", "CPUs", "CPUs that are online.", "procstats.stat_cpus", time=MAX)
 NODE_MEMORY = {
-    kind: _node(f"node_memory_{kind}", label, text, (NODE_TABLE, f"meminfo_{kind}"))
+    kind: _node(f"node_memory_{kind}", label, text, f"procstats.meminfo_{kind}")
     for kind, label, text in (
         ("memtotal", "all", "Usable memory."),
         ("memfree", "free", "Unused memory."),
@@ -402,58 +359,50 @@ NODE_MEMORY_USED = (
     *((NODE_MEMORY["cached"], -1), (NODE_MEMORY["sreclaimable"], -1), (NODE_MEMORY["shmem"], 1)),
 )
 NODE_SWAP_USED = ((NODE_MEMORY["swaptotal"], 1), (NODE_MEMORY["swapfree"], -1))
-NODE_LOAD = _node(
-    "node_load", "1 minute", "Runnable or blocked tasks, over 1 minute.", (NODE_TABLE, "loadavg_1min"), hosts=SUM
-)
+NODE_LOAD = _node("node_load", "1 minute", "Runnable or blocked tasks, over 1 minute.", "procstats.loadavg_1min")
 NODE_LOAD_15 = _node(
-    "node_load_15", "15 minutes", "Runnable or blocked tasks, over 15 minutes.", (NODE_TABLE, "loadavg_15min")
+    "node_load_15", "15 minutes", "Runnable or blocked tasks, over 15 minutes.", "procstats.loadavg_15min"
 )
-NODE_BLOCKED = _node("node_blocked", "waiting for I/O", "Tasks that wait for I/O.", (NODE_TABLE, "stat_procs_blocked"))
-NODE_READ = _node("node_read", "read", "Bytes read from block devices.", (NODE_TABLE, "vmstat_pgpgin"), time=TOTAL)
-NODE_WRITE = _node(
-    "node_write", "written", "Bytes written to block devices.", (NODE_TABLE, "vmstat_pgpgout"), time=TOTAL
-)
-NODE_UPTIME = _node("node_uptime", "up", "Time since boot.", (NODE_TABLE, "uptime_total"), time=LAST, is_rate=False)
+NODE_BLOCKED = _node("node_blocked", "waiting for I/O", "Tasks that wait for I/O.", "procstats.stat_procs_blocked")
+NODE_READ = _node("node_read", "read", "Bytes read from block devices.", "procstats.vmstat_pgpgin", time=TOTAL)
+NODE_WRITE = _node("node_write", "written", "Bytes written to block devices.", "procstats.vmstat_pgpgout", time=TOTAL)
+NODE_UPTIME = _node("node_uptime", "up", "Time since boot.", "procstats.uptime_total", time=LAST, is_rate=False)
 NETWORK_RECEIVED = _node(
     *("network_received", "received", "Bytes received over InfiniBand, Omni-Path and RoCE."),
-    ("infinibandstats_default", "portRcvData"),
+    "infinibandstats.portRcvData",
     time=TOTAL,
 )
 NETWORK_SENT = _node(
     *("network_sent", "sent", "Bytes sent over InfiniBand, Omni-Path and RoCE."),
-    ("infinibandstats_default", "portXmitData"),
+    "infinibandstats.portXmitData",
     time=TOTAL,
 )
-LUSTRE_READ = _node(
-    "lustre_read", "read", "Bytes read from Lustre.", ("lustrestats_default", "lustre_bytes_read"), time=TOTAL
-)
+LUSTRE_READ = _node("lustre_read", "read", "Bytes read from Lustre.", "lustrestats.lustre_bytes_read", time=TOTAL)
 LUSTRE_WRITE = _node(
-    "lustre_write", "written", "Bytes written to Lustre.", ("lustrestats_default", "lustre_bytes_write"), time=TOTAL
+    "lustre_write", "written", "Bytes written to Lustre.", "lustrestats.lustre_bytes_write", time=TOTAL
 )
 NODE_POWER = _node(
     *("power", "node", "Power of the whole node now, by its BMC."),
-    *((POWER_TABLE, "current_power"), (POWER_TABLE, "average_power_consumption")),
+    "ipmipowerstats.current_power ipmipowerstats.average_power_consumption",
 )
 NODE_MEAN_POWER = _node(
     *("mean_power", "node", "Power of the whole node, averaged by its BMC: what energy is made of."),
-    *((POWER_TABLE, "average_power_consumption"), (POWER_TABLE, "current_power")),
+    "ipmipowerstats.average_power_consumption ipmipowerstats.current_power",
 )
 ZONE_ENERGY = _node(
-    "zone_energy", "energy", "Energy of processors and memory, by RAPL zone.", (ZONES, "energy"), time=TOTAL
+    "zone_energy", "energy", "Energy of processors and memory, by RAPL zone.", "raplzones.energy", time=TOTAL
 )
-ZONE_POWER = _node("zone_power", "power", "Power of processors and memory, by RAPL zone.", (ZONES, "power"))
+ZONE_POWER = _node("zone_power", "power", "Power of processors and memory, by RAPL zone.", "raplzones.power")
 TEMPERATURE = _node(
-    *("temperature", "mean", "Temperatures of the node's sensors."),
-    ("temperatures_default", "temperature"),
-    hosts=MEAN,
+    "temperature", "mean", "Temperatures of the node's sensors.", "temperatures.temperature", hosts=MEAN
 )
-GPU_USE = _node("node_gpu_use", "use", "Use of each GPU, as a share.", (GPUS, "utilization_gpu"), hosts=MEAN)
-GPU_MEMORY = _node("node_gpu_memory", "memory", "Memory used on each GPU.", (GPUS, "memory_used"), time=MAX)
-GPU_MEMORY_TOTAL = _node("node_gpu_memory_total", "all", "Memory of each GPU.", (GPUS, "memory_total"), time=MAX)
-GPU_POWER = _node("node_gpu_power", "power", "Power of each GPU, by the driver.", (GPUS, "power"))
-GPU_ENERGY = _node("node_gpu_energy", "energy", "Energy of each GPU.", (GPUS, "energy"), time=TOTAL)
+GPU_USE = _node("node_gpu_use", "use", "Use of each GPU, as a share.", "nvidiagpus.utilization_gpu", hosts=MEAN)
+GPU_MEMORY = _node("node_gpu_memory", "memory", "Memory used on each GPU.", "nvidiagpus.memory_used", time=MAX)
+GPU_MEMORY_TOTAL = _node("node_gpu_memory_total", "all", "Memory of each GPU.", "nvidiagpus.memory_total", time=MAX)
+GPU_POWER = _node("node_gpu_power", "power", "Power of each GPU, by the driver.", "nvidiagpus.power")
+GPU_ENERGY = _node("node_gpu_energy", "energy", "Energy of each GPU.", "nvidiagpus.energy", time=TOTAL)
 GPU_TEMPERATURE = _node(
-    "node_gpu_temperature", "temperature", "Temperature of each GPU.", (GPUS, "temperature"), hosts=MEAN
+    "node_gpu_temperature", "temperature", "Temperature of each GPU.", "nvidiagpus.temperature", hosts=MEAN
 )
 
 

@@ -88,6 +88,16 @@ def label(name: str, size: int, text: str, source: str) -> Field:
     return Field(name, "none", "label", f"{text} Source: {source}.", dtype=f"S{size}", fold="first")
 
 
+def counter(name: str, unit: str, text: str, source: str, fold: str = "sum") -> Field:
+    """Return the declaration of a counter; arguments as for `label` and `Field`."""
+    return Field(name, unit, "counter", f"{text} Source: {source}.", fold=fold)
+
+
+def gauge(name: str, unit: str, text: str, source: str, dtype: str = "i8") -> Field:
+    """Return the declaration of a gauge; arguments as for `label` and `Field`."""
+    return Field(name, unit, "gauge", f"{text} Source: {source}.", dtype)
+
+
 class Schema:
     """An ordered set of fields under a table name.
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema, label
+from colmet.common.schema import Field, Schema, counter, gauge, label
 from colmet.common.tables import cgroup, infiniband, lustre, nvidia, perfhw, rapl, taskstats, temperature
 from colmet.common.tables.agent_counters import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT, PART_FAILURES
 
 
 def _counter(name: str, unit: str, text: str, source: str = "the agent") -> Field:
-    return Field(name, unit, "counter", f"{text} Source: {source}.")
+    return counter(name, unit, text, source)
 
 
 def _gauge(name: str, unit: str, text: str, source: str = "the agent") -> Field:
-    return Field(name, unit, "gauge", f"{text} Source: {source}.")
+    return gauge(name, unit, text, source)
 
 
 # Counters of backends about themselves, in the order of the columns.
@@ -51,10 +51,7 @@ SCHEMA = Schema(
         ),
         _gauge("batches_waiting", "count", "Batches kept until they are acknowledged.", "the spool"),
         _counter(
-            "programs_cpu_time",
-            "usec",
-            "CPU time of ended child programs of backends.",
-            "getrusage, RUSAGE_CHILDREN",
+            "programs_cpu_time", "usec", "CPU time of ended child programs of backends.", "getrusage, RUSAGE_CHILDREN"
         ),
         _gauge("rss", "kbytes", "Resident memory.", "/proc/self/statm, resident"),
         _gauge("open_files", "count", "Open descriptors; missing before Linux 6.2.", "stat of /proc/self/fd, st_size"),

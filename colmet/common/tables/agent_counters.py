@@ -1,36 +1,18 @@
-"""Declarations of a backend's counters about itself: fields that become columns of `agent_default`."""
+"""Counters that several backends have about themselves: columns of `agent_default`, declared by each of them."""
 
 from __future__ import annotations
 
-from colmet.common.schema import Field
+from colmet.common.schema import counter
 
-
-def counter(name: str, text: str, backend: str) -> Field:
-    """Return the declaration of a backend's counter about itself.
-
-    Args:
-        name: of the column.
-        text: meaning, a sentence.
-        backend: owner of the counter.
-    """
-    return Field(name, "count", "counter", f"{text} Source: the {backend}.")
-
-
-# Of every backend that measures several things of a kind; declared by each of them.
+# Of every backend that measures several things of a kind.
 PART_FAILURES = counter(
-    "part_failures",
+    *("part_failures", "count"),
     "Unreadable zones, sensors, ports, mounts and values of GPUs; their values are missing.",
-    "backend that measures them",
+    "the backend that measures them",
 )
 # Of every backend in a thread of its own.
-LEFT_OUT = Field(
-    "left_out", "count", "counter", "Ticks without rows, the measurement before not having ended. Source: the agent."
-)
-LATE = Field(
-    "late",
-    "count",
-    "counter",
-    "Measurements that ended after their deadline. Source: the agent.",
-)
-COMMANDS = counter("commands", "Programs started.", "backend that asks programs")
-COMMANDS_KILLED = counter("commands_killed", "Programs killed at their deadline.", "backend that asks programs")
+LEFT_OUT = counter("left_out", "count", "Ticks without rows, the measurement before not having ended.", "the agent")
+LATE = counter("late", "count", "Measurements that ended after their deadline.", "the agent")
+_ASKER = "the backend that asks programs"
+COMMANDS = counter("commands", "count", "Programs started.", _ASKER)
+COMMANDS_KILLED = counter("commands_killed", "count", "Programs killed at their deadline.", _ASKER)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema, label
-from colmet.common.tables.agent_counters import counter
+from colmet.common.schema import Field, Schema, counter, gauge, label
 
 USER_BYTES = 64
 
 
 def _counter(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
-    return Field(name, unit, "counter", f"{text} Source: v1 {v1}; v2 {v2}.")
+    return counter(name, unit, text, f"v1 {v1}; v2 {v2}")
 
 
 def _gauge(name: str, unit: str, text: str, v1: str, v2: str) -> Field:
-    return Field(name, unit, "gauge", f"{text} Source: v1 {v1}; v2 {v2}.")
+    return gauge(name, unit, text, f"v1 {v1}; v2 {v2}")
 
 
 def _quota(name: str, unit: str, text: str, v2: str) -> Field:
@@ -122,6 +121,9 @@ SCHEMA = Schema(
 )
 
 AGENT_COUNTERS = (
-    counter("file_failures", "Unreadable or unparsable files of cgroups.", "cgroup backend"),
-    counter("overattributed", "Rows with more CPU time attributed than the cgroup had used.", "cgroup backend"),
+    counter("file_failures", "count", "Unreadable or unparsable files of cgroups.", "the cgroup backend"),
+    counter(
+        *("overattributed", "count", "Rows with more CPU time attributed than the cgroup had used."),
+        "the cgroup backend",
+    ),
 )

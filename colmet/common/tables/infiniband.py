@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema, label
+from colmet.common.schema import Field, Schema, counter, label
 from colmet.common.tables.agent_counters import PART_FAILURES
 
 DEVICES = "/sys/class/infiniband"
@@ -10,13 +10,8 @@ FULL = 2**32 - 1  # where 32-bit counters stop
 
 
 def _sum(name: str, unit: str, text: str, key: str) -> Field:
-    return Field(
-        name,
-        unit,
-        "counter",
-        f"{text} All ports together: the counts of the ports active at the start, and all later counts. "
-        f"Source: {key} of each port.",
-    )
+    text += " All ports together: the counts of the ports active at the start, and all later counts."
+    return counter(name, unit, text, f"{key} of each port")
 
 
 SCHEMA = Schema(
@@ -32,7 +27,7 @@ SCHEMA = Schema(
 
 
 def _port(name: str, text: str, unit: str = "count") -> Field:
-    return Field(name, unit, "counter", f"{text} Source: counters/{name} of the port, or perfquery.")
+    return counter(name, unit, text, f"counters/{name} of the port, or perfquery")
 
 
 def _error(name: str, text: str, highest: int) -> Field:

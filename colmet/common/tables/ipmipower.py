@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema, label
+from colmet.common.schema import Field, Schema, gauge, label
 
 
 def _power(name: str, text: str) -> Field:
     source = "ipmi-oem dell, ipmi-dcmi, ipmitool dcmi, a sensor, or --ipmipower-cmd"
-    return Field(name, "watts", "gauge", f"{text} Source: {source}.")
+    return gauge(name, "watts", text, f"{source}")
 
 
 SCHEMA = Schema(

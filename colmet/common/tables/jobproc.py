@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema
+from colmet.common.schema import Field, Schema, counter, gauge
 
 
 def _io(name: str, unit: str, text: str) -> Field:
-    return Field(name, unit, "counter", f"{text} Source: /proc/<pid>/io {name}.")
+    return counter(name, unit, text, f"/proc/<pid>/io {name}")
 
 
 IO_FIELDS = [
@@ -23,11 +23,9 @@ SCHEMA = Schema(
     "job",
     [
         *IO_FIELDS,
-        Field(
-            "VmRSS", "kbytes", "gauge", "Resident memory, summed over processes. Source: /proc/<pid>/statm column 2."
-        ),
-        Field("RssShmem", "kbytes", "gauge", "Shared memory and tmpfs within it. Source: /proc/<pid>/status RssShmem."),
-        Field("VmSize", "kbytes", "gauge", "Virtual memory. Source: /proc/<pid>/statm column 1."),
+        gauge("VmRSS", "kbytes", "Resident memory, summed over processes.", "/proc/<pid>/statm column 2"),
+        gauge("RssShmem", "kbytes", "Shared memory and tmpfs within it.", "/proc/<pid>/status RssShmem"),
+        gauge("VmSize", "kbytes", "Virtual memory.", "/proc/<pid>/statm column 1"),
         Field(
             "RssAnon",
             "kbytes",
@@ -43,7 +41,7 @@ SCHEMA = Schema(
             "them. In place of memory_current of cgroup_default where no cgroup counts it; without page cache that no "
             "process maps. Source: /proc/<pid>/statm.",
         ),
-        Field("processes", "count", "gauge", "Its processes now. Source: cgroup.procs."),
-        Field("tasks", "count", "gauge", "Its tasks now, threads too. Source: tasks, or cgroup.threads."),
+        gauge("processes", "count", "Its processes now.", "cgroup.procs"),
+        gauge("tasks", "count", "Its tasks now, threads too.", "tasks, or cgroup.threads"),
     ],
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema, label
+from colmet.common.schema import Field, Schema, counter, label
 from colmet.common.tables.agent_counters import PART_FAILURES
 
 _SOURCE = "llite.*.stats of the client"
 
 
 def _sum(name: str, unit: str, text: str, line: str) -> Field:
-    return Field(name, unit, "counter", f"{text}, on all mounts of --lustre-prefix. Source: {_SOURCE}, {line}.")
+    return counter(name, unit, f"{text}, on all mounts of --lustre-prefix.", f"{_SOURCE}, {line}")
 
 
 SCHEMA = Schema(
@@ -25,22 +25,17 @@ SCHEMA = Schema(
 
 
 def _data(name: str, unit: str, text: str, line: str) -> Field:
-    return Field(name, unit, "counter", f"{text} Source: {_SOURCE}, {line}.")
+    return counter(name, unit, text, f"{_SOURCE}, {line}")
 
 
 def _always(name: str, text: str) -> Field:
     """Return the declaration of an operation counted by every client: Lustre lists it after its first occurrence."""
-    return Field(name, "count", "counter", f"{text} 0 while it is not listed. Source: {_SOURCE}, samples of {name}.")
+    return _data(name, "count", f"{text} 0 while it is not listed.", f"samples of {name}")
 
 
 def _sometimes(name: str, text: str, clients: str) -> Field:
-    return Field(
-        name,
-        "count",
-        "counter",
-        f"{text} Missing before its first occurrence, or if the client does not count it ({clients} do). "
-        f"Source: {_SOURCE}, samples of {name}.",
-    )
+    text += f" Missing before its first occurrence, or if the client does not count it ({clients} do)."
+    return _data(name, "count", text, f"samples of {name}")
 
 
 ALWAYS = [

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema
+from colmet.common.schema import Field, Schema, counter, gauge
 
 
 def _meminfo(key: str, text: str, unit: str = "kbytes") -> Field:
-    return Field(f"meminfo_{key.lower()}", unit, "gauge", f"{text} Source: /proc/meminfo {key}.")
+    return gauge(f"meminfo_{key.lower()}", unit, text, f"/proc/meminfo {key}")
 
 
 def _vmstat(key: str, text: str, unit: str = "count") -> Field:
-    return Field(f"vmstat_{key}", unit, "counter", f"{text} Source: /proc/vmstat {key}.")
+    return counter(f"vmstat_{key}", unit, text, f"/proc/vmstat {key}")
 
 
 def _cpu(key: str, column: int, text: str) -> Field:
-    return Field(
-        f"stat_cpu_{key}",
-        "jiffies",
-        "counter",
-        f"CPU time of all CPUs {text}. Source: /proc/stat cpu, column {column}.",
-    )
+    return counter(f"stat_cpu_{key}", "jiffies", f"CPU time of all CPUs {text}.", f"/proc/stat cpu, column {column}")
 
 
 def _stat(key: str, kind: str, text: str) -> Field:
@@ -27,7 +22,7 @@ def _stat(key: str, kind: str, text: str) -> Field:
 
 
 def _load(key: str, text: str) -> Field:
-    return Field(f"loadavg_{key}", "none", "gauge", f"{text} Source: /proc/loadavg.", dtype="f4")
+    return gauge(f"loadavg_{key}", "none", text, "/proc/loadavg", "f4")
 
 
 # In the order of the columns of the cpu line of /proc/stat.
@@ -54,8 +49,8 @@ SCHEMA = Schema(
     "procstats_default",
     "node",
     [
-        Field("uptime_total", "sec", "counter", "Time since boot. Source: /proc/uptime, column 1."),
-        Field("uptime_idle", "sec", "counter", "Idle time, summed over CPUs. Source: /proc/uptime, column 2."),
+        counter("uptime_total", "sec", "Time since boot.", "/proc/uptime, column 1"),
+        counter("uptime_idle", "sec", "Idle time, summed over CPUs.", "/proc/uptime, column 2"),
         _meminfo("MemTotal", "Usable memory."),
         _meminfo("MemFree", "Unused memory."),
         _meminfo("Buffers", "Raw disk blocks in memory."),
@@ -100,7 +95,7 @@ SCHEMA = Schema(
         _vmstat("pgfault", "Page faults."),
         _vmstat("pgmajfault", "Page faults with I/O."),
         *CPU,
-        Field("stat_cpus", "count", "gauge", "Online CPUs. Source: /proc/stat, its lines cpu0, cpu1, ..."),
+        gauge("stat_cpus", "count", "Online CPUs.", "/proc/stat, its lines cpu0, cpu1, .."),
         _stat("intr", "counter", "Interrupts."),
         _stat("ctxt", "counter", "Context switches."),
         _stat("processes", "counter", "Tasks started since boot."),

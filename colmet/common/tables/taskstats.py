@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema
-from colmet.common.tables.agent_counters import counter
+from colmet.common.schema import Field, Schema, counter, gauge
 
 
 def _counter(name: str, unit: str, text: str, fold: str = "sum") -> Field:
-    return Field(name, unit, "counter", f"{text} Source: struct taskstats.{name}.", fold=fold)
+    return counter(name, unit, text, f"struct taskstats.{name}", fold)
 
 
 SCHEMA = Schema(
@@ -60,7 +59,7 @@ SCHEMA = Schema(
 
 
 def _count(name: str, text: str) -> Field:
-    return counter(name, text, "taskstats backend")
+    return counter(name, "count", text, "the taskstats backend")
 
 
 AGENT_COUNTERS = (
@@ -76,11 +75,6 @@ AGENT_COUNTERS = (
     _count("answers_lost", "Lost answers for live tasks, requested again."),
     _count("delays_implausible", "Growths of a task's delay dropped, longer than it can have waited."),
     _count("state_failures", "Failed saves of the state for the next start."),
-    Field(
-        "exit_records_on",
-        "count",
-        "gauge",
-        "1 while the kernel sends exit records. Source: the taskstats backend.",
-    ),
-    Field("fork_events_on", "count", "gauge", "1 while the kernel reports forks. Source: the taskstats backend."),
+    gauge("exit_records_on", "count", "1 while the kernel sends exit records.", "the taskstats backend"),
+    gauge("fork_events_on", "count", "1 while the kernel reports forks.", "the taskstats backend"),
 )

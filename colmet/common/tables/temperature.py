@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.common.schema import Field, Schema, label
+from colmet.common.schema import Field, Schema, gauge, label
 from colmet.common.tables.agent_counters import PART_FAILURES
 
 THERMAL = "/sys/class/thermal"
@@ -12,12 +12,9 @@ SCHEMA = Schema(
     "temperaturestats_default",
     "node",
     [
-        Field(
-            f"counter_{n}",
-            "celsius",
-            "gauge",
-            f"Temperature in whole degrees; mapping_default names the sensor. Source: {THERMAL}/thermal_zone*/"
-            f"temp, or where there is none {HWMON}/hwmon*/temp*_input.",
+        gauge(
+            *(f"counter_{n}", "celsius", "Temperature in whole degrees; mapping_default names the sensor."),
+            f"{THERMAL}/thermal_zone*/temp, or where there is none {HWMON}/hwmon*/temp*_input",
         )
         for n in range(1, COLUMNS + 1)
     ],
@@ -25,7 +22,7 @@ SCHEMA = Schema(
 
 
 def _celsius(name: str, text: str, files: str) -> Field:
-    return Field(name, "celsius", "gauge", f"{text} Source: {files}.", dtype="f8")
+    return gauge(name, "celsius", text, files, "f8")
 
 
 _BOTH = f"{THERMAL} and {HWMON}"
