@@ -209,9 +209,7 @@ def _leaps_up(values: Floats) -> npt.NDArray[np.bool_]:
     highest = np.fmax.accumulate(values)[:-1]
     fell = np.append(True, steps < 0)
     low = values[np.maximum.accumulate(np.where(fell, np.arange(len(values)), 0))][:-1]
-    return np.asarray(
-        (values[:-1] < highest) & (values[1:] >= highest) & (steps > 0.5 * (highest - low)),
-    )
+    return np.asarray((values[:-1] < highest) & (values[1:] >= highest) & (steps > 0.5 * (highest - low)))
 
 
 class Sum(NamedTuple):

@@ -38,10 +38,7 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
             [
                 Panel(
                     "CPU cores used, and allocated",
-                    [
-                        line(m.CPU_USED, "used"),
-                        line(m.CPUS, "allocated", frame=True),
-                    ],
+                    [line(m.CPU_USED, "used"), line(m.CPUS, "allocated", frame=True)],
                     "Areas are added up; the dashed line at the top is what was allocated.",
                     "stack",
                 ),
@@ -56,10 +53,7 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
                 ),
                 Panel(
                     "CPU time in the kernel, and kept back by a quota",
-                    [
-                        line(m.CPU_SYSTEM, "kernel"),
-                        line(m.CPU_THROTTLED, "throttled"),
-                    ],
+                    [line(m.CPU_SYSTEM, "kernel"), line(m.CPU_THROTTLED, "throttled")],
                 ),
                 Panel(
                     "Pressure: time in which some task waited",
@@ -79,19 +73,13 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
             [
                 Panel(
                     "Memory, and its limit",
-                    [
-                        line(m.MEMORY, "used"),
-                        line(m.MEMORY_LIMIT, "limit", frame=True),
-                    ],
+                    [line(m.MEMORY, "used"), line(m.MEMORY_LIMIT, "limit", frame=True)],
                     "Areas are added up; the dashed line at the top is the limit, where there is one.",
                     "stack",
                 ),
                 Panel(
                     "Memory of its processes",
-                    [
-                        line(m.MEMORY.of(m.PROCESSES)[0], "used"),
-                        line(m.MEMORY_ANON.of(m.PROCESSES)[0], "anonymous"),
-                    ],
+                    [line(m.MEMORY.of(m.PROCESSES)[0], "used"), line(m.MEMORY_ANON.of(m.PROCESSES)[0], "anonymous")],
                     _OF_PROCESSES,
                 ),
                 Panel(
@@ -124,33 +112,18 @@ def _of_jobs(by: Sequence[str], label: str, grown: str = _STEP) -> list[Section]
             [
                 Panel(
                     "Bytes to and from storage",
-                    [
-                        line(m.CHARGED_READ, "read"),
-                        line(m.CHARGED_WRITE, "written"),
-                    ],
+                    [line(m.CHARGED_READ, "read"), line(m.CHARGED_WRITE, "written")],
                     "As the kernel charges them to tasks: what the page cache had is not in it.",
                 ),
                 Panel(
                     "Bytes that programs read and wrote",
-                    [
-                        line(m.CALLS_READ, "read"),
-                        line(m.CALLS_WRITE, "written"),
-                    ],
+                    [line(m.CALLS_READ, "read"), line(m.CALLS_WRITE, "written")],
                     "What the page cache had, pipes and network file systems are in it.",
                 ),
-                Panel(
-                    "Bytes on block devices",
-                    [
-                        line(m.IO_READ, "read"),
-                        line(m.IO_WRITE, "written"),
-                    ],
-                ),
+                Panel("Bytes on block devices", [line(m.IO_READ, "read"), line(m.IO_WRITE, "written")]),
                 Panel(
                     "Read and write calls",
-                    [
-                        line(m.READ_CALLS.sources[1], "read"),
-                        line(m.WRITE_CALLS.sources[1], "written"),
-                    ],
+                    [line(m.READ_CALLS.sources[1], "read"), line(m.WRITE_CALLS.sources[1], "written")],
                 ),
             ],
         ),
@@ -221,20 +194,8 @@ def _network(ports: bool) -> list[Panel]:
     """Return the panels of network and shared file systems, for whole nodes or by port and mount."""
     if not ports:
         return [
-            Panel(
-                "InfiniBand",
-                [
-                    of(m.NETWORK_SENT, "sent {host}"),
-                    of(m.NETWORK_RECEIVED, "received {host}"),
-                ],
-            ),
-            Panel(
-                "Lustre",
-                [
-                    of(m.LUSTRE_READ, "read {host}"),
-                    of(m.LUSTRE_WRITE, "written {host}"),
-                ],
-            ),
+            Panel("InfiniBand", [of(m.NETWORK_SENT, "sent {host}"), of(m.NETWORK_RECEIVED, "received {host}")]),
+            Panel("Lustre", [of(m.LUSTRE_READ, "read {host}"), of(m.LUSTRE_WRITE, "written {host}")]),
         ]
     port, mount = ("host", "port"), ("host", "mount")
     return [
@@ -364,30 +325,13 @@ STORED = (
                 [
                     Panel(
                         "CPU used by colmet-node",
-                        [
-                            Line(
-                                "agent_default",
-                                "cpu_time",
-                                where={"backend": "agent"},
-                                noun="cores",
-                                top=20,
-                            )
-                        ],
+                        [Line("agent_default", "cpu_time", where={"backend": "agent"}, noun="cores", top=20)],
                         "The twenty nodes with the most.",
                         slow=True,
                     ),
                     Panel(
                         "Samples that failed",
-                        [
-                            Line(
-                                "agent_default",
-                                "failures",
-                                "{backend} {host}",
-                                ("host", "backend"),
-                                INCREASE,
-                                top=20,
-                            )
-                        ],
+                        [Line("agent_default", "failures", "{backend} {host}", ("host", "backend"), INCREASE, top=20)],
                         "In each step of the picture; the node's log says why.",
                         slow=True,
                     ),
@@ -409,13 +353,7 @@ STORED = (
                         [of(m.NODE_CPU[state], f"{state} {{host}}") for state in _STATES],
                         kind="stack",
                     ),
-                    Panel(
-                        "Load",
-                        [
-                            of(m.NODE_LOAD, "1 minute {host}"),
-                            of(m.NODE_BLOCKED, "waiting for I/O {host}"),
-                        ],
-                    ),
+                    Panel("Load", [of(m.NODE_LOAD, "1 minute {host}"), of(m.NODE_BLOCKED, "waiting for I/O {host}")]),
                     Panel(
                         "Memory",
                         [
@@ -428,10 +366,7 @@ STORED = (
                     ),
                     Panel(
                         "Paging",
-                        [
-                            of(m.NODE_READ, "read {host}"),
-                            of(m.NODE_WRITE, "written {host}"),
-                        ],
+                        [of(m.NODE_READ, "read {host}"), of(m.NODE_WRITE, "written {host}")],
                         "All that goes to and from block devices.",
                     ),
                     Panel(
@@ -445,23 +380,13 @@ STORED = (
             ),
             Section(
                 "Power and temperature",
-                [
-                    *_power(),
-                    Panel(
-                        "Temperatures",
-                        [of(m.TEMPERATURE, "{sensor} {host}", ("host", "sensor"))],
-                    ),
-                ],
+                [*_power(), Panel("Temperatures", [of(m.TEMPERATURE, "{sensor} {host}", ("host", "sensor"))])],
             ),
             Section(
                 "GPUs",
                 [
                     Panel("How busy", [of(m.GPU_USE, "{uuid} {host}", ("host", "uuid"))]),
-                    Panel(
-                        "Memory",
-                        [of(m.GPU_MEMORY, "{uuid} {host}", ("host", "uuid"))],
-                        kind="stack",
-                    ),
+                    Panel("Memory", [of(m.GPU_MEMORY, "{uuid} {host}", ("host", "uuid"))], kind="stack"),
                     Panel("Power", [of(m.GPU_POWER, "{uuid} {host}", ("host", "uuid"))], kind="stack"),
                     Panel("Temperature", [of(m.GPU_TEMPERATURE, "{uuid} {host}", ("host", "uuid"))]),
                 ],
@@ -470,16 +395,8 @@ STORED = (
             Section(
                 "Jobs",
                 [
-                    Panel(
-                        "CPU cores used",
-                        [of(m.CPU_USED, "job {job} {host}", ("host", "job"))],
-                        kind="stack",
-                    ),
-                    Panel(
-                        "Memory",
-                        [of(m.MEMORY, "job {job} {host}", ("host", "job"))],
-                        kind="stack",
-                    ),
+                    Panel("CPU cores used", [of(m.CPU_USED, "job {job} {host}", ("host", "job"))], kind="stack"),
+                    Panel("Memory", [of(m.MEMORY, "job {job} {host}", ("host", "job"))], kind="stack"),
                     Panel(
                         "Memory of their processes",
                         [of(m.MEMORY.of(m.PROCESSES)[0], "job {job} {host}", ("host", "job"))],
@@ -581,12 +498,7 @@ SCRAPED = (
                 [
                     Panel(
                         "Jobs that compute most: CPU cores used",
-                        [
-                            Query(
-                                f"topk(10, sum by (job) (max by (host, job) ({_rate(_CPU)}))) / 1e9",
-                                "job {job}",
-                            )
-                        ],
+                        [Query(f"topk(10, sum by (job) (max by (host, job) ({_rate(_CPU)}))) / 1e9", "job {job}")],
                         kind="stack",
                     ),
                     Panel(
@@ -662,12 +574,7 @@ SCRAPED = (
                 [
                     Panel(
                         "Backends that are off",
-                        [
-                            Query(
-                                "sum by (backend) (1 - colmet_node_backend_up)",
-                                "{backend}",
-                            )
-                        ],
+                        [Query("sum by (backend) (1 - colmet_node_backend_up)", "{backend}")],
                         "Nodes on which it is asked for and what it needs is absent.",
                     ),
                     Panel(
@@ -693,16 +600,8 @@ SCRAPED = (
             Section(
                 "Jobs",
                 [
-                    Panel(
-                        "CPU cores used",
-                        [of(m.CPU_USED, "job {job} {host}", ("host", "job"))],
-                        kind="stack",
-                    ),
-                    Panel(
-                        "Memory",
-                        [of(m.MEMORY, "job {job} {host}", ("host", "job"))],
-                        kind="stack",
-                    ),
+                    Panel("CPU cores used", [of(m.CPU_USED, "job {job} {host}", ("host", "job"))], kind="stack"),
+                    Panel("Memory", [of(m.MEMORY, "job {job} {host}", ("host", "job"))], kind="stack"),
                     Panel(
                         "Memory of their processes",
                         [of(m.MEMORY.of(m.PROCESSES)[0], "job {job} {host}", ("host", "job"))],

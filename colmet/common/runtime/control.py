@@ -311,11 +311,7 @@ def _is_in_use(path: str) -> bool:
 
 
 def ask(
-    place: str | None,
-    daemon: str,
-    request: Request,
-    timeout_s: float = 2 * ERRAND_S,
-    client: Client | None = None,
+    place: str | None, daemon: str, request: Request, timeout_s: float = 2 * ERRAND_S, client: Client | None = None
 ) -> dict[str, Any]:
     """Send a request to a daemon, and return its reply.
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 # By import name: the package of the Python index, and that of Debian if its name is not python3-<module>; "" if Debian
 # has none.
-_PACKAGES = {
-    "pyarrow": ("pyarrow", ""),
-    "pynvml": ("nvidia-ml-py", ""),
-    "zmq": ("pyzmq", "python3-zmq"),
-}
+_PACKAGES = {"pyarrow": ("pyarrow", ""), "pynvml": ("nvidia-ml-py", ""), "zmq": ("pyzmq", "python3-zmq")}
 
 
 def how_to_install(*modules: str) -> str:

@@ -23,10 +23,7 @@ FOLDERS = (
 )
 MAX_FILE_BYTES = 64 << 10
 # Setting, parent of its directories, and their variable in the service's environment.
-_DIRECTORIES = (
-    ("StateDirectory", "/var/lib", "STATE_DIRECTORY"),
-    ("RuntimeDirectory", "/run", "RUNTIME_DIRECTORY"),
-)
+_DIRECTORIES = (("StateDirectory", "/var/lib", "STATE_DIRECTORY"), ("RuntimeDirectory", "/run", "RUNTIME_DIRECTORY"))
 
 
 class ServiceUnit(NamedTuple):
