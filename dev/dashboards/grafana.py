@@ -14,8 +14,7 @@ from colmet.common.wire import colmet06
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Dashboard, Line, Panel, Query
 from dev.dashboards.panels import SCRAPED, STORED, metric
 
-JSONValue = Any
-Object = dict[str, JSONValue]
+Object = dict[str, Any]
 
 SCHEMA_VERSION = 39
 COLUMNS = 24  # of Grafana's grid
@@ -93,7 +92,7 @@ class _Store:
     ) -> Object:
         return {
             "refId": _reference(number),
-            "datasource": self.source(),
+            "datasource": _source(self.kind),
             "query": self._rows(line, dashboard),
             "timeField": "timestamp",
             "metrics": metrics,
@@ -114,10 +113,6 @@ class _Store:
             where[line.column] = ""
         wanted += [_matches(line.table, name, value) for name, value in where.items()]
         return " AND ".join(wanted)
-
-    def source(self) -> Object:
-        """Return a reference to the chosen data source."""
-        return {"type": self.kind, "uid": "${datasource}"}
 
     def variables(self, dashboard: str) -> Iterator[Object]:
         """Yield the variables to choose, besides the data source."""
@@ -151,21 +146,10 @@ class _Prometheus:
         targets = []
         for n, line in enumerate(panel.lines):
             query = line if isinstance(line, Query) else _in_promql(line, dashboard)
-            target = {
-                "refId": _reference(n),
-                "datasource": self.source(),
-                "expr": query.expression,
-                "legendFormat": _LABEL.sub(r"{{\1}}", query.label),
-                "editorMode": "code",
-                "range": True,
-                "instant": False,
-            }
-            targets.append(target)
+            label = _LABEL.sub(r"{{\1}}", query.label)
+            target = {"refId": _reference(n), "datasource": _source(self.kind), "expr": query.expression}
+            targets.append({**target, "legendFormat": label, "editorMode": "code", "range": True, "instant": False})
         return targets
-
-    def source(self) -> Object:
-        """Return a reference to the chosen data source."""
-        return {"type": self.kind, "uid": "${datasource}"}
 
     def variables(self, dashboard: str) -> Iterator[Object]:
         """Yield the variables to choose, besides the data source."""
@@ -221,12 +205,13 @@ def _metric(number: int, line: Line) -> Object:
 
 def _terms(number: int, field: str, size: int, largest: str = "") -> Object:
     order = {"orderBy": largest, "order": "desc"} if largest else {"orderBy": "_key", "order": "asc"}
-    return {
-        "id": str(number),
-        "type": "terms",
-        "field": field,
-        "settings": {"min_doc_count": "1", "size": str(size), **order},
-    }
+    settings = {"min_doc_count": "1", "size": str(size), **order}
+    return {"id": str(number), "type": "terms", "field": field, "settings": settings}
+
+
+def _source(kind: str) -> Object:
+    """Return a reference to the chosen data source."""
+    return {"type": kind, "uid": "${datasource}"}
 
 
 def _reference(number: int) -> str:
@@ -239,35 +224,17 @@ def _choice(name: str, label: str, source: _Store | _Prometheus, query: str, sev
     if several:
         everything = {"text": ["All"], "value": ["$__all"], "selected": True}
         more = {"multi": True, "includeAll": True, "allValue": several, "current": everything}
-    return {
-        "type": "query",
-        "name": name,
-        "label": label,
-        "datasource": source.source(),
-        "query": query,
-        "refresh": 2,  # as the time range changes
-        "sort": 0,
-        "allowCustomValue": True,
-        **more,
-    }
+    made = {"type": "query", "name": name, "label": label, "datasource": _source(source.kind), "query": query}
+    return {**made, "refresh": 2, "sort": 0, "allowCustomValue": True, **more}  # 2: as the time range changes
 
 
-def _step(name: str, least: str, **more: JSONValue) -> Object:
+def _step(name: str, least: str, **more: Any) -> Object:
     """Return the variable for the length of a step: from the time range by default, or chosen by the user."""
     automatic = {"text": "auto", "value": f"$__auto_interval_{name}", "selected": True}
     steps = [{"text": step, "value": step, "selected": False} for step in _STEPS]
-    return {
-        "type": "interval",
-        "name": name,
-        "query": ",".join(_STEPS),
-        "auto": True,
-        "auto_count": POINTS,
-        "auto_min": least,
-        "refresh": 2,  # as the time range changes
-        "options": [automatic, *steps],
-        "current": automatic,
-        **more,
-    }
+    made = {"type": "interval", "name": name, "query": ",".join(_STEPS), "auto": True, "auto_count": POINTS}
+    made |= {"auto_min": least, "refresh": 2, "options": [automatic, *steps]}  # 2: as the time range changes
+    return {**made, "current": automatic, **more}
 
 
 def _panel(panel: Panel, number: int, place: Object, source: _Store | _Prometheus, dashboard: str) -> Object:
@@ -276,7 +243,7 @@ def _panel(panel: Panel, number: int, place: Object, source: _Store | _Prometheu
         "type": _TYPES.get(panel.kind, "table"),
         "title": panel.title,
         "description": _description(panel),
-        "datasource": source.source(),
+        "datasource": _source(source.kind),
         "gridPos": place,
         "targets": source.targets(panel, dashboard),
     }
@@ -348,7 +315,7 @@ def _columns(panel: Panel, source: _Store | _Prometheus) -> Iterator[Object]:
         yield _override(name, {"displayName": line.label, "unit": line.unit})
 
 
-def _override(name: str, properties: Mapping[str, JSONValue]) -> Object:
+def _override(name: str, properties: Mapping[str, Any]) -> Object:
     values = [{"id": key, "value": value} for key, value in properties.items()]
     return {"matcher": {"id": "byName", "options": name}, "properties": values}
 
@@ -426,17 +393,8 @@ def build(dashboard: Dashboard, source: _Store | _Prometheus) -> Object:
 
 def _links(source: _Store | _Prometheus) -> Object:
     """Return links to the other dashboards, with the present choice of variables."""
-    return {
-        "type": "dashboards",
-        "title": "Colmet",
-        "tags": ["colmet", source.name],
-        "icon": "external link",
-        "tooltip": "",
-        "asDropdown": False,
-        "targetBlank": False,
-        "includeVars": True,
-        "keepTime": True,
-    }
+    link = {"type": "dashboards", "title": "Colmet", "tags": ["colmet", source.name], "icon": "external link"}
+    return {**link, "tooltip": "", "asDropdown": False, "targetBlank": False, "includeVars": True, "keepTime": True}
 
 
 def files() -> Iterator[tuple[Path, str]]:
@@ -449,12 +407,8 @@ def files() -> Iterator[tuple[Path, str]]:
     opensearch = _Store(
         "grafana-opensearch-datasource", "opensearch", 1, {"queryType": "lucene", "luceneQueryType": "Metric"}
     )
-    sources: list[tuple[_Store | _Prometheus, Sequence[Dashboard]]] = [
-        (elasticsearch, STORED),
-        (opensearch, STORED),
-        (_Prometheus(), SCRAPED),
-    ]
-    for source, dashboards in sources:
-        for dashboard in dashboards:
+    sources: tuple[_Store | _Prometheus, ...] = (elasticsearch, opensearch, _Prometheus())
+    for source in sources:
+        for dashboard in SCRAPED if isinstance(source, _Prometheus) else STORED:
             text = json.dumps(build(dashboard, source), indent=1, ensure_ascii=False) + "\n"
             yield Path(source.name, f"{dashboard.name}.json"), text

@@ -128,10 +128,10 @@ class Query(NamedTuple):
     unit: str = "short"
 
 
-class Panel(NamedTuple):
+class Panel:
     """A panel of a dashboard.
 
-    Attributes:
+    Args:
         title: of the panel.
         lines: its content.
         text: how to read it, a sentence or two.
@@ -140,31 +140,28 @@ class Panel(NamedTuple):
         slow: whether its columns are measured once a minute.
     """
 
-    title: str
-    lines: Sequence[Line | Query]
-    text: str = ""
-    kind: str = "lines"
-    slow: bool = False
+    def __init__(
+        self, title: str, *lines: Line | Query, text: str = "", kind: str = "lines", slow: bool = False
+    ) -> None:
+        self.title, self.lines, self.text, self.kind, self.slow = title, lines, text, kind, slow
 
 
-class Section(NamedTuple):
+class Section:
     """Panels under a heading."""
 
-    title: str
-    panels: Sequence[Panel]
+    def __init__(self, title: str, *panels: Panel) -> None:
+        self.title, self.panels = title, panels
 
 
-class Dashboard(NamedTuple):
+class Dashboard:
     """A dashboard.
 
-    Attributes:
+    Args:
         name: cluster, node or job: the scope to choose in it.
         title: of the dashboard.
         text: its purpose.
         sections: its panels.
     """
 
-    name: str
-    title: str
-    text: str
-    sections: Sequence[Section]
+    def __init__(self, name: str, title: str, text: str, *sections: Section) -> None:
+        self.name, self.title, self.text, self.sections = name, title, text, sections
