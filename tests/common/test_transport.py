@@ -274,12 +274,9 @@ def test_why_there_is_no_connection_is_known(pull):
 
 def test_an_attempt_that_nobody_answers_is_told_from_one_that_is_refused():
     now = [0.0]
-    context = zmq.Context()
-    sender = context.socket(zmq.PUSH)
-    sender.setsockopt(zmq.LINGER, 0)
-    outgoing = Outgoing(sender, "tcp://127.0.0.1:1", monotonic=lambda: now[0])
-    sender.disable_monitor()  # no others than the test's
-    outgoing.number  # noqa: B018
+    outgoing = Outgoing(zmq.PUSH, "tcp://127.0.0.1:1", "--zeromq-uri", {zmq.LINGER: 0}, monotonic=lambda: now[0])
+    outgoing.socket.disable_monitor()  # no others than the test's
+    outgoing.connection  # noqa: B018
     assert "refused" in events(outgoing, zmq.EVENT_CONNECT_DELAYED, zmq.EVENT_CLOSED)
     events(outgoing, zmq.EVENT_CONNECT_DELAYED)
     now[0] += 5.0
@@ -287,5 +284,3 @@ def test_an_attempt_that_nobody_answers_is_told_from_one_that_is_refused():
     assert "something listens" in events(outgoing, zmq.EVENT_CONNECTED), "and says nothing"
     assert events(outgoing, zmq.EVENT_HANDSHAKE_SUCCEEDED) == ""
     outgoing.close()
-    sender.close()
-    context.term()

@@ -5,17 +5,14 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import zmq
 
-from colmet.common.errors import ConfigError
-from colmet.common.transport import claims
 from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client
-from colmet.common.transport.outgoing import Outgoing, try_again
-from colmet.common.transport.uris import check_target, check_uri
+from colmet.common.transport.listening import Listening
+from colmet.common.transport.outgoing import Outgoing
 from colmet.common.transport.waiting import Socket
 
 # Above this libzmq drops the connection, so a peer cannot make the collector hold any amount of memory. It is twice the
@@ -25,10 +22,8 @@ DATA = "--zeromq-bind-uri"
 MAX_WAITING = 100  # waiting messages of each connection; further ones wait at their node
 
 
-class Push:
-    """The node's end. Connects in the background and retries for ever.
-
-    A message goes to a connected collector, or is refused: no message waits for one that is away.
+class Push(Outgoing):
+    """The node's end. A message goes to a connected collector, or is refused: no message waits for one that is away.
 
     Args:
         uri: of the collector.
@@ -41,72 +36,9 @@ class Push:
     """
 
     def __init__(self, uri: str, hwm: int, linger_ms: int, security: Client | None = None) -> None:
-        check_target(uri, "--zeromq-uri")
-        self._uri = uri
-        self._hwm = hwm
-        self._linger_ms = linger_ms
-        self._context = zmq.Context()
-        self._security = security
-        self._numbers = itertools.count(1)
-        try:
-            self._socket = self._connect()
-        except zmq.ZMQError as err:
-            self._context.term()
-            raise ConfigError(f"--zeromq-uri {uri}: {err}; give tcp://HOST:PORT of the collector") from err
-
-    def _connect(self) -> Socket:
-        socket = self._context.socket(zmq.PUSH)
-        try_again(socket)
-        socket.setsockopt(zmq.IMMEDIATE, 1)
-        socket.setsockopt(zmq.SNDHWM, self._hwm)
-        socket.setsockopt(zmq.LINGER, self._linger_ms)
-        socket.setsockopt(zmq.IPV6, 1)
-        # Detects a collector's machine that vanished silently; libzmq then reconnects.
-        socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
-        if self._security is not None:
-            self._security.secure(socket)
-        try:
-            self._outgoing = Outgoing(socket, self._uri, self._numbers)
-        except zmq.ZMQError:
-            socket.close(0)
-            raise
-        return socket
-
-    @property
-    def socket(self) -> Socket:
-        """Return the socket for `wait`; `reopen` replaces it."""
-        return self._socket
-
-    @property
-    def connected(self) -> bool:
-        """Return whether `send` would accept a message now; to be called regularly."""
-        return self._outgoing.look()
-
-    @property
-    def connection(self) -> int:
-        """Return the number of the connection used by `send`; 0 without one."""
-        return self._outgoing.number
-
-    def send(self, message: bytes) -> bool:
-        """Send a message; return False without a connected collector, or if its queue is full."""
-        try:
-            self._socket.send(message, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
-
-    def reopen(self) -> None:
-        """Reconnect, and drop queued messages. If that fails, nothing changes."""
-        before, outgoing = self._socket, self._outgoing
-        self._socket = self._connect()
-        outgoing.close()
-        before.close(0)
-
-    def close(self) -> None:
-        """Close; idempotent."""
-        self._outgoing.close()
-        self._socket.close()
-        self._context.term()
+        # keep-alive detects a collector's machine that vanished silently; libzmq then reconnects
+        settings = {zmq.SNDHWM: hwm, zmq.LINGER: linger_ms, zmq.TCP_KEEPALIVE: 1}
+        super().__init__(zmq.PUSH, uri, "--zeromq-uri", settings, security)
 
 
 class Received(NamedTuple):
@@ -117,7 +49,7 @@ class Received(NamedTuple):
     user: str = ""
 
 
-class Pull:
+class Pull(Listening):
     """The collector's end.
 
     Args:
@@ -140,29 +72,10 @@ class Pull:
         option: str = DATA,
         max_bytes: int = MAX_RECEIVED_BYTES,
     ) -> None:
-        check_uri(uri, option)
-        self._authenticator = Authenticator() if authenticator is None else authenticator
-        self._owns_authenticator = authenticator is None
-        self._socket = self._authenticator.context.socket(zmq.PULL)
-        self._guarded = self._authenticator.guard(self._socket)
-        self._socket.setsockopt(zmq.RCVHWM, min(hwm, MAX_WAITING))
-        self._socket.setsockopt(zmq.LINGER, 0)
-        self._socket.setsockopt(zmq.IPV6, int("[" in uri))
-        self._socket.setsockopt(zmq.MAXMSGSIZE, max_bytes)
+        settings = {zmq.RCVHWM: min(hwm, MAX_WAITING), zmq.LINGER: 0, zmq.MAXMSGSIZE: max_bytes}
+        others = ", not even colmet-collector.socket or another collector's --zeromq-link-bind-uri"
+        super().__init__(zmq.PULL, uri, option, authenticator, settings, uri if option == DATA else "", others)
         self._poller = zmq.Poller()
-        self._is_tcp = uri.startswith("tcp:")
-        try:
-            claims.bind(lambda: self._authenticator.bind(self._guarded, uri, option), uri if option == DATA else "")
-        except ConfigError:
-            self.close()
-            raise
-        except zmq.ZMQError as err:
-            self.close()
-            raise ConfigError(
-                f"{option} {uri}: {err}; give an address of this machine and a port that nothing else uses, "
-                "not even colmet-collector.socket or another collector's --zeromq-link-bind-uri"
-            ) from err
-        self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
         self._poller.register(self._socket, zmq.POLLIN)
 
     def wake_on(self, source: int | Socket) -> None:
@@ -195,11 +108,3 @@ class Pull:
     def counters(self) -> dict[str, int]:
         """Return counters of the connections; see `Authenticator.counters`."""
         return self._authenticator.counters()
-
-    def close(self) -> None:
-        """Close; idempotent."""
-        if not self._socket.closed:
-            self._authenticator.release(self._guarded)
-            self._socket.close()
-        if self._owns_authenticator:
-            self._authenticator.close()

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import NamedTuple
 
 import zmq
 
-from colmet.common.errors import ConfigError
 from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client
-from colmet.common.transport.outgoing import Outgoing, try_again
-from colmet.common.transport.uris import check_target, check_uri
+from colmet.common.transport.listening import Listening
+from colmet.common.transport.outgoing import Outgoing
 from colmet.common.transport.waiting import Socket
 
 # Messages of the link are small; above this libzmq drops the connection.
@@ -20,10 +18,14 @@ QUEUE = 1000  # waiting messages of one peer
 MAX_SKIPPED = 1000  # parts of a message dropped at a time
 # Detects a peer that vanished silently; the connection is then made again.
 HEARTBEAT_MS, HEARTBEAT_TIMEOUT_MS = 5000, 15000
+_SETTINGS = {
+    **{zmq.HEARTBEAT_IVL: HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS},
+    **{zmq.SNDHWM: QUEUE, zmq.RCVHWM: QUEUE, zmq.MAXMSGSIZE: MAX_LINK_BYTES},
+}
 
 
-class LinkClient:
-    """The node's end. Connects in the background and retries for ever.
+class LinkClient(Outgoing):
+    """The node's end.
 
     Args:
         uri: of the collector.
@@ -35,80 +37,15 @@ class LinkClient:
     """
 
     def __init__(self, uri: str, option: str = "--zeromq-link-uri", security: Client | None = None) -> None:
-        check_target(uri, option)
-        self.uri = uri
-        self._security = security
-        self._numbers = itertools.count(1)
-        self._context = zmq.Context()
-        try:
-            self._socket = self._connect()
-        except zmq.ZMQError as err:
-            self._context.term()
-            raise ConfigError(f"{option} {uri}: {err}; give tcp://HOST:PORT of the collector") from err
-
-    def _connect(self) -> Socket:
-        socket = self._context.socket(zmq.DEALER)
-        try_again(socket)
-        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        socket.setsockopt(zmq.LINGER, 0)
-        socket.setsockopt(zmq.IPV6, 1)
-        socket.setsockopt(zmq.SNDHWM, QUEUE)
-        socket.setsockopt(zmq.RCVHWM, QUEUE)
-        socket.setsockopt(zmq.IMMEDIATE, 1)  # messages queued for an absent collector would be stale
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
-        if self._security is not None:
-            self._security.secure(socket)
-        try:
-            self._outgoing = Outgoing(socket, self.uri, self._numbers)
-        except zmq.ZMQError:
-            socket.close(0)
-            raise
-        return socket
-
-    @property
-    def socket(self) -> Socket:
-        """Return the socket for `wait`; `reopen` replaces it."""
-        return self._socket
-
-    @property
-    def connected(self) -> bool:
-        """Return whether the collector is connected; to be called regularly."""
-        return self._outgoing.look()
-
-    @property
-    def problem(self) -> str:
-        """Return why the collector is not connected, from the last attempt to connect."""
-        return self._outgoing.problem
-
-    def reopen(self) -> None:
-        """Reconnect, and drop messages not yet received. If that fails, nothing changes."""
-        before, outgoing = self._socket, self._outgoing
-        self._socket = self._connect()
-        outgoing.close()
-        before.close(0)
-
-    def send(self, message: bytes) -> bool:
-        """Send a message; return False without a connected collector."""
-        try:
-            self._socket.send(message, zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        return True
+        super().__init__(zmq.DEALER, uri, option, {**_SETTINGS, zmq.LINGER: 0}, security)
 
     def receive(self) -> bytes | None:
         """Return the next message, or None."""
         try:
-            parts = self._socket.recv_multipart(zmq.NOBLOCK)
+            parts = self.socket.recv_multipart(zmq.NOBLOCK)
         except zmq.Again:
             return None
         return b"".join(parts)  # our messages have one part; any other fails to decode
-
-    def close(self) -> None:
-        """Close; idempotent."""
-        self._outgoing.close()
-        self._socket.close()
-        self._context.term()
 
 
 class Called(NamedTuple):
@@ -120,7 +57,7 @@ class Called(NamedTuple):
     user: str = ""
 
 
-class LinkServer:
+class LinkServer(Listening):
     """The collector's end.
 
     Args:
@@ -135,32 +72,10 @@ class LinkServer:
     def __init__(
         self, uri: str, option: str = "--zeromq-link-bind-uri", authenticator: Authenticator | None = None
     ) -> None:
-        check_uri(uri, option)
-        self._authenticator = Authenticator() if authenticator is None else authenticator
-        self._owns_authenticator = authenticator is None
+        # 200 ms for the last acknowledgements; sending to a departed caller is an error
+        settings = {**_SETTINGS, zmq.LINGER: 200, zmq.ROUTER_MANDATORY: 1}
+        super().__init__(zmq.ROUTER, uri, option, authenticator, settings)
         self._rest = False
-        self._socket = self._authenticator.context.socket(zmq.ROUTER)
-        self._guarded = self._authenticator.guard(self._socket)
-        self._socket.setsockopt(zmq.LINGER, 200)  # ms, for the last acknowledgements
-        self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # sending to a departed caller is an error
-        self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
-        self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        self._socket.setsockopt(zmq.IPV6, int("[" in uri))
-        self._socket.setsockopt(zmq.SNDHWM, QUEUE)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUE)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_LINK_BYTES)
-        self._is_tcp = uri.startswith("tcp:")
-        try:
-            self._authenticator.bind(self._guarded, uri, option)
-        except ConfigError:
-            self.close()
-            raise
-        except zmq.ZMQError as err:
-            self.close()
-            raise ConfigError(
-                f"{option} {uri}: {err}; give an address of this machine and a port that nothing else uses"
-            ) from err
-        self.uri: str = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     @property
     def socket(self) -> Socket:
@@ -202,11 +117,3 @@ class LinkServer:
         except zmq.ZMQError:
             return False
         return True
-
-    def close(self) -> None:
-        """Close; idempotent."""
-        if not self._socket.closed:
-            self._authenticator.release(self._guarded)
-            self._socket.close()
-        if self._owns_authenticator:
-            self._authenticator.close()

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import random
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
 import zmq
 
+from colmet.common.errors import ConfigError
+from colmet.common.transport.curve import Client
+from colmet.common.transport.uris import check_target
 from colmet.common.transport.waiting import Socket
 
 ANEW_S = 60.0
@@ -29,54 +31,81 @@ _EVENTS = (
 _EVENT = struct.Struct("=HI")  # its kind, and a descriptor or an error
 
 
-def try_again(socket: Socket) -> None:
-    """Set a socket's intervals of reconnection: bounded for both sides, and random, so that nodes spread."""
-    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)  # the kernel alone would retry for minutes
-    socket.setsockopt(zmq.RECONNECT_IVL, random.randrange(MIN_AGAIN_MS, 300))
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randrange(4000, 6000))
-
-
 class Outgoing:
-    """The connection of a socket to one peer. Made before the socket connects.
+    """A socket connected to one peer, in the background; base of the node's ends.
 
     libzmq retries for ever if there is no answer, but gives up for good after a failed handshake: with a collector that
     lacks the node's key yet, or another program on its port. Then this reconnects after a minute.
 
     Args:
-        socket: to be connected.
+        kind: of the socket.
         uri: of the peer.
-        numbers: gives each connection its number, from 1; shared with the connections of an earlier socket.
+        option: of the URI, for errors.
+        settings: of the socket, besides those of all.
+        security: keys, or None.
+        monotonic: a clock, in seconds.
+
+    Attributes:
+        socket: for `wait`; `reopen` replaces it.
+
+    Raises:
+        ConfigError: the URI cannot be used.
     """
 
     def __init__(
         self,
-        socket: Socket,
+        kind: int,
         uri: str,
-        numbers: Iterator[int] | None = None,
+        option: str,
+        settings: Mapping[int, int],
+        security: Client | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._socket = socket
-        self._uri = uri
-        self._numbers = itertools.count(1) if numbers is None else numbers
+        check_target(uri, option)
+        self.uri = uri
+        self._kind = kind
+        self._settings = settings
+        self._security = security
         self._monotonic = monotonic
-        self._writable_at = self._tried_at = monotonic()
+        self._connections = 0
+        self._context = zmq.Context()
+        try:
+            self._open()
+        except zmq.ZMQError as err:
+            self._context.term()
+            raise ConfigError(f"{option} {uri}: {err}; give tcp://HOST:PORT of the collector") from err
+
+    def _open(self) -> None:
+        socket = self._context.socket(self._kind)
+        socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)  # the kernel alone would retry for minutes
+        # intervals of reconnection: bounded for both sides, and random, so that nodes spread
+        socket.setsockopt(zmq.RECONNECT_IVL, random.randrange(MIN_AGAIN_MS, 300))
+        socket.setsockopt(zmq.RECONNECT_IVL_MAX, random.randrange(4000, 6000))
+        socket.setsockopt(zmq.IMMEDIATE, 1)  # messages queued for an absent collector would be stale
+        socket.setsockopt(zmq.IPV6, 1)
+        for setting, value in self._settings.items():
+            socket.setsockopt(setting, value)
+        if self._security is not None:
+            self._security.secure(socket)
+        address = f"inproc://monitor-{id(socket)}"
+        socket.monitor(address, _EVENTS)
+        monitor = self._context.socket(zmq.PAIR)
+        monitor.setsockopt(zmq.LINGER, 0)
+        try:
+            monitor.connect(address)
+            socket.connect(self.uri)
+        except zmq.ZMQError:
+            _close(socket, monitor, 0)
+            raise
+        self.socket, self._monitor = socket, monitor
+        self._writable_at = self._tried_at = self._monotonic()
         self._number = 0
         self._is_greeted = False
         self._problem = ""
-        address = f"inproc://monitor-{id(socket)}"
-        socket.monitor(address, _EVENTS)
-        self._monitor = socket.context.socket(zmq.PAIR)
-        self._monitor.setsockopt(zmq.LINGER, 0)
-        try:
-            self._monitor.connect(address)
-            socket.connect(uri)
-        except zmq.ZMQError:
-            self.close()
-            raise
 
     @property
-    def number(self) -> int:
-        """Return the number of the current connection; 0 without one.
+    def connection(self) -> int:
+        """Return the number of the connection used by `send`, from 1; 0 without one.
 
         The end of a connection is known at the latest 100 ms before the next one.
         """
@@ -90,7 +119,7 @@ class Outgoing:
     @property
     def problem(self) -> str:
         """Return why there is no connection, from the last attempt; empty if connected or never tried."""
-        if self.number and not self._is_greeted:
+        if self.connection and not self._is_greeted:
             return "something listens there that is no collector of this version"
         return self._problem
 
@@ -99,7 +128,8 @@ class Outgoing:
         if event == zmq.EVENT_CONNECT_DELAYED:
             self._tried_at = now
         elif event == zmq.EVENT_CONNECTED:
-            self._number = next(self._numbers)
+            self._connections += 1
+            self._number = self._connections
             self._is_greeted = False
         elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
             self._is_greeted = True
@@ -112,21 +142,42 @@ class Outgoing:
                 self._problem = "something listens there that is no collector of this version"
             self._number = 0
 
-    def look(self) -> bool:
-        """Return whether the socket is writable; reconnect it after a long failure."""
+    @property
+    def connected(self) -> bool:
+        """Return whether `send` would accept a message; to be called regularly: it reconnects after a long failure."""
         now = self._monotonic()
-        if int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
+        if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             self._writable_at = now
             return True
         if now - self._writable_at > ANEW_S:
             self._writable_at = now
             with contextlib.suppress(zmq.ZMQError):  # libzmq gave up: nothing to disconnect
-                self._socket.disconnect(self._uri)
-            self._socket.connect(self._uri)
+                self.socket.disconnect(self.uri)
+            self.socket.connect(self.uri)
         return False
 
+    def send(self, message: bytes) -> bool:
+        """Send a message; return False without a connected collector, or if its queue is full."""
+        try:
+            self.socket.send(message, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def reopen(self) -> None:
+        """Reconnect, and drop queued messages, sent and received. If that fails, nothing changes."""
+        before = self.socket, self._monitor
+        self._open()
+        _close(*before, 0)
+
     def close(self) -> None:
-        """Stop watching, before the socket is closed; idempotent."""
-        if not self._monitor.closed:
-            self._socket.disable_monitor()
-            self._monitor.close()
+        """Close; idempotent."""
+        _close(self.socket, self._monitor)
+        self._context.term()
+
+
+def _close(socket: Socket, monitor: Socket, linger_ms: int | None = None) -> None:
+    if not monitor.closed:
+        socket.disable_monitor()
+        monitor.close()
+    socket.close(linger_ms)
