@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 
@@ -27,11 +27,8 @@ def render(source: str) -> str:
     return f"{svg.rstrip()}\n{digest(source)}\n"
 
 
-def main() -> None:
+def main(directory: Path) -> None:
     """Render each diagram of a directory."""
-    parser = argparse.ArgumentParser(description="Render the diagrams (*.dot) of a directory as SVG files.")
-    parser.add_argument("directory", type=Path, metavar="DIRECTORY")
-    directory = parser.parse_args().directory
     if shutil.which("dot") is None:
         raise SystemExit("diagrams: there is no dot: apt-get install --no-install-recommends graphviz")
     for path in sorted(directory.glob("*.dot")):
@@ -40,4 +37,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))

@@ -1,8 +1,7 @@
-"""The page docs/metrics.md, made from the catalogue: every table and its columns. ``make docs`` writes it."""
+"""The page docs/metrics.md, made from the catalogue: every table and its columns. `make docs` writes it."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -145,18 +144,5 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
     return "\n".join([*lines, *index, *_measures(), *tables]) + "\n"
 
 
-def main() -> int:
-    """Write the page to the given file, or to standard output."""
-    parser = argparse.ArgumentParser(prog="metrics", description="Write the page of all metrics, from the schemas.")
-    parser.add_argument("file", type=Path, nargs="?", help="where to (default: standard output)")
-    options = parser.parse_args()
-    text = page(load(NAMES))
-    if options.file is not None:
-        options.file.write_text(text, encoding="utf-8")
-    else:
-        sys.stdout.write(text)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    Path(sys.argv[1]).write_text(page(load(NAMES)), encoding="utf-8")

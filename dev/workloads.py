@@ -28,69 +28,30 @@ _PART = r"""
 #include <string.h>
 #include "words.h"
 
-struct entry@ { struct entry@ *next; unsigned count; char word[32]; };
-struct table@ { struct entry@ *slots[97 + @]; size_t words; };
-
-static unsigned hash@(const char *word)
-{
-    unsigned sum = 5381 + @;
-    while (*word)
-        sum = sum * 33 ^ (unsigned char)*word++;
-    return sum % (97 + @);
+#define COUNT(way) \
+static double count_##way(const char *text) \
+{ \
+    unsigned slots[97 + way] = {0}, words = 0, hash = way; \
+    double entropy = 0; \
+    for (;; text++) { \
+        if (isalpha((unsigned char)*text)) { \
+            hash = hash * 33 ^ (unsigned char)tolower((unsigned char)*text); \
+            continue; \
+        } \
+        slots[hash % (97 + way)]++, words++, hash = way; \
+        if (!*text) \
+            break; \
+    } \
+    for (unsigned n = 0; n < 97 + way; n++) \
+        entropy -= slots[n] ? log2((double)slots[n] / words) * slots[n] / words : 0; \
+    return entropy; \
 }
 
-static int add@(struct table@ *table, const char *word)
-{
-    struct entry@ **place = &table->slots[hash@(word)];
-    for (; *place; place = &(*place)->next)
-        if (!strcmp((*place)->word, word))
-            return ++(*place)->count;
-    if (!(*place = calloc(1, sizeof **place)))
-        return -1;
-    snprintf((*place)->word, sizeof (*place)->word, "%s", word);
-    table->words++;
-    return (*place)->count = 1;
-}
-
-static int compare@(const void *a, const void *b)
-{
-    const struct entry@ *one = *(struct entry@ *const *)a, *other = *(struct entry@ *const *)b;
-    return one->count != other->count ? (one->count < other->count) - (one->count > other->count)
-                                      : strcmp(one->word, other->word);
-}
+COUNT(1) COUNT(2) COUNT(3) COUNT(4)
 
 double count_words_@(const char *text)
 {
-    struct table@ table = {0};
-    char word[32];
-    size_t length = 0, n = 0;
-    double entropy = 0;
-    for (;; text++) {
-        if (isalpha((unsigned char)*text) && length < sizeof word - 1) {
-            word[length++] = (char)tolower((unsigned char)*text);
-            continue;
-        }
-        word[length] = 0;
-        if (length && add@(&table, word) < 0)
-            return NAN;
-        length = 0;
-        if (!*text)
-            break;
-    }
-    struct entry@ **sorted = malloc((table.words + 1) * sizeof *sorted);
-    if (!sorted)
-        return NAN;
-    for (size_t slot = 0; slot < sizeof table.slots / sizeof *table.slots; slot++)
-        for (struct entry@ *one = table.slots[slot]; one; one = one->next)
-            sorted[n++] = one;
-    qsort(sorted, n, sizeof *sorted, compare@);
-    for (size_t i = 0; i < n; i++) {
-        double share = (double)sorted[i]->count / (double)n;
-        entropy -= share * log2(share) + (i + 1 < n ? 0 : @ * 1e-9);
-        free(sorted[i]);
-    }
-    free(sorted);
-    return entropy;
+    return @ + count_1(text) + count_2(text) + count_3(text) + count_4(text);
 }
 """
 _MAIN = r"""

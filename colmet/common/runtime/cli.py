@@ -11,15 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 from colmet.common.runtime import logs
+from colmet.common.runtime.plural import counted
 from colmet.common.runtime.suggestions import did_you_mean
 
 EXIT_CONFIG = 2
-
-# A parser, or a group of one: options are added to it.
-Options = argparse._ActionsContainer
-
-
 DETAIL = "; "  # in a help: the rest is for `--help-all`
+
+Options = argparse._ActionsContainer  # a parser, or a group of one
 
 
 class Rare(str):
@@ -79,9 +77,8 @@ class Parser(argparse.ArgumentParser):
         return super()._get_positional_kwargs(dest, **settings)
 
     def _check_option(self, word: str) -> None:
-        if self.ignores_unknown:
-            return
-        if word.startswith("--") and not any(name.startswith(word) for name in self._option_string_actions):
+        is_known = any(name.startswith(word) for name in self._option_string_actions)
+        if word.startswith("--") and not is_known and not self.ignores_unknown:
             self._refuse_option(word)
 
     def _get_option_tuples(self, option_string: str) -> Any:
@@ -98,11 +95,7 @@ class Parser(argparse.ArgumentParser):
         return (self.usage or " ".join([self.prog, "[OPTION ...]", *forms])).split("\n")
 
     def sections(self, everything: bool = True) -> Iterator[tuple[str, list[argparse.Action]]]:
-        """Yield the title of each group of options, and the options.
-
-        Args:
-            everything: with rarely needed ones.
-        """
+        """Yield the title of each group of options, and the options; `everything`: with rarely needed ones."""
         for group in self._action_groups:
             visible = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
             actions = [action for action in visible if everything or not isinstance(action.help, Rare)]
@@ -110,14 +103,8 @@ class Parser(argparse.ArgumentParser):
                 yield str(group.title), actions
 
     def help_of(self, action: argparse.Action, everything: bool = True) -> str:
-        """Return the help of an option with its default.
-
-        Args:
-            action: the option.
-            everything: with its details, the text behind the first semicolon.
-        """
-        formatter = self._formatter(everything)
-        return formatter._expand_help(action) if action.help else ""
+        """Return the help of an option with its default; `everything`: with the text behind the first semicolon."""
+        return self._formatter(everything)._expand_help(action) if action.help else ""
 
     def _formatter(self, everything: bool) -> _Formatter:
         formatter = self._get_formatter()
@@ -130,11 +117,7 @@ class Parser(argparse.ArgumentParser):
         return "usage: " + "\n       ".join(self.synopsis()) + "\n"
 
     def format_help(self, everything: bool = False) -> str:
-        """Return the help.
-
-        Args:
-            everything: with rarely needed options.
-        """
+        """Return the help; `everything`: with rarely needed options."""
         formatter = self._formatter(everything)
         formatter.add_text(self.description)
         for title, actions in self.sections(everything):
@@ -143,9 +126,7 @@ class Parser(argparse.ArgumentParser):
             formatter.end_section()
         hidden = 0 if everything else sum(isinstance(action.help, Rare) for action in self._actions)
         if hidden > 1:  # --help-all itself is one
-            formatter.add_text(
-                f"{self.prog} --help-all: {hidden - 1} more option{'s' * (hidden > 2)}, and details of these"
-            )
+            formatter.add_text(f"{self.prog} --help-all: {counted(hidden - 1, 'more options')}, and details of these")
         elif hidden and any(DETAIL in str(action.help) for action in self._actions):
             formatter.add_text(f"{self.prog} --help-all: details of these")
         formatter.add_text(self.epilog)
@@ -215,17 +196,13 @@ def name_of(action: argparse.Action) -> str:
 
 def positive_seconds(text: str) -> float:
     """Convert a period, an option type: a number of seconds from 0.01 to 86400."""
-    value = _float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
     if not 0.01 <= value <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
     return value
-
-
-def _float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
 
 
 def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:

@@ -69,7 +69,6 @@ class Configuration:
         argv: the command line.
 
     Attributes:
-        argv: the command line.
         path: of the file; None without one.
         program: owner of the options.
         is_check: whether --check-config is given.
@@ -122,11 +121,6 @@ class Configuration:
 
 def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
     """Return the values of the options in a configuration file, by their names in argparse.
-
-    Args:
-        text: of the file.
-        path: of the file, for errors.
-        parser: of the command line.
 
     Raises:
         ConfigError: names file, line and key.
@@ -206,11 +200,7 @@ def _unknown(key: str, value: Any, known: Mapping[str, object]) -> str:
 
 
 def _checked(action: argparse.Action, value: Any) -> Any:
-    """Return a value of the file as the command line would have it.
-
-    Raises:
-        ValueError: it is invalid; argparse's own errors are converted.
-    """
+    """Return a value of the file as the command line would have it; ValueError if it is invalid."""
     if isinstance(action, argparse._CountAction):
         if type(value) is not int or not 0 <= value <= 9:
             raise ValueError(f"{_shown(value)} is not a whole number from 0 to 9")
@@ -257,15 +247,8 @@ def _converted(action: argparse.Action, value: Any) -> Any:
 
 def _shown(value: Any) -> str:
     """Return the type of a wrong value, not the value: it may be secret."""
-    kinds = {
-        bool: "a truth value",
-        str: "a text",
-        list: "an array",
-        dict: "a section",
-        int: "a number",
-        float: "a number",
-    }
-    return kinds.get(type(value), "a date or time")
+    kinds = {bool: "a truth value", str: "a text", list: "an array", dict: "a section"}
+    return "a number" if type(value) in (int, float) else kinds.get(type(value), "a date or time")
 
 
 def _line(text: str, key: str) -> str:

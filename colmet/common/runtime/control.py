@@ -47,12 +47,7 @@ T = TypeVar("T")
 
 
 def add_options(parser: cli.Options, daemon: str) -> None:
-    """Declare --control-socket and --control-curve-keys.
-
-    Args:
-        parser: of the daemon.
-        daemon: "node" or "collector".
-    """
+    """Declare --control-socket and --control-curve-keys of a daemon, "node" or "collector"."""
     parser.add_argument(
         "--control-socket",
         metavar="PATH",
@@ -99,11 +94,7 @@ def client_of(options: argparse.Namespace) -> Client | None:
 
 
 def check(options: argparse.Namespace) -> Keys | None:
-    """Check that the configured control socket can be served; return the keys of `read_keys`.
-
-    Raises:
-        ConfigError: it could not; or as `read_keys`.
-    """
+    """Check that the configured control socket can be served; return the keys, and raise, as `read_keys`."""
     keys = read_keys(options)
     if options.control_socket:
         check_control(uri_of(options.control_socket), keys is not None)
@@ -289,10 +280,9 @@ def listen(place: str | None, daemon: str, control: Control, keys: Keys | None =
             control.start(serve_control(uri_of(place), Authenticator(*keys) if keys is not None else None))
         return
     paths = default_paths(daemon)
-    why = next(
-        (f"another daemon listens on {path}; stop it, or give another path" for path in paths if _is_in_use(path)), ""
-    )
-    for path in () if why else paths:
+    used = [path for path in paths if _is_in_use(path)]
+    why = f"another daemon listens on {used[0]}; stop it, or give another path" if used else ""
+    for path in () if used else paths:
         try:
             control.start(serve_control(uri_of(path)))
         except ConfigError as err:

@@ -19,10 +19,10 @@ _TIMED = re.compile(r"[-\d]{10} [:,\d]+ ((DEBUG|INFO|WARNING|ERROR|CRITICAL) .*)
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 
 
-def is_journal(descriptor: int = 2) -> bool:
-    """Return whether a descriptor writes to the journal, by JOURNAL_STREAM (systemd.exec(5))."""
+def is_journal() -> bool:
+    """Return whether standard error writes to the journal, by JOURNAL_STREAM (systemd.exec(5))."""
     try:
-        status = os.fstat(descriptor)
+        status = os.fstat(2)
     except OSError:
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
@@ -34,12 +34,7 @@ def priority(level: str) -> str:
 
 
 def visible(text: str, kept: str = "") -> str:
-    """Return a text with escapes for unprintable characters: line ends, controls, directions of writing.
-
-    Args:
-        text: of any origin.
-        kept: characters that stay as they are.
-    """
+    """Return a text with escapes for unprintable characters but `kept`: line ends, controls, directions of writing."""
     if text.isprintable():
         return text
     return "".join([one if one.isprintable() or one in kept else ascii(one)[1:-1] for one in text])

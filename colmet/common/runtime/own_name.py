@@ -14,17 +14,11 @@ def own_names() -> frozenset[str]:
 
 def is_known(value: str, names: Collection[str]) -> bool:
     """Return whether a Host header has one of these names, or an address, with or without a port."""
-    host = _host(value)
-    return host in names or _is_address(host)
-
-
-def _host(value: str) -> str:
-    """Return the name of a Host header, without the port."""
-    name, colon, port = value.strip().lower().rpartition(":")
-    return (name if colon and port.isdigit() else value.strip().lower()).rstrip(".")
-
-
-def _is_address(host: str) -> bool:
+    host = value.strip().lower()
+    name, colon, port = host.rpartition(":")
+    host = (name if colon and port.isdigit() else host).rstrip(".")
+    if host in names:
+        return True
     family = socket.AF_INET6 if host.startswith("[") and host.endswith("]") else socket.AF_INET
     try:
         socket.inet_pton(family, host.strip("[]"))

@@ -29,15 +29,14 @@ class LinkClient(Outgoing):
 
     Args:
         uri: of the collector.
-        option: of the URI, for errors.
         security: keys, or None.
 
     Raises:
         ConfigError: the URI cannot be used.
     """
 
-    def __init__(self, uri: str, option: str = "--zeromq-link-uri", security: Client | None = None) -> None:
-        super().__init__(zmq.DEALER, uri, option, {**_SETTINGS, zmq.LINGER: 0}, security)
+    def __init__(self, uri: str, security: Client | None = None) -> None:
+        super().__init__(zmq.DEALER, uri, "--zeromq-link-uri", {**_SETTINGS, zmq.LINGER: 0}, security)
 
     def receive(self) -> bytes | None:
         """Return the next message, or None."""
@@ -62,19 +61,16 @@ class LinkServer(Listening):
 
     Args:
         uri: to bind.
-        option: of the URI, for errors.
         authenticator: of the connections, shared with other sockets; one of its own without.
 
     Raises:
         ConfigError: the URI cannot be bound.
     """
 
-    def __init__(
-        self, uri: str, option: str = "--zeromq-link-bind-uri", authenticator: Authenticator | None = None
-    ) -> None:
+    def __init__(self, uri: str, authenticator: Authenticator | None = None) -> None:
         # 200 ms for the last acknowledgements; sending to a departed caller is an error
         settings = {**_SETTINGS, zmq.LINGER: 200, zmq.ROUTER_MANDATORY: 1}
-        super().__init__(zmq.ROUTER, uri, option, authenticator, settings)
+        super().__init__(zmq.ROUTER, uri, "--zeromq-link-bind-uri", authenticator, settings)
         self._rest = False
 
     @property
