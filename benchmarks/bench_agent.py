@@ -1,17 +1,15 @@
-"""What colmet-node costs as a whole, what an ended task costs, and what it counts that looking now and then does not.
-
-python benchmarks/bench_agent.py        (as root)
-"""
+"""CPU time and memory of colmet-node as a whole, CPU time per ended task, and the share of short tasks attributed."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from measuring import Figure, cpu_ns, job_root, rss_mb
 
 from colmet.common.runtime.startup import load
 from colmet.common.wire import v1
@@ -29,7 +27,7 @@ from colmet.node.system.host import Host
 from dev.live import Daemons, Failed, JobRoot
 from dev.workloads import ShortTasks, measure
 
-Figures = list[tuple[str, float, str, str]]
+Figures = list[Figure]
 
 JOBS, TASKS = 4, 32
 SECONDS = 30
@@ -49,27 +47,7 @@ work()
 """
 
 
-@contextlib.contextmanager
-def job_root() -> Iterator[JobRoot]:
-    """A directory for jobs."""
-    root = JobRoot(f"colmet-bench-{os.getpid()}-{time.monotonic_ns()}")
-    try:
-        yield root
-    finally:
-        root.close()
-
-
-def cpu_ns(pid: int) -> int:
-    """CPU time of a process, all its threads."""
-    return time.clock_gettime_ns(~pid << 3 | 2)  # CPUCLOCK_SCHED of another process, see clock_getcpuclockid(3)
-
-
-def rss_mb(pid: int | str) -> float:
-    """Resident memory of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
-
-
-def bench_steady() -> Figures:
+def bench_steady() -> list[Figure]:
     """The daemon as it is started by default, at 1 s, with 4 jobs of 32 tasks that do next to nothing."""
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None  # as /run is on a node
     with job_root() as root, tempfile.TemporaryDirectory(dir=memory) as folder:
@@ -88,7 +66,7 @@ def bench_steady() -> Figures:
             rows = [row for row in daemons.take_rows() if row["metric_backend"] == "agent_default"]
         finally:
             daemons.stop()
-    parts: Figures = []
+    parts: list[Figure] = []
     for name in dict.fromkeys(row["backend"] for row in rows if row["backend"] != "agent"):
         times = [row["cpu_time"] for row in rows if row["backend"] == name]
         parts.append((f"agent: of that, {name}, each tick", (times[-1] - times[0]) / (len(times) - 1), "us", ""))
@@ -99,9 +77,9 @@ def bench_steady() -> Figures:
     ]
 
 
-def bench_exits() -> Figures:
+def bench_exits() -> list[Figure]:
     """CPU time of the taskstats backend for each task that ended in a job: a few in each drain, and all in one."""
-    figures: Figures = []
+    figures: list[Figure] = []
     with job_root() as root:
         source = JobSource(Host(), [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
         tasks = ShortTasks(root.job("bob_1"))
@@ -151,16 +129,20 @@ def kernel_us(backend: TaskstatsBackend) -> float:
     return (time.thread_time() - start) / max(1, records) * 1e6
 
 
-def bench_growth(ticks: int = TICKS) -> Figures:
+def agent_of(root: JobRoot, period_s: float, **more: Any) -> tuple[Agent, SendQueue]:
+    """An agent with the default backends, and its queue."""
+    host, classes = Host(), load(NAMES)
+    options = build_parser(classes).parse_args(["--state-dir", ""])
+    backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
+    source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
+    queue = SendQueue(v1.encode, Outbox(time.time_ns()))
+    return Agent("bench", source, backends, queue, Schedule(period_s), **more), queue
+
+
+def bench_growth(ticks: int = TICKS) -> list[Figure]:
     """Memory and descriptors of an agent after many ticks, with jobs and tasks that come and go at each."""
     with job_root() as root:
-        classes = load(NAMES)
-        options = build_parser(classes).parse_args(["--state-dir", ""])
-        host = Host()
-        backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
-        source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
-        queue = SendQueue(v1.encode, Outbox(time.time_ns()))
-        agent = Agent("bench", source, backends, queue, Schedule(1), agent_stats=AgentStats(host))
+        agent, queue = agent_of(root, 1, agent_stats=AgentStats(Host()))
         tasks = ShortTasks(root.job("bob_1"))
         sizes = []
         for number in range(ticks):
@@ -173,7 +155,7 @@ def bench_growth(ticks: int = TICKS) -> Figures:
             if number % 3 == 2:
                 root.end(job)
             if number in (ticks // 10, ticks - 1):
-                sizes.append((rss_mb("self"), len(os.listdir("/proc/self/fd"))))
+                sizes.append((rss_mb(), len(os.listdir("/proc/self/fd"))))
         agent.close()
     (early, some), (late, more) = sizes
     what = f"{ticks * 9 // 10:,} ticks, a job at every third"
@@ -183,9 +165,9 @@ def bench_growth(ticks: int = TICKS) -> Figures:
     ]
 
 
-def bench_short_tasks() -> Figures:
+def bench_short_tasks() -> list[Figure]:
     """What is attributed of the CPU time of jobs of short tasks at 5 s, and what looking at live tasks would see."""
-    figures: Figures = []
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         for one in measure(Path(folder)):
             name, total = one.workload.name, one.kernel_ns / 100
@@ -198,9 +180,9 @@ def bench_short_tasks() -> Figures:
     return figures
 
 
-def run() -> Figures:
+def run() -> list[Figure]:
     """Every figure: name, value, unit, target."""
-    figures: Figures = []
+    figures: list[Figure] = []
     if os.geteuid() != 0:
         print("left out: needs root", file=sys.stderr)
         return figures
@@ -210,8 +192,3 @@ def run() -> Figures:
         except Failed as err:
             print(f"left out: {err}", file=sys.stderr)
     return figures
-
-
-if __name__ == "__main__":
-    for name, value, unit, target in run():
-        print(f"{name:<66} {value:10.2f} {unit:<8} {target}")

@@ -16,8 +16,6 @@ import argparse
 import functools
 import json
 import os
-import random
-import resource
 import signal
 import statistics
 import subprocess
@@ -31,6 +29,7 @@ from typing import Any
 
 import numpy as np
 import zmq
+from measuring import TIME_NS, Figure, free_uri, rss_mb, show, warm_memory
 
 from colmet import __version__
 from colmet.collector import main as collector_main
@@ -46,8 +45,6 @@ from colmet.common.schema import Batch, Schema, Table
 from colmet.common.transport import link_uri
 from colmet.common.wire import colmet06, link, v1
 
-Figure = tuple[str, float, str, str]
-
 HERE = Path(__file__).resolve()
 SCHEMA = colmet06.RECORDS["taskstats_default"].schema
 NODE_TABLES = [
@@ -56,7 +53,6 @@ NODE_TABLES = [
 ]
 JOBS_PER_SENDER = 2
 ROWS_PER_MESSAGE = 2 * JOBS_PER_SENDER + 2
-TIME_NS = 1_700_000_000_000_000_000
 JOBS = 1000
 NODES_PER_JOB = 4
 # Compression, its name, jobs of a node, share of the jobs that end and begin in a second.
@@ -70,7 +66,6 @@ CASES = (
 COMMITS_PER_S = 5  # as many as the journal makes in real time
 MAX_DELAY_S = 60.0
 HELLO_S = 10.0  # as nodes do
-WARM_BYTES = 256 << 20  # of file, written and removed first: memory that a virtual machine has never used is slow
 
 
 # -- steady --
@@ -217,9 +212,7 @@ def run_steady(rounds: int = 1) -> list[Figure]:
     journal_module.COMMIT_S = 0.0  # groups are made here
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as name:
-        warm = Path(name, "warm")
-        warm.write_bytes(bytes(WARM_BYTES))
-        warm.unlink()
+        warm_memory(Path(name))
         ready = ready_rows(Path(name), 200)
         for complevel, label, jobs_per_node, churn in CASES:
             pairs = []
@@ -333,9 +326,8 @@ class Collector:
     def held(self) -> tuple[float, int, int]:
         """Resident memory in MB, descriptors, threads."""
         folder = Path(f"/proc/{self.process.pid}")
-        pages = int((folder / "statm").read_text().split()[1])
         threads = len(list((folder / "task").iterdir()))
-        return pages * resource.getpagesize() / 1e6, len(list((folder / "fd").iterdir())), threads
+        return rss_mb(self.process.pid), len(list((folder / "fd").iterdir())), threads
 
     def position(self, journal: Path, output: str) -> int:
         """How far an output has come, as it remembers."""
@@ -486,19 +478,6 @@ def run_senders(uri: str, first: int, count: int, seconds: float, rate: float, j
     context.term()
 
 
-def free_uri() -> str:
-    """A port that is free, and so is the next one, for the link; below those that the kernel gives to clients."""
-    while True:
-        uri = f"tcp://127.0.0.1:{random.randrange(20_000, 32_000, 2)}"
-        with zmq.Context() as context, context.socket(zmq.PULL) as data, context.socket(zmq.PULL) as beside:
-            try:
-                data.bind(uri)
-                beside.bind(link_uri(uri))
-            except zmq.ZMQError:
-                continue
-        return uri
-
-
 def run_nodes(nodes: int = 2000, seconds: float = 20.0) -> list[Figure]:
     """Figures of `nodes`."""
     with tempfile.TemporaryDirectory() as name:
@@ -620,8 +599,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="that nodes send (default: %(default)g)")
     parser.add_argument("--journal-mbytes", type=int, default=1024)
     for figures in _parts(parser.parse_args()):
-        for name, value, unit, target in figures:
-            print(f"{name:<74} {value:14,.2f} {unit:<12} {target}", flush=True)
+        show(figures)
     return 0
 
 

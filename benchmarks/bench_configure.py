@@ -1,12 +1,8 @@
-"""What it costs to change nodes that run through the collector: a real collector, simulated nodes on its link.
-
-python benchmarks/bench_configure.py
-"""
+"""What it costs to change nodes that run through the collector: a real collector, simulated nodes on its link."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
@@ -15,24 +11,18 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 
+from measuring import Figure, cpu_ns, free_uri
+
 from colmet import __version__
 from colmet.common.errors import Unreachable
 from colmet.common.runtime.control import ask
 from colmet.common.transport import LinkClient, link_uri, wait
 from colmet.common.wire import link as wire
 from colmet.common.wire.control import encode
-from dev.live import free_port
 
 COUNTS = (100, 500)
 ROUNDS = 20
 ANSWER = encode({"ok": True, "changed": {"sample_period": [5.0, 1.5]}, "unchanged": [], "lasts": "until"})
-
-
-def cpu_s(pid: int) -> float:
-    """CPU time of a process so far."""
-    with open(f"/proc/{pid}/stat") as file:
-        fields = file.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def answer(links: Sequence[LinkClient], ended: threading.Event) -> None:
@@ -57,7 +47,7 @@ def answer(links: Sequence[LinkClient], ended: threading.Event) -> None:
 def site(count: int) -> Iterator[tuple[str, int]]:
     """A collector with so many nodes: its control socket, and its process."""
     with tempfile.TemporaryDirectory() as folder:
-        place, uri = f"{folder}/collector.sock", f"tcp://127.0.0.1:{free_port()}"
+        place, uri = f"{folder}/collector.sock", free_uri()
         command = [sys.executable, "-m", "colmet.collector.main", "--zeromq-bind-uri", uri, "--control-socket", place]
         collector = subprocess.Popen(
             [*command, "--enable-stdout-backend"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -80,25 +70,20 @@ def site(count: int) -> Iterator[tuple[str, int]]:
             collector.wait()
 
 
-def run() -> list[tuple[str, float, str, str]]:
+def run() -> list[Figure]:
     """Every figure: name, value, unit, target."""
     figures = []
     for count in COUNTS:
         with site(count) as (place, pid):
-            before, took_ms = cpu_s(pid), []
+            before, took_ms = cpu_ns(pid), []
             for number in range(ROUNDS):
                 began = time.perf_counter()
                 told = ask(place, "collector", {"sample_period": f"{number + 1}"}, 20)
                 took_ms.append((time.perf_counter() - began) * 1000)
                 assert len(told["changed"]) == count, told
-            used_us = (cpu_s(pid) - before) / ROUNDS / count * 1e6
+            used_us = (cpu_ns(pid) - before) / ROUNDS / count / 1000
         figures += [
             (f"configure: {count} nodes through the collector", statistics.median(took_ms), "ms", "below 2000 at 100"),
             (f"configure: CPU of the collector for each of {count}", used_us, "us", ""),
         ]
     return figures
-
-
-if __name__ == "__main__":
-    for what, value, unit, target in run():
-        print(f"{what:<66} {value:14,.2f} {unit:<16} {target}")

@@ -4,25 +4,22 @@ Messages are those of nodes that run some jobs each: tables of Colmet 0.6, with 
 is the whole way from their bytes to the answers of the server, position saved; plain has the documents as dictionaries
 already, turns each into JSON, and posts them in bodies of the same size. The server is another process, which counts
 lines and says that all is well: what is measured is the collector's side alone.
-
-    python benchmarks/bench_elasticsearch.py
 """
 
 from __future__ import annotations
 
 import json
-import multiprocessing
-import socket
-import socketserver
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import requests
+from measuring import TIME_NS, Figure, discarding_server, in_turns
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
@@ -33,7 +30,6 @@ from colmet.common.runtime.http_client import HttpClient
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
-TIME_NS = 1_700_000_000_000_000_000
 # by what they are called: tables with a row for each job, and for the node; jobs on a node
 KINDS: dict[str, tuple[Sequence[str], Sequence[str], int]] = {
     "taskstats of 4 jobs": (["taskstats_default"], [], 4),
@@ -45,37 +41,6 @@ DOCUMENTS = 10_000
 MISSING = 0.02  # of the nodes lack one column of a table
 ROUNDS = 3
 TARGET_US = 30.0
-
-
-class Discard(socketserver.StreamRequestHandler):
-    """Says that all is well."""
-
-    def handle(self) -> None:
-        self.connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while line := self.rfile.readline():
-            length = 0
-            while (header := self.rfile.readline()).strip():
-                name, _, value = header.partition(b":")
-                if name.lower() == b"content-length":
-                    length = int(value)
-            body = self.rfile.read(length)
-            status, answer = b"200 OK", b"{}"
-            if line.startswith(b"POST"):
-                items = b",".join([b'{"create":{"status":201}}'] * (body.count(b"\n") // 2))
-                answer = b'{"errors":false,"items":[' + items + b"]}"
-            elif line.startswith(b"GET"):
-                status = b"404 Not Found"
-            elif line.startswith(b"HEAD"):
-                answer = b""
-            self.wfile.write(b"HTTP/1.1 %s\r\nContent-Length: %d\r\n\r\n%s" % (status, len(answer), answer))
-
-
-def serve(pipe: Any) -> None:
-    """A server in its own process, which says its port."""
-    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Discard) as server:
-        server.daemon_threads = True
-        pipe.send(server.server_address[1])
-        server.serve_forever()
 
 
 def batches(job_tables: Sequence[str], node_tables: Sequence[str], jobs_on_node: int) -> Iterator[Batch]:
@@ -169,8 +134,9 @@ class Plain:
         self._session.close()
 
 
-def cost_us(writer: Ours | Plain) -> float:
+def cost_us(make: Callable[[], Ours | Plain]) -> float:
     """CPU time for a document, once everything is warm, in us."""
+    writer = make()
     writer.write()
     start = time.process_time()
     writer.write()
@@ -179,45 +145,21 @@ def cost_us(writer: Ours | Plain) -> float:
     return taken / DOCUMENTS * 1e6
 
 
-def run() -> list[tuple[str, float, str, str]]:
+def run() -> list[Figure]:
     """Figures as (name, value, unit, target)."""
     startup.tune_garbage_collector()
-    context = multiprocessing.get_context("spawn")
-    pipe, child = context.Pipe()
-    server = context.Process(target=serve, args=(child,), daemon=True)
-    server.start()
-    figures: list[tuple[str, float, str, str]] = []
-    try:
-        port = pipe.recv()
-        with tempfile.TemporaryDirectory() as name:
-            for what, kind in KINDS.items():
-                made = list(batches(*kind))
-                sent = {"v1": [v1.encode(batch) for batch in made], "0.6": [colmet06.encode(batch) for batch in made]}
-                writers = [(Ours, "v1"), (Ours, "0.6"), (Plain, "v1")]
-                costs: list[list[float]] = [[], [], []]
-                for turn in range(ROUNDS):
-                    for n in range(len(writers)):
-                        which = (turn + n) % len(writers)
-                        cls, dialect = writers[which]
-                        costs[which].append(cost_us(cls(port, sent[dialect], Path(name))))
-                ours, old, plain = [statistics.median(each) for each in costs]
-                figures += [
-                    (f"{what}: bytes to answer, v1", ours, "us/document", f"<= {TARGET_US:.0f}"),
-                    (f"{what}: bytes to answer, messages of 0.6", old, "us/document", ""),
-                    (f"{what}: json.dumps and requests alone", plain, "us/document", ""),
-                    (f"{what}: v1 / json.dumps and requests", ours / plain, "times", ""),
-                ]
-    finally:
-        server.terminate()
-        server.join()
+    figures: list[Figure] = []
+    with discarding_server() as port, tempfile.TemporaryDirectory() as name:
+        for what, kind in KINDS.items():
+            made = list(batches(*kind))
+            new, old = [v1.encode(batch) for batch in made], [colmet06.encode(batch) for batch in made]
+            writers = [partial(cls, port, sent, Path(name)) for cls, sent in ((Ours, new), (Ours, old), (Plain, new))]
+            costs = in_turns([partial(cost_us, writer) for writer in writers], ROUNDS, warm=False)
+            ours_us, old_us, plain_us = map(statistics.median, costs)
+            figures += [
+                (f"{what}: bytes to answer, v1", ours_us, "us/document", f"<= {TARGET_US:.0f}"),
+                (f"{what}: bytes to answer, messages of 0.6", old_us, "us/document", ""),
+                (f"{what}: json.dumps and requests alone", plain_us, "us/document", ""),
+                (f"{what}: v1 / json.dumps and requests", ours_us / plain_us, "times", ""),
+            ]
     return figures
-
-
-def main() -> None:
-    """Print the figures."""
-    for name, value, unit, target in run():
-        print(f"{name:64} {value:12,.2f} {unit:12} {target}")
-
-
-if __name__ == "__main__":
-    main()

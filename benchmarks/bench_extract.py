@@ -15,10 +15,11 @@ import os
 import statistics
 import sys
 import tempfile
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from measuring import Figure, in_turns, show
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -106,29 +107,17 @@ def measure(cache: str, code: str, *arguments: str) -> tuple[float, float]:
         return used.ru_utime + used.ru_stime, int(peak.read()) / 1024
 
 
-def compare(file: Path, job: int) -> list[tuple[str, float, str, str]]:
+def compare(file: Path, job: int) -> list[Figure]:
     """Figures for one job of a file."""
     with tempfile.TemporaryDirectory() as name:
         prefix = Path(name) / "cluster"
         Path(f"{prefix}.{0:010}.hdf5").symlink_to(file.resolve())
         asked = [str(prefix), str(job), "0", "9999999999", METRICS]
-        programs: Sequence[tuple[str, Sequence[str]]] = [
-            (OURS, asked),
-            (OURS_LOADED, ()),
-            (PLAIN, [str(file), str(job)]),
-            (PLAIN_LOADED, ()),
-        ]
-        rounds = []
-        for n in range(ROUNDS + 1):
-            found = [(0.0, 0.0)] * len(programs)
-            for turn in range(len(programs)):
-                which = (n + turn) % len(programs)
-                found[which] = measure(name, programs[which][0], *programs[which][1])
-            if n:  # the first round warms up
-                rounds.append(found)
-    cpu = [statistics.median([found[n][0] for found in rounds]) for n in range(len(programs))]
-    memory = [statistics.median([found[n][1] for found in rounds]) for n in range(len(programs))]
-    ratio = statistics.median([found[0][0] / found[2][0] for found in rounds])
+        programs = [(OURS, *asked), (OURS_LOADED,), (PLAIN, str(file), str(job)), (PLAIN_LOADED,)]
+        found = in_turns([partial(measure, name, *program) for program in programs], ROUNDS)
+    cpu = [statistics.median([cpu_s for cpu_s, _ in results]) for results in found]
+    memory = [statistics.median([mbytes for _, mbytes in results]) for results in found]
+    ratio = statistics.median([ours[0] / plain[0] for ours, plain in zip(found[0], found[2])])
     what = f"{file.stat().st_size / (1 << 20):,.1f} MB"
     return [
         (f"{what}: colmet-extract, whole program", cpu[0] * 1000, "CPU ms", ""),
@@ -141,7 +130,7 @@ def compare(file: Path, job: int) -> list[tuple[str, float, str, str]]:
     ]
 
 
-def run(jobs: int = 100, size: int = 40 << 20) -> list[tuple[str, float, str, str]]:
+def run(jobs: int = 100, size: int = 40 << 20) -> list[Figure]:
     """Figures as (name, value, unit, target)."""
     startup.tune_garbage_collector()
     with tempfile.TemporaryDirectory() as name:
@@ -159,8 +148,7 @@ def main() -> None:
     parser.add_argument("--job", type=int, help="of --file")
     options = parser.parse_args()
     figures = compare(options.file, options.job) if options.file else run(options.jobs, options.bytes)
-    for name, value, unit, target in figures:
-        print(f"{name:66} {value:12,.2f} {unit:8} {target}")
+    show(figures)
 
 
 if __name__ == "__main__":

@@ -4,8 +4,6 @@ A burst is 10,000 taskstats rows, 100 of each of 100 jobs, in messages from node
 the fewer rows a message has, the more of the time goes into reading messages.
 Ours is the whole way from the bytes of the messages to the flushed file. Bare PyTables gets rows that are ready for the
 file, appends them to open tables, one array a job, and flushes the tables and the file.
-
-    python benchmarks/bench_hdf5.py
 """
 
 from __future__ import annotations
@@ -16,10 +14,12 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import TIME_NS, Figure, in_turns, warm_memory
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import h5file
@@ -32,14 +32,12 @@ from colmet.common.wire import Decoder, colmet06, v1
 tables = h5file.tables
 
 SCHEMA = colmet06.RECORDS["taskstats_default"].schema
-TIME_NS = 1_700_000_000_000_000_000
 FIRST_JOB = 100_000
 JOBS = 100
 ROWS_PER_JOB = 100
 ROWS_PER_MESSAGE = (2, 4, 8)
 BURSTS = {0: 5, 9: 1}  # by compression level
 ROUNDS = 5
-WARM_BYTES = 256 << 20  # of file, written and removed first: memory that a virtual machine has never used is slow
 TARGET_RATIO = 0.60
 
 
@@ -136,25 +134,23 @@ def compare(folder: Path, complevel: int, burst: Sequence[bytes], ready: dict[st
         lambda: Ours(path, complevel, burst, decoded=True),
         lambda: Bare(path, complevel, ready),
     ]
-    path.write_bytes(bytes(WARM_BYTES))
-    path.unlink()
-    rounds = []
-    for n in range(ROUNDS + 1):
-        rates = [0.0] * len(writers)
-        for turn in range(len(writers)):
-            which = (n + turn) % len(writers)
-            rates[which] = rows_per_cpu_second(writers[which](), BURSTS[complevel])
-            path.unlink()
-        if n:  # the first round warms up
-            rounds.append([*rates, rates[0] / rates[2], rates[1] / rates[2]])
-    return [statistics.median(column) for column in zip(*rounds)]
+    warm_memory(folder)
+
+    def rate(make: Callable[[], Ours | Bare]) -> float:
+        found = rows_per_cpu_second(make(), BURSTS[complevel])
+        path.unlink()
+        return found
+
+    rates = in_turns([partial(rate, make) for make in writers], ROUNDS)
+    ratios = [[one / bare for one, bare in zip(ours, rates[2])] for ours in rates[:2]]
+    return [statistics.median(column) for column in (*rates, *ratios)]
 
 
-def run() -> list[tuple[str, float, str, str]]:
+def run() -> list[Figure]:
     """Figures as (name, value, unit, target)."""
     warnings.filterwarnings("ignore", category=tables.NaturalNameWarning)
     startup.tune_garbage_collector()
-    figures: list[tuple[str, float, str, str]] = []
+    figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for complevel, label, sizes in ((0, "no compression", ROWS_PER_MESSAGE), (9, "zlib 9", ROWS_PER_MESSAGE[1:2])):
@@ -173,13 +169,3 @@ def run() -> list[tuple[str, float, str, str]]:
                     (f"{what}: decoded batches to file / bare", decoded_ratio, "times", ""),
                 ]
     return figures
-
-
-def main() -> None:
-    """Print the figures."""
-    for name, value, unit, target in run():
-        print(f"{name:64} {value:12,.2f} {unit:12} {target}")
-
-
-if __name__ == "__main__":
-    main()

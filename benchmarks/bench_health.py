@@ -1,19 +1,20 @@
-"""What it costs to tell how the daemons are, and what becomes of ticks while a page of metrics is fetched.
-
-python benchmarks/bench_health.py        (as root)
-"""
+"""What it costs to tell how the daemons are, and what becomes of ticks while a page of metrics is fetched."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
+
+import measuring
+from bench_agent import agent_of
+from measuring import Figure, job_root
 
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
@@ -28,26 +29,20 @@ from colmet.common.runtime.startup import load
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import encode
-from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
-from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser
-from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.node_health import NodeHealth
-from colmet.node.system.host import Host
-from dev.live import JobRoot
 
-Figures = list[tuple[str, float, str, str]]
+Figures = list[Figure]
 
 JOBS = 40
 TICKS = 200
 PERIOD_S = 0.05
 SENDERS = 8192
+NODES = {"view": "nodes"}
 TOP_NODES, TOP_JOBS, TOP_JOBS_OF_A_NODE = 800, 2000, 10
 TABLE = Schema("load_default", "job", [Field(f"value_{n}", "count", "counter") for n in range(40)])
+
+cpu_us = partial(measuring.cpu_us, rounds=5, clock=time.thread_time)
 
 SCRAPE = """
 import sys, urllib.request
@@ -56,36 +51,19 @@ while True:
 """
 
 
-def cpu_us(work: Callable[[], object], times: int) -> float:
-    """CPU time of one call in this thread, in microseconds: the median of five rounds."""
-    rounds = []
-    for _ in range(5):
-        start = time.thread_time()
-        for _ in range(times):
-            work()
-        rounds.append((time.thread_time() - start) / times * 1e6)
-    return statistics.median(rounds)
-
-
 def percentile(values: Sequence[float], share: float) -> float:
     """The value that this share of the values does not exceed."""
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def bench_node() -> Figures:
+def bench_node() -> list[Figure]:
     """Ticks with many jobs, alone and while the page of all of them is asked for without a rest."""
     with contextlib.ExitStack() as stack:
-        root = JobRoot(f"colmet-bench-{os.getpid()}-{time.monotonic_ns()}")
-        stack.callback(root.close)
+        root = stack.enter_context(job_root())
         for number in range(1, JOBS + 1):
             root.job(f"bob_{number}").start(["/bin/sleep", "600"])
-        host, classes = Host(), load(NAMES)
-        options = build_parser(classes).parse_args(["--state-dir", ""])
-        backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
-        source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
         health = NodeHealth({}, latest=LatestRows())
-        queue = SendQueue(v1.encode, Outbox(time.time_ns()))
-        agent = Agent("bench", source, backends, queue, Schedule(PERIOD_S), health=health)
+        agent, _ = agent_of(root, PERIOD_S, health=health)
         stack.callback(agent.close)
         endpoint = MetricsServer(ListenAddress("127.0.0.1", 0), health.families, health.pause)
         stack.callback(endpoint.close)
@@ -108,9 +86,9 @@ def bench_node() -> Figures:
             time.sleep(0.5)
             scraped = ticks()
             client.kill()
-        note = cpu_us(lambda: agent._tell(SimpleNamespace(status=lambda make: None)), 200)  # type: ignore[arg-type]
+        note = cpu_us(lambda: agent._tell(SimpleNamespace(status=lambda make: None)), calls=200)  # type: ignore[arg-type]
         lines = "".join(render(health.families())).count("\n")
-        page = cpu_us(lambda: "".join(render(health.families())), 1)
+        page = cpu_us(lambda: "".join(render(health.families())), calls=1)
         served = endpoint.counters()["served"] - before
     return [
         ("node: picture after a tick, CPU", note, "us", ""),
@@ -122,7 +100,7 @@ def bench_node() -> Figures:
     ]
 
 
-def bench_collector() -> Figures:
+def bench_collector() -> list[Figure]:
     """What the main thread does for a status, and for each message where the latest rows are told."""
     receiver, latest = Receiver(), LatestRows()
     samples = [Sample(job, {f"value_{n}": n for n in range(40)}) for job in (1, 2)]
@@ -134,15 +112,15 @@ def bench_collector() -> Figures:
     journal: Any = SimpleNamespace(why="", full=False, end=0, dropped=0, all_failures=0, directory="")
     with Errands() as errands:
         health = CollectorHealth(errands, receiver, journal, [], {}, latest)
-        status = cpu_us(health._senders, 1)
-    take = cpu_us(lambda: latest.take(batches), 1)
+        status = cpu_us(health._senders, calls=1)
+    take = cpu_us(lambda: latest.take(batches), calls=1)
     return [
         (f"collector: status of {SENDERS:,} senders, CPU of the main thread", status / 1000, "ms", ""),
         ("collector: latest rows, CPU for each row", take / SENDERS / 2, "us", ""),
     ]
 
 
-def bench_top() -> Figures:
+def bench_top() -> list[Figure]:
     """What the collector's main thread does for each batch while somebody looks at it, and what an answer takes."""
     classes = load(NAMES)
     schemas = {schema.name: schema for cls in classes for schema in (cls.schema, *cls.others)}
@@ -174,7 +152,7 @@ def bench_top() -> Figures:
         start = time.thread_time()
         decode()
         base.append((time.thread_time() - start) / TOP_NODES * 1e6)
-    unseen = cpu_us(lambda: [watch.take([batch]) for batch in taken[0]], 5) / TOP_NODES
+    unseen = cpu_us(lambda: [watch.take([batch]) for batch in taken[0]], TOP_NODES, calls=5)
     seen = []
     for _ in range(5):
         watch = RecentPairs(TABLES)
@@ -192,21 +170,11 @@ def bench_top() -> Figures:
         ("collector: the same batch for `colmet top`, nobody looks", unseen, "us", ""),
         ("collector: the same batch, somebody looks", looked, "us", ""),
         ("collector: looked at, of receiving and decoding", looked / whole, "times", ""),
-        (f"collector: answer of jobs, {of}", cpu_us(lambda: encode(top.answer({})), 1) / 1000, "ms", ""),
-        (
-            f"collector: answer of nodes, {of}",
-            cpu_us(lambda: encode(top.answer({"view": "nodes"})), 1) / 1000,
-            "ms",
-            "",
-        ),
+        (f"collector: answer of jobs, {of}", cpu_us(lambda: encode(top.answer({})), 1000, calls=1), "ms", ""),
+        (f"collector: answer of nodes, {of}", cpu_us(lambda: encode(top.answer(NODES)), 1000, calls=1), "ms", ""),
     ]
 
 
-def run() -> Figures:
+def run() -> list[Figure]:
     """All figures: name, value, unit, target."""
     return [*bench_node(), *bench_collector(), *bench_top()]
-
-
-if __name__ == "__main__":
-    for what, value, unit, target in run():
-        print(f"{what:<66} {value:14,.2f} {unit:<16} {target}")

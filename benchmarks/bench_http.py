@@ -1,7 +1,4 @@
-"""What the JSON interface costs the collector, and what its own process pays to keep and tell what comes.
-
-python benchmarks/bench_http.py
-"""
+"""What the JSON interface costs the collector, and what its own process pays to keep and tell what comes."""
 
 from __future__ import annotations
 
@@ -11,13 +8,13 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
+from measuring import Figure, cpu_us
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
@@ -31,7 +28,7 @@ from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
 from tests.support.web_nodes import Cluster
 
-Figures = list[tuple[str, float, str, str]]
+Figures = list[Figure]
 
 NODES, JOBS = 500, 2000
 FEW_NODES, FEW_JOBS = 50, 200  # whose rows are made up value by value
@@ -84,7 +81,7 @@ def sink() -> Iterator[WebLauncher]:
             web.close()
 
 
-def bench_feed() -> Figures:
+def bench_feed() -> list[Figure]:
     """CPU time of the collector's main thread for a message: received, kept, and sent on."""
     cluster = Busy(FEW_NODES, FEW_JOBS)
     ticks = [cluster.messages() for _ in range(TICKS)]
@@ -134,7 +131,7 @@ def bench_feed() -> Figures:
     ]
 
 
-def bench_memory() -> Figures:
+def bench_memory() -> list[Figure]:
     """CPU time and bytes for what is kept; CPU time of answers."""
     cluster = Busy(FEW_NODES, FEW_JOBS)
     clock = [1000.0]
@@ -166,14 +163,7 @@ def bench_memory() -> Figures:
         clock[0] += cluster.period
         latest.take(cluster.batches())
 
-    def cpu_ms(ask: Callable[[], object]) -> float:
-        times = []
-        for _ in range(5):
-            start = time.thread_time()
-            ask()
-            times.append((time.thread_time() - start) * 1e3)
-        return statistics.median(times)
-
+    cpu_ms = partial(cpu_us, units=1000, calls=1, rounds=5, clock=time.thread_time)
     asked = SeriesQuery(1000, "cgroup_default", "cpu_usage", rate=True)
     hour = kept / (4 * TICKS) * 720 * NODES / FEW_NODES
     share = 100 * (decoding + keeping) / messages * NODES / cluster.period
@@ -192,11 +182,6 @@ def bench_memory() -> Figures:
     ]  # fmt: skip
 
 
-def run() -> Figures:
+def run() -> list[Figure]:
     """All figures."""
     return [*bench_feed(), *bench_memory()]
-
-
-if __name__ == "__main__":
-    for what, value, unit, target in run():
-        print(f"{what:<66} {value:14,.2f} {unit:<8} {target}")

@@ -1,20 +1,17 @@
-"""Cost of the node's backends: CPU time per task or process and sample, beside the least that the kernel takes.
-
-python benchmarks/bench_node.py        (as root, for taskstats)
-"""
+"""Cost of the node's backends: CPU time per task or process and sample, beside the least that the kernel takes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from weakref import WeakKeyDictionary
 
 import numpy as np
+from measuring import Figure, cpu_us
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.startup import raise_open_file_limit
@@ -29,7 +26,6 @@ from colmet.node.system.host import Host
 TASKS = 1000
 PROCESSES = 500
 JOBS = 100
-ROUNDS = 15
 
 THREADS = """
 import sys, threading, time
@@ -39,18 +35,6 @@ for _ in range(int(sys.argv[1]) - 1):
 print("ready", flush=True)
 sys.stdin.read()
 """
-
-
-def cpu_us(work: Callable[[], object], units: int) -> float:
-    """CPU time of one call, in microseconds per unit: the median of some rounds of ten calls."""
-    work()
-    rounds = []
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        for _ in range(10):
-            work()
-        rounds.append((time.process_time() - start) / 10 / units * 1e6)
-    return statistics.median(rounds)
 
 
 @contextlib.contextmanager
@@ -85,7 +69,7 @@ class Fixed(Job):
         self._tids, self._pids = tids, pids
 
 
-def bench_taskstats() -> list[tuple[str, float, str, str]]:
+def bench_taskstats() -> list[Figure]:
     """A sample of 1,000 tasks through the backend, and the kernel's part of it: the requests' send alone."""
     with threads(TASKS) as pid:
         tids = sorted(map(int, os.listdir(f"/proc/{pid}/task")))
@@ -115,7 +99,7 @@ def bench_taskstats() -> list[tuple[str, float, str, str]]:
     ]
 
 
-def bench_jobproc() -> list[tuple[str, float, str, str]]:
+def bench_jobproc() -> list[Figure]:
     """A sample of 500 processes through the backend, the reads of their two files alone, and in place of cgroups."""
     raise_open_file_limit()
     with processes(PROCESSES) as pids:
@@ -153,7 +137,7 @@ def bench_jobproc() -> list[tuple[str, float, str, str]]:
     ]
 
 
-def bench_procstats() -> list[tuple[str, float, str, str]]:
+def bench_procstats() -> list[Figure]:
     """A sample of the node, and the reads of its five files alone."""
     backend = ProcstatsBackend(Host())
     whole = cpu_us(lambda: list(backend.sample([])), 1)
@@ -168,10 +152,7 @@ def bench_procstats() -> list[tuple[str, float, str, str]]:
     for file in files:
         os.close(file)
     backend.close()
-    return [
-        ("procstats: CPU per sample", whole, "us", ""),
-        ("procstats: over the reads alone", whole / least, "x", ""),
-    ]
+    return [("procstats: CPU per sample", whole, "us", ""), ("procstats: over the reads alone", whole / least, "x", "")]
 
 
 class InGroups(Job):
@@ -223,7 +204,7 @@ def cgroup_us(jobs: list[Job]) -> tuple[float, float]:
     return whole, least
 
 
-def bench_cgroup() -> list[tuple[str, float, str, str]]:
+def bench_cgroup() -> list[Figure]:
     """A sample of 100 jobs through the backend, and the reads of their files alone."""
     raise_open_file_limit()
     figures = []
@@ -245,11 +226,6 @@ def bench_cgroup() -> list[tuple[str, float, str, str]]:
     return figures
 
 
-def run() -> list[tuple[str, float, str, str]]:
+def run() -> list[Figure]:
     """Every figure: name, value, unit, target."""
     return bench_taskstats() + bench_jobproc() + bench_procstats() + bench_cgroup()
-
-
-if __name__ == "__main__":
-    for name, value, unit, target in run():
-        print(f"{name:<56} {value:10.2f} {unit:<8} {target}")

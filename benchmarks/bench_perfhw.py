@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 
-from bench_node import cpu_us
+from measuring import Figure, cpu_us
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.startup import raise_open_file_limit
@@ -55,7 +55,7 @@ def perf_descriptors() -> list[int]:
     return found
 
 
-def run() -> list[tuple[str, float, str, str]]:
+def run() -> list[Figure]:
     """Every figure: name, value, unit, target."""
     raise_open_file_limit()
     backend = PerfhwBackend(Host(), EVENTS)
@@ -96,8 +96,3 @@ def run() -> list[tuple[str, float, str, str]]:
         ("perfhw: over the reads alone", whole / least, "x", "at most 3"),
         ("perfhw: to open one event on one CPU", statistics.median(opens), "us", ""),
     ]
-
-
-if __name__ == "__main__":
-    for name, value, unit, target in run():
-        print(f"{name:<66} {value:10.2f} {unit:<8} {target}")

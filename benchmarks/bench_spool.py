@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from measuring import Figure
+
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import colmet06, v1
@@ -26,7 +28,7 @@ from colmet.node.delivery.spool import LOCK, Spool
 from colmet.node.delivery.uplink import Times, Uplink
 from colmet.node.system.host import Host
 
-Figures = list[tuple[str, float, str, str]]
+Figures = list[Figure]
 
 SCHEMA = colmet06.RECORDS["taskstats_default"].schema
 PERIOD_S = 0.025
@@ -119,7 +121,7 @@ def start_collector(folder: Path) -> subprocess.Popen[str]:
     return process
 
 
-def run() -> Figures:
+def run() -> list[Figure]:
     """Take the three in turns."""
     logging.getLogger("colmet").setLevel(logging.CRITICAL)
     late: dict[str, list[float]] = {"there": [], "away": [], "back": []}
@@ -156,8 +158,3 @@ def run() -> Figures:
         ],
         *[(f"p99 that a batch costs a tick, {what}", p99(took[what]), "us", "") for what in took],
     ]
-
-
-if __name__ == "__main__":
-    for line in run():
-        print("{:<60} {:12.2f} {} {}".format(*line))

@@ -1,16 +1,13 @@
-"""Rows that reach standard output per CPU second, in each format, against json.dumps of the same rows.
-
-python benchmarks/bench_stdout.py
-"""
+"""Rows that reach standard output per CPU second, in each format, against json.dumps of the same rows."""
 
 from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable
 
 from bench_hdf5 import messages
+from measuring import Figure, cpu_us
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.stdout import FORMATS, StdoutOutput
@@ -24,25 +21,15 @@ ROUNDS = 3
 
 def rows_per_cpu_second(work: Callable[[], None]) -> float:
     """Of the best of some rounds."""
-    taken = []
-    for _ in range(ROUNDS):
-        start = time.process_time()
-        work()
-        taken.append(time.process_time() - start)
-    return ROWS / min(taken)
+    return 1e6 * ROWS / cpu_us(work, calls=1, rounds=ROUNDS, pick=min)
 
 
-def run() -> list[tuple[str, float, str, str]]:
+def run() -> list[Figure]:
     """The figures: what, value, unit, target."""
     packed = messages(ROWS_PER_MESSAGE)
     decoded = [Decoder().decode(message).batches for message in packed]
-    documents = [
-        sample.values
-        for batches in decoded
-        for batch in batches
-        for table in batch.tables
-        for sample in table.samples()
-    ]
+    tables = [table for batches in decoded for batch in batches for table in batch.tables]
+    documents = [sample.values for table in tables for sample in table.samples()]
     assert len(documents) == ROWS
     plain = rows_per_cpu_second(lambda: "\n".join([json.dumps(document) for document in documents]).encode())
     figures = [("json.dumps of dicts that are ready", plain, "rows/CPU s", "")]
@@ -63,8 +50,3 @@ def run() -> list[tuple[str, float, str, str]]:
     finally:
         os.close(descriptor)
     return figures
-
-
-if __name__ == "__main__":
-    for what, value, unit, target in run():
-        print(f"{what:<50} {value:12,.2f} {unit:<12} {target}")

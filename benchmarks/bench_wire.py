@@ -1,20 +1,17 @@
 """Cost of the wire: rows decoded per CPU second, time to encode a message, and its size.
 
 One message is what a node with two jobs sends a tick: a procstats row and two taskstats rows.
-
-    python benchmarks/bench_wire.py
 """
 
 from __future__ import annotations
 
 import random
-import time
-from collections.abc import Callable
+
+from measuring import TIME_NS, Figure, cpu_us
 
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
-TIME_NS = 1_700_000_000_000_000_000
 JOBS = (4242, 4243)
 ROWS = 3
 
@@ -43,26 +40,6 @@ def node_batch(seed: int) -> Batch:
     return Batch("node-17.example.org", 1_700_000_000, seed, TIME_NS, JOBS, tables)
 
 
-def cpu_seconds_each(work: Callable[[], object], at_least_s: float = 0.5) -> float:
-    """CPU seconds of one call: the best of five runs that last at least `at_least_s` together."""
-    calls = 1
-    while True:
-        start = time.process_time()
-        for _ in range(calls):
-            work()
-        taken = time.process_time() - start
-        if taken >= at_least_s / 5:
-            break
-        calls *= 2
-    best = taken
-    for _ in range(4):
-        start = time.process_time()
-        for _ in range(calls):
-            work()
-        best = min(best, time.process_time() - start)
-    return best / calls
-
-
 def decode_rate(messages: list[bytes]) -> float:
     """Rows decoded per CPU second, by a decoder that has seen the node before."""
     decoder = Decoder()
@@ -71,18 +48,19 @@ def decode_rate(messages: list[bytes]) -> float:
         for message in messages:
             decoder.decode(message)
 
-    work()
-    return ROWS * len(messages) / cpu_seconds_each(work)
+    return 1e6 * ROWS * len(messages) / cpu_us(work, rounds=5, pick=min)
 
 
-def run() -> list[tuple[str, float, str, str]]:
+def run() -> list[Figure]:
     """Figures as (name, value, unit, target)."""
     batches = [node_batch(seed) for seed in range(100)]
     ours = [v1.encode(batch) for batch in batches]
     old = [colmet06.encode(batch) for batch in batches]
     rate, old_rate = decode_rate(ours), decode_rate(old)
-    encode_us = cpu_seconds_each(lambda: [v1.encode(batch) for batch in batches]) / len(batches) * 1e6
-    old_encode_us = cpu_seconds_each(lambda: [colmet06.encode(batch) for batch in batches]) / len(batches) * 1e6
+    encode_us, old_encode_us = [
+        cpu_us(lambda: list(map(encode, batches)), len(batches), rounds=5, pick=min)  # noqa: B023 - called here
+        for encode in (v1.encode, colmet06.encode)
+    ]
     return [
         ("decode v1, 3 rows a message", rate, "rows/CPU s", ">= 200,000"),
         ("decode colmet06, 3 rows a message", old_rate, "rows/CPU s", ""),
@@ -92,13 +70,3 @@ def run() -> list[tuple[str, float, str, str]]:
         ("message v1", max(map(len, ours)), "bytes", "<= 2,100"),
         ("message colmet06", max(map(len, old)), "bytes", ""),
     ]
-
-
-def main() -> None:
-    """Print the figures."""
-    for name, value, unit, target in run():
-        print(f"{name:36} {value:12,.1f} {unit:16} {target}")
-
-
-if __name__ == "__main__":
-    main()

@@ -11,6 +11,8 @@ import platform
 import sys
 from pathlib import Path
 
+from measuring import show
+
 
 def main() -> int:
     """Print the figures of the benchmarks named on the command line, or of all."""
@@ -21,13 +23,11 @@ def main() -> int:
     if unknown:
         print(f"no benchmark {', '.join(sorted(unknown))}; there are {', '.join(known)}", file=sys.stderr)
         return 2
-    sys.path.insert(0, str(here))
     load = os.getloadavg()[0]
     print(f"Python {platform.python_version()}, {os.cpu_count()} CPUs, load {load:.2f}. A busy machine is slower.")
     for name in wanted:
         print(f"\n{name}", flush=True)
-        for what, value, unit, target in importlib.import_module(f"bench_{name}").run():
-            print(f"  {what:<66} {value:14,.2f} {unit:<16} {target}", flush=True)
+        show(importlib.import_module(f"bench_{name}").run())
     return 0
 
 

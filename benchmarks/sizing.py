@@ -16,10 +16,8 @@ import argparse
 import importlib
 import json
 import math
-import multiprocessing
 import os
 import platform
-import resource
 import statistics
 import sys
 import tempfile
@@ -30,8 +28,8 @@ from pathlib import Path
 
 import numpy as np
 import requests
-from bench_collector import Collector, Senders, free_uri, tables
-from bench_elasticsearch import serve
+from bench_collector import Collector, Senders, tables
+from measuring import TIME_NS, discarding_server, free_uri, rss_mb
 
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
@@ -49,7 +47,6 @@ from colmet.node.backends import NAMES
 
 HERE = Path(__file__).resolve().parent
 NS = 1_000_000_000
-TIME_NS = 1_700_000_000 * NS
 DAY_S = 86_400
 PREFIX = "colmet-sizing-"
 ROUNDS = 2
@@ -161,7 +158,7 @@ def fit(points: Sequence[tuple[Sequence[float], float]]) -> list[float]:
 def receiving() -> Costs:
     """A real collector and real connections; how much of it is due to tables, in this process."""
     found: Costs = {}
-    with tempfile.TemporaryDirectory() as name, serving() as port:
+    with tempfile.TemporaryDirectory() as name, discarding_server() as port:
         held = []
         for count, rate, seconds in ((FEW, 0.2, 10.0), (MANY, 0.2, 10.0), (MANY // 2, 4.0, 10.0)):
             folder = Path(name, str(len(held)))
@@ -216,26 +213,7 @@ def receiving() -> Costs:
     return found
 
 
-class serving:  # noqa: N801 - a context, as its name says
-    """A server that takes documents and keeps none, in a process of its own."""
-
-    def __enter__(self) -> int:
-        context = multiprocessing.get_context("spawn")
-        pipe, child = context.Pipe()
-        self._process = context.Process(target=serve, args=(child,), daemon=True)
-        self._process.start()
-        return int(pipe.recv())
-
-    def __exit__(self, *_: object) -> None:
-        self._process.terminate()
-        self._process.join()
-
-
 # -- outputs --
-
-
-def resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def cpu_s(output: OutputBackend, records: Sequence[JournalRecord]) -> float:
@@ -266,7 +244,7 @@ def hdf5() -> Costs:
                 output.open(state)
                 nodes = [Node(f"node-{n}.example.org", range(1 + n, 1 + jobs, 10), [schema]) for n in range(10)]
                 seq = 0
-                before = resident_bytes()
+                before = rss_mb()
                 for per_table in (1, 10, 10, 10, 100, 100):
                     records = decoded(nodes, range(seq, seq + per_table), state.position)
                     used_us = cpu_s(output, records) * 1e6
@@ -276,7 +254,7 @@ def hdf5() -> Costs:
                     else:
                         create_us.append(used_us / jobs)
                         first_bytes.append(os.path.getsize(output.path) / jobs)
-                        handle_bytes.append((resident_bytes() - before) / jobs)
+                        handle_bytes.append((rss_mb() - before) * 1e6 / jobs)
                     seq += per_table
                 sizes.append(((seq * jobs, seq * jobs * values_of(schema)), os.path.getsize(output.path)))
                 output.close()
@@ -318,7 +296,7 @@ def documents(url: str, prefix: str, rounds: int) -> Iterator[tuple[Schema, floa
 def elasticsearch() -> Costs:
     """The collector's part."""
     points = []
-    with serving() as port:
+    with discarding_server() as port:
         for schema, used_s in documents(f"http://127.0.0.1:{port}", PREFIX, ROUNDS):
             points.append(((DOCUMENTS, DOCUMENTS * values_of(schema)), used_s * 1e6))
     document_us, value_us = fit(points)

@@ -10,15 +10,14 @@ What is bounded has to be full by then: with --handles 512 the open tables are.
 from __future__ import annotations
 
 import argparse
-import multiprocessing
 import os
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from bench_collector import ROWS_PER_MESSAGE, Collector, Senders, free_uri
-from bench_elasticsearch import serve
+from bench_collector import ROWS_PER_MESSAGE, Collector, Senders
+from measuring import discarding_server, free_uri
 
 TELL_S = 10.0
 SETTLED = 1 / 3  # of the rows: by then all that is bounded has been filled
@@ -87,14 +86,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.handles:
         os.environ["BENCH_HDF5_HANDLES"] = str(options.handles)  # to the collector
-    ours, theirs = multiprocessing.Pipe()
-    server = multiprocessing.get_context("spawn").Process(target=serve, args=(theirs,), daemon=True)
-    server.start()
-    try:
-        with tempfile.TemporaryDirectory() as name:
-            return 0 if soak(options, Path(name), ours.recv()) else 1
-    finally:
-        server.kill()
+    with discarding_server() as port, tempfile.TemporaryDirectory() as name:
+        return 0 if soak(options, Path(name), port) else 1
 
 
 if __name__ == "__main__":
