@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -19,20 +20,29 @@ def nodes():
     return [node for path in (ROOT / "colmet").rglob("*.py") for node in ast.walk(ast.parse(path.read_text()))]
 
 
+def is_log(function):
+    return isinstance(function, ast.Attribute) and function.attr in LEVELS and ast.unparse(function.value) == "log"
+
+
 def messages(nodes):
     """Warnings and worse that the source has in one piece; not the text of an error alone."""
     for node in nodes:
         if (
             isinstance(node, ast.Call)
-            and ast.unparse(node.func) in [f"log.{level}" for level in LEVELS]
+            and is_log(node.func)
             and isinstance(node.args[0], ast.Constant)
             and re.search(r"[a-z]{3}", re.sub(r"\w+=|%\w", "", node.args[0].value))
         ):
             yield node.args[0].value
 
 
+@functools.cache
+def pattern(explained):
+    return re.compile(".*?".join(map(re.escape, explained.split("..."))))
+
+
 def matches(explained, text):
-    return re.match(".*?".join(map(re.escape, explained.split("..."))), text) is not None
+    return pattern(explained).match(text) is not None
 
 
 def unexplained(texts):

@@ -34,7 +34,7 @@ class Listening:
         uri: str,
         option: str,
         authenticator: Authenticator | None,
-        settings: Mapping[int, int],
+        settings: Mapping[zmq.SocketOption, int],
         claimed_uri: str = "",
         others: str = "",
     ) -> None:

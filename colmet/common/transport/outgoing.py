@@ -57,7 +57,7 @@ class Outgoing:
         kind: int,
         uri: str,
         option: str,
-        settings: Mapping[int, int],
+        settings: Mapping[zmq.SocketOption, int],
         security: Client | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
