@@ -21,7 +21,9 @@ def nodes():
 
 
 def is_log(function):
-    return isinstance(function, ast.Attribute) and function.attr in LEVELS and ast.unparse(function.value) == "log"
+    if not isinstance(function, ast.Attribute) or function.attr not in LEVELS:
+        return False
+    return ast.unparse(function.value) in ("log", "self._once")
 
 
 def messages(nodes):

@@ -80,6 +80,24 @@ def set_up(level: int) -> None:
     logging.basicConfig(level=level, handlers=[handler])
 
 
+class OnceLog:
+    """Writes each text to a log once, whatever its arguments."""
+
+    def __init__(self, log: logging.Logger) -> None:
+        self._log = log
+        self._logged: set[str] = set()
+
+    def warning(self, text: str, *arguments: object, level: int = logging.WARNING) -> None:
+        """Log a text, unless it has been logged."""
+        if text not in self._logged:
+            self._logged.add(text)
+            self._log.log(level, text, *arguments)
+
+    def info(self, text: str, *arguments: object) -> None:
+        """Log a text as information, unless it has been logged."""
+        self.warning(text, *arguments, level=logging.INFO)
+
+
 def powers_of_ten(count: int, before: int | None = None) -> bool:
     """Return whether to log a repeated event: the 1st, 10th, 100th ... time.
 

@@ -210,10 +210,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
     return (
         ControllerFiles(
             "cpuacct",
-            (
-                CgroupFile(("cpuacct.usage",), number("cpu_usage")),
-                CgroupFile(("cpuacct.stat",), Keyed(times_v1)),
-            ),
+            (CgroupFile(("cpuacct.usage",), number("cpu_usage")), CgroupFile(("cpuacct.stat",), Keyed(times_v1))),
             (CgroupFile(("cpu.stat",), Keyed({**usage_v2, **quota_v2})),),
         ),
         ControllerFiles(

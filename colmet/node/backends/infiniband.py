@@ -1,9 +1,10 @@
-"""What goes through the node's InfiniBand, Omni-Path and RoCE ports, and how they are."""
+"""Traffic, errors and state of the node's InfiniBand, Omni-Path and RoCE ports. Off by default."""
 
 from __future__ import annotations
 
 import argparse
 import errno
+import itertools
 import logging
 import re
 from abc import ABC, abstractmethod
@@ -13,7 +14,7 @@ from typing import NamedTuple, TypeVar
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.infiniband import AGENT_COUNTERS, COUNTERS, DEVICES, FULL, PORTS, SCHEMA
 from colmet.node.backend import InputBackend
@@ -41,22 +42,14 @@ _DATA = {  # column of the sums -> counter of a port
     "portRcvPkts": "port_rcv_packets",
 }
 _IN_WORDS = ("port_xmit_data", "port_rcv_data")
+_WAYS = ("xmit", "rcv")
 # If `counters` has 32 bits, drivers of that time have 64 here: kernels before 4.5, and Mellanox OFED 2 to 4.
 _WIDE = {
-    "port_xmit_data": "port_xmit_data_64",
-    "port_rcv_data": "port_rcv_data_64",
-    "port_xmit_packets": "port_xmit_packets_64",
-    "port_rcv_packets": "port_rcv_packets_64",
-    "unicast_xmit_packets": "port_unicast_xmit_packets",
-    "unicast_rcv_packets": "port_unicast_rcv_packets",
-    "multicast_xmit_packets": "port_multicast_xmit_packets",
-    "multicast_rcv_packets": "port_multicast_rcv_packets",
+    **{name: f"{name}_64" for name in _DATA.values()},
+    **{f"{cast}_{way}_packets": f"port_{cast}_{way}_packets" for cast in ("unicast", "multicast") for way in _WAYS},
 }
 _EXTENDED = {  # names in perfquery -x
-    "PortXmitData": "port_xmit_data",
-    "PortRcvData": "port_rcv_data",
-    "PortXmitPkts": "port_xmit_packets",
-    "PortRcvPkts": "port_rcv_packets",
+    **{name.replace("port", "Port"): counter for name, counter in _DATA.items()},
     "PortUnicastXmitPkts": "unicast_xmit_packets",
     "PortUnicastRcvPkts": "unicast_rcv_packets",
     "PortMulticastXmitPkts": "multicast_xmit_packets",
@@ -101,36 +94,28 @@ class Port(NamedTuple):
 class PortSource(ABC):
     """A source of readings of ports.
 
-    Args:
-        host: the machine.
-
     Attributes:
-        failures: parts of ports that could not be read or parsed.
+        failures: number of parts of ports that could not be read or parsed.
     """
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self.failures = 0
-        self._told = False
+        self._once = OnceLog(log)
 
     def _bounded(self, ports: Sequence[_Listed]) -> Sequence[_Listed]:
-        if len(ports) > MAX_PORTS and not self._told:
-            self._told = True
-            log.warning("%d ports, and %d are measured: the others are in no row and no sum", len(ports), MAX_PORTS)
+        if len(ports) > MAX_PORTS:
+            text = "%d ports, and %d are measured: the others are in no row and no sum"
+            self._once.warning(text, len(ports), MAX_PORTS)
         return ports[:MAX_PORTS]
 
-    @abstractmethod
     def programs(self) -> Iterable[Command]:
         """Return the programs used so far."""
+        return ()
 
     @abstractmethod
     def read(self) -> list[Port]:
-        """Return all ports; none if the node has no device.
-
-        Raises:
-            CommandFailed: a program fails for all ports.
-            ParseError: its output has another form.
-        """
+        """Return all ports; none if the node has no device. A program that fails for all ports is an error."""
 
 
 def parse_count(text: bytes) -> int:
@@ -178,9 +163,7 @@ def parse_ibstat(text: str) -> list[Port]:
 def parse_perfquery(text: str, names: dict[str, str]) -> dict[str, int]:
     """Return the counters in the output of `perfquery`: a comment, then ``PortXmitData:....................648``.
 
-    Args:
-        text: the whole output.
-        names: counters to find -> their names in sysfs.
+    `names` has those to find, with their names in sysfs.
 
     Raises:
         ValueError: another form.
@@ -198,33 +181,19 @@ def parse_perfquery(text: str, names: dict[str, str]) -> dict[str, int]:
 class SysfsPorts(PortSource):
     """Ports in the kernel's sysfs."""
 
-    def programs(self) -> Iterable[Command]:
-        """Return none."""
-        return ()
-
     def read(self) -> list[Port]:
         """Return all ports."""
         listed = [
             (f"{device}/{number}", f"{DEVICES}/{device}/ports/{number}")
-            for device in self._names(DEVICES)
-            for number in sorted(self._names(f"{DEVICES}/{device}/ports"), key=lambda name: (len(name), name))
+            for device in self._host.sorted_names(DEVICES)
+            for number in sorted(self._host.sorted_names(f"{DEVICES}/{device}/ports"), key=len)
         ]
         return [Port(name, self._labels(path), self._counters(path)) for name, path in self._bounded(listed)]
 
-    def _names(self, path: str) -> list[str]:
-        try:
-            return sorted(self._host.names(path))
-        except OSError:
-            return []
-
     def _labels(self, path: str) -> dict[str, str]:
         labels = {}
-        for name, file in (
-            ("state", "state"),
-            ("physical_state", "phys_state"),
-            ("rate", "rate"),
-            ("link_layer", "link_layer"),
-        ):
+        for name in ("state", "physical_state", "rate", "link_layer"):
+            file = "phys_state" if name == "physical_state" else name
             try:
                 text = self._host.read(f"{path}/{file}").decode("ascii").strip()
             except OSError as err:
@@ -238,18 +207,16 @@ class SysfsPorts(PortSource):
         return labels
 
     def _counters(self, path: str) -> dict[str, int]:
-        offered = set(self._names(f"{path}/counters"))
-        wide = set(self._names(f"{path}/counters_ext"))
+        offered = self._host.sorted_names(f"{path}/counters")
+        wide = self._host.sorted_names(f"{path}/counters_ext")
         counters = {}
         for field in COUNTERS:
             name = field.name
+            value = None
             if _WIDE.get(name) in wide:
-                file = f"{path}/counters_ext/{_WIDE[name]}"
+                value = self._counter(f"{path}/counters_ext/{_WIDE[name]}")
             elif name in offered:
-                file = f"{path}/counters/{name}"
-            else:
-                continue
-            value = self._counter(file)
+                value = self._counter(f"{path}/counters/{name}")
             if value is not None:
                 counters[name] = value
         return counters
@@ -309,7 +276,7 @@ class AskedPorts(PortSource):
 
     def programs(self) -> Iterable[Command]:
         """Return ibstat, and perfquery of each port."""
-        return [self._ibstat, *[command for both in list(self._commands.values()) for command in both]]
+        return [self._ibstat, *itertools.chain(*list(self._commands.values()))]
 
     def _ask(self, port: Port) -> None:
         if port.name not in self._commands:
@@ -328,12 +295,7 @@ class AskedPorts(PortSource):
 
 
 class InfinibandBackend(InputBackend):
-    """One row of the node, and one for each port.
-
-    Args:
-        source: of the readings of ports.
-        word_bytes: bytes in a word of the data counters.
-    """
+    """One row of the node, and one for each port; a word of the ports' data counters has `word_bytes`."""
 
     name = "infiniband"
     schema = SCHEMA
@@ -346,15 +308,13 @@ class InfinibandBackend(InputBackend):
         self._word_bytes = word_bytes
         self._sums = Sums()
         self._was_active = False
-        self._full: set[tuple[str, str]] = set()
+        self._full: set[tuple[str, str]] = set()  # ports and counters
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare --enable-infiniband, --omnipath and --infiniband-perfquery."""
         parser.add_argument(
-            "--enable-infiniband",
-            action="store_true",
-            help="measure InfiniBand, Omni-Path and RoCE ports",
+            "--enable-infiniband", action="store_true", help="measure InfiniBand, Omni-Path and RoCE ports"
         )
         parser.add_argument(
             "--omnipath",
@@ -380,14 +340,7 @@ class InfinibandBackend(InputBackend):
         return cls(source, 8 if options.omnipath else 4)
 
     def open(self) -> None:
-        """Search ports.
-
-        Raises:
-            BackendUnavailable: no port, or the programs fail.
-        """
-        self._read()
-
-    def _read(self) -> list[Port]:
+        """Search ports; BackendUnavailable without any, or if the programs fail."""
         try:
             ports = self._source.read()
         except CommandFailed as err:
@@ -401,15 +354,9 @@ class InfinibandBackend(InputBackend):
                 "this node has no InfiniBand, Omni-Path or RoCE port; load the adapter's driver (mlx5_ib, hfi1, ...), "
                 "or start without --enable-infiniband"
             )
-        return ports
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row of job 0, and one for each port.
-
-        Raises:
-            CommandFailed, ParseError: the external programs fail for all ports.
-            BackendUnavailable: no port is left.
-        """
+        """Return one row of job 0, and one for each port."""
         ports = self._source.read()
         if not ports:
             raise BackendUnavailable("all ports have gone; has the adapter's driver been unloaded?")
@@ -429,9 +376,8 @@ class InfinibandBackend(InputBackend):
             self._sums.add(port.name, {name: values.get(key) for name, key in _DATA.items()}, port.is_active)
             labels = {name: text.encode("ascii", "replace") for name, text in port.labels.items()}
             rows.append(Sample(NODE_JOB, {"port": port.name.encode(), **labels, **values}, PORTS))
-        totals: dict[str, Value] = {}
-        if self._was_active:
-            totals.update({name: total for name, total in self._sums.totals().items() if _DATA[name] not in unknown})
+        sums = self._sums.totals() if self._was_active else {}
+        totals: dict[str, Value] = {name: total for name, total in sums.items() if _DATA[name] not in unknown}
         return [Sample(NODE_JOB, totals), *rows]
 
     def _tell_full(self, port: str, counter: str) -> None:
@@ -451,6 +397,3 @@ class InfinibandBackend(InputBackend):
     def programs(self) -> Iterable[Command]:
         """Return ibstat and perfquery, if they are used."""
         return self._source.programs()
-
-    def close(self) -> None:
-        """Do nothing: nothing is open; the totals continue after the next `open()`."""

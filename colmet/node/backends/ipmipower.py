@@ -1,4 +1,4 @@
-"""Power that the whole node draws, as its management controller (BMC) measures it. Off by default."""
+"""Power drawn by the whole node, measured by its management controller (BMC). Off by default."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def watts(text: str, form: re.Pattern[str] = _WATTS) -> int | None:
     """Return a power printed by a tool, in whole W; None if the tool reports no value.
 
     Raises:
-        ValueError: it is no power, or more than 1,000,000 W.
+        ValueError: it is no power, or more than `MAX_WATTS`.
     """
     text = " ".join(text.split())
     if text.lower() in _NO_VALUE:
@@ -124,15 +124,9 @@ def parse(text: str) -> dict[str, int | None]:
 
 
 class Sensor(NamedTuple):
-    """A sensor of power.
+    """A sensor of power, by its name in the BMC."""
 
-    Attributes:
-        record: the number of its record; 0 if the tool does not print it.
-        name: as in the BMC.
-        watts: its reading in W, None without one.
-    """
-
-    record: int
+    record: int  # number of its record; 0 if the tool does not print it
     name: str
     watts: int | None
 
@@ -188,25 +182,14 @@ _ELSE_OF_A_COMMAND = "see what the command of --ipmipower-cmd prints when root r
 
 
 class _Source(NamedTuple):
-    """A command that returns the power.
+    """A command that returns the power."""
 
-    Attributes:
-        tool: freeipmi, ipmitool, or "" for another.
-        label: of its rows.
-        command: to run.
-    """
-
-    tool: str
-    label: str
+    tool: str  # freeipmi, ipmitool, or "" for another
+    label: str  # of its rows
     command: Command
 
     def ask(self) -> Values:
-        """Return its current values.
-
-        Raises:
-            CommandFailed: it failed.
-            ParseError: its output has no power, or an unknown form.
-        """
+        """Return its current values; CommandFailed, or ParseError if its output has no power."""
         text = self.command.run()
         try:
             values = parse(text)
@@ -259,11 +242,8 @@ class IpmipowerBackend(InputBackend):
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare the options of the backend and its tools."""
-        parser.add_argument(
-            "--enable-ipmipower",
-            action="store_true",
-            help="measure the node's power through its BMC (freeipmi or ipmitool)",
-        )
+        text = "measure the node's power through its BMC (freeipmi or ipmitool)"
+        parser.add_argument("--enable-ipmipower", action="store_true", help=text)
         parser.add_argument(
             "--ipmipower-cmd",
             metavar="WORD",
@@ -274,10 +254,7 @@ class IpmipowerBackend(InputBackend):
             ),
         )
         parser.add_argument(
-            "--ipmipower-sensor",
-            metavar="NAME",
-            default="",
-            help=Rare("read only this sensor of the BMC"),
+            "--ipmipower-sensor", metavar="NAME", default="", help=Rare("read only this sensor of the BMC")
         )
         for tool, example in (
             ("freeipmi", "-h bmc1 --config-file /etc/colmet/bmc.conf"),
@@ -304,11 +281,7 @@ class IpmipowerBackend(InputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:
-        """Return the backend if it is turned on, else None.
-
-        Raises:
-            ConfigError: the command is invalid, or more than one source is configured.
-        """
+        """Return the backend if it is turned on; ConfigError for an invalid command, or more than one source."""
         if not options.enable_ipmipower:
             return None
         freeipmi, ipmitool = options.ipmipower_freeipmi, options.ipmipower_ipmitool
@@ -327,14 +300,12 @@ class IpmipowerBackend(InputBackend):
         return cls(host, words, freeipmi, ipmitool, options.ipmipower_sensor, options.ipmipower_timeout)
 
     def open(self) -> None:
-        """Find a source of the power by trying all.
-
-        Raises:
-            BackendUnavailable: none works; the text has the message of each tool.
-        """
+        """Find a source of the power by trying all; if none works, BackendUnavailable has the message of each tool."""
         self._troubles, self._said = [], ""
         self._off = {tool for tool, options in self._options.items() if options is None}
         for source in self._sources():
+            if source.tool in self._off:
+                continue
             try:
                 values = source.ask()
             except (CommandFailed, ParseError) as err:
@@ -351,13 +322,7 @@ class IpmipowerBackend(InputBackend):
         raise BackendUnavailable(f"nothing says the power: {troubles}. Remedy: {self._remedy(self._said)}")
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        """Return one row of the node.
-
-        Raises:
-            CommandFailed: the tool failed, or the BMC did not answer in time.
-            ParseError: the answer has no power, or another form.
-            BackendUnavailable: the 5th failure in a row; the BMC is left alone until a retry.
-        """
+        """Return one row of the node; after the 5th failure in a row, the BMC is left alone until a retry."""
         assert self._source is not None
         try:
             values = self._source.ask()
@@ -384,27 +349,24 @@ class IpmipowerBackend(InputBackend):
             yield _Source("", "command", self._command(self._words))
             return
         if not self._sensor:
-            manufacturer = self._look("freeipmi", "bmc-info", "--get-device-id")
+            manufacturer = self._look("bmc-info", "--get-device-id")
             if manufacturer is None:
                 self._off.add("freeipmi")
             # the effect of Dell's commands on other BMCs is unknown
             elif any(int(number) == DELL for number in _MANUFACTURER.findall(manufacturer)):
-                words = ("dell", "power-monitoring-over-interval", "5", "systempower")
-                yield _Source("freeipmi", "dell", self._of("freeipmi", "ipmi-oem", *words))
-            if "freeipmi" not in self._off:
-                command = self._of("freeipmi", "ipmi-dcmi", "--get-system-power-statistics")
-                yield _Source("freeipmi", "dcmi", command)
-            if "ipmitool" not in self._off:
-                yield _Source("ipmitool", "dcmi", self._of("ipmitool", "ipmitool", "dcmi", "power", "reading"))
+                yield self._of("dell", "ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower")
+            yield self._of("dcmi", "ipmi-dcmi", "--get-system-power-statistics")
+            yield self._of("dcmi", "ipmitool", "dcmi", "power", "reading")
         table = ("--quiet-cache", "--sdr-cache-recreate", "--comma-separated-output", "--no-header-output")
-        for sensor in self._wanted(self._look("freeipmi", "ipmi-sensors", *table, deadline_s=_LIST_S)):
-            record = f"--record-ids={sensor.record}"
-            yield _Source("freeipmi", "sensor", self._of("freeipmi", "ipmi-sensors", *table, record))
-        for sensor in self._wanted(self._look("ipmitool", "ipmitool", "sdr", "list", "full", deadline_s=_LIST_S)):
-            yield _Source("ipmitool", "sensor", self._of("ipmitool", "ipmitool", "sdr", "get", sensor.name))
+        for sensor in self._wanted(self._look("ipmi-sensors", *table, deadline_s=_LIST_S)):
+            yield self._of("sensor", "ipmi-sensors", *table, f"--record-ids={sensor.record}")
+        for sensor in self._wanted(self._look("ipmitool", "sdr", "list", "full", deadline_s=_LIST_S)):
+            yield self._of("sensor", "ipmitool", "sdr", "get", sensor.name)
 
-    def _of(self, tool: str, program: str, *arguments: str, deadline_s: float = 0.0) -> Command:
-        return self._command([program, *(self._options[tool] or ()), *arguments], deadline_s)
+    def _of(self, label: str, program: str, *arguments: str, deadline_s: float = 0.0) -> _Source:
+        """Return the source of one of the tools' programs."""
+        tool = program if program in self._options else "freeipmi"
+        return _Source(tool, label, self._command([program, *(self._options[tool] or ()), *arguments], deadline_s))
 
     def _command(self, words: Sequence[str], deadline_s: float = 0.0) -> Command:
         """Return the command of these words, always the same object: it knows its own process that has not ended."""
@@ -414,14 +376,15 @@ class IpmipowerBackend(InputBackend):
             self._commands[key] = self._host.command(words, deadline_s, hide=secrets(words))
         return self._commands[key]
 
-    def _look(self, tool: str, program: str, *arguments: str, deadline_s: float = 0.0) -> str | None:
-        """Return the output of a tool's command; None if it fails, or the tool is disabled."""
-        if tool in self._off:
+    def _look(self, program: str, *arguments: str, deadline_s: float = 0.0) -> str | None:
+        """Return the output of a program; None if it fails, or its tool is disabled."""
+        source = self._of("", program, *arguments, deadline_s=deadline_s)
+        if source.tool in self._off:
             return None
         try:
-            return self._of(tool, program, *arguments, deadline_s=deadline_s).run()
+            return source.command.run()
         except CommandFailed as err:
-            self._note(err, tool)
+            self._note(err, source.tool)
             return None
 
     def _note(self, err: CommandFailed | ParseError, tool: str) -> None:

@@ -1,15 +1,14 @@
-"""I/O, memory and tasks of each job's processes, from /proc; of all jobs with --enable-jobproc.
+"""I/O, memory and tasks of each job's processes, from /proc.
 
 With --enable-jobproc, all values for all jobs. Without that option, only memory and tasks of jobs not counted by a
 cgroup, as with OAR 2 by default: one file for each process and tick, a third of the cost. --disable-jobproc turns that
-off.
-
-Values are counted by process, not by thread: /proc/<tid>/io of a thread repeats the I/O of its whole process.
+off. Values are of processes, not of threads: /proc/<tid>/io of a thread has the I/O of its whole process.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,6 +19,7 @@ import numpy as np
 
 from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.logs import OnceLog
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.common.tables.jobproc import IO_FIELDS, SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
@@ -69,17 +69,11 @@ def number_after(text: bytes, key: bytes) -> int:
 
 
 class Resident(NamedTuple):
-    """Memory of one process, in KiB.
+    """Memory of one process, in KiB."""
 
-    Attributes:
-        size: virtual memory.
-        resident: pages in memory.
-        mapped: of these, those of files and shared memory.
-    """
-
-    size: int
-    resident: int
-    mapped: int
+    size: int  # virtual memory
+    resident: int  # pages in memory
+    mapped: int  # of these, those of files and shared memory
 
     @property
     def anonymous(self) -> int:
@@ -98,17 +92,13 @@ def parse_statm(data: bytes) -> Resident:
 
 
 class _Process:
-    """One process: its open files, and its rarely changing values.
-
-    Attributes:
-        serial: a number unique to the process, unlike the pid; 0 until it has been read.
-    """
+    """One process: its open files, and its rarely changing values."""
 
     __slots__ = ("_io", "_shape", "_shmem_kb", "_statm", "_status", "pid", "ppid", "serial")
 
     def __init__(self, host: Host, pid: int) -> None:
         self.pid = pid
-        self.serial = 0
+        self.serial = 0  # unique to the process, unlike the pid; 0 until it has been read
         self.ppid = 0
         self._io = host.keep(f"/proc/{pid}/io")
         self._statm = host.keep(f"/proc/{pid}/statm")
@@ -142,6 +132,16 @@ class _Process:
             return parse_io(data) + memory
         except ValueError as err:
             raise ParseError(self._io.path, data[:80]) from err
+
+    def read_if_alive(self) -> list[int] | None:
+        """Return its values; None if it has ended. Closes its files on any error."""
+        try:
+            return self.read()
+        except (OSError, ParseError) as err:
+            self.close()
+            if not isinstance(err, OSError) or not is_gone(err):
+                raise
+            return None
 
     def is_zombie(self) -> bool:
         """Return whether it has ended, and its parent has not waited for it."""
@@ -180,9 +180,6 @@ class UncountedJobs:
 
     One file of each process is kept open, and read at each tick.
 
-    Args:
-        host: the machine.
-
     Attributes:
         columns_counted: returns those of `MEMORY` and `TASKS` that a job's cgroups count; None for neither.
     """
@@ -194,10 +191,21 @@ class UncountedJobs:
         self._files: dict[int, Kept] = {}  # of this one
         self._answers: dict[int, object] = {}  # the results of reading them, see `_read`
         self._had: set[int] = set()  # jobs that have or had a process
-        self._warned = False
+        self._once = OnceLog(log)
 
-    def begin(self, jobs: Sequence[Job]) -> None:
-        """Begin a tick: read the files of the processes of these jobs."""
+    def sample(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Return a row for each job with uncounted values that has or had a process.
+
+        Raises:
+            ParseError: a file has another form.
+        """
+        self._read_all(jobs)
+        rows = [Sample(job.id, row) for job in jobs if (row := self._row(job)) is not None]
+        self._close_unread()
+        return rows
+
+    def _read_all(self, jobs: Sequence[Job]) -> None:
+        """Read the files of the processes of these jobs."""
         self._former.update(self._files)
         self._files = {}
         self._had.intersection_update([job.id for job in jobs])
@@ -208,19 +216,15 @@ class UncountedJobs:
                     questions[pid] = Question(pid, job.party, partial(self._read, pid, self._former.get(pid)))
         self._answers = dict(zip(questions, self._host.processes.ask([*questions.values()])))
 
-    def end(self) -> None:
-        """End a tick: close the files of processes not read at it."""
+    def _close_unread(self) -> None:
+        """Close the files of processes not read at this tick."""
         for pid, file in self._former.items():
             if self._files.get(pid) is not file:
                 file.close()
         self._former, self._answers = {}, {}
 
-    def of(self, job: Job) -> Values | None:
-        """Return the values of a job's row; None if its cgroups count all of it, or it has never had a process.
-
-        Raises:
-            ParseError: a file has another form.
-        """
+    def _row(self, job: Job) -> Values | None:
+        """Return the values of a job's row; None if its cgroups count all of it, or it has never had a process."""
         lacks = {MEMORY, TASKS}.difference(self.columns_counted(job) or ())
         if not lacks:
             return None
@@ -240,14 +244,12 @@ class UncountedJobs:
         for pid in pids:
             answer = self._answers[pid]
             if isinstance(answer, PermissionError):
-                if not self._warned:
-                    self._warned = True
-                    log.warning(
-                        "cannot read /proc/<pid>/statm of all processes: memory in jobprocstats_default is missing for "
-                        "these jobs; start colmet-node as root job=%d pid=%d",
-                        job,
-                        pid,
-                    )
+                self._once.warning(
+                    "cannot read /proc/<pid>/statm of all processes: memory in jobprocstats_default is missing for "
+                    "these jobs; start colmet-node as root job=%d pid=%d",
+                    job,
+                    pid,
+                )
                 return {}
             if isinstance(answer, Exception):
                 raise answer
@@ -289,18 +291,14 @@ class UncountedJobs:
         """Close the files; can be called twice."""
         self._former.update(self._files)
         self._files = {}
-        self.end()
+        self._close_unread()
 
 
 class JobprocBackend(InputBackend):
     """Rows of `SCHEMA`, one for each job that has or had a process.
 
-    Args:
-        host: the machine.
-        every: whether to measure all values for all jobs; else only values not counted by cgroups.
-
     Attributes:
-        every: as given.
+        every: whether it measures all values for all jobs; else only values not counted by cgroups.
     """
 
     name = "jobproc"
@@ -317,21 +315,19 @@ class JobprocBackend(InputBackend):
         self._processes: dict[int, _Process] = {}  # by pid
         self._by_serial: dict[int, _Process] = {}  # of the last tick, and those that have ended since
         self._members: dict[int, list[int]] = {}  # pids by job, as of the last tick
-        self._serials = 0
-        self._warned_of_rights = False
+        self._serials = itertools.count(1)
+        self._once = OnceLog(log)
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare the option for all jobs, and the one to turn the backend off."""
-        parser.add_argument(
-            "--enable-jobproc",
-            action="store_true",
-            help="measure I/O, memory and tasks of all jobs in /proc (default: memory and tasks of jobs that no cgroup "
-            "counts)",
+        text = (
+            "measure I/O, memory and tasks of all jobs in /proc (default: memory and tasks of jobs that no cgroup "
+            "counts)"
         )
-        parser.add_argument(
-            "--disable-jobproc", action="store_true", help=Rare("do not measure the jobs' processes in /proc")
-        )
+        parser.add_argument("--enable-jobproc", action="store_true", help=text)
+        text = Rare("do not measure the jobs' processes in /proc")
+        parser.add_argument("--disable-jobproc", action="store_true", help=text)
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend | None:
@@ -343,13 +339,10 @@ class JobprocBackend(InputBackend):
         if self._uncounted is not None:
             self._uncounted.columns_counted = value
 
-    def open(self) -> None:
-        """Do nothing: /proc is always there."""
-
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         """Return one row for each job that has or had a process; without `every`, only if its cgroups lack a value."""
         if self._uncounted is not None:
-            return self._sample_uncounted(self._uncounted, jobs)
+            return self._uncounted.sample(jobs)
         former, self._processes = self._processes, {}
         self._totals.keep_only({job.id for job in jobs})
         rows = []
@@ -367,13 +360,6 @@ class JobprocBackend(InputBackend):
                 process.close()
         self._by_serial = {process.serial: process for process in self._processes.values()}
         self._members = {job.id: self._members[job.id] for job in jobs}
-        return rows
-
-    @staticmethod
-    def _sample_uncounted(uncounted: UncountedJobs, jobs: Sequence[Job]) -> list[Sample]:
-        uncounted.begin(jobs)
-        rows = [Sample(job.id, row) for job in jobs if (row := uncounted.of(job)) is not None]
-        uncounted.end()
         return rows
 
     @staticmethod
@@ -414,9 +400,7 @@ class JobprocBackend(InputBackend):
                 raise answer
             if isinstance(answer, tuple):
                 process, values = answer
-                if not process.serial:
-                    self._serials += 1
-                    process.serial = self._serials
+                process.serial = process.serial or next(self._serials)
                 found.append((process.serial, values))
             elif answer is NO_ANSWER:
                 silent.append(pid)
@@ -436,13 +420,11 @@ class JobprocBackend(InputBackend):
         totals = self._totals.update(job.id, keys, table, self._inherited(job.id, keys, table))
         if totals is not None and (table[:, _IO] == MISSING_INT).any():
             totals[_IO] = MISSING_INT  # the sum of some processes is not the I/O of the job
-            if not self._warned_of_rights:
-                self._warned_of_rights = True
-                log.warning(
-                    "cannot read /proc/<pid>/io of all processes: I/O of jobprocstats_default is missing for these "
-                    "jobs; start colmet-node as root job=%d",
-                    job.id,
-                )
+            self._once.warning(
+                "cannot read /proc/<pid>/io of all processes: I/O of jobprocstats_default is missing for these "
+                "jobs; start colmet-node as root job=%d",
+                job.id,
+            )
         if totals is not None and silent:
             totals[:] = MISSING_INT
         return totals
@@ -450,31 +432,19 @@ class JobprocBackend(InputBackend):
     def _measure(self, pid: int, process: _Process | None) -> tuple[_Process, list[int]] | None:
         """Return a process and its values; None if it has ended. Runs in the reader thread.
 
-        Args:
-            pid: of the process.
-            process: the former owner of this pid; another process may have it now.
+        `process` is the former owner of the pid; another process may have it now.
         """
-        values = None if process is None else self._read(process)
+        values = None if process is None else process.read_if_alive()
         if process is None or values is None:
             process = _Process(self._host, pid)
-            values = self._read(process)
-        return None if values is None else (process, values)
-
-    def _measure_zombie(self, process: _Process) -> tuple[_Process, list[int]] | None:
-        """Return the same for a zombie: an ended process whose parent has not waited for it; None for any other."""
-        values = self._read(process) if process.is_zombie() else None
+            values = process.read_if_alive()
         return None if values is None else (process, values)
 
     @staticmethod
-    def _read(process: _Process) -> list[int] | None:
-        """Return a process's values; None if it has ended."""
-        try:
-            return process.read()
-        except (OSError, ParseError) as err:
-            process.close()
-            if not isinstance(err, OSError) or not is_gone(err):
-                raise
-            return None
+    def _measure_zombie(process: _Process) -> tuple[_Process, list[int]] | None:
+        """Return the same for a zombie: an ended process whose parent has not waited for it; None for any other."""
+        values = process.read_if_alive() if process.is_zombie() else None
+        return None if values is None else (process, values)
 
     def _inherited(self, job: int, keys: Ints, values: Ints) -> set[int]:
         """Return the ended processes whose I/O a living one of the job has taken over, by serial.
@@ -489,9 +459,8 @@ class JobprocBackend(InputBackend):
             return set()
         ended_pids = {self._by_serial[serial].pid: serial for serial in old_keys[ended].tolist()}
         had = dict(zip(old_keys.tolist(), old_values[:, _IO]))
-        growth = {
-            key: row - had.get(key, 0) for key, row in zip(keys.tolist(), values[:, _IO])
-        }  # of the living, by serial
+        # of the living, by serial
+        growth = {key: row - had.get(key, 0) for key, row in zip(keys.tolist(), values[:, _IO])}
         inherited = set()
         for serial in sorted(ended_pids.values(), key=lambda serial: -int(had[serial].sum())):
             ppid = self._by_serial[serial].ppid

@@ -1,4 +1,4 @@
-"""What the node reads, writes and asks of its Lustre file systems."""
+"""Reads, writes and metadata operations of the node on its Lustre file systems. Off by default."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample
 from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, MOUNTS, SCHEMA, SOMETIMES
 from colmet.node.backend import InputBackend
@@ -36,16 +36,9 @@ _TIMES = (b"snapshot_time", b"start_time", b"elapsed_time")
 
 
 _OPERATIONS = {field.name.encode(): field.name for field in [*ALWAYS, *SOMETIMES]}
-_NONE_YET = {
-    **dict.fromkeys(("nb_read", "bytes_read", "nb_write", "bytes_write"), 0),
-    **{field.name: 0 for field in ALWAYS},
-}
-_DATA = {  # column of the sums -> that of a mount
-    "lustre_nb_read": "nb_read",
-    "lustre_bytes_read": "bytes_read",
-    "lustre_nb_write": "nb_write",
-    "lustre_bytes_write": "bytes_write",
-}
+# column of the sums -> that of a mount
+_DATA = {f"lustre_{name}": name for name in ("nb_read", "bytes_read", "nb_write", "bytes_write")}
+_NONE_YET = dict.fromkeys([*_DATA.values(), *[field.name for field in ALWAYS]], 0)
 
 
 class Mount(NamedTuple):
@@ -122,8 +115,7 @@ class LustreBackend(InputBackend):
 
     Args:
         host: the machine.
-        prefix: a shell pattern, such as ``lus*``; a mount is measured if its name is this, a dash, and any text;
-            all if empty.
+        prefix: a shell pattern of names of mounts up to a dash, such as ``lus*``; empty for all mounts.
     """
 
     name = "lustre"
@@ -138,16 +130,13 @@ class LustreBackend(InputBackend):
         self._lctl = host.command(["lctl", "get_param", "llite.*.stats"], DEADLINE_S)
         self._sums = Sums()
         self._failures = 0
-        self._told = False
+        self._once = OnceLog(log)
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare --enable-lustre and --lustre-prefix."""
-        parser.add_argument(
-            "--enable-lustre",
-            action="store_true",
-            help="measure reads, writes and metadata operations of Lustre mounts",
-        )
+        text = "measure reads, writes and metadata operations of Lustre mounts"
+        parser.add_argument("--enable-lustre", action="store_true", help=text)
         parser.add_argument(
             "--lustre-prefix",
             metavar="NAME",
@@ -165,11 +154,7 @@ class LustreBackend(InputBackend):
         return cls(host, options.lustre_prefix) if options.enable_lustre else None
 
     def open(self) -> None:
-        """Search mounts.
-
-        Raises:
-            BackendUnavailable: no client, or no mount to be measured.
-        """
+        """Search mounts; BackendUnavailable without a client, or a mount to be measured."""
         try:
             mounts = self._mounts()
         except CommandFailed as err:
@@ -185,14 +170,10 @@ class LustreBackend(InputBackend):
         return fnmatch.fnmatchcase(mount.name, self._pattern)
 
     def _mounts(self) -> list[Mount]:
-        """Return all mounts, from the first source with any.
-
-        Raises:
-            CommandFailed: no file shows any, and lctl fails.
-        """
+        """Return all mounts, from the first source with any; CommandFailed if lctl, the last one, fails."""
         for folder in FOLDERS:
             mounts = []
-            for name in self._names(folder):
+            for name in self._host.sorted_names(folder):
                 path = f"{folder}/{name}/stats"
                 try:
                     mounts.append(Mount(name, path, self._host.read(path)))
@@ -205,24 +186,13 @@ class LustreBackend(InputBackend):
         return self._bounded(split_params(self._lctl.run().encode("utf-8", "replace")))
 
     def _bounded(self, mounts: list[Mount]) -> list[Mount]:
-        if len(mounts) > MAX_MOUNTS and not self._told:
-            self._told = True
-            log.warning("%d mounts, and %d are measured: the others are in no row and no sum", len(mounts), MAX_MOUNTS)
+        if len(mounts) > MAX_MOUNTS:
+            text = "%d mounts, and %d are measured: the others are in no row and no sum"
+            self._once.warning(text, len(mounts), MAX_MOUNTS)
         return mounts[:MAX_MOUNTS]
 
-    def _names(self, folder: str) -> list[str]:
-        try:
-            return sorted(self._host.names(folder))
-        except OSError:
-            return []
-
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return one row of job 0, and one for each mount.
-
-        Raises:
-            CommandFailed: the client does not show its mounts as files, and lctl does not answer.
-            BackendUnavailable: neither files nor lctl show any mount now.
-        """
+        """Return one row of job 0, and one for each mount; BackendUnavailable if neither files nor lctl show any."""
         try:
             mounts = [mount for mount in self._mounts() if self._is_wanted(mount)]
         except CommandFailed as err:
@@ -235,8 +205,7 @@ class LustreBackend(InputBackend):
         for mount, fsname in zip(mounts, fsnames):
             values: dict[str, int] = {}
             try:
-                if mount.text is not None:
-                    values = parse_stats(mount.text)
+                values = {} if mount.text is None else parse_stats(mount.text)
             except ValueError as err:
                 self._failed(ParseError(mount.path, str(err)))
             self._sums.add(mount.name, {name: values.get(key) for name, key in _DATA.items()})
@@ -268,6 +237,3 @@ class LustreBackend(InputBackend):
     def programs(self) -> Iterable[Command]:
         """Return lctl, used or not."""
         return [self._lctl]
-
-    def close(self) -> None:
-        """Do nothing: nothing is open; the totals continue after the next `open()`."""

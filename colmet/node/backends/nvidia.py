@@ -1,15 +1,15 @@
-"""NVIDIA GPUs: each job's, and each GPU of the node. Asks NVML, or nvidia-smi where there is none."""
+"""NVIDIA GPUs of the node, and of each job, read by NVML, or by nvidia-smi without it. Off by default."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.nvidia import AGENT_COUNTERS, GPUS, JOBS, MAX_JOBS, SCHEMA
 from colmet.node.backend import InputBackend
@@ -27,35 +27,21 @@ MIB = 1 << 20
 
 
 class Asked(NamedTuple):
-    """The data needed of a job.
-
-    Attributes:
-        job_id: of the job.
-        identity: distinguishes it from an earlier job of that id.
-        pids: its processes.
-        devices: its directory in the devices hierarchy of cgroup v1.
-    """
+    """The data needed of a job."""
 
     job_id: int
-    identity: str
+    identity: str  # distinguishes it from an earlier job of that id
     pids: Sequence[int]
-    devices: str | None
+    devices: str | None  # its directory in the devices hierarchy of cgroup v1
 
 
 class _Share(NamedTuple):
-    """A job's part in one GPU.
+    """A job's part in one GPU."""
 
-    Attributes:
-        gpu: the GPU, or instance.
-        is_held: whether it is allocated to the job; None if unknown.
-        source: source of the allocation, "" without one.
-        processes: the job's on it; None if unknown.
-    """
-
-    gpu: Gpu
-    is_held: bool | None
-    source: str
-    processes: Sequence[Process] | None
+    gpu: Gpu  # or instance
+    is_held: bool | None  # whether it is allocated to the job; None if unknown
+    source: str  # of the allocation, "" without one
+    processes: Sequence[Process] | None  # the job's on it; None if unknown
 
 
 def _is_in(part: Gpu, gpu: Gpu) -> bool:
@@ -76,35 +62,22 @@ def _of_job(
     """Return a job's row, from its shares; `owners` has the jobs of each process, by pid."""
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     mine = [share.gpu for share in shares]
+    whole_gpus = [by_uuid.get(gpu.parent, gpu) for gpu in mine]  # an instance is as hot as its GPU
 
-    def total(column: str) -> float | None:
-        numbers = _all(mine, column)
-        return None if numbers is None else sum(numbers)
+    def folded(fold: Callable[[list[float]], float], column: str, of: Sequence[Gpu] = mine) -> float | None:
+        numbers = _all(of, column)
+        return None if numbers is None else fold(numbers)
 
-    def mean(column: str) -> int | None:
-        numbers = _all(mine, column)
-        return None if numbers is None else _rounded(sum(numbers) / len(numbers))
-
-    def mib(column: str) -> int | None:
-        size = total(column)
-        return None if size is None else int(size) // MIB
-
-    power = total("power")
-    temperatures = _all(
-        [by_uuid.get(gpu.parent, gpu) for gpu in mine], "temperature"
-    )  # an instance is as hot as its GPU
     idle = shared = None
     if all(share.processes is not None for share in shares):
         idle = sum(not share.processes for share in shares)
         shared = sum(any(owners.get(process.pid, set()) - {job_id} for process in gpu.processes or ()) for gpu in mine)
     return {
-        "power": None if power is None else _rounded(power),
-        "temperature": None if temperatures is None else _rounded(max(temperatures)),
-        "utilization-gpu": mean("utilization_gpu"),
-        "utilization-memory": mean("utilization_memory"),
-        "memory-total": mib("memory_total"),
-        "memory-free": mib("memory_free"),
-        "memory-used": mib("memory_used"),
+        "power": _rounded(folded(sum, "power")),
+        "temperature": _rounded(folded(max, "temperature", whole_gpus)),
+        "utilization-gpu": _rounded(folded(_mean, "utilization_gpu")),
+        "utilization-memory": _rounded(folded(_mean, "utilization_memory")),
+        **{f"memory-{part}": _mib(folded(sum, f"memory_{part}")) for part in ("total", "free", "used")},
         "gpus": len(shares),
         "gpus_idle": idle,
         "gpus_shared": shared,
@@ -144,8 +117,16 @@ def _of_gpu(gpu: Gpu, jobs: Iterable[int], owners: Mapping[int, set[int]]) -> di
     }
 
 
-def _rounded(value: float) -> int:
-    return int(value + 0.5)
+def _mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else int(value + 0.5)
+
+
+def _mib(size: float | None) -> int | None:
+    return None if size is None else int(size) // MIB
 
 
 def _label_of(text: str) -> bytes:
@@ -173,16 +154,13 @@ class NvidiaBackend(InputBackend):
         self._allocations = Allocations(host)
         self._devices: dict[str, str] = {}
         self._unread = 0
-        self._told = False
+        self._once = OnceLog(log)
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare the option to turn it on."""
-        parser.add_argument(
-            "--enable-nvidia",
-            action="store_true",
-            help="measure NVIDIA GPUs, of the node and of each job",
-        )
+        text = "measure NVIDIA GPUs, of the node and of each job"
+        parser.add_argument("--enable-nvidia", action="store_true", help=text)
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> NvidiaBackend | None:
@@ -190,11 +168,7 @@ class NvidiaBackend(InputBackend):
         return cls(host) if options.enable_nvidia else None
 
     def open(self) -> None:
-        """Find a working way to read GPUs.
-
-        Raises:
-            BackendUnavailable: neither NVML nor nvidia-smi finds a GPU.
-        """
+        """Find a working way to read GPUs; BackendUnavailable if neither NVML nor nvidia-smi finds one."""
         reasons = []
         for reader in self._readers:
             try:
@@ -202,9 +176,8 @@ class NvidiaBackend(InputBackend):
             except BackendUnavailable as err:
                 reasons.append(str(err))
                 continue
-            if reasons and not self._told:
-                self._told = True
-                log.warning("nvidia-smi is used instead of NVML, and reports less: %s", reasons[0])
+            if reasons:
+                self._once.warning("nvidia-smi is used instead of NVML, and reports less: %s", reasons[0])
             self._reader = reader
             return
         raise BackendUnavailable("; ".join(reasons))
@@ -230,13 +203,7 @@ class NvidiaBackend(InputBackend):
         return found
 
     def sample(self, jobs: Sequence[Asked]) -> Iterable[Sample]:
-        """Return rows of each job with allocated or used GPUs, and a row for each GPU and MIG instance that answers.
-
-        Raises:
-            BackendUnavailable: the driver has gone.
-            CommandFailed: nvidia-smi failed this time.
-            ParseError: the output of nvidia-smi has another form.
-        """
+        """Return rows of each job with allocated or used GPUs, and a row for each GPU and MIG instance that answers."""
         assert self._reader is not None
         gpus = self._reader.read()
         shares = {one.job_id: list(self._shares(one, gpus)) for one in jobs}
@@ -278,7 +245,7 @@ class NvidiaBackend(InputBackend):
         return [program for reader in self._readers for program in reader.programs]
 
     def close(self) -> None:
-        """Shut NVML down; also twice."""
+        """Shut NVML down; can be called twice."""
         for reader in self._readers:
             reader.close()
         self._reader = None

@@ -15,7 +15,7 @@ from colmet.node.system.host import Host
 
 _MEMINFO_KEYS = {f.name[8:]: f.name for f in SCHEMA.fields if f.name.startswith("meminfo_")}
 _VMSTAT_KEYS = {f.name[7:].encode(): f.name for f in SCHEMA.fields if f.name.startswith("vmstat_")}
-_STAT_KEYS = {f"{key}".encode(): f"stat_{key}" for key in ("intr", "ctxt", "processes", "procs_blocked")}
+_STAT_KEYS = {key.encode(): f"stat_{key}" for key in ("intr", "ctxt", "processes", "procs_blocked")}
 
 
 def parse_uptime(data: bytes) -> dict[str, Value]:
@@ -100,11 +100,7 @@ class ProcstatsBackend(InputBackend):
         return None if options.disable_procstats else cls(host)
 
     def open(self) -> None:
-        """Read each file once.
-
-        Raises:
-            BackendUnavailable: /proc is not that of Linux.
-        """
+        """Read each file once; BackendUnavailable if one is missing."""
         for source, _ in self._sources:
             try:
                 source.read()
@@ -123,6 +119,6 @@ class ProcstatsBackend(InputBackend):
         return [Sample(NODE_JOB, values)]
 
     def close(self) -> None:
-        """Close the files; also twice."""
+        """Close the files; can be called twice."""
         for source, _ in self._sources:
             source.close()

@@ -1,4 +1,4 @@
-"""Energy of processors and memory as their RAPL counters tell it: a row of the node, and one for each zone."""
+"""Energy of processors and memory, by their RAPL counters: a row of the node, and one a zone. Off by default."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.rapl import AGENT_COUNTERS, PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
 from colmet.node.backend import InputBackend
@@ -58,16 +59,16 @@ class _Library:
     """
 
     def __init__(self, root: str) -> None:
-        self._handle = ctypes.c_void_p()
+        self._handle = handle = ctypes.c_void_p()
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
         self._functions = functions = clib.load("lib_rapl", ABI, "LIB_RAPL_PATH")
-        functions.rapl_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(ctypes.c_void_p))
-        functions.rapl_count.argtypes = functions.rapl_left_out.argtypes = (ctypes.c_void_p,)
-        functions.rapl_count.restype = functions.rapl_left_out.restype = ctypes.c_size_t
-        functions.rapl_describe.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.POINTER(_Described))
-        functions.rapl_read.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
-        functions.rapl_close.argtypes = (ctypes.c_void_p,)
+        functions.rapl_open.argtypes = (ctypes.c_char_p, ctypes.POINTER(pointer))
+        functions.rapl_count.argtypes = functions.rapl_left_out.argtypes = functions.rapl_close.argtypes = (pointer,)
+        functions.rapl_count.restype = functions.rapl_left_out.restype = size
+        functions.rapl_describe.argtypes = (pointer, size, ctypes.POINTER(_Described))
+        functions.rapl_read.argtypes = (pointer, pointer, pointer, size)
         functions.rapl_close.restype = None
-        status = functions.rapl_open(os.fsencode(root), ctypes.byref(self._handle))
+        status = functions.rapl_open(os.fsencode(root), ctypes.byref(handle))
         if status < 0:
             raise OSError(-status, os.strerror(-status), root)
         self.count: int = functions.rapl_count(self._handle)
@@ -88,36 +89,26 @@ class _Library:
         return [(energy, -error) for energy, error in zip(self._energies, self._errors)]
 
     def close(self) -> None:
-        """Free the library's resources; also twice."""
+        """Free the library's resources; can be called twice."""
         self._functions.rapl_close(self._handle)
         self._handle = ctypes.c_void_p()
 
 
+@dataclass(eq=False)
 class _Zone:
-    """A zone, and the values of its counter.
+    """A zone, and the values of its counter."""
 
-    Attributes:
-        label: unique among zones.
-        name: package-0, core, ...
-        package: its package's name, "" without one.
-        place: number and die of its package, None without one.
-        range_uj: the counter wraps to 0 beyond it; 0 if unknown.
-        energy_uj: used since the agent's start.
-        used_uj: between the last two samples that read it; None without two.
-        watts: mean power since the reading before.
-    """
-
-    def __init__(self, label: str, name: str, package: str, place: tuple[int, int] | None) -> None:
-        self.label = label
-        self.name = name
-        self.package = package
-        self.place = place
-        self.range_uj = self.energy_uj = 0
-        self.used_uj: int | None = None
-        self.watts: float | None = None
-        self._last_uj: int | None = None
-        self._read_at = 0.0
-        self._was_sampled = False
+    label: str  # unique among zones
+    name: str  # package-0, core, ...
+    package: str  # its package's name, "" without one
+    place: tuple[int, int] | None  # number and die of its package
+    range_uj: int = 0  # the counter wraps to 0 beyond it; 0 if unknown
+    energy_uj: int = 0  # used since the agent's start
+    used_uj: int | None = None  # between the last two samples that read it; None without two
+    watts: float | None = None  # mean power since the reading before
+    _last_uj: int | None = None
+    _read_at: float = 0.0
+    _was_sampled: bool = False
 
     def forget(self) -> None:
         """Forget the last value of an unread counter: the next one cannot be compared with it."""
@@ -125,11 +116,11 @@ class _Zone:
         self._was_sampled = False
 
     def take(self, counter_uj: int, now: float, is_sample: bool = True) -> bool:
-        """Process a new value of the counter.
+        """Process a new value of the counter, read at `now` of the monotonic clock.
 
         Args:
-            counter_uj: the counter.
-            now: time of the reading, in seconds of the monotonic clock.
+            counter_uj: the value.
+            now: seconds.
             is_sample: whether it was read for a row, and not as a first value to start from.
 
         Returns:
@@ -155,12 +146,7 @@ class _Zone:
 
 
 class RaplBackend(InputBackend):
-    """A row of the node with 0.6's columns, and a row for each zone.
-
-    Args:
-        host: the machine.
-        period_s: seconds between two samples.
-    """
+    """A row of the node with 0.6's columns, and a row for each zone; a sample every `period_s`."""
 
     name = "rapl"
     schema = SCHEMA
@@ -178,17 +164,13 @@ class RaplBackend(InputBackend):
         self._present: list[_Zone] = []  # in the order of the library
         self._columns: list[tuple[int, str, str, _Zone | None]] = []  # number, package, kind, zone
         self._failures = self._resets = 0
-        self._told: set[str] = set()
+        self._once = OnceLog(log)
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare the option to turn it on."""
-        parser.add_argument(
-            "--enable-RAPL",
-            "--enable-rapl",
-            action="store_true",
-            help="measure the energy of processors and memory (RAPL)",
-        )
+        text = "measure the energy of processors and memory (RAPL)"
+        parser.add_argument("--enable-RAPL", "--enable-rapl", action="store_true", help=text)
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> RaplBackend | None:
@@ -196,17 +178,12 @@ class RaplBackend(InputBackend):
         return cls(host, options.sample_period) if options.enable_RAPL else None
 
     def open(self) -> None:
-        """Find the zones and read their counters for the first time.
-
-        Raises:
-            BackendUnavailable: no library, no zone, or none that may be read.
-        """
+        """Find the zones and read their counters for the first time."""
         for zone in self._known.values():
             zone.forget()
         self._find()
         assert self._library is not None
-        now = self._monotonic()
-        errors = []
+        now, errors = self._monotonic(), []
         for zone, (counter_uj, error) in zip(self._present, self._library.read()):
             if error:
                 errors.append(error)
@@ -220,21 +197,19 @@ class RaplBackend(InputBackend):
             )
 
     def _find(self) -> None:
-        """List the zones, including changes since the last time.
-
-        Raises:
-            BackendUnavailable: no zone.
-        """
+        """List the zones as of now; BackendUnavailable without any."""
         self.close()
         try:
-            self._listing = sorted(self._host.names(POWERCAP))
+            self._listing = self._names()
             self._library = _Library(self._host.path(POWERCAP))
         except OSError as err:
             raise BackendUnavailable(f"{_NO_ZONES} ({err.strerror})") from err
         if not self._library.count:
             raise BackendUnavailable(_NO_ZONES)
         if self._library.left_out:
-            self._tell_once("%s: %d zones are left out, their names cannot be read", POWERCAP, self._library.left_out)
+            self._once.warning(
+                "%s: %d zones are left out, their names cannot be read", POWERCAP, self._library.left_out
+            )
         self._present = []
         described = self._library.zones()
         for zone in described:
@@ -246,6 +221,12 @@ class RaplBackend(InputBackend):
             if zone_gone not in self._present:
                 zone_gone.forget()
         self._lay_out()
+
+    def _names(self) -> list[str]:
+        try:
+            return sorted(self._host.names(POWERCAP))
+        except OSError as err:
+            raise BackendUnavailable(f"{_NO_ZONES} ({err.strerror})") from err
 
     def _know(self, zone: _Described, parent: str) -> _Zone:
         """Return the known zone of this name, or a new one: the id of a returning zone may differ."""
@@ -269,7 +250,7 @@ class RaplBackend(InputBackend):
                 label = package if kind == "package" else f"{package}/{kind}"
                 self._columns.append((2 * (n * len(ZONES) + part) + 1, package, kind, self._known.get(label)))
         if len(ordered) > PACKAGES:
-            self._tell_once(
+            self._once.warning(
                 "%d packages, and %s has columns for %d: %s are in %s alone",
                 len(ordered),
                 SCHEMA.name,
@@ -280,7 +261,7 @@ class RaplBackend(InputBackend):
         ranges = [zone.range_uj for zone in self._present if zone.place is not None and zone.range_uj]
         wraps_after_s = min(ranges, default=0) / 1e6 / LARGE_PACKAGE_W
         if ranges and self._period_s > wraps_after_s:
-            self._tell_once(
+            self._once.warning(
                 "--sample-period %g s is too long for these counters: at %g W one begins again after %.0f s, and "
                 "where it does so twice between two samples, energy is not seen; shorten it",
                 self._period_s,
@@ -288,22 +269,9 @@ class RaplBackend(InputBackend):
                 wraps_after_s,
             )
 
-    def _tell_once(self, text: str, *arguments: object) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            log.warning(text, *arguments)
-
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return the row of the node, then one for each zone.
-
-        Raises:
-            BackendUnavailable: all zones are gone.
-        """
-        try:
-            has_changed = sorted(self._host.names(POWERCAP)) != self._listing
-        except OSError as err:
-            raise BackendUnavailable(f"{_NO_ZONES} ({err.strerror})") from err
-        if has_changed:
+        """Return the row of the node, then one for each zone; BackendUnavailable if all are gone."""
+        if self._names() != self._listing:
             self._find()
         assert self._library is not None
         read = dict(zip(self._present, self._library.read()))
@@ -341,22 +309,18 @@ class RaplBackend(InputBackend):
     def counter_names(self) -> Sequence[CounterName]:
         """Return energy and range of each zone with columns."""
         return [
-            name
+            CounterName(f"counter_{number + n}", kind, "ujoules", zone.label)
             for number, _, _, zone in self._columns
             if zone is not None
-            for name in (
-                CounterName(f"counter_{number}", ENERGY, "ujoules", zone.label),
-                CounterName(f"counter_{number + 1}", MOST, "ujoules", zone.label),
-            )
+            for n, kind in enumerate((ENERGY, MOST))
         ]
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
         """Return a line for each column of the present packages, including zones that they lack."""
         lines = []
         for number, package, kind, zone in self._columns:
-            energy, most = (ENERGY, MOST) if zone is not None else (LACKING, LACKING)
-            lines += [f"counter_{number},{energy},{package},zone_{kind}"]
-            lines += [f"counter_{number + 1},{most},{package},zone_{kind}"]
+            for n, content in enumerate((ENERGY, MOST) if zone is not None else (LACKING, LACKING)):
+                lines.append(f"counter_{number + n},{content},{package},zone_{kind}")
         return "RAPL", lines
 
     def counters(self) -> Mapping[str, int]:
@@ -364,7 +328,7 @@ class RaplBackend(InputBackend):
         return {"part_failures": self._failures, "zone_resets": self._resets}
 
     def close(self) -> None:
-        """Close the files; also twice."""
+        """Close the files; can be called twice."""
         if self._library is not None:
             self._library.close()
             self._library = None

@@ -6,11 +6,12 @@ import argparse
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.temperature import AGENT_COUNTERS, COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
 from colmet.node.backend import InputBackend
@@ -47,21 +48,14 @@ def parse_milli(data: bytes) -> int:
     return milli
 
 
+@dataclass(eq=False)
 class _Sensor:
-    """A sensor, whatever its current path.
+    """A sensor, whatever its current path."""
 
-    Attributes:
-        name: unique among sensors.
-        source: ``thermal`` or ``hwmon``.
-        path: of the file with its temperature; "" while it is gone.
-        critical: threshold in degrees Celsius, None without one.
-    """
-
-    def __init__(self, name: str, source: str, path: str, critical: float | None) -> None:
-        self.name = name
-        self.source = source
-        self.path = path
-        self.critical = critical
+    name: str  # unique among sensors
+    source: str  # thermal or hwmon
+    path: str  # of the file with its temperature; "" while it is gone
+    critical: float | None  # threshold in degrees Celsius
 
 
 class TemperatureBackend(InputBackend):
@@ -79,15 +73,13 @@ class TemperatureBackend(InputBackend):
         self._known: dict[str, _Sensor] = {}  # present, or with a column, in the order of the columns
         self._columns: list[_Sensor] = []
         self._failures = 0
-        self._told: set[str] = set()
+        self._once = OnceLog(log)
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare the option to turn it on."""
         parser.add_argument(
-            "--enable-temperature",
-            action="store_true",
-            help="measure temperatures: thermal zones and hwmon sensors",
+            "--enable-temperature", action="store_true", help="measure temperatures: thermal zones and hwmon sensors"
         )
 
     @classmethod
@@ -96,19 +88,12 @@ class TemperatureBackend(InputBackend):
         return cls(host) if options.enable_temperature else None
 
     def open(self) -> None:
-        """Find the sensors.
-
-        Raises:
-            BackendUnavailable: no sensor.
-        """
-        self._find()
-
-    def _find(self) -> None:
+        """Find the sensors; BackendUnavailable without any."""
         self._listing = self._list()
         found: dict[str, _Sensor] = {}
         for sensor in (*self._zones(), *self._chips()):
             if len(found) == MAX_SENSORS:
-                self._tell_once(logging.WARNING, "more than %d sensors, the others are left out", MAX_SENSORS)
+                self._once.warning("more than %d sensors, the others are left out", MAX_SENSORS)
                 break
             found[sensor.name] = sensor
         if not found:
@@ -127,28 +112,11 @@ class TemperatureBackend(InputBackend):
         ours = [sensor for sensor in self._known.values() if sensor.source == first.source]
         self._columns = ours[:COLUMNS]
         if len(ours) > COLUMNS:
-            self._tell_once(
-                logging.INFO,
-                "%d sensors, and %s has columns for %d: all are in %s",
-                len(ours),
-                SCHEMA.name,
-                COLUMNS,
-                SENSOR_SCHEMA.name,
-            )
+            text = "%d sensors, and %s has columns for %d: all are in %s"
+            self._once.info(text, len(ours), SCHEMA.name, COLUMNS, SENSOR_SCHEMA.name)
 
     def _list(self) -> list[list[str]]:
-        listing = []
-        for path in (THERMAL, HWMON):
-            try:
-                listing.append(sorted(self._host.names(path)))
-            except OSError:
-                listing.append([])
-        return listing
-
-    def _tell_once(self, level: int, text: str, *arguments: object) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            log.log(level, text, *arguments)
+        return [self._host.sorted_names(path) for path in (THERMAL, HWMON)]
 
     def _zones(self) -> Iterator[_Sensor]:
         """Yield the thermal zones, by their numbers."""
@@ -159,7 +127,7 @@ class TemperatureBackend(InputBackend):
                 yield _Sensor(f"{kind}_{number}", "thermal", f"{path}/temp", self._critical_of_zone(path))
 
     def _critical_of_zone(self, path: str) -> float | None:
-        for number, name in _numbered(_TRIP, self._names(path)):
+        for number, name in _numbered(_TRIP, self._host.sorted_names(path)):
             if self._text(f"{path}/{name}") == "critical":
                 return self._threshold(f"{path}/trip_point_{number}_temp")
         return None
@@ -177,7 +145,7 @@ class TemperatureBackend(InputBackend):
             if not chip or "/thermal_zone" in real:  # a duplicate of a thermal zone
                 continue
             prefix = _chip_name(chip, real)
-            for number, file in _numbered(_INPUT, self._names(path)):
+            for number, file in _numbered(_INPUT, self._host.sorted_names(path)):
                 found.append(((chip not in PROCESSORS, number, chip, real), number, path, prefix, file))
         taken = set()
         for _, number, path, prefix, file in sorted(found):
@@ -186,12 +154,6 @@ class TemperatureBackend(InputBackend):
                 name = f"{name} ({path.rpartition('/')[2]} temp{number})"
             taken.add(name)
             yield _Sensor(name, "hwmon", f"{path}/{file}", self._threshold(f"{path}/temp{number}_crit"))
-
-    def _names(self, path: str) -> list[str]:
-        try:
-            return self._host.names(path)
-        except OSError:  # gone since it was listed
-            return []
 
     def _text(self, path: str) -> str:
         """Return a line of firmware or of a driver, harmless in files and on terminals; "" if unreadable."""
@@ -209,18 +171,14 @@ class TemperatureBackend(InputBackend):
         return milli / 1000 if milli > 0 else None
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
-        """Return the row of the node, then one for each sensor.
-
-        Raises:
-            BackendUnavailable: all sensors are gone.
-        """
+        """Return the row of the node, then one for each sensor; BackendUnavailable if all are gone."""
         if self._list() != self._listing:
-            self._find()
+            self.open()
         milli = {sensor: self._read(sensor) for sensor in self._known.values()}
-        columns: dict[str, Value] = {}
-        for n, sensor in enumerate(self._columns):
-            value = milli[sensor]
-            columns[f"counter_{n + 1}"] = None if value is None else (value + 500) // 1000
+        degrees = [milli[sensor] for sensor in self._columns]
+        columns: dict[str, Value] = {
+            f"counter_{n}": None if value is None else (value + 500) // 1000 for n, value in enumerate(degrees, 1)
+        }
         return [
             Sample(NODE_JOB, columns),
             *[Sample(NODE_JOB, _sensor_row(sensor, value), SENSOR_SCHEMA) for sensor, value in milli.items()],
@@ -247,9 +205,6 @@ class TemperatureBackend(InputBackend):
     def counters(self) -> Mapping[str, int]:
         """Return the number of failed readings."""
         return {"part_failures": self._failures}
-
-    def close(self) -> None:
-        """Do nothing: no file is kept open."""
 
 
 def _chip_name(chip: str, path: str) -> str:

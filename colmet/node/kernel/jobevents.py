@@ -113,11 +113,7 @@ class JobEvents:
         return list(dict.fromkeys(column.counted for column in self.columns))
 
     def open(
-        self,
-        library: perfcounters.PerfLibrary,
-        directory: str,
-        events: Sequence[CountedEvent],
-        cpus: frozenset[int],
+        self, library: perfcounters.PerfLibrary, directory: str, events: Sequence[CountedEvent], cpus: frozenset[int]
     ) -> list[tuple[CountedEvent, int]]:
         """Open events on some CPUs; return the events that a CPU does not support, each with the errno.
 

@@ -342,6 +342,13 @@ class Host:
         """Return the names of all entries of a directory."""
         return os.listdir(self.root + path)
 
+    def sorted_names(self, path: str) -> list[str]:
+        """Return the names of all entries of a directory, sorted; none if it cannot be read."""
+        try:
+            return sorted(self.names(path))
+        except OSError:
+            return []
+
     def some_names(self, path: str, most: int) -> list[str]:
         """Return at most `most` names of a directory; the rest is not read."""
         with os.scandir(self.root + path) as entries:
