@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample
 from colmet.common.tables.cgroup import AGENT_COUNTERS, SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend, JobValue
@@ -55,22 +55,20 @@ def _as_they_are(columns: Mapping[str, str]) -> Columns:
     return {key: (column, 1) for key, column in columns.items()}
 
 
+_SAME_KEYS = (
+    *("active_anon", "inactive_anon", "active_file", "inactive_file", "unevictable"),
+    *("pgfault", "pgmajfault", "shmem"),
+)
 # memory.stat: v1 key, with total_ before it -> v2 key, column; "" if v2 has none (or a file for it alone)
 _MEMORY_STAT = {
     "rss": ("anon", "memory_anon"),
     "cache": ("file", "memory_file"),
     "rss_huge": ("anon_thp", "memory_anon_thp"),
-    "shmem": ("shmem", "memory_shmem"),
     "mapped_file": ("file_mapped", "memory_mapped_file"),
     "dirty": ("file_dirty", "memory_dirty"),
     "writeback": ("file_writeback", "memory_writeback"),
-    "swap": ("", "memory_swap"),
-    **{
-        key: (key, f"memory_{key}")
-        for key in ("active_anon", "inactive_anon", "active_file", "inactive_file", "unevictable")
-    },
-    **{key: (key, f"memory_{key}") for key in ("pgfault", "pgmajfault")},
-    **{key: ("", f"memory_{key}") for key in ("pgpgin", "pgpgout")},
+    **{key: (key, f"memory_{key}") for key in _SAME_KEYS},
+    **{key: ("", f"memory_{key}") for key in ("pgpgin", "pgpgout", "swap")},
     **{f"workingset_refault_{key}": (f"workingset_refault_{key}", f"memory_refault_{key}") for key in ("anon", "file")},
 }
 
@@ -116,7 +114,7 @@ class BlkioProbe:
     def __init__(self, host: Host) -> None:
         self._host = host
         self._counts: bool | None = None
-        self._warned = False
+        self._once = OnceLog(log)
 
     def forget(self) -> None:
         """Repeat the test at the next call of `counts`."""
@@ -132,15 +130,13 @@ class BlkioProbe:
 
     def warn(self, directory: str) -> None:
         """Warn once, with the reason for missing I/O."""
-        if not self._warned:
-            self._warned = True
-            log.warning(
-                "the kernel counts no I/O of cgroup v1 groups: io_* of cgroup_default is missing. Linux 5.16 to 6.4 "
-                "count only in groups with a limit of their own; Linux 6.10 and later count on a disk once any group "
-                "has a limit on it, however high, such as "
-                "echo '<major>:<minor> 1000000000000' > %s/blkio.throttle.read_bps_device",
-                directory,
-            )
+        self._once.warning(
+            "the kernel counts no I/O of cgroup v1 groups: io_* of cgroup_default is missing. Linux 5.16 to 6.4 "
+            "count only in groups with a limit of their own; Linux 6.10 and later count on a disk once any group "
+            "has a limit on it, however high, such as "
+            "echo '<major>:<minor> 1000000000000' > %s/blkio.throttle.read_bps_device",
+            directory,
+        )
 
     def _look(self, directory: str) -> bool:
         top, found = "", b""
@@ -164,19 +160,12 @@ class BlkioProbe:
 
 
 class CgroupFile(NamedTuple):
-    """A file of a group.
+    """A file of a group."""
 
-    Attributes:
-        names: candidates; the first existing one is read.
-        parse: adds its values.
-        slow: whether it is read at every `SLOW_TICKS`-th tick only.
-        empty: columns set to 0 if it names no device and the kernel counts, and missing if all numbers are 0; see
-            `BlkioProbe`.
-    """
-
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # candidates; the first existing one is read
     parse: Parser
-    slow: bool = False
+    slow: bool = False  # whether it is read at every `SLOW_TICKS`-th tick only
+    # columns set to 0 if it names no device and the kernel counts, missing if all numbers are 0; see `BlkioProbe`
     empty: tuple[str, ...] = ()
 
 
@@ -263,13 +252,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
 
 
 class _OpenFile:
-    """An open file of one job.
-
-    Attributes:
-        kept: the file.
-        part: its controller's part.
-        absent: whether it did not exist: it is retried at the next slow tick.
-    """
+    """An open file of one job, a part's."""
 
     __slots__ = ("_host", "_which", "absent", "directory", "kept", "part", "source")
 
@@ -277,14 +260,10 @@ class _OpenFile:
         self.part = part
         self.directory = directory
         self.source = source
-        self.absent = False
+        self.absent = False  # else it did not exist, and is retried at the next slow tick
         self._host = host
         self._which = 0
         self.kept = host.keep(f"{directory}/{source.names[0]}")
-
-    @property
-    def path(self) -> str:
-        return self.kept.path
 
     def use_next_name(self) -> bool:
         """Use the next name of a missing file; return False after the last, when the first is next."""
@@ -292,16 +271,9 @@ class _OpenFile:
         self.kept = self._host.keep(f"{self.directory}/{self.source.names[self._which]}")
         return self._which > 0
 
-    def close(self) -> None:
-        self.kept.close()
-
 
 class _ControllerPart:
-    """The files of one controller for one job.
-
-    Attributes:
-        settled: whether its place is known: a v1 directory, or v2 files that were read.
-    """
+    """The files of one controller for one job."""
 
     __slots__ = ("directory", "files", "kind", "settled")
 
@@ -309,7 +281,7 @@ class _ControllerPart:
         self.kind = kind
         self.directory: str | None = None
         self.files: list[_OpenFile] = []
-        self.settled = False
+        self.settled = False  # whether its place is known: a v1 directory, or v2 files that were read
 
     def look(self, host: Host, job: Job) -> bool:
         """Search its directory, which may exist by now; return whether its files have changed."""
@@ -335,7 +307,7 @@ class _ControllerPart:
 
     def close(self) -> None:
         for file in self.files:
-            file.close()
+            file.kept.close()
         self.files = []
 
 
@@ -346,32 +318,21 @@ def _user_of(job: Job) -> Values:
 
 
 class _Group:
-    """The files of one job, and their values.
-
-    Attributes:
-        known: the last value of each column ever read.
-        values: the values of this tick so far.
-        slow_values: the values of the slow files.
-        rest: the files still to be read at this tick.
-        lost: the parts of removed groups.
-        listed: whether the job existed at the last tick.
-        attributed_ns: known CPU time of its tasks at the last reading of its CPU time; None if not measured.
-        counted: the columns of memory and tasks in use at the last reading.
-    """
+    """The files of one job, and their values."""
 
     def __init__(self, job: Job, parts: Sequence[_ControllerPart]) -> None:
         self.job = job
-        self.counted: frozenset[str] = frozenset()
+        self.counted: frozenset[str] = frozenset()  # columns of memory and tasks in use at the last reading
         self._user = _user_of(job)
-        self.known: Values = {}
-        self.values: Values = {}
-        self.slow_values: Values = {}
-        self.listed = True
-        self.attributed_ns: int | None = None
+        self.known: Values = {}  # the last value of each column ever read
+        self.values: Values = {}  # of this tick so far
+        self.slow_values: Values = {}  # of the slow files
+        self.listed = True  # whether the job existed at the last tick
+        self.attributed_ns: int | None = None  # known CPU time of its tasks at the last reading of its own
         self.fast: list[_OpenFile] = []
         self.slow: list[_OpenFile] = []
-        self.rest: list[_OpenFile] = []
-        self.lost: list[_ControllerPart] = []
+        self.rest: list[_OpenFile] = []  # still to be read at this tick
+        self.lost: list[_ControllerPart] = []  # of removed groups
         self._parts = parts
         self._pending = list(parts)
         self._slow_in = self._slow_every = 1
@@ -390,8 +351,7 @@ class _Group:
     def is_final(self, attributed_ns: int | None) -> bool:
         """Return whether its tasks have used no known CPU time since the last reading of the group's.
 
-        Compares with the tasks' known CPU time at that reading, and with the group's own figure. That may be a little
-        lower than the tasks', as each is rounded separately.
+        The group's figure may be a little lower than the tasks', as each is rounded separately.
         """
         usage, then_ns = self.known.get("cpu_usage"), self.attributed_ns
         if usage is None or attributed_ns is None or then_ns is None:
@@ -445,7 +405,7 @@ class _Group:
         for part in self._parts:
             for file in part.files:
                 # one cpu.stat of v2 has the values of two controllers of v1: the first reads them all
-                files.setdefault(file.path, file)
+                files.setdefault(file.kept.path, file)
         self.slow = [file for file in files.values() if file.source.slow]
         self.fast = [file for file in files.values() if not file.source.slow]
         self._slow_in = self._slow_every = 1
@@ -483,9 +443,6 @@ class CgroupBackend(InputBackend):
     def from_options(cls, options: argparse.Namespace, host: Host) -> CgroupBackend | None:
         """Return the backend, unless it is turned off."""
         return None if options.disable_cgroup else cls(host)
-
-    def open(self) -> None:
-        """Do nothing: controllers may appear with the first job."""
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         """Return one row for each job that a controller measures."""
@@ -619,7 +576,7 @@ class CgroupBackend(InputBackend):
             try:
                 source.parse(data, values)
             except (ValueError, IndexError) as err:
-                self._failed(group.job, f"{ParseError(file.path, data[:80])} ({err})")
+                self._failed(group.job, f"{ParseError(file.kept.path, data[:80])} ({err})")
                 continue
             if source.empty and source.empty[0] not in values:
                 if b":" in data:
@@ -632,17 +589,13 @@ class CgroupBackend(InputBackend):
         file.absent = True
         # EOPNOTSUPP: pressure is compiled in and off (psi=0)
         if not is_gone(err) and err.errno != errno.EOPNOTSUPP:
-            self._failed(job, f"{file.path}: {err.strerror}")
+            self._failed(job, f"{file.kept.path}: {err.strerror}")
 
     def _failed(self, job: Job, what: str) -> None:
         self._failures += 1
         if powers_of_ten(self._failures):
-            log.error(
-                "cannot parse a cgroup's file, its columns are missing job=%d failures=%d: %s",
-                job.id,
-                self._failures,
-                what,
-            )
+            text = "cannot parse a cgroup's file, its columns are missing job=%d failures=%d: %s"
+            log.error(text, job.id, self._failures, what)
 
     def close(self) -> None:
         """Close the files; can be called twice."""

@@ -1,4 +1,4 @@
-"""What the kernel's perf events count for each job: instructions, cache misses, page faults. Off by default.
+"""The kernel's perf events of each job: instructions, cache misses, page faults. Off by default.
 
 Events are opened for the job's cgroup on each CPU of the job when the job is first seen. So tasks between two samples
 are counted, and a job shorter than a period has its last row.
@@ -17,7 +17,7 @@ from typing import Any
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample
 from colmet.common.tables.perfhw import AGENT_COUNTERS, MAX_EVENTS, SCHEMA
 from colmet.node.backend import InputBackend
@@ -84,7 +84,7 @@ class PerfhwBackend(InputBackend):
         self._columns: list[EventColumn] = []
         self._jobs: dict[Job, JobEvents] = {}
         self._ticks = 0
-        self._warned: set[str] = set()
+        self._once = OnceLog(log)
         self._uncounted = self._shortages = self._yielded = self._read_failures = self._searches_bounded = 0
 
     @classmethod
@@ -122,16 +122,12 @@ class PerfhwBackend(InputBackend):
         """
         if not options.enable_perfhw:
             return None
-        texts, left_out = options.perfhw_list[:MAX_EVENTS], options.perfhw_list[MAX_EVENTS:]
-        if left_out:
-            log.warning(
-                "--perfhw-list names %d events, the first %d are counted; not counted: %s",
-                len(options.perfhw_list),
-                MAX_EVENTS,
-                ", ".join(left_out),
-            )
+        listed = options.perfhw_list
+        if len(listed) > MAX_EVENTS:
+            text = "--perfhw-list names %d events, the first %d are counted; not counted: %s"
+            log.warning(text, len(listed), MAX_EVENTS, ", ".join(listed[MAX_EVENTS:]))
         try:
-            backend = cls(host, texts, options.perfhw_make_cgroup, options.perfhw_yield)
+            backend = cls(host, listed[:MAX_EVENTS], options.perfhw_make_cgroup, options.perfhw_yield)
         except ConfigError as err:
             raise ConfigError(f"--perfhw-list: {err}") from err
         backend._find()
@@ -145,12 +141,10 @@ class PerfhwBackend(InputBackend):
         """
         self._library = perfcounters.PerfLibrary()
         found = self._find()
-        errors: list[int] = []
-        if found:
-            try:
-                errors = self._try(self._library, [event for _, event in found])
-            except OSError as err:
-                raise BackendUnavailable(self._remedy(err)) from err
+        try:
+            errors = self._try(self._library, [event for _, event in found]) if found else []
+        except OSError as err:
+            raise BackendUnavailable(self._remedy(err)) from err
         for (number, _), code in zip(found, errors):
             if code:
                 self._refused(number, code)
@@ -163,14 +157,14 @@ class PerfhwBackend(InputBackend):
         self._columns = self._make_columns(supported)
         self._places.refresh(anyway=True)
 
-    def _find(self) -> list[tuple[int, perfevents.Event]]:
+    def _find(self) -> list[tuple[int, Event]]:
         """Return the events possible on this machine, with their numbers; warn of each of the others."""
-        found: list[tuple[int, perfevents.Event]] = []
+        found: list[tuple[int, Event]] = []
         for number, choice in enumerate(self._choices, 1):
             try:
                 found.append((number, perfevents.find(choice.name, self._host)))
             except (perfevents.Absent, ValueError) as err:
-                self._warn(f"--perfhw-list: {err}; counter_{number} is missing")
+                self._once.warning(f"--perfhw-list: {err}; counter_{number} is missing")
         return found
 
     def _try(self, library: perfcounters.PerfLibrary, events: Sequence[Event]) -> list[int]:
@@ -183,7 +177,7 @@ class PerfhwBackend(InputBackend):
         tried.close()
         return tried.errors
 
-    def _make_columns(self, numbered: Iterable[tuple[int, perfevents.Event]]) -> list[EventColumn]:
+    def _make_columns(self, numbered: Iterable[tuple[int, Event]]) -> list[EventColumn]:
         """Return columns for the choices; those of the same event share one count."""
         counted = {column.counted.event: column.counted for column in self._columns}
         columns = []
@@ -243,10 +237,7 @@ class PerfhwBackend(InputBackend):
         for job in jobs:
             state = self._look(job)
             if state.is_counting:
-                columns = state.columns
-                if not_due:
-                    columns = [column for column in columns if column not in not_due]
-                row = self._row(job, state, columns)
+                row = self._row(job, state, [column for column in state.columns if column not in not_due])
                 if row is not None:
                     rows.append(row)
                 if self._yields and self._is_used(job, state, self._ticks % SLOW_TICKS == 0):
@@ -381,7 +372,7 @@ class PerfhwBackend(InputBackend):
         return Sample(job.id, values) if values else None
 
     def _is_used(self, job: Job, state: JobEvents, thorough: bool) -> bool:
-        """Return whether perf is used in the job, see `PerfUse.search`."""
+        """Return whether perf is used in the job: see `PerfUse.search`."""
         is_used = state.use.search(job, thorough)
         self._searches_bounded += state.use.was_bounded
         return is_used
@@ -403,14 +394,12 @@ class PerfhwBackend(InputBackend):
     def _note_shortage(self, job: Job, state: JobEvents, count: int) -> None:
         self._shortages += 1
         if powers_of_ten(self._shortages):
-            log.warning(
+            text = (
                 "no descriptors left for the events of a job, which require %d (events times CPUs) job=%d "
                 "shortages=%d: raise the limit on open files (LimitNOFILE of the service), or give fewer events in "
-                "--perfhw-list",
-                count,
-                job.id,
-                self._shortages,
+                "--perfhw-list"
             )
+            log.warning(text, count, job.id, self._shortages)
         state.try_at = self._ticks + 1
         self._count_uncounted(state)
 
@@ -420,19 +409,13 @@ class PerfhwBackend(InputBackend):
             state.is_uncounted = True
             self._uncounted += 1
         if why:
-            self._warn(why)
+            self._once.warning(why)
 
     def _refused(self, number: int, code: int) -> None:
-        self._warn(
+        self._once.warning(
             f"{self._choices[number - 1].name} is not supported by this CPU ({os.strerror(code)}); "
             f"counter_{number} is missing"
         )
-
-    def _warn(self, text: str) -> None:
-        """Log each text once."""
-        if text not in self._warned:
-            self._warned.add(text)
-            log.warning("%s", text)
 
     def _remedy(self, err: OSError) -> str:
         """Return the meaning of an error of perf_event_open, and its remedy."""

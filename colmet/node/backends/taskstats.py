@@ -1,4 +1,4 @@
-"""What the kernel's accounting knows of each task: CPU time, delays, faults, memory integrals, I/O.
+"""The kernel's accounting of each task: CPU time, delays, faults, memory integrals, I/O. Always on.
 
 Live tasks are queried at every tick, and the kernel reports ended ones (exit records), so a job's row is the fold of
 all its tasks, however short they lived. Totals survive a restart of the agent.
@@ -16,6 +16,7 @@ import numpy as np
 
 from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare, whole_number
+from colmet.common.runtime.logs import OnceLog
 from colmet.common.schema import MISSING_INT, Sample, Schema
 from colmet.common.tables.taskstats import AGENT_COUNTERS, SCHEMA
 from colmet.node.accounting import kept_totals
@@ -65,9 +66,7 @@ MAX_KEPT_TASKS = 16384  # about 4 MB of state
 
 
 class TaskstatsBackend(InputBackend):
-    """Rows of `SCHEMA`, one for each job that has or had a task.
-
-    Data flow to a row, by part::
+    """Rows of `SCHEMA`, one for each job that has or had a task. Data flow to a row, by part::
 
         TaskSource --live values--> PlausibleWaits --> Accumulator ------------------> columns of the row
             |                                              ^   |
@@ -81,8 +80,8 @@ class TaskstatsBackend(InputBackend):
     Args:
         host: the machine.
         state_dir: directory of the totals kept across a restart of the agent; "" for none.
-        exit_buffer: bytes of the buffer for exit records of each CPU; None for the default.
-        follow_forks: whether to listen to forks.
+        exit_buffer: see `TaskSource`.
+        follow_forks: see `TaskSource`.
     """
 
     name = "taskstats"
@@ -96,8 +95,8 @@ class TaskstatsBackend(InputBackend):
         self, host: Host, state_dir: str = "", exit_buffer: int | None = None, follow_forks: bool = True
     ) -> None:
         self._host = host
-        self._warned: set[str] = set()
-        self._source = TaskSource(host, self._warn, exit_buffer, follow_forks)
+        self._once = OnceLog(log)
+        self._source = TaskSource(host, exit_buffer, follow_forks)
         self._states = TaskStates(host)
         self._totals = Accumulator(_TASK, age="ac_etime", steady=("cpu_run_virtual_total", "nvcsw", "ac_minflt"))
         self._waits = PlausibleWaits(_TASK, "ac_etime", WAITS)
@@ -148,11 +147,7 @@ class TaskstatsBackend(InputBackend):
         return cls(host, state_dir, buffer, not options.no_fork_events)
 
     def open(self) -> None:
-        """Connect to the kernel and query one task, so that missing permissions show now; load the kept totals.
-
-        Raises:
-            BackendUnavailable: no CAP_NET_ADMIN, or a kernel without taskstats.
-        """
+        """Connect to the kernel (see `TaskSource.open`); load the kept totals."""
         self.close()
         self._source.open()
         self._listen()
@@ -164,12 +159,6 @@ class TaskstatsBackend(InputBackend):
         self._source.listen()
         self.fd = self._source.fd
 
-    def _warn(self, text: str, *arguments: object) -> None:
-        """Warn once."""
-        if text not in self._warned:
-            self._warned.add(text)
-            log.warning(text, *arguments)
-
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
         """Return one row for each job that has or had a task."""
         self._keep_only({job.id for job in jobs})
@@ -179,7 +168,7 @@ class TaskstatsBackend(InputBackend):
             self._listen()
         rows = self._measure(jobs, tick=True)
         if self._waits.dropped:
-            self._warn(
+            self._once.warning(
                 "the kernel counts waits of tasks that they cannot have had, growths of delays are dropped: one is of "
                 "%.0f s; see delays_implausible of agent_default",
                 self._waits.largest_ns / 1e9,
@@ -236,7 +225,7 @@ class TaskstatsBackend(InputBackend):
         if self._state is not None:
             counts.update(state_failures=self._state.failures)
         on = {"exit_records_on": self._source.exits, "fork_events_on": self._source.forks}
-        return {**counts, **{name: int(socket is not None) for name, socket in on.items()}}
+        return {**counts, **{name: int(source is not None) for name, source in on.items()}}
 
     # -- the steps of a measurement --
 
@@ -299,11 +288,12 @@ class TaskstatsBackend(InputBackend):
 
     def _own(self, jobs: Sequence[Job], members: Mapping[int, Sequence[int]], tick: bool) -> None:
         """Attribute listed tasks to the jobs; a job without cgroups is closed: it owns no children of its tasks."""
+        closed = {job.id for job in jobs if not job.cgroups}
         if tick:
-            self._owners.list_all(members, {job.id for job in jobs if not job.cgroups})
+            self._owners.list_all(members, closed)
             return
-        for job in jobs:
-            self._owners.list_one(job.id, members[job.id], closed=not job.cgroups)
+        for job in members:
+            self._owners.list_one(job, members[job], job in closed)
 
     def _attribute(self) -> list[int]:
         """Count ended tasks to their jobs; return these jobs."""
@@ -338,8 +328,7 @@ class TaskstatsBackend(InputBackend):
 
         Args:
             job: the job.
-            keys: its tasks that answered.
-            values: their values.
+            keys, values: its tasks that answered, and their values.
             finished: tasks whose final values are counted.
             migrated: its tasks known to come from elsewhere.
         """
@@ -449,15 +438,10 @@ class TaskstatsBackend(InputBackend):
                 # its totals will not decrease, but are too low until the use of its tasks has caught up
                 keys, values, floor = keys[:0], values[:0], totals
             tasks += len(keys)
-            kept_jobs[job.id] = KeptJob(
-                job.identity,
-                sums,
-                keys,
-                values,
-                excess=self._waits.excess(job.id, keys),
-                floor=None if floor is None else totals,
-                beyond_ns=self._cpu_time.attributed.get(job, 0) - int(totals[_VIRTUAL]),
-            )
+            excess, beyond_ns = self._waits.excess(job.id, keys), self._cpu_time.attributed.get(job, 0)
+            floor = None if floor is None else totals
+            beyond_ns -= int(totals[_VIRTUAL])
+            kept_jobs[job.id] = KeptJob(job.identity, sums, keys, values, excess, floor, beyond_ns)
         self._state.save(kept_totals.pack(kept_jobs, len(WAITS)))
 
     def _restore(self, data: bytes | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import compress
 
 from colmet.common.schema import Value
+from colmet.node.kernel.cpus import parse_cpu_list
 from colmet.node.system.host import Host
 
 Values = dict[str, Value]
@@ -57,8 +58,8 @@ class Keyed:
     The places of the keys are kept from file to file: a kernel always writes them in the same order.
 
     Args:
-        columns: the keys to read; the column of a key missing in the file is missing.
-        limits: key -> column of limits; the column is missing if there is no limit.
+        columns: the keys to read; the column of a missing key is missing.
+        limits: the columns of limits, by key; the column is missing without a limit.
     """
 
     def __init__(self, columns: Columns, limits: Mapping[str, str] | None = None) -> None:
@@ -102,14 +103,9 @@ class Keyed:
 
 def count_cpus(data: bytes, values: Values) -> None:
     """Parse a list of CPUs, ``0-3,8``, into their number; an empty one is a v1 cpuset without CPUs yet."""
-    text = data.strip()
-    if not text:
-        return
-    count = 0
-    for part in text.split(b","):
-        first, _, last = part.partition(b"-")
-        count += int(last or first) - int(first) + 1
-    values["cpus_allocated"] = _measured(count)
+    cpus = parse_cpu_list(data)
+    if cpus:
+        values["cpus_allocated"] = len(cpus)
 
 
 def pressure(what: str) -> Parser:
@@ -153,14 +149,9 @@ class Blocks:
         if known is None:
             if len(self._known) >= self.MAX_DEVICES:
                 self._known.clear()
-            known = self._known[device] = b":" in device and not self._has_parts(device)
+            parts = f"/sys/dev/block/{device.decode('ascii', 'replace')}/slaves"
+            known = self._known[device] = b":" in device and not self._host.sorted_names(parts)
         return known
-
-    def _has_parts(self, device: bytes) -> bool:
-        try:
-            return bool(self._host.names(f"/sys/dev/block/{device.decode('ascii', 'replace')}/slaves"))
-        except (OSError, ValueError):
-            return False
 
     def v2(self, data: bytes, values: Values) -> None:
         """Parse ``254:0 rbytes=1 wbytes=2 rios=3 wios=4 dbytes=5 dios=6``; unused devices have no values.

@@ -7,11 +7,11 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.runtime.logs import OnceLog
 from colmet.common.schema import MISSING_INT
 from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel.forks import ForkEvents
@@ -24,14 +24,7 @@ DELAYACCT = "/proc/sys/kernel/task_delayacct"
 # The kernel fills these only for tasks started with kernel.task_delayacct=1, and leaves 0 otherwise.
 # cpu_count and cpu_delay_total come from the scheduler and are always right.
 DELAY_FIELDS = frozenset(
-    {
-        "blkio_count",
-        "blkio_delay_total",
-        "swapin_count",
-        "swapin_delay_total",
-        "freepages_count",
-        "freepages_delay_total",
-    }
+    f"{what}_{part}" for what in ("blkio", "swapin", "freepages") for part in ("count", "delay_total")
 )
 LISTEN_AGAIN_S = 600.0
 
@@ -50,7 +43,6 @@ class TaskSource:
 
     Args:
         host: the machine.
-        warn: logs a warning once.
         exit_buffer: bytes of the buffer for exit records of each CPU; None for the default.
         follow_forks: whether to listen to forks.
 
@@ -60,14 +52,12 @@ class TaskSource:
         forks: fork events; None while not listening.
     """
 
-    def __init__(
-        self, host: Host, warn: Callable[..., None], exit_buffer: int | None = None, follow_forks: bool = True
-    ) -> None:
+    def __init__(self, host: Host, exit_buffer: int | None = None, follow_forks: bool = True) -> None:
         self.client: TaskstatsClient | None = None
         self.exits: ExitRecords | None = None
         self.forks: ForkEvents | None = None
         self._host = host
-        self._warn = warn
+        self._once = OnceLog(log)
         self._exit_buffer = exit_buffer
         self._follow_forks = follow_forks
         self._listen_at = math.inf
@@ -81,11 +71,7 @@ class TaskSource:
         return -1 if self.exits is None else self.exits.fd
 
     def open(self) -> None:
-        """Connect, and query one task to detect missing requirements now.
-
-        Raises:
-            BackendUnavailable: no CAP_NET_ADMIN, or a kernel without taskstats.
-        """
+        """Connect, and query one task to detect missing requirements now: BackendUnavailable."""
         self.close()
         self.client = TaskstatsClient()
         try:
@@ -110,13 +96,13 @@ class TaskSource:
             if self.exits is None:
                 self.exits = ExitRecords(self._host, self.client.inbox, self._exit_buffer)
         except (BackendUnavailable, ParseError, OSError, ValueError) as err:
-            self._warn("no exit records, what starts and ends between two samples is not counted: %s", err)
+            self._once.warning("no exit records, what starts and ends between two samples is not counted: %s", err)
             return
         try:
             if self.forks is None and self._follow_forks:
                 self.forks = ForkEvents(self.client.inbox)
         except (BackendUnavailable, OSError) as err:
-            self._warn("no fork events, ended tasks are attributed by their parents alone: %s", err)
+            self._once.warning("no fork events, ended tasks are attributed by their parents alone: %s", err)
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
         """Return the live tasks among `tids`, and their values; delays not counted by the kernel are missing.
@@ -172,7 +158,7 @@ class TaskSource:
         except FileNotFoundError:  # before Linux 5.14 there was no switch: on if compiled in
             return True
         if not counted:
-            self._warn(
+            self._once.warning(
                 "kernel.task_delayacct is 0: the delays for block I/O, swap and reclaim are missing; "
                 "set it with: sysctl kernel.task_delayacct=1 (it counts for tasks started from then on)"
             )
