@@ -66,7 +66,9 @@ MAX_KEPT_TASKS = 16384  # about 4 MB of state
 
 
 class TaskstatsBackend(InputBackend):
-    """Rows of `SCHEMA`, one for each job that has or had a task. Data flow to a row, by part::
+    """Rows of `SCHEMA`, one for each job that has or had a task.
+
+    Data flow to a row, by part::
 
         TaskSource --live values--> PlausibleWaits --> Accumulator ------------------> columns of the row
             |                                              ^   |
@@ -328,7 +330,8 @@ class TaskstatsBackend(InputBackend):
 
         Args:
             job: the job.
-            keys, values: its tasks that answered, and their values.
+            keys: its tasks that answered.
+            values: their values.
             finished: tasks whose final values are counted.
             migrated: its tasks known to come from elsewhere.
         """

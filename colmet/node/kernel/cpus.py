@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 MAX_CPUS = 1 << 16  # Linux is built for 8,192 at most
+_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5}))?", re.ASCII)
 
 
 def parse_cpu_list(text: str | bytes) -> frozenset[int]:
@@ -16,24 +19,13 @@ def parse_cpu_list(text: str | bytes) -> frozenset[int]:
     """
     if isinstance(text, bytes):
         text = text.decode("ascii")
-    text = text.strip()
-    if not text:
-        return frozenset()
     found: list[int] = []
     after = 0  # the lowest number that may come
-    for part in text.split(","):
-        first, dash, last = part.partition("-")
-        low = _number(first)
-        high = _number(last) if dash else low
-        if not after <= low <= high:
-            raise ValueError(f"not ascending: {part!r:.40}")
+    for part in text.strip().split(",") if text.strip() else ():
+        match = _RANGE.fullmatch(part)
+        low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, -1)
+        if not after <= low <= high < MAX_CPUS:
+            raise ValueError(f"not an ascending list of CPUs: {part!r:.40}")
         found.extend(range(low, high + 1))
         after = high + 1
     return frozenset(found)
-
-
-def _number(text: str) -> int:
-    # int() alone would accept "+1", "1_0", " 1" and digits of other scripts
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and int(text) < MAX_CPUS):
-        raise ValueError(f"not a CPU's number: {text!r:.40}")
-    return int(text)

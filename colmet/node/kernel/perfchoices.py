@@ -15,17 +15,11 @@ _SHORTEST_S, _LONGEST_S = 0.01, 86400.0
 
 
 class EventChoice(NamedTuple):
-    """One event to count.
-
-    Attributes:
-        name: of the event.
-        period_s: least number of seconds from one value to the next; None for a value at every sample.
-        job_id: the only job counted; None for all.
-    """
+    """One event to count."""
 
     name: str
-    period_s: float | None = None
-    job_id: int | None = None
+    period_s: float | None = None  # least time from one value to the next; None for a value at every sample
+    job_id: int | None = None  # the only job counted; None for all
 
 
 def parse(text: str) -> EventChoice:

@@ -13,12 +13,7 @@ ABI = 2
 
 
 class _Event(ctypes.Structure):
-    _fields_ = (
-        ("type", ctypes.c_uint64),
-        ("config", ctypes.c_uint64),
-        ("config1", ctypes.c_uint64),
-        ("config2", ctypes.c_uint64),
-    )
+    _fields_ = tuple((name, ctypes.c_uint64) for name in ("type", "config", "config1", "config2"))
 
 
 class PerfLibrary:
@@ -31,27 +26,18 @@ class PerfLibrary:
     def __init__(self) -> None:
         library = clib.load("lib_perf_hw", ABI, "LIB_PERFHW_PATH")
         self.open, self.read, self.close = library.perf_hw_open, library.perf_hw_read, library.perf_hw_close
+        self.drop = library.perf_hw_drop
         numbers, handle, size = ctypes.POINTER(ctypes.c_int), ctypes.c_void_p, ctypes.c_size_t
         events = ctypes.POINTER(_Event)
         self.open.argtypes = (ctypes.c_int, events, size, numbers, size, numbers, ctypes.POINTER(handle))
-        self.open.restype = ctypes.c_int
         self.read.argtypes = (handle, ctypes.POINTER(ctypes.c_uint64), size)
-        self.read.restype = ctypes.c_int
-        self.drop = library.perf_hw_drop
         self.drop.argtypes = (handle, size)
-        self.drop.restype = ctypes.c_int
         self.close.argtypes = (handle,)
         self.close.restype = None
 
 
 class EventCounters:
-    """Events of one cgroup on some CPUs, counted from now on.
-
-    Args:
-        library: opens and reads them.
-        group: descriptor of the cgroup's directory, -1 for this thread.
-        events: the events to count.
-        cpus: the CPUs.
+    """Events of one cgroup on some CPUs, counted from now on; `group` is the descriptor of its directory.
 
     Attributes:
         errors: for each event 0, or the errno of its refusal.
@@ -61,19 +47,12 @@ class EventCounters:
     """
 
     def __init__(self, library: PerfLibrary, group: int, events: Sequence[Event], cpus: Iterable[int]) -> None:
-        packed = (_Event * len(events))(*[_Event(*event[:4]) for event in events])
-        numbers = sorted(cpus)
-        errors = (ctypes.c_int * len(events))()
+        count, packed = len(events), (_Event * len(events))(*[_Event(*event[:4]) for event in events])
+        ordered = sorted(cpus)
+        numbers = (ctypes.c_int * len(ordered))(*ordered)
+        errors = (ctypes.c_int * count)()
         self._handle = ctypes.c_void_p()
-        code = library.open(
-            group,
-            packed,
-            len(events),
-            (ctypes.c_int * len(numbers))(*numbers),
-            len(numbers),
-            errors,
-            ctypes.byref(self._handle),
-        )
+        code = library.open(group, packed, count, numbers, len(ordered), errors, ctypes.byref(self._handle))
         if code < 0:
             raise OSError(-code, os.strerror(-code))
         self.errors = list(errors)

@@ -23,19 +23,11 @@ _WHOLE = ("config", "config1", "config2")
 
 
 class Event(NamedTuple):
-    """One event, with the fields of struct perf_event_attr.
+    """One event, with the fields of struct perf_event_attr."""
 
-    Attributes:
-        type: of the PMU.
-        config: the event's code in the PMU.
-        config1: further bits of it.
-        config2: further bits of it.
-        unit: of the count.
-    """
-
-    type: int
-    config: int
-    config1: int = 0
+    type: int  # of the PMU
+    config: int  # the event's code in the PMU
+    config1: int = 0  # further bits of it
     config2: int = 0
     unit: str = "count"
 
@@ -44,37 +36,20 @@ class Absent(LookupError):
     """This machine lacks the event, other machines may have it; the text names the missing part."""
 
 
+def _events(kind: int, unit: str = "count", **numbers: int) -> dict[str, Event]:
+    return {name: Event(kind, number, unit=unit) for name, number in numbers.items()}
+
+
 # The names of Colmet 0.6. Those of caches are PERF_TYPE_HW_CACHE with a bare PERF_COUNT_HW_CACHE_* number, as there:
 # that counts read accesses to that cache, and cache_op_* and cache_result_* are the same as the cache of that number.
 NAMES_06 = {
-    "cpu_cycles": Event(_HARDWARE, 0),
-    "instructions": Event(_HARDWARE, 1),
-    "cache_references": Event(_HARDWARE, 2),
-    "cache_misses": Event(_HARDWARE, 3),
-    "branch_instructions": Event(_HARDWARE, 4),
-    "branch_misses": Event(_HARDWARE, 5),
-    "bus_cycles": Event(_HARDWARE, 6),
-    "ref_cpu_cycles": Event(_HARDWARE, 9),
-    "cache_l1d": Event(_CACHE, 0),
-    "cache_ll": Event(_CACHE, 2),
-    "cache_dtlb": Event(_CACHE, 3),
-    "cache_itlb": Event(_CACHE, 4),
-    "cache_bpu": Event(_CACHE, 5),
-    "cache_node": Event(_CACHE, 6),
-    "cache_op_read": Event(_CACHE, 0),
-    "cache_op_prefetch": Event(_CACHE, 2),
-    "cache_result_access": Event(_CACHE, 0),
-    "cpu_clock": Event(_SOFTWARE, 0, unit="nsec"),
-    "task_clock": Event(_SOFTWARE, 1, unit="nsec"),
-    "page_faults": Event(_SOFTWARE, 2),
-    "context_switches": Event(_SOFTWARE, 3),
-    "cpu_migrations": Event(_SOFTWARE, 4),
-    "page_faults_min": Event(_SOFTWARE, 5),
-    "page_faults_maj": Event(_SOFTWARE, 6),
-    "alignment_faults": Event(_SOFTWARE, 7),
-    "emulation_faults": Event(_SOFTWARE, 8),
-    "dummy": Event(_SOFTWARE, 9),
-    "bpf_output": Event(_SOFTWARE, 10),
+    **_events(_HARDWARE, cpu_cycles=0, instructions=1, cache_references=2, cache_misses=3, branch_instructions=4),
+    **_events(_HARDWARE, branch_misses=5, bus_cycles=6, ref_cpu_cycles=9),
+    **_events(_CACHE, cache_l1d=0, cache_ll=2, cache_dtlb=3, cache_itlb=4, cache_bpu=5, cache_node=6),
+    **_events(_CACHE, cache_op_read=0, cache_op_prefetch=2, cache_result_access=0),
+    **_events(_SOFTWARE, "nsec", cpu_clock=0, task_clock=1),
+    **_events(_SOFTWARE, page_faults=2, context_switches=3, cpu_migrations=4, page_faults_min=5, page_faults_maj=6),
+    **_events(_SOFTWARE, alignment_faults=7, emulation_faults=8, dummy=9, bpf_output=10),
 }
 
 
@@ -146,17 +121,10 @@ def _unknown(name: str, host: Host) -> str:
 
 def _listed(host: Host) -> Iterator[str]:
     """Return this machine's own events by their names in `perf list`."""
-    for pmu in _names(host, DEVICES):
-        for event in _names(host, f"{DEVICES}/{pmu}/events"):
+    for pmu in host.sorted_names(DEVICES):
+        for event in host.sorted_names(f"{DEVICES}/{pmu}/events"):
             if "." not in event:  # power has energy-pkg.scale and energy-pkg.unit in addition to energy-pkg
                 yield f"{pmu}/{event}/"
-
-
-def _names(host: Host, path: str) -> list[str]:
-    try:
-        return sorted(host.names(path))
-    except OSError:
-        return []
 
 
 def _read(host: Host, path: str) -> str | None:
@@ -172,7 +140,7 @@ def _of_pmu(name: str, pmu: str, terms: str, host: Host) -> Event:
     folder = f"{DEVICES}/{pmu}"
     kind = _read(host, f"{folder}/type") if _NAME.fullmatch(pmu) else None
     if kind is None:
-        raise Absent(f"{name}: there is no PMU {pmu}, only {', '.join(_names(host, DEVICES)) or 'none at all'}")
+        raise Absent(f"{name}: there is no PMU {pmu}, only {', '.join(host.sorted_names(DEVICES)) or 'none at all'}")
     if _read(host, f"{folder}/cpumask") is not None:
         raise ValueError(f"{name!r}: {pmu} counts for a whole socket or core, which cannot be split by job")
     if not re.fullmatch(r"[0-9]{1,9}", kind, re.ASCII):
@@ -204,7 +172,7 @@ def _terms(name: str, folder: str, text: str, host: Host) -> dict[str, int]:
         elif _read(host, f"{folder}/format/{key}") is not None:
             found[key] = "1"
         else:
-            near = difflib.get_close_matches(key, _names(host, f"{folder}/events"), n=3)
+            near = difflib.get_close_matches(key, host.sorted_names(f"{folder}/events"), n=3)
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise Absent(f"{name}: there is no {folder}/events/{key}{hint}")
     return {key: _number(name, key, number) for key, number in found.items()}
@@ -223,7 +191,7 @@ def _place(configs: list[int], name: str, path: str, value: int, host: Host) -> 
     """Set a term's bits as the PMU's format/ defines them, ``config:0-7,32-35``."""
     text = _read(host, path)
     if text is None:
-        known = ", ".join(_names(host, path.rpartition("/")[0]))
+        known = ", ".join(host.sorted_names(path.rpartition("/")[0]))
         raise Absent(f"{name}: there is no {path}, only {known or 'none at all'}")
     match = _FORMAT.fullmatch(text)
     if match is None:

@@ -25,9 +25,6 @@ _MAX_ROUNDS = 3  # over the tasks of a job: they may fork while they are moved
 class PerfGroups:
     """Groups made for jobs: filled with the jobs' tasks, and removed.
 
-    Args:
-        host: the machine.
-
     Attributes:
         moved: number of processes moved into a group.
         failures: number of groups that could not be made, filled or removed.

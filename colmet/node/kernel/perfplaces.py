@@ -13,33 +13,23 @@ from colmet.node.kernel.perfgroups import PerfGroups
 from colmet.node.system.host import Host
 
 _ONLINE = "/sys/devices/system/cpu/online"
+_CPU_FILES = (
+    *(("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus")),
+    ("unified", "cpuset.cpus.effective"),
+)
 _MOUNT = "mkdir -p /sys/fs/cgroup/perf_event && mount -t cgroup -o perf_event perf_event /sys/fs/cgroup/perf_event"
 
 
 class PerfGroup(NamedTuple):
-    """The cgroup in which the events of a job are counted.
+    """The cgroup in which the events of a job are counted."""
 
-    Attributes:
-        path: its directory; empty for none.
-        is_ours: whether an agent made it.
-        why: reason for a missing group, for people; empty if one may exist later.
-    """
-
-    path: str = ""
-    is_ours: bool = False
-    why: str = ""
+    path: str = ""  # its directory; empty for none
+    is_ours: bool = False  # whether an agent made it
+    why: str = ""  # reason for a missing group, for people; empty if one may exist later
 
 
 class PerfPlaces:
-    """Finder of the cgroups and CPUs of jobs; makes cgroups if requested.
-
-    Args:
-        host: the machine.
-        make_groups: whether to make groups in the perf_event hierarchy for jobs without one.
-
-    Attributes:
-        groups: the groups made.
-    """
+    """Finder of the cgroups and CPUs of jobs; makes missing groups in the perf_event hierarchy if requested."""
 
     def __init__(self, host: Host, make_groups: bool) -> None:
         self.groups = PerfGroups(host)
@@ -76,17 +66,13 @@ class PerfPlaces:
 
     def cpus(self, job: Job) -> frozenset[int]:
         """Return the CPUs that a job may use now; all without a cpuset, none while its cpuset is not set up."""
-        files = []
-        for controller, names in (
-            ("cpuset", ("cpuset.effective_cpus", "cpuset.cpus")),
-            ("unified", ("cpuset.cpus.effective",)),
-        ):
-            directory = job.directory(controller)
-            files += [f"{directory}/{name}" for name in names if directory is not None]
         online = self.online()
-        for path in files:
+        for controller, name in _CPU_FILES:
+            directory = job.directory(controller)
+            if directory is None:
+                continue
             try:
-                return parse_cpu_list(self._host.read(path)) & online
+                return parse_cpu_list(self._host.read(f"{directory}/{name}")) & online
             except (OSError, ValueError):
                 continue  # before Linux 3.17 there are no effective ones; v2 may be without cpuset
         return online

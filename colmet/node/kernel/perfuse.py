@@ -21,9 +21,6 @@ class PerfUse:
 
         complete --search, more files than the bound--> partial --search--> ... --search of the last process--> complete
 
-    Args:
-        host: the machine.
-
     Attributes:
         was_bounded: whether the last search stopped at the bound.
     """

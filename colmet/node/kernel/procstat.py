@@ -16,19 +16,12 @@ _EXITING = 0x4  # PF_EXITING
 
 
 class Stat(NamedTuple):
-    """A process, or a thread of it.
+    """A process, or a thread of it."""
 
-    Attributes:
-        parent: its parent process.
-        is_ending: whether the kernel is removing it.
-        charged_ns: CPU time of the children it has waited for, and of theirs.
-        began_ns: its start, since boot.
-    """
-
-    parent: int
-    is_ending: bool
-    charged_ns: int
-    began_ns: int
+    parent: int  # its parent process
+    is_ending: bool  # whether the kernel is removing it
+    charged_ns: int  # CPU time of the children it has waited for, and of theirs
+    began_ns: int  # its start, since boot
 
 
 def parse_stat(data: bytes) -> Stat:
@@ -43,11 +36,7 @@ def parse_stat(data: bytes) -> Stat:
 
 
 def ask_stats(host: Host, asked: Iterable[tuple[int, str]]) -> list[Stat | NoAnswer | None]:
-    """Return the stat of processes or threads; None for ended ones.
-
-    Args:
-        host: the machine.
-        asked: the number of each, and its party (`Question`).
+    """Return the stat of processes or threads, each given by number and party (`Question`); None for ended ones.
 
     Raises:
         OSError: it cannot be read, though it has not ended.
