@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from colmet.node.gpus.reading import Gpu, whole
+from colmet.node.gpus.reading import Gpu, read_number, whole
 from colmet.node.system.host import Host
 from colmet.node.system.processes import NO_ANSWER, Processes, Question
 
@@ -49,34 +50,24 @@ VARIABLES = (
 
 
 class Allocation(NamedTuple):
-    """The GPUs of a job.
+    """The GPUs of a job."""
 
-    Attributes:
-        uuids: of GPUs without instances, and of instances.
-        source: ``devices``, ``oar`` or ``environment``.
-    """
-
-    uuids: frozenset[str]
-    source: str
+    uuids: frozenset[str]  # of GPUs without instances, and of instances
+    source: str  # devices, oar or environment
 
 
 class Devices(NamedTuple):
-    """Device files open to a job.
+    """Device files open to a job."""
 
-    Attributes:
-        gpus: the N of ``/dev/nvidiaN``.
-        capabilities: the N of ``/dev/nvidia-caps/nvidia-capN``, for MIG instances.
-    """
-
-    gpus: frozenset[int]
-    capabilities: frozenset[int]
+    gpus: frozenset[int]  # the N of /dev/nvidiaN
+    capabilities: frozenset[int]  # the N of /dev/nvidia-caps/nvidia-capN, for MIG instances
 
 
 def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
-    """Return the devices in a ``devices.list`` of cgroup v1; None if it allows all GPUs.
+    """Return the devices in a ``devices.list`` of cgroup v1, lines ``c 195:0 rwm``; None if it allows all GPUs.
 
     Args:
-        data: its lines, ``c 195:0 rwm``.
+        data: the file.
         capability_major: major number of the devices of MIG instances.
 
     Raises:
@@ -92,23 +83,17 @@ def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
             continue  # permission to make a device file, not to open it
         if kind == b"a" or major == b"*":
             return None
-        if int(major) == NVIDIA_MAJOR:
+        if int(major) in (NVIDIA_MAJOR, capability_major):
             if minor == b"*":
                 return None
-            gpus.add(int(minor))
-        elif int(major) == capability_major:
-            if minor == b"*":
-                return None
-            capabilities.add(int(minor))
+            (gpus if int(major) == NVIDIA_MAJOR else capabilities).add(int(minor))
     return Devices(frozenset(gpus - _CONTROL_MINORS), frozenset(capabilities))
 
 
 def parse_resources(text: str, host_name: str) -> Devices | None:
     """Return the GPUs of this node in OAR's list of a job's resources; None if it names none.
 
-    Args:
-        text: a line a resource, `` gpudevice = '0' , host = 'node-1' , type = 'default'``.
-        host_name: of this node.
+    A line a resource: `` gpudevice = '0' , host = 'node-1' , type = 'default'``.
     """
     resources = [dict(_PROPERTY.findall(line)) for line in text.splitlines()]
     resources = [one for one in resources if one.get("type", "default") == "default" and "gpudevice" in one]
@@ -136,9 +121,7 @@ def parse_resources(text: str, host_name: str) -> Devices | None:
 def find_named(text: str, gpus: Sequence[Gpu]) -> frozenset[str] | None:
     """Return the GPUs in a variable like ``CUDA_VISIBLE_DEVICES``; None for none, or an unknown one.
 
-    Args:
-        text: numbers, as nvidia-smi counts, or UUIDs, or unique beginnings of UUIDs.
-        gpus: of the node.
+    `text` has numbers, as nvidia-smi counts, or UUIDs, or unique beginnings of UUIDs.
     """
     tokens = [token.strip() for token in text.split(",")]
     if len(tokens) > MAX_TOKENS:
@@ -159,15 +142,13 @@ def find_named(text: str, gpus: Sequence[Gpu]) -> frozenset[str] | None:
     return frozenset(uuids)
 
 
+@dataclass
 class _Looked:
     """The content of OAR's file and of the environments of a job's processes, and how often they were read."""
 
-    __slots__ = ("reads", "resources", "variables")
-
-    def __init__(self) -> None:
-        self.resources: Devices | None = None
-        self.variables: dict[str, set[str]] = {}
-        self.reads = 0
+    resources: Devices | None = None
+    variables: dict[str, set[str]] = field(default_factory=dict)
+    reads: int = 0
 
 
 class Allocations:
@@ -175,9 +156,6 @@ class Allocations:
 
     Runs in the thread of a background backend. A user can delay the reading of a process's environment without
     bound, so a thread of `Processes` reads it: one job's processes do not delay the results of the others.
-
-    Args:
-        host: the machine.
     """
 
     def __init__(self, host: Host) -> None:
@@ -238,11 +216,7 @@ class Allocations:
             return None
 
     def _capability_major(self) -> int | None:
-        try:
-            match = re.search(rb"^\s*(\d{1,4}) nvidia-caps$", self._host.read("/proc/devices"), re.M)
-        except OSError:
-            return None
-        return int(match[1]) if match else None
+        return read_number(self._host, "/proc/devices", rb"^\s*(\d{1,4}) nvidia-caps$")
 
     def _in_resources(self, job_id: int) -> Devices | None:
         try:
@@ -275,16 +249,9 @@ class Allocations:
             return None
         one, two = gpu.instance
         base = f"/proc/driver/nvidia/capabilities/gpu{gpu.minor}/mig/gi{one}"
-        minors = set()
-        for path in (f"{base}/access", f"{base}/ci{two}/access"):
-            try:
-                match = re.search(rb"^DeviceFileMinor:\s*(\d{1,6})\s*$", self._host.read(path), re.M)
-            except OSError:
-                return None
-            if match is None:
-                return None
-            minors.add(int(match[1]))
-        return frozenset(minors)
+        paths = (f"{base}/access", f"{base}/ci{two}/access")
+        minors = [read_number(self._host, path, rb"^DeviceFileMinor:\s*(\d{1,6})\s*$") for path in paths]
+        return frozenset([minor for minor in minors if minor is not None]) if None not in minors else None
 
     def _variables(self, pid: int) -> list[tuple[str, str]]:
         try:

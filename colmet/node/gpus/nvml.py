@@ -50,11 +50,7 @@ def _text(value: Any) -> str:
 
 
 class NvmlReader(GpuReader):
-    """Queries NVML, in this process.
-
-    Args:
-        monotonic: seconds, for the time between attempts to find lost GPUs again.
-    """
+    """Queries NVML, in this process."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
@@ -64,11 +60,7 @@ class NvmlReader(GpuReader):
         self._sampled_until: dict[str, int] = {}  # uuid -> time stamp of the last utilisation sample of processes
 
     def open(self) -> None:
-        """Load NVML and initialise it.
-
-        Raises:
-            BackendUnavailable: the module, the library, the driver or GPUs are missing.
-        """
+        """Load NVML and initialise it; BackendUnavailable without the module, the library, the driver or GPUs."""
         try:
             import pynvml
         except ImportError as err:
@@ -94,9 +86,6 @@ class NvmlReader(GpuReader):
         """Return all GPUs and instances.
 
         While a GPU is lost, NVML is restarted every `RENEW_S`: a GPU answers only then after its reset.
-
-        Raises:
-            BackendUnavailable: the driver was unloaded.
         """
         if self._renew_at is not None and self._monotonic() >= self._renew_at:
             self.close()

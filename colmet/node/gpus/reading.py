@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -9,63 +10,39 @@ from typing import NamedTuple
 
 from colmet.common.schema import Value
 from colmet.node.system.command import Command
+from colmet.node.system.host import Host
 
 
 class Process(NamedTuple):
-    """A process on a GPU.
+    """A process on a GPU."""
 
-    Attributes:
-        pid: as the node numbers it.
-        memory: its bytes of the GPU's memory; None if the driver does not report it.
-        sm_percent: share of the time since the last reading with its kernels running; None if unknown.
-    """
-
-    pid: int
-    memory: int | None = None
-    sm_percent: float | None = None
+    pid: int  # as the node numbers it
+    memory: int | None = None  # its bytes of the GPU's memory; None if the driver does not report it
+    sm_percent: float | None = None  # share of the time since the last reading with its kernels running
 
 
 @dataclass
 class Gpu:
-    """A GPU or a MIG instance at the time of a reading.
+    """A GPU or a MIG instance at the time of a reading."""
 
-    Attributes:
-        uuid: ``GPU-...`` or ``MIG-...``.
-        name: of the product.
-        pci: bus id; of an instance, its GPU's.
-        index: its number in nvidia-smi; of an instance, its number within its GPU.
-        minor: the N of ``/dev/nvidiaN``; of an instance, its GPU's; None if unknown.
-        parent: uuid of an instance's GPU, "" for a whole GPU.
-        instance: numbers of an instance's GPU instance and compute instance.
-        values: columns of ``nvidiagpus_default``; unsupported ones are missing or None.
-        processes: those on it; None if unknown.
-        lost: whether it does not answer; all other attributes are then of an earlier reading.
-    """
-
-    uuid: str
-    name: str = ""
-    pci: str = ""
-    index: int | None = None
-    minor: int | None = None
-    parent: str = ""
-    instance: tuple[int, int] | None = None
-    values: dict[str, Value] = field(default_factory=dict)
-    processes: Sequence[Process] | None = None
-    lost: bool = False
+    uuid: str  # GPU-... or MIG-...
+    name: str = ""  # of the product
+    pci: str = ""  # bus id; of an instance, its GPU's
+    index: int | None = None  # its number in nvidia-smi; of an instance, its number within its GPU
+    minor: int | None = None  # the N of /dev/nvidiaN; of an instance, its GPU's; None if unknown
+    parent: str = ""  # uuid of an instance's GPU, "" for a whole GPU
+    instance: tuple[int, int] | None = None  # numbers of an instance's GPU instance and compute instance
+    values: dict[str, Value] = field(default_factory=dict)  # columns of nvidiagpus_default; some missing or None
+    processes: Sequence[Process] | None = None  # on it; None if unknown
+    lost: bool = False  # whether it does not answer; all other attributes are then of an earlier reading
 
 
 class GpuReader(ABC):
-    """A source of readings of the node's GPUs.
+    """A source of readings of the node's GPUs."""
 
-    Attributes:
-        failures: number of failed queries of existing values.
-        lost: number of GPUs that did not answer, counted at each reading.
-        programs: the external programs used so far.
-    """
-
-    failures: int = 0
-    lost: int = 0
-    programs: tuple[Command, ...] = ()
+    failures: int = 0  # failed queries of existing values
+    lost: int = 0  # GPUs that did not answer, counted at each reading
+    programs: tuple[Command, ...] = ()  # external programs used so far
 
     @abstractmethod
     def open(self) -> None:
@@ -84,9 +61,17 @@ class GpuReader(ABC):
             CommandFailed: a program failed this time.
         """
 
-    @abstractmethod
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - nothing may be open between two readings
         """Release everything; can be called twice."""
+
+
+def read_number(host: Host, path: str, form: bytes) -> int | None:
+    """Return the number in the first line of this form in a file; None without any."""
+    try:
+        match = re.search(form, host.read(path), re.MULTILINE)
+    except OSError:
+        return None
+    return int(match[1]) if match else None
 
 
 def whole(gpus: Sequence[Gpu]) -> list[Gpu]:

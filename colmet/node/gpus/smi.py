@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Value
-from colmet.node.gpus.reading import Gpu, GpuReader, Process
+from colmet.node.gpus.reading import Gpu, GpuReader, Process, read_number
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host
 
@@ -49,12 +49,9 @@ _REMEDY = "is the NVIDIA driver loaded, and of the version of its libraries?"
 
 
 def parse_value(text: str, factor: int, of_reals: bool) -> Value:
-    """Return a number of nvidia-smi in the column's unit; None for ``[N/A]`` and any other text in brackets.
+    """Return a number of nvidia-smi times a factor; None for ``[N/A]`` and any other text in brackets.
 
-    Args:
-        text: ``34``, ``61.25``, ``P0``, ``0x0000000000000001``.
-        factor: from its unit to that of the column.
-        of_reals: whether the column has decimals.
+    Forms: ``34``, ``61.25``, ``P0``, ``0x0000000000000001``.
 
     Raises:
         ValueError: another form.
@@ -72,27 +69,20 @@ def parse_value(text: str, factor: int, of_reals: bool) -> Value:
 
 
 def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
-    """Return the GPUs in the output of ``--query-gpu``, one a line.
-
-    Args:
-        text: with ``--format=csv,noheader,nounits``.
-        columns: those queried after the GPU's identity.
+    """Return the GPUs in the output of ``--query-gpu``, one a line: their identity, then the queried columns.
 
     Raises:
         ValueError: another form.
     """
     gpus = []
     for line in text.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(_IDENTITY) + len(columns) or not cells[1].startswith("GPU-"):
+        index, uuid, name, pci, *cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) != len(columns) or not uuid.startswith("GPU-") or not re.fullmatch(r"[0-9]{1,4}", index):
             raise ValueError(line)
         values = {
-            name: parse_value(cell, _QUERIES[name][1], name in _REALS)
-            for name, cell in zip(columns, cells[len(_IDENTITY) :])
+            column: parse_value(cell, _QUERIES[column][1], column in _REALS) for column, cell in zip(columns, cells)
         }
-        if re.fullmatch(r"[0-9]{1,4}", cells[0]) is None:
-            raise ValueError(line)
-        gpus.append(Gpu(cells[1], cells[2], cells[3], int(cells[0]), values=values, processes=[]))
+        gpus.append(Gpu(uuid, name, pci, int(index), values=values, processes=[]))
     return gpus
 
 
@@ -111,11 +101,7 @@ def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
 
 
 class SmiReader(GpuReader):
-    """Runs nvidia-smi, twice for each reading.
-
-    Args:
-        host: the machine.
-    """
+    """Runs nvidia-smi, twice for each reading."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -124,11 +110,7 @@ class SmiReader(GpuReader):
         self._ask_processes = self._command("--query-compute-apps=gpu_uuid,pid,used_gpu_memory")
 
     def open(self) -> None:
-        """Run it once.
-
-        Raises:
-            BackendUnavailable: no such program, no GPU, or a failure of the program.
-        """
+        """Run it once; BackendUnavailable without the program or a GPU, or if it fails."""
         try:
             self._gpus()
         except CommandFailed as err:
@@ -137,13 +119,7 @@ class SmiReader(GpuReader):
             raise BackendUnavailable(f"{err}; {_REMEDY}") from err
 
     def read(self) -> list[Gpu]:
-        """Return all GPUs; none is marked lost, as the program fails as a whole in that case.
-
-        Raises:
-            BackendUnavailable: the driver was unloaded.
-            CommandFailed: the program failed this time.
-            ParseError: its output has another form.
-        """
+        """Return all GPUs; none is marked lost, as the program fails as a whole in that case."""
         gpus = {gpu.uuid: gpu for gpu in self._gpus()}
         answer = self._ask_processes.run()
         processes: dict[str, list[Process]] = {uuid: [] for uuid in gpus}
@@ -156,9 +132,6 @@ class SmiReader(GpuReader):
         for uuid, gpu in gpus.items():
             gpu.processes = processes[uuid]
         return list(gpus.values())
-
-    def close(self) -> None:
-        """Do nothing: no state exists between two runs."""
 
     def _query(self) -> Command:
         names = [*_IDENTITY, *[_QUERIES[column][0] for column in self._columns]]
@@ -202,9 +175,5 @@ class SmiReader(GpuReader):
         """Return the N of a GPU's ``/dev/nvidiaN``. Source: /proc/driver/nvidia/gpus/<bus id>/information."""
         if re.fullmatch(r"[0-9A-Fa-f]{8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-9]", pci) is None:
             return None
-        try:
-            data = self._host.read(f"/proc/driver/nvidia/gpus/{pci[4:].lower()}/information")
-        except OSError:
-            return None
-        match = re.search(rb"^Device Minor:\s+(\d{1,6})\s*$", data, re.M)
-        return int(match[1]) if match else None
+        path = f"/proc/driver/nvidia/gpus/{pci[4:].lower()}/information"
+        return read_number(self._host, path, rb"^Device Minor:\s+(\d{1,6})\s*$")
