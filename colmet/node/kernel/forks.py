@@ -43,10 +43,7 @@ _NO_FORKS: Ints = np.empty((0, _FORK), dtype=np.int64)
 
 
 class ForkEvents:
-    """Receiver of every fork on the machine.
-
-    Args:
-        inbox: buffer for messages; only used within `receive`.
+    """Receiver of every fork on the machine; the inbox is only used within `receive`.
 
     Attributes:
         events: number of forks received.
@@ -67,11 +64,10 @@ class ForkEvents:
             self._socket.set_filter(_ONLY_FORKS)
             self._socket.set_receive_buffer(self.BUFFER_BYTES)
             self._listen()
-        except OSError as err:
+        except BaseException as err:
             self._socket.close()
-            raise BackendUnavailable(f"the kernel reports no forks: {err}") from err
-        except BaseException:
-            self._socket.close()
+            if isinstance(err, OSError):
+                raise BackendUnavailable(f"the kernel reports no forks: {err}") from err
             raise
 
     def _listen(self) -> None:

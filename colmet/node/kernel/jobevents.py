@@ -26,42 +26,28 @@ class CountedEvent:
 
 
 class EventColumn:
-    """One column with its scale.
-
-    Attributes:
-        number: of the column.
-        counter: its name.
-        scale: the name of its scale.
-        counted: the event in it.
-        job_id: the only job counted; None for all.
-        every: times of its values; None for every sample.
-    """
+    """One column, and the column of its scale."""
 
     __slots__ = ("counted", "counter", "every", "job_id", "number", "scale")
 
     def __init__(self, number: int, counted: CountedEvent, job_id: int | None, every: Every | None) -> None:
         self.number = number
-        self.counter, self.scale = f"counter_{number}", f"scale_{number}"
+        self.counter, self.scale = f"counter_{number}", f"scale_{number}"  # their names
         self.counted = counted
-        self.job_id = job_id
-        self.every = every
+        self.job_id = job_id  # the only job counted; None for all
+        self.every = every  # times of its values; None for every sample
 
 
 class _OpenedEvents:
-    """Events of one job that were opened together.
-
-    Attributes:
-        counters: count them.
-        places: of the events still wanted, in the result of `counters.read`.
-        descriptors: number of their descriptors.
-    """
+    """Events of one job that were opened together."""
 
     __slots__ = ("counters", "descriptors", "places")
 
     def __init__(self, counters: perfcounters.EventCounters, events: Sequence[CountedEvent], descriptors: int) -> None:
         self.counters = counters
+        # of the events still wanted, in the result of `counters.read`
         self.places = {event: 3 * n for n, (event, code) in enumerate(zip(events, counters.errors)) if not code}
-        self.descriptors = descriptors
+        self.descriptors = descriptors  # their number
 
 
 class JobEvents:
@@ -74,31 +60,19 @@ class JobEvents:
               |                        |  +--change(): some are closed, others wanted--> counting, some not open
               +--------release()-------+
 
-    Args:
-        host: the machine, with a bound on descriptors.
-        columns: the columns of the job.
-
-    Attributes:
-        columns: as given, or as of the last change.
-        missing: wanted events that are not open.
-        cpus: CPUs on which they are counted.
-        refused: events not supported by one of the CPUs.
-        group: the group made for the job, "" for its own or none.
-        use: searches the job for other users of perf.
-        yields: whether the job uses perf itself: no event may be open then.
-        is_uncounted: whether the job was counted as one without counted events.
-        try_at: the first tick for the next attempt to open.
+    The host bounds the number of descriptors.
     """
 
     def __init__(self, host: Host, columns: Sequence[EventColumn]) -> None:
-        self.columns = columns
-        self.missing = self.wanted()
-        self.cpus: frozenset[int] = frozenset()
-        self.refused: set[CountedEvent] = set()
-        self.group = ""
-        self.use = PerfUse(host)
-        self.yields = self.is_uncounted = False
-        self.try_at = 0
+        self.columns = columns  # those of the job
+        self.missing = self.wanted()  # wanted events that are not open
+        self.cpus: frozenset[int] = frozenset()  # on which they are counted
+        self.refused: set[CountedEvent] = set()  # not supported by one of the CPUs
+        self.group = ""  # the group made for the job, "" for its own or none
+        self.use = PerfUse(host)  # searches the job for other users of perf
+        self.yields = False  # whether the job uses perf itself: no event may be open then
+        self.is_uncounted = False  # whether the job was counted as one without counted events
+        self.try_at = 0  # the first tick for the next attempt to open
         self._host = host
         self._opened: list[_OpenedEvents] = []
         self._before: dict[EventColumn, list[int]] = {}  # counts at the column's last value
@@ -115,13 +89,7 @@ class JobEvents:
     def open(
         self, library: perfcounters.PerfLibrary, directory: str, events: Sequence[CountedEvent], cpus: frozenset[int]
     ) -> list[tuple[CountedEvent, int]]:
-        """Open events on some CPUs; return the events that a CPU does not support, each with the errno.
-
-        Args:
-            library: opens them.
-            directory: the cgroup.
-            events: some of the wanted ones.
-            cpus: the CPUs.
+        """Open events of a cgroup on some CPUs; return those that a CPU does not support, each with the errno.
 
         Raises:
             OSError: nothing can be counted; EMFILE: no descriptors are left.
@@ -170,11 +138,7 @@ class JobEvents:
         self.try_at = 0
 
     def values(self, columns: Sequence[EventColumn]) -> dict[str, Value]:
-        """Return the values and scales of some columns, each since its last value.
-
-        Raises:
-            OSError: they cannot be read.
-        """
+        """Return the values and scales of some columns, each since its last value; OSError if unreadable."""
         counts = self._read()
         found: dict[str, Value] = {}
         before = self._before

@@ -52,11 +52,7 @@ def pack_request(family: int, command: int, sequence: int, attributes: bytes, fl
 
 
 def attributes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[tuple[int, int, int]]:
-    """Return the attributes in data[start:end], each as (type, offset of its payload, length of its payload).
-
-    Raises:
-        ParseError: a length does not fit.
-    """
+    """Return the attributes in data[start:end], each as (type, offset of its payload, length of its payload)."""
     end = len(data) if end is None else end
     while start + ATTRIBUTE.size <= end:
         length, kind = ATTRIBUTE.unpack_from(data, start)
@@ -67,11 +63,7 @@ def attributes(data: bytes, start: int = 0, end: int | None = None) -> Iterator[
 
 
 def messages(data: bytes) -> Iterator[tuple[int, int, bytes]]:
-    """Return the messages in a datagram, each as (type, sequence, payload).
-
-    Raises:
-        ParseError: a length does not fit.
-    """
+    """Return the messages in a datagram, each as (type, sequence, payload)."""
     start = 0
     while start + HEADER.size <= len(data):
         length, kind, _flags, sequence, _port = HEADER.unpack_from(data, start)
@@ -112,8 +104,7 @@ class _MMsgHdr(ctypes.Structure):
 class Inbox:
     """A buffer for many datagrams, filled by one system call: recvmmsg(2), missing in Python's socket module.
 
-    Attributes:
-        slots: one datagram a row, shape (count, slot_bytes).
+    `slots` has one datagram a row.
     """
 
     def __init__(self, count: int, slot_bytes: int) -> None:
@@ -142,10 +133,9 @@ class Inbox:
         got = self._receive(fd, address, min(count, len(self.slots) - start), socket.MSG_DONTWAIT, None)
         if got < 0:
             code = ctypes.get_errno()
-            if code in (errno.EAGAIN, errno.EINTR):
-                got = 0
-            else:
+            if code not in (errno.EAGAIN, errno.EINTR):
                 raise OSError(code, os.strerror(code))
+            got = 0
         lengths: npt.NDArray[np.int64] = self._lengths[start : start + got].astype(np.int64)
         return lengths
 
@@ -202,11 +192,7 @@ class NetlinkSocket:
         return inbox.fill(self._socket.fileno(), count, start)
 
     def receive(self) -> bytes:
-        """Return one datagram.
-
-        Raises:
-            BlockingIOError: none is waiting.
-        """
+        """Return one datagram; BlockingIOError if none is waiting."""
         return self._socket.recv(1 << 16)
 
     def close(self) -> None:
@@ -224,11 +210,7 @@ class GenericSocket(NetlinkSocket):
         super().__init__(NETLINK_GENERIC)
 
     def family(self, name: str) -> int:
-        """Return the number of a generic netlink family.
-
-        Raises:
-            BackendUnavailable: this kernel does not have it.
-        """
+        """Return the number of a generic netlink family; BackendUnavailable if this kernel lacks it."""
         request = pack_attribute(CTRL_ATTR_FAMILY_NAME, name.encode() + b"\0")
         self.send(pack_request(GENL_ID_CTRL, CTRL_CMD_GETFAMILY, 1, request))
         for kind, _, payload in messages(self.receive()):

@@ -105,14 +105,7 @@ class TaskSource:
             self._once.warning("no fork events, ended tasks are attributed by their parents alone: %s", err)
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
-        """Return the live tasks among `tids`, and their values; delays not counted by the kernel are missing.
-
-        Args:
-            tids: ascending, each once.
-
-        Raises:
-            BackendUnavailable: it is not open.
-        """
+        """Return the same as `TaskstatsClient.query`; delays not counted by the kernel are missing."""
         if self.client is None:
             raise BackendUnavailable("taskstats is not open")
         found, values = self.client.query(tids)

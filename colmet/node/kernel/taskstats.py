@@ -54,26 +54,15 @@ _V15_BEFORE_TGID = 2 * 12
 
 @dataclass(frozen=True)
 class RecordLayout:
-    """The places of fields in one version of struct taskstats.
+    """The places of fields in one version of struct taskstats."""
 
-    Attributes:
-        columns: the counters of `FIELDS`, in words of 8 bytes.
-        ids: thread, process and parent process, in words of 4 bytes; the thread stands for the process in versions
-            without it.
-        words: the least length of the struct, in words of 8 bytes.
-    """
-
-    columns: npt.NDArray[np.intp]
-    ids: npt.NDArray[np.intp]
-    words: int
+    columns: npt.NDArray[np.intp]  # the counters of `FIELDS`, in words of 8 bytes
+    ids: npt.NDArray[np.intp]  # thread, process (or thread, before version 12), parent process, in words of 4 bytes
+    words: int  # the least length of the struct, in words of 8 bytes
 
     @classmethod
     def of(cls, version: int) -> RecordLayout:
-        """Return the layout of a version.
-
-        Raises:
-            ParseError: the version is too old.
-        """
+        """Return the layout of a version; ParseError if it is too old."""
         if version < OLDEST_VERSION:
             raise ParseError("struct taskstats", f"version {version}")
         words = dict(_WORDS)
@@ -152,14 +141,11 @@ class Form:
 
 
 def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
-    """Return the counters in answers of one form.
+    """Return the counters in answers of one form, as `Form.values`.
 
     Args:
         slots: one answer a row, shape (n, slot bytes).
         lengths: bytes of each, shape (n,).
-
-    Returns:
-        Shape (n, fields), in the order of `FIELDS`.
 
     Raises:
         ParseError: one is not an answer, or not of the same form as the first.
@@ -197,14 +183,8 @@ class TaskstatsClient:
     def _template(self) -> npt.NDArray[Any]:
         attribute = netlink.pack_attribute(TASKSTATS_CMD_ATTR_PID, b"\0\0\0\0")
         request = netlink.pack_request(self._family, TASKSTATS_CMD_GET, 0, attribute)
-        dtype = np.dtype(
-            {
-                "names": ["sequence", "tid"],
-                "formats": ["=u4", "=u4"],
-                "offsets": [8, len(request) - 4],
-                "itemsize": len(request),
-            }
-        )
+        names, formats, offsets = ["sequence", "tid"], ["=u4", "=u4"], [8, len(request) - 4]
+        dtype = np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": len(request)})
         return np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
@@ -219,7 +199,6 @@ class TaskstatsClient:
 
         Raises:
             PermissionError: the process lacks CAP_NET_ADMIN.
-            ParseError: an answer has another form.
             OSError: answers were lost three times over.
         """
         found, values = [_NO_TASKS], [_NO_VALUES]
@@ -299,15 +278,10 @@ class TaskstatsClient:
 
 
 class Exits(NamedTuple):
-    """Ended tasks, in the order of the reports of each CPU.
+    """Ended tasks, in the order of the reports of each CPU."""
 
-    Attributes:
-        ids: thread, process, parent process; shape (n, 3).
-        values: their final counters; shape (n, fields), in the order of `FIELDS`.
-    """
-
-    ids: Ints
-    values: Ints
+    ids: Ints  # thread, process, parent process; shape (n, 3)
+    values: Ints  # their final counters; shape (n, fields), in the order of `FIELDS`
 
 
 class SequenceCount:
@@ -359,7 +333,7 @@ class ExitRecords:
 
     Args:
         host: the machine.
-        inbox: buffer for messages; only used within `receive`.
+        inbox: only used within `receive`.
         buffer_bytes: of each socket; None: BUFFERS_BYTES over the CPUs.
 
     Attributes:
@@ -421,11 +395,7 @@ class ExitRecords:
         return max(0, sum(count.lost for _, count in self._sockets.values()))
 
     def receive(self) -> Exits:
-        """Return the received records.
-
-        Raises:
-            ParseError: a record has another form; those before it are lost with it.
-        """
+        """Return the received records; ParseError for one of another form: those before it are lost with it."""
         ids, values = [_NO_IDS], [_NO_VALUES]
         room, used = len(self._inbox.slots), 0
         parts: list[tuple[SequenceCount, int]] = []  # CPUs with records in the inbox, and the ends of their records
