@@ -58,7 +58,7 @@ class Attribution:
 
     def add_forks(self, forks: Ints) -> None:
         """Add forks: shape (n, 4), see `ForkEvents.receive`."""
-        owner, former = self._owner, self._former
+        owner, former, alive = self._owner, self._former, self._alive
         self._forked = forked = {}
         if not owner and not former and not self._parents and not self._former_parents:
             return
@@ -76,7 +76,11 @@ class Attribution:
             job = value if value >= 0 else ~value
             if child != process or job not in self._closed:
                 forked[child] = job
-                self._add(child, ~job)
+                if child in owner:
+                    self._add(child, ~job)
+                else:  # the usual case, without a call
+                    owner[child] = ~job
+                    alive[job] = alive.get(job, 0) + 1
 
     def unknown(self, job: int, tids: Iterable[int]) -> list[int]:
         """Return the tasks not yet known as the job's."""
@@ -200,21 +204,30 @@ class Attribution:
         """Return the job of each record, or NOBODY; the numbers in waiting records may be other tasks' by now."""
         jobs = []
         unknown = []
+        owner, former, alive = self._owner, self._former, self._alive
+        known = by_fork = 0
         for index, (tid, process, parent) in enumerate(exits.ids.tolist()):
-            value = None if again else self._remove(tid)
+            value = None if again else owner.pop(tid, None)
+            if value is not None:  # as in `_remove`, without a call
+                former.pop(tid, None)
+                alive[value if value >= 0 else ~value] -= 1
+            elif not again:
+                value = former.pop(tid, None)
             if value is None:
                 job = self._job_by_parent(tid, process, parent)
-                if job == NOBODY:
-                    unknown.append(index)
             elif value >= 0:
                 job = value
-                self.known += 1
+                known += 1
             else:
                 job = ~value
-                self.by_fork += 1
-            if job != NOBODY:
+                by_fork += 1
+            if job == NOBODY:
+                unknown.append(index)
+            else:
                 self._remember(tid, job)
             jobs.append(job)
+        self.known += known
+        self.by_fork += by_fork
         while unknown:  # a child's record may come before its parent's, from another CPU
             still = []
             for index in unknown:
@@ -250,9 +263,9 @@ class Attribution:
         self._parents[tid] = job
 
     def _wait(self, exits: Exits, jobs: list[int], tick: int) -> None:
-        unknown = [index for index, job in enumerate(jobs) if job == NOBODY]
-        if not unknown:
+        if NOBODY not in jobs:
             return
+        unknown = [index for index, job in enumerate(jobs) if job == NOBODY]
         if not self._owner and not self._former and not self._parents:  # no job here
             self.other += len(unknown)
             return

@@ -1,4 +1,4 @@
-"""The kernel's counters of each job's cgroups: CPU, memory, I/O, processes, pressure. On by default.
+"""The kernel's counters of each job's cgroups: CPU, memory, I/O, processes, pressure.
 
 Each quantity is read in the cgroup v1 hierarchy that has the job, else in v2; on a machine with both, each quantity by
 itself. The number of files a job does not depend on the number of its tasks.

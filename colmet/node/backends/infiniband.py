@@ -1,4 +1,4 @@
-"""Traffic, errors and state of the node's InfiniBand, Omni-Path and RoCE ports. Off by default."""
+"""Traffic, errors and state of the node's InfiniBand, Omni-Path and RoCE ports."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Power drawn by the whole node, measured by its management controller (BMC). Off by default."""
+"""Power drawn by the whole node, measured by its management controller (BMC)."""
 
 from __future__ import annotations
 

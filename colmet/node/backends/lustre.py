@@ -1,4 +1,4 @@
-"""Reads, writes and metadata operations of the node on its Lustre file systems. Off by default."""
+"""Reads, writes and metadata operations of the node on its Lustre file systems."""
 
 from __future__ import annotations
 

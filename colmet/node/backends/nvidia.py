@@ -1,4 +1,4 @@
-"""NVIDIA GPUs of the node, and of each job, read by NVML, or by nvidia-smi without it. Off by default."""
+"""NVIDIA GPUs of the node, and of each job, read by NVML, or by nvidia-smi without it."""
 
 from __future__ import annotations
 

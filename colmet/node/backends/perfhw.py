@@ -1,4 +1,4 @@
-"""The kernel's perf events of each job: instructions, cache misses, page faults. Off by default.
+"""The kernel's perf events of each job: instructions, cache misses, page faults.
 
 Events are opened for the job's cgroup on each CPU of the job when the job is first seen. So tasks between two samples
 are counted, and a job shorter than a period has its last row.

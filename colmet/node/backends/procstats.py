@@ -1,4 +1,4 @@
-"""The node as a whole: uptime, memory, paging, CPU time, load. On by default."""
+"""The node as a whole: uptime, memory, paging, CPU time, load."""
 
 from __future__ import annotations
 

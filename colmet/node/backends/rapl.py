@@ -1,4 +1,4 @@
-"""Energy of processors and memory, by their RAPL counters: a row of the node, and one a zone. Off by default."""
+"""Energy of processors and memory, by their RAPL counters: a row of the node, and one for each zone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's accounting of each task: CPU time, delays, faults, memory integrals, I/O. Always on.
+"""The kernel's accounting of each task: CPU time, delays, faults, memory integrals, I/O.
 
 Live tasks are queried at every tick, and the kernel reports ended ones (exit records), so a job's row is the fold of
 all its tasks, however short they lived. Totals survive a restart of the agent.
@@ -40,18 +40,18 @@ log = logging.getLogger(__name__)
 
 
 NOTES = """\
-A task's `*_delay_total` never grows by more than the task can have waited: no more than its age (`ac_etime`) in all,
-and, once the kernel was seen to count wrongly, no more than the time between two readings of the task. A growth beyond
-that is dropped whole, counted (`delays_implausible` of `agent_default`) and logged once; later growth counts again.
-`*_count` stays as the kernel counts.
+A task's `*_delay_total` is checked at each reading: it cannot exceed the task's age (`ac_etime`) and, once the kernel
+has counted wrongly, it cannot grow by more than the time between two readings. A larger growth is dropped whole,
+counted (`delays_implausible` of `agent_default`) and logged once; later growth counts again. `*_count` is not
+corrected.
 
-Since Linux 6.12 this happens to block I/O waits. The scheduler may defer the dequeue of a task that blocks. It is then
-dequeued while another task runs, and `__block_task()` starts the clock of a block I/O wait for that other task
+Since Linux 6.12 the kernel may count block I/O waits wrongly. The scheduler may defer the dequeue of a blocked task.
+The task is then dequeued while another task runs, and `__block_task()` starts the clock of the wait for that other task
 (`delayacct_blkio_start()` writes to `current`). At the end of its wait the first task is charged with the time since an
-earlier wait, or since boot. Linux 6.18 was measured, 6.12 is by its source, the first with deferred dequeue. On 6.18,
-of short processes that write and fsync, four on one CPU, nearly all that waited were charged with the uptime, and none
-under `SCHED_RR`, which does not defer. No version is known that corrects it. On such a kernel what remains is too small
-by the waits that are dropped, and may be too large by times between two readings in which a task slept. `colmet doctor`
+earlier wait, or since boot. Linux 6.18 was measured; 6.12 follows from its source, the first with deferred dequeue. On
+6.18, with short processes that write and fsync, four on one CPU, nearly all waits were charged with the uptime; under
+`SCHED_RR`, which does not defer, none. No version is known to correct this. On such a kernel the remaining delays are
+too small by the dropped waits, and may be too large by the time that a task slept between two readings. `colmet doctor`
 tests the kernel."""
 
 WAITS = ("cpu_delay_total", "blkio_delay_total", "swapin_delay_total", "freepages_delay_total")

@@ -1,4 +1,4 @@
-"""Temperatures: of thermal zones, and of all sensors that the kernel's hwmon drivers know."""
+"""Temperatures of thermal zones, and of all sensors of the kernel's hwmon drivers."""
 
 from __future__ import annotations
 
