@@ -205,7 +205,7 @@ class Attribution:
         jobs = []
         unknown = []
         owner, former, alive = self._owner, self._former, self._alive
-        known = by_fork = 0
+        known, by_fork, most = 0, 0, self.MAX_PARENTS
         for index, (tid, process, parent) in enumerate(exits.ids.tolist()):
             value = None if again else owner.pop(tid, None)
             if value is not None:  # as in `_remove`, without a call
@@ -221,11 +221,13 @@ class Attribution:
             else:
                 job = ~value
                 by_fork += 1
+            jobs.append(job)
             if job == NOBODY:
                 unknown.append(index)
+            elif len(self._parents) < most:
+                self._parents[tid] = job
             else:
                 self._remember(tid, job)
-            jobs.append(job)
         self.known += known
         self.by_fork += by_fork
         while unknown:  # a child's record may come before its parent's, from another CPU

@@ -130,21 +130,20 @@ class ChildCpuTime:
         if len(self._heirs) > self.MAX_PARENTS:
             self._former_heirs, self._heirs = self._heirs, {}
         heirs, parents = self._heirs, self._parents
-        for tid, process, ppid in ids:  # first, as a parent's record may come before its child's, or after
-            if tid == process:
-                heirs[tid] = ppid
-        children: dict[int, list[int]] = {}
+        children: dict[int, list[int]] = {}  # counted at the end: a parent's record may come before its child's
         for (tid, process, ppid), counted, beyond in zip(ids, counted_ns, beyond_ns):
             sums = children.get(ppid)
             if sums is None:
                 sums = children[ppid] = [0, 0]
             sums[0] += counted
             sums[1] += beyond
-            if tid == process and tid in parents:
-                ended = parents.pop(tid)
-                ended.charged_ns = None  # its children's later records, and the time beyond, are its parent's
-                sums[0] += ended.counted_ns
-                sums[1] += ended.estimated_ns
+            if tid == process:
+                heirs[tid] = ppid
+                if tid in parents:
+                    ended = parents.pop(tid)
+                    ended.charged_ns = None  # its children's later records, and the time beyond, are its parent's
+                    sums[0] += ended.counted_ns
+                    sums[1] += ended.estimated_ns
         for ppid, (counted, beyond) in children.items():
             self._count(ppid, counted, beyond)
 

@@ -62,7 +62,7 @@ class TaskSource:
         self._follow_forks = follow_forks
         self._listen_at = math.inf
         self._counted: Counter[str] = Counter()  # by closed sockets
-        self._delays = np.array([name in DELAY_FIELDS for name in FIELDS])
+        self._delays = np.array([place for place, name in enumerate(FIELDS) if name in DELAY_FIELDS])
         self._delayacct = host.keep(DELAYACCT)
 
     @property

@@ -396,7 +396,8 @@ class ExitRecords:
 
     def receive(self) -> Exits:
         """Return the received records; ParseError for one of another form: those before it are lost with it."""
-        ids, values = [_NO_IDS], [_NO_VALUES]
+        ids: list[Ints] = []
+        values: list[Ints] = []
         room, used = len(self._inbox.slots), 0
         parts: list[tuple[SequenceCount, int]] = []  # CPUs with records in the inbox, and the ends of their records
         for fd, _ in self._epoll.poll(0):
@@ -418,7 +419,9 @@ class ExitRecords:
                 parts, used = [], 0
         if used:
             self._decode(parts, ids, values)
-        return Exits(np.concatenate(ids), np.concatenate(values))
+        if len(ids) == 1:  # the usual case, without a copy
+            return Exits(ids[0], values[0])
+        return Exits(np.concatenate([_NO_IDS, *ids]), np.concatenate([_NO_VALUES, *values]))
 
     def _decode(self, parts: list[tuple[SequenceCount, int]], ids: list[Ints], values: list[Ints]) -> None:
         """Decode the inbox: all CPUs at once, as each may have sent only a few records."""
