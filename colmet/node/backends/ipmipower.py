@@ -304,8 +304,6 @@ class IpmipowerBackend(InputBackend):
         self._troubles, self._said = [], ""
         self._off = {tool for tool, options in self._options.items() if options is None}
         for source in self._sources():
-            if source.tool in self._off:
-                continue
             try:
                 values = source.ask()
             except (CommandFailed, ParseError) as err:
@@ -354,19 +352,21 @@ class IpmipowerBackend(InputBackend):
                 self._off.add("freeipmi")
             # the effect of Dell's commands on other BMCs is unknown
             elif any(int(number) == DELL for number in _MANUFACTURER.findall(manufacturer)):
-                yield self._of("dell", "ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower")
-            yield self._of("dcmi", "ipmi-dcmi", "--get-system-power-statistics")
-            yield self._of("dcmi", "ipmitool", "dcmi", "power", "reading")
+                yield from self._of("dell", "ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower")
+            yield from self._of("dcmi", "ipmi-dcmi", "--get-system-power-statistics")
+            yield from self._of("dcmi", "ipmitool", "dcmi", "power", "reading")
         table = ("--quiet-cache", "--sdr-cache-recreate", "--comma-separated-output", "--no-header-output")
         for sensor in self._wanted(self._look("ipmi-sensors", *table, deadline_s=_LIST_S)):
-            yield self._of("sensor", "ipmi-sensors", *table, f"--record-ids={sensor.record}")
+            yield from self._of("sensor", "ipmi-sensors", *table, f"--record-ids={sensor.record}")
         for sensor in self._wanted(self._look("ipmitool", "sdr", "list", "full", deadline_s=_LIST_S)):
-            yield self._of("sensor", "ipmitool", "sdr", "get", sensor.name)
+            yield from self._of("sensor", "ipmitool", "sdr", "get", sensor.name)
 
-    def _of(self, label: str, program: str, *arguments: str, deadline_s: float = 0.0) -> _Source:
-        """Return the source of one of the tools' programs."""
+    def _of(self, label: str, program: str, *arguments: str, deadline_s: float = 0.0) -> Iterator[_Source]:
+        """Yield the source of one of the tools' programs, unless the tool is off."""
         tool = program if program in self._options else "freeipmi"
-        return _Source(tool, label, self._command([program, *(self._options[tool] or ()), *arguments], deadline_s))
+        if tool not in self._off:
+            words = [program, *(self._options[tool] or ()), *arguments]
+            yield _Source(tool, label, self._command(words, deadline_s))
 
     def _command(self, words: Sequence[str], deadline_s: float = 0.0) -> Command:
         """Return the command of these words, always the same object: it knows its own process that has not ended."""
@@ -377,15 +377,13 @@ class IpmipowerBackend(InputBackend):
         return self._commands[key]
 
     def _look(self, program: str, *arguments: str, deadline_s: float = 0.0) -> str | None:
-        """Return the output of a program; None if it fails, or its tool is disabled."""
-        source = self._of("", program, *arguments, deadline_s=deadline_s)
-        if source.tool in self._off:
-            return None
-        try:
-            return source.command.run()
-        except CommandFailed as err:
-            self._note(err, source.tool)
-            return None
+        """Return the output of a program; None if it fails, or its tool is off."""
+        for source in self._of("", program, *arguments, deadline_s=deadline_s):
+            try:
+                return source.command.run()
+            except CommandFailed as err:
+                self._note(err, source.tool)
+        return None
 
     def _note(self, err: CommandFailed | ParseError, tool: str) -> None:
         self._troubles.append(str(err))

@@ -346,7 +346,7 @@ class Host:
         """Return the names of all entries of a directory, sorted; none if it cannot be read."""
         try:
             return sorted(self.names(path))
-        except OSError:
+        except (OSError, ValueError):  # ValueError: a null character in the path
             return []
 
     def some_names(self, path: str, most: int) -> list[str]:
