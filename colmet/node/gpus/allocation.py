@@ -73,7 +73,7 @@ def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
     Raises:
         ValueError: another form.
     """
-    gpus, capabilities = set(), set()
+    gpus, capabilities = set[int](), set[int]()
     for line in data.splitlines():
         match = _DEVICE.fullmatch(line.strip())
         if match is None:
