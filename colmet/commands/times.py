@@ -1,4 +1,4 @@
-"""Times typed by users: of a clock, of a day, or relative to now. Without a zone they are local time."""
+"""Times typed by users, of a clock, of a day, or relative to now, without a zone local time; and times in UTC."""
 
 from __future__ import annotations
 
@@ -34,14 +34,8 @@ def moment(text: str, now: float | None = None) -> int:
     - ``20:33``, ``20:33:07``: the latest such time of the clock; with a day (``yesterday 20:33``): on that day.
     - ``2026-11-21``, ``2026-11-21 20:33``, ``2026-11-21T20:33:07+01:00``, ``...Z``: a date of ISO 8601.
 
-    An ambiguous time, at the end of summer time, is the first of the two; a skipped one is an hour later.
-
-    Args:
-        text: typed by the user.
-        now: seconds since 1970; the clock's by default.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is no time.
+    An ambiguous time, at the end of summer time, is the first of the two; a skipped one is an hour later. `now` is the
+    clock's by default.
     """
     now = time.time() if now is None else now
     try:
@@ -51,6 +45,14 @@ def moment(text: str, now: float | None = None) -> int:
     except (KeyError, ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(f"{text!r:.100} is not a time, {EXAMPLES}") from None
     return found
+
+
+def utc(seconds: float) -> str:
+    """Return a time as text, in UTC."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+    except (OSError, OverflowError, ValueError):  # a damaged file may have any value
+        return f"{seconds} s since 1970"
 
 
 def _moment(text: str, now: float) -> float:

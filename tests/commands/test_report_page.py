@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from colmet.commands.report import page
+from colmet.commands.report import command, page
 from colmet.commands.report.model import (
     Advice,
     Cpu,
@@ -23,6 +23,7 @@ from colmet.commands.report.model import (
     Shared,
     Whereabouts,
 )
+from colmet.common.errors import ColmetError
 from colmet.stored.curves import Line
 from colmet.stored.job_completeness import JobCompleteness, JobGap
 
@@ -87,13 +88,12 @@ def made(hosts=("node-1", "node-2"), samples=50):
     )
 
 
-def html(report, tmp_path):
-    page.write_html(report, str(tmp_path / "report.html"))
-    return (tmp_path / "report.html").read_text(encoding="utf-8")
+def html(report):
+    return page.html(report).decode()
 
 
-def test_the_page_has_all_that_the_report_says(tmp_path):
-    text = html(made(), tmp_path)
+def test_the_page_has_all_that_the_report_says():
+    text = html(made())
     parsed = Parsed(text)
     for said in (
         *(
@@ -114,8 +114,8 @@ def test_the_page_has_all_that_the_report_says(tmp_path):
     assert len(text) < 60_000
 
 
-def test_the_page_loads_nothing_and_runs_nothing(tmp_path):
-    text = html(made(), tmp_path)
+def test_the_page_loads_nothing_and_runs_nothing():
+    text = html(made())
     parsed = Parsed(text)
     assert not [url for url in re.findall(r"(?i)[a-z]+://[^\s\"'<)]*", text) if "www.w3.org" not in url]
     assert {tag for tag, _ in parsed.elements}.isdisjoint({"script", "link", "img", "iframe", "object", "base", "form"})
@@ -130,7 +130,7 @@ def test_the_page_loads_nothing_and_runs_nothing(tmp_path):
     assert named and set(named) <= set(ids)
 
 
-def test_names_are_text_in_the_page_and_in_the_picture(tmp_path):
+def test_names_are_text_in_the_page_and_in_the_picture():
     """Whatever comes from a node, a user or a file."""
     report = replace(
         made((NASTY, "b")),
@@ -142,43 +142,42 @@ def test_names_are_text_in_the_page_and_in_the_picture(tmp_path):
         warnings=(NASTY,),
     )
     report = replace(report, curves=(replace(report.curves[0], title=NASTY),))
-    text = html(report, tmp_path)
+    text = html(report)
     parsed = Parsed(text)
     assert not parsed.all("script")
     assert "\x1b" not in text and "\u202e" not in text and "<script>alert(1)</script>" in parsed.text
-    page.write_png(report, str(tmp_path / "report.png"))
-    assert (tmp_path / "report.png").read_bytes().startswith(b"\x89PNG")
+    assert page.png(report).startswith(b"\x89PNG")
 
 
-def test_many_hosts_are_bands_and_a_table_that_ends(tmp_path):
+def test_many_hosts_are_bands_and_a_table_that_ends():
     hosts = [f"node-{n}" for n in range(500)]
     report = made(hosts)
-    text = html(replace(report, curves=report.curves[:1]), tmp_path)
+    text = html(replace(report, curves=report.curves[:1]))
     parsed = Parsed(text)
     assert "lowest to highest of 500" in parsed.text and "and 300 more" in parsed.text
     assert len(parsed.all("tr")) == 1 + page.MOST_HOSTS and len(parsed.all("details")) == 1
     assert len(text) < 100_000
 
 
-def test_a_report_of_which_little_is_known_is_a_page_too(tmp_path):
+def test_a_report_of_which_little_is_known_is_a_page_too():
     nothing = Report(
         *(1, "", "unknown", START, START, 0.0, None, None, 1, None),
         *(Cpu(), Whereabouts(), MemoryUse(), InputOutput(), Shared(), (), Energy(), JobCompleteness(1, 0, "steps")),
         hosts=(HostFigures("node-1", START, START, 1, 0.0),),
         advice_withheld="it has fewer than 2 samples",
     )
-    parsed = Parsed(html(nothing, tmp_path))
+    parsed = Parsed(html(nothing))
     assert "it has fewer than 2 samples" in parsed.text and not parsed.all("figure") and not parsed.all("table")
-    page.write_png(nothing, str(tmp_path / "report.png"))
+    assert page.png(nothing)
 
 
-def test_the_picture_says_why_there_is_no_advice_and_what_could_not_be_read(tmp_path, monkeypatch):
+def test_the_picture_says_why_there_is_no_advice_and_what_could_not_be_read(monkeypatch):
     told = []
     draw = page.charts.draw
     monkeypatch.setattr(page.charts, "draw", lambda *a, **more: told.append(more["text"]) or draw(*a, **more))
     report = replace(made(), curves=(), advice=(), warnings=("jobs.hdf5: cannot be read",))
     for why in ("", "only 90 % of its samples are there"):
-        page.write_png(replace(report, advice_withheld=why), str(tmp_path / "report.png"))
+        page.png(replace(report, advice_withheld=why))
     assert [text[-2:] for text in told] == [
         [("Advice", f"None: {why}."), ("Warning", "jobs.hdf5: cannot be read")]
         for why in ("none of the rules applies", "only 90 % of its samples are there")
@@ -186,5 +185,5 @@ def test_the_picture_says_why_there_is_no_advice_and_what_could_not_be_read(tmp_
 
 
 def test_where_it_cannot_be_written_is_an_error(tmp_path):
-    with pytest.raises(OSError, match="No such file"):
-        page.write_html(replace(made(), curves=()), str(tmp_path / "none" / "report.html"))
+    with pytest.raises(ColmetError, match="No such file"):
+        command._write(replace(made(), curves=()), str(tmp_path / "none" / "report.html"), "html")

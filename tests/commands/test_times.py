@@ -8,6 +8,7 @@ from datetime import datetime, timezone
 
 import pytest
 
+from colmet.commands import times
 from colmet.commands.times import moment
 
 NOON = 1_795_262_400  # 2026-11-21 12:00 UTC, a Saturday; 13:00 in Paris
@@ -102,3 +103,9 @@ def test_what_is_no_time_is_refused_with_examples(text):
     with pytest.raises(argparse.ArgumentTypeError) as error:
         moment(text, NOON)
     assert "yesterday" in str(error.value) and len(str(error.value)) < 250
+
+
+@pytest.mark.parametrize("seconds", [1 << 62, -(1 << 63)])
+def test_impossible_times_are_shown_as_numbers(seconds):
+    assert times.utc(NOON) == "2026-11-21 12:00:00"
+    assert times.utc(seconds) == f"{seconds} s since 1970"

@@ -32,12 +32,7 @@ RARE = frozenset({LEDGER, GAPS, "agent_default", "mapping_default"})  # not at e
 
 
 def gather(history: History, asked: JobInterval, now: float) -> Report | None:
-    """Return the report of a job; None if it has no rows.
-
-    Args:
-        history: the stored rows.
-        asked: the job and the interval.
-        now: the time, seconds since 1970.
+    """Return the report of a job at a time; None if it has no rows.
 
     Raises:
         ColmetError: the store cannot be read.

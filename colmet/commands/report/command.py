@@ -7,8 +7,8 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 from colmet.commands import selection
@@ -67,11 +67,7 @@ def _finite(value: Any) -> Any:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the report of a job, or write it to files.
-
-    Raises:
-        ColmetError: no rows of the job, a failure to read or write, or a missing library.
-    """
+    """Print the report of a job, or write it to files."""
     options.job = selection.job_of(options, options.words)
     if options.words:
         raise ConfigError(f"unexpected argument {options.words[0]!r:.100}: a report is of one job")
@@ -100,12 +96,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def nothing_of(history: History, asked: JobInterval) -> str:
-    """Return why there is no report, with the stored data found instead.
-
-    Args:
-        history: the store.
-        asked: the requested job and interval.
-    """
+    """Return why there is no report, with the stored data found instead."""
     if history.tables(asked.job):
         when = [
             f"{word} {shown(time_s)}" for word, time_s in (("since", asked.since), ("until", asked.until)) if time_s
@@ -123,8 +114,8 @@ def nothing_of(history: History, asked: JobInterval) -> str:
 def _write(report: Report, path: str, kind: str) -> None:
     from colmet.commands.report import page
 
-    write: Callable[[Report, str], None] = {"html": page.write_html, "png": page.write_png}[kind]
+    content = page.html(report) if kind == "html" else page.png(report)
     try:
-        write(report, path)
+        Path(path).write_bytes(content)
     except OSError as err:
         raise ColmetError(f"{path}: {err.strerror or err}") from err

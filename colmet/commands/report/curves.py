@@ -40,12 +40,7 @@ ORDER = ("cpu", "memory", "waiting", "read", "written", "gpu", "power")
 
 
 def curves_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> tuple[Curve, ...]:
-    """Return all curves with values.
-
-    Args:
-        stays: the job's rows, by host.
-        shares: of the energy, for the hosts with known energy.
-    """
+    """Return all curves with values, from the job's rows and its shares of the energy."""
     bounds = {
         "cpu": _same([stay.cpus for stay in stays]),
         "memory": _same([stay.memory_limit for stay in stays]),

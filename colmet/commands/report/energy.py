@@ -45,40 +45,31 @@ METHOD = (
 
 @dataclass(frozen=True)
 class Steps:
-    """The energy of a node, in steps from one sample to the next.
+    """The energy of a node, in steps from one sample to the next."""
 
-    Attributes:
-        source: ``rapl`` or ``ipmi``.
-        starts: seconds since 1970.
-        ends: the same.
-        joules: of each.
-    """
-
-    source: str
-    starts: Floats
+    source: str  # ``rapl`` or ``ipmi``
+    starts: Floats  # seconds since 1970
     ends: Floats
     joules: Floats
+
+    @classmethod
+    def between(cls, source: str, times: npt.NDArray[np.number], joules: Floats) -> Steps:
+        """Return the steps between consecutive times, without those of unknown energy."""
+        good = ~np.isnan(joules)
+        at = times.astype(np.float64)
+        return cls(source, at[:-1][good], at[1:][good], joules[good])
 
 
 @dataclass(frozen=True)
 class Share:
-    """The shares of a node's energy during the job; NaN in unshared steps.
-
-    Attributes:
-        steps: the node's energy.
-        job: the job's share of each step, joules.
-        others: the share of other jobs; None if these are unknown.
-        nobody: the rest.
-        busy_s: CPU time used in the shared steps; NaN if unknown.
-        available_s: CPU time available in them.
-    """
+    """The shares of a node's energy during the job; NaN in unshared steps."""
 
     steps: Steps
-    job: Floats
-    others: Floats | None
-    nobody: Floats
-    busy_s: float
-    available_s: float
+    job: Floats  # the job's share of each step, joules
+    others: Floats | None  # that of other jobs; None if these are unknown
+    nobody: Floats  # the rest
+    busy_s: float  # CPU time used in the shared steps; NaN if unknown
+    available_s: float  # CPU time available in them
 
     @property
     def job_joules(self) -> Number:
@@ -94,13 +85,7 @@ def total(parts: Iterable[Floats]) -> Number:
 
 
 def energy_of(shares: Mapping[str, Share], stays: Sequence[Stay], gpu_joules: Number) -> Energy:
-    """Return the energy of all hosts together.
-
-    Args:
-        shares: by host, for the hosts with known energy.
-        stays: the job's rows, by host.
-        gpu_joules: of the job's GPUs.
-    """
+    """Return the energy of all hosts together, with the shares of those with known energy."""
     every = list(shares.values())
     if not every:
         return Energy(gpu_joules=gpu_joules)
@@ -148,13 +133,9 @@ class Used:
 
 
 def used(times: npt.NDArray[np.int64], values: Floats, since: float | None, cpus: float = math.inf) -> Used | None:
-    """Return the CPU time from a counter, in seconds.
+    """Return the CPU time from a counter in seconds, with at most these CPUs running at one time.
 
-    Args:
-        times: of the values.
-        values: NaN where missing; a decrease is a reset of the counter.
-        since: time of the value 0; None if the first value was used before the interval.
-        cpus: upper bound of CPUs running at one time.
+    A decrease is a reset of the counter. At the time `since` it was 0; None: it was not, and only its growth counts.
     """
     found = summed(times, values, cpus, since)
     if not len(found.times):
@@ -180,14 +161,7 @@ def _cpus_at_most(series: Series, all_s: Floats) -> float:
 
 
 def shares_of(history: History, job: int, stays: Sequence[Stay], tables: Tables) -> dict[str, Share]:
-    """Return the job's share of the energy of each host with known energy.
-
-    Args:
-        history: the stored rows.
-        job: number of the job.
-        stays: its rows, by host.
-        tables: of the nodes themselves, with their columns.
-    """
+    """Return the job's share of the energy of each host with known energy; `tables` are those of the nodes."""
     around = _Around(history, stays, tables)
     steps = {host: found for host, found in around.steps().items() if len(found.joules)}
     if not steps:
@@ -202,14 +176,7 @@ def shares_of(history: History, job: int, stays: Sequence[Stay], tables: Tables)
 
 
 def share(stay: Stay, steps: Steps, others: Sequence[Used] | None, node: tuple[Used, Used] | None) -> Share:
-    """Divide the energy of one node.
-
-    Args:
-        stay: the job on the node.
-        steps: the node's energy.
-        others: CPU time of the other jobs; None if these are unknown.
-        node: CPU time of the node, busy and idle; None if missing.
-    """
+    """Divide the energy of a node by the CPU times of its other jobs and of itself, busy and idle, as far as known."""
     bounds = steps.starts, steps.ends
     nothing = np.zeros(len(steps.joules))
     own = _job_cpu(stay)
@@ -248,13 +215,7 @@ def _job_cpu(stay: Stay) -> Used | None:
 
 
 class _Around:
-    """Stored rows of the nodes of a job, from a little before it to a little after.
-
-    Args:
-        history: the store.
-        stays: the job's rows, by host.
-        tables: of the nodes themselves.
-    """
+    """Stored rows of the nodes of a job, from a little before it to a little after."""
 
     def __init__(self, history: History, stays: Sequence[Stay], tables: Tables) -> None:
         self._history = history
@@ -271,17 +232,16 @@ class _Around:
 
     def steps(self) -> dict[str, Steps]:
         """Return the energy of each node during the job: from RAPL's zones, else from the power reported by the BMC."""
-        found = {}
-        for series in self._read(IPMI, [source.column for source in NODE_MEAN_POWER.sources]):
-            found[series.host] = power_steps(series)
-        for series in self._read(RAPL, [f"counter_{n}" for n in (*PACKAGES, *DRAMS)]):
-            steps = column_steps(series)
-            if len(steps.joules):
-                found[series.host] = steps
-        for series in self._read(ZONES, ("zone", "name", ZONE_ENERGY.best.column)):
-            steps = zone_steps(series)
-            if len(steps.joules):
-                found[series.host] = steps
+        found: dict[str, Steps] = {}
+        for table, columns, steps_of in (  # a later one is preferred
+            (IPMI, [source.column for source in NODE_MEAN_POWER.sources], power_steps),
+            (RAPL, [f"counter_{n}" for n in (*PACKAGES, *DRAMS)], column_steps),
+            (ZONES, ["zone", "name", ZONE_ENERGY.best.column], zone_steps),
+        ):
+            for series in self._read(table, columns):
+                steps = steps_of(series)
+                if len(steps.joules):
+                    found[series.host] = steps
         for host, steps in found.items():
             stay = self._stays[host]
             found[host] = _within(steps, stay.start, max(stay.last, stay.start + 1))
@@ -302,13 +262,7 @@ class _Around:
         return found
 
     def other_cpu(self, job: int, hosts: Sequence[str], node: Mapping[str, tuple[Used, Used]]) -> dict[str, list[Used]]:
-        """Return the CPU time of the other jobs on each host with known other jobs.
-
-        Args:
-            job: the job to exclude.
-            hosts: names of hosts.
-            node: the result of `node_cpu`.
-        """
+        """Return the CPU time of the other jobs on each host with known other jobs; `node` is that of the nodes."""
         there = self._other_jobs(job, hosts)
         found: dict[str, list[Used]] = {host: [] for host, jobs in there.items() if len(jobs) <= MOST_JOBS}
         hosts_of: dict[int, list[str]] = defaultdict(list)
@@ -382,31 +336,22 @@ def zone_steps(series: Series) -> Steps:
     """Return the energy of processors and memory: packages and dram, two disjoint zones containing all others."""
     zones, names = series.columns.get("zone"), series.columns.get("name")
     if zones is None or names is None:
-        return _steps("rapl", series.times[:0], np.empty((0, 0)))
+        return _NO_STEPS
     wanted = np.char.startswith(names.astype("S64"), b"package") | (names == b"dram")
     times = np.unique(series.times[wanted])
     energy = series.values(ZONE_ENERGY.best.column) * ZONE_ENERGY.best.factor
-    table = np.full((len(times), len(np.unique(zones[wanted]))), np.nan)
-    for column, zone in enumerate(np.unique(zones[wanted])):
+    counters = np.full((len(np.unique(zones[wanted])), len(times)), np.nan)
+    for counter, zone in zip(counters, np.unique(zones[wanted])):
         rows = wanted & (zones == zone)
-        table[np.searchsorted(times, series.times[rows]), column] = energy[rows]
-    return _steps("rapl", times, table)
+        counter[np.searchsorted(times, series.times[rows])] = energy[rows]
+    whole = ~np.isnan(counters).any(axis=0)
+    if whole.sum() < 2:
+        return _NO_STEPS
+    at = times[whole].astype(np.float64)  # the count lost at a reset is unknown
+    return Steps.between("rapl", at, np.sum([grown(at, one, MOST_WATTS) for one in counters[:, whole]], axis=0))
 
 
-def _steps(source: str, times: npt.NDArray[np.int64], counters: Floats) -> Steps:
-    """Return the steps of counters, shape (times, counters); the count lost at a reset is unknown."""
-    whole = ~np.isnan(counters).any(axis=1) if counters.size else np.zeros(len(times), bool)
-    at, counters = times[whole].astype(np.float64), counters[whole]
-    if len(at) < 2:
-        return _none(source)
-    seconds = np.diff(at)
-    joules = np.sum([grown(at, counter, MOST_WATTS) for counter in counters.T], axis=0)
-    good = ~np.isnan(joules) & (seconds > 0)
-    return Steps(source, at[:-1][good], at[1:][good], joules[good])
-
-
-def _none(source: str) -> Steps:
-    return Steps(source, np.empty(0), np.empty(0), np.empty(0))
+_NO_STEPS = Steps("", np.empty(0), np.empty(0), np.empty(0))
 
 
 def column_steps(series: Series) -> Steps:
@@ -414,12 +359,11 @@ def column_steps(series: Series) -> Steps:
     parts = np.array([series.values(f"counter_{n}") for n in (*PACKAGES, *DRAMS)]) * UJ
     has = ~np.isnan(parts).all(axis=1)
     if len(series) < 2 or not has.any():
-        return _none("rapl")
+        return _NO_STEPS
     joules = parts[has].sum(axis=0)  # NaN where one of this node's counters could not be read
     times, at = np.unique(series.times.astype(np.float64), return_inverse=True)
     joules = np.bincount(at, joules).astype(np.float64)  # several rows may have one second
-    good = ~np.isnan(joules[1:])
-    return Steps("rapl", times[:-1][good], times[1:][good], joules[1:][good])
+    return Steps.between("rapl", times, joules[1:])
 
 
 def power_steps(series: Series) -> Steps:
@@ -428,9 +372,7 @@ def power_steps(series: Series) -> Steps:
     watts = np.where(np.isnan(mean), now, mean)
     here = ~np.isnan(watts)
     times = series.times[here].astype(np.float64)
-    joules = power_joules(times, watts[here])
-    good = ~np.isnan(joules)
-    return Steps("ipmi", times[:-1][good], times[1:][good], joules[good])
+    return Steps.between("ipmi", times, power_joules(times, watts[here]))
 
 
 def power_joules(times: Floats, watts: Floats) -> Floats:

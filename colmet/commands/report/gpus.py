@@ -32,13 +32,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> tuple[GpuUse, ...]:
-    """Return the job's GPUs, by host.
-
-    Args:
-        history: the stored rows.
-        stays: the job's rows, by host.
-        tables: of the nodes themselves, with their columns.
-    """
+    """Return the job's GPUs, by host; `tables` are those of the nodes, with their columns."""
     holding = [stay for stay in stays if OF_JOB in stay.tables]
     of_node: dict[str, Series] = {}
     wanted = [column for column in NODE_COLUMNS if column in tables.get(OF_NODE, ())]

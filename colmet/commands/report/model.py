@@ -32,27 +32,16 @@ def cores_of(used_s: Number, wall_s: float, cpus: Number) -> Number:
 
 @dataclass(frozen=True)
 class Cpu:
-    """CPU time, of all hosts.
+    """CPU time, of all hosts."""
 
-    Attributes:
-        used_s: by the job.
-        source: ``cgroup`` if counted by the kernel for the job's cgroup, ``tasks`` for the sum of its tasks.
-        user_s: part of it in user mode.
-        system_s: part of it in the kernel.
-        unattributed_s: part of it by no known task.
-        cpus: allowed CPUs, all hosts together; None if unknown for any of them.
-        available_s: sum over hosts of wall time times CPUs.
-        throttled_s: time throttled by a quota.
-    """
-
-    used_s: Number = None
-    source: str = ""
-    user_s: Number = None
-    system_s: Number = None
-    unattributed_s: Number = None
-    cpus: Number = None
-    available_s: Number = None
-    throttled_s: Number = None
+    used_s: Number = None  # by the job
+    source: str = ""  # ``cgroup`` if counted by the kernel for the job's cgroup, ``tasks`` for the sum of its tasks
+    user_s: Number = None  # part of it in user mode
+    system_s: Number = None  # part of it in the kernel
+    unattributed_s: Number = None  # part of it by no known task
+    cpus: Number = None  # allowed CPUs, all hosts together; None if unknown for any of them
+    available_s: Number = None  # sum over hosts of wall time times CPUs
+    throttled_s: Number = None  # time throttled by a quota
 
     @property
     def used_ratio(self) -> Number:
@@ -69,23 +58,14 @@ class Cpu:
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """The time of the job's tasks by state, summed over tasks: the kernel's delay accounting.
+    """The time of the job's tasks by state, summed over tasks: the kernel's delay accounting."""
 
-    Attributes:
-        running_s: on a CPU.
-        waiting_cpu_s: ready to run, without a CPU.
-        block_io_s: waiting for block devices.
-        swap_s: waiting for pages in swap.
-        reclaim_s: waiting for memory to be freed.
-        note: why some are missing; empty if none is.
-    """
-
-    running_s: Number = None
-    waiting_cpu_s: Number = None
-    block_io_s: Number = None
-    swap_s: Number = None
-    reclaim_s: Number = None
-    note: str = ""
+    running_s: Number = None  # on a CPU
+    waiting_cpu_s: Number = None  # ready to run, without a CPU
+    block_io_s: Number = None  # waiting for block devices
+    swap_s: Number = None  # waiting for pages in swap
+    reclaim_s: Number = None  # waiting for memory to be freed
+    note: str = ""  # why some are missing; empty if none is
 
 
 @dataclass(frozen=True)
@@ -94,15 +74,6 @@ class TimeShares:
 
     A core with a running task counts as running. Of the rest, cores count as waiting for as long as tasks waited; waits
     of several tasks at one time share that rest. The remainder is idle.
-
-    Attributes:
-        running_ratio: on a CPU.
-        waiting_cpu_ratio: ready to run, without a CPU.
-        block_io_ratio: waiting for block devices.
-        swap_ratio: waiting for pages in swap.
-        reclaim_ratio: waiting for memory to be freed.
-        idle_ratio: the rest, including missing waits.
-        at_once: whether the sum of the waits exceeds the time of cores without a task.
     """
 
     running_ratio: Number = None
@@ -110,8 +81,8 @@ class TimeShares:
     block_io_ratio: Number = None
     swap_ratio: Number = None
     reclaim_ratio: Number = None
-    idle_ratio: Number = None
-    at_once: bool = False
+    idle_ratio: Number = None  # the rest, including missing waits
+    at_once: bool = False  # whether the sum of the waits exceeds the time of cores without a task
 
 
 def shares_of(time: Whereabouts, available_s: Number) -> TimeShares:
@@ -130,113 +101,62 @@ def shares_of(time: Whereabouts, available_s: Number) -> TimeShares:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of the job's cgroup, page cache included, else of its processes.
-
-    On the host with the highest use relative to its limit.
-
-    Attributes:
-        host: name of that host.
-        peak_bytes: the maximum.
-        sampled: whether the peak is the largest sample, so a higher one may be missing; else it is the kernel's own.
-        limit_bytes: None if unlimited or unknown.
-        now_bytes: in the last row.
-        anon_peak_bytes: the largest sample without page cache and kernel memory.
-        total_peak_bytes: the sum of the peaks of all hosts.
-        swap_peak_bytes: the largest sample.
-        limit_hits: number of times the limit was reached, on all hosts.
-        oom_kills: processes killed by the kernel, on all hosts.
-        refaults: pages needed again soon after they had been reclaimed, on all hosts.
-        major_faults: page faults with I/O, on all hosts.
-        source: origin of the peak: ``cgroup`` or ``processes``; empty if missing.
-        note: why the peak is missing; else empty.
-    """
+    """Memory of the job's cgroup, page cache included, else of its processes; on the host nearest to its limit."""
 
     host: str = ""
     peak_bytes: Number = None
-    sampled: bool = False
-    limit_bytes: Number = None
-    now_bytes: Number = None
-    anon_peak_bytes: Number = None
-    total_peak_bytes: Number = None
-    swap_peak_bytes: Number = None
-    limit_hits: Number = None
-    oom_kills: Number = None
-    refaults: Number = None
-    major_faults: Number = None
-    source: str = ""
-    note: str = ""
+    sampled: bool = False  # whether the peak is the largest sample; else it is the kernel's own
+    limit_bytes: Number = None  # None if unlimited or unknown
+    now_bytes: Number = None  # in the last row
+    anon_peak_bytes: Number = None  # the largest sample without page cache and kernel memory
+    total_peak_bytes: Number = None  # the sum of the peaks of all hosts
+    swap_peak_bytes: Number = None  # the largest sample
+    limit_hits: Number = None  # number of times the limit was reached, on all hosts
+    oom_kills: Number = None  # processes killed by the kernel, on all hosts
+    refaults: Number = None  # pages needed again soon after they had been reclaimed, on all hosts
+    major_faults: Number = None  # page faults with I/O, on all hosts
+    source: str = ""  # origin of the peak: ``cgroup`` or ``processes``; empty if missing
+    note: str = ""  # why the peak is missing; else empty
 
 
 @dataclass(frozen=True)
 class InputOutput:
-    """I/O on all hosts.
+    """I/O on all hosts."""
 
-    Attributes:
-        read_bytes: from storage.
-        written_bytes: to storage.
-        read_ops: on block devices.
-        write_ops: on block devices.
-        source: ``tasks`` for bytes charged to the job's tasks by the kernel, including cached writes and network file
-            systems; ``cgroup`` for bytes of block devices.
-        asked_read_bytes: by read calls, including reads from the page cache.
-        asked_written_bytes: by write calls.
-        read_calls: number of read calls.
-        write_calls: number of write calls.
-    """
-
-    read_bytes: Number = None
-    written_bytes: Number = None
-    read_ops: Number = None
-    write_ops: Number = None
-    source: str = ""
-    asked_read_bytes: Number = None
-    asked_written_bytes: Number = None
+    read_bytes: Number = None  # from storage
+    written_bytes: Number = None  # to storage
+    read_ops: Number = None  # on block devices
+    write_ops: Number = None  # on block devices
+    source: str = ""  # ``tasks``: charged to tasks by the kernel, with cached writes; ``cgroup``: of block devices
+    asked_read_bytes: Number = None  # by read calls, including reads from the page cache
+    asked_written_bytes: Number = None  # by write calls
     read_calls: Number = None
     write_calls: Number = None
 
 
 @dataclass(frozen=True)
 class Shared:
-    """I/O of the nodes during the job, including that of other jobs.
+    """I/O of the nodes during the job, including that of other jobs."""
 
-    Attributes:
-        network_sent_bytes: InfiniBand, Omni-Path and RoCE.
-        network_received_bytes: the same.
-        lustre_read_bytes: by programs.
-        lustre_written_bytes: by programs.
-    """
-
-    network_sent_bytes: Number = None
+    network_sent_bytes: Number = None  # by InfiniBand, Omni-Path and RoCE
     network_received_bytes: Number = None
-    lustre_read_bytes: Number = None
+    lustre_read_bytes: Number = None  # by programs
     lustre_written_bytes: Number = None
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """A GPU or MIG instance allocated to or used by the job.
-
-    Attributes:
-        host: name of its node.
-        uuid: of the GPU or instance.
-        name: product.
-        held_s: known duration of the allocation.
-        idle_s: part of it without a process of the job.
-        use_ratio: mean share of the time with computations on the GPU.
-        memory_peak_bytes: used memory, the largest sample.
-        memory_bytes: installed memory.
-        energy_joules: during the allocation, divided by the number of jobs sharing the GPU.
-    """
+    """A GPU or MIG instance allocated to or used by the job."""
 
     host: str
-    uuid: str
-    name: str = ""
-    held_s: Number = None
-    idle_s: Number = None
-    use_ratio: Number = None
-    memory_peak_bytes: Number = None
-    memory_bytes: Number = None
-    energy_joules: Number = None
+    uuid: str  # of the GPU or instance
+    name: str = ""  # product
+    held_s: Number = None  # known duration of the allocation
+    idle_s: Number = None  # part of it without a process of the job
+    use_ratio: Number = None  # mean share of the time with computations on the GPU
+    memory_peak_bytes: Number = None  # used memory, the largest sample
+    memory_bytes: Number = None  # installed memory
+    energy_joules: Number = None  # during the allocation, divided by the number of jobs sharing the GPU
 
 
 @dataclass(frozen=True)
@@ -244,82 +164,47 @@ class Energy:
     """Energy of the nodes during the job, shared among the jobs by CPU time.
 
     job + others + nobody + unshared = the nodes' energy.
-
-    Attributes:
-        job_joules: the job's share.
-        others_joules: the share of other jobs.
-        nobody_joules: the share of CPU time outside jobs (system, daemons), and of intervals without CPU time.
-        unshared_joules: of intervals with missing CPU times.
-        nodes_joules: the whole energy.
-        source: ``rapl`` (processors and memory), ``ipmi`` (the whole node), or both.
-        method: of sharing, in a sentence.
-        covered_ratio: the part of the job's time on its hosts with known energy.
-        busy_ratio: used share of the nodes' CPU time, by all users.
-        gpu_joules: of the job's GPUs; not included in the nodes' energy of RAPL, included in that of IPMI.
     """
 
     job_joules: Number = None
-    others_joules: Number = None
-    nobody_joules: Number = None
-    unshared_joules: Number = None
-    nodes_joules: Number = None
-    source: str = ""
-    method: str = ""
-    covered_ratio: Number = None
-    busy_ratio: Number = None
-    gpu_joules: Number = None
+    others_joules: Number = None  # the share of other jobs
+    nobody_joules: Number = None  # of CPU time outside jobs (system, daemons), and of intervals without CPU time
+    unshared_joules: Number = None  # of intervals with missing CPU times
+    nodes_joules: Number = None  # the whole energy
+    source: str = ""  # ``rapl`` (processors and memory), ``ipmi`` (the whole node), or both
+    method: str = ""  # of sharing, in a sentence
+    covered_ratio: Number = None  # the part of the job's time on its hosts with known energy
+    busy_ratio: Number = None  # used share of the nodes' CPU time, by all users
+    gpu_joules: Number = None  # of the job's GPUs; not included in the nodes' energy of RAPL, included in that of IPMI
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A possible improvement.
-
-    Attributes:
-        rule: name of the rule.
-        text: the advice, with the figures of this job.
-        because: the rule in words, with its threshold.
-    """
+    """A possible improvement."""
 
     rule: str
-    text: str
-    because: str
+    text: str  # with the figures of this job
+    because: str  # the rule in words, with its threshold
 
 
 @dataclass(frozen=True)
 class HostFigures:
-    """The job on one host.
-
-    Attributes:
-        host: its name.
-        first: time of the first row.
-        last: time of the last one.
-        samples: rows of the table with most rows.
-        wall_s: from the start of the job on the host to its last row.
-        cpus: CPUs allowed to the job.
-        cpu_used_s: CPU time.
-        memory_peak_bytes: the maximum.
-        memory_limit_bytes: None if unlimited or unknown.
-        memory_anon_peak_bytes: the largest sample without page cache and kernel memory.
-        read_bytes: from storage.
-        written_bytes: to storage.
-        tasks_peak: maximum number of tasks at one time.
-        energy_joules: the job's share of the node's.
-    """
+    """The job on one host."""
 
     host: str
-    first: int
+    first: int  # time of the first row
     last: int
-    samples: int
-    wall_s: float
-    cpus: Number = None
+    samples: int  # rows of the table with most rows
+    wall_s: float  # from the start of the job on the host to its last row
+    cpus: Number = None  # CPUs allowed to the job
     cpu_used_s: Number = None
     memory_peak_bytes: Number = None
-    memory_limit_bytes: Number = None
-    memory_anon_peak_bytes: Number = None
-    read_bytes: Number = None
-    written_bytes: Number = None
-    tasks_peak: Number = None
-    energy_joules: Number = None
+    memory_limit_bytes: Number = None  # None if unlimited or unknown
+    memory_anon_peak_bytes: Number = None  # the largest sample without page cache and kernel memory
+    read_bytes: Number = None  # from storage
+    written_bytes: Number = None  # to storage
+    tasks_peak: Number = None  # maximum number of tasks at one time
+    energy_joules: Number = None  # the job's share of the node's
 
     @property
     def cores(self) -> Number:
@@ -334,52 +219,29 @@ class HostFigures:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """The data of a chart, at most some hundred points a host.
+    """The data of a chart, at most some hundred points a host."""
 
-    Attributes:
-        name: stable: ``cpu``, ``memory``, ``waiting``, ``read``, ``written``, ``gpu``, ``power``.
-        title: heading of the chart.
-        unit: of the values: ``cores``, ``bytes``, ``tasks``, ``bytes/s``, ``percent``, ``watts``.
-        lines: one per host, by name; NaN where the line is broken.
-        bound: upper bound of the values of one host (allocated CPUs, memory limit), if equal on all hosts; else None.
-    """
-
-    name: str
+    name: str  # stable: ``cpu``, ``memory``, ``waiting``, ``read``, ``written``, ``gpu``, ``power``
     title: str
-    unit: str
-    lines: tuple[Line, ...]
-    bound: Number = None
+    unit: str  # of the values: ``cores``, ``bytes``, ``tasks``, ``bytes/s``, ``percent``, ``watts``
+    lines: tuple[Line, ...]  # one per host, by name; NaN where the line is broken
+    bound: Number = None  # of the values of a host (allocated CPUs, memory limit), if equal on all hosts
 
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """The report of a job.
-
-    Attributes:
-        job: its number.
-        user: owner of the job; empty if unknown.
-        state: ``running``, ``ended``, or ``unknown`` if its nodes have sent nothing since its last row.
-        start: of its first task if known, else the first row.
-        end: the last row.
-        since: start of the requested interval, if any.
-        until: end of the requested interval, if any.
-        samples: times with rows of the job, on the host with most.
-        period_s: between samples.
-        hosts: by name.
-        advice_withheld: why the rules were not applied; else empty.
-        warnings: of the store, such as unreadable files; hosts with unknown CPU time.
-    """
+    """The report of a job."""
 
     job: int
-    user: str
-    state: str
-    start: int
-    end: int
+    user: str  # empty if unknown
+    state: str  # ``running``, ``ended``, or ``unknown`` if its nodes have sent nothing since its last row
+    start: int  # of its first task if known, else the first row
+    end: int  # the last row
     wall_s: float
-    since: int | None
-    until: int | None
-    samples: int
-    period_s: Number
+    since: int | None  # start of the requested interval, if any
+    until: int | None  # end of the requested interval, if any
+    samples: int  # times with rows of the job, on the host with most
+    period_s: Number  # between samples
     cpu: Cpu
     time: Whereabouts
     memory: MemoryUse
@@ -388,14 +250,14 @@ class Report:
     gpus: tuple[GpuUse, ...]
     energy: Energy
     completeness: JobCompleteness
-    hosts: tuple[HostFigures, ...]
+    hosts: tuple[HostFigures, ...]  # by name
     advice: tuple[Advice, ...] = ()
-    advice_withheld: str = ""
+    advice_withheld: str = ""  # why the rules were not applied; else empty
     curves: tuple[Curve, ...] = ()
     switches: Number = None
     involuntary_switches: Number = None
     tasks_peak: Number = None
-    warnings: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()  # of the store, such as unreadable files; hosts with unknown CPU time
 
     @property
     def cores(self) -> Number:

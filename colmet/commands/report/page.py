@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import NamedTuple
 
@@ -20,8 +20,8 @@ from rich.text import Text
 from colmet import __version__
 from colmet.commands import charts
 from colmet.commands.report.model import Curve, HostFigures, Number, Report
-from colmet.commands.report.text import MOST_LINES, Page, by_use
-from colmet.commands.units import UNKNOWN, cores, energy, percent, size
+from colmet.commands.report.text import MOST_LINES, Page, by_use, host_columns
+from colmet.commands.units import percent
 from colmet.common.runtime.plural import counted
 from colmet.common.units import UNITS, Unit
 from colmet.stored.curves import shown
@@ -108,30 +108,21 @@ class Words(Page):
 
 
 class Said(NamedTuple):
-    """A line of the report.
+    """A line of the report."""
 
-    Attributes:
-        text: without control characters.
-        share: length of a bar, from 0 to 1, and its colour; None without a bar.
-        alarm: whether the line is a problem.
-    """
-
-    text: str
-    share: tuple[float, str] | None = None
-    alarm: bool = False
+    text: str  # without control characters
+    share: tuple[float, str] | None = None  # length of a bar, from 0 to 1, and its colour; None without a bar
+    alarm: bool = False  # whether the line is a problem
 
 
 def said(line: Text) -> Said:
     """Convert a line of the text for the page and the picture."""
-    styles = [style if isinstance(style, Style) else Style.parse(str(style)) for style in (line.style, *_spans(line))]
+    named = (line.style, *[span.style for span in line.spans])
+    styles = [style if isinstance(style, Style) else Style.parse(str(style)) for style in named]
     found = [style.meta for style in styles if "share" in style.meta]
     share = (min(1.0, max(0.0, float(found[0]["share"]))), str(found[0]["colour"])) if found else None
     text = shown(line.plain.strip(), LONGEST).replace(" %", "\N{NO-BREAK SPACE}%")
     return Said(text, share, any(style.bold and not style.meta for style in styles))
-
-
-def _spans(line: Text) -> list[str | Style]:
-    return [span.style for span in line.spans]
 
 
 def capital(text: str) -> str:
@@ -162,15 +153,9 @@ def _told(curve: Curve) -> str:
     return f"{counted(len(curve.lines), 'hosts')}: from {low:.3g} to {high:.3g} {unit}, {mean:.3g} on average."
 
 
-def write_html(report: Report, path: str) -> None:
-    """Write the page.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
-    text = "\n".join(_page(report)) + "\n"
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
+def html(report: Report) -> bytes:
+    """Return the page."""
+    return ("\n".join(_page(report)) + "\n").encode()
 
 
 def _page(report: Report) -> Iterator[str]:
@@ -253,27 +238,17 @@ def _charts(report: Report) -> Iterator[str]:
     yield "</div>"
 
 
-COLUMNS: Sequence[tuple[str, Callable[[HostFigures], str]]] = (
-    ("CPU", lambda host: percent(host.cpu_used_ratio)),
-    ("cores", lambda host: cores(host.cores)),
-    ("memory", lambda host: size(host.memory_peak_bytes)),
-    ("read", lambda host: size(host.read_bytes)),
-    ("written", lambda host: size(host.written_bytes)),
-    ("energy", lambda host: energy(host.energy_joules)),
-)
-
-
 def _hosts(hosts: Sequence[HostFigures]) -> Iterator[str]:
-    columns = [(name, of) for name, of in COLUMNS if any(of(host) != UNKNOWN for host in hosts)]
-    order = [hosts[at] for at in by_use(hosts)[:MOST_HOSTS]]
+    columns = host_columns(hosts)
+    order = by_use(hosts)[:MOST_HOSTS]
     yield "<section>\n<h2>Hosts</h2>"
     if len(hosts) > FEW_HOSTS:
         yield f"<details>\n<summary>{counted(len(hosts), 'hosts')}, those with most CPU time first</summary>"
     yield '<table>\n<thead><tr><th scope="col">Host</th>'
-    yield from [f'<th scope="col">{name}</th>' for name, _ in columns]
+    yield from [f'<th scope="col">{name}</th>' for name in columns]
     yield "</tr></thead>\n<tbody>"
     for host in order:
-        cells = "".join([f'<td data-of="{name}">{escape(of(host))}</td>' for name, of in columns])
+        cells = "".join([f'<td data-of="{name}">{escape(of(host))}</td>' for name, of in columns.items()])
         yield f'<tr><th scope="row">{escape(shown(host.host, 100))}</th>{cells}</tr>'
     yield "</tbody>\n</table>"
     if len(hosts) > len(order):
@@ -283,12 +258,8 @@ def _hosts(hosts: Sequence[HostFigures]) -> Iterator[str]:
     yield "</section>"
 
 
-def write_png(report: Report, path: str) -> None:
-    """Write the picture.
-
-    Raises:
-        OSError: the file cannot be written.
-    """
+def png(report: Report) -> bytes:
+    """Return the picture."""
     words = Words()
     title, *about = [said(line).text for line in words.title(report)]
     parts = [("", about), *[(label, [said(line).text for line in lines]) for label, lines in words.sections(report)]]
@@ -301,6 +272,4 @@ def write_png(report: Report, path: str) -> None:
     ]
     panels = [panel(curve, titled=True) for curve in report.curves]
     height = LINE_HEIGHT * (len(text) + 4) + ROW_HEIGHT * -(-len(panels) // 2)
-    figure = charts.draw(panels, PICTURE_WIDTH, height, True, title, text=text, columns=2)
-    with open(path, "wb") as file:
-        file.write(charts.png(figure))
+    return charts.png(charts.draw(panels, PICTURE_WIDTH, height, True, title, text=text, columns=2))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Sequence
 from typing import IO
 
 from rich.console import Console, RenderableType
@@ -11,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colmet.commands.report.model import HostFigures, Number, Report, ratio
+from colmet.commands.times import utc
 from colmet.commands.units import UNKNOWN, cores, count, duration, energy, percent, power, size
 from colmet.common.measures import PROCESSES
 from colmet.common.runtime.plural import counted
@@ -24,13 +24,7 @@ STATES = {"running": "running", "ended": "ended", "unknown": "not heard of since
 
 
 def show(report: Report, file: IO[str], width: int | None = None) -> None:
-    """Print a report.
-
-    Args:
-        report: the report.
-        file: the output; colours are used on a terminal, unless NO_COLOR is set.
-        width: columns; by default those of the terminal, of COLUMNS, or 80.
-    """
+    """Print a report, in colours on a terminal without NO_COLOR; by default as wide as it is, as COLUMNS, or 80."""
     console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
     page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")))
     with console.capture() as captured:  # one write: a pipe closed early is no error of rich
@@ -40,11 +34,6 @@ def show(report: Report, file: IO[str], width: int | None = None) -> None:
     if not console.is_terminal:
         text = "".join([f"{line.rstrip()}\n" for line in text.splitlines()])
     file.write(text.encode(console.encoding, "replace").decode(console.encoding))
-
-
-def clock(time_s: float) -> str:
-    """Return a time as text, in UTC."""
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def listed(*parts: tuple[str, str]) -> str:
@@ -100,7 +89,7 @@ class Page:
             hosts += f" of {text_of(self._domain[1:])}"
         yield Text(f"Job {report.job}{of} on {hosts}: {STATES[report.state]}", style="bold")
         every = f", one every {duration(report.period_s)}" if report.period_s else ""
-        yield Text(f"{clock(report.start)} to {clock(report.end)} UTC: {duration(report.wall_s)}")
+        yield Text(f"{utc(report.start)} to {utc(report.end)} UTC: {duration(report.wall_s)}")
         yield Text(f"{counted(report.samples, 'samples')}{every}; {self._data(report)}")
         if report.since is not None or report.until is not None:
             yield Text("Figures are of this interval only.", style="italic")
@@ -274,32 +263,24 @@ class Page:
     def _gaps(self, report: Report) -> Iterator[Text]:
         gaps = sorted(report.completeness.gaps, key=lambda gap: -gap.rows)
         for gap in sorted(gaps[:MOST_LINES], key=lambda gap: (gap.host, gap.first)):
-            until = clock(gap.last)[11:] if gap.last - gap.first < 43200 else clock(gap.last)
+            until = utc(gap.last)[11 if gap.last - gap.first < 43200 else 0 :]
             yield Text(
-                f"{self._name(gap.host)} {clock(gap.first)} to {until}: {counted(gap.rows, 'rows')} {text_of(gap.why)}"
+                f"{self._name(gap.host)} {utc(gap.first)} to {until}: {counted(gap.rows, 'rows')} {text_of(gap.why)}"
             )
         if len(gaps) > MOST_LINES:
             yield Text(f"and {len(gaps) - MOST_LINES} smaller ones (--json has all)")
 
     def _hosts(self, report: Report) -> Table:
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
-        columns: Sequence[tuple[str, list[str]]] = [
-            ("CPU", [percent(host.cpu_used_ratio) for host in report.hosts]),
-            ("cores", [cores(host.cores) for host in report.hosts]),
-            ("memory", [size(host.memory_peak_bytes) for host in report.hosts]),
-            ("read", [size(host.read_bytes) for host in report.hosts]),
-            ("written", [size(host.written_bytes) for host in report.hosts]),
-            ("energy", [energy(host.energy_joules) for host in report.hosts]),
-        ]
-        columns = [(name, values) for name, values in columns if any(value != UNKNOWN for value in values)]
+        columns = host_columns(report.hosts)
         table.add_column("Host", no_wrap=True, overflow="ellipsis", max_width=24)
-        for name, _ in columns:
+        for name in columns:
             table.add_column(name, justify="right", no_wrap=True)
         order = by_use(report.hosts)
         left_out = len(order) - 2 * FEW_HOSTS if len(order) > MOST_HOSTS else 0
-        for n, at in enumerate(order):
+        for n, host in enumerate(order):
             if not left_out or n < FEW_HOSTS or n >= len(order) - FEW_HOSTS:
-                table.add_row(self._name(report.hosts[at].host), *[values[at] for _, values in columns])
+                table.add_row(self._name(host.host), *[text_of_host(host) for text_of_host in columns.values()])
             elif n == FEW_HOSTS:
                 table.add_row(f"... {left_out} more")
         return table
@@ -321,7 +302,20 @@ class Page:
         yield grid
 
 
-def by_use(hosts: Iterable[HostFigures]) -> list[int]:
-    """Return the indices of hosts by decreasing CPU use, unknown ones last."""
-    used = [(host.cpu_used_ratio, host.cores) for host in hosts]
-    return sorted(range(len(used)), key=lambda n: [-1.0 if one is None else one for one in used[n]], reverse=True)
+def host_columns(hosts: Sequence[HostFigures]) -> dict[str, Callable[[HostFigures], str]]:
+    """Return the columns of the table of hosts that have a value: the text of a host, by name."""
+    columns: dict[str, Callable[[HostFigures], str]] = {
+        "CPU": lambda host: percent(host.cpu_used_ratio),
+        "cores": lambda host: cores(host.cores),
+        "memory": lambda host: size(host.memory_peak_bytes),
+        "read": lambda host: size(host.read_bytes),
+        "written": lambda host: size(host.written_bytes),
+        "energy": lambda host: energy(host.energy_joules),
+    }
+    return {name: text for name, text in columns.items() if any(text(host) != UNKNOWN for host in hosts)}
+
+
+def by_use(hosts: Sequence[HostFigures]) -> list[HostFigures]:
+    """Return hosts by decreasing CPU use, unknown ones last."""
+    used = {host.host: [-1.0 if one is None else one for one in (host.cpu_used_ratio, host.cores)] for host in hosts}
+    return sorted(hosts, key=lambda host: used[host.host], reverse=True)
