@@ -6,32 +6,25 @@ The second form is that of OAR's REST API, and of the program colmet-extract: it
 from __future__ import annotations
 
 import argparse
-import contextlib
 import gzip
-import io
 import json
 import os
 import re
 import sys
 import syslog
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from itertools import chain
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any
 
 # OAR's users wait for each import, so modules required by the other form only are imported there. Nothing is computed
 # here, so no library needs to start threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
-import numpy as np
-import numpy.typing as npt
-
+from colmet.commands.extract_formats import ALWAYS, FORMATS, opened_output, write, write_json
+from colmet.commands.extract_rows import FIRST, Found, Interval, OutputColumn, choose, fetch, join
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.runtime.plural import counted
-from colmet.common.schema import MISSING_INT
-from colmet.stored.names import natural, near, short
-from colmet.stored.series import NODE, History, Series
+from colmet.stored.names import natural, near
+from colmet.stored.series import NODE, History
 
 if TYPE_CHECKING:
     from colmet.common.runtime import cli
@@ -40,43 +33,13 @@ USAGE, NO_FILE, NO_DATA = 1, 2, 4  # exit statuses of the form called by OAR, as
 FAILED = 3  # not in Colmet 0.6
 ARGUMENTS = ("PREFIX", "JOB_ID", "START", "STOP", "METRICS")
 MAX_METRICS = 1000
-# Precedence of tables with equal column names; the others follow in the order of their names.
-FIRST = ("taskstats_default", "jobprocstats_default", "perfhwstats_default", "procstats_default", "RAPLstats_default")
-BLOCK_ROWS = 10_000  # of text formatted at a time
-BACKEND_VERSION = 2  # attribute of every table in HDF5
-ALWAYS = ("timestamp", "hostname")
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,255}(\*)?", re.ASCII)
 _JOB = re.compile(r"\d{1,19}", re.ASCII)
 _TIME = re.compile(r"[+-]?\d{1,15}(\.\d{0,9})?", re.ASCII)
 
-Values = npt.NDArray[Any]
-
-
-# -- the request --
-
-
-class OutputColumn(NamedTuple):
-    """A requested column.
-
-    Attributes:
-        name: in the answer.
-        table: name of its table; empty if no table has it.
-        column: name in the table.
-        of_node: whether the table has rows of nodes.
-    """
-
-    name: str
-    table: str = ""
-    column: str = ""
-    of_node: bool = False
-
 
 def metrics(text: str) -> list[str]:
-    """Return the column names in a comma-separated text, without duplicates: an option type.
-
-    Raises:
-        argparse.ArgumentTypeError: malformed names, or too many.
-    """
+    """Return the column names in a comma-separated text, without duplicates: an option type."""
     names = list(dict.fromkeys(filter(None, text.split(",", MAX_METRICS + 1))))
     if not names or len(names) > MAX_METRICS:
         raise argparse.ArgumentTypeError(f"{len(names)} metrics; give from 1 to {MAX_METRICS}, separated by commas")
@@ -88,251 +51,15 @@ def metrics(text: str) -> list[str]:
 
 def _shown(text: str) -> str:
     """Return foreign text, shortened and without terminal control characters."""
-    return ascii(text[:60] + "..." if len(text) > 60 else text)
-
-
-class Interval(NamedTuple):
-    """A selection of rows: seconds since 1970, both ends included, and hosts; None for all."""
-
-    since: float | None = None
-    until: float | None = None
-    hosts: Sequence[str] | None = None
-
-
-def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Interval) -> list[OutputColumn]:
-    """Return the requested columns in order, those found in no table of the job or of nodes with an empty table.
-
-    Args:
-        history: the store.
-        job: number of the job; its tables come first.
-        asked: ``column``, ``table.column``, ``table.*``, or these without the _default of the table; all of the job's
-            tables by default.
-        wanted: selection of rows.
-    """
-    mine = history.tables(job, wanted.since, wanted.until)
-    if asked is None:
-        return [
-            OutputColumn(f"{table}.{name}", table, name, job == NODE)
-            for table in _ordered(mine)
-            for name in sorted(mine[table], key=natural)
-        ]
-    chosen: list[OutputColumn] = []
-    nodes: Mapping[str, Sequence[str]] | None = None
-    for text in asked:
-        found = _find(text, mine, job == NODE)
-        if not found and job != NODE:
-            nodes = history.tables(NODE, wanted.since, wanted.until) if nodes is None else nodes
-            found = _find(text, nodes, True)
-        chosen += found or [OutputColumn(text)]
-    return list(dict.fromkeys(chosen))
-
-
-def _ordered(tables: Iterable[str]) -> list[str]:
-    """Sort tables in search order."""
-    return sorted(tables, key=lambda table: (FIRST.index(table) if table in FIRST else len(FIRST), table))
-
-
-def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list[OutputColumn]:
-    """Return the columns named by a text."""
-    for table in _ordered(tables):
-        if text in tables[table]:
-            return [OutputColumn(text, table, text, of_node)]
-    for table in _ordered(tables):
-        for known_as in (table, short(table)):
-            if text == f"{known_as}.*":
-                names = sorted(tables[table], key=natural)
-                return [OutputColumn(f"{known_as}.{name}", table, name, of_node) for name in names]
-            name = text[len(known_as) + 1 :]
-            if text.startswith(f"{known_as}.") and name in tables[table]:
-                return [OutputColumn(text, table, name, of_node)]
-    return []
-
-
-# -- rows --
-
-
-Place = tuple[str, bool]  # a table, and whether it has rows of nodes
-Found = Mapping[Place, Sequence[Series]]
-
-
-def fetch(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Interval) -> dict[Place, list[Series]]:
-    """Read the rows of each table with requested columns; those of nodes only for the job's time and hosts.
-
-    Args:
-        history: the store.
-        job: number of the job.
-        chosen: columns.
-        wanted: selection of rows.
-
-    Returns:
-        series by table and whether they are of nodes.
-    """
-    by_table: dict[Place, list[str]] = {}
-    for column in chosen:
-        if column.table:
-            by_table.setdefault((column.table, column.of_node), []).append(column.column)
-    if not chosen:  # time and host alone
-        by_table = {(table, job == NODE): [] for table in _main(history, job, wanted)}
-    found: dict[Place, list[Series]] = {}
-    of_job: Interval | None = wanted if job == NODE else None
-    for (table, of_node), names in sorted(by_table.items(), key=lambda one: one[0][1]):
-        if of_node and of_job is None:
-            of_job = _of_job(history, job, wanted, found)
-        read = (NODE, of_job) if of_node and of_job is not None else (job, wanted)
-        found[table, of_node] = history.read(read[0], table, names, *read[1])
-    return found
-
-
-def _main(history: History, job: int, wanted: Interval) -> list[str]:
-    """Return the table with a job's hosts and times, in a list; empty if the job has no table."""
-    return _ordered(history.tables(job, wanted.since, wanted.until))[:1]
-
-
-def _of_job(history: History, job: int, wanted: Interval, found: Found) -> Interval:
-    """Return the hosts and the time range of a job's rows, from its main table and tables already read."""
-    rows = [series for some in found.values() for series in some]
-    for table in _main(history, job, wanted):
-        if (table, False) not in found:
-            rows += history.read(job, table, [], *wanted)
-    if not rows:
-        return Interval(hosts=())
-    times = [int(series.times[0]) for series in rows] + [int(series.times[-1]) for series in rows]
-    return Interval(min(times), max(times), sorted({series.host for series in rows}))
-
-
-class Extraction(NamedTuple):
-    """Columns of one length, sorted by time and host.
-
-    Attributes:
-        times: seconds since 1970.
-        hosts: of each row, by their number in `names`.
-        names: of hosts.
-        columns: int64, float64 or bytes, with -1, NaN or b"" for missing values.
-    """
-
-    times: npt.NDArray[np.int64]
-    hosts: npt.NDArray[np.int64]
-    names: list[str]
-    columns: dict[str, Values]
-
-
-def join(found: Found, chosen: Sequence[OutputColumn]) -> Extraction:
-    """Join rows of several tables by time and host; repeated rows of one time are joined in order.
-
-    Args:
-        found: the result of `fetch`.
-        chosen: the columns of the answer.
-    """
-    names = sorted({series.host for some in found.values() for series in some})
-    number = {name: n for n, name in enumerate(names)}
-    keys: list[npt.NDArray[np.int64]] = [np.empty((3, 0), np.int64)]
-    spans: dict[Place, slice] = {}
-    begin = 0
-    for table, some in found.items():
-        for series in some:
-            nth = np.arange(len(series)) - np.searchsorted(series.times, series.times, "left")
-            keys.append(np.stack([nth, np.full(len(series), number[series.host]), series.times]))
-        end = begin + sum(map(len, some))
-        spans[table], begin = slice(begin, end), end
-    every = np.concatenate(keys, axis=1)
-    order = np.lexsort(every)
-    in_order = every[:, order]
-    new = np.ones(len(order), bool)
-    new[1:] = (in_order[:, 1:] != in_order[:, :-1]).any(axis=0)
-    row = np.empty(len(order), np.int64)
-    row[order] = np.cumsum(new) - 1
-    length = int(new.sum())
-    columns = {}
-    for column in chosen:
-        place = column.table, column.of_node
-        some = found.get(place, ())
-        parts = [series.columns.get(column.column) for series in some]
-        columns[column.name] = _spread(parts, [len(series) for series in some], row[spans.get(place, slice(0))], length)
-    return Extraction(in_order[2][new], in_order[1][new], names, columns)
-
-
-def _spread(parts: Sequence[Values | None], counts: Sequence[int], rows: npt.NDArray[np.int64], length: int) -> Values:
-    """Return the values of a column in the rows of an answer.
-
-    Args:
-        parts: values of each series; None for a series without the column.
-        counts: rows of each series.
-        rows: index in the answer of each row of all series.
-        length: of the answer.
-    """
-    there = [part for part in parts if part is not None]
-    if not there:
-        return np.broadcast_to(np.int64(MISSING_INT), length)  # needs no memory, whatever the length
-    kinds = {part.dtype.kind for part in there}
-    kind = "S" if "S" in kinds else "f" if "f" in kinds else "i"
-    width = max([part.dtype.itemsize for part in there])
-    column: Values = {"S": np.zeros(length, f"S{width}"), "f": np.full(length, np.nan), "i": np.full(length, -1)}[kind]
-    begin = 0
-    for part, count in zip(parts, counts):
-        if part is not None and (part.dtype.kind == "S") == (kind == "S"):
-            values = np.where(part == -1, np.nan, part) if kind == "f" and part.dtype.kind == "i" else part
-            column[rows[begin : begin + count]] = values
-        begin += count
-    return column
-
-
-def has(column: Values) -> npt.NDArray[np.bool_]:
-    """Return a mask of the rows with a value."""
-    there: npt.NDArray[np.bool_] = (
-        np.isfinite(column) if column.dtype.kind == "f" else column != (b"" if column.dtype.kind == "S" else -1)
-    )
-    return there
-
-
-def plain(column: Values, missing: Any) -> list[Any]:
-    """Return the values of a column as Python numbers and text.
-
-    Args:
-        column: of an answer.
-        missing: placeholder for missing values.
-    """
-    if column.dtype.kind == "S":
-        values: list[Any] = [text(value) for value in column.tolist()]
-    else:
-        values = column.tolist()
-    there = has(column)
-    if there.all():
-        return values
-    return [value if here else missing for value, here in zip(values, there.tolist())]
-
-
-def text(value: bytes) -> str:
-    """Decode text of a row, without terminal control characters."""
-    decoded = value.decode("utf-8", "replace")
-    return decoded if decoded.isprintable() else decoded.encode("unicode_escape").decode()
-
-
-def write_json(out: IO[bytes] | gzip.GzipFile, answer: Extraction, missing: Mapping[str, Any]) -> None:
-    """Write one JSON object: the columns of an answer, and ``timestamp`` and ``hostname``, as lists.
-
-    Args:
-        out: the output.
-        answer: written column by column.
-        missing: placeholder for missing values, by kind of column.
-    """
-    names = [text(name.encode("utf-8", "replace")) for name in answer.names]
-    head = [("timestamp", answer.times.tolist()), ("hostname", [names[n] for n in answer.hosts.tolist()])]
-    between = "{"
-    for name, values in chain(head, ((n, plain(c, missing[c.dtype.kind])) for n, c in answer.columns.items())):
-        out.write(f"{between}{json.dumps(name)}: {json.dumps(values, allow_nan=False)}".encode())
-        between = ", "
-    out.write(b"}\n")
+    shown = ascii(text[:100])
+    return shown if len(shown) <= 62 else f"{shown[:61]}...{shown[0]}"
 
 
 # -- the form called by OAR --
 
 
 class _Refused(Exception):
-    """An answer of one line of text in place of data.
-
-    Attributes:
-        status: exit status of the program.
-    """
+    """An answer of one line of text in place of data, and the exit status."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -343,13 +70,7 @@ def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
     """Write the answer to OAR's REST API: gzip with one JSON object, or else one line on stderr.
 
     OAR merges stderr into the same stream, so stderr is closed to all other output, such as warnings of libraries.
-
-    Args:
-        arguments: PREFIX, JOB_ID, START, STOP and METRICS, unchecked.
-        out: output for the data.
-
-    Returns:
-        the exit status: 0, `USAGE`, `NO_FILE`, `NO_DATA`, or `FAILED` for lack of memory.
+    Returns the exit status: 0, `USAGE`, `NO_FILE`, `NO_DATA`, or `FAILED` for lack of memory.
     """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
@@ -370,11 +91,7 @@ def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
 
 
 def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
-    """Write the data.
-
-    Raises:
-        _Refused: wrong arguments, or no data.
-    """
+    """Write the data."""
     from colmet.stored.hdf5 import Hdf5History, files_of
 
     if len(arguments) != len(ARGUMENTS):
@@ -395,9 +112,10 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
             raise _Refused(NO_FILE, f"no file is named {_shown(prefix)} with .<10 digits>.hdf5 behind it")
         with Hdf5History([prefix]) as history:
             wanted = Interval(float(start), float(stop))
-            main: Found = {(FIRST[0], False): history.read(job, FIRST[0], names, *wanted)}
-            if _has_all(main, names):  # nearly always true; the other tables need not be read
-                chosen, found, why = [OutputColumn(name, FIRST[0], name) for name in names], main, ""
+            found: Found
+            main, why = history.read(job, FIRST[0], names, *wanted), ""
+            if main and all(name in one.columns for one in main for name in names):  # nearly always
+                chosen, found = [OutputColumn(name, FIRST[0], name) for name in names], {(FIRST[0], False): main}
             else:
                 chosen = choose(history, job, names, wanted)
                 found = fetch(history, job, chosen, wanted)
@@ -411,12 +129,6 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
         raise _Refused(NO_DATA, f"no data of job {job} from {start} to {stop}{why}")
     with gzip.GzipFile(fileobj=out, mode="wb", compresslevel=6, mtime=0) as packed:
         write_json(packed, answer, {"i": -1, "f": -1, "S": ""})
-
-
-def _has_all(found: Found, names: Sequence[str]) -> bool:
-    """Return whether there are rows, all with these columns."""
-    series = [series for some in found.values() for series in some]
-    return bool(series) and all(name in one.columns for one in series for name in names)
 
 
 def _why_none(history: History, job: int, names: Sequence[str], wanted: Interval) -> str:
@@ -434,8 +146,8 @@ def build_parser() -> cli.Parser:
 
     parser = cli.Parser(
         prog="colmet-extract",
-        description="Hand out what has been stored of a job, as OAR's REST API asks for it: gzip with one JSON object, "
-        "in which each metric has a list of values, beside the lists timestamp and hostname.",
+        description="Print the stored rows of a job for OAR's REST API: gzip with one JSON object of lists: one for "
+        "each metric, and timestamp and hostname.",
         epilog="example:\n"
         "  colmet-extract /var/lib/colmet/colmet 4242 1700000000 1700003600 cpu_run_real_total,coremem | gunzip\n\n"
         "colmet extract --job does more.",
@@ -446,7 +158,7 @@ def build_parser() -> cli.Parser:
     for name, help_text in zip(
         ARGUMENTS,
         (
-            "what the collector has as --hdf5-filepath: the files are PREFIX.<10 digits>.hdf5",
+            "the collector's --hdf5-filepath: the files are PREFIX.<10 digits>.hdf5",
             "the job's number; 0 for the nodes themselves",
             "rows from this time on, in seconds since 1970",
             "rows up to this time",
@@ -474,13 +186,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 # -- the form with options --
 
 
-def add_options(parser: cli.Options) -> None:
+def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
     from colmet.commands import selection
     from colmet.stored import sources  # loads the library for databases, not required by OAR's form
 
-    if isinstance(parser, argparse.ArgumentParser):
-        parser.epilog = """\
+    parser.epilog = """\
 examples:
   colmet extract -j 4242 --list
   colmet extract -j 4242 --metrics cpu_run_real_total,coremem --format csv
@@ -490,7 +201,7 @@ examples:
 
 exit status: 0; 1 where nothing is stored of what was asked for, or it cannot be written; 2 where the command line or
 the configuration is wrong, or a file cannot be read. Without --job, that of colmet-extract."""
-        parser.usage = f"{parser.prog} --job JOB [OPTION ...]\n{parser.prog} {' '.join(ARGUMENTS)}"
+    parser.usage = f"{parser.prog} --job JOB [OPTION ...]\n{parser.prog} {' '.join(ARGUMENTS)}"
     parser.add_argument(
         "oar",
         metavar="PREFIX JOB_ID START STOP METRICS",
@@ -509,7 +220,7 @@ the configuration is wrong, or a file cannot be read. Without --job, that of col
     selection.add_hosts(parser)
     parser.add_argument("--list", action="store_true", help="print tables, their rows and columns with units")
     parser.add_argument(
-        "--format", choices=list(WRITERS), help="write this format; parquet and hdf5 require --output (default: json)"
+        "--format", choices=FORMATS, help="write this format; parquet and hdf5 require --output (default: json)"
     )
     parser.add_argument("--json", action="store_true", help="the same as --format json; with --list: print JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: standard output)")
@@ -517,11 +228,7 @@ the configuration is wrong, or a file cannot be read. Without --job, that of col
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the requested data; return 0, or 1 if nothing of the job is stored.
-
-    Raises:
-        ColmetError: the data cannot be read or written; the text gives the remedy.
-    """
+    """Write the requested data; return 0, or 1 if nothing of the job is stored."""
     return main(options.oar) if options.oar else _run(options)
 
 
@@ -557,8 +264,8 @@ def _run(options: argparse.Namespace) -> int:
     if not any(found.values()):
         raise ColmetError(f"nothing is stored of job {options.job} in this interval; --list prints what is")
     chosen = [column for column in chosen if column.table]
-    with _target(options.output) as out:
-        WRITERS[form](out, options.job, found, chosen)
+    with opened_output(options.output) as out:
+        write(form, out, options.job, found, chosen)
     return 0
 
 
@@ -576,11 +283,7 @@ def _warn(lines: Iterable[str]) -> None:
 
 
 def ending_with_the_pipe(work: Callable[[], int]) -> int:
-    """Do some work and return its exit status; 0 if the reader closed the pipe early.
-
-    Raises:
-        ColmetError: its output cannot be written.
-    """
+    """Do some work and return its exit status; 0 if the reader closed the pipe early."""
     try:
         status = work()
         sys.stdout.flush()
@@ -592,110 +295,6 @@ def ending_with_the_pipe(work: Callable[[], int]) -> int:
         if isinstance(err, BrokenPipeError):
             return 0
         raise ColmetError(f"the answer cannot be written: {err.strerror or err}") from err
-
-
-@contextlib.contextmanager
-def _target(path: str | None) -> Iterator[IO[bytes]]:
-    """Open standard output, or a file under a temporary name, renamed when complete.
-
-    Raises:
-        ColmetError: the file cannot be written.
-    """
-    if path is None:
-        yield sys.stdout.buffer
-        return
-    real = os.path.realpath(path)
-    if os.path.exists(real) and not os.path.isfile(real):  # a device would be replaced
-        raise ColmetError(f"{path}: cannot be written: it is there, and no file")
-    part = f"{real}.{os.getpid()}.part"
-    try:
-        with open(part, "xb") as out:
-            yield out
-        os.replace(part, real)
-    except OSError as err:
-        raise ColmetError(f"{path}: cannot be written: {err.strerror or err}") from err
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(part)
-
-
-def _write_json(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
-    write_json(out, join(found, chosen), {"i": None, "f": None, "S": None})
-
-
-def _write_csv(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
-    import csv
-
-    answer = join(found, chosen)
-    names = [text(name.encode("utf-8", "replace")) for name in answer.names]
-    block = io.StringIO()
-    writer = csv.writer(block, lineterminator="\n")
-    writer.writerow([*ALWAYS, *answer.columns])
-    for begin in range(0, len(answer.times), BLOCK_ROWS):
-        rows = slice(begin, begin + BLOCK_ROWS)
-        hosts = [names[n] for n in answer.hosts[rows].tolist()]
-        columns = [plain(column[rows], "") for column in answer.columns.values()]
-        writer.writerows(zip(answer.times[rows].tolist(), hosts, *columns))
-        out.write(block.getvalue().encode())
-        block.seek(0)
-        block.truncate()
-    out.write(block.getvalue().encode())  # the line of names, if there are no rows
-
-
-def _write_parquet(out: IO[bytes], _job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ModuleNotFoundError as err:
-        raise ConfigError(f"--format parquet requires the Python module pyarrow: {how_to_install('pyarrow')}") from err
-    answer = join(found, chosen)
-    names = [text(name.encode("utf-8", "replace")) for name in answer.names]
-    columns: dict[str, Any] = {
-        "timestamp": pyarrow.array(answer.times),
-        "hostname": pyarrow.DictionaryArray.from_arrays(answer.hosts.astype(np.int32), pyarrow.array(names)),
-    }
-    for name, column in answer.columns.items():
-        if column.dtype.kind == "S":
-            columns[name] = pyarrow.array(plain(column, None), pyarrow.string())
-        else:
-            columns[name] = pyarrow.array(column, mask=~has(column))
-    pyarrow.parquet.write_table(pyarrow.table(columns), out)
-
-
-def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
-    """Write tables in the collector's own format, readable by the same programs."""
-    from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, opened_library
-    from colmet.collector.columns import HEADER
-
-    try:
-        with opened_library(out.name, "w") as file:
-            for (name, of_node), some in found.items():
-                owner = NODE if of_node else job
-                wanted = [column.column for column in chosen if (column.table, column.of_node) == (name, of_node)]
-                columns = join({(name, of_node): some}, [OutputColumn(n, name, n, of_node) for n in wanted])
-                fields = {**HEADER, **{n: values.dtype for n, values in columns.columns.items()}}
-                rows = np.zeros(len(columns.times), np.dtype(sorted(fields.items())))
-                rows["timestamp"], rows["job_id"], rows["metric_backend"] = columns.times, owner, name.encode()
-                rows["hostname"] = (
-                    np.array([n.encode() for n in columns.names], "S255")[columns.hosts] if len(rows) else b""
-                )
-                for n, values in columns.columns.items():
-                    rows[n] = np.where(has(values), values, MISSING_INT) if values.dtype.kind == "f" else values
-                table = file.create_table(
-                    f"/job_{owner}", name, rows.dtype, f"Metrics for the Job {owner}", createparents=True
-                )
-                table.append(rows)
-                table.attrs.backend_version = BACKEND_VERSION
-    except STORAGE_ERRORS as err:
-        raise OSError(cause(err)) from err
-
-
-WRITERS: Mapping[str, Callable[[IO[bytes], int, Found, Sequence[OutputColumn]], None]] = {
-    "json": _write_json,
-    "csv": _write_csv,
-    "parquet": _write_parquet,
-    "hdf5": _write_hdf5,
-}
 
 
 def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
@@ -725,6 +324,8 @@ def _lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     import shutil
     import textwrap
 
+    from colmet.commands.times import utc
+
     for one in told:
         hosts = len(one["hosts"])
         yield f"{one['table']}: {counted(one['rows'], 'rows')} of {counted(hosts, 'hosts')}"
@@ -734,14 +335,6 @@ def _lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield from textwrap.wrap(
             ", ".join(columns), shutil.get_terminal_size().columns, initial_indent="  ", subsequent_indent="  "
         )
-
-
-def utc(seconds: int) -> str:
-    """Return a time as text, in UTC."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
-    except (OSError, OverflowError, ValueError):  # a damaged file may have any value
-        return f"{seconds} s since 1970"
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colmet.collector.backends.hdf5.library import tables
-from colmet.commands import colmet, extract
+from colmet.commands import colmet, extract, extract_formats, extract_rows
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends import rapl
 from colmet.stored.hdf5 import Hdf5History
@@ -130,7 +130,7 @@ def test_numbered_columns_are_in_the_order_of_their_numbers():
 
     names = ["a", "counter_1", "counter_2", "counter_10"]
     for asked in (None, ["RAPLstats_default.*"]):
-        assert [column.column for column in extract.choose(Stored(), 7, asked, extract.Interval())] == names
+        assert [column.column for column in extract_rows.choose(Stored(), 7, asked, extract_rows.Interval())] == names
 
 
 def test_rows_are_those_of_the_interval_by_time_and_host(stored):
@@ -161,10 +161,13 @@ def test_time_and_host_alone_are_those_of_the_main_table(stored, capfd, job, row
 def test_metrics_that_no_table_has_take_no_memory():
     times = START + np.arange(100_000)
     series = Series("taskstats_default", "node-1", 7, times, {"cpu": np.arange(len(times))})
-    chosen = [extract.OutputColumn("cpu", series.table, "cpu"), *[extract.OutputColumn(f"no{n}") for n in range(999)]]
-    found = extract.join({(series.table, False): [series]}, chosen)
+    chosen = [
+        extract_rows.OutputColumn("cpu", series.table, "cpu"),
+        *[extract_rows.OutputColumn(f"no{n}") for n in range(999)],
+    ]
+    found = extract_rows.join({(series.table, False): [series]}, chosen)
     assert sum([column.strides[0] * len(column) for column in found.columns.values()]) == 8 * len(times)
-    assert extract.plain(found.columns["no7"], -1) == [-1] * len(times)
+    assert extract_formats.plain(found.columns["no7"], -1) == [-1] * len(times)
 
 
 def test_a_column_of_several_tables_is_that_of_taskstats_unless_the_table_is_named(stored):
@@ -487,8 +490,3 @@ def test_a_file_that_cannot_be_read_beside_others_is_told(stored, tmp_path, capf
     os.utime(damaged, (1, 1))
     found, _, err = people(capfd, "--hdf5", str(tmp_path / "cluster"), "--job", "7", *more)
     assert found == status and err.startswith(f"colmet extract: {damaged}: cannot be read: it is no HDF5 file")
-
-
-@pytest.mark.parametrize("seconds", [1 << 62, -(1 << 63)])
-def test_times_that_cannot_be_are_told(seconds):
-    assert extract.utc(seconds) == f"{seconds} s since 1970"

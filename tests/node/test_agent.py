@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from colmet.commands import extract
+from colmet.commands import extract_rows
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
 from colmet.common.runtime.signals import Signals
 from colmet.common.schema import Sample
@@ -476,8 +476,8 @@ def test_what_is_stored_of_a_job_that_ends_has_each_second_once(source, hearing,
     path = tmp_path / "made.hdf5"
     write_once(path, batches)
     history = Hdf5History([str(path)])
-    columns = [extract.OutputColumn("cpu", "fake_default", "cpu")]
-    found = extract.join(extract.fetch(history, 7, columns, extract.Interval()), columns)
+    columns = [extract_rows.OutputColumn("cpu", "fake_default", "cpu")]
+    found = extract_rows.join(extract_rows.fetch(history, 7, columns, extract_rows.Interval()), columns)
     history.close()
     assert found.times.tolist() == [1_700_000_000 + n for n in (1, 2, 3, 4)]
     assert found.columns["cpu"].tolist() == [5, 5, 5, 77]
