@@ -16,15 +16,10 @@ _UNSYNCHRONISED = 0x40  # STA_UNSYNC, include/uapi/linux/timex.h
 
 
 class KernelClock(NamedTuple):
-    """The state of the kernel's clock.
+    """The state of the kernel's clock."""
 
-    Attributes:
-        synchronised: whether a service such as NTP disciplines it.
-        max_error_s: the kernel's bound of the error.
-    """
-
-    synchronised: bool
-    max_error_s: float
+    synchronised: bool  # whether a service such as NTP disciplines it
+    max_error_s: float  # the kernel's bound of the error
 
 
 class _Timex(ctypes.Structure):

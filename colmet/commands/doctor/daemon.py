@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -36,41 +37,37 @@ _REMEDIES = (
 MIN_OPEN_FILES = 4096  # below it the collector warns at its start
 
 
-def check_configuration(target: Target) -> Iterator[Finding]:
+def check_configuration(target: Target) -> Finding:
     """Check all that a start checks before it opens anything (--check-config), as the daemon's user."""
     path = target.config
     if target.damage:
-        yield warn(f"could not be checked: {target.problem}", "see under libraries")
-        return
+        return warn(f"could not be checked: {target.problem}", "see under libraries")
     if target.problem and os.geteuid() != 0 and os.path.exists(path) and not os.access(path, os.R_OK):
-        yield warn(f"could not be checked: {target.problem}", f"`sudo colmet doctor --{target.side}`")
-        return
+        return warn(f"could not be checked: {target.problem}", f"`sudo colmet doctor --{target.side}`")
     problem = target.problem or target.refusal()
     if problem:
         command = f"{target.program} --check-config{f' --config {path}' if path else ''}"
         mine = os.geteuid() in (0, target.user.uid)
-        yield (fail if mine or target.problem else warn)(problem, f"correct it; `{command}` checks it again")
-        return
-    yield good(f"{path or 'options, without a file'}: in order, as user {target.user.name}")
+        return (fail if mine or target.problem else warn)(problem, f"correct it; `{command}` checks it again")
+    return good(f"{path or 'options, without a file'}: in order, as user {target.user.name}")
 
 
-def check_running(target: Target) -> Iterator[Finding]:
+def check_running(target: Target) -> Finding:
     """Check that the daemon answers on its control socket."""
     status = target.status
     if status is not None:
-        yield good(f"{target.program} {status['version']}, process {status['pid']}")
-    elif target.supposed:
-        yield good("not asked: it has other options than those given here")
-    elif target.denied:
-        yield warn(target.unreachable, f"ask as root: `sudo colmet doctor --{target.side}`")
-    elif target.unit.get("ActiveState") == "active":
-        yield fail(
+        return good(f"{target.program} {status['version']}, process {status['pid']}")
+    if target.supposed:
+        return good("not asked: it has other options than those given here")
+    if target.denied:
+        return warn(target.unreachable, f"ask as root: `sudo colmet doctor --{target.side}`")
+    if target.unit.get("ActiveState") == "active":
+        return fail(
             f"its unit is active, but: {target.unreachable}",
             f"`journalctl -u {target.program} -n 50` shows why; then `systemctl restart {target.program}`",
         )
-    else:
-        remedy = "see under libraries" if target.damage else f"`systemctl start {target.program}`"
-        yield warn(f"does not run, or cannot be asked: {target.unreachable}", remedy)
+    remedy = "see under libraries" if target.damage else f"`systemctl start {target.program}`"
+    return warn(f"does not run, or cannot be asked: {target.unreachable}", remedy)
 
 
 def _silent(target: Target) -> Finding:
@@ -127,72 +124,57 @@ def check_versions(target: Target) -> Iterator[Finding]:
         yield good(f"{running}; {same}")
 
 
-def check_unit(target: Target) -> Iterator[Finding]:
+def check_unit(target: Target) -> Finding:
     """Check that systemd starts the unit, and that it has not failed."""
     if not target.has_systemd:
-        yield good("no systemd runs this machine")
-        return
+        return good("no systemd runs this machine")
     unit, name = target.unit, target.program
     active, enabled = unit.get("ActiveState", ""), unit.get("UnitFileState", "")
     if unit.get("LoadState") != "loaded":
         text = f"{target.unit_name} is not installed"
         if target.pid:
-            yield warn(f"{text}: it does not start with the machine", f"install the package {name}")
-        else:
-            yield warn(text, f"install the package {name}, or the unit by hand (docs/install.md)")
-    elif active == "failed":
-        yield fail(
+            return warn(f"{text}: it does not start with the machine", f"install the package {name}")
+        return warn(text, f"install the package {name}, or the unit by hand (docs/install.md)")
+    if active == "failed":
+        return fail(
             f"{target.unit_name} failed: {unit.get('Result')}",
             f"`journalctl -u {name} -n 50` shows why; then `systemctl restart {name}`",
         )
-    elif enabled.startswith("enabled") and active not in ("active", "reloading", "activating"):
-        yield fail(f"{target.unit_name} is enabled, and {active}", f"`systemctl start {name}`")
-    elif active == "active" and not enabled.startswith("enabled"):
-        yield warn(f"{target.unit_name} does not start with the machine ({enabled})", f"`systemctl enable {name}`")
-    elif unit.get("NRestarts", "0") != "0":
-        yield warn(
+    if enabled.startswith("enabled") and active not in ("active", "reloading", "activating"):
+        return fail(f"{target.unit_name} is enabled, and {active}", f"`systemctl start {name}`")
+    if active == "active" and not enabled.startswith("enabled"):
+        return warn(f"{target.unit_name} does not start with the machine ({enabled})", f"`systemctl enable {name}`")
+    if unit.get("NRestarts", "0") != "0":
+        return warn(
             f"{target.unit_name} was restarted {unit['NRestarts']} times after it had failed",
             f"`journalctl -u {name} -p warning` shows why",
         )
-    else:
-        yield good(f"{target.unit_name}: {active}, {enabled}")
+    return good(f"{target.unit_name}: {active}, {enabled}")
 
 
 def check_leftovers(target: Target) -> Iterator[Finding]:
     """Find start scripts of Colmet 0.6, and other daemons of Colmet that run."""
-    fine = True
-    try:
+    scripts: list[str] = []
+    with contextlib.suppress(OSError):
         scripts = [name for name in target.host.names("/etc/init.d") if name.startswith("colmet")]
-    except OSError:
-        scripts = []
     for script in scripts:
         # systemd ignores a script with its unit's name; without a unit, the script starts the daemon
         if target.unit.get("UnitFileState", "").startswith("enabled") and script != target.program:
-            fine = False
             yield warn(
                 f"/etc/init.d/{script} starts another Colmet beside {target.unit_name}",
                 f"`/etc/init.d/{script} stop; update-rc.d {script} disable`",
             )
     for other in _others(target):
-        fine = False
         yield _judge_other(target, other)
-    if fine:
-        yield good("nothing")
 
 
 class OtherDaemon(NamedTuple):
-    """Another daemon of the same side on this machine.
-
-    Attributes:
-        pid: of its process.
-        unit: its systemd unit; "" for none.
-        is_contained: whether it is in a container.
-        places: addresses of a node's collectors, or of a collector's listeners; empty if its options are unreadable.
-    """
+    """Another daemon of the same side on this machine."""
 
     pid: int
-    unit: str
-    is_contained: bool
+    unit: str  # of systemd; "" for none
+    is_contained: bool  # in a container
+    # addresses of a node's collectors, or of a collector's listeners; empty if its options are unreadable
     places: frozenset[str]
 
 
@@ -264,20 +246,15 @@ def _is_contained(host: Host, pid: int) -> bool:
         return False
 
 
-def check_open_files(target: Target) -> Iterator[Finding]:
+def check_open_files(target: Target) -> Finding:
     """Check the limit on open files and connections of the running collector."""
     if not target.pid:
-        yield _silent(target)
-        return
-    limit = 0
-    for line in target.host.read(f"/proc/{target.pid}/limits").decode("ascii", "replace").splitlines():
-        if line.startswith("Max open files"):
-            words = line.split()
-            limit = int(words[3]) if words[3].isdigit() else 1 << 30
+        return _silent(target)
+    match = re.search(rb"^Max open files +(\d*)", target.host.read(f"/proc/{target.pid}/limits"), re.MULTILINE)
+    limit = int(match[1] or 1 << 30) if match else 0
     if limit < MIN_OPEN_FILES:
-        yield warn(
+        return warn(
             f"it may have {limit} files open: fewer nodes than that can connect",
             "LimitNOFILE=65536 in its unit (`systemctl edit colmet-collector`), or `ulimit -n 65536` before it starts",
         )
-    else:
-        yield good(f"up to {limit:,}")
+    return good(f"up to {limit:,}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -43,26 +44,22 @@ def _text(host: Host, path: str) -> str:
 # -- netlink: queries to the running kernel --
 
 
-def check_taskstats(target: Target) -> Iterator[Finding]:
+def check_taskstats(target: Target) -> Finding:
     """Check that the kernel answers for one task, in a known form."""
     import numpy as np
 
     from colmet.node.kernel.taskstats import TaskstatsClient
 
     try:
-        client = TaskstatsClient()
-        try:
+        with contextlib.closing(TaskstatsClient()) as client:
             client.query(np.array([os.getpid()], dtype=np.int64))
-        finally:
-            client.close()
     except BackendUnavailable as err:
-        yield fail(str(err), "a kernel with CONFIG_TASKSTATS=y, CONFIG_TASK_XACCT=y and CONFIG_TASK_IO_ACCOUNTING=y")
+        return fail(str(err), "a kernel with CONFIG_TASKSTATS=y, CONFIG_TASK_XACCT=y and CONFIG_TASK_IO_ACCOUNTING=y")
     except PermissionError:
-        yield severe("reading taskstats needs CAP_NET_ADMIN", _as_root(target))
+        return severe("reading taskstats needs CAP_NET_ADMIN", _as_root(target))
     except ParseError as err:
-        yield fail(f"the kernel answers in a form that is not known: {err}", "a newer colmet, or a kernel since 3.10")
-    else:
-        yield good("the kernel answers")
+        return fail(f"the kernel answers in a form that is not known: {err}", "a newer colmet, or a kernel since 3.10")
+    return good("the kernel answers")
 
 
 def _as_root(target: Target) -> str:
@@ -71,7 +68,7 @@ def _as_root(target: Target) -> str:
     return "give the container, or the unit, CAP_NET_ADMIN and the network namespace of the machine"
 
 
-def check_ends(target: Target) -> Iterator[Finding]:
+def check_ends(target: Target) -> Finding:
     """Check that the kernel sends exit records: without them short tasks are not counted."""
     from colmet.node.kernel.netlink import Inbox
     from colmet.node.kernel.taskstats import ExitRecords
@@ -79,87 +76,73 @@ def check_ends(target: Target) -> Iterator[Finding]:
     try:
         ExitRecords(target.host, Inbox(1, 1024)).close()
     except BackendUnavailable as err:
-        if "container" in str(err):
-            remedy = (
-                "start colmet-node on the machine itself, or its container with --pid=host --userns=host --net=host"
-            )
-        else:
-            remedy = _as_root(target)
-        yield warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
-    else:
-        yield good("the kernel sends exit records")
+        outside = "start colmet-node on the machine itself, or its container with --pid=host --userns=host --net=host"
+        remedy = outside if "container" in str(err) else _as_root(target)
+        return warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
+    return good("the kernel sends exit records")
 
 
-def check_forks(target: Target) -> Iterator[Finding]:
+def check_forks(target: Target) -> Finding:
     """Check that the kernel reports forks, by which ended tasks are attributed to jobs."""
     from colmet.node.kernel.forks import ForkEvents
     from colmet.node.kernel.netlink import Inbox
 
     if target.options.no_fork_events:
-        yield good("not asked for (--no-fork-events)")
-        return
+        return good("not asked for (--no-fork-events)")
     try:
         ForkEvents(Inbox(1, 1024)).close()
     except BackendUnavailable as err:
-        yield warn(
+        return warn(
             f"{err}: some short tasks are attributed to no job",
             "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`), and CAP_NET_ADMIN; or --no-fork-events",
         )
-    else:
-        yield good("the kernel reports forks")
+    return good("the kernel reports forks")
 
 
 # -- settings of the kernel --
 
 
-def check_delays(target: Target) -> Iterator[Finding]:
+def check_delays(target: Target) -> Finding:
     """Check kernel.task_delayacct, now and after the next boot."""
     try:
         value = _text(target.host, DELAYACCT)
     except FileNotFoundError:
         if _release(target.host) >= (5, 14):
-            yield warn(f"there is no {DELAYACCT}: delays are not counted", "a kernel with CONFIG_TASK_DELAY_ACCT=y")
-        elif "nodelayacct" in _text(target.host, "/proc/cmdline").split():
-            yield warn("delays are not counted", "remove nodelayacct from the kernel's command line, and boot")
-        else:
-            yield good("before Linux 5.14 delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
-        return
+            return warn(f"there is no {DELAYACCT}: delays are not counted", "a kernel with CONFIG_TASK_DELAY_ACCT=y")
+        if "nodelayacct" in _text(target.host, "/proc/cmdline").split():
+            return warn("delays are not counted", "remove nodelayacct from the kernel's command line, and boot")
+        return good("before Linux 5.14 delays are counted where the kernel has CONFIG_TASK_DELAY_ACCT=y")
     kept, against = _is_kept(target.host)
     keep = f"remove it from {against}, and {_KEEP}" if against else _KEEP
     if value == "0":
         what = "kernel.task_delayacct is 0: what tasks wait for block I/O, swap and reclaim is not counted"
-        yield warn(what, "`systemctl restart systemd-sysctl`" if kept and target.has_systemd else keep)
-    elif not kept:
+        return warn(what, "`systemctl restart systemd-sysctl`" if kept and target.has_systemd else keep)
+    if not kept:
         what = f"{against} sets it to 0" if against else "nothing sets it"
-        yield warn(f"kernel.task_delayacct is 1, but {what} at the next boot", keep)
-    else:
-        yield good("kernel.task_delayacct is 1, and kept over a boot")
+        return warn(f"kernel.task_delayacct is 1, but {what} at the next boot", keep)
+    return good("kernel.task_delayacct is 1, and kept over a boot")
 
 
-def check_waits(target: Target) -> Iterator[Finding]:
+def check_waits(target: Target) -> Finding:
     """Check that no wait for a disk is counted as longer than the task lived: short tasks write to /var/tmp."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         if _text(target.host, DELAYACCT) == "0":
-            yield good("not looked at: kernel.task_delayacct is 0")
-            return
-    except FileNotFoundError:
-        pass
+            return good("not looked at: kernel.task_delayacct is 0")
     command = Command([sys.executable, "-I", waits.__file__, _WAITS_IN, str(_WAITS_S)], deadline_s=_WAITS_S + 5.0)
     try:
         found = json.loads(command.run())
     except CommandFailed as err:
         raise Unchecked(str(err)) from err
     if found["waited_s"] is not None:
-        yield warn(
+        return warn(
             f"the kernel counts waits that are none: a process of {found['age_s']:.2f} s is charged with a wait of "
             f"{found['waited_s']:.2f} s for a disk (Linux 6.12 and later). What a task cannot have waited is dropped, "
             "and block I/O delays of jobs are too small, or too large by times in which their tasks slept",
             "no setting helps; read io_pressure_some and read_bytes, write_bytes beside blkio_delay_total",
         )
-    elif not found["waits"]:
-        yield good(f"no process had to wait for the disk of {_WAITS_IN}: not known how waits are counted")
-    else:
-        yield good("waits for disks are counted right, in a short test")
+    if not found["waits"]:
+        return good(f"no process had to wait for the disk of {_WAITS_IN}: not known how waits are counted")
+    return good("waits for disks are counted right, in a short test")
 
 
 def _release(host: Host) -> tuple[int, ...]:
@@ -171,19 +154,15 @@ def _is_kept(host: Host) -> tuple[bool, str]:
     """Return whether a boot turns kernel.task_delayacct on, and the file that turns it off."""
     files: dict[str, str] = {}  # the first of two with one name is used; files are read in the order of their names
     for folder in _SYSCTL_FOLDERS:
-        try:
+        with contextlib.suppress(OSError):
             for name in host.names(folder):
                 if name.endswith(".conf"):
                     files.setdefault(name, f"{folder}/{name}")
-        except OSError:
-            continue
     value, last = b"", ""
     for path in (*[files[name] for name in sorted(files)], "/etc/sysctl.conf"):
-        try:
+        with contextlib.suppress(OSError):
             for found in _SET.findall(host.read_start(path, 1 << 20)):
                 value, last = found, path
-        except OSError:
-            continue
     if value:
         return value != b"0", last if value == b"0" else ""
     try:
@@ -216,7 +195,7 @@ def check_perf(target: Target) -> Iterator[Finding]:
         yield say(*stranded)
     if not fine:
         return
-    where = "cgroup v1" if _mounted(host, "perf_event") else "cgroup v2"
+    where = "cgroup v1" if "perf_event" in _mounts(host)[0].v1 else "cgroup v2"
     yield good(f"counts in {where}, paranoia {level}{'' if wanted else '; not asked for (--enable-perfhw)'}")
 
 
@@ -233,12 +212,6 @@ def _held(pid: int, host: Host) -> set[str]:
             mask = int(match[1], 16)
             return {name for name, number in NUMBERS.items() if mask >> number & 1}
     raise Unchecked("/proc has no capabilities of a process; is it mounted?")
-
-
-def _mounted(host: Host, controller: str) -> bool:
-    from colmet.node.jobs.mounts import parse_mounts
-
-    return any(controller in mount.controllers for mount in parse_mounts(host.read("/proc/self/mounts")))
 
 
 def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
@@ -258,7 +231,7 @@ def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
 def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
     """Return finding and remedy if a controller is unusable: bound to an unmounted v1 hierarchy; else None."""
     hierarchy = _controllers(host).get(controller, (0, True))[0]
-    if not hierarchy or _mounted(host, controller):
+    if not hierarchy or controller in _mounts(host)[0].v1:
         return None
     once = f"mkdir -p /run/held && mount -t cgroup -o {controller} held /run/held && umount /run/held"
     return (
@@ -415,42 +388,37 @@ def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
     return _stranded(host, legacy)
 
 
-def check_pressure(target: Target) -> Iterator[Finding]:
+def check_pressure(target: Target) -> Finding:
     """Check that the kernel has pressure stall information (PSI)."""
     try:
         _text(target.host, "/proc/pressure/cpu")
     except OSError as err:
         if err.errno not in (errno.ENOENT, errno.EOPNOTSUPP):
             raise
-        yield warn(
+        return warn(
             "the kernel has no pressure stall information (PSI): the columns ..._pressure_... are missing",
             "`psi=1` on the kernel's command line (`grubby --update-kernel=ALL --args=psi=1`, or GRUB_CMDLINE_LINUX "
             "and `update-grub`), and boot; it requires CONFIG_PSI, Linux 4.20 or newer",
         )
-    else:
-        yield good("the kernel has pressure stall information (PSI)")
+    return good("the kernel has pressure stall information (PSI)")
 
 
 def check_inotify(target: Target) -> Iterator[Finding]:
     """Check the limits of inotify."""
-    fine = True
     for name, least in (("max_user_watches", _MIN_WATCHES), ("max_user_instances", _MIN_INSTANCES)):
         value = int(_text(target.host, f"/proc/sys/fs/inotify/{name}"))
         if value < least:
-            fine = False
             yield warn(
                 f"fs.inotify.{name} is {value}: a node with many jobs looks at each directory again and again",
                 f"`echo 'fs.inotify.{name} = {4 * least}' > /etc/sysctl.d/60-colmet-{name}.conf && sysctl -p "
                 f"/etc/sysctl.d/60-colmet-{name}.conf`",
             )
-    if fine:
-        yield good("limits are high enough")
 
 
 # -- rights --
 
 
-def check_rights(target: Target) -> Iterator[Finding]:
+def check_rights(target: Target) -> Finding:
     """Check the capabilities that the enabled backends require."""
     from colmet.node.system.privileges import CORE
 
@@ -461,27 +429,24 @@ def check_rights(target: Target) -> Iterator[Finding]:
         missing.remove("CAP_PERFMON")
     who = f"process {target.pid}" if target.pid else "this command"
     if not missing:
-        yield good(f"{who} has {', '.join(sorted(wanted & held))}")
-    elif os.geteuid() != 0 and not target.pid:
-        yield warn(
+        return good(f"{who} has {', '.join(sorted(wanted & held))}")
+    if os.geteuid() != 0 and not target.pid:
+        return warn(
             f"this command runs as user {os.geteuid()}: what root may do here is not known",
             f"`sudo colmet doctor --{target.side}`",
         )
-    else:
-        yield fail(
-            f"{who} lacks {', '.join(missing)}",
-            "start colmet-node as root. In its unit: `systemctl edit colmet-node`, [Service], CapabilityBoundingSet="
-            f"{' '.join(sorted(wanted))}; in a container: "
-            + " ".join([f"--cap-add {name.removeprefix('CAP_')}" for name in missing]),
-        )
+    return fail(
+        f"{who} lacks {', '.join(missing)}",
+        "start colmet-node as root. In its unit: `systemctl edit colmet-node`, [Service], CapabilityBoundingSet="
+        f"{' '.join(sorted(wanted))}; in a container: "
+        + " ".join([f"--cap-add {name.removeprefix('CAP_')}" for name in missing]),
+    )
 
 
 def check_container(target: Target) -> Iterator[Finding]:
     """Check that this is the machine itself: a container has other processes and rights."""
-    fine = True
     for name, number in (("user", 0xEFFFFFFD), ("pid", 0xEFFFFFFC)):  # include/linux/proc_ns.h
         if target.host.link(f"/proc/self/ns/{name}") != f"{name}:[{number}]":
-            fine = False
             yield fail(
                 f"this is a container: its {name} namespace is not the machine's",
                 "start colmet-node on the machine itself, or its container with "
@@ -489,10 +454,7 @@ def check_container(target: Target) -> Iterator[Finding]:
             )
     status = _text(target.host, "/proc/self/status")
     if re.search(r"^Seccomp:\s*[12]$", status, re.MULTILINE):
-        fine = False
         yield warn(
             "a seccomp filter limits the system calls of this command: what fails here may be due to that",
             "run colmet doctor outside of it (docker: --security-opt seccomp=unconfined)",
         )
-    if fine:
-        yield good("the machine itself, no container")

@@ -129,9 +129,8 @@ def _reach(uri: str, locked: bool) -> Finding:
             f"is {host} up (`ping {host}`)? Then a firewall is in the way: open port {port} there",
         )
     except OSError as err:
-        here = host in _LOOPBACK
         remedy = f'on {host}: `systemctl start colmet-collector`, with zeromq-bind-uri = "tcp://0.0.0.0:{port}"'
-        if here:
+        if host in _LOOPBACK:
             remedy = (
                 "this is the node itself: name the collector's machine in /etc/colmet/node.toml, zeromq-uri = "
                 f'"tcp://HOST:{port}"; or start colmet-collector here'
@@ -186,8 +185,6 @@ def check_ports(target: Target) -> Iterator[Finding]:
         wanted.append(("--control-socket", address_of(options.control_socket), options.control_socket))
     for option, address, text in wanted:
         yield _check_port(target, option, address, text)
-    if not wanted:
-        yield good("none is listened on")
 
 
 def _check_port(target: Target, option: str, address: TcpAddress | None, text: str) -> Finding:
@@ -243,24 +240,19 @@ def _holders(host: Host, port: int) -> list[tuple[int, str]]:
     found = []
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        try:
-            lines = host.read(table).decode("ascii", "replace").splitlines()[1:]
-        except OSError:
-            continue
-        for line in lines:
-            words = line.split()
-            if len(words) > 9 and words[3] == "0A" and words[1].rpartition(":")[2] == f"{port:04X}":
-                inodes.add(f"socket:[{words[9]}]")
+        with contextlib.suppress(OSError):
+            for words in map(str.split, host.read(table).decode("ascii", "replace").splitlines()[1:]):
+                if len(words) > 9 and words[3] == "0A" and words[1].rpartition(":")[2] == f"{port:04X}":
+                    inodes.add(f"socket:[{words[9]}]")
     for name in host.names("/proc"):
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError):
             for descriptor in host.names(f"/proc/{name}/fd"):
                 if host.link(f"/proc/{name}/fd/{descriptor}") in inodes:
-                    command = (
-                        host.read_start(f"/proc/{name}/cmdline", 4096).replace(b"\0", b" ").decode("utf-8", "replace")
-                    )
-                    found.append((int(name), re.sub(r"colmet\.(\w+)\.main", r"colmet-\1", command.strip())[:100]))
+                    data = host.read_start(f"/proc/{name}/cmdline", 4096).replace(b"\0", b" ")
+                    command = re.sub(r"colmet\.(\w+)\.main", r"colmet-\1", data.decode("utf-8", "replace").strip())
+                    found.append((int(name), command[:100]))
                     break
     return found
 
@@ -269,8 +261,7 @@ def check_databases(target: Target) -> Iterator[Finding]:
     """Check each --elastic-host: name and connection."""
     from colmet.collector.backends.elasticsearch.client import checked_url
 
-    urls = target.options.elastic_host or []
-    for url in map(checked_url, urls):
+    for url in map(checked_url, target.options.elastic_host or []):
         parts = urlsplit(url)
         address = TcpAddress(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
         try:
@@ -283,8 +274,6 @@ def check_databases(target: Target) -> Iterator[Finding]:
             )
         else:
             yield good(f"--elastic-host {url}: accepts connections")
-    if not urls:
-        yield good("none is written to")
 
 
 # -- keys --
@@ -361,8 +350,7 @@ def check_senders(target: Target) -> Iterator[Finding]:
     if target.status is None:
         yield good("it does not answer, there is nothing to ask")
         return
-    wrong = list(_judge_senders(target, target.status))
-    yield from wrong or [good("nothing is wrong with them")]
+    yield from _judge_senders(target, target.status)
 
 
 def _judge_senders(target: Target, status: Mapping[str, Any]) -> Iterator[Finding]:
@@ -404,11 +392,7 @@ def _is_locked(uri: str) -> bool:
 
 
 def _check_known(files: authenticator.CollectorKeyFiles, uid: int) -> Iterator[Finding]:
-    """Check the collector's key pair and the directory of the nodes' keys, with the rights of the user `uid`.
-
-    Raises:
-        ConfigError: one of them cannot be used.
-    """
+    """Check the collector's key pair and the directory of the nodes' keys, with the rights of the user `uid`."""
     from colmet.common.runtime.keys import KnownKeys, read_pair
     from colmet.common.transport.curve import check_pair
 

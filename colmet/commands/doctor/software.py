@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module, metadata
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -35,19 +36,12 @@ _LIBRARIES = (
 
 
 class Requirement(NamedTuple):
-    """A distribution required by Colmet.
-
-    Attributes:
-        name: of the distribution.
-        least: the oldest version, as numbers; empty for any.
-        text: the bounds, in pip's syntax.
-        extra: "" if it is always required, else the extra, such as "tools".
-    """
+    """A distribution required by Colmet."""
 
     name: str
-    least: tuple[int, ...]
-    text: str
-    extra: str = ""
+    least: tuple[int, ...]  # the oldest version, as numbers; empty for any
+    text: str  # the bounds, in pip's syntax
+    extra: str = ""  # "" if it is always required, else the extra, such as "tools"
 
 
 def parse_requirement(line: str) -> Requirement | None:
@@ -68,13 +62,8 @@ def parse_requirement(line: str) -> Requirement | None:
 
 def numbers(version: str) -> tuple[int, ...]:
     """Return the leading numbers of a version, for comparisons."""
-    found = []
-    for part in version.split("."):
-        digits = re.match(r"\d+", part)
-        if digits is None:
-            break
-        found.append(int(digits[0]))
-    return tuple(found)
+    found = takewhile(bool, [re.match(r"\d+", part) for part in version.split(".")])
+    return tuple(int(digits[0]) for digits in found if digits)
 
 
 def requirements() -> list[Requirement]:
@@ -147,7 +136,7 @@ def check_plugins(target: Target) -> Iterator[Finding]:
 
 @contextmanager
 def _environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable of the environment to the daemon's value, and restore it at the end."""
+    """Set a variable of the environment to the daemon's value, until the end."""
     before = os.environ.get(name)
     os.environ[name] = value
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 from collections.abc import Iterator
@@ -20,35 +21,21 @@ MAX_FILES = 100_000
 
 
 class WritableDirectory(NamedTuple):
-    """A writable directory of a daemon.
-
-    Attributes:
-        option: its option.
-        path: the directory.
-        size: maximum use in bytes; 0 if no option limits it.
-        private: whether other users must not write there.
-        lasting: whether it must survive a boot.
-        made: whether the daemon makes it.
-        parents: whether the daemon makes the directories above it, too.
-    """
+    """A writable directory of a daemon."""
 
     option: str
     path: str
-    size: int
-    private: bool = False
-    lasting: bool = True
-    made: bool = True
-    parents: bool = False
+    size: int  # maximum use in bytes; 0 if no option limits it
+    private: bool = False  # whether other users must not write there
+    lasting: bool = True  # whether it must survive a boot
+    made: bool = True  # whether the daemon makes it
+    parents: bool = False  # whether the daemon makes the directories above it, too
 
 
 def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
-    """Return the part of a path with a mode that blocks a user; "" without one.
+    """Return the part of an existing path with a mode that blocks a user; "" without one.
 
-    Args:
-        path: of an existing file or directory.
-        user: the user; root has all rights.
-        wanted: os.R_OK, os.W_OK, os.X_OK for the path; directories above it require os.X_OK.
-        top: the uppermost directory, excluded from the check.
+    The path requires the rights `wanted` (os.R_OK and the like), the directories above it, up to `top`, os.X_OK.
     """
     if user.uid == 0:
         return ""
@@ -268,13 +255,8 @@ def _mount(host: Host, path: str) -> tuple[str, str]:
 def _used(path: str) -> int:
     """Return the bytes in the files of a directory, without its subdirectories."""
     total = 0
-    try:
-        with os.scandir(path) as entries:
-            for n, entry in enumerate(entries):
-                if n == MAX_FILES:
-                    break
-                if entry.is_file(follow_symlinks=False):
-                    total += entry.stat(follow_symlinks=False).st_size
-    except OSError:
-        return total
+    with contextlib.suppress(OSError), os.scandir(path) as entries:
+        for entry in islice(entries, MAX_FILES):
+            if entry.is_file(follow_symlinks=False):
+                total += entry.stat(follow_symlinks=False).st_size
     return total

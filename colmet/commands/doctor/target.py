@@ -52,21 +52,13 @@ _UNIT_PROPERTIES = (
 
 
 class User(NamedTuple):
-    """The user of a daemon.
-
-    Attributes:
-        name: of the user.
-        uid: its number.
-        group: its first group.
-        groups: all of them.
-        reads_all: whether it may read every file (CAP_DAC_READ_SEARCH), as in the node's unit.
-    """
+    """The user of a daemon."""
 
     name: str
     uid: int
-    group: int
-    groups: frozenset[int]
-    reads_all: bool = False
+    group: int  # the first one
+    groups: frozenset[int]  # all of them
+    reads_all: bool = False  # whether it may read every file (CAP_DAC_READ_SEARCH), as in the node's unit
 
     @classmethod
     def of(cls, uid: int, reads_all: bool = False) -> User:
@@ -75,11 +67,8 @@ class User(NamedTuple):
             entry = pwd.getpwuid(uid)
         except KeyError:
             return cls(str(uid), uid, uid, frozenset(), reads_all)
-        return cls(
-            *(entry.pw_name, uid, entry.pw_gid),
-            frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid)),
-            reads_all,
-        )
+        groups = frozenset(os.getgrouplist(entry.pw_name, entry.pw_gid))
+        return cls(entry.pw_name, uid, entry.pw_gid, groups, reads_all)
 
 
 class Target:
@@ -91,12 +80,6 @@ class Target:
         argv: the daemon's command line, if given.
         control_socket: its control socket, if not the default one.
         supposed: whether this command line is hypothetical, not a running daemon's.
-
-    Attributes:
-        status: its reported state; None if it does not answer.
-        unreachable: why it does not answer.
-        denied: whether this user lacks the rights to ask it.
-        is_given: whether its command line was given, rather than found.
     """
 
     def __init__(
@@ -111,19 +94,16 @@ class Target:
         self.program = f"colmet-{side}"
         self.unit_name = f"{self.program}.service"
         self.host = host
-        self.status: dict[str, Any] | None = None
-        self.unreachable = ""
-        self.denied = False
-        self.is_given = argv is not None
+        self.status: dict[str, Any] | None = None  # reported by the daemon
+        self.unreachable = ""  # why it reports none
+        self.denied = False  # whether this user lacks the rights to ask
+        self.is_given = argv is not None  # the command line: given, rather than found
         self._argv = list(argv or ())
         self._socket = control_socket
         self.supposed = supposed
 
     def ask(self) -> None:
-        """Ask the daemon for its state, on its default control socket or the configured one.
-
-        With options on the command line, no running daemon is examined or asked.
-        """
+        """Ask the daemon for its state, on the default control socket or its own, unless it is hypothetical."""
         if self._socket is None and self.supposed:
             return
         if not self.is_given:
@@ -182,14 +162,12 @@ class Target:
 
     def _default_options(self) -> list[str]:
         """Return OPTIONS of the unit's environment file."""
-        try:
+        with contextlib.suppress(OSError, ValueError):  # optional for the unit, too
             text = self.host.read_start(f"/etc/default/{self.program}", MAX_FILE_BYTES).decode()
             for line in text.splitlines():
                 name, _, value = line.strip().partition("=")
                 if name == "OPTIONS":
                     return shlex.split(" ".join(shlex.split(value)))
-        except (OSError, ValueError):
-            pass  # optional for the unit, too
         return []
 
     @cached_property
@@ -236,11 +214,7 @@ class Target:
 
     @property
     def options(self) -> argparse.Namespace:
-        """The options of the daemon.
-
-        Raises:
-            Unchecked: they cannot be read.
-        """
+        """The options of the daemon; `Unchecked` is raised if they cannot be read."""
         if self._parsed[0] is None:
             raise Unchecked("its configuration cannot be used")
         return self._parsed[0]
@@ -261,11 +235,7 @@ class Target:
         return self._parsed[2]
 
     def refusal(self) -> str:
-        """Return why the daemon would not start with its options, as its own user; "" if it would.
-
-        Raises:
-            Unchecked: the check cannot be run.
-        """
+        """Return why the daemon would not start with its options, as its own user; "" if it would."""
         if os.geteuid() == 0 and self.user.uid != 0:
             return _check_as(self.side, self.argv, self.user)
         main, classes = self._loaded
@@ -280,23 +250,15 @@ class Target:
 
     @cached_property
     def backends(self) -> list[Any]:
-        """The enabled backends: made, not opened, and without effects on the machine.
-
-        Raises:
-            Unchecked: the configuration cannot be read.
-            ConfigError: an option cannot work.
-        """
+        """The enabled backends: made, not opened, and without effects on the machine."""
         options = argparse.Namespace(**vars(self.options))
         if self.side == "node":
             options.state_dir, options.perfhw_make_cgroup = "", False
         from colmet.common.runtime import plugins
 
-        made = []
-        for cls in self._parsed[1]:
-            backend = plugins.make(cls, options, *([self.host] if self.side == "node" else []))
-            if backend is not None:
-                made.append(backend)
-        return made
+        more = [self.host] if self.side == "node" else []
+        made = [plugins.make(cls, options, *more) for cls in self._parsed[1]]
+        return [backend for backend in made if backend is not None]
 
     # -- the machine --
 
@@ -321,13 +283,11 @@ class Target:
     def user(self) -> User:
         """The user of the running daemon, or of its unit."""
         if self.pid:
-            try:
+            with contextlib.suppress(OSError, KeyError):  # it may just have ended
                 text = self.host.read(f"/proc/{self.pid}/status").decode("ascii", "replace")
                 status = dict([line.partition(":")[::2] for line in text.splitlines()])
                 held = int(status.get("CapEff", "0"), 16)
                 return User.of(int(status["Uid"].split()[1]), bool(held & bits(["CAP_DAC_READ_SEARCH"])))
-            except (OSError, KeyError):
-                pass  # it has just ended
         if self.unit.get("LoadState") == "loaded":
             name = self.unit.get("User") or "root"
             with contextlib.suppress(KeyError):
@@ -345,23 +305,14 @@ class Target:
     def environment(self, name: str) -> str:
         """Return a variable from the environment of the running daemon, or of this command if that is unreadable."""
         if self.pid:
-            try:
-                for entry in self.host.read(f"/proc/{self.pid}/environ").split(b"\0"):
-                    key, _, value = entry.partition(b"=")
-                    if key == name.encode():
-                        return os.fsdecode(value)
-                return ""
-            except OSError:
-                pass  # another user's
+            with contextlib.suppress(OSError):  # it may be another user's
+                entries = self.host.read(f"/proc/{self.pid}/environ").split(b"\0")
+                return os.fsdecode(dict([one.partition(b"=")[::2] for one in entries]).get(name.encode(), b""))
         return os.environ.get(name, "")
 
 
 def _check_as(side: str, argv: Sequence[str], user: User) -> str:
-    """Return the error of the daemon's --check-config, run as this user; "" without one.
-
-    Raises:
-        Unchecked: the command cannot be run.
-    """
+    """Return the error of the daemon's --check-config, run as this user; "" without one."""
     kept = bits(["CAP_DAC_READ_SEARCH"] if user.reads_all else [])
     rights = json.dumps([sorted(user.groups), user.group, user.uid, kept])
     try:
@@ -413,9 +364,5 @@ def _program_at(words: Sequence[str]) -> int:
 
 def find_sides(host: Host) -> list[str]:
     """Return the daemons configured or running on this machine."""
-    found = []
-    for side in SIDES:
-        places = (f"/etc/colmet/{side}.toml", f"/run/colmet/{side}.sock", f"/run/colmet/{side}/{side}.sock")
-        if any(os.path.exists(host.path(place)) for place in places):
-            found.append(side)
-    return found
+    places = ("/etc/colmet/{0}.toml", "/run/colmet/{0}.sock", "/run/colmet/{0}/{0}.sock")
+    return [side for side in SIDES if any(os.path.exists(host.path(place.format(side))) for place in places)]

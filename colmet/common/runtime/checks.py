@@ -13,7 +13,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, Union
 
 from colmet import __version__
 from colmet.common.errors import ColmetError
@@ -42,40 +42,35 @@ _PLAIN = "\033[0m"
 
 
 class Finding(NamedTuple):
-    """A result of a check.
+    """A result of a check."""
 
-    Attributes:
-        level: severity.
-        found: the state found.
-        remedy: the fix, with a command if there is one; "" if none is needed.
-    """
+    level: Level  # severity
+    found: str  # the state found
+    remedy: str = ""  # the fix, with a command if there is one; "" if none is needed
 
-    level: Level
-    found: str
-    remedy: str = ""
+
+Findings = Union[Finding, Iterable[Finding]]
 
 
 class Check(NamedTuple):
-    """A check of a daemon.
+    """A check of a daemon."""
 
-    Attributes:
-        group: heading of its findings.
-        name: of the check.
-        sides: daemons it applies to.
-        function: yields findings about a daemon; the first line of its docstring names the object of the check.
-        bound_s: seconds after which it is abandoned.
-    """
-
-    group: str
+    group: str  # heading of its findings
     name: str
-    sides: tuple[str, ...]
-    function: Callable[[Any], Iterable[Finding]]
-    bound_s: float = BOUND_S
+    sides: tuple[str, ...]  # daemons it applies to
+    function: Callable[[Any], Findings]  # the first line of its docstring names the object of the check
+    fine: str = ""  # the finding if the function has none
+    bound_s: float = BOUND_S  # seconds after which it is abandoned
 
     @property
     def about(self) -> str:
         """Return the first line of the function's docstring."""
         return (self.function.__doc__ or "").partition("\n")[0]
+
+    def run(self, target: Any) -> list[Finding]:
+        """Return the findings about a daemon."""
+        found = run_check(lambda: self.function(target), self.bound_s)
+        return found or ([good(self.fine)] if self.fine else [])
 
 
 class Result(NamedTuple):
@@ -174,13 +169,14 @@ def bounded(function: Callable[[], T], bound_s: float) -> T:
     return given[0]
 
 
-def run_check(function: Callable[[], Iterable[Finding]], bound_s: float = BOUND_S) -> list[Finding]:
+def run_check(function: Callable[[], Findings], bound_s: float = BOUND_S) -> list[Finding]:
     """Return the findings of a check; the last one reports a check not carried out, or not completed."""
     found: list[Finding] = []
 
     def look() -> bool:
         take_warnings()  # of an ended thread with the same number
-        found.extend(function())  # one by one
+        result = function()
+        found.extend([result] if isinstance(result, Finding) else result)  # one by one
         found.extend([warn(text, "") for text in take_warnings()])
         return True
 
@@ -202,19 +198,8 @@ def run_check(function: Callable[[], Iterable[Finding]], bound_s: float = BOUND_
 
 
 def run_checks(checks: Iterable[Check], side: str, target: Any) -> list[Result]:
-    """Return the findings of a daemon's checks, in their order.
-
-    Args:
-        checks: of all daemons.
-        side: the daemon, "node" or "collector".
-        target: argument of the checks' functions.
-    """
-    return [
-        Result(side, check, finding)
-        for check in checks
-        if side in check.sides
-        for finding in run_check(lambda check=check: check.function(target), check.bound_s)  # type: ignore[misc]
-    ]
+    """Return the findings of the checks of a daemon, in their order."""
+    return [Result(side, check, finding) for check in checks if side in check.sides for finding in check.run(target)]
 
 
 # -- printing of findings --
@@ -239,14 +224,7 @@ def as_json(results: Sequence[Result]) -> str:
 
 
 def as_text(results: Sequence[Result], only_wrong: bool, width: int, colours: bool) -> Iterator[str]:
-    """Yield the findings as lines for people.
-
-    Args:
-        results: of one daemon or several.
-        only_wrong: skip findings without a problem.
-        width: characters in a line.
-        colours: whether levels are coloured.
-    """
+    """Yield the findings as lines for people, or only those with a problem."""
     shown = [result for result in results if not only_wrong or result.finding.level != Level.PASS]
     side = group = ""
     for result in shown:
@@ -278,15 +256,10 @@ def _lines(result: Result, width: int, colours: bool) -> Iterator[str]:
 
 
 class DaemonVerdict(NamedTuple):
-    """The state of a running daemon.
+    """The state of a running daemon."""
 
-    Attributes:
-        findings: problems, the worst first; if there are none, the good findings.
-        figures: name, value, unit.
-    """
-
-    findings: Sequence[Finding]
-    figures: Sequence[tuple[str, float, str]] = ()
+    findings: Sequence[Finding]  # problems, the worst first; if there are none, the good findings
+    figures: Sequence[tuple[str, float, str]] = ()  # name, value, unit
 
     @property
     def level(self) -> Level:
