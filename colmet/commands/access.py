@@ -37,7 +37,7 @@ from colmet.web.credentials import (
 from colmet.web.users import read_lines, read_users
 
 GROUP = "colmet"  # of the collector, to read the file
-TAKEN = {
+ALLOWED = {
     "list": (),
     "remove": ("NAME", "--token"),
     "add with --token": ("NAME", "--group", "--token", "--until"),
@@ -79,11 +79,7 @@ exit status: 0; 2 where an option or the file cannot be used."""
 
 
 def run(options: argparse.Namespace) -> int:
-    """Change the file, or print its content.
-
-    Raises:
-        ConfigError: an option or the file cannot be used.
-    """
+    """Change the file, or print its content."""
     _check(options)
     if options.action == "list":
         for text in listed(options.file):
@@ -125,11 +121,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Refuse arguments without effect.
-
-    Raises:
-        ConfigError: an argument has no effect.
-    """
+    """Refuse arguments without effect."""
     what = options.action
     if what == "add":
         what += " without --token" if options.token is None else " with --token"
@@ -141,21 +133,14 @@ def _check(options: argparse.Namespace) -> None:
         "--password-stdin": options.password_stdin or None,
     }
     for argument, value in given.items():
-        if value is not None and argument not in TAKEN[what]:
+        if value is not None and argument not in ALLOWED[what]:
             raise ConfigError(f"{what} has no {argument}")
 
 
 def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = None) -> bool:
-    """Write a password or a token into the file; a password replaces the former one.
+    """Write a password or a token into the file; return whether a former password was replaced.
 
-    Args:
-        path: of the file.
-        name: of the user.
-        secret: the password or the token.
-        groups: of the user; None to keep those of a former password, else for none.
-
-    Returns:
-        Whether there was a password before.
+    Without `groups`, those of a former password stay.
 
     Raises:
         ConfigError: the file cannot be used, or has a token of this name and label.
@@ -181,11 +166,7 @@ def add(path: str, name: str, secret: Secret, groups: frozenset[str] | None = No
 
 
 def remove(path: str, name: str, label: str | None = None) -> int:
-    """Remove a name from the file, or only its tokens with a label; return the number of removed lines.
-
-    Raises:
-        ConfigError: the file cannot be used.
-    """
+    """Remove a name from the file, or only its tokens with a label; return the number of removed lines."""
     with _locked(path):
         texts, before = _texts(path)
         if before is None:
@@ -197,11 +178,7 @@ def remove(path: str, name: str, label: str | None = None) -> int:
 
 
 def listed(path: str) -> Sequence[str]:
-    """Return a line for each password and token: its user, kind and groups.
-
-    Raises:
-        ConfigError: the file cannot be used.
-    """
+    """Return a line for each password and token: its user, kind and groups."""
     users, _ = read_users(path)
     lines = sorted(
         [*users.passwords.values(), *users.tokens.values()], key=lambda line: (line.name, line.secret.text())

@@ -68,19 +68,12 @@ _STYLE: Any = {
 
 @dataclass(frozen=True)
 class Panel:
-    """One chart: lines of one unit over time.
-
-    Attributes:
-        title: heading of the chart.
-        unit: of its values.
-        lines: by name; may be empty.
-        bound: upper bound of all lines, in their unit.
-    """
+    """One chart: lines of one unit over time."""
 
     title: str
     unit: Unit
-    lines: Sequence[Line]
-    bound: float | None = None
+    lines: Sequence[Line]  # by name; may be empty
+    bound: float | None = None  # upper bound of all lines, in their unit
 
 
 @contextmanager
@@ -117,16 +110,8 @@ def draw(
 ) -> Figure:
     """Draw charts below one another, or in columns, with one time axis.
 
-    Args:
-        panels: the charts.
-        width: of the picture, in pixels.
-        height: of the picture, in pixels.
-        utc: whether times are in UTC rather than in this machine's time zone.
-        title: of the picture.
-        names: of the lines in the order of colours, for a legend outside the picture; by default it has its own.
-        text: lines above the charts, in two columns.
-        columns: of charts.
-        ends: of the time axis, seconds since 1970; by default those of the lines.
+    Sizes are in pixels. With `names`, those of the lines in the order of their colours, the legend is outside the
+    picture. `text` has lines above the charts, in two columns; `ends` are those of the time axis, else of the lines.
     """
     first, last = ends or span([line for panel in panels for line in panel.lines])
     order = list(dict.fromkeys([*names, *[line.name for panel in panels for line in panel.lines]]))
@@ -299,11 +284,7 @@ _NUMBER = re.compile(r"-?\d+\.\d+")
 def inline_svg(figure: Figure, name: str, title: str, text: str) -> str:
     """Return the picture as an element of HTML: in the page's colours and fonts, without styles of its own.
 
-    Args:
-        figure: the picture.
-        name: letters and digits, unique in the page.
-        title: of the picture, for screen readers.
-        text: description of the picture, for screen readers.
+    `name`, of letters and digits, is unique in the page; `title` and `text` are for screen readers.
     """
     figure.patch.set_visible(False)
     for axes in figure.axes:

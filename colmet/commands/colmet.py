@@ -1,6 +1,7 @@
 """The command colmet for users and administrators, with a subcommand for each task.
 
-A subcommand is a module with `add_options(parser)` and `run(options)`; the latter returns the exit status.
+A subcommand is a module with `add_options(parser)` and `run(options)`; the latter returns the exit status, or raises
+ConfigError for wrong options and files, and ColmetError for other failures. The module's docstring is its help.
 """
 
 from __future__ import annotations
@@ -72,13 +73,7 @@ def build_parser(commands: Mapping[str, Subcommand]) -> cli.Parser:
 
 
 def build_command_parser(name: str, command: Subcommand, module: Any) -> cli.Parser:
-    """Return the command line of a subcommand.
-
-    Args:
-        name: of the subcommand.
-        command: its entry in the table.
-        module: its imported module.
-    """
+    """Return the command line of a subcommand, declared by its module."""
     parser = cli.Parser(prog=f"colmet {name}", description=(module.__doc__ or command.help).strip())
     module.add_options(parser)
     return parser
@@ -90,12 +85,7 @@ def main(argv: Sequence[str] | None = None, commands: Mapping[str, Subcommand] =
 
 
 def ended(program: str, work: Callable[[], int]) -> int:
-    """Do the work of a program; return its exit status, even if its output is closed early.
-
-    Args:
-        program: its name, for errors.
-        work: prints to standard output; returns the exit status.
-    """
+    """Do the work of a program; return its exit status, even if its standard output is closed early."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal may lack characters of a user's name
     try:

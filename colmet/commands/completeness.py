@@ -47,11 +47,7 @@ the job or host."""
 
 
 def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]:
-    """Read the rows of all hosts, or of one, in files.
-
-    Raises:
-        ConfigError: a file cannot be read.
-    """
+    """Read the rows of all hosts, or of one, in files."""
     hosts: dict[str, StoredHost] = defaultdict(StoredHost)
     reader = Reader()
     try:
@@ -144,11 +140,7 @@ def document_of(lines: Sequence[HostTable]) -> dict[str, Any]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the completeness; return 0 if nothing is missing, else 1.
-
-    Raises:
-        ConfigError: a file cannot be read, or has no matching rows.
-    """
+    """Print the completeness; return 0 if nothing is missing, else 1."""
     selection.check_interval(options)
     files = options.files or sources.configured_files(options.config)
     lines = list(look(read(files, options.host), options.job, options.since, options.until))

@@ -23,25 +23,15 @@ _REPEATED = ("_AppendAction", "_CountAction")
 
 
 class CompletionWord(NamedTuple):
-    """An option or an argument, for the completion of shells.
+    """An option or an argument, for the completion of shells."""
 
-    Attributes:
-        names: of an option; empty for an argument.
-        takes_value: whether the option has a value; True for an argument.
-        choices: possible values.
-        kind: of the value: file, directory, host, user, or "" for any text.
-        metavar: name of the value.
-        repeats: whether it can be repeated.
-        help: a line.
-    """
-
-    names: Sequence[str]
-    takes_value: bool
+    names: Sequence[str]  # of an option; empty for an argument
+    takes_value: bool  # whether the option has a value; True for an argument
     choices: Sequence[str]
-    kind: str
+    kind: str  # of the value: file, directory, host, user, or "" for any text
     metavar: str
     repeats: bool
-    help: str
+    help: str  # a line
 
 
 def words_of(parser: Parser) -> list[CompletionWord]:
@@ -82,12 +72,7 @@ _BASH_VALUE = {
 
 
 def bash(name: str, tree: Tree) -> Iterator[str]:
-    """Yield the lines of a program's completion for bash.
-
-    Args:
-        name: of the program.
-        tree: its command line, and those of its commands.
-    """
+    """Yield the lines of a program's completion for bash."""
     yield f"# Completion of {name} for bash, made by `colmet completion bash`."
     for full, program in tree.items():
         yield from _bash_function(full, program.build(), [one for one in tree if one != full] if full == name else [])
@@ -132,7 +117,7 @@ _ZSH_VALUE = {"file": "_files", "directory": "_files -/", "host": "_hosts", "use
 
 
 def zsh(name: str, tree: Tree) -> Iterator[str]:
-    """Yield the lines of a program's completion for zsh; the arguments are those of `bash`."""
+    """Yield the lines of a program's completion for zsh."""
     for full, program in tree.items():
         commands = [one for one in tree if one != full] if full == name else []
         yield f"{_function(full)}() {{"
@@ -191,7 +176,7 @@ _FISH_VALUE = {
 
 
 def fish(name: str, tree: Tree) -> Iterator[str]:
-    """Yield the lines of a program's completion for fish; the arguments are those of `bash`."""
+    """Yield the lines of a program's completion for fish."""
     yield f"# Completion of {name} for fish, made by `colmet completion fish`."
     commands = [one.split(" ", 1)[1] for one in tree if one != name]
     yield f"complete -c {name} -f"
@@ -246,12 +231,7 @@ def _is_installed(program: ProgramEntry) -> bool:
 
 
 def script(shell: str, programs: Mapping[str, Tree]) -> str:
-    """Return the completion of programs for a shell, as one file.
-
-    Args:
-        shell: one of `SHELLS`.
-        programs: of `trees`.
-    """
+    """Return the completion of programs for a shell, as one file."""
     lines = [line for name, tree in programs.items() for line in SHELLS[shell](name, tree)]
     if shell == "zsh":  # the file is one function for all its programs
         cases = [f"    {name}) {_function(name)} ;;" for name in programs]

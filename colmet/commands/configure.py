@@ -47,13 +47,7 @@ exit status: 0; 1 where a node did not do it, or no daemon answers; 2 where the 
 
 
 def run(options: argparse.Namespace) -> int:
-    """Send the change, and print the answer; return the exit status, 1 if a node did not apply it.
-
-    Raises:
-        ConfigError: the options exclude each other.
-        Refused: the node or the collector refuses the change.
-        Unreachable: the daemon cannot be asked.
-    """
+    """Send the change, and print the answer; return the exit status, 1 if a node did not apply it."""
     through = options.all or bool(options.host)
     if options.node + options.all + bool(options.host) > 1:
         raise ConfigError("give one of --node, --all and --host")

@@ -80,11 +80,7 @@ exit status: 0; 1 where a node could not be reached; 2 where a name, an address,
 
 
 def run(options: argparse.Namespace) -> int:
-    """Enrol the nodes, and print the result for each; return the exit status, 1 if one could not be reached.
-
-    Raises:
-        ConfigError: a name, an address, the list or a file cannot be used.
-    """
+    """Enrol the nodes, and print the result for each; return the exit status, 1 if one could not be reached."""
     names = list(options.names) + (read_names(options.from_file) if options.from_file else [])
     if not names:
         raise ConfigError("give the host names of the nodes, or --from-file FILE")

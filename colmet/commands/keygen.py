@@ -41,11 +41,7 @@ exit status: 0; 2 where a name, the list or the directory cannot be used, or a f
 
 
 def run(options: argparse.Namespace) -> int:
-    """Write the files, and print their names.
-
-    Raises:
-        ConfigError: a name, the list or the directory cannot be used, or a file is there already.
-    """
+    """Write the files, and print their names."""
     names = list(options.names)
     if options.from_file:
         names += read_names(options.from_file)
@@ -110,11 +106,7 @@ def service_uid() -> int:
 
 
 def make_directory(path: str, mode: int = 0o755) -> None:
-    """Make a directory and those above it, independent of the umask; an existing one is unchanged.
-
-    Raises:
-        ConfigError: the directory cannot be made.
-    """
+    """Make a directory and those above it, independent of the umask; an existing one is unchanged."""
     if os.path.isdir(path):
         return
     make_directory(os.path.dirname(os.path.abspath(path)))
@@ -126,11 +118,7 @@ def make_directory(path: str, mode: int = 0o755) -> None:
 
 
 def read_names(path: str) -> list[str]:
-    """Return the names in a file: one a line, with comments after ``#``.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Return the names in a file: one a line, with comments after ``#``."""
     try:
         with open(path, encoding="ascii") as file:
             text = file.read(MAX_LIST_BYTES)

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 import numpy as np
@@ -83,19 +84,14 @@ Limits = tuple[Optional[float], Optional[float], Optional[Collection[str]]]  # s
 
 
 class Choice(NamedTuple):
-    """A requested column; `job` is `NODE` for a column of the nodes.
-
-    Attributes:
-        measure: key of the requested measure, with this column and `others` as its sources; empty for a plain column.
-        others: columns for hosts without this one, in order of preference.
-    """
+    """A requested column; `job` is `NODE` for a column of the nodes."""
 
     job: int
     table: str
     column: str
     field: Field
-    measure: str = ""
-    others: tuple[Choice, ...] = ()
+    measure: str = ""  # key of the requested measure, of which this column and `others` are sources; else empty
+    others: tuple[Choice, ...] = ()  # columns for hosts without this one, in order of preference
 
     @property
     def columns(self) -> tuple[Choice, ...]:
@@ -118,20 +114,16 @@ class Plotted(NamedTuple):
         if self.choice.measure:
             measure = MEASURES[self.choice.measure]
             origins = {(one.table, one.column): one.origin for one in measure.sources if one.origin}
-            said = dict.fromkeys(
-                [ORIGINS[origins[column[1:3]]] for column in self.columns if column[1:3] in origins],
-            )
+            said = dict.fromkeys([ORIGINS[origins[one[1:3]]] for one in self.columns if one[1:3] in origins])
             return f"{measure.key}: {'that of ' + ' and '.join(said) if said else measure.label}"
         about = self.choice.field.help.partition(" Source: ")[0].partition(". ")[0].rstrip(".;")
         return f"{self.choice.column}: {about}" if about else self.choice.column
 
 
 def choose(texts: Sequence[str], tables: Mapping[int, Mapping[str, Sequence[str]]]) -> list[Choice]:
-    """Return the columns named by texts.
+    """Return the columns named by texts: ``column``, ``table.column``, or the latter without _default.
 
-    Args:
-        texts: ``column``, ``table.column``, or the latter without _default.
-        tables: columns by table, those of the job before those of the nodes.
+    `tables` has the columns by table, those of the job before those of the nodes.
 
     Raises:
         ConfigError: no such column, or more than one; the error lists similar names.
@@ -179,7 +171,7 @@ def _measured(
 
 
 def _label(table: str) -> str | None:
-    """Return the label column of a table, the subject of its rows."""
+    """Return the column of a table with the subject of its rows."""
     fields = schemas()[table].fields if table in schemas() else ()
     return next((field.name for field in fields if field.kind == "label"), None)
 
@@ -193,16 +185,7 @@ def gather(
     hosts: Collection[str] | None = None,
     rates: bool | None = None,
 ) -> list[Plotted]:
-    """Return the requested charts, in the order of the texts.
-
-    Args:
-        history: the store.
-        job: `NODE` for the nodes.
-        texts: see `choose`.
-        since: seconds since 1970.
-        until: seconds since 1970.
-        hosts: restriction to these hosts.
-        rates: whether to show rates instead of values; None: for counters only.
+    """Return the charts of the columns or measures named by texts, of counters as rates unless `rates` says otherwise.
 
     Raises:
         ColmetError: nothing is stored of the job, or of the requested columns.
@@ -308,16 +291,7 @@ def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
 
 
 def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height: int | None, utc: bool) -> bytes:
-    """Draw the picture.
-
-    Args:
-        job: number of the job.
-        plotted: its charts.
-        kind: one of `KINDS`.
-        width: in pixels.
-        height: in pixels.
-        utc: whether its times are in UTC.
-    """
+    """Draw the picture, with times in UTC or in local time."""
     from colmet.commands import charts  # requires matplotlib, and a second to load
 
     panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
@@ -329,11 +303,7 @@ def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height:
 
 
 def target(options: argparse.Namespace) -> tuple[str, str]:
-    """Return the output path of the picture, and its format.
-
-    Raises:
-        ConfigError: the file's name implies no format, or the picture would go to a terminal.
-    """
+    """Return the output path of the picture, and its format."""
     output = options.output
     if output is None:
         of = f"-{options.metrics[0]}" if len(options.metrics) == 1 else ""
@@ -350,11 +320,7 @@ def target(options: argparse.Namespace) -> tuple[str, str]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Make the picture; return the exit status: 1 if there is nothing to draw.
-
-    Raises:
-        ColmetError: the picture cannot be made.
-    """
+    """Make the picture; return the exit status: 1 if there is nothing to draw."""
     options.job = selection.job_of(options, options.metrics)
     if not options.metrics:
         raise ConfigError("no metric is named, such as memory; `colmet extract -j JOB --list` prints all of a job")
@@ -376,8 +342,7 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.buffer.write(data)
         else:
             try:
-                with open(path, "wb") as file:
-                    file.write(data)
+                Path(path).write_bytes(data)
             except OSError as err:
                 raise ColmetError(f"{path}: cannot be written: {err.strerror}") from err
             if not options.json:

@@ -12,17 +12,11 @@ from colmet.common.runtime import cli, startup
 
 
 class ProgramEntry(NamedTuple):
-    """A program, or a command of ``colmet``.
-
-    Attributes:
-        build: returns its parser.
-        summary: its purpose, as a line of a list.
-        section: of the manual.
-    """
+    """A program, or a command of ``colmet``."""
 
     build: Callable[[], cli.Parser]
-    summary: str
-    section: int = 1
+    summary: str  # its purpose, as a line of a list
+    section: int = 1  # of the manual
 
 
 def _build_command(name: str) -> cli.Parser:

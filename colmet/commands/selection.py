@@ -13,11 +13,7 @@ MAX_JOB = (1 << 63) - 1
 
 
 def job_id(text: str) -> int:
-    """Return the number of a job: an option type. 0 stands for the nodes themselves.
-
-    Raises:
-        argparse.ArgumentTypeError: the text is no number of a job.
-    """
+    """Return the number of a job: an option type. 0 stands for the nodes themselves."""
     try:
         return cli.whole_number(0, MAX_JOB)(text)
     except argparse.ArgumentTypeError:
@@ -30,11 +26,7 @@ def add_job(parser: cli.Options, help_text: str) -> None:
 
 
 def job_of(options: argparse.Namespace, words: list[str]) -> int:
-    """Return the job of --job, else remove and return the first of a command's words.
-
-    Raises:
-        ConfigError: no job is named.
-    """
+    """Return the job of --job, else remove and return the first of a command's words."""
     if options.job is not None:
         return int(options.job)
     if not words:
@@ -62,10 +54,6 @@ def add_hosts(parser: cli.Options) -> None:
 
 
 def check_interval(options: argparse.Namespace) -> None:
-    """Refuse an interval with its end before its start.
-
-    Raises:
-        ConfigError: --since is later than --until.
-    """
+    """Refuse an interval with its end before its start."""
     if options.since is not None and options.until is not None and options.since > options.until:
         raise ConfigError("--since is later than --until")

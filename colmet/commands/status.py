@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from colmet.commands.status_checks import StatusOrError, count, duration, judge, plain
@@ -66,11 +66,7 @@ exit status: 0; 1 where a daemon does not answer; 2 where the command line is wr
 
 
 def run(options: argparse.Namespace) -> int:
-    """Ask the daemons, print their states and return the exit status.
-
-    Raises:
-        ColmetError: the options exclude each other, or see `_ask`.
-    """
+    """Ask the daemons, print their states and return the exit status."""
     if options.check and (options.json or options.all):
         raise ConfigError("--check excludes --json and --all")
     answers = _ask(options)
@@ -93,11 +89,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _ask(options: argparse.Namespace) -> dict[str, StatusOrError]:
-    """Return the answers of the chosen daemon, else of all running or configured here.
-
-    Raises:
-        ColmetError: without --check, the chosen daemon fails to answer, or no daemon runs or is configured here.
-    """
+    """Return the answers of the chosen daemon, else of all running or configured here."""
     request = {"command": "status", "senders": -1 if options.all else WORST, "max_age_s": options.max_age}
     sides = [options.daemon] if options.daemon else SIDES[:1] if options.control_socket else SIDES
     answers: dict[str, StatusOrError] = {}
@@ -124,13 +116,7 @@ def _is_here(side: str, answer: StatusOrError) -> bool:
 
 
 def describe(status: StatusOrError, is_well: bool = True, counters: bool = False) -> list[str]:
-    """Return the lines of a status as text.
-
-    Args:
-        status: of either daemon; no lines for an error.
-        is_well: whether nothing is wrong.
-        counters: whether to show all counters.
-    """
+    """Return the lines of a status as text, with all counters if wanted; none for an error."""
     if isinstance(status, ColmetError):
         return []
     first = (
@@ -154,15 +140,10 @@ def _node(status: Mapping[str, Any]) -> list[str]:
         "",
     ]
     lines += [*_backends(status["backends"], ticks), ""]
-    lines += columns(
-        [
-            ("collector", "state", "since", "version"),
-            *[
-                (one["uri"], one["state"], duration(one["since_s"]), one["version"] or "-")
-                for one in status["collectors"]
-            ],
-        ]
-    )
+    uplinks = [
+        (one["uri"], one["state"], duration(one["since_s"]), one["version"] or "-") for one in status["collectors"]
+    ]
+    lines += columns([("collector", "state", "since", "version"), *uplinks])
     spool = status["spool"]
     lines.append(
         f"batches: {count(spool['sent'])} sent, {count(spool['acknowledged'])} acknowledged, {count(spool['held'])} "
@@ -171,21 +152,28 @@ def _node(status: Mapping[str, Any]) -> list[str]:
     return lines
 
 
+def _table(items: Sequence[Mapping[str, Any]], cells: Mapping[str, Callable[[Any], str]]) -> list[str]:
+    """Return the lines of a table, with a head and a line for each item."""
+    return columns([tuple(cells), *[tuple([text(one) for text in cells.values()]) for one in items]])
+
+
+def _counts(*names: str) -> dict[str, Callable[[Any], str]]:
+    """Return columns of counters under their own names."""
+    return {plain(name): lambda one, name=name: count(one[name]) for name in names}  # type: ignore[misc]
+
+
 def _backends(backends: Sequence[Mapping[str, Any]], ticks: int) -> list[str]:
-    rows = [("backend", "state", "rows", "last rows", "failures", "CPU a sample")]
-    for backend in backends:
-        age_s = backend["last_rows_age_s"]
-        rows.append(
-            (
-                backend["name"],
-                "on" if backend["on"] else "OFF",
-                count(backend["rows"]),
-                "-" if age_s is None else f"{duration(age_s)} ago",
-                count(backend["failures"]),
-                f"{backend['cpu_s'] / ticks * 1000:.2f} ms",
-            )
-        )
-    lines = columns(rows)
+    lines = _table(
+        backends,
+        {
+            "backend": lambda one: one["name"],
+            "state": lambda one: "on" if one["on"] else "OFF",
+            **_counts("rows"),
+            "last rows": lambda one: _ago(one["last_rows_age_s"]),
+            **_counts("failures"),
+            "CPU a sample": lambda one: f"{one['cpu_s'] / ticks * 1000:.2f} ms",
+        },
+    )
     for backend in backends:
         if backend["why"]:
             lines.append(f"  {backend['name']} is off: {backend['why']}")
@@ -224,41 +212,37 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
 
 
 def _outputs(outputs: Sequence[Mapping[str, Any]]) -> list[str]:
-    rows = [("output", "state", "rows written", "messages waiting", "behind", "failures", "lost", "dropped")]
-    rows += [
-        (
-            output["name"],
-            "ok" if output["available"] else f"AWAY for {duration(output['away_s'])}",
-            count(output["written"]),
-            count(output["waiting"]),
-            duration(output["behind_s"]),
-            count(output["all_failures"]),
-            count(output["lost"]),
-            count(output["dropped"]),
-        )
-        for output in outputs
-    ]
-    return columns(rows) + [f"  {output['name']} is away: {output['why']}" for output in outputs if output["why"]]
+    lines = _table(
+        outputs,
+        {
+            "output": lambda one: one["name"],
+            "state": lambda one: "ok" if one["available"] else f"AWAY for {duration(one['away_s'])}",
+            "rows written": lambda one: count(one["written"]),
+            "messages waiting": lambda one: count(one["waiting"]),
+            "behind": lambda one: duration(one["behind_s"]),
+            "failures": lambda one: count(one["all_failures"]),
+            **_counts("lost", "dropped"),
+        },
+    )
+    return lines + [f"  {output['name']} is away: {output['why']}" for output in outputs if output["why"]]
 
 
 def _senders(senders: Mapping[str, Any]) -> list[str]:
-    rows = [("sender", "heard", "lag", "batches", "missing", "twice", "refused", "limited", "version")]
-    rows += [
-        (
-            sender["name"],
-            f"{'GONE, ' * sender['gone']}{'SILENT, ' * sender['silent']}{_ago(sender['seen_age_s'])}",
-            duration(sender["lag_s"]) if sender["batches"] else "-",
-            count(sender["batches"]),
-            count(sender["missing"]),
-            count(sender["duplicates"]),
-            _refused(sender),
-            count(sender["limited"]),
-            sender["version"] or sender["dialect"] or "-",
-        )
-        for sender in senders["worst"]
-    ]
+    lines = _table(
+        senders["worst"],
+        {
+            "sender": lambda one: one["name"],
+            "heard": lambda one: f"{'GONE, ' * one['gone']}{'SILENT, ' * one['silent']}{_ago(one['seen_age_s'])}",
+            "lag": lambda one: duration(one["lag_s"]) if one["batches"] else "-",
+            **_counts("batches", "missing"),
+            "twice": lambda one: count(one["duplicates"]),
+            "refused": _refused,
+            **_counts("limited"),
+            "version": lambda one: one["version"] or one["dialect"] or "-",
+        },
+    )
     others = senders["count"] - len(senders["worst"])
-    return columns(rows) + ([f"and {counted(others, 'others')}; --all shows them"] if others else [])
+    return lines + ([f"and {counted(others, 'others')}; --all shows them"] if others else [])
 
 
 def _refused(counts: Mapping[str, Any]) -> str:

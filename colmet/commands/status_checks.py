@@ -21,10 +21,8 @@ _Figures = list[tuple[str, float, str]]
 def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> DaemonVerdict:
     """Return the verdict on a daemon.
 
-    Args:
-        status: of either daemon, or the error in place of it.
-        max_age_s: longest time without a sample, a message of a node, or an output.
-        max_behind_s: longest waiting time of rows.
+    `max_age_s` is the longest time without a sample, a message of a node, or an output; `max_behind_s` the longest
+    waiting time of rows.
     """
     if isinstance(status, ColmetError):
         cannot_ask = isinstance(status, ConfigError) or (isinstance(status, Unreachable) and status.why == "denied")
