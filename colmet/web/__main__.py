@@ -55,11 +55,11 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     store = None if open_history is None else StoreReader(open_history)
     gridengine = gridengine_of(options)
     feed = Feed(feed_socket, memory.take, memory.note, memory.dropped)
-    interface = Queries(memory, store, gridengine, feed.counters, UserNames())
+    queries = Queries(memory, store, gridengine, feed.counters, UserNames())
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
     access = Access(options.http_users, options.http_admin_group, user_header=options.http_user_header)
     peers = Peers(options.http_trusted_proxy or (), kernel)
-    server = WebServer(options.http_listen, interface, access, tls=tls, gridengine=gridengine is not None, peers=peers)
+    server = WebServer(options.http_listen, queries, access, tls=tls, gridengine=gridengine is not None, peers=peers)
 
     def serve_requests() -> None:
         try:
@@ -72,7 +72,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     # uvicorn installs signal handlers only in the main thread
     serving = threading.Thread(target=serve_requests, name="server", daemon=True)
     serving.start()
-    threading.Thread(target=interface.prepare, name="prepare", daemon=True).start()
+    threading.Thread(target=queries.prepare, name="prepare", daemon=True).start()
     try:
         if gridengine is not None:
             gridengine.start()

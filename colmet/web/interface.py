@@ -1,12 +1,9 @@
-"""The interface between routes and queries."""
+"""Queries and their results, between the routes and `colmet.web.queries`."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
-
-from colmet.batch.qmem import Hosts, Owners
 
 FOLDS = ("mean", "min", "max", "last")
 SOURCES = ("auto", "memory", "stored")
@@ -95,7 +92,7 @@ class SeriesQuery(NamedTuple):
         fold: aggregation of the values of an interval: one of `FOLDS`.
         rate: whether to return a counter's growth per second.
         source: one of `SOURCES`.
-        own: only these hosts, each from a time on, as `Interface.own`; None for all.
+        own: only these hosts, each from a time on, as `Queries.own`; None for all.
     """
 
     job: int
@@ -109,73 +106,6 @@ class SeriesQuery(NamedTuple):
     rate: bool = False
     source: str = "auto"
     own: Mapping[str, float | None] | None = None
-
-
-class Interface(ABC):
-    """Answers queries.
-
-    Methods are called by several threads at once, wait for a disk or a database only if documented, and raise
-    `colmet.common.errors.ColmetError` if the store cannot be read.
-    """
-
-    @abstractmethod
-    def cluster(self, user: str | None) -> Mapping[str, Any]:
-        """Return totals of nodes, and of the jobs of one user or of all users."""
-
-    @abstractmethod
-    def jobs(self, asked: JobsQuery) -> RowPage:
-        """Return rows of jobs, from memory."""
-
-    @abstractmethod
-    def own(self, job: int, user: str) -> Mapping[str, float | None]:
-        """Return hosts with rows of a user's job, and the start of these rows (None for all). May wait for a store."""
-
-    def seek(self, job: int) -> None:
-        """Wait for a store, and fail, as `own` does for a job missing in memory."""
-        del job
-
-    @abstractmethod
-    def job(self, job: int, own: Mapping[str, float | None] | None = None) -> Mapping[str, Any] | None:
-        """Return a job with a row for each of its nodes, and its tables; None for an unknown job. May wait for a store.
-
-        Args:
-            job: number of the job.
-            own: only these hosts, as `own`; None for all.
-        """
-
-    @abstractmethod
-    def nodes(self, asked: NodesQuery) -> RowPage:
-        """Return rows of nodes, from memory."""
-
-    @abstractmethod
-    def nodes_of(self, user: str) -> frozenset[str]:
-        """Return the nodes of a user's running jobs."""
-
-    @abstractmethod
-    def there_since(self, node: str, user: str) -> float:
-        """Return the earliest start on a node of a user's current jobs there, seconds since 1970."""
-
-    @abstractmethod
-    def node(self, name: str) -> Mapping[str, Any] | None:
-        """Return a node with a row for each job on it, and its tables; None for an unknown node."""
-
-    @abstractmethod
-    def series(self, asked: SeriesQuery) -> Mapping[str, Any] | None:
-        """Return values over time; None for an unknown job, node, table or column. May wait for a store."""
-
-    @abstractmethod
-    def completeness(
-        self, job: int, since: float | None, until: float | None, own: Mapping[str, float | None] | None = None
-    ) -> Mapping[str, Any] | None:
-        """Return the stored share of a job's samples, and its gaps; None for an unknown job. May wait for a store."""
-
-    @abstractmethod
-    def qhost(self) -> Hosts:
-        """Return hosts with their jobs, from Grid Engine if set, else from the nodes' data."""
-
-    @abstractmethod
-    def qstat(self) -> Owners:
-        """Return owners with requests and usage of their jobs, from Grid Engine if set, else from the nodes' data."""
 
 
 def earliest(own: Mapping[str, float | None]) -> float | None:

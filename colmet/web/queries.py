@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,36 +17,18 @@ from colmet.common.live.summary import HEARD_S, JOB_KEYS, JobUsage, arranged, me
 from colmet.common.schema import Schema
 from colmet.stored.series import NODE
 from colmet.web.declared import declared, load_catalogue
-from colmet.web.interface import Interface, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
+from colmet.web.interface import JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
 from colmet.web.series_query import NO_STORE, SeriesReader
 from colmet.web.store import StoreReader
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from colmet.batch.gridengine import MemoryWatch
 
 SNAPSHOT_S = 1.0  # lifetime of a snapshot
 _TEXTS = frozenset({"job", "user", "node", "on"})  # sorted in ascending order
 _TOTALS = ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")
-
-
-class BatchMemory(Protocol):
-    """Memory use of hosts and owners, from Grid Engine."""
-
-    def hosts(self) -> Hosts:
-        """Return hosts in the form of /qhost."""
-
-    def owners(self) -> Owners:
-        """Return owners in the form of /qstat."""
-
-    def warnings(self) -> list[str]:
-        """Return warnings for administrators."""
-
-    def start(self) -> None:
-        """Start the periodic commands."""
-
-    def close(self) -> None:
-        """Stop the periodic commands."""
 
 
 class _Snapshot(NamedTuple):
@@ -74,8 +55,11 @@ class _Snapshot(NamedTuple):
     nodes: Sequence[dict[str, Any]]
 
 
-class Queries(Interface):
+class Queries:
     """Answers queries. `Ownership` maps rows to users, `SeriesReader` reads values over time.
+
+    Any thread may call a method. Only the methods that say so wait for a store, and raise
+    `colmet.common.errors.ColmetError` if it cannot be read.
 
     Args:
         recent: the recent cache.
@@ -91,7 +75,7 @@ class Queries(Interface):
         self,
         recent: RecentCache,
         store: StoreReader | None,
-        gridengine: BatchMemory | None = None,
+        gridengine: MemoryWatch | None = None,
         feed: Callable[[], Mapping[str, int]] = dict,
         name_of: Callable[[str], str] = str,
         now: Callable[[], float] = time.time,
@@ -457,15 +441,14 @@ class Queries(Interface):
         return owners
 
 
-def gridengine_of(options: argparse.Namespace) -> BatchMemory | None:
+def gridengine_of(options: argparse.Namespace) -> MemoryWatch | None:
     """Return the reader of Grid Engine's memory figures, not started; None without --gridengine."""
     if not options.gridengine and options.gridengine_xml is None:
         return None
     from colmet.batch.gridengine import CommandSource, FileSource, MemoryWatch
 
     source = CommandSource() if options.gridengine_xml is None else FileSource(options.gridengine_xml)
-    watch: BatchMemory = MemoryWatch(source, options.gridengine_period, options.gridengine_encoding)
-    return watch
+    return MemoryWatch(source, options.gridengine_period, options.gridengine_encoding)
 
 
 def _owned(found: _Snapshot) -> JobUsage:

@@ -27,8 +27,8 @@ from colmet.common.runtime.own_name import own_names
 from colmet.web.access import Access
 from colmet.web.app import build_app
 from colmet.web.files import FOLDER
-from colmet.web.interface import Interface
 from colmet.web.peers import Peers
+from colmet.web.queries import Queries
 from colmet.web.stats import Stats
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,7 @@ class WebServer:
 
     Args:
         listen: address to listen on.
-        interface: answers the queries.
+        queries: answers the queries.
         access: authenticates requests.
         tls: certificate and key; None for HTTP without TLS.
         gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
@@ -93,7 +93,7 @@ class WebServer:
     def __init__(
         self,
         listen: ListenAddress | UnixAddress,
-        interface: Interface,
+        queries: Queries,
         access: Access,
         *,
         tls: Tls | None = None,
@@ -117,7 +117,7 @@ class WebServer:
             what = "what everybody may see" if access.is_open else "passwords and tokens"
             log.warning("http without tls, %s travel in clear: listen=%s", what, self.addresses)
         app = build_app(
-            interface,
+            queries,
             access,
             gridengine=gridengine,
             connections=lambda: len(self._server.server_state.connections),

@@ -19,7 +19,7 @@ from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, arranged
 from colmet.common.runtime.metrics_http import listen_address
 from colmet.web.access import Access
-from colmet.web.interface import Interface, RowPage
+from colmet.web.interface import RowPage
 from colmet.web.server import WebServer
 
 GIB = 1 << 30
@@ -65,7 +65,7 @@ NODE_COLUMNS = {
 }
 
 
-class MadeUpFacts(Interface):
+class MadeUpFacts:
     """A cluster whose values are waves.
 
     Args:
@@ -241,6 +241,9 @@ class MadeUpFacts(Interface):
 
     def own(self, job, user):
         return dict.fromkeys(self.on.get(job, ["node0"])) if self.owner(job) == user else {}
+
+    def seek(self, job):
+        """The store has nothing more to say."""
 
     def there_since(self, node, user):
         return min([self._job(job)["first"] for job in self.at[node] if self.user[job] == user])

@@ -1,0 +1,77 @@
+"""Describe the JSON interface by OpenAPI."""
+
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from colmet.web import models
+from colmet.web.parameters import CHOICES, JOB_SORTS, NODE_SORTS
+
+DESCRIPTION = """What jobs and nodes use, as colmet-collector receives it from the nodes and stores it.
+
+Times are seconds since 1970, sizes bytes, shares 0 to 1; a missing value is null. Ordinary users see their own jobs and
+the nodes of these jobs; administrators see all."""
+
+
+def _error(text: str, header: str = "", kind: str = "string") -> dict[str, Any]:
+    headers = {"headers": {header: {"schema": {"type": kind}}}} if header else {}
+    return {"model": models.Error, "description": text, **headers}
+
+
+ERRORS: dict[Any, dict[str, Any]] = {
+    400: _error("A value cannot be used."),
+    401: _error("The login is missing or wrong.", "WWW-Authenticate"),
+    405: _error("Only GET and HEAD are answered.", "Allow"),
+    429: _error("Too many requests at once.", "Retry-After", "integer"),
+}
+NOT_FOUND: dict[Any, dict[str, Any]] = {404: _error("Not found, or access denied.")}
+_EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
+
+
+def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
+    """Return FastAPI's description with corrections.
+
+    Args:
+        app: the application.
+        is_open: whether requests need no login.
+    """
+    description = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
+    schemas = description["components"]["schemas"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(name, None)
+    if description["openapi"].startswith("3.0"):  # from pydantic 1, without null
+        for model in models.MODELS:
+            _add_nulls(model, schemas[model.__name__])
+    for path, methods in description["paths"].items():
+        for operation in methods.values():
+            operation["responses"].pop("422", None)
+            for parameter in operation.get("parameters", []):
+                name, schema = parameter["name"], parameter["schema"]
+                if name == "sort":
+                    schema["enum"] = list(JOB_SORTS if path.endswith("/jobs") else NODE_SORTS)
+                elif name in CHOICES:
+                    schema["enum"] = list(CHOICES[name])
+                elif name == "metric":
+                    schema["pattern"] = r"^[^.]+\..+$"
+                    parameter["example"] = _EXAMPLES["/jobs/" in path]
+                elif name == "job":
+                    schema["format"] = "int64"
+    if not is_open:
+        description["components"]["securitySchemes"] = {
+            "basic": {"type": "http", "scheme": "basic"},
+            "token": {"type": "http", "scheme": "bearer"},
+        }
+        description["security"] = [{"basic": []}, {"token": []}]
+    return description
+
+
+def _add_nulls(model: Any, schema: dict[str, Any]) -> None:
+    """Mark the nullable values of a model, as in OpenAPI 3.0."""
+    for name, field in model.__fields__.items():
+        inner = schema["properties"][name]
+        if field.allow_none:
+            inner["nullable"] = True
+        for sub in field.sub_fields or []:
+            if sub.allow_none and "items" in inner:
+                inner["items"]["nullable"] = True

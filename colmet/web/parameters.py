@@ -1,0 +1,104 @@
+"""Declare and check the parameters of the routes."""
+
+from typing import Any, NamedTuple, Optional
+
+from fastapi import Depends, Path, Query, Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
+from colmet.web.interface import FOLDS, SOURCES
+
+MAX_JOB = (1 << 63) - 1
+MAX_ROWS = 1_000_000_000
+MAX_TIME = 1e11
+MAX_TEXT = 255
+MAX_METRIC = 300
+PAGE = 1000  # max rows of an answer
+STATES = ("running", "ended", "all")
+JOB_SORTS = (*JOB_KEYS, "on", "time", "first", "last")
+NODE_SORTS = NODE_KEYS
+CHOICES = {"state": STATES, "fold": FOLDS, "source": SOURCES}
+
+JOB = Path(..., ge=1, le=MAX_JOB, description="number of the job")
+NODE = Path(..., min_length=1, max_length=MAX_TEXT, description="name of the node")
+FILE = Path(..., max_length=MAX_TEXT)
+STATE = Query("running", description="running, ended or all")
+USER = Query("", max_length=MAX_TEXT, description="only jobs of this user; ordinary users get only their own jobs")
+ON_NODE = Query("", max_length=MAX_TEXT, description="only this node")
+TEXT = Query("", max_length=MAX_TEXT, description="start of the job's number, or part of the user's or a node's name")
+NAME_TEXT = Query("", max_length=MAX_TEXT, description="part of the name")
+SINCE = Query(None, ge=0, le=MAX_TIME, description="seconds since 1970")
+UNTIL = Query(None, ge=0, le=MAX_TIME, description="seconds since 1970")
+JOB_SORT = Query("cpu", max_length=MAX_TEXT, description="key of the rows")
+NODE_SORT = Query("node", max_length=MAX_TEXT, description="key of the rows")
+REVERSE = Query(False, description="reverse the order")
+OFFSET = Query(0, ge=0, le=MAX_ROWS, description="position of the first row")
+LIMIT = Query(100, ge=1, le=PAGE, description="maximum number of rows")
+METRIC = Query(..., min_length=3, max_length=MAX_METRIC, description="TABLE.COLUMN, such as cgroup_default.cpu_usage")
+_POINTS = Query(300, ge=2, le=5000, description="maximum number of values of each series")
+_FOLD = Query("mean", description="aggregation of the values of an interval")
+_RATE = Query(False, description="return the growth per second of a counter, not its value")
+_SOURCE = Query("auto", description="source of the values: memory, the store, or both (auto)")
+
+
+class SeriesOptions(NamedTuple):
+    """The parameters of every series, as in `SeriesQuery`."""
+
+    since: Optional[float]
+    until: Optional[float]
+    points: int
+    fold: str
+    rate: bool
+    source: str
+
+
+async def series_options(
+    since: Optional[float] = SINCE,
+    until: Optional[float] = UNTIL,
+    points: int = _POINTS,
+    fold: str = _FOLD,
+    rate: bool = _RATE,
+    source: str = _SOURCE,
+) -> SeriesOptions:
+    """Return the checked parameters of a series."""
+    choose("fold", fold, FOLDS)
+    choose("source", source, SOURCES)
+    return SeriesOptions(since, until, points, fold, rate, source)
+
+
+SERIES = Depends(series_options)
+
+
+def split_metric(text: str) -> tuple[str, str]:
+    """Return table and column of a metric.
+
+    Raises:
+        HTTPException: 400 for any other text.
+    """
+    table, dot, column = text.partition(".")
+    if not (table and dot and column):
+        raise HTTPException(400, "metric is not TABLE.COLUMN, such as cgroup_default.cpu_usage")
+    return table, column
+
+
+def choose(name: str, value: str, values: tuple[str, ...]) -> None:
+    """Refuse a value that is none of these, with status 400."""
+    if value not in values:
+        raise HTTPException(400, f"{name} is {value!r:.80}; there are: {', '.join(values)}")
+
+
+async def only_known_names(request: Request) -> None:
+    """Refuse unknown (misspelt) and repeated parameters, with status 400."""
+    route: Any = request.scope.get("route")
+    known = []
+    if isinstance(route, APIRoute):
+        dependants = (route.dependant, *route.dependant.dependencies)
+        known = [field.alias for dependant in dependants for field in dependant.query_params]
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in known:
+            there = f"there are: {', '.join(known)}" if known else "there are none"
+            raise HTTPException(400, f"there is no parameter {name!r:.80}; {there}")
+        if given.count(name) > 1:
+            raise HTTPException(400, f"{name} is given twice")

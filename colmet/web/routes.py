@@ -1,0 +1,377 @@
+"""Answer the routes of the JSON interface, each user only with permitted data."""
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Optional
+
+from fastapi import Depends, FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from colmet import __version__
+from colmet.batch.qmem import Hosts, Owners, envelope
+from colmet.common.errors import ColmetError
+from colmet.common.live.summary import JOB_KEYS
+from colmet.web import models, parameters
+from colmet.web.access import Access
+from colmet.web.catalogue import measures_answer
+from colmet.web.interface import FACILITY, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
+from colmet.web.middleware import CLIENT, visitor_of
+from colmet.web.openapi import ERRORS, NOT_FOUND
+from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, split_metric
+from colmet.web.queries import Queries
+from colmet.web.responses import answer, takes_gzip
+from colmet.web.workers import Workers
+
+LATE_S = 60.0  # timeout of a request, answered with 429
+_STORE_FAILS = "the stored data cannot be read, or not all of it; administrators see why"
+_NO_JOB = "job {} does not exist, or you may not see it"
+_NO_NODE = "node {!r} does not exist, or you may not see it"
+
+Work = Callable[[Optional[str]], Mapping[str, Any]]  # of the only user with visible jobs; None for all
+
+
+class Routes:
+    """The handlers of requests for JSON, one method for each path.
+
+    Their docstrings are in the OpenAPI description. For the arguments see `colmet.web.app.build_app`.
+    """
+
+    def __init__(self, queries: Queries, access: Access, gridengine: bool, connections: Callable[[], int]) -> None:
+        self._queries = queries
+        self._access = access
+        self._gridengine = gridengine
+        self._connections = connections
+        self._memory = Workers("memory", 4, 256, 128, LATE_S)
+        self._store = Workers("store", 16, 64, 32, LATE_S)
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        api = "/api/v1"
+        rows: list[tuple[str, Any, Any, bool]] = [
+            (f"{api}/whoami", self.whoami, models.Whoami, False),
+            (f"{api}/cluster", self.cluster, models.Cluster, False),
+            (f"{api}/measures", self.measures, models.Measures, False),
+            (f"{api}/jobs", self.jobs, models.Jobs, False),
+            (f"{api}/jobs/{{job}}", self.job, models.Job, True),
+            (f"{api}/jobs/{{job}}/series", self.job_series, models.Series, True),
+            (f"{api}/jobs/{{job}}/completeness", self.completeness, models.Completeness, True),
+            (f"{api}/nodes", self.nodes, models.Nodes, False),
+            (f"{api}/nodes/{{node}}", self.node, models.Node, True),
+            (f"{api}/nodes/{{node}}/series", self.node_series, models.Series, True),
+            (f"{api}/status", self.status, models.Status, True),
+            ("/qhost", self.qhost, models.Qhost, False),
+            ("/qstat", self.qstat, models.Qstat, False),
+        ]
+        for path, endpoint, model, may_lack in rows:
+            app.add_api_route(
+                path,
+                endpoint,
+                methods=["GET"],
+                response_model=model,
+                responses={**ERRORS, **(NOT_FOUND if may_lack else {})},
+                dependencies=[Depends(parameters.only_known_names)],
+                operation_id=endpoint.__name__,
+            )
+
+    # -- everything --
+
+    async def whoami(self, request: Request) -> Response:
+        """Return the user of the request, and the version of the interface."""
+        visitor = visitor_of(request.scope)
+        about = {"version": __version__, "time": time.time(), "gridengine": self._gridengine}
+        return answer({"user": visitor.user, "admin": visitor.is_admin, **about})
+
+    async def status(self, request: Request) -> Response:
+        """Return counters of this process, for administrators."""
+        if visitor_of(request.scope).only is not None:
+            raise HTTPException(404, "the status is for administrators")
+        return answer(
+            {
+                "version": __version__,
+                "time": time.time(),
+                "since": self._access.stats.since,
+                "counts": self._access.stats.values(),
+                "connections": self._connections(),
+                "users": self._access.names,
+                "waiting": {"memory": self._memory.pending, "store": self._store.pending},
+            }
+        )
+
+    async def measures(self, request: Request) -> Response:
+        """Return the measures of charts and tables, with their columns, and the units of columns."""
+        return answer(measures_answer(), packed=accepts_gzip(request))
+
+    async def cluster(self, request: Request) -> Response:
+        """Return totals of nodes and jobs. Ordinary users get totals of their own jobs."""
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            totals = self._queries.cluster(only)
+            if only is None:
+                return totals
+            nodes = totals["nodes"]
+            return {**totals, "nodes": {key: nodes[key] if key in ("heard", "silent") else None for key in nodes}}
+
+        return await self._respond(self._memory, request, work)
+
+    # -- jobs --
+
+    async def jobs(
+        self,
+        request: Request,
+        state: str = parameters.STATE,
+        user: str = parameters.USER,
+        node: str = parameters.ON_NODE,
+        text: str = parameters.TEXT,
+        since: Optional[float] = parameters.SINCE,
+        until: Optional[float] = parameters.UNTIL,
+        sort: str = parameters.JOB_SORT,
+        reverse: bool = parameters.REVERSE,
+        offset: int = parameters.OFFSET,
+        limit: int = parameters.LIMIT,
+    ) -> Response:
+        """Return rows of jobs, running or in the memory of this process."""
+        choose("state", state, STATES)
+        choose("sort", sort, JOB_SORTS)
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            whose = only if only is not None else user or None
+            page = self._queries.jobs(JobsQuery(whose, state, node, text, since, until, sort, reverse, offset, limit))
+            return _page(page, limit, [row for row in page.items if only is None or row["user"] == only])
+
+        return await self._respond(self._memory, request, work)
+
+    async def job(self, request: Request, job: int = parameters.JOB) -> Response:
+        """Return a job, with its nodes and its tables."""
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            own = self._own(job, only)
+            try:
+                found = self._queries.job(job, own)
+            except ColmetError as err:
+                lacking = {"nodes": [], "tables": {}, "stored": False, "warnings": [StoreWarning(err)]}
+                nothing = dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last"))
+                return {"job": {**nothing, "job": job, "running": False}, **lacking}
+            if found is None:
+                raise HTTPException(404, _NO_JOB.format(job))
+            if only is not None:  # other nodes may name other users
+                nodes = [{**row, "user": only} for row in found["nodes"]]
+                found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
+            return {**found, "tables": own_tables(found["tables"], only)}
+
+        return await self._respond(self._store, request, work)
+
+    async def job_series(
+        self,
+        request: Request,
+        job: int = parameters.JOB,
+        metric: str = parameters.METRIC,
+        node: str = parameters.ON_NODE,
+        options: SeriesOptions = parameters.SERIES,
+    ) -> Response:
+        """Return values of a job over time."""
+        table, column = split_metric(metric)
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            own = self._own(job, only)
+            limited = options._replace(since=_later(options.since, own))
+            query = SeriesQuery(job, table, column, node, *limited, own)
+            return self._series(query, only, f"job {job} has no {metric}, or you may not see it")
+
+        return await self._respond(self._store, request, work)
+
+    async def completeness(
+        self,
+        request: Request,
+        job: int = parameters.JOB,
+        since: Optional[float] = parameters.SINCE,
+        until: Optional[float] = parameters.UNTIL,
+    ) -> Response:
+        """Return the stored share of a job's samples, and its gaps."""
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            own = self._own(job, only)
+            try:
+                found = self._queries.completeness(job, _later(since, own), until, own)
+            except ColmetError as err:
+                nothing = dict.fromkeys(("share", "expected", "present"))
+                return {"job": job, **nothing, "hosts": [], "warnings": [StoreWarning(err)]}
+            if found is None:
+                raise HTTPException(404, _NO_JOB.format(job))
+            return found
+
+        return await self._respond(self._store, request, work)
+
+    # -- nodes --
+
+    async def nodes(
+        self,
+        request: Request,
+        text: str = parameters.NAME_TEXT,
+        sort: str = parameters.NODE_SORT,
+        reverse: bool = parameters.REVERSE,
+        offset: int = parameters.OFFSET,
+        limit: int = parameters.LIMIT,
+    ) -> Response:
+        """Return rows of nodes. Ordinary users get the nodes of their own jobs."""
+        choose("sort", sort, NODE_SORTS)
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            names = None if only is None else self._queries.nodes_of(only)
+            page = self._queries.nodes(NodesQuery(names, text, sort, reverse, offset, limit))
+            return _page(page, limit, [row for row in page.items if names is None or row["node"] in names])
+
+        return await self._respond(self._memory, request, work)
+
+    async def node(self, request: Request, node: str = parameters.NODE) -> Response:
+        """Return a node, with its jobs and its tables."""
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            self._check_node(node, only)
+            found = self._queries.node(node)
+            if found is None:
+                raise HTTPException(404, _NO_NODE.format(node))
+            jobs = [row for row in found["jobs"] if only is None or row["user"] == only]
+            return {**found, "jobs": jobs, "tables": own_tables(found["tables"], only)}
+
+        return await self._respond(self._memory, request, work)
+
+    async def node_series(
+        self,
+        request: Request,
+        node: str = parameters.NODE,
+        metric: str = parameters.METRIC,
+        options: SeriesOptions = parameters.SERIES,
+    ) -> Response:
+        """Return values of a node over time. Ordinary users get them from the start of their first job there."""
+        table, column = split_metric(metric)
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            limited = options
+            if only is not None:
+                self._check_node(node, only)
+                began = self._queries.there_since(node, only)
+                limited = options._replace(since=max(began, began if options.since is None else options.since))
+            query = SeriesQuery(0, table, column, node, *limited)
+            return self._series(query, only, f"node {node!r} has no {metric}, or you may not see it")
+
+        return await self._respond(self._store, request, work)
+
+    # -- QmemTools --
+
+    async def qhost(self, request: Request) -> Response:
+        """Return hosts with their jobs, in the form of QmemTools' server."""
+        work: Work = lambda only: _enveloped("qhost", lambda: own_hosts(self._queries.qhost(), only))  # noqa: E731
+        return await self._respond(self._memory, request, work)
+
+    async def qstat(self, request: Request) -> Response:
+        """Return owners with requests and use of their jobs, in the form of QmemTools' server."""
+        work: Work = lambda only: _enveloped("qstat", lambda: own_owners(self._queries.qstat(), only))  # noqa: E731
+        return await self._respond(self._memory, request, work)
+
+    # -- shared --
+
+    async def _respond(self, workers: Workers, request: Request, work: Work) -> Response:
+        """Return the answer of `work`, compressed in its thread, so that large answers do not delay other requests."""
+        visitor, packed = visitor_of(request.scope), accepts_gzip(request)
+        whose = ("user", visitor.user) if visitor.user is not None else ("client", request.scope[CLIENT])
+
+        def make() -> Response:
+            content = work(visitor.only)
+            return answer(content if visitor.only is None else _for_users(content), packed)
+
+        return await workers.run(whose, make)
+
+    def _own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
+        """Return the visible part of a job for a user, as `Queries.own`; None for the whole job.
+
+        Raises:
+            HTTPException: 404 without such a part, as for an unknown job.
+        """
+        if only is None:
+            return None
+        own: Mapping[str, Optional[float]] = {}
+        try:
+            own = self._queries.own(job, only)
+            if not own:
+                self._queries.seek(job)  # else the answer would reveal that the job is another user's
+        except ColmetError:  # without proof, the job counts as not the user's
+            pass
+        if not own:
+            raise HTTPException(404, _NO_JOB.format(job))
+        return own
+
+    def _check_node(self, node: str, only: Optional[str]) -> None:
+        if only is not None and node not in self._queries.nodes_of(only):
+            raise HTTPException(404, _NO_NODE.format(node))
+
+    def _series(self, query: SeriesQuery, only: Optional[str], lacking: str) -> Mapping[str, Any]:
+        if query.since is not None and query.until is not None and query.since > query.until:
+            return _no_series(query, [])
+        if not own_tables({query.table: ()}, only):
+            raise HTTPException(404, lacking)
+        try:
+            found = self._queries.series(query)
+        except ColmetError as err:
+            return _no_series(query, [StoreWarning(err)])
+        if found is None:
+            raise HTTPException(404, lacking)
+        return found
+
+
+def accepts_gzip(request: Request) -> bool:
+    """Return whether the client accepts gzip."""
+    return takes_gzip(request.headers.get("accept-encoding", ""))
+
+
+def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:
+    """Return the hosts with jobs of this user, and these jobs only; all if `only` is None."""
+    if only is None:
+        return hosts
+    found: Hosts = {}
+    for name, host in hosts.items():
+        jobs = {number: job for number, job in host["jobs"].items() if job["owner"] == only}
+        if jobs:
+            found[name] = {**host, "jobs": jobs}
+    return found
+
+
+def own_owners(owners: Owners, only: Optional[str]) -> Owners:
+    """Return the entry of this user; all owners if `only` is None."""
+    return {name: owner for name, owner in owners.items() if only is None or name == only}
+
+
+def own_tables(tables: Mapping[str, Any], only: Optional[str]) -> Mapping[str, Any]:
+    """Return the tables visible to ordinary users; all if `only` is None."""
+    return {name: table for name, table in tables.items() if only is None or not name.startswith(FACILITY)}
+
+
+def _for_users(content: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return an answer without the store's own messages, as these may name files and hosts."""
+    warnings = content.get("warnings", ())
+    plain = [one for one in warnings if not isinstance(one, StoreWarning)]
+    return content if len(plain) == len(warnings) else {**content, "warnings": [*plain, _STORE_FAILS]}
+
+
+def _later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) -> Optional[float]:
+    """Return the start of the visible rows."""
+    begins = [at for at in (since, None if own is None else earliest(own)) if at is not None]
+    return max(begins, default=None)
+
+
+def _page(page: RowPage, limit: int, items: list[Mapping[str, Any]]) -> dict[str, Any]:
+    return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
+
+
+def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:
+    metric = f"{query.table}.{query.column}"
+    unknown = dict.fromkeys(("unit", "kind", "step"))
+    asked = {"job": query.job, "metric": metric, "rate": query.rate, "since": query.since, "until": query.until}
+    return {**asked, **unknown, "source": "none", "warnings": warnings, "series": []}
+
+
+def _enveloped(name: str, data: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:
+    try:
+        return envelope(name, data())
+    except ColmetError as err:
+        return {"success": False, "message": str(err), "data": {}}
