@@ -16,7 +16,6 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
-from colmet.common.live.latest_rows import LatestRows
 from colmet.common.runtime import control, plugins
 from colmet.common.runtime.daemon_health import NOTE_S
 from colmet.common.runtime.logs import powers_of_ten
@@ -50,7 +49,7 @@ class Collector:
         workers: for opened outputs.
         errands: of other threads, done between messages.
         service: notified of start, state and life of the collector.
-        latest: the latest rows; None without --metrics-jobs.
+        metrics_jobs: whether to serve the latest rows of jobs as metrics.
         reload: reads the configuration again.
         receiver: with the known senders.
         link: acknowledges batches; None without.
@@ -69,7 +68,7 @@ class Collector:
         workers: Sequence[OutputWorker],
         errands: control.Errands,
         service: Service,
-        latest: LatestRows | None = None,
+        metrics_jobs: bool = False,
         reload: Callable[[], None] = lambda: None,
         receiver: Receiver | None = None,
         link: CollectorLink | None = None,
@@ -90,7 +89,7 @@ class Collector:
         parts = {**parts, **({} if link is None else {"link": link.counters})}
         if interface is not None:
             parts["http"] = interface.counters
-        self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, latest)
+        self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, metrics_jobs)
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
         self._paused = 0

@@ -11,9 +11,9 @@ from colmet.collector.ingest.receiver import OTHERS, Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.errors import Refused
-from colmet.common.live.latest_rows import LatestRows
+from colmet.common.live.job_metrics import JobMetrics
+from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.namesakes import is_namesake
-from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import NOTE_S, Backlog, DaemonIdentity, RecentGrowth, families_of, single
@@ -74,7 +74,7 @@ class CollectorHealth:
         journal: of received records.
         workers: of the outputs.
         parts: other parts' counters, by the name of the part.
-        latest: receives all rows; None without a client for them.
+        metrics_jobs: whether to serve the latest rows of jobs as metrics.
         now_ns: of the wall clock.
         monotonic: seconds, the clock of the workers.
 
@@ -90,7 +90,7 @@ class CollectorHealth:
         journal: Journal,
         workers: Sequence[OutputWorker],
         parts: Mapping[str, Callable[[], Mapping[str, int]]],
-        latest: LatestRows | None = None,
+        metrics_jobs: bool = False,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -98,13 +98,13 @@ class CollectorHealth:
         self._receiver = receiver
         self._journal = journal
         self._workers = workers
-        self._watch = RecentPairs(TABLES)
-        self._parts = {**parts, "top": self._watch.counters}
-        self._latest = latest
+        self._latest = LatestTables(TABLES, always=metrics_jobs, all_jobs=metrics_jobs)
+        self._jobs = JobMetrics(self._latest) if metrics_jobs else None
+        self._parts = {**parts, "top": self._latest.counters}
         self._now_ns = now_ns
         self._monotonic = monotonic
         self._identity = DaemonIdentity("collector")
-        self.top = Top(self._identity, self._watch, receiver.heard)
+        self.top = Top(self._identity, self._latest, receiver.heard)
         self.link_failed = ""
         self._recent = RecentGrowth()
         self._note_at = 0.0
@@ -116,9 +116,7 @@ class CollectorHealth:
 
     def take(self, batches: Sequence[Batch], sender: str = "") -> None:
         """Add batches received from a sender. For the main thread."""
-        if self._latest is not None:
-            self._latest.take(batches, sender)
-        self._watch.take(batches, sender)
+        self._latest.take(batches, sender)
 
     def note(self) -> None:
         """Note the error counters periodically. For the main thread."""
@@ -187,7 +185,7 @@ class CollectorHealth:
             "journal": self.journal(),
             "link_failed": self.link_failed,
             **parts,
-            **({} if self._latest is None else {"metrics": self._latest.counters()}),
+            **({} if self._jobs is None else {"metrics": self._jobs.counters()}),
             "last_hour": self._recent.growth(),
         }
 
@@ -236,12 +234,12 @@ class CollectorHealth:
         yield from families_of(name, "journal", self._journal.counters())
         for part in self._parts:
             yield from families_of(name, part, status[part])
-        if self._latest is not None:
-            rows = self._latest.left_out
+        if self._jobs is not None:
+            rows = self._jobs.counters()["left_out"]
             yield single(
                 f"{name}_latest_left_out_rows_total", "counter", "Rows of jobs that are too many to tell.", rows
             )
-            yield from self._latest.families()
+            yield from self._jobs.families()
 
     def journal(self) -> dict[str, Any]:
         """Return the state of the journal."""

@@ -30,7 +30,6 @@ from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
 from colmet.common.errors import ConfigError
-from colmet.common.live.latest_rows import LatestRows
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.reload import Prepare, Settings, at_once
 from colmet.common.runtime.signals import Signals
@@ -345,7 +344,7 @@ def make_collector(
         storage.workers,
         errands,
         service,
-        latest=LatestRows() if options.metrics_jobs else None,
+        metrics_jobs=options.metrics_jobs,
         reload=settings.reload,
         receiver=reception.receiver,
         link=reception.link,

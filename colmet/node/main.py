@@ -16,7 +16,6 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.common.live.latest_rows import LatestRows
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.runtime.signals import Signals
@@ -226,7 +225,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         rust = open_rust_port(options, asked, stack)
         if rust is not None:
             counters["rust_configuration"] = rust.counters
-        health = NodeHealth(counters, sending.uplinks, LatestRows() if options.metrics_jobs else None)
+        health = NodeHealth(counters, sending.uplinks, options.metrics_jobs)
         agent = make_agent(options, host, parts, sending, place, health)
         stack.callback(agent.close)
         if options.metrics_listen:

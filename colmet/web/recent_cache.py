@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.collector.web_launcher import DROPPED
-from colmet.common.live.recent_pairs import LEAST_S, HostPairs, RecentPairs
+from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
 from colmet.common.live.shares import Shares
 from colmet.common.live.summary import GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.runtime.logs import powers_of_ten
@@ -38,7 +38,6 @@ FORGET = 1000  # jobs dropped at once, beyond MAX_JOBS
 SPARE = 1 / 64  # share of the bytes freed at once
 AGAIN_S = 3600.0  # pause between samples after which a job's number may denote another job
 TIDY_S = 60.0
-LOOK_S = 20.0  # max time between two looks, else the watch would stop
 # Approximate overhead in memory, without rows.
 STRAND_BYTES, TABLE_BYTES, SEALED_BYTES = 700, 220, 260
 NS = 10**9
@@ -197,7 +196,7 @@ class CacheView(NamedTuple):
     """
 
     taken: float
-    hosts: list[tuple[str, HostPairs]]
+    hosts: list[tuple[str, HostTables]]
     silent: frozenset[str]
     heard: dict[str, Heard]
 
@@ -229,9 +228,8 @@ class RecentCache:
         self._monotonic = monotonic
         self._now = now
         self._lock = threading.Lock()  # of the attributes below; a reader holds it while copying references
-        self._watch = RecentPairs(TABLES, monotonic)
-        self._watch.look()
-        self._look_at = self._tidy_at = 0.0
+        self._latest = LatestTables(TABLES, always=True, monotonic=monotonic)
+        self._tidy_at = 0.0
         self._heard: dict[str, Heard] = {}
         self._heard_from: dict[str, str] = {}  # sender by host
         self._hosts_of = Shares(MAX_HOSTS)
@@ -255,14 +253,14 @@ class RecentCache:
             "jobs": len(self._jobs),
             "evicted": self._evicted,
             "over_share": self._over_share,
-            "left_out": self._left_out + self._watch.left_out,
+            "left_out": self._left_out + self._latest.left_out,
             "forgotten": self._forgotten,
             "missed": self._missed,
         }
 
     def dropped(self) -> dict[str, int]:
         """Return counters of dropped data, by their names in the collector's status."""
-        counts = (self._left_out + self._watch.left_out, self._over_share, self._forgotten)
+        counts = (self._left_out + self._latest.left_out, self._over_share, self._forgotten)
         return dict(zip(DROPPED, counts))
 
     # -- input --
@@ -283,10 +281,7 @@ class RecentCache:
         now = self._monotonic()
         wall = self._now()
         with self._lock:
-            if now >= self._look_at:
-                self._look_at = now + LOOK_S
-                self._watch.look()
-            self._watch.take([batch for batch in batches if not _is_of_facility(batch)], sender)
+            self._latest.take([batch for batch in batches if not _is_of_facility(batch)], sender)
             for batch in batches:
                 self._batches += 1
                 self._take(batch, now, wall, sender)
@@ -515,7 +510,7 @@ class RecentCache:
         """Return the latest tables of each node."""
         now = self._monotonic()
         with self._lock:
-            hosts, heard = self._watch.look(), dict(self._heard)
+            hosts, heard = self._latest.hosts(), dict(self._heard)
         fresh, silent = [], set()
         for host, kept in hosts:
             fresh.append((host, kept.fresh(now)))

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from colmet.collector.ingest import namesakes as module
 from colmet.collector.ingest.checksums import KEPT, Checksums
 from colmet.collector.ingest.receiver import Receiver
-from colmet.common.live.latest_rows import LatestRows
+from colmet.common.live.job_metrics import JobMetrics
+from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.namesakes import base_of, counted_once, name_of, place_of, repeated
-from colmet.common.live.recent_pairs import RecentPairs
 from colmet.common.live.summary import TABLES, measure_jobs
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import Decoder, colmet06, v1
@@ -375,31 +375,32 @@ def test_jobs_that_an_agent_repeats_are_found():
 
 def test_top_and_metrics_count_a_job_once_that_two_agents_see():
     clock = [100.0]
-    watch, latest = RecentPairs(TABLES, monotonic=lambda: clock[0]), LatestRows(monotonic=lambda: clock[0])
-    watch.look()
+    latest = LatestTables(TABLES, always=True, monotonic=lambda: clock[0])
     for n in range(3):
         for host in ("vm", "vm~2"):
             table = Table.from_samples(CGROUP, (START + n) * NS, [Sample(7, {"cpu_usage": n * NS})])
-            one = Batch(host, 1, n, (START + n) * NS, (7,), (table,))
-            watch.take([one])
-            latest.take([one])
+            latest.take([Batch(host, 1, n, (START + n) * NS, (7,), (table,))])
         clock[0] += 1
-    jobs = measure_jobs(watch.look())
+    jobs = measure_jobs(latest.look())
     assert [jobs.names[at] for at in jobs.host] == ["vm"]
-    samples = [text for family in latest.families() for text, _ in family.samples]
+    samples = [
+        text for family in JobMetrics(latest, monotonic=lambda: clock[0]).families() for text, _ in family.samples
+    ]
     assert samples and not any("vm~2" in text for text in samples)
 
 
 def test_metrics_have_the_job_of_a_second_agent_once_the_first_one_is_silent():
     clock = [100.0]
-    latest = LatestRows(monotonic=lambda: clock[0])
+    latest = LatestTables(TABLES, always=True, monotonic=lambda: clock[0])
     while clock[0] <= 200:
         time_ns = int((START + clock[0]) * NS)
         table = Table.from_samples(CGROUP, time_ns, [Sample(7, {"cpu_usage": 1})])
         for host in ("vm", "vm~2") if clock[0] <= 110 else ("vm~2",):
             latest.take([Batch(host, 1, 0, time_ns, (7,), (table,))])
         clock[0] += 5
-    samples = [text for family in latest.families() for text, _ in family.samples]
+    samples = [
+        text for family in JobMetrics(latest, monotonic=lambda: clock[0]).families() for text, _ in family.samples
+    ]
     assert samples and all("vm~2" in text for text in samples)
 
 

@@ -149,7 +149,7 @@ def test_older_nodes_that_do_not_say_which_jobs_they_have_are_told_too(bed):
     old = Schema("taskstats_default", "job", [Field("cpu_run_virtual_total", "nsec", "counter")])
     for at in (10, 15):
         made = table(old.name, at, {7: {"cpu_run_virtual_total": 2 * at * NS}, 8: {}}, old)
-        bed.watch.take([Batch("old", None, None, at * NS, None, (made,))])
+        bed.latest.take([Batch("old", None, None, at * NS, None, (made,))])
     assert {row["job"]: row["cpu"] for row in bed.rows()} == {7: 2, 8: None}
     assert bed.rows(view="nodes")[0]["jobs"] == 2
 
@@ -278,7 +278,7 @@ def test_what_a_sender_makes_up_is_neither_endless_nor_infinite(bed):
     }
     rows = dict.fromkeys(range(1, MAX_ROWS), values)
     for host in ("n1", "n2", "n3"):
-        bed.watch.take([Batch(host, 1, 1, 10 * NS, None, (table("cgroup_default", 10, rows, schema),))])
+        bed.latest.take([Batch(host, 1, 1, 10 * NS, None, (table("cgroup_default", 10, rows, schema),))])
         rows = {1: values}
     answer = bed.ask(limit=MAX_ROWS)
     first = answer["rows"][0]

@@ -12,7 +12,8 @@ from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.commands.status import describe
 from colmet.common.errors import Refused
-from colmet.common.live.latest_rows import LatestRows
+from colmet.common.live.job_metrics import JobMetrics
+from colmet.common.live.latest_tables import LatestTables
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import RecentGrowth
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -211,9 +212,11 @@ def test_what_outputs_refuse_and_a_reload_that_failed_are_in_the_last_hour(serve
 
 def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_told(served):
     health, receiver, *_ = make(served)
-    health._latest = LatestRows(max_rows=3)
+    health._latest = LatestTables((), always=True, all_jobs=True)
+    health._jobs = JobMetrics(health._latest, max_rows=3)
     table = Table.from_samples(SCHEMA, 1, [Sample(job, {"cpu": 1}) for job in range(5)])
-    health.take([Batch("n1", 1, 1, 1, (), (table,))], "[10.0.0.66]")
+    health.take([Batch("n1", 1, 1, 1, None, (table,))], "[10.0.0.66]")
+    list(health.families())
     receiver.forgotten = 12
     health.note()
     status = health.status({})

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.live.latest_rows import MAX_TABLES, LatestRows
+from colmet.common.live.job_metrics import JobMetrics
+from colmet.common.live.latest_tables import LatestTables
 from colmet.common.runtime import metrics_http
 from colmet.common.runtime.metrics_http import ListenAddress, MetricsServer, listen_address, parse_request
 from colmet.common.runtime.prometheus_text import PIECE, Family, in_base_unit, labels, named, render
@@ -98,8 +99,18 @@ GPUS = Schema(
 NODE = Schema("procstats_default", "node", (Field("uptime", "sec", "counter"),))
 
 
+class Page:
+    """A page of metrics, and the tables that it is made of."""
+
+    def __init__(self, clock=time.monotonic, **options):
+        self.latest = LatestTables((), always=True, all_jobs=True, monotonic=clock)
+        self.take = self.latest.take
+        self.metrics = JobMetrics(self.latest, monotonic=clock, **options)
+        self.families = self.metrics.families
+
+
 def batch(host, jobs, *tables, seq=1):
-    return Batch(host, 1, seq, 1, jobs, tuple(Table.from_samples(schema, 1, samples) for schema, samples in tables))
+    return Batch(host, 1, seq, seq, jobs, tuple(Table.from_samples(schema, seq, samples) for schema, samples in tables))
 
 
 def told(latest):
@@ -111,7 +122,7 @@ def values(latest, name):
 
 
 def test_the_latest_values_of_jobs_have_their_labels_kinds_and_units():
-    latest = LatestRows()
+    latest = Page()
     rows = [Sample(7, {"cpu_total": 5, "load-1": 0.44, "x": None}), Sample(9, {"cpu_total": 6})]
     users = [Sample(7, {"user": b'b"ob', "tasks": 1}), Sample(9, {"tasks": 2})]
     gpus = [
@@ -138,7 +149,7 @@ def test_the_latest_values_of_jobs_have_their_labels_kinds_and_units():
 
 
 def test_a_job_that_ends_between_samples_does_not_take_the_others_with_it():
-    latest = LatestRows()
+    latest = Page()
     latest.take([batch("n1", (7, 9), (CPU, [Sample(7, {"x": 1}), Sample(9, {"x": 2})]))])
     latest.take([batch("n1", (7, 9), (CPU, [Sample(9, {"x": 3})]), seq=2)])
     assert values(latest, "colmet_job_taskstats_x") == {("n1", "7"): 1, ("n1", "9"): 3}
@@ -146,72 +157,56 @@ def test_a_job_that_ends_between_samples_does_not_take_the_others_with_it():
     assert values(latest, "colmet_job_taskstats_x") == {("n1", "7"): 4}
 
 
-def test_jobs_without_a_row_for_five_periods_are_left_out():
+def test_hosts_without_a_row_for_five_periods_are_left_out():
     clock = Clock()
-    latest = LatestRows(monotonic=clock)
-    for _ in range(3):
-        latest.take(
-            [batch("old", None, (CPU, [Sample(7, {"x": 1})])), batch("slow", (7,), (CPU, [Sample(7, {"x": 1})]))]
-        )
+    latest = Page(clock)
+    for seq in range(3):
+        rows = (CPU, [Sample(7, {"x": 1})])
+        latest.take([batch("old", None, rows, seq=seq), batch("slow", (7,), rows, seq=seq)])
         clock.now += 30
     clock.now += 115
-    latest.take([batch("old", None, (CPU, [Sample(8, {"x": 1})]))])
-    assert values(latest, "colmet_job_taskstats_x") == {("slow", "7"): 1, ("old", "7"): 1, ("old", "8"): 1}
+    latest.take([batch("old", None, (CPU, [Sample(8, {"x": 1})]), seq=4)])
+    assert values(latest, "colmet_job_taskstats_x") == {("slow", "7"): 1, ("old", "8"): 1}
     clock.now += 10
-    assert values(latest, "colmet_job_taskstats_x") == {("old", "7"): 1, ("old", "8"): 1}
+    assert values(latest, "colmet_job_taskstats_x") == {("old", "8"): 1}
     clock.now += 1000
     assert not told(latest)
-    latest.take([])
-    assert not latest._latest and latest._rows.total == 0
 
 
 def test_rows_of_too_many_jobs_are_left_out_and_counted():
-    latest = LatestRows(max_rows=10)
+    latest = Page(max_rows=10)
     for n in range(4):
         latest.take([batch(f"n{n}", None, (CPU, [Sample(job, {"x": job}) for job in range(4)]))])
-    assert latest.left_out == 6 and latest._rows.total == 10
-    latest.take([batch("n0", None, (CPU, [Sample(job, {"x": job}) for job in range(4)]))])
-    assert latest.left_out == 6, "those that are known are still taken"
+    assert latest.metrics.counters() == {"rows": 0, "left_out": 0}
     assert len(values(latest, "colmet_job_taskstats_x")) == 10
+    assert latest.metrics.counters() == {"rows": 10, "left_out": 6}
 
 
 def test_made_up_jobs_of_one_sender_leave_room_to_the_jobs_of_others():
-    latest = LatestRows(max_rows=100)
+    latest = Page(max_rows=100)
     made_up = [Sample(job, {"x": job}) for job in range(1000, 2000)]
     latest.take([batch("evil", None, (CPU, made_up)), batch("evil2", None, (CPU, made_up))], "[10.0.0.66]")
     for n in range(20):
         latest.take([batch(f"n{n}", None, (CPU, [Sample(7, {"x": n})]))], f"[10.0.0.{n}]")
     found = values(latest, "colmet_job_taskstats_x")
     assert {(f"n{n}", "7") for n in range(20)} < found.keys() and len(found) == 70
-    assert latest.counters() == {"rows": 70, "left_out": 1950}
-    latest.take([batch("evil", None, (CPU, [Sample(job, {"x": -job}) for job in range(1000, 2000)]))], "[10.0.0.66]")
+    assert latest.metrics.counters() == {"rows": 70, "left_out": 1950}
+    rows = [Sample(job, {"x": -job}) for job in range(1000, 2000)]
+    latest.take([batch("evil", None, (CPU, rows), seq=2)], "[10.0.0.66]")
     assert values(latest, "colmet_job_taskstats_x")["evil", "1000"] == -1000, "of what it has, the latest"
 
 
 def test_many_rows_of_one_job_cost_little():
     table = Table.from_samples(CPU, 1, [Sample(7, {"x": 1})] * 60_000)
     before = time.process_time()
-    LatestRows().take([Batch("n", 1, 1, 1, (7,), (table,))])
+    page = Page()
+    page.take([Batch("n", 1, 1, 1, (7,), (table,))])
+    "".join(render(page.families()))
     assert time.process_time() - before < 10
 
 
-def test_of_names_without_end_no_more_is_kept_than_is_told():
-    latest = LatestRows(max_rows=200)
-    for n in range(MAX_TABLES + 10):
-        schema = Schema(f"t{n}_default", "job", CPU.fields)
-        latest.take([batch("n", None, (schema, [Sample(7, {"x": 1})]))])
-    assert len(latest._latest) == MAX_TABLES and latest.left_out == 10
-    for n in range(1000):
-        latest.take([batch(f"n{n}", None, (CPU, [Sample(7, {"x": 1})]))])
-    assert len(latest._latest) == 200 == latest._rows.total
-    latest._sweep_at = 0
-    latest._monotonic = lambda: time.monotonic() + 100
-    latest.take([])
-    assert not latest._latest and not latest._tables and latest._rows.total == 0
-
-
 def test_tables_of_other_versions_and_of_hostile_nodes_make_one_well_formed_page():
-    latest = LatestRows()
+    latest = Page()
     other = Schema(
         "taskstats_default",
         "job",
@@ -232,7 +227,7 @@ def test_tables_of_other_versions_and_of_hostile_nodes_make_one_well_formed_page
 
 
 def test_reading_while_batches_come_never_fails():
-    latest, ends, failed = LatestRows(), threading.Event(), []
+    latest, ends, failed = Page(), threading.Event(), []
 
     def read():
         while not ends.is_set():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from colmet.commands import plot
 from colmet.commands.report.collect import gather
 from colmet.common.errors import ColmetError
-from colmet.common.live.recent_pairs import RecentPairs
+from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.stored.series import NODE
@@ -213,7 +213,7 @@ def test_a_curve_of_the_page_from_memory(made, points, random):
 @given(counters())
 def test_top_and_what_the_page_shows_now(made):
     cpus, rows = made
-    watch = RecentPairs((*JOB_TABLES, *NODE_TABLES), lambda: 1000.0)
+    watch = LatestTables((*JOB_TABLES, *NODE_TABLES), monotonic=lambda: 1000.0)
     watch.look()
     for batch in batches(cpus, rows):
         watch.take([batch])

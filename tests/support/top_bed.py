@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.common.live.recent_pairs import RecentPairs
+from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.startup import load
@@ -36,17 +36,17 @@ class Bed:
     def __init__(self, heard=None):
         self.now = 1000.0
         self.heard = heard
-        self.watch = RecentPairs(TABLES, lambda: self.now)
+        self.latest = LatestTables(TABLES, monotonic=lambda: self.now)
         heard_now = None if heard is None else lambda: self.heard
         now_ns = lambda: int((self.now + 500) * NS)  # noqa: E731
-        self.top = Top(DaemonIdentity("collector"), self.watch, heard_now, now_ns, lambda: self.now)
-        self.watch.look()
+        self.top = Top(DaemonIdentity("collector"), self.latest, heard_now, now_ns, lambda: self.now)
+        self.latest.look()
 
     def take(self, host, at, cgroup=(), jobs="all", **tables):
         named = {"cgroup_default": cgroup, **{f"{name}_default": rows for name, rows in tables.items()}}
         ids = {job for rows in named.values() for job in rows} - {0}
         made = tuple(table(name, at, rows) for name, rows in named.items() if rows)
-        self.watch.take([Batch(host, 1, 1, int(at * NS), tuple(sorted(ids)) if jobs == "all" else jobs, made)])
+        self.latest.take([Batch(host, 1, 1, int(at * NS), tuple(sorted(ids)) if jobs == "all" else jobs, made)])
 
     def ask(self, **request):
         answer = self.top.answer(request)

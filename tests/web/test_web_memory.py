@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.common.live.recent_pairs import LEAST_S
+from colmet.common.live.latest_tables import LEAST_S
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.web import recent_cache as memory_module
 from colmet.web.recent_cache import BLOCK_TABLES, RecentCache, seal

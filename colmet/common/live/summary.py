@@ -17,8 +17,8 @@ import numpy.typing as npt
 from colmet.common import measures
 from colmet.common.errors import Refused
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
+from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables, TablePair
 from colmet.common.live.namesakes import counted_once, is_namesake, repeated
-from colmet.common.live.recent_pairs import LEAST_S, HostPairs, RecentPairs, TablePair
 from colmet.common.measures import CGROUP_TABLE, Measure
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
@@ -94,22 +94,22 @@ class Top:
 
     Args:
         identity: of the daemon.
-        watch: keeps the rows.
+        latest: the rows.
         heard: returns the nodes that send to this daemon, by name; None in a node's own daemon.
         now_ns: of the wall clock.
-        monotonic: seconds, the clock of `watch`.
+        monotonic: seconds, the clock of `latest`.
     """
 
     def __init__(
         self,
         identity: DaemonIdentity,
-        watch: RecentPairs,
+        latest: LatestTables,
         heard: Callable[[], Mapping[str, Heard]] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
-        self._watch = watch
+        self._latest = latest
         self._heard = heard
         self._now_ns = now_ns
         self._monotonic = monotonic
@@ -126,17 +126,17 @@ class Top:
         """
         asked = TopQuery.of(request)
         now, now_ns = self._monotonic(), self._now_ns()
-        hosts = self._watch.look()
+        hosts = self._latest.look()
         fresh = [(host, kept.fresh(now)) for host, kept in hosts]
         heard = {} if self._heard is None else dict(self._heard())
         recent = {host for host, one in heard.items() if now_ns - one.seen_ns <= HEARD_S * 1e9}
         answer = {
             **self._identity.values(),
             "time": now_ns / 1e9,
-            "kept_s": round(now - (self._watch.since or now), 3),
+            "kept_s": round(now - (self._latest.since or now), 3),
             "nodes_heard": len(recent) if self._heard is not None else 1,
             "nodes_measured": sum([kept.is_measured for host, kept in hosts if self._heard is None or host in recent]),
-            "left_out": self._watch.left_out,
+            "left_out": self._latest.left_out,
             "view": asked.view,
         }
         if asked.view == "nodes":
@@ -364,7 +364,7 @@ def _told(values: Floats, key: str = "") -> list[Any]:
     return [round(value, 3) if math.isfinite(value) else None for value in values.tolist()]
 
 
-def measure_jobs(hosts: Sequence[tuple[str, HostPairs]]) -> JobUsage:
+def measure_jobs(hosts: Sequence[tuple[str, HostTables]]) -> JobUsage:
     """Return usage of each job on each node from the kept tables; of two agents of one host name, only one counts."""
     names = [host for host, _ in hosts]
     parts = [part for table in JOB_TABLES for part in _parts(table, hosts)]
@@ -416,7 +416,7 @@ class _JoinedRows:
         return rows, list(zip(hosts.tolist(), rows["job_id"].tolist())), times
 
 
-def _parts(name: str, hosts: Iterable[tuple[str, HostPairs]]) -> list[_JoinedRows]:
+def _parts(name: str, hosts: Iterable[tuple[str, HostTables]]) -> list[_JoinedRows]:
     found: dict[Schema, list[tuple[int, TablePair]]] = {}
     for n, (_, kept) in enumerate(hosts):
         pair = kept.tables.get(name)
@@ -487,7 +487,7 @@ def _spread(values: Floats, into: Indices, count: int) -> Floats:
 
 
 def measure_nodes(
-    hosts: Sequence[tuple[str, HostPairs]], now: float, now_ns: int, heard: Mapping[str, Heard]
+    hosts: Sequence[tuple[str, HostTables]], now: float, now_ns: int, heard: Mapping[str, Heard]
 ) -> list[dict[str, Any]]:
     """Return a row for each node.
 
@@ -535,7 +535,7 @@ def measure_nodes(
     return rows
 
 
-def _job_count(kept: HostPairs) -> int:
+def _job_count(kept: HostTables) -> int:
     if kept.jobs is not None:
         return len(kept.jobs)
     tables = [pair.latest for name, pair in kept.tables.items() if name in JOB_TABLES]

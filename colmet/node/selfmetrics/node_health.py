@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from colmet.common.live.latest_rows import LatestRows
-from colmet.common.live.recent_pairs import RecentPairs
+from colmet.common.live.job_metrics import JobMetrics
+from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.daemon_health import DaemonIdentity, RecentGrowth, families_of, single
 from colmet.common.runtime.plural import counted
@@ -51,7 +51,7 @@ class NodeHealth:
     Args:
         parts: other parts' counters, by the name of the part; that of batches is "spool".
         uplinks: to the collectors.
-        latest: receives the measured rows; None if they are not exposed.
+        metrics_jobs: whether to serve the latest rows of jobs as metrics.
         now_ns: of the wall clock.
 
     Attributes:
@@ -63,17 +63,17 @@ class NodeHealth:
         self,
         parts: Mapping[str, Callable[[], Mapping[str, int]]],
         uplinks: Sequence[Uplink] = (),
-        latest: LatestRows | None = None,
+        metrics_jobs: bool = False,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._watch = RecentPairs(TABLES)
-        self._parts = {**parts, "top": self._watch.counters}
+        self._latest = LatestTables(TABLES, always=metrics_jobs, all_jobs=metrics_jobs)
+        self._jobs = JobMetrics(self._latest) if metrics_jobs else None
+        self._parts = {**parts, "top": self._latest.counters}
         self._uplinks = uplinks
         self._monotonic = monotonic
-        self._latest = latest
         self._identity = DaemonIdentity("node")
-        self.top = Top(self._identity, self._watch)
+        self.top = Top(self._identity, self._latest)
         self._now_ns = now_ns
         self._recent = RecentGrowth()
         self.sampling = False
@@ -89,9 +89,7 @@ class NodeHealth:
 
     def take(self, batch: Batch) -> None:
         """Process a batch to be sent; main thread only."""
-        if self._latest is not None:
-            self._latest.take([batch])
-        self._watch.take([batch])
+        self._latest.take([batch])
 
     def note(self, runners: Iterable[Watched], totals: Mapping[str, int], tick_ns: int, period_s: float) -> None:
         """Make the snapshot; main thread only.
@@ -208,8 +206,8 @@ class NodeHealth:
         yield Family(f"{name}_collector_up", "gauge", "1 while this collector takes batches.", there)
         for part in self._parts:
             yield from families_of(name, part, picture[part])
-        if self._latest is not None:
-            yield from self._latest.families()
+        if self._jobs is not None:
+            yield from self._jobs.families()
 
     def line(self) -> str:
         """Return the health in one line, for the service manager."""

@@ -1,8 +1,9 @@
-"""The latest two rows of every job and node, kept only while a client reads them."""
+"""The latest tables of each node: the one store under `colmet top`, the page and the metrics page."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
@@ -13,17 +14,13 @@ from colmet.common.schema import Batch, Table
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 60.0  # rows are kept this long after a look
+LEASE_S = 60.0  # tables are kept this long after a look
 MAX_BYTES = 128 << 20  # of rows
 MAX_HOSTS = 16384
+MAX_TABLES = 64  # of one host: each keeps its schema
 UNKNOWN_PERIOD_S = 10.0  # of a table received once
 LEAST_S, MOST_S, PERIODS = 60.0, 3600.0, 5  # rows are stale after PERIODS periods, within these bounds
-HOST_BYTES, JOB_BYTES = 500, 40  # approximate memory of a host beside its rows
-
-
-def stale_after_s(period_s: float) -> float:
-    """Return the seconds after which rows with this period are stale."""
-    return min(MOST_S, max(LEAST_S, PERIODS * period_s))
+HOST_BYTES, JOB_BYTES, TABLE_BYTES = 500, 40, 500  # approximate memory beside the rows
 
 
 class TablePair(NamedTuple):
@@ -31,14 +28,16 @@ class TablePair(NamedTuple):
 
     Attributes:
         former: the one before the latest; None without one, or if its columns differ.
-        latest: the newest.
-        taken: arrival of the newest, by the monotonic clock.
-        period_s: from one to the next; 0 if unknown.
-        size_bytes: approximate memory of both.
+        latest: the newest, with rows of all running jobs.
+        later: a newer one without rows of some running jobs, such as the last rows of an ended job; None without one.
+        taken: arrival of `latest`, by the monotonic clock.
+        period_s: from `former` to `latest`; 0 if unknown.
+        size_bytes: approximate memory of all.
     """
 
     former: Table | None
     latest: Table
+    later: Table | None
     taken: float
     period_s: float
     size_bytes: int
@@ -46,10 +45,10 @@ class TablePair(NamedTuple):
     @property
     def stale_s(self) -> float:
         """Return the seconds after which the rows are stale."""
-        return stale_after_s(self.period_s)
+        return min(MOST_S, max(LEAST_S, PERIODS * self.period_s))
 
 
-class HostPairs(NamedTuple):
+class HostTables(NamedTuple):
     """The latest tables of one host; immutable, replaced by each new one.
 
     Attributes:
@@ -71,12 +70,8 @@ class HostPairs(NamedTuple):
         """Return the approximate memory of all tables."""
         return _size_beside(self.jobs) + sum([pair.size_bytes for pair in self.tables.values()])
 
-    def fresh(self, now: float) -> HostPairs:
-        """Return a copy with the current tables only.
-
-        Args:
-            now: by the monotonic clock.
-        """
+    def fresh(self, now: float) -> HostTables:
+        """Return a copy with the current tables only, at this time of the monotonic clock."""
         return self._replace(
             tables={name: pair for name, pair in self.tables.items() if now - pair.taken <= pair.stale_s}
         )
@@ -87,27 +82,37 @@ class HostPairs(NamedTuple):
         return self.batches > 2 or any(pair.former is not None for pair in self.tables.values())
 
 
-class RecentPairs:
-    """Keeps the latest two tables of each name of each host, for `LEASE_S` after each look.
+class LatestTables:
+    """Keeps the latest tables of each host as received, always or for `LEASE_S` after each look.
 
-    One thread calls `take`, any other `look`. A table is kept as received; readers unpack its rows.
+    One thread calls `take`, any other reads.
 
     Args:
         names: of the tables to keep.
+        always: whether to keep them without a look, too.
+        all_jobs: whether to keep all tables of jobs as well.
         monotonic: clock in seconds.
 
     Attributes:
-        since: start of the current lease, by the monotonic clock; None while no rows are kept.
+        since: start of the current lease, by the monotonic clock; None while no tables are kept.
     """
 
-    def __init__(self, names: Iterable[str], monotonic: Callable[[], float] = time.monotonic) -> None:
-        self.since: float | None = None
+    def __init__(
+        self,
+        names: Iterable[str],
+        always: bool = False,
+        all_jobs: bool = False,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.since = monotonic() if always else None
+        self._lease_s = math.inf if always else LEASE_S
+        self._until = self._lease_s
         self._names = frozenset(names)
+        self._all_jobs = all_jobs
         self._monotonic = monotonic
-        self._until = 0.0
-        self._hosts: dict[str, HostPairs] = {}
+        self._hosts: dict[str, HostTables] = {}
         self._bytes = Shares(MAX_BYTES)
-        self._names_of = Shares(MAX_HOSTS)
+        self._hosts_of = Shares(MAX_HOSTS)
         self._tidy_at = 0.0
         self._looks = self._left_out = self._left_out_before = 0
 
@@ -120,13 +125,17 @@ class RecentPairs:
         """Return the number of tables dropped since the current lease began."""
         return self._left_out - self._left_out_before
 
-    def look(self) -> list[tuple[str, HostPairs]]:
-        """Return the tables by host, and keep them for `LEASE_S` more. Any thread may call it."""
+    def look(self) -> list[tuple[str, HostTables]]:
+        """Return the tables by host, and keep them for `LEASE_S` more."""
         self._looks += 1
         now = self._monotonic()
         if self.since is None or now >= self._until:
             self.since = now
-        self._until = now + LEASE_S
+        self._until = now + self._lease_s
+        return self.hosts()
+
+    def hosts(self) -> list[tuple[str, HostTables]]:
+        """Return the tables by host."""
         return list(self._hosts.items())
 
     def take(self, batches: Iterable[Batch], sender: str = "") -> None:
@@ -137,65 +146,72 @@ class RecentPairs:
         if now >= self._until:
             self._hosts, self.since = {}, None
             self._bytes.clear()
-            self._names_of.clear()
+            self._hosts_of.clear()
             self._left_out_before = self._left_out
             return
         if now >= self._tidy_at:
             self._tidy_at = now + MOST_S
-            for host, kept in list(self._hosts.items()):
-                if now - kept.seen > MOST_S:
-                    del self._hosts[host]
-                    self._bytes.hold(kept.sender, -kept.size_bytes)
-                    self._names_of.hold(kept.sender, -1)
+            self._tidy(now)
         for batch in batches:
             self._take(batch, now, sender)
+
+    def _tidy(self, now: float) -> None:
+        """Drop silent hosts, and the stale tables of the others."""
+        for host, kept in list(self._hosts.items()):
+            if now - kept.seen > MOST_S:
+                del self._hosts[host]
+                self._bytes.hold(kept.sender, -kept.size_bytes)
+                self._hosts_of.hold(kept.sender, -1)
+            else:
+                fresh = self._hosts[host] = kept.fresh(now)
+                self._bytes.hold(kept.sender, fresh.size_bytes - kept.size_bytes)
 
     def _take(self, batch: Batch, now: float, sender: str) -> None:
         before = self._hosts.get(batch.host)
         more = _size_beside(batch.jobs) - (_size_beside(before.jobs) if before is not None else 0)
         sender = sender if before is None else before.sender
-        if (before is None and self._names_of.room(sender) < 1) or (more > 0 and more > self._bytes.room(sender)):
+        if (before is None and self._hosts_of.room(sender) < 1) or (more > 0 and more > self._bytes.room(sender)):
             self._leave_out(max(1, len(batch.tables)))
             return
         self._bytes.hold(sender, more)
-        self._names_of.hold(sender, int(before is None))
+        self._hosts_of.hold(sender, int(before is None))
         tables = dict(before.tables) if before is not None else {}
         for table in batch.tables:
-            if table.schema.name in self._names and len(table):
-                pair = self._paired(tables.get(table.schema.name), table, batch.jobs, now, sender)
-                if pair is not None:
-                    tables[table.schema.name] = pair
-        self._hosts[batch.host] = HostPairs(
-            now, before.batches + 1 if before is not None else 1, batch.jobs, tables, sender
-        )
+            schema = table.schema
+            if (schema.name in self._names or (self._all_jobs and schema.scope == "job")) and len(table):
+                self._keep(tables, table, batch.jobs, now, sender)
+        batches = before.batches + 1 if before is not None else 1
+        self._hosts[batch.host] = HostTables(now, batches, batch.jobs, tables, sender)
 
-    def _paired(
-        self, before: TablePair | None, table: Table, jobs: tuple[int, ...] | None, now: float, sender: str
-    ) -> TablePair | None:
-        """Return the new pair with this table; None to leave the former pair."""
-        former, period_s = None, 0.0
-        if before is not None:
-            latest = before.latest
-            # older than the latest: delayed on the node, or the clock was set back
-            if table.time_ns <= latest.time_ns and now - before.taken <= LEAST_S:
-                return None
-            if now - before.taken <= 2 * (before.period_s or UNKNOWN_PERIOD_S) and _is_of_some(table, latest, jobs):
-                return None
-            former = latest if latest.schema == table.schema and latest.time_ns < table.time_ns else None
-            period_s = now - before.taken
-        size = _size(table) + (_size(former) if former is not None else 0)
-        more = size - (before.size_bytes if before is not None else 0)
-        if more > 0 and more > self._bytes.room(sender):
+    def _keep(
+        self, tables: dict[str, TablePair], table: Table, jobs: tuple[int, ...] | None, now: float, sender: str
+    ) -> None:
+        """Add a table to those of its host, if there is room and it is not older than the latest."""
+        before = tables.get(table.schema.name)
+        if before is None:
+            pair, more = TablePair(None, table, None, now, 0.0, _size(table)), _size(table)
+        else:
+            latest, age_s = before.latest, now - before.taken
+            if table.time_ns <= latest.time_ns and age_s <= LEAST_S:  # delayed on the node, or the clock was set back
+                return
+            if age_s <= 2 * (before.period_s or UNKNOWN_PERIOD_S) and _is_of_some(table, latest, jobs):
+                size = before.size_bytes - _size(before.later) + _size(table)
+                pair = before._replace(later=table, size_bytes=size)
+            else:
+                former = latest if latest.schema == table.schema and latest.time_ns < table.time_ns else None
+                pair = TablePair(former, table, None, now, age_s, _size(former) + _size(table))
+            more = pair.size_bytes - before.size_bytes
+        if (before is None and len(tables) >= MAX_TABLES) or (more > 0 and more > self._bytes.room(sender)):
             self._leave_out(1)
-            return None
+            return
         self._bytes.hold(sender, more)
-        return TablePair(former, table, now, period_s, size)
+        tables[table.schema.name] = pair
 
     def _leave_out(self, tables: int) -> None:
         for _ in range(tables):
             self._left_out += 1
             if powers_of_ten(self._left_out):
-                log.warning("too many jobs for colmet top, tables left_out=%d", self._left_out)
+                log.warning("no room for the latest rows of all jobs, tables left_out=%d", self._left_out)
 
 
 def _is_of_some(table: Table, before: Table, jobs: tuple[int, ...] | None) -> bool:
@@ -210,5 +226,5 @@ def _size_beside(jobs: tuple[int, ...] | None) -> int:
     return HOST_BYTES + JOB_BYTES * len(jobs or ())
 
 
-def _size(table: Table) -> int:
-    return len(table) * table.schema.row_bytes + 500
+def _size(table: Table | None) -> int:
+    return 0 if table is None else len(table) * table.schema.row_bytes + TABLE_BYTES

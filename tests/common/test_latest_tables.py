@@ -1,11 +1,11 @@
-"""What is kept for `colmet top`: only while somebody looks, the latest two of each table, no more than fits."""
+"""The latest tables of each node: the latest two of each, always or after a look, no more than fits."""
 
 from __future__ import annotations
 
 import pytest
 
-from colmet.common.live import recent_pairs
-from colmet.common.live.recent_pairs import HOST_BYTES, JOB_BYTES, LEASE_S, LEAST_S, MOST_S, RecentPairs
+from colmet.common.live import latest_tables
+from colmet.common.live.latest_tables import HOST_BYTES, JOB_BYTES, LEASE_S, LEAST_S, MAX_TABLES, MOST_S, LatestTables
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from tests.support.waiting import Clock
 
@@ -37,7 +37,7 @@ def times(watched):
 
 
 def test_nothing_is_kept_while_nobody_looks(clock):
-    watched = RecentPairs(["t_default"], clock)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.take([batch((1,), 10)])
     assert watched.look() == [] and watched.since == 1000
     watched.take([batch((1,), 15)])
@@ -52,7 +52,7 @@ def test_nothing_is_kept_while_nobody_looks(clock):
 
 
 def test_the_latest_two_are_kept_and_tables_of_other_names_are_not(clock):
-    watched = RecentPairs(["t_default"], clock)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     unwanted = Table.from_samples(Schema("x_default", "job", SCHEMA.fields), 1, [Sample(1, {})])
     for at in (5, 10, 15):
@@ -64,7 +64,7 @@ def test_the_latest_two_are_kept_and_tables_of_other_names_are_not(clock):
 
 
 def test_the_last_rows_of_a_job_that_ends_do_not_take_the_place_of_a_sample(clock):
-    watched = RecentPairs(["t_default"], clock)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     for at in (5, 10):
         watched.take([batch((1, 2, 3), at)])
@@ -80,7 +80,7 @@ def test_the_last_rows_of_a_job_that_ends_do_not_take_the_place_of_a_sample(cloc
 
 
 def test_what_comes_late_is_left_out_but_not_for_ever(clock):
-    watched = RecentPairs(["t_default"], clock)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     watched.take([batch((1,), 500)])
     watched.take([batch((1,), 400)])
@@ -95,8 +95,38 @@ def test_what_comes_late_is_left_out_but_not_for_ever(clock):
     assert times(watched) == (460, 465)
 
 
+def test_the_last_rows_of_a_job_are_kept_beside_those_of_the_others(clock):
+    watched = LatestTables((), always=True, all_jobs=True, monotonic=clock)
+    watched.take([batch((1, 2), 5)])
+    empty = watched._bytes.total
+    watched.take([batch((1, 2), 7, rows=(2,))])
+    assert pair(watched).later.rows["job_id"].tolist() == [2] and times(watched) == (None, 5)
+    assert watched._bytes.total == pair(watched).size_bytes + HOST_BYTES + 2 * JOB_BYTES > empty
+    clock.now += 5
+    watched.take([batch((1,), 10)])
+    assert pair(watched).later is None and times(watched) == (5, 10)
+
+
+def test_all_tables_of_jobs_are_kept_always_but_no_more_than_some_of_a_host(clock):
+    watched = LatestTables(["n_default"], always=True, all_jobs=True, monotonic=clock)
+    clock.now += 10 * LEASE_S
+    schemas = [Schema(f"t{n}_default", "job", SCHEMA.fields) for n in range(MAX_TABLES + 10)]
+    schemas += [Schema(name, "node", SCHEMA.fields) for name in ("n_default", "m_default")]
+    watched.take([Batch("n1", 1, 1, 1, (1,), tuple(table([1], 1, schema) for schema in schemas[:-2]))])
+    ((_, kept),) = watched.hosts()
+    assert len(kept.tables) == MAX_TABLES and watched.left_out == 10
+    watched.take([Batch("n2", 1, 1, 1, (1,), tuple(table([0], 1, schema) for schema in schemas[-2:]))])
+    assert [*dict(watched.hosts())["n2"].tables] == ["n_default"]
+    clock.now += MOST_S - 1
+    watched.take([Batch("n1", 1, 2, 1, (1,), (table([1], 2, schemas[0]),))])
+    clock.now += 2
+    watched.take([])
+    ((_, kept),) = watched.hosts()
+    assert [*kept.tables] == ["t0_default"] and watched._bytes.total == kept.size_bytes
+
+
 def test_another_schema_begins_anew(clock):
-    watched = RecentPairs(["t_default"], clock)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     watched.take([batch((1,), 5)])
     watched.take([batch((1,), 10, schema=OTHER)])
@@ -105,9 +135,9 @@ def test_another_schema_begins_anew(clock):
 
 def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
     size = SCHEMA.row_bytes + 500 + HOST_BYTES + JOB_BYTES
-    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * size)
-    monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 3)
-    watched = RecentPairs(["t_default"], clock)
+    monkeypatch.setattr(latest_tables, "MAX_BYTES", 3 * size)
+    monkeypatch.setattr(latest_tables, "MAX_HOSTS", 3)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     for at in (5, 10, 15):
         watched.take([batch((1,), at, host=f"n{n}") for n in range(1, 6)])
@@ -123,17 +153,17 @@ def test_what_does_not_fit_is_left_out_and_counted(clock, monkeypatch, caplog):
 
 
 def test_jobs_that_are_only_named_take_room_too(clock, monkeypatch):
-    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 3 * (HOST_BYTES + 1000 * JOB_BYTES))
-    watched = RecentPairs(["t_default"], clock)
+    monkeypatch.setattr(latest_tables, "MAX_BYTES", 3 * (HOST_BYTES + 1000 * JOB_BYTES))
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     for count in (1000, 1001, 500, 1000, 1000):
         watched.take([Batch(f"n{n}", 1, 1, 5, tuple(range(1, count + 1)), ()) for n in range(5)])
-        assert sum([kept.size_bytes for _, kept in watched.look()]) == watched._bytes.total <= recent_pairs.MAX_BYTES
+        assert sum([kept.size_bytes for _, kept in watched.look()]) == watched._bytes.total <= latest_tables.MAX_BYTES
     assert watched.left_out > 2
 
 
 def test_hosts_that_have_gone_make_room_while_somebody_looks(clock):
-    watched = RecentPairs(["t_default"], clock)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     watched.take([batch((1,), 5, host="gone")])
     one = watched._bytes.total
@@ -146,8 +176,8 @@ def test_hosts_that_have_gone_make_room_while_somebody_looks(clock):
 
 
 def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch):
-    monkeypatch.setattr(recent_pairs, "MAX_HOSTS", 100)
-    watched = RecentPairs(["t_default"], clock)
+    monkeypatch.setattr(latest_tables, "MAX_HOSTS", 100)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     watched.take([batch((1,), 5, host=f"made-up-{n}") for n in range(1000)], "[10.0.0.66]")
     for n in range(20):
@@ -162,8 +192,8 @@ def test_one_sender_with_many_hosts_leaves_room_to_the_others(clock, monkeypatch
 
 
 def test_one_sender_with_large_tables_leaves_room_to_the_others(clock, monkeypatch):
-    monkeypatch.setattr(recent_pairs, "MAX_BYTES", 100_000)
-    watched = RecentPairs(["t_default"], clock)
+    monkeypatch.setattr(latest_tables, "MAX_BYTES", 100_000)
+    watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     for n in range(200):
         watched.take([batch(tuple(range(1, 50)), 5, host=f"made-up-{n}")], "[10.0.0.66]")
