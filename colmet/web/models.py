@@ -15,9 +15,9 @@ def _description(measure: DeclaredMeasure) -> str:
 
 # Descriptions of the values in rows of jobs and nodes; measures have their own.
 _JOB_VALUES = {
-    "cpu_share": "CPU cores used, as a share of those held",
-    "memory_share": "memory used, as a share of the limit, on the node where it is nearest to it",
-    "wait": "tasks that wait, for any reason",
+    "cpu_share": "CPU cores used, as a share of those allocated",
+    "memory_share": "memory used, as a share of the limit; the largest of its nodes",
+    "wait": "waiting tasks, for any reason",
     "io": "bytes read and written per second",
     **{key: _description(measure) for key, measure in JOB_MEASURES.items()},
 }
@@ -25,8 +25,8 @@ _NODE_VALUES = {
     "jobs": "jobs on it",
     "cpus": _description(NODE_MEASURES["cpus"]),
     "cpu": "use of its CPUs, as a share",
-    "iowait": "share of the time in which a CPU waits for a block device",
-    "steal": "share of the time that another virtual machine had",
+    "iowait": "share of the time of waits for a block device",
+    "steal": "share of the time used by other virtual machines",
     "load": _description(NODE_MEASURES["load"]),
     "memory": "bytes used",
     "memory_total": _description(NODE_MEASURES["memtotal"]),
@@ -35,32 +35,32 @@ _NODE_VALUES = {
     "io": "bytes read and written per second",
     "read": _description(NODE_MEASURES["read"]),
     "write": _description(NODE_MEASURES["write"]),
-    "seen_age": "seconds since the last message of it",
-    "lag": "age of its latest message when it came, in seconds",
+    "seen_age": "seconds since its last message",
+    "lag": "age of its latest message on arrival, in seconds",
 }
 
 
 class Error(BaseModel):
     """An error."""
 
-    error: str = Field(..., description="what is wrong and what to do")
+    error: str = Field(..., description="what is wrong, and what to do")
 
 
 class Whoami(BaseModel):
     """The user of the request."""
 
-    user: Optional[str] = Field(..., description="null where the interface is open to all")
-    admin: bool = Field(..., description="whether all jobs are shown")
+    user: Optional[str] = Field(..., description="null if the interface is open to all")
+    admin: bool = Field(..., description="whether all jobs are visible")
     version: str
     time: float
-    gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's figures")
+    gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's values")
 
 
 class NodeCounts(BaseModel):
-    """Totals of all nodes; ordinary users see heard and silent alone."""
+    """Totals of all nodes. Ordinary users get only `heard` and `silent`."""
 
-    heard: Optional[int] = Field(..., description="nodes that send")
-    silent: Optional[int] = Field(..., description="nodes that have ceased to send")
+    heard: Optional[int] = Field(..., description="number of nodes that send")
+    silent: Optional[int] = Field(..., description="number of nodes that do not send any more")
     cpu: Optional[float] = Field(..., description="use of the CPUs, as a share")
     memory: Optional[float]
     memory_total: Optional[float]
@@ -68,12 +68,12 @@ class NodeCounts(BaseModel):
 
 
 class JobCounts(BaseModel):
-    """Totals of the jobs that may be seen."""
+    """Totals of the visible jobs."""
 
     running: Optional[int]
     users: Optional[int]
     cpu: Optional[float] = Field(..., description="CPU cores used")
-    cpus: Optional[float] = Field(..., description="CPU cores held")
+    cpus: Optional[float] = Field(..., description="CPU cores allocated")
     cpu_share: Optional[float]
     memory: Optional[float]
     read: Optional[float]
@@ -83,7 +83,7 @@ class JobCounts(BaseModel):
 
 
 class MessageCounts(BaseModel):
-    """Messages of nodes that this process received."""
+    """Messages of nodes: received, and dropped before this process."""
 
     taken: Optional[int]
     left_out: Optional[int]
@@ -96,20 +96,20 @@ class Cluster(BaseModel):
     nodes: NodeCounts
     jobs: JobCounts
     messages: MessageCounts
-    kept_s: Optional[float] = Field(..., description="seconds that memory reaches back")
+    kept_s: Optional[float] = Field(..., description="age of the oldest samples in memory, in seconds")
     warnings: list[str]
 
 
 class MeasureSource(BaseModel):
-    """A column that has a measure."""
+    """A column with values of a measure."""
 
     table: str
     column: str
-    origin: str = Field(..., description="cgroup, tasks or processes, where the sources count different things")
+    origin: str = Field(..., description="cgroup, tasks or processes if the sources differ in what they count")
 
 
 class DescribedMeasure(BaseModel):
-    """A quantity that people read; the first of its columns that has values counts."""
+    """A quantity such as memory used, from the first of its columns with values."""
 
     label: str
     help: str
@@ -117,8 +117,8 @@ class DescribedMeasure(BaseModel):
     kind: str = Field(..., description="counter or gauge")
     unit: str = Field(..., description="as stored in the first column")
     rate: bool = Field(..., description="whether charts show the growth per second")
-    hosts: str = Field(..., description="how hosts are folded: sum, mean, max; all: a sum, missing where one is")
-    time: str = Field(..., description="how samples are folded: total, mean, max, last")
+    hosts: str = Field(..., description="fold over hosts: sum, mean, max, or all (a sum, missing if a host lacks it)")
+    time: str = Field(..., description="fold over samples: total, mean, max, last")
     sources: list[MeasureSource]
 
 
@@ -130,14 +130,14 @@ class MeasureTerm(BaseModel):
 
 
 class UnitFormat(BaseModel):
-    """How to show the numbers of a unit."""
+    """The display of a unit."""
 
-    factor: float = Field(..., description="to bytes, seconds, watts, shares of one")
+    factor: float = Field(..., description="factor to bytes, seconds, watts, shares of 1")
     family: str = Field(..., description="such as size, flow, duration, share")
 
 
 class Measures(BaseModel):
-    """The measures, by key; sums of some; the units of columns and of their growth."""
+    """Measures by key, sums of measures, and the units of columns and of their growth."""
 
     measures: dict[str, DescribedMeasure]
     sums: dict[str, list[MeasureTerm]]
@@ -146,66 +146,62 @@ class Measures(BaseModel):
 
 class _JobRow(BaseModel):
     job: int
-    user: Optional[str] = Field(..., description="empty where no node names the user")
-    nodes: Optional[int] = Field(..., description="on how many nodes it is")
+    user: Optional[str] = Field(..., description="empty if no node reports the user")
+    nodes: Optional[int] = Field(..., description="number of its nodes")
 
 
 # key -> description; values are of colmet.common.measures.ORIGINS
 _JOB_ORIGINS = {
-    "memory_source": "where memory is from: cgroup, or processes where no cgroup counts it",
-    "tasks_source": "where tasks is from, likewise",
+    "memory_source": "source of memory: cgroup, or processes without a cgroup that counts it",
+    "tasks_source": "source of tasks, likewise",
 }
 
 
-def _values(texts: dict[str, str]) -> dict[str, Any]:
-    return {key: (Optional[float], Field(..., description=text)) for key, text in texts.items()}
+def _columns(texts: dict[str, str], kind: Any = float) -> dict[str, Any]:
+    return {key: (Optional[kind], Field(..., description=text)) for key, text in texts.items()}
 
 
-def _texts(texts: dict[str, str]) -> dict[str, Any]:
-    return {key: (Optional[str], Field(..., description=text)) for key, text in texts.items()}
-
-
-_JobValues: Any = create_model("_JobValues", __base__=_JobRow, **_values(_JOB_VALUES), **_texts(_JOB_ORIGINS))
-_NodeValues: Any = create_model("_NodeValues", node=(str, Field(..., description="its name")), **_values(_NODE_VALUES))
+_JobValues: Any = create_model("_JobValues", __base__=_JobRow, **_columns(_JOB_VALUES), **_columns(_JOB_ORIGINS, str))
+_NodeValues: Any = create_model("_NodeValues", node=(str, Field(..., description="its name")), **_columns(_NODE_VALUES))
 
 
 class JobRow(_JobValues):  # type: ignore[misc]  # made above, out of a table
-    """A job: what it uses now on all its nodes, or used last."""
+    """A job with its current or last use on all its nodes."""
 
     on: Optional[str] = Field(..., description="the first of its nodes")
-    time: Optional[float] = Field(..., description="of its latest row")
-    first: Optional[float] = Field(..., description="when this process saw it first")
-    last: Optional[float] = Field(..., description="when this process saw it last")
+    time: Optional[float] = Field(..., description="time of its latest row")
+    first: Optional[float] = Field(..., description="time of its first sample in this process")
+    last: Optional[float] = Field(..., description="time of its last sample in this process")
     running: bool
 
 
 class JobNodeRow(_JobValues):  # type: ignore[misc]  # made above, out of a table
-    """What a job uses on one node."""
+    """The use of a job on one node."""
 
     node: str
 
 
 class NodeRow(_NodeValues):  # type: ignore[misc]  # made above, out of a table
-    """A node: what it uses now."""
+    """A node with its current use."""
 
-    silent: bool = Field(..., description="whether it has ceased to send")
+    silent: bool = Field(..., description="whether it does not send any more")
 
 
-class Jobs(BaseModel):
-    """Some of the jobs of a query."""
-
+class _Page(BaseModel):
     total: int
     offset: int
     limit: int
+
+
+class Jobs(_Page):
+    """A page of the jobs of a query."""
+
     items: list[JobRow]
 
 
-class Nodes(BaseModel):
-    """Some of the nodes of a query."""
+class Nodes(_Page):
+    """A page of the nodes of a query."""
 
-    total: int
-    offset: int
-    limit: int
     items: list[NodeRow]
 
 
@@ -229,7 +225,7 @@ class Job(BaseModel):
 
 
 class Node(BaseModel):
-    """A node with its tables and its jobs that may be seen."""
+    """A node with its tables and its visible jobs."""
 
     node: NodeRow
     jobs: list[JobNodeRow]
@@ -249,14 +245,14 @@ class OneSeries(BaseModel):
 class Series(BaseModel):
     """Values over time."""
 
-    job: int = Field(..., description="0 where they are a node's own")
+    job: int = Field(..., description="0 for the node's own values")
     metric: str
     unit: Optional[str]
     kind: Optional[str]
     rate: bool
     since: Optional[float]
     until: Optional[float]
-    step: Optional[float] = Field(..., description="width of the intervals in seconds; 0 where every sample is given")
+    step: Optional[float] = Field(..., description="width of the intervals in seconds; 0 for one value for each sample")
     source: str = Field(..., description="memory, stored, both or none")
     warnings: list[str]
     series: list[OneSeries]
@@ -272,7 +268,7 @@ class Gap(BaseModel):
 
 
 class HostCompleteness(BaseModel):
-    """The share of a job's samples of one node that is stored."""
+    """The stored share of a job's samples of one node."""
 
     node: str
     share: Optional[float]
@@ -282,7 +278,7 @@ class HostCompleteness(BaseModel):
 
 
 class Completeness(BaseModel):
-    """The share of a job's samples that is stored."""
+    """The stored share of a job's samples."""
 
     job: int
     share: Optional[float]
@@ -311,7 +307,7 @@ class QmemHost(BaseModel):
 
 
 class QmemRequestedJob(BaseModel):
-    """What a job requested, and its maximum use on each host."""
+    """The request of a job, and its maximum use on each host."""
 
     requested_h_vmem_strval: str
     requested_h_vmem_dblval: float
@@ -349,30 +345,5 @@ class Status(BaseModel):
     since: float = Field(..., description="start of the counters")
     counts: dict[str, int]
     connections: int
-    users: Optional[int] = Field(..., description="names in the file of users; null where the interface is open")
-    waiting: dict[str, int] = Field(..., description="requests that run or wait: from memory, from stores")
-
-
-MODELS = (
-    *(
-        Error,
-        Whoami,
-        MeasureSource,
-        DescribedMeasure,
-        MeasureTerm,
-        UnitFormat,
-        Measures,
-        NodeCounts,
-        JobCounts,
-        MessageCounts,
-        Cluster,
-        JobRow,
-        JobNodeRow,
-        NodeRow,
-        Jobs,
-        Nodes,
-        Column,
-    ),
-    *(Job, Node, OneSeries, Series, Gap, HostCompleteness, Completeness, QmemJobOnHost, QmemHost, QmemRequestedJob),
-    *(QmemOwner, Qhost, Qstat, Status),
-)
+    users: Optional[int] = Field(..., description="number of names in the users' file; null if the interface is open")
+    waiting: dict[str, int] = Field(..., description="requests in progress, from memory and from stores")

@@ -41,8 +41,8 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     if description["openapi"].startswith("3.0"):  # from pydantic 1, without null
-        for model in models.MODELS:
-            _add_nulls(model, schemas[model.__name__])
+        for name, schema in schemas.items():
+            _add_nulls(getattr(models, name), schema)
     for path, methods in description["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
