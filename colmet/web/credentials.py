@@ -96,8 +96,7 @@ def make_password(given: str) -> Password:
 
 def nobody(like: Password | None) -> Password:
     """Return a random hash, unmatched by any password and as slow to check as `like`."""
-    n, r, p = (N, R, P) if like is None else (like.n, like.r, like.p)
-    return Password(n, r, p, os.urandom(16), os.urandom(32))
+    return (like or Password(N, R, P, b"", b""))._replace(salt=os.urandom(16), digest=os.urandom(32))
 
 
 def make_token() -> str:
@@ -123,43 +122,29 @@ def parse_line(text: str) -> Credential | None:
     if len(parts) not in (2, 3):
         raise ValueError("it is not NAME:SECRET or NAME:SECRET:GROUP,GROUP")
     groups = [one.strip() for one in parts[2].split(",")] if len(parts) == 3 else []
-    groups = [one for one in groups if one]
-    for group in groups:
-        check_group(group)
-    return Credential(check_name(parts[0].strip()), parse_secret(parts[1].strip()), frozenset(groups))
+    known = frozenset([check_group(one) for one in groups if one])
+    return Credential(check_name(parts[0].strip()), parse_secret(parts[1].strip()), known)
 
 
 def check_name(name: str) -> str:
-    """Return a valid name of a user.
-
-    Raises:
-        ValueError: the name is invalid.
-    """
-    if not _NAME.fullmatch(name) or name != name.strip():
-        raise ValueError(f"{name!r:.80} is not the name of a user: 1 to {MAX_NAME} characters, no colon, no leading #")
-    return name
+    """Return the name of a user; ValueError for an invalid one."""
+    return _checked(_NAME, name, f"the name of a user: 1 to {MAX_NAME} characters, no colon, no leading #")
 
 
 def check_group(name: str) -> str:
-    """Return a valid name of a group.
-
-    Raises:
-        ValueError: the name is invalid.
-    """
-    if not _GROUP.fullmatch(name):
-        raise ValueError(f"{name!r:.80} is not the name of a group")
-    return name
+    """Return the name of a group; ValueError for an invalid one."""
+    return _checked(_GROUP, name, "the name of a group")
 
 
 def check_label(label: str) -> str:
-    """Return a valid label of a token.
+    """Return the label of a token; ValueError for an invalid one."""
+    return _checked(_LABEL, label, "a label: 1 to 64 of A-Z a-z 0-9 _ . -")
 
-    Raises:
-        ValueError: the label is invalid.
-    """
-    if not _LABEL.fullmatch(label):
-        raise ValueError(f"{label!r:.80} is not a label: 1 to 64 of A-Z a-z 0-9 _ . -")
-    return label
+
+def _checked(pattern: re.Pattern[str], text: str, what: str) -> str:
+    if not pattern.fullmatch(text) or text != text.strip():
+        raise ValueError(f"{text!r:.80} is not {what}")
+    return text
 
 
 def parse_secret(text: str) -> Secret:
