@@ -41,15 +41,10 @@ MAX_HEADER = 4096
 
 
 class Visitor(NamedTuple):
-    """The user of a request.
+    """The user of a request."""
 
-    Attributes:
-        user: name of the user; None if the interface is open to all.
-        is_admin: whether the user sees all jobs.
-    """
-
-    user: str | None
-    is_admin: bool
+    user: str | None  # name of the user; None if the interface is open to all
+    is_admin: bool  # whether the user sees all jobs
 
     @property
     def only(self) -> str | None:

@@ -43,17 +43,11 @@ class Password(NamedTuple):
 
 
 class Token(NamedTuple):
-    """A token of 256 random bits: guessing is impossible, so a plain hash is enough.
+    """A token of 256 random bits: guessing is impossible, so a plain hash is enough."""
 
-    Attributes:
-        digest: SHA-256 of its text.
-        label: its purpose; may be empty.
-        until: the last day of validity, in UTC; None for no limit.
-    """
-
-    digest: bytes
-    label: str = ""
-    until: date | None = None
+    digest: bytes  # SHA-256 of its text
+    label: str = ""  # its purpose; may be empty
+    until: date | None = None  # the last day of validity, in UTC; None for no limit
 
     def text(self) -> str:
         """As in the file."""

@@ -31,19 +31,12 @@ TYPES = {
 
 
 class File(NamedTuple):
-    """A file of the page.
+    """A file of the page."""
 
-    Attributes:
-        body: the content.
-        packed: the content compressed by gzip; None for small files and PNG.
-        type: the Content-Type header.
-        tag: the ETag header; a hash of the content.
-    """
-
-    body: bytes
-    packed: bytes | None
-    type: str
-    tag: str
+    body: bytes  # the content
+    packed: bytes | None  # the content compressed by gzip; None for small files and PNG
+    type: str  # the Content-Type header
+    tag: str  # the ETag header; a hash of the content
 
 
 def read_files(folder: Path) -> Mapping[str, File]:

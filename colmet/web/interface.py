@@ -17,95 +17,53 @@ class StoreWarning(str):
 
 
 class RowPage(NamedTuple):
-    """A page of rows.
+    """A page of rows."""
 
-    Attributes:
-        total: number of all rows.
-        offset: position of the first row of the page.
-        items: the rows.
-    """
-
-    total: int
-    offset: int
-    items: Sequence[Mapping[str, Any]]
+    total: int  # number of all rows
+    offset: int  # position of the first row of the page
+    items: Sequence[Mapping[str, Any]]  # the rows
 
 
 class JobsQuery(NamedTuple):
-    """A query for jobs.
+    """A query for jobs."""
 
-    Attributes:
-        user: only jobs of this user; None for all.
-        state: running, ended or all.
-        node: only jobs on this node; "" for all.
-        text: prefix of the number, or part of the name of the user or of a node; "" for all.
-        since: only jobs seen at this time or later, seconds since 1970; None for all.
-        until: only jobs seen at this time or earlier; None for all.
-        sort: a key of the rows.
-        reverse: whether to reverse the order.
-        offset: position of the first row.
-        limit: max rows.
-    """
-
-    user: str | None = None
-    state: str = "running"
-    node: str = ""
-    text: str = ""
-    since: float | None = None
-    until: float | None = None
-    sort: str = "cpu"
-    reverse: bool = False
-    offset: int = 0
-    limit: int = 100
+    user: str | None = None  # only jobs of this user; None for all
+    state: str = "running"  # running, ended or all
+    node: str = ""  # only jobs on this node; "" for all
+    text: str = ""  # prefix of the number, or part of the name of the user or of a node; "" for all
+    since: float | None = None  # only jobs seen at this time or later, seconds since 1970; None for all
+    until: float | None = None  # only jobs seen at this time or earlier; None for all
+    sort: str = "cpu"  # a key of the rows
+    reverse: bool = False  # whether to reverse the order
+    offset: int = 0  # position of the first row
+    limit: int = 100  # max rows
 
 
 class NodesQuery(NamedTuple):
-    """A query for nodes.
+    """A query for nodes."""
 
-    Attributes:
-        names: only these; None for all.
-        text: part of the name; "" for all.
-        sort: a key of the rows.
-        reverse: whether to reverse the order.
-        offset: position of the first row.
-        limit: max rows.
-    """
-
-    names: frozenset[str] | None = None
-    text: str = ""
-    sort: str = "node"
-    reverse: bool = False
-    offset: int = 0
-    limit: int = 100
+    names: frozenset[str] | None = None  # only these; None for all
+    text: str = ""  # part of the name; "" for all
+    sort: str = "node"  # a key of the rows
+    reverse: bool = False  # whether to reverse the order
+    offset: int = 0  # position of the first row
+    limit: int = 100  # max rows
 
 
 class SeriesQuery(NamedTuple):
-    """A query for values over time.
+    """A query for values over time."""
 
-    Attributes:
-        job: number of the job; 0 for a node's own values.
-        table: such as cgroup_default.
-        column: such as cpu_usage.
-        node: only this node; "" for all nodes of the job.
-        since: seconds since 1970; None for the first value.
-        until: seconds since 1970; None for now.
-        points: max values of each series.
-        fold: aggregation of the values of an interval: one of `FOLDS`.
-        rate: whether to return a counter's growth per second.
-        source: one of `SOURCES`.
-        own: only these hosts, each from a time on, as `Queries.own`; None for all.
-    """
-
-    job: int
-    table: str
-    column: str
-    node: str = ""
-    since: float | None = None
-    until: float | None = None
-    points: int = 300
-    fold: str = "mean"
-    rate: bool = False
-    source: str = "auto"
-    own: Mapping[str, float | None] | None = None
+    job: int  # number of the job; 0 for a node's own values
+    table: str  # such as cgroup_default
+    column: str  # such as cpu_usage
+    node: str = ""  # only this node; "" for all nodes of the job
+    since: float | None = None  # seconds since 1970; None for the first value
+    until: float | None = None  # seconds since 1970; None for now
+    points: int = 300  # max values of each series
+    fold: str = "mean"  # aggregation of the values of an interval: one of `FOLDS`
+    rate: bool = False  # whether to return a counter's growth per second
+    source: str = "auto"  # one of `SOURCES`
+    own: Mapping[str, float | None] | None = None  # only these hosts, as `Queries.own`; None for all
 
 
 def earliest(own: Mapping[str, float | None]) -> float | None:

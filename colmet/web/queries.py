@@ -32,27 +32,16 @@ _TOTALS = ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")
 
 
 class _Snapshot(NamedTuple):
-    """The latest values.
+    """The latest values."""
 
-    Attributes:
-        taken: time by the monotonic clock.
-        time: seconds since 1970.
-        jobs: resource usage of each job on each node.
-        owners: the user of each row of `jobs`.
-        rows: rows of running jobs with values, by job number.
-        running: all running jobs.
-        on: the jobs on each node.
-        nodes: one row for each node.
-    """
-
-    taken: float
-    time: float
-    jobs: JobUsage
-    owners: Sequence[str]
-    rows: Mapping[int, dict[str, Any]]
-    running: frozenset[int]
-    on: Mapping[str, Sequence[int]]
-    nodes: Sequence[dict[str, Any]]
+    taken: float  # time by the monotonic clock
+    time: float  # seconds since 1970
+    jobs: JobUsage  # resource usage of each job on each node
+    owners: Sequence[str]  # the user of each row of `jobs`
+    rows: Mapping[int, dict[str, Any]]  # rows of running jobs with values, by job number
+    running: frozenset[int]  # all running jobs
+    on: Mapping[str, Sequence[int]]  # the jobs on each node
+    nodes: Sequence[dict[str, Any]]  # one row for each node
 
 
 class Queries:

@@ -45,24 +45,14 @@ _USER_TABLE, _USER = "cgroup_default", "user"
 
 
 class SealedBlock(NamedTuple):
-    """Some samples of one table, compressed.
+    """Some samples of one table, compressed."""
 
-    Attributes:
-        schema: schema of all rows.
-        first_ns: the earliest time.
-        last_ns: the latest time.
-        length: number of samples.
-        is_even: whether all samples have the same number of rows; each is then kept as its difference from the previous
-            one.
-        packed: times, counts of rows, and rows, compressed.
-    """
-
-    schema: Schema
-    first_ns: int
-    last_ns: int
-    length: int
-    is_even: bool
-    packed: bytes
+    schema: Schema  # schema of all rows
+    first_ns: int  # the earliest time
+    last_ns: int  # the latest time
+    length: int  # number of samples
+    is_even: bool  # all samples have the same number of rows: each is kept as the difference from the one before
+    packed: bytes  # times, counts of rows, and rows, compressed
 
     @property
     def size_bytes(self) -> int:
@@ -170,35 +160,21 @@ class RecentJob:
 
 
 class JobSamples(NamedTuple):
-    """Rows of one job, or of the node itself, in one table of one host.
+    """Rows of one job, or of the node itself, in one table of one host."""
 
-    Attributes:
-        host: name of the host.
-        schema: schema of the rows.
-        times: seconds since 1970, shape (n,), float64, ascending.
-        rows: shape (n,).
-    """
-
-    host: str
-    schema: Schema
-    times: Any
-    rows: Rows
+    host: str  # name of the host
+    schema: Schema  # schema of the rows
+    times: Any  # seconds since 1970, shape (n,), float64, ascending
+    rows: Rows  # shape (n,)
 
 
 class CacheView(NamedTuple):
-    """The latest data of each node.
+    """The latest data of each node."""
 
-    Attributes:
-        taken: time of the view, by the monotonic clock.
-        hosts: the latest tables of each host, without stale ones.
-        silent: hosts with stale jobs, as they have sent nothing for too long.
-        heard: time of the last message of each node, including nodes without kept tables.
-    """
-
-    taken: float
-    hosts: list[tuple[str, HostTables]]
-    silent: frozenset[str]
-    heard: dict[str, Heard]
+    taken: float  # time of the view, by the monotonic clock
+    hosts: list[tuple[str, HostTables]]  # the latest tables of each host, without stale ones
+    silent: frozenset[str]  # hosts with stale jobs, as they have sent nothing for too long
+    heard: dict[str, Heard]  # time of the last message of each node, including nodes without kept tables
 
 
 class RecentCache:

@@ -28,37 +28,22 @@ DAY_S = 86400.0
 
 
 class RawSeries(NamedTuple):
-    """A column of one host as measured.
+    """A column of one host as measured."""
 
-    Attributes:
-        host: name of the host.
-        times: ascending, shape (n,); one time may have several rows (GPUs, zones).
-        values: shape (n,).
-        labels: label columns by name, shape (n,) each.
-    """
-
-    host: str
-    times: Floats
-    values: Floats
-    labels: Mapping[str, npt.NDArray[Any]]
+    host: str  # name of the host
+    times: Floats  # ascending, shape (n,); one time may have several rows (GPUs, zones)
+    values: Floats  # shape (n,)
+    labels: Mapping[str, npt.NDArray[Any]]  # label columns by name, shape (n,) each
 
 
 class SeriesPart(NamedTuple):
-    """A value over time, for one combination of labels on one host.
+    """A value over time, for one combination of labels on one host."""
 
-    Attributes:
-        host: name of the host.
-        labels: labels by column; empty if the host has one series.
-        times: ascending, without duplicates, shape (n,).
-        values: shape (n,).
-        weights: seconds covered by each value, shape (n,); None for equal weights.
-    """
-
-    host: str
-    labels: Mapping[str, str]
-    times: Floats
-    values: Floats
-    weights: Floats | None = None
+    host: str  # name of the host
+    labels: Mapping[str, str]  # labels by column; empty if the host has one series
+    times: Floats  # ascending, without duplicates, shape (n,)
+    values: Floats  # shape (n,)
+    weights: Floats | None = None  # seconds covered by each value, shape (n,); None for equal weights
 
 
 def of_samples(samples: JobSamples, column: str, labels: Sequence[str]) -> RawSeries:

@@ -52,21 +52,13 @@ class Origin(Enum):
 
 
 class _Span(NamedTuple):
-    """The hosts and the interval of a query.
+    """The hosts and the interval of a query."""
 
-    Attributes:
-        known: the job in the recent cache; None for a node, or an older job.
-        hosts: the hosts in the recent cache.
-        since: seconds since 1970; -inf for the first row.
-        until: seconds since 1970; inf for now.
-        starts: start of the visible rows of single hosts, if later than `since`.
-    """
-
-    known: RecentJob | None
-    hosts: Sequence[str]
-    since: float
-    until: float
-    starts: Mapping[str, float]
+    known: RecentJob | None  # the job in the recent cache; None for a node, or an older job
+    hosts: Sequence[str]  # the hosts in the recent cache
+    since: float  # seconds since 1970; -inf for the first row
+    until: float  # seconds since 1970; inf for now
+    starts: Mapping[str, float]  # start of the visible rows of single hosts, if later than `since`
 
     def start(self, host: str) -> float:
         """Return the start of the visible rows of a host."""
@@ -74,29 +66,18 @@ class _Span(NamedTuple):
 
 
 class _Recent(NamedTuple):
-    """A table in the recent cache.
+    """A table in the recent cache."""
 
-    Attributes:
-        schema: schema of the table; None if the cache lacks the table.
-        begins: time of the first row of each host.
-    """
-
-    schema: Schema | None
-    begins: Mapping[str, float]
+    schema: Schema | None  # schema of the table; None if the cache lacks the table
+    begins: Mapping[str, float]  # time of the first row of each host
 
 
 class _Stored(NamedTuple):
-    """A column in the store.
+    """A column in the store."""
 
-    Attributes:
-        series: the series read; empty if not needed.
-        has_column: whether the store has the column.
-        warnings: one for each failure to read.
-    """
-
-    series: Sequence[Series] = ()
-    has_column: bool = False
-    warnings: Sequence[str] = ()
+    series: Sequence[Series] = ()  # the series read; empty if not needed
+    has_column: bool = False  # whether the store has the column
+    warnings: Sequence[str] = ()  # one for each failure to read
 
 
 class SeriesReader:

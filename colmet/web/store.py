@@ -37,27 +37,17 @@ T = TypeVar("T")
 
 
 class StoreAnswer(NamedTuple):
-    """The answer of a store.
+    """The answer of a store."""
 
-    Attributes:
-        value: the answer, of any type.
-        warnings: one for each failure to read a part.
-    """
-
-    value: Any
-    warnings: tuple[str, ...]
+    value: Any  # the answer, of any type
+    warnings: tuple[str, ...]  # one for each failure to read a part
 
 
 class RowOwners(NamedTuple):
-    """The users of the rows of a job's number.
+    """The users of the rows of a job's number."""
 
-    Attributes:
-        users: names as reported by the nodes; "" among them if some rows belong to a job without a user.
-        last: time of the last row with a user, seconds since 1970; -inf if there is none.
-    """
-
-    users: frozenset[str]
-    last: float
+    users: frozenset[str]  # names as reported by the nodes; "" among them if some rows belong to a job without a user
+    last: float  # time of the last row with a user, seconds since 1970; -inf if there is none
 
 
 class _CachedAnswer(NamedTuple):

@@ -24,21 +24,13 @@ Mark = tuple[int, int, int, int]  # changes whenever the file does
 
 
 class Users(NamedTuple):
-    """The content of the file.
+    """The content of the file."""
 
-    Attributes:
-        names: number of users.
-        passwords: the line of each password, by user.
-        tokens: the line of each token, by its digest.
-        nobody: an unmatched password, to check for unknown names.
-        is_open: whether every user of this machine can read the file.
-    """
-
-    names: int
-    passwords: Mapping[str, Credential]
-    tokens: Mapping[bytes, Credential]
-    nobody: Password
-    is_open: bool
+    names: int  # number of users
+    passwords: Mapping[str, Credential]  # the line of each password, by user
+    tokens: Mapping[bytes, Credential]  # the line of each token, by its digest
+    nobody: Password  # an unmatched password, to check for unknown names
+    is_open: bool  # whether every user of this machine can read the file
 
 
 def mark(path: str) -> Mark | None:

@@ -124,23 +124,14 @@ def spark(values: Iterable[float | None], width: int, bars: str = BARS) -> str:
 
 
 class ViewColumn(NamedTuple):
-    """One column of a table.
+    """One column of a table."""
 
-    Attributes:
-        key: of the answer's rows.
-        title: above it.
-        width: in characters.
-        show: converts its value to text.
-        rank: priority; columns with the lowest rank are dropped first if there is no room.
-        left: whether it is text, aligned to the left.
-    """
-
-    key: str
-    title: str
-    width: int
-    show: Callable[[Any], str]
-    rank: int
-    left: bool = False
+    key: str  # of the answer's rows
+    title: str  # above it
+    width: int  # in characters
+    show: Callable[[Any], str]  # converts its value to text
+    rank: int  # priority; columns with the lowest rank are dropped first if there is no room
+    left: bool = False  # whether it is text, aligned to the left
 
 
 JOB_COLUMNS = (

@@ -24,23 +24,14 @@ HOST_BYTES, JOB_BYTES, TABLE_BYTES = 500, 40, 500  # approximate memory beside t
 
 
 class TablePair(NamedTuple):
-    """The latest two tables of one name of one host; immutable, replaced by each new one.
+    """The latest two tables of one name of one host; immutable, replaced by each new one."""
 
-    Attributes:
-        former: the one before the latest; None without one, or if its columns differ.
-        latest: the newest, with rows of all running jobs.
-        later: a newer one without rows of some running jobs, such as the last rows of an ended job; None without one.
-        taken: arrival of `latest`, by the monotonic clock.
-        period_s: from `former` to `latest`; 0 if unknown.
-        size_bytes: approximate memory of all.
-    """
-
-    former: Table | None
-    latest: Table
-    later: Table | None
-    taken: float
-    period_s: float
-    size_bytes: int
+    former: Table | None  # the one before the latest; None without one, or if its columns differ
+    latest: Table  # the newest, with rows of all running jobs
+    later: Table | None  # a newer one that lacks running jobs, such as the last rows of an ended job
+    taken: float  # arrival of `latest`, by the monotonic clock
+    period_s: float  # from `former` to `latest`; 0 if unknown
+    size_bytes: int  # approximate memory of all
 
     @property
     def stale_s(self) -> float:
@@ -49,21 +40,13 @@ class TablePair(NamedTuple):
 
 
 class HostTables(NamedTuple):
-    """The latest tables of one host; immutable, replaced by each new one.
+    """The latest tables of one host; immutable, replaced by each new one."""
 
-    Attributes:
-        seen: arrival of the last batch, by the monotonic clock.
-        batches: number of batches.
-        jobs: on the host; None if the dialect lacks them.
-        tables: by name.
-        sender: the first sender of the host; the memory counts in its share.
-    """
-
-    seen: float
-    batches: int
-    jobs: tuple[int, ...] | None
-    tables: dict[str, TablePair]
-    sender: str = ""
+    seen: float  # arrival of the last batch, by the monotonic clock
+    batches: int  # number of batches
+    jobs: tuple[int, ...] | None  # on the host; None if the dialect lacks them
+    tables: dict[str, TablePair]  # by name
+    sender: str = ""  # the first sender of the host; the memory counts in its share
 
     @property
     def size_bytes(self) -> int:

@@ -78,15 +78,10 @@ NODE_KEYS = (
 
 
 class Heard(NamedTuple):
-    """State of a sending node, besides its rows.
+    """State of a sending node, besides its rows."""
 
-    Attributes:
-        seen_ns: time of its last message, since the epoch.
-        lag_ns: age of its latest batch on arrival.
-    """
-
-    seen_ns: int
-    lag_ns: int
+    seen_ns: int  # time of its last message, since the epoch
+    lag_ns: int  # age of its latest batch on arrival
 
 
 class Top:
