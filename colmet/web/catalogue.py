@@ -1,12 +1,17 @@
-"""The measures and units of the page, for /api/v1/measures."""
+"""Measures, units, and declarations of columns, for answers."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Optional
 
 from colmet.common.measures import MEASURES, NODE_MEMORY_USED, NODE_SWAP_USED
+from colmet.common.schema import Schema
+from colmet.common.tables import schemas
 from colmet.common.units import UNITS
+
+Declaration = tuple[Optional[str], Optional[str], Optional[str]]
 
 _SUMS = {"node_memory_used": NODE_MEMORY_USED, "node_swap_used": NODE_SWAP_USED}
 
@@ -40,3 +45,24 @@ def _units() -> dict[str, dict[str, Any]]:
         if growth.family:
             found[growth.name] = {"factor": unit.scale, "family": growth.family}
     return {**found, "seconds/s": {"factor": 1.0, "family": "cores"}}  # unit of the growth of all durations in answers
+
+
+def declared(table: str, column: str) -> Declaration:
+    """Return unit, kind and help of a column; None for each if not declared."""
+    return load_catalogue().get((table, column), (None, None, None))
+
+
+def labels_of(table: str, schema: Schema | None) -> list[str]:
+    """Return the label columns of a table, from the schema if given, else from the catalogue."""
+    known = schema or schemas().get(table)
+    return [] if known is None else [field.name for field in known.fields if field.kind == "label"]
+
+
+@lru_cache(maxsize=1)
+def load_catalogue() -> Mapping[tuple[str, str], Declaration]:
+    """Return all declarations; the first call is slow."""
+    return {
+        (table, field.name): (field.unit, field.kind, field.help or None)
+        for table, schema in schemas().items()
+        for field in schema.fields
+    }

@@ -8,8 +8,11 @@ import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
+from typing import Union
 
 from colmet.common.errors import ColmetError
+
+Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 class Busy(ColmetError):
@@ -130,14 +133,18 @@ class Turns:
         return drawn
 
 
+def parse_address(text: str) -> Address | None:
+    """Parse an address; None for other texts. IPv4-mapped IPv6 addresses become IPv4."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
 def network(address: str) -> str:
     """Return the key of an address: IPv4 addresses as they are, IPv6 by /64, as one machine may have a whole /64."""
-    try:
-        parsed = ipaddress.ip_address(address.partition("%")[0])
-    except ValueError:
-        return address
+    parsed = parse_address(address)
     if isinstance(parsed, ipaddress.IPv6Address):
-        if parsed.ipv4_mapped is not None:
-            return str(parsed.ipv4_mapped)
         return str(ipaddress.ip_network((parsed, 64), strict=False))
-    return str(parsed)
+    return address if parsed is None else str(parsed)

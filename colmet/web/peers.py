@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Union
+from typing import Any
 
 from colmet.collector.web_launcher import Proxy
-from colmet.web.limits import network
+from colmet.web.limits import Address, network, parse_address
 
 NETLINK_SOCK_DIAG = 4
 _SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST = 20, 1
@@ -20,8 +19,6 @@ _REQUEST = struct.Struct("=BBBBI2s2s16s16sIII")  # struct inet_diag_req_v2 (incl
 _NO_COOKIE = 0xFFFFFFFF
 _UID_AT = _HEADER.size + 4 + 48 + 12  # idiag_uid in struct inet_diag_msg
 _ANSWER_S = 1.0  # the kernel answers at once
-
-Address = Union[ipaddress.IPv4Address, ipaddress.IPv6Address]
 
 
 class Peers:
@@ -53,7 +50,7 @@ class Peers:
         if peer is None:
             key, is_proxy = "proxy", True
         else:
-            remote, key = _ip(str(peer[0])), network(str(peer[0]))
+            remote, key = parse_address(str(peer[0])), network(str(peer[0]))
             is_proxy = remote is not None and self._is_trusted(remote)
             if remote is not None and remote.is_loopback:
                 with contextlib.suppress(OSError, struct.error, IndexError, ValueError, TypeError):
@@ -64,7 +61,7 @@ class Peers:
     def _forwarded(self, scope: Mapping[str, Any], key: str) -> str:
         values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
         for text in reversed([word.strip() for value in values for word in value.split(",")]):
-            remote = _ip(text)
+            remote = parse_address(text)
             if remote is None:
                 break
             if not self._is_trusted(remote):
@@ -80,8 +77,7 @@ class Peers:
         Raises:
             OSError: the kernel does not name the user; ENOENT for a closed socket.
         """
-        ends = [ipaddress.ip_address(str(end[0]).partition("%")[0]) for end in (peer, own)]
-        ends = [getattr(end, "ipv4_mapped", None) or end for end in ends]
+        ends = [end for one in (peer, own) if (end := parse_address(str(one[0]))) is not None]
         family = socket.AF_INET if ends[0].version == 4 else socket.AF_INET6
         ports = [struct.pack(">H", end[1]) for end in (peer, own)]
         source, target = [end.packed.ljust(16, b"\0") for end in ends]
@@ -112,12 +108,3 @@ class Peers:
                 if _HEADER.unpack_from(answer)[3] == self._questions:
                     return answer
         raise TimeoutError("the kernel does not answer")
-
-
-def _ip(text: str) -> Address | None:
-    """Parse an address; None for other texts. IPv4-mapped IPv6 addresses become IPv4."""
-    try:
-        found = ipaddress.ip_address(text.partition("%")[0])
-    except ValueError:
-        return None
-    return getattr(found, "ipv4_mapped", None) or found

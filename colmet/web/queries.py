@@ -16,7 +16,7 @@ from colmet.common.live.namesakes import base_of, counted_once, is_namesake
 from colmet.common.live.summary import HEARD_S, JOB_KEYS, JobUsage, arranged, measure_jobs, measure_nodes
 from colmet.common.schema import Schema
 from colmet.stored.series import NODE
-from colmet.web.declared import declared, load_catalogue
+from colmet.web.catalogue import declared, load_catalogue
 from colmet.web.interface import JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob

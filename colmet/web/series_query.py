@@ -14,7 +14,7 @@ from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
 from colmet.stored.capacity import ceilings
 from colmet.stored.series import NODE, Series
-from colmet.web.declared import declared, labels_of
+from colmet.web.catalogue import declared, labels_of
 from colmet.web.interface import SeriesQuery, StoreWarning
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob

@@ -30,6 +30,7 @@ from colmet.web.files import FOLDER
 from colmet.web.peers import Peers
 from colmet.web.queries import Queries
 from colmet.web.stats import Stats
+from colmet.web.users import mark
 
 log = logging.getLogger(__name__)
 
@@ -176,12 +177,12 @@ class WebServer:
         loop.set_exception_handler(self._count_failure)
         log.info("http serves: listen=%s tls=%s", self.addresses, self._tls is not None)
         serving = asyncio.ensure_future(self._server.serve(sockets=self._sockets))
-        marks, next_look = self._marks(), loop.time() + LOOK_S
+        marks, next_look = list(map(mark, self._tls or ())), loop.time() + LOOK_S
         while not serving.done() and not self._server.should_exit:
             await asyncio.wait([serving], timeout=POLL_S)
             if loop.time() >= next_look:
                 next_look = loop.time() + LOOK_S
-                former, marks = marks, self._marks()
+                former, marks = marks, list(map(mark, self._tls or ()))
                 if marks != former:
                     self.reload_certificate()
         await asyncio.wait([serving], timeout=STOP_S)
@@ -202,18 +203,6 @@ class WebServer:
             return
         self._stats.add("certificate_reloads")
         log.info("certificate read again: file=%s", self._tls.certificate)
-
-    def _marks(self) -> list[tuple[int, int] | None]:
-        """Return marks of the files of certificate and key, to detect changes."""
-        found: list[tuple[int, int] | None] = []
-        for path in self._tls or ():
-            try:
-                status = os.stat(path)
-            except OSError:
-                found.append(None)
-            else:
-                found.append((status.st_mtime_ns, status.st_ino))
-        return found
 
     def _count_failure(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         """Count failures of connections, such as a client's reset."""

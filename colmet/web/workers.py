@@ -7,6 +7,7 @@ import queue
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from colmet.web.limits import Busy
@@ -55,16 +56,14 @@ class Workers:
         Raises:
             Busy: too many functions wait, in all or for this client, or the timeout is over.
         """
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
+        future: Future[T] = Future()
 
         def work() -> None:
-            try:
-                value = function(*args)
-            except BaseException as err:  # noqa: BLE001 - for the client
-                self._tell(loop, future, None, err)
-            else:
-                self._tell(loop, future, value, None)
+            if future.set_running_or_notify_cancel():  # else the client does not wait any more
+                try:
+                    future.set_result(function(*args))
+                except BaseException as err:  # noqa: BLE001 - for the client
+                    future.set_exception(err)
 
         with self._lock:
             if self._pending >= self._most:
@@ -78,7 +77,7 @@ class Workers:
                 threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True).start()
         self._queue.put((whose, work))
         try:
-            return await asyncio.wait_for(future, self._late_s)
+            return await asyncio.wait_for(asyncio.wrap_future(future), self._late_s)
         except asyncio.TimeoutError as err:
             raise Busy("the answer takes too long; retry later, or ask for less") from err
 
@@ -94,20 +93,3 @@ class Workers:
                     self._of[whose] -= 1
                     if not self._of[whose]:
                         del self._of[whose]
-
-    @staticmethod
-    def _tell(
-        loop: asyncio.AbstractEventLoop, future: asyncio.Future[T], value: Any, err: BaseException | None
-    ) -> None:
-        def note() -> None:
-            if future.done():  # timeout or cancelled: the client does not wait any more
-                return
-            if err is None:
-                future.set_result(value)
-            else:
-                future.set_exception(err)
-
-        try:
-            loop.call_soon_threadsafe(note)
-        except RuntimeError:  # the loop is closed: the process ends
-            return
