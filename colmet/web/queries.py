@@ -13,7 +13,7 @@ import numpy as np
 from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import ColmetError
 from colmet.common.live.namesakes import base_of, counted_once, is_namesake
-from colmet.common.live.summary import HEARD_S, JOB_KEYS, JobUsage, arranged, measure_jobs, measure_nodes
+from colmet.common.live.summary import HEARD_S, JOB_KEYS, JobUsage, arranged, measure_jobs, measure_nodes, ordered
 from colmet.common.schema import Schema
 from colmet.stored.series import NODE
 from colmet.web.catalogue import declared, load_catalogue
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from colmet.batch.gridengine import MemoryWatch
 
 SNAPSHOT_S = 1.0  # lifetime of a snapshot
-_TEXTS = frozenset({"job", "user", "node", "on"})  # sorted in ascending order
 _TOTALS = ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")
 
 
@@ -442,16 +441,17 @@ def gridengine_of(options: argparse.Namespace) -> MemoryWatch | None:
 
 def _owned(found: _Snapshot) -> JobUsage:
     """Return the rows of jobs, with the same owners as in the other answers."""
-    keep = np.flatnonzero(found.jobs.job != NODE)
-    values = {key: column[keep] for key, column in found.jobs.values.items()}
+    jobs = found.jobs
+    keep = np.flatnonzero(jobs.job != NODE)
+    values = {key: column[keep] for key, column in jobs.values.items()}
     owners = [found.owners[n] for n in keep.tolist()]
-    return JobUsage(found.jobs.names, found.jobs.host[keep], found.jobs.job[keep], owners, values)
+    return jobs._replace(host=jobs.host[keep], job=jobs.job[keep], user=owners, values=values)
 
 
 def _ordered(
     chosen: list[tuple[int, RecentJob | None]], query: JobsQuery, found: _Snapshot, owner: Callable[[int], str]
 ) -> list[tuple[int, RecentJob | None]]:
-    """Return jobs sorted by a key of their rows, missing values last, as `colmet.common.live.summary.arranged`."""
+    """Return jobs sorted by a key of their rows, missing values last."""
 
     def value(job: int, one: RecentJob | None) -> Any:
         row = found.rows.get(job)
@@ -471,11 +471,8 @@ def _ordered(
             return min(one.hosts, default=None)
         return None
 
-    valued = [(value(job, one), job, one) for job, one in chosen]
-    valued.sort(key=lambda of_it: of_it[1])
-    known = [of_it for of_it in valued if of_it[0] is not None]
-    known.sort(key=lambda of_it: of_it[0], reverse=(query.sort not in _TEXTS) != query.reverse)
-    return [(job, one) for _, job, one in [*known, *[of_it for of_it in valued if of_it[0] is None]]]
+    by_number = sorted(chosen, key=lambda pair: pair[0])
+    return ordered(by_number, lambda pair: value(*pair), query.sort, query.reverse)
 
 
 def _columns(tables: Mapping[str, Schema], stored: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:

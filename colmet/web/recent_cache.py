@@ -113,50 +113,33 @@ class _HostTable:
 
 
 class JobStay:
-    """A job on one host, from the rows of this host alone.
-
-    Attributes:
-        user: the user named by the rows; "" if no row names one.
-        is_disputed: whether rows name different users: there are two jobs of this number.
-        is_whole: whether its node had sent data before, without rows of this number.
-        since: start of the rows of this job, seconds since 1970: the time of the first row, or its time of arrival if
-            that is more than an hour later, as the sender's clock may be wrong.
-        last: time of the last row.
-    """
+    """A job on one host, from the rows of this host alone."""
 
     __slots__ = ("is_disputed", "is_whole", "last", "since", "user")
 
     def __init__(self, since: float, is_whole: bool) -> None:
-        self.user = ""
-        self.is_disputed = False
-        self.is_whole = is_whole
-        self.since = self.last = since
+        self.user = ""  # named by the rows; "" if no row names one
+        self.is_disputed = False  # rows name different users: there are two jobs of this number
+        self.is_whole = is_whole  # the node had sent data before, without rows of this number
+        # start of the rows, seconds since 1970: the time of the first row, or its time of arrival if that is more than
+        # an hour later, as the sender's clock may be wrong
+        self.since = since
+        self.last = since  # time of the last row
 
 
 class RecentJob:
-    """A job in the cache.
-
-    Attributes:
-        job: the job's number.
-        user: the user named by its hosts; "" if none does, or they differ.
-        is_disputed: whether its hosts name different users: there are two jobs of this number.
-        first: time of its first sample received here, seconds since 1970.
-        last: time of its last sample.
-        hosts: the job on each of its hosts, by name.
-        tables: names of the tables with rows of the job.
-        sender: sender of its first row; the job counts to this sender's share.
-    """
+    """A job in the cache."""
 
     __slots__ = ("first", "hosts", "is_disputed", "job", "last", "sender", "tables", "user")
 
     def __init__(self, job: int, now: float, sender: str = "") -> None:
         self.job = job
-        self.sender = sender
-        self.user = ""
-        self.is_disputed = False
-        self.first = self.last = now
-        self.hosts: dict[str, JobStay] = {}
-        self.tables: frozenset[str] = frozenset()
+        self.sender = sender  # of its first row; the job counts to this sender's share
+        self.user = ""  # named by its hosts; "" if none does, or they differ
+        self.is_disputed = False  # hosts name different users: there are two jobs of this number
+        self.first = self.last = now  # times of the first and the last sample received here, seconds since 1970
+        self.hosts: dict[str, JobStay] = {}  # by name
+        self.tables: frozenset[str] = frozenset()  # names of the tables with rows of the job
 
 
 class JobSamples(NamedTuple):

@@ -14,9 +14,12 @@ from starlette.types import Receive, Scope, Send
 
 PACKED_BYTES = 1024  # shorter answers are not compressed
 LEVEL = 4  # of gzip: higher ones are slow and save little
-JSON = "application/json"
+_FIELDS = {
+    "Content-Type": "application/json",
+    "Cache-Control": "no-store",
+    "Vary": "Accept-Encoding, Authorization",
+}
 ENVELOPED = ("/qhost", "/qstat")  # prefixes of paths
-NOT_KEPT = "no-store"
 # All resources are from this server; no other page may frame it, send forms to it, or read it.
 HEADERS = {
     "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -60,12 +63,7 @@ def answer(content: Any, packed: bool = False, status: int = 200, headers: Mappi
 
 def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return an answer with a body in JSON."""
-    fields = {
-        "Content-Type": JSON,
-        "Cache-Control": NOT_KEPT,
-        "Vary": "Accept-Encoding, Authorization",
-        **(headers or {}),
-    }
+    fields = {**_FIELDS, **(headers or {})}
     if packed and len(body) >= PACKED_BYTES:
         body = gzip.compress(body, LEVEL, mtime=0)
         fields["Content-Encoding"] = "gzip"
@@ -74,8 +72,7 @@ def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str
 
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error; for the paths of QmemTools' server also in its envelope."""
-    fields = {"Content-Type": JSON, "Cache-Control": NOT_KEPT, "Vary": "Accept-Encoding, Authorization"}
-    return _ErrorResponse(text, status, {**fields, **(headers or {})})
+    return _ErrorResponse(text, status, {**_FIELDS, **(headers or {})})
 
 
 class _ErrorResponse(Response):

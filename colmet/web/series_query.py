@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError
@@ -42,15 +41,6 @@ MAX_PARTS = 4096  # series in one answer
 NO_STORE = "nothing is stored that can be read: the collector writes neither HDF5 files nor to a database"
 
 
-class Origin(Enum):
-    """Sources of the values of an answer."""
-
-    NONE = "none"
-    RECENT = "memory"
-    STORED = "stored"
-    BOTH = "both"
-
-
 class _Span(NamedTuple):
     """The hosts and the interval of a query."""
 
@@ -83,11 +73,11 @@ class _Stored(NamedTuple):
 class SeriesReader:
     """Reads values over time.
 
-        query -> span -> recent cache --- it covers the span ------------> RECENT --+
+        query -> span -> recent cache --- it covers the span ------------> memory --+
                               |                                                     |
-                              +---------- it begins later -----> store -> BOTH -----+-> join -> rates or levels -> fold
+                              +---------- it begins later -----> store -> both -----+-> join -> rates or levels -> fold
                               |                                                     |
-                              +---------- it has nothing ------> store -> STORED ---+
+                              +---------- it has nothing ------> store -> stored ---+
 
     The store is read up to the first row of the recent cache. `source=memory` and `source=stored` choose one of them. A
     failure of the store is a warning if the recent cache has the table, else an error.
@@ -154,7 +144,7 @@ class SeriesReader:
             "since": query.since if query.since is not None else min(times, default=None),
             "until": query.until if query.until is not None else now,
             "step": step,
-            "source": _origin(bool(later), any(len(raw.times) for raw in earlier)).value,
+            "source": _origin(bool(later), any(len(raw.times) for raw in earlier)),
             "warnings": warnings,
             "series": series,
         }
@@ -288,10 +278,10 @@ class SeriesReader:
         return ceilings(query.table, query.column, found)
 
 
-def _origin(is_recent: bool, is_stored: bool) -> Origin:
+def _origin(is_recent: bool, is_stored: bool) -> str:
     if is_recent:
-        return Origin.BOTH if is_stored else Origin.RECENT
-    return Origin.STORED if is_stored else Origin.NONE
+        return "both" if is_stored else "memory"
+    return "stored" if is_stored else "none"
 
 
 def _folded(parts: Sequence[SeriesPart], query: SeriesQuery, warnings: list[str]) -> tuple[float, list[dict[str, Any]]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,11 @@ MAX_TEXT = 255  # maximum length of a node's name
 HEARD_S = 60.0  # a node heard within this time is worth waiting for
 GONE_S = 86400.0
 VIEWS = ("jobs", "nodes", "job")
+_TEXTS = frozenset({"job", "user", "node", "on"})  # sorted in ascending order
 
 Indices = npt.NDArray[np.int64]
 Keys = dict[tuple[int, int], int]
+T = TypeVar("T")
 
 
 # By the keys of replies.
@@ -205,11 +207,20 @@ class TopQuery(NamedTuple):
 def arranged(rows: list[dict[str, Any]], key: str, reverse: bool) -> list[dict[str, Any]]:
     """Return the rows sorted, None last: names and job numbers ascending, values descending, unless `reverse`."""
     ties = "node" if rows and "node" in rows[0] else "job"
-    down = (key not in ("job", "user", "node")) != reverse
-    known = [row for row in rows if row[key] is not None]
-    known.sort(key=lambda row: row[ties])
-    known.sort(key=lambda row: row[key], reverse=down)
-    return known + sorted([row for row in rows if row[key] is None], key=lambda row: row[ties])
+    return ordered(sorted(rows, key=lambda row: row[ties]), lambda row: row[key], key, reverse)
+
+
+def ordered(items: Iterable[T], value: Callable[[T], Any], key: str, reverse: bool) -> list[T]:
+    """Return items sorted by the value of a key, as `arranged`; items of one value keep their order."""
+    known, unknown = [], []
+    for item in items:
+        found = value(item)
+        if found is None:
+            unknown.append(item)
+        else:
+            known.append((found, item))
+    known.sort(key=lambda pair: pair[0], reverse=(key not in _TEXTS) != reverse)
+    return [item for _, item in known] + unknown
 
 
 def _total(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
@@ -224,25 +235,14 @@ def _finite_or_none(value: float) -> float | None:
 # -- jobs --
 
 
-class JobUsage:
-    """Usage of each job on each node: columns of one length. An unknown value is NaN.
+class JobUsage(NamedTuple):
+    """Usage of each job on each node: columns of one length. An unknown value is NaN."""
 
-    Args:
-        names: of the nodes.
-        host: the node of each row, as an index of `names`.
-        job: its job.
-        user: owner of the job; empty if unknown.
-        values: by key.
-    """
-
-    def __init__(
-        self, names: Sequence[str], host: Indices, job: Indices, user: list[str], values: dict[str, Floats]
-    ) -> None:
-        self.names = names
-        self.host = host
-        self.job = job
-        self.user = user
-        self.values = values
+    names: Sequence[str]  # of the nodes
+    host: Indices  # the node of each row, as an index of `names`
+    job: Indices
+    user: list[str]  # owner of the job; empty if unknown
+    values: dict[str, Floats]  # by key
 
     def selected(self, asked: TopQuery) -> Indices:
         """Return the indices of the selected jobs' rows."""
