@@ -12,8 +12,18 @@ import numpy as np
 
 from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import ColmetError
-from colmet.common.live.namesakes import base_of, counted_once, is_namesake
-from colmet.common.live.summary import HEARD_S, JOB_KEYS, JobUsage, arranged, measure_jobs, measure_nodes, ordered
+from colmet.common.live.namesakes import base_of, is_namesake
+from colmet.common.live.summary import (
+    HEARD_S,
+    JOB_KEYS,
+    JobUsage,
+    arranged,
+    machines_of,
+    measure_jobs,
+    measure_nodes,
+    ordered,
+    total,
+)
 from colmet.common.schema import Schema
 from colmet.stored.series import NODE
 from colmet.web.catalogue import declared, load_catalogue
@@ -138,21 +148,13 @@ class Queries:
              if job != NODE and (user is None or owner == user)],
             np.int64,
         )  # fmt: skip
-        totals = {}
-        for key in _TOTALS:
-            column = found.jobs.values[key][chosen]
-            known = column[np.isfinite(column)]
-            totals[key] = round(float(known.sum()), 3) if len(known) else None
+        totals = found.jobs.totals(chosen, _TOTALS)
         running = found.running
         if user is not None:
             running = frozenset([job for jobs in self._on(found, user).values() for job in jobs])
-        once = set(counted_once([row["node"] for row in found.nodes if not row["silent"]]))
-        machines = [row for row in found.nodes if row["silent"] or row["node"] in once]
+        machines = machines_of(found.nodes)
         busy = [row["cpu"] for row in machines if row["cpu"] is not None and not row["silent"]]
-        sums = {
-            key: sum(values) if (values := [row[key] for row in machines if row[key] is not None]) else None
-            for key in ("memory", "memory_total", "load")
-        }
+        sums = {key: total(machines, key) for key in ("memory", "memory_total", "load")}
         return {
             "time": found.time,
             "nodes": {

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from colmet.common.errors import ColmetError
-from colmet.common.growth import Capacity
 from colmet.common.measures import START, columns_of
 from colmet.stored.capacity import capacities
 from colmet.stored.series import NODE, History, Series
@@ -127,12 +126,9 @@ class StoreReader:
 
     def tables(self, job: int, since: float | None = None) -> StoreAnswer:
         """Return the tables of a job with their columns, from about `since` on."""
-        since = None if since is None else since // GRID_S * GRID_S
-
-        def work(history: History) -> Mapping[str, Sequence[str]]:
-            return dict(history.tables(job, since))
-
-        return self._ask(("tables", job, since), work, lambda found: TABLES_S if found else UNKNOWN_S)
+        since, _ = _wider(since, None)
+        lifetime = lambda found: TABLES_S if found else UNKNOWN_S  # noqa: E731
+        return self._ask(("tables", job, since), lambda history: dict(history.tables(job, since)), lifetime)
 
     def read(
         self,
@@ -144,27 +140,16 @@ class StoreReader:
         hosts: Collection[str] | None,
     ) -> StoreAnswer:
         """Return some columns of a job's rows in a table, as `History.read`, for a slightly longer interval."""
-        since = None if since is None else since // GRID_S * GRID_S
-        until = None if until is None else (until // GRID_S + 1) * GRID_S
-        names = None if hosts is None else tuple(sorted(hosts))
-
-        def work(history: History) -> list[Series]:
-            return history.read(job, table, list(columns), since, until, names)
-
-        return self._ask(("read", job, table, tuple(columns), since, until, names), work, KEEP_S)
+        limits = (*_wider(since, until), None if hosts is None else tuple(sorted(hosts)))
+        key = ("read", job, table, tuple(columns), *limits)
+        return self._ask(key, lambda history: history.read(job, table, list(columns), *limits), KEEP_S)
 
     def capacities(
         self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None
     ) -> StoreAnswer:
         """Return the capacity of a job on each host, or of the node, as `colmet.stored.capacity.capacities`."""
-        since = None if since is None else since // GRID_S * GRID_S
-        until = None if until is None else (until // GRID_S + 1) * GRID_S
-        names = None if hosts is None else tuple(sorted(hosts))
-
-        def work(history: History) -> dict[str, Capacity]:
-            return capacities(history, job, since, until, names)
-
-        return self._ask(("capacities", job, since, until, names), work, KEEP_S)
+        limits = (*_wider(since, until), None if hosts is None else tuple(sorted(hosts)))
+        return self._ask(("capacities", job, *limits), lambda history: capacities(history, job, *limits), KEEP_S)
 
     def owners(self, job: int) -> Mapping[str, RowOwners] | None:
         """Return the users of a job's rows, by the host of the rows; None for an unknown job."""
@@ -277,6 +262,12 @@ class StoreReader:
         self._kept_bytes += size
         while len(self._kept) > MAX_KEPT or self._kept_bytes > MAX_KEPT_BYTES:
             self._kept_bytes -= self._kept.popitem(last=False)[1].size_bytes
+
+
+def _wider(since: float | None, until: float | None) -> tuple[float | None, float | None]:
+    """Return an interval that includes this one, with limits that are multiples of `GRID_S`."""
+    first = None if since is None else since // GRID_S * GRID_S
+    return first, None if until is None else (until // GRID_S + 1) * GRID_S
 
 
 def _owners(found: Sequence[Series]) -> RowOwners:

@@ -138,13 +138,12 @@ class Top:
         }
         if asked.view == "nodes":
             rows = [row for row in measure_nodes(fresh, now, now_ns, heard) if asked.text in row["node"]]
-            once = set(counted_once([row["node"] for row in rows if not row["silent"]]))
-            machines = [row for row in rows if row["silent"] or row["node"] in once]
+            machines = machines_of(rows)
             busy = [row["cpu"] for row in machines if row["cpu"] is not None]
             answer["totals"] = {
                 "silent": sum([row["silent"] for row in rows]),
                 "cpu": sum(busy) / len(busy) if busy else None,
-                **{key: _total(machines, key) for key in ("jobs", "memory", "memory_total")},
+                **{key: total(machines, key) for key in ("jobs", "memory", "memory_total")},
             }
         elif asked.view == "job":
             jobs = measure_jobs([one for one in fresh if one[1].jobs is None or asked.job in (*one[1].jobs, 0)])
@@ -159,7 +158,7 @@ class Top:
                 "nodes": len(np.unique(jobs.host[chosen])),
                 "users": len({row["user"] for row in rows if row["user"]}),
                 "cpu_share": jobs.cpu_share(chosen),
-                **{key: _total(rows, key) for key in ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")},
+                **{key: total(rows, key) for key in ("cpu", "cpus", "memory", "read", "write", "tasks", "gpus")},
             }
         rows = arranged(rows, asked.sort, asked.reverse)
         return {**answer, "count": len(rows), "rows": rows[: asked.limit]}
@@ -223,13 +222,17 @@ def ordered(items: Iterable[T], value: Callable[[T], Any], key: str, reverse: bo
     return [item for _, item in known] + unknown
 
 
-def _total(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+def machines_of(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows of nodes, one for each machine: of several agents on one, only the first."""
+    once = set(counted_once([row["node"] for row in nodes if not row["silent"]]))
+    return [row for row in nodes if row["silent"] or row["node"] in once]
+
+
+def total(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
+    """Return the sum of the known values of a key; None if there are none."""
     values = [row[key] for row in rows if row[key] is not None]
-    return _finite_or_none(sum(values)) if values else None
-
-
-def _finite_or_none(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    found = sum(values)
+    return found if values and math.isfinite(found) else None
 
 
 # -- jobs --
@@ -271,6 +274,11 @@ class JobUsage(NamedTuple):
         used, given = [np.bincount(inverse[both], weights=one[both], minlength=count) for one in (cpu, cpus)]
         with np.errstate(divide="ignore", invalid="ignore"):
             return _finite(used / given)
+
+    def totals(self, chosen: Indices, keys: Iterable[str]) -> dict[str, float | None]:
+        """Return the sum of the known values of each key over these rows; None if there are none."""
+        one = np.zeros(len(chosen), np.int64)
+        return {key: _told(_folded(self.values[key][chosen], one, 1, "sum"))[0] for key in keys}
 
     def by_host(self, chosen: Indices) -> list[dict[str, Any]]:
         """Return a row for each index: usage of the job on the node."""
