@@ -78,14 +78,7 @@ class HostTable(NamedTuple):
 
 
 def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until: int | None) -> Iterator[HostTable]:
-    """Yield the stored and the missing rows, by host and table.
-
-    Args:
-        hosts: the stored rows.
-        job: the only job, from its first row on each host to its last.
-        since: start, inclusive.
-        until: end, inclusive.
-    """
+    """Yield the stored and the missing rows in an interval, by host and table; of a job, from its first to its last."""
     for name, host in sorted(hosts.items()):
         began = min(int(times[0]) for jobs in host.times.values() for times in jobs.values() if len(times))
         of_it = [jobs[job] for jobs in host.times.values() if job in jobs] if job is not None else []

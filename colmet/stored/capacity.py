@@ -26,16 +26,7 @@ def capacities(
 ) -> dict[str, Capacity]:
     """Return the CPUs and tasks of a job on each host in an interval, or of the nodes; by default the CPUs of the node.
 
-    Args:
-        history: the store.
-        job: `NODE` for the nodes.
-        since: seconds since 1970.
-        until: seconds since 1970.
-        hosts: only these.
-        rows: of the job in `cgroup_default`, if already read.
-
-    Raises:
-        ColmetError: the store cannot be read.
+    `rows` are those of the job in `cgroup_default`, if already read; `History.read` has the other arguments and errors.
     """
     found: dict[str, Capacity] = {}
     if job != NODE:

@@ -21,7 +21,7 @@ from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ColmetError
 from colmet.common.schema import MISSING_INT, NAME
 from colmet.common.tables import schemas
-from colmet.stored.series import History, Series
+from colmet.stored.series import History, Series, by_host, missing_values
 
 MAX_INDICES = 10_000  # with rows of one job
 MIN_PAGE_ROWS = 100
@@ -79,11 +79,7 @@ class ElasticHistory(History):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ElasticHistory:
-        """Return the history for the options of `client.add_options`.
-
-        Raises:
-            ConfigError: an address, a name or a file that cannot be used.
-        """
+        """Return the history for the options of `client.add_options`; raise ConfigError for invalid ones."""
         urls, prefix = client.checked_urls(options), client.checked_prefix(options)
         http = client.open_http(options, urls)
         return cls(client.DatabaseClient(urls, http, options.elastic_timeout, threading.Event()), prefix)
@@ -254,13 +250,7 @@ def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:
 
 
 class _Rows:
-    """Columns gathered page by page.
-
-    Args:
-        table: their table.
-        names: of the columns.
-        kinds: declared kinds of their fields.
-    """
+    """Columns of a table gathered page by page; `kinds` are declared kinds of their fields."""
 
     def __init__(self, table: str, names: Sequence[str], kinds: Mapping[str, str]) -> None:
         self._table = table
@@ -273,11 +263,7 @@ class _Rows:
         self._count = 0
 
     def add(self, page: Sequence[_Hit]) -> None:
-        """Add some rows.
-
-        Raises:
-            ColmetError: they are too many.
-        """
+        """Add some rows; raise ColmetError for too many."""
         if not page:
             return
         self._times.append(np.array([hit.ms for hit in page], dtype=np.int64) // 1000)
@@ -290,9 +276,8 @@ class _Rows:
         self._count += len(page)
         if self._count * (16 + sum(self._widths.values())) > MAX_BYTES:
             raise ColmetError(
-                f"{self._table}: the rows require more than {MAX_BYTES >> 20} MiB; ask for fewer columns or hosts, "
-                f"or for "
-                "a shorter interval"
+                f"{self._table}: the rows require more than {MAX_BYTES >> 20} MiB; ask for fewer columns or hosts, or "
+                "for a shorter interval"
             )
 
     def series(self, job: int) -> list[Series]:
@@ -303,15 +288,11 @@ class _Rows:
         for name in self._columns:
             columns[name] = _joined(self._columns[name], self._kinds[name])
             self._columns[name] = []
-        times, numbers = np.concatenate(self._times), np.concatenate(self._numbers)
-        order = np.argsort(numbers, kind="stable")
-        ends = np.cumsum(np.bincount(numbers, minlength=len(self._hosts)))
-        found = []
-        for host, number in sorted(self._hosts.items()):
-            picked = order[ends[number - 1] if number else 0 : ends[number]]
-            values = {name: column[picked] for name, column in columns.items()}
-            found.append(Series(self._table, host, job, times[picked], values))
-        return found
+        names = sorted(self._hosts)
+        ranks = {name: rank for rank, name in enumerate(names)}
+        hosts = np.array([ranks[name] for name in self._hosts])[np.concatenate(self._numbers)]
+        order = np.argsort(hosts, kind="stable")
+        return by_host(self._table, job, names, hosts, np.concatenate(self._times), columns, order)
 
 
 def _order(hit: _Hit) -> tuple[tuple[int, str], str]:
@@ -348,7 +329,7 @@ def _column(values: list[Any], declared: str) -> npt.NDArray[Any]:
     """Return JSON values as a column of their own type: the index guesses it from the first value, possibly wrongly."""
     types = {*map(type, values)} - {type(None)}
     if not types:
-        return _missing(len(values), declared)
+        return missing_values(len(values), declared)
     if types == {int}:
         try:
             return np.array([MISSING_INT if value is None else value for value in values], dtype=np.int64)
@@ -365,12 +346,6 @@ def _text(value: Any) -> bytes:
     if value is None:
         return b""
     return (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace")
-
-
-def _missing(count: int, kind: str) -> npt.NDArray[Any]:
-    if kind == "S":
-        return np.zeros(count, dtype="S1")
-    return np.full(count, MISSING_INT, dtype=np.int64) if kind == "i" else np.full(count, math.nan)
 
 
 def _joined(parts: list[npt.NDArray[Any]], declared: str) -> npt.NDArray[Any]:

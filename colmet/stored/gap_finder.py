@@ -295,14 +295,8 @@ class GapFinder:
     def _find_in(self, epoch: int, accounts: Sequence[LedgerRow], former: int, following: int | None) -> int:
         """Find the gaps between the start of an agent and its last row of the ledger.
 
-        Args:
-            epoch: of the agent.
-            accounts: its rows of the ledger.
-            former: rows of earlier agents in the second of its start.
-            following: start of the next agent, in seconds since 1970.
-
-        Returns:
-            The rows of agents up to this one in that second.
+        `former` is the number of rows of earlier agents in the second of its start; `following` the start of the next
+        agent, in seconds since 1970. Returns the number of rows of agents up to this one in that second.
         """
         start = epoch // NS
         before = LedgerRow(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
@@ -423,7 +417,7 @@ class GapFinder:
 
 
 def of_job(job: int, times: Times, gaps: Iterable[TableGap], first: int, last: int) -> list[TableGap]:
-    """Return the gaps of a job, with a row due at each sample, from its first row to its last.
+    """Return the gaps of a job, with a row due at each sample, from its first row in any table to its last.
 
     Args:
         job: its id.

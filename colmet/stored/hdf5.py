@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from colmet.common.errors import ConfigError
 from colmet.stored.rows import Reader, Rows, Unreadable, rows_of, tables_of
-from colmet.stored.series import History, Series
+from colmet.stored.series import History, Series, by_host, missing_values
 
 SUFFIX = ".hdf5"
 # A file has the rows received while it was written. Late rows come from nodes that could not send: they keep them for
@@ -47,8 +47,7 @@ class HeldFile(NamedTuple):
 def files_of(path: str) -> list[HeldFile]:
     """Return the files of a collector's ``--hdf5-filepath``, by time; empty without any.
 
-    Args:
-        path: a file, or the part of the path before ``.<10 digits>.hdf5``.
+    The path is a file, or the part before ``.<10 digits>.hdf5``.
 
     Raises:
         ConfigError: the directory cannot be read.
@@ -71,7 +70,7 @@ def files_of(path: str) -> list[HeldFile]:
 
 
 def _shown(path: str) -> str:
-    """Return a path for a message: unchanged, unless it could control a terminal or add a line of its own."""
+    # it could control a terminal, or add a line of its own
     return path if path.isprintable() else ascii(path)
 
 
@@ -123,11 +122,7 @@ class Hdf5History(History):
         until: float | None = None,
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
-        """Return the rows of a job in a table, a series for each host, sorted by host; see `History.read`.
-
-        Raises:
-            ConfigError: no file can be read.
-        """
+        """Return the rows of a job; see `History.read`."""
         names = None if hosts is None else [host.encode("utf-8", "replace") for host in hosts]
         wanted = None if columns is None else frozenset(columns)
         read = partial(rows_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=names)
@@ -218,18 +213,7 @@ def _series(files: Sequence[Rows], table: str, job: int) -> list[Series]:
     order = np.lexsort((source, times, hosts))
     if len(files) > 1:
         order = order[_once(hosts[order], times[order], source[order], {n: c[order] for n, c in columns.items()})]
-    bounds = np.searchsorted(hosts[order], np.arange(len(names) + 1)).tolist()
-    return [
-        Series(
-            table,
-            name.decode("utf-8", "replace"),
-            job,
-            times[order[first:last]],
-            {column: values[order[first:last]] for column, values in columns.items()},
-        )
-        for name, first, last in zip(names, bounds, bounds[1:])
-        if last > first
-    ]
+    return by_host(table, job, [name.decode("utf-8", "replace") for name in names], hosts, times, columns, order)
 
 
 def _joined(parts: Sequence[Column | None], counts: Sequence[int]) -> Column:
@@ -245,7 +229,7 @@ def _joined(parts: Sequence[Column | None], counts: Sequence[int]) -> Column:
         elif part is not None and part.dtype.kind == kind:
             made.append(part)
         else:
-            made.append({"i": np.full(count, -1), "f": np.full(count, np.nan), "S": np.full(count, b"", "S1")}[kind])
+            made.append(missing_values(count, kind))
     return np.concatenate(made)
 
 
@@ -257,11 +241,7 @@ def _once(
 ) -> npt.NDArray[np.bool_]:
     """Return a mask that drops rows repeated in several files; of equal rows as many stay as in the file with most.
 
-    Args:
-        hosts: of the rows, sorted by host, time and file.
-        times: of the rows.
-        source: the file of each.
-        columns: of the rows.
+    The rows are sorted by host, time and file (`source`).
     """
     keep = np.ones(len(times), bool)
     same = (hosts[1:] == hosts[:-1]) & (times[1:] == times[:-1])

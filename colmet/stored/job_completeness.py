@@ -67,24 +67,11 @@ class JobCompleteness:
 def completeness_of(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
 ) -> JobCompleteness:
-    """Return the completeness of a job's rows.
+    """Return the completeness of a job's rows; `tables` are those of the nodes themselves, with their columns.
 
     Rows of other jobs are not read: their missing rows leave no hole in this job's.
-
-    Args:
-        history: the store.
-        job: its number.
-        stays: its rows, by host.
-        tables: of the nodes themselves, with their columns.
     """
-    lines, unseen = _found(history, job, stays, tables)
-    told = sum(line.found.until > 0 for line in lines)
-    return JobCompleteness(
-        here=sum(line.found.here for line in lines),
-        missing=sum(line.found.missing for line in lines) + sum(gap.rows for gap in unseen),
-        method="ledger" if told == len(lines) else "mixed" if told else "steps",
-        gaps=(*_gaps(lines), *unseen),
-    )
+    return _completeness(*_found(history, job, stays, tables))
 
 
 def hosts_of(
@@ -92,25 +79,26 @@ def hosts_of(
 ) -> dict[str, JobCompleteness]:
     """Return the completeness by host; `completeness_of` has the arguments."""
     lines, unseen = _found(history, job, stays, tables)
-    found = {}
-    for host in [stay.host for stay in stays]:
-        here = [line for line in lines if line.host == host]
-        lacking = [gap for gap in unseen if gap.host == host]
-        told = sum(line.found.until > 0 for line in here)
-        found[host] = JobCompleteness(
-            here=sum(line.found.here for line in here),
-            missing=sum(line.found.missing for line in here) + sum(gap.rows for gap in lacking),
-            method="ledger" if told == len(here) else "mixed" if told else "steps",
-            gaps=(*_gaps(here), *lacking),
+    return {
+        stay.host: _completeness(
+            [line for line in lines if line.host == stay.host], [gap for gap in unseen if gap.host == stay.host]
         )
-    return found
+        for stay in stays
+    }
 
 
-def _gaps(lines: Sequence[HostTable]) -> list[JobGap]:
-    return [
+def _completeness(lines: Sequence[HostTable], unseen: Sequence[JobGap]) -> JobCompleteness:
+    told = sum(line.found.until > 0 for line in lines)
+    gaps = [
         JobGap(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
         for host, gap, rows in gathered(lines)
     ]
+    return JobCompleteness(
+        here=sum(line.found.here for line in lines),
+        missing=sum(line.found.missing for line in lines) + sum(gap.rows for gap in unseen),
+        method="ledger" if told == len(lines) else "mixed" if told else "steps",
+        gaps=(*gaps, *unseen),
+    )
 
 
 def _found(

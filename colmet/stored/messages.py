@@ -20,14 +20,9 @@ Tuples = Mapping[str, Any]
 
 
 def send(file: IO[bytes], value: Any) -> None:
-    """Write one value: None, numbers, text, bytes, one-dimensional arrays, and containers of these.
+    """Write one value: None, numbers, text, bytes, one-dimensional arrays, and containers of these; flush the pipe.
 
-    Args:
-        file: a pipe, open for writing; flushed.
-        value: the value. A named tuple keeps the name of its class, for `receive`.
-
-    Raises:
-        TypeError: a part of it has no form here.
+    A named tuple keeps the name of its class, for `receive`. Raises TypeError for a part without a form here.
     """
     arrays: list[np.ndarray[Any, Any]] = []
     text = json.dumps(_plain(value, arrays)).encode()
@@ -38,11 +33,7 @@ def send(file: IO[bytes], value: Any) -> None:
 
 
 def receive(file: IO[bytes], tuples: Tuples) -> Any:
-    """Read a value written by `send`.
-
-    Args:
-        file: a pipe, open for reading.
-        tuples: permitted classes, by name; each is called with the items of its tuple.
+    """Read a value written by `send`; `tuples` are the permitted classes, each called with the items of its tuple.
 
     Raises:
         EOFError: the other end is closed.

@@ -28,12 +28,7 @@ def names_of(table: str, column: str) -> dict[str, None]:
 
 
 def near(text: str, tables: Iterable[tuple[str, Iterable[str]]]) -> str:
-    """Return a hint: similar names of columns, or the page with all names.
-
-    Args:
-        text: the unknown name.
-        tables: each with its columns.
-    """
+    """Return a hint on an unknown name: similar names of columns of these tables, or the page with all names."""
     names = {name: None for table, columns in tables for column in columns for name in names_of(table, column)}
     found = nearest(text, names, 5, 0.5)
     printable = [name[:100].encode("unicode_escape").decode() for name in found]

@@ -11,7 +11,7 @@ import stat
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, Callable, NamedTuple, TypeVar
 
@@ -51,12 +51,8 @@ class Unreadable(Exception):
     """
 
     def __init__(self, text: str, may_change: bool = False) -> None:
-        super().__init__(text, may_change)
-        self.text = text
+        super().__init__(text)
         self.may_change = may_change
-
-    def __str__(self) -> str:
-        return self.text
 
 
 class _Failure(NamedTuple):
@@ -74,15 +70,7 @@ class Reader:
         self._pipes: list[IO[bytes]] = []
 
     def ask(self, path: str, read: partial[T]) -> T:
-        """Return the result of one of READS for a file.
-
-        Args:
-            path: of the file.
-            read: one of READS with its keyword arguments.
-
-        Raises:
-            Unreadable: with the cause as text.
-        """
+        """Return the result of one of READS, with its arguments, for a file; raise Unreadable with the cause."""
         if not self._child:
             self._start()
         questions, answers = self._pipes
@@ -198,11 +186,7 @@ class _Files:
                 close_library(file)
 
     def _file(self, path: str) -> Any:
-        """Return a file, opened.
-
-        Raises:
-            Exception: any of PyTables, for a file that cannot be opened.
-        """
+        """Return a file, opened; raise any exception of PyTables if it cannot be opened."""
         stamp = _stamp(path)
         if path in self._open and self._open[path][0] == stamp:
             self._open.move_to_end(path)
@@ -299,29 +283,12 @@ def rows_of(
     if not isinstance(node, tables.Table) or not node.nrows or not _has_header(node):
         return None
     wanted = [n for n in _kinds(node) if n not in HEADER and (columns is None or n in columns)]
-    _check_size(node)
-    count, size = int(node.nrows), int(node.dtype.itemsize)
     ids: dict[bytes, int] = {}
     nameless = 0
-    times, indexes, parts = [np.empty(0, np.int64)], [np.empty(0, np.int64)], {}
+    times, indexes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     parts = {name: [_plain(np.empty(0, node.dtype[name]))] for name in wanted}
-    step = max(1, BLOCK_BYTES // size)
-    for start in range(0, count, step):
-        block = node.read(start, min(start + step, count))
-        names = block["hostname"]
-        keep = names != b""  # Colmet 0.6 has rows without time, host and job; rows being written look the same
-        keep &= (block["timestamp"] >= 0) & (block["timestamp"] < END_S)
-        nameless += int(len(keep) - keep.sum())
-        if since is not None:
-            keep &= block["timestamp"] >= since
-        if until is not None:
-            keep &= block["timestamp"] <= until
-        if hosts is not None:
-            keep &= np.isin(names, np.array(hosts, "S")) if hosts else False
-        if not keep.any():
-            continue
-        if not keep.all():
-            block = block[keep]
+    for block, odd in _blocks(node, since, until, hosts):
+        nameless += odd
         times.append(block["timestamp"].astype(np.int64))
         indexes.append(np.array([ids.setdefault(name, len(ids)) for name in block["hostname"].tolist()], np.int64))
         for name in wanted:
@@ -335,15 +302,31 @@ def rows_of(
     )
 
 
-def _check_size(table: Any) -> None:
-    """Check that the size of a table is possible for its file.
+def _blocks(
+    table: Any, since: float | None = None, until: float | None = None, hosts: Sequence[bytes] | None = None
+) -> Iterator[tuple[npt.NDArray[Any], int]]:
+    """Yield the selected rows of a table, block by block, and the number of rows without a host or a valid time.
 
     Raises:
-        ValueError: it is not.
+        ValueError: the file claims an impossible size.
     """
     count, size = int(table.nrows), int(table.dtype.itemsize)
     if count * size > MAX_RATIO * os.stat(table._v_file.filename).st_size or size > BLOCK_BYTES:
         raise ValueError(f"{table._v_pathname} is said to have {count} rows of {size} bytes")
+    step = max(1, BLOCK_BYTES // size)
+    for start in range(0, count, step):
+        block = table.read(start, min(start + step, count))
+        names, times = block["hostname"], block["timestamp"]
+        # Colmet 0.6 has rows without time, host and job; rows being written look the same
+        keep = (names != b"") & (times >= 0) & (times < END_S)
+        nameless = int(len(keep) - keep.sum())
+        if since is not None:
+            keep &= times >= since
+        if until is not None:
+            keep &= times <= until
+        if hosts is not None:
+            keep &= np.isin(names, np.array(hosts, "S")) if hosts else False
+        yield block if keep.all() else block[keep], nameless
 
 
 class Marks(NamedTuple):
@@ -404,17 +387,10 @@ def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks)
     """Add the content of a table; return the number of its rows without a host or a time."""
     if not isinstance(table, tables.Table) or not NAME.fullmatch(table.name) or not _has_header(table):
         return 0
-    _check_size(table)
     parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
     nameless = 0
-    step = max(1, BLOCK_BYTES // table.dtype.itemsize)
-    for start in range(0, table.nrows, step):
-        block = table.read(start, min(start + step, table.nrows))
-        keep = (block["hostname"] != b"") & (block["timestamp"] >= 0) & (block["timestamp"] < END_S)
-        nameless += int(len(keep) - keep.sum())
-        if wanted is not None:
-            keep &= block["hostname"] == wanted
-        block = block[keep]
+    for block, odd in _blocks(table, hosts=None if wanted is None else [wanted]):
+        nameless += odd
         names, which = np.unique(block["hostname"], return_inverse=True)
         times = block["timestamp"].astype(np.int64)
         for n, name in enumerate(names.tolist()):

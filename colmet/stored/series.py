@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
+from colmet.common.schema import MISSING_INT
 
 NODE = 0  # the job number of the node's own rows
 
@@ -97,6 +98,36 @@ class History(ABC):
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+def missing_values(count: int, kind: str) -> npt.NDArray[Any]:
+    """Return a column of missing values, of a kind of numpy: i, f or S."""
+    if kind == "S":
+        return np.zeros(count, dtype="S1")
+    return np.full(count, MISSING_INT, dtype=np.int64) if kind == "i" else np.full(count, np.nan)
+
+
+def by_host(
+    table: str,
+    job: int,
+    names: Sequence[str],
+    hosts: npt.NDArray[np.int64],
+    times: npt.NDArray[np.int64],
+    columns: Mapping[str, npt.NDArray[Any]],
+    order: npt.NDArray[np.int64],
+) -> list[Series]:
+    """Return rows as a series for each host.
+
+    `hosts` is the index of each row's host in the sorted `names`; `order` has the wanted rows by host and time.
+    """
+    bounds = np.searchsorted(hosts[order], np.arange(len(names) + 1)).tolist()
+    found = []
+    for name, first, last in zip(names, bounds, bounds[1:]):
+        if last > first:
+            rows = order[first:last]
+            values = {column: values[rows] for column, values in columns.items()}
+            found.append(Series(table, name, job, times[rows], values))
+    return found
 
 
 def of_one_agent(found: Sequence[Series]) -> list[Series]:

@@ -14,11 +14,7 @@ CONFIG = "/etc/colmet/collector.toml"
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare the options of the store.
-
-    Args:
-        parser: of the command.
-    """
+    """Declare the options of the store."""
     group = parser.add_argument_group("store (default: that of the collector's configuration)")
     group.add_argument(
         "--hdf5",
@@ -39,17 +35,10 @@ def add_config(parser: cli.Options) -> None:
 
 
 def configured_files(path: str) -> list[str]:
-    """Return the HDF5 files of this machine's collector, the oldest first.
-
-    Args:
-        path: of the collector's configuration.
-
-    Raises:
-        ConfigError: it cannot be used, or has no files.
-    """
+    """Return the HDF5 files of this machine's collector, the oldest first; raise ConfigError without any."""
     from colmet.stored.hdf5 import files_of
 
-    prefix = _configured(path, "FILE").hdf5_filepath
+    prefix = configured(path, "FILE").hdf5_filepath
     if not prefix:
         raise ConfigError(f"{path}: no hdf5-filepath; give FILE")
     files = [file.path for file in files_of(prefix)]
@@ -59,22 +48,18 @@ def configured_files(path: str) -> list[str]:
 
 
 def open_history(options: argparse.Namespace) -> History:
-    """Return the store given by the options.
-
-    Raises:
-        ConfigError: none is given and none is configured, or it cannot be read.
-    """
+    """Return the store given by the options; raise ConfigError for none, or an unreadable one."""
     if options.hdf5 and options.elastic_host:
         raise ConfigError("--hdf5 and --elastic-host: give one of them")
     if options.hdf5:
         return _files(options.hdf5)
     if options.elastic_host:
         return _database(options)
-    configured = _configured(options.config)
-    if configured.hdf5_filepath:
-        return _files([configured.hdf5_filepath])
-    if configured.elastic_host:
-        return _database(configured)
+    collector = configured(options.config)
+    if collector.hdf5_filepath:
+        return _files([collector.hdf5_filepath])
+    if collector.elastic_host:
+        return _database(collector)
     raise ConfigError(
         f"{options.config} names neither hdf5-filepath nor elastic-host: give --hdf5 PATH or --elastic-host URL"
     )
@@ -92,11 +77,11 @@ def _database(options: argparse.Namespace) -> History:
     return ElasticHistory.from_options(options)
 
 
-def _configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> argparse.Namespace:
+def configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> argparse.Namespace:
     """Return the options of this machine's collector; this requires all modules of the collector.
 
     Raises:
-        ConfigError: there is no such file, or it cannot be used.
+        ConfigError: there is no such file, or it cannot be used; the text suggests `other`.
     """
     from colmet.collector import main as collector
     from colmet.common.runtime.configuration import Configuration

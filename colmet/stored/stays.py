@@ -129,10 +129,15 @@ class Stay:
         found = summed(series.times, values, bound, self.counted_since, is_late(table, column))
         return found if len(found.times) >= (1 if self.whole else 2) else None
 
-    def total(self, measure: Measure) -> Number:
+    def growth(self, measure: Measure) -> Sum | None:
         """Return the growth of the first source with values; None if all are missing."""
         found = (self.sum_of(source) for source in measure.sources)
-        return next((one.total for one in found if one is not None), None)
+        return next((one for one in found if one is not None), None)
+
+    def total(self, measure: Measure) -> Number:
+        """Return the growth of the first source with values; None if all are missing."""
+        found = self.growth(measure)
+        return None if found is None else found.total
 
     def most(self, measure: Measure) -> Number:
         """Return the largest value of the first source with values."""
@@ -155,9 +160,7 @@ class Stay:
 
     @cached_property
     def _cpu(self) -> Sum | None:
-        """Return the CPU time by the best source with values."""
-        found = (self.sum_of(source) for source in CPU_USED.sources)
-        return next((one for one in found if one is not None), None)
+        return self.growth(CPU_USED)
 
     @property
     def cpu_s(self) -> Number:
