@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import logging
+import re
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from colmet.batch.model import BatchError
@@ -18,9 +20,13 @@ MAX_ANSWER = 32 << 20  # bytes of a command's output; a job is 0.6 to 6 kB in JS
 MAX_TEXT = 255  # characters of a name: of a user, a queue, a job
 FRESH_S = 5.0  # seconds for which an answer is reused
 _SHOWN = 60  # characters of an answer in an error
+_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_DIGITS = 18  # of a number; more than any real one has, and within 64 bits
 
+log = logging.getLogger(__name__)
+
 T = TypeVar("T")
+Part = TypeVar("Part")
 _running: dict[Command, threading.Thread] = {}
 _given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads whose answers are no longer needed
 
@@ -70,11 +76,7 @@ def ask(
 
 
 def run(command: Command) -> bytes:
-    """Run a command and return its output, unless `cancel` ends it.
-
-    Raises:
-        CommandFailed: as for `Command.run_bytes`.
-    """
+    """Run a command and return its output, unless `cancel` ends it; errors as for `Command.run_bytes`."""
     _running[command] = thread = threading.current_thread()
     try:
         if thread in _given_up:
@@ -92,12 +94,7 @@ def cancel() -> None:
 
 
 def unknown_form(command: str, text: str) -> BatchError:
-    """Return the error for a whole answer in an unknown form.
-
-    Args:
-        command: as an administrator types it.
-        text: its output.
-    """
+    """Return the error for a whole answer in an unknown form; `command` as an administrator types it."""
     shown = " ".join(text[:1000].split())
     shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
     return BatchError(
@@ -151,14 +148,53 @@ def name(value: object) -> str | None:
 
 
 def must(value: T | None, what: str) -> T:
-    """Return the value.
-
-    Raises:
-        FormError: it is None.
-    """
+    """Return the value; raise FormError if it is None."""
     if value is None:
         raise FormError(what)
     return value
+
+
+def parse_each(
+    parts: Iterable[Part], parse: Callable[[Part], T], system: str, command: str, text: str
+) -> tuple[list[T], int]:
+    """Return the parsed parts of an answer, and the number of those skipped because of an unknown form.
+
+    Args:
+        parts: such as jobs.
+        parse: returns a part's value, or raises FormError.
+        system: name of the batch system, for the log.
+        command: as an administrator types it.
+        text: its output.
+
+    Raises:
+        BatchError: no part is in a known form.
+    """
+    found: list[T] = []
+    left_out = 0
+    for part in parts:
+        try:
+            found.append(parse(part))
+        except FormError as err:
+            log.debug("job in a form that is not known system=%s job=%.40r lacks=%s", system, part, err)
+            left_out += 1
+    if left_out and not found:
+        raise unknown_form(command, text)
+    return found, left_out
+
+
+def task_range(text: str) -> range | None:
+    """Return the tasks of a part of an array's list, such as "7", "4-5" or "10-20:2"; None if invalid."""
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        return None
+    first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+    return range(first, last + 1, step) if last >= first and step else None
+
+
+def total(values: Sequence[int | None]) -> int | None:
+    """Return the sum; None if one value is unknown, as a partial sum would look like the whole."""
+    known = [value for value in values if value is not None]
+    return sum(known) if len(known) == len(values) else None
 
 
 class Lately(Generic[T]):

@@ -11,7 +11,19 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import ClassVar, NamedTuple
 
-from colmet.batch.answers import AskError, FormError, Lately, ask, json_values, must, name, unknown_form, whole
+from colmet.batch.answers import (
+    DEADLINE_S,
+    AskError,
+    Lately,
+    ask,
+    json_values,
+    must,
+    name,
+    parse_each,
+    total,
+    unknown_form,
+    whole,
+)
 from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
 
 log = logging.getLogger(__name__)
@@ -66,11 +78,7 @@ def classads(text: str, command: str) -> list[dict[str, object]]:
 
 
 def totals(text: str, command: str) -> tuple[int, int, int]:
-    """Return idle, running and held jobs, over all schedds that answered.
-
-    Raises:
-        BatchError: another form.
-    """
+    """Return idle, running and held jobs, over all schedds that answered; raise BatchError for another form."""
     counts = [[whole(ad.get(key)) for key in ("Idle", "Running", "Held")] for ad in classads(text, command)]
     if not counts or any(count is None for of in counts for count in of):
         raise unknown_form(command, text)
@@ -90,9 +98,8 @@ def given(text: str, command: str) -> tuple[int | None, int | None]:
         pairs = [(ad.get("CpusProvisioned"), ad.get("MemoryProvisioned")) for ad in classads(text, command)]
     else:  # some versions ignore -json with -autoformat
         pairs = [_pair(line, command, text) for line in text.splitlines() if line.strip()]
-    cores = [whole(pair[0]) for pair in pairs if pair[0] is not None]
-    memory_mb = [whole(pair[1]) for pair in pairs if pair[1] is not None]
-    return _sum(cores, len(pairs)), _sum(memory_mb, len(pairs))
+    cores, memory_mb = ([whole(pair[n]) for pair in pairs if pair[n] is not None] for n in (0, 1))
+    return total(cores or [None] * len(pairs)), total(memory_mb or [None] * len(pairs))
 
 
 def _pair(line: str, command: str, text: str) -> tuple[object, object]:
@@ -103,22 +110,8 @@ def _pair(line: str, command: str, text: str) -> tuple[object, object]:
     return cores, memory_mb
 
 
-def _sum(values: Sequence[int | None], asked: int) -> int | None:
-    """Return the sum; None if a value is no number (an expression, say), or if jobs run and none has a value."""
-    known = [value for value in values if value is not None]
-    return None if len(known) != len(values) or (asked and not known) else sum(known)
-
-
 def condor_job(ad: dict[str, object], now: float) -> BatchJob:
-    """Return the job of a ClassAd.
-
-    Args:
-        ad: as printed with -json.
-        now: seconds since 1970.
-
-    Raises:
-        FormError: unknown form; the text names the missing field.
-    """
+    """Return the job of a ClassAd; raise FormError with the missing field. `now` is in seconds since 1970."""
     code = must(whole(ad.get("JobStatus")), "JobStatus")
     # the time of earlier runs; HTCondor adds that of this run at its end
     before = ad.get("RemoteWallClockTime")
@@ -135,25 +128,8 @@ def condor_job(ad: dict[str, object], now: float) -> BatchJob:
 
 
 def condor_jobs(text: str, command: str, now: float) -> tuple[list[BatchJob], int]:
-    """Return the printed jobs, and the number skipped because of an unknown form.
-
-    Raises:
-        BatchError: all of it is in another form.
-    """
-    jobs, left_out = [], 0
-    for ad in classads(text, command):
-        try:
-            jobs.append(condor_job(ad, now))
-        except FormError as err:
-            log.debug("job in a form that is not known system=condor lacks=%s", err)
-            left_out += 1
-    if left_out and not jobs:
-        raise unknown_form(command, text)
-    return jobs, left_out
-
-
-def _is_late(err: BatchError) -> bool:
-    return isinstance(err, AskError) and err.why == "late"
+    """Return the printed jobs, and the number skipped because of an unknown form; raise BatchError if that is all."""
+    return parse_each(classads(text, command), lambda ad: condor_job(ad, now), "condor", command, text)
 
 
 def quoted(text: str) -> str:
@@ -189,7 +165,7 @@ class HTCondor(BatchSystem):
         errors: list[BatchError] = []
         for queue in self._queues:
             try:
-                if errors and _is_late(errors[-1]):
+                if errors and isinstance(errors[-1], AskError) and errors[-1].why == "late":
                     raise errors[-1]
                 found.append(self._queue(queue))
             except BatchError as err:
@@ -212,14 +188,11 @@ class HTCondor(BatchSystem):
 
     def _ask(self) -> list[BatchJob]:
         constraint = ["-constraint", " && ".join(self._owners)] if self._owners else []
-        return self._counted([*JOBS, *constraint], None, time.time())
+        return self._counted([*JOBS, *constraint], DEADLINE_S, time.time())
 
-    def _counted(self, command: list[str], deadline_s: float | None, now: float) -> list[BatchJob]:
-        text = ask(command, "HTCondor") if deadline_s is None else ask(command, "HTCondor", deadline_s)
-        jobs, left_out = condor_jobs(text, " ".join(command), now)
-        if left_out:
-            self.left_out += left_out
-            log.warning("jobs of an unknown form are skipped system=condor count=%d", left_out)
+    def _counted(self, command: list[str], deadline_s: float, now: float) -> list[BatchJob]:
+        jobs, left_out = condor_jobs(ask(command, "HTCondor", deadline_s), " ".join(command), now)
+        self.leave_out(left_out)
         return jobs
 
     def _queue(self, queue: QueueName) -> Queue:

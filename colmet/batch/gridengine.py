@@ -5,6 +5,7 @@ Checked with Son of Grid Engine 8.1.9; the formats have been the same since 6.2.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -13,12 +14,11 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
-from xml.etree.ElementTree import Element
+from typing import IO, NamedTuple
 
 from colmet.batch import answers
-from colmet.batch.gridengine_memory import COMMANDS, Memory, parse_memory, read_memory
-from colmet.batch.gridengine_xml import MAX_BYTES, Sieve, check_encoding, read_elements
+from colmet.batch.gridengine_memory import COMMANDS, QmemData, parse_memory, read_memory
+from colmet.batch.gridengine_xml import MAX_BYTES, Sieve, check_encoding, child_text, read_elements
 from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
 from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import CommandFailed, ConfigError
@@ -36,7 +36,6 @@ MAX_FILE = 1 << 30  # bytes read of a file, kept or not; a command has its deadl
 NO_QUEUE = "unassigned"  # waiting jobs have no queue in Grid Engine, unless they requested one
 _MIB = 1 << 20
 _NUMBER = re.compile("[0-9]{1,10}")
-_RANGE = re.compile("([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 
 
 def _command(argv: Sequence[str], deadline_s: float) -> Command:
@@ -60,12 +59,7 @@ def _run(command: Command) -> bytes:
 
 
 class GridEngine(BatchSystem):
-    """The cell of SGE_ROOT and SGE_CELL, queried with `qstat`.
-
-    Args:
-        deadline_s: timeout of a command in seconds.
-        encoding: of its output.
-    """
+    """The cell of SGE_ROOT and SGE_CELL, queried with `qstat`."""
 
     name = "gridengine"
 
@@ -136,15 +130,8 @@ class Task(NamedTuple):
 
     def size(self) -> int:
         """Return the number of tasks."""
-        total = 0
-        for part in self.tasks.split(","):
-            match = _RANGE.fullmatch(part)
-            if match is None:
-                total += 1
-                continue
-            first, last, step = (int(number) if number else 0 for number in match.groups())
-            total += max((last - first) // (step or 1), 0) + 1 if last else 1
-        return total
+        ranges = map(answers.task_range, self.tasks.split(","))
+        return sum([1 if one is None else len(one) for one in ranges])
 
     def job(self, now: float) -> BatchJob:
         """Return it as a job; `now` in seconds since 1970."""
@@ -154,52 +141,39 @@ class Task(NamedTuple):
 
 
 def parse_queue_names(data: bytes, encoding: str = ENCODING) -> list[str]:
-    """Return the names of the cluster queues, from `qstat -g c -xml`.
-
-    Raises:
-        BatchError: not the output of that command.
-    """
+    """Return the names of the cluster queues, from `qstat -g c -xml`; raise BatchError for other output."""
     path = ("job_info", "cluster_queue_summary")
-    names = [_text(element, "name") for element in read_elements(data, encoding, "qstat -g c -xml", path)]
+    names = [child_text(element, "name") for element in read_elements(data, encoding, "qstat -g c -xml", path)]
     return [name for name in names if name]
 
 
 def parse_tasks(data: bytes, encoding: str = ENCODING) -> list[Task]:
-    """Return every line of `qstat -r -u '*' -xml`.
-
-    Raises:
-        BatchError: not the output of that command.
-    """
+    """Return every line of `qstat -r -u '*' -xml`; raise BatchError for other output."""
     command = "qstat -r -u '*' -xml"
     tasks = []
     for element in read_elements(data, encoding, command, ("job_info", "*", "job_list")):
-        number, slots = _text(element, "JB_job_number"), _text(element, "slots")
-        letters = _text(element, "state")
+        number, slots, letters = (child_text(element, tag) for tag in ("JB_job_number", "slots", "state"))
         if not (_NUMBER.fullmatch(number) and _NUMBER.fullmatch(slots) and letters):
             raise BatchError(f"{command}: a <job_list> without number, slots or state; what version is it?")
         h_vmem = None
         for request in element.iterfind("hard_request"):
             if request.get("name") == "h_vmem":
-                h_vmem = parse_memory(request.text or "")
+                h_vmem = parse_memory((request.text or "").strip())
         asked = frozenset(_asked_queue(queue.text or "") for queue in element.iterfind("hard_req_queue"))
         tasks.append(
             Task(
                 number=number,
-                tasks=_text(element, "tasks"),
-                user=_text(element, "JB_owner"),
+                tasks=child_text(element, "tasks"),
+                user=child_text(element, "JB_owner"),
                 letters=letters,
-                started=_parse_time(_text(element, "JAT_start_time")),
-                queue=_text(element, "queue_name").partition("@")[0],
+                started=_parse_time(child_text(element, "JAT_start_time")),
+                queue=child_text(element, "queue_name").partition("@")[0],
                 asked=asked,
                 slots=int(slots),
                 h_vmem=h_vmem,
             )
         )
     return tasks
-
-
-def _text(element: Element, tag: str) -> str:
-    return (element.findtext(tag) or "").strip()
 
 
 def _asked_queue(text: str) -> str:
@@ -263,20 +237,14 @@ class MemorySource(ABC):
             BatchError: they are not available.
         """
 
-    @abstractmethod
     def read_granted(self) -> bytes | None:
-        """Return the output of `qstat -s r -u '*' -xml`; None if not available.
+        """Return the output of `qstat -s r -u '*' -xml`, or raise BatchError; None if not available."""
+        return None
 
-        Raises:
-            BatchError: it fails.
-        """
-
-    @abstractmethod
-    def forget(self) -> None:
+    def forget(self) -> None:  # noqa: B027 - for sources that remember
         """Discard the last, unusable outputs: the next `read` returns them even if unchanged."""
 
-    @abstractmethod
-    def cancel(self) -> None:
+    def cancel(self) -> None:  # noqa: B027 - for sources that block
         """End a `read` in another thread soon, and every later one."""
 
 
@@ -297,9 +265,6 @@ class CommandSource(MemorySource):
         """Return the current output."""
         return _run(self._running)
 
-    def forget(self) -> None:
-        """Do nothing: the output is never reused."""
-
     def cancel(self) -> None:
         """Kill the running command."""
         for command in (self._qhost, self._qstat, self._running):
@@ -307,12 +272,7 @@ class CommandSource(MemorySource):
 
 
 class FileSource(MemorySource):
-    """Two files as source, written by another program under QmemTools' names.
-
-    Args:
-        directory: of the files.
-        clock: seconds since 1970.
-    """
+    """Two files of a directory as source, written by another program under QmemTools' names."""
 
     def __init__(self, directory: str, clock: Callable[[], float] = time.time) -> None:
         self.names = os.path.join(directory, FILES[0]), os.path.join(directory, FILES[1])
@@ -321,60 +281,52 @@ class FileSource(MemorySource):
 
     def read(self) -> tuple[bytes, bytes] | None:
         """Return the content of both; None if neither has changed."""
-        files = []
-        for path in self.names:
+        with contextlib.ExitStack() as stack:
             try:
-                files.append(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+                files = [stack.enter_context(open(path, "rb", opener=_open_plain)) for path in self.names]
             except OSError as err:
-                for fd in files:
-                    os.close(fd)
                 raise BatchError(
-                    f"{path}: {err.strerror}; write there what `qhost -j -xml` and `qstat -j '*' -xml` print"
+                    f"{err.filename}: {err.strerror}; write there what `qhost -j -xml` and `qstat -j '*' -xml` print"
                 ) from err
-        try:
-            seen = [self._look(path, fd) for path, fd in zip(self.names, files)]
+            seen = [self._look(file) for file in files]
             if seen == self._last:
                 return None
-            qhost, qstat = (_read_file(path, fd) for path, fd in zip(self.names, files))
-        finally:
-            for fd in files:
-                os.close(fd)
+            qhost, qstat = map(_read_file, files)
         self._last = seen
         return qhost, qstat
-
-    def read_granted(self) -> None:
-        """Return None: QmemTools has no such file."""
 
     def forget(self) -> None:
         """Make the next `read` read them again."""
         self._last = []
 
-    def cancel(self) -> None:
-        """Do nothing: reading files does not block."""
-
-    def _look(self, path: str, fd: int) -> tuple[int, int, int]:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise BatchError(f"{path}: is no regular file")
+    def _look(self, file: IO[bytes]) -> tuple[int, int, int]:
+        status = os.fstat(file.fileno())
         age_s = self._clock() - status.st_mtime
         if age_s > FILE_AGE_S:
-            raise BatchError(f"{path}: was written {age_s:.0f} s ago; see whether what writes it still runs")
+            raise BatchError(f"{file.name}: was written {age_s:.0f} s ago; see whether what writes it still runs")
         return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _read_file(path: str, fd: int) -> bytes:
+def _open_plain(path: str, flags: int) -> int:
+    fd = os.open(path, flags | os.O_NONBLOCK)  # a pipe in its place does not block
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    raise BatchError(f"{path}: is no regular file")
+
+
+def _read_file(file: IO[bytes]) -> bytes:
     """Return its content, filtered by `Sieve`."""
     sieve = Sieve()
     kept = bytearray()
-    with open(fd, "rb", closefd=False) as file:
-        for _ in range(MAX_FILE // _MIB):
-            part = file.read(_MIB)
-            if not part:
-                return bytes(kept)
-            kept += sieve.keep(part)
-            if len(kept) > MAX_BYTES:
-                raise BatchError(f"{path}: more than {MAX_BYTES >> 20} MiB, not counting jobs' environments; refused")
-    raise BatchError(f"{path}: {MAX_FILE >> 20} MiB or more; refused")
+    for _ in range(MAX_FILE // _MIB):
+        part = file.read(_MIB)
+        if not part:
+            return bytes(kept)
+        kept += sieve.keep(part)
+        if len(kept) > MAX_BYTES:
+            raise BatchError(f"{file.name}: more than {MAX_BYTES >> 20} MiB, not counting jobs' environments; refused")
+    raise BatchError(f"{file.name}: {MAX_FILE >> 20} MiB or more; refused")
 
 
 class MemoryWatch:
@@ -387,7 +339,7 @@ class MemoryWatch:
         source: of the answers.
         period_s: seconds between two refreshes; at least as long as one takes.
         encoding: of the answers.
-        clock: seconds, never set back.
+        clock: monotonic seconds.
 
     Attributes:
         refreshes: number of successful ones.
@@ -416,9 +368,8 @@ class MemoryWatch:
         self._period_s = period_s
         self._encoding = encoding
         self._clock = clock
-        self._last: tuple[float, float, Memory] | None = (
-            None  # time of query, valid until; replaced as a whole, so no lock is needed
-        )
+        # time of query, valid until; replaced as a whole, so no lock is needed
+        self._last: tuple[float, float, QmemData] | None = None
         self._is_told = False  # the failure has been logged
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -437,20 +388,20 @@ class MemoryWatch:
 
     def hosts(self) -> Hosts:
         """Return hosts with their jobs, read-only; empty without data."""
-        memory = self._known()
-        return memory.hosts if memory else {}
+        data = self._known()
+        return data.hosts if data else {}
 
     def owners(self) -> Owners:
         """Return owners with their jobs' requests and usage, read-only; empty without data."""
-        memory = self._known()
-        return memory.owners if memory else {}
+        data = self._known()
+        return data.owners if data else {}
 
     def warnings(self) -> list[str]:
         """Return problems of the data, for administrators."""
         said = [f"Grid Engine does not answer: {self.why}"] if self._is_told else []
-        return said + (
-            [f"jobs and tasks of Grid Engine that could not be read: {self.left_out}"] if self.left_out else []
-        )
+        if self.left_out:
+            said.append(f"jobs and tasks of Grid Engine that could not be read: {self.left_out}")
+        return said
 
     def age_s(self) -> float | None:
         """Return seconds since the last good answers; None before the first."""
@@ -461,7 +412,7 @@ class MemoryWatch:
         """Query once, return whether it succeeded. For one thread only."""
         began = self._clock()
         try:
-            memory = self._read()
+            data = self._read()
         except (BatchError, OSError) as err:
             return self._fail(str(err), None)
         except Exception as err:  # noqa: BLE001 - a defect: the next answer may be read all the same
@@ -469,17 +420,17 @@ class MemoryWatch:
         if self._is_told:
             log.info("Grid Engine answers again failures=%d", self.failures)
         self.why, self._is_told = "", False
-        self.left_out = memory.left_out
+        self.left_out = data.left_out
         # a slow cell is queried seldom: its last answer is used until the next one
         now = self._clock()
-        self._last = (began, began + max(KEPT_PERIODS * self._period_s, 4 * (now - began)), memory)
+        self._last = (began, began + max(KEPT_PERIODS * self._period_s, 4 * (now - began)), data)
         self.refreshes += 1
         return True
 
-    def _read(self) -> Memory:
-        answers = self._source.read()
-        if answers is not None:
-            return read_memory(*answers, self._encoding, self._granted, self._source.names)
+    def _read(self) -> QmemData:
+        outputs = self._source.read()
+        if outputs is not None:
+            return read_memory(*outputs, self._encoding, self._granted, self._source.names)
         if self._last is None:
             raise BatchError("the files are the same as before, and could not be used")
         return self._last[2]
@@ -504,7 +455,7 @@ class MemoryWatch:
             return {}
         return {(task.number, task.tasks): task.slots for task in parse_tasks(answer, self._encoding)}
 
-    def _known(self) -> Memory | None:
+    def _known(self) -> QmemData | None:
         last = self._last
         return None if last is None or self._clock() > last[1] else last[2]
 
@@ -520,10 +471,5 @@ def pause_s(period_s: float, took_s: float, was_good: bool) -> float:
 
     A slow cell is queried half of the time at most. A silent one is retried within a period, so that its return is
     noticed soon.
-
-    Args:
-        period_s: between two refreshes.
-        took_s: duration of the last one.
-        was_good: whether it succeeded.
     """
     return max(period_s - took_s, took_s if was_good else min(took_s, period_s))

@@ -27,8 +27,8 @@ from functools import reduce
 from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
-from colmet.batch.gridengine_xml import read_elements
-from colmet.batch.qmem import Host, Hosts, JobOnHost, Owner, Owners, RequestedJob
+from colmet.batch.gridengine_xml import child_text, read_elements
+from colmet.batch.qmem import Hosts, JobOnHost, Owner, Owners, QmemHost, RequestedJob
 
 COMMANDS = ("qhost -j -xml", "qstat -j '*' -xml")
 _NUMBER = re.compile("[0-9]{1,10}")  # of a job or a task
@@ -108,7 +108,7 @@ class RequestedMemory(NamedTuple):
     tasks: dict[str, TaskUsage]
 
 
-class Memory(NamedTuple):
+class QmemData(NamedTuple):
     """Memory of all hosts and owners.
 
     Attributes:
@@ -126,12 +126,8 @@ Granted = Callable[[], Mapping[tuple[str, str], int]]  # job, and task of an arr
 
 
 def read_memory(
-    qhost: bytes,
-    qstat: bytes,
-    encoding: str,
-    granted: Granted | None = None,
-    names: tuple[str, str] = COMMANDS,
-) -> Memory:
+    qhost: bytes, qstat: bytes, encoding: str, granted: Granted | None = None, names: tuple[str, str] = COMMANDS
+) -> QmemData:
     """Return hosts and owners from the output of both commands.
 
     Args:
@@ -146,12 +142,12 @@ def read_memory(
     """
     hosts, left_out = parse_qhost(qhost, encoding, names[0])
     jobs, left_out_too = parse_qstat(qstat, encoding, names[1])
-    return Memory(*count(hosts, jobs, granted), left_out + left_out_too)
+    return QmemData(*count(hosts, jobs, granted), left_out + left_out_too)
 
 
 def parse_memory(text: str) -> float | None:
     """Return bytes of a memory_specifier (sge_types(1)); K, M, G are of 1024, k, m, g of 1000; None if invalid."""
-    match = _MEMORY.fullmatch(text.strip())
+    match = _MEMORY.fullmatch(text)
     if match is None:
         return None
     digits, letter = match.groups()
@@ -166,11 +162,7 @@ def parse_memory(text: str) -> float | None:
 
 
 def parse_qhost(data: bytes, encoding: str, source: str = COMMANDS[0]) -> tuple[dict[str, PlacedHost], int]:
-    """Return hosts by name, without "global", and the number of skipped lines of jobs.
-
-    Raises:
-        BatchError: not the output of `qhost -j -xml`.
-    """
+    """Return hosts by name, without "global", and the number of skipped lines; raise BatchError for other output."""
     hosts: dict[str, PlacedHost] = {}
     left_out = 0
     keep = frozenset(("hostvalue", "job"))
@@ -208,42 +200,38 @@ def _values(element: Element, tag: str) -> dict[str, str]:
 
 
 def parse_qstat(data: bytes, encoding: str, source: str = COMMANDS[1]) -> tuple[dict[str, RequestedMemory], int]:
-    """Return jobs by number, and the number of skipped jobs and tasks.
-
-    Raises:
-        BatchError: not the output of `qstat -j '*' -xml`.
-    """
+    """Return jobs by number, and the number of skipped jobs and tasks; raise BatchError for other output."""
     jobs: dict[str, RequestedMemory] = {}
     left_out = 0
     path = ("detailed_job_info", "djob_info", "element")
     for element in read_elements(data, encoding, source, path, _KEPT_OF_JOB):
-        number, owner = _text(element, "JB_job_number"), _text(element, "JB_owner")
+        number, owner = child_text(element, "JB_job_number"), child_text(element, "JB_owner")
         if not _NUMBER.fullmatch(number) or not owner:
             left_out += 1
             continue
         text, memory, per_job = _read_request(element.find("JB_hard_resource_list"))
         tasks: dict[str, TaskUsage] = {}
         for task in _children(element.find("JB_ja_tasks")):
-            task_number = _text(task, "JAT_task_number")
+            task_number = child_text(task, "JAT_task_number")
             if _NUMBER.fullmatch(task_number):
                 tasks[task_number] = _read_usage(task)
             else:
                 left_out += 1
         slots = _read_slots(element.find("JB_pe_range"))
-        pe = _text(element, "JB_pe")
-        jobs[number] = RequestedMemory(owner, _text(element, "JB_uid"), text, memory, per_job, pe, slots, tasks)
+        pe = child_text(element, "JB_pe")
+        jobs[number] = RequestedMemory(owner, child_text(element, "JB_uid"), text, memory, per_job, pe, slots, tasks)
     return jobs, left_out
 
 
 def _read_request(resources: Element | None) -> tuple[str, float, bool]:
     """Return the text and bytes of h_vmem among the hard requests, and whether it is for the whole job."""
     for request in _children(resources):
-        if _text(request, "CE_name") == "h_vmem":
-            text = _text(request, "CE_stringval")
-            memory = _number(_text(request, "CE_doubleval"))
+        if child_text(request, "CE_name") == "h_vmem":
+            text = child_text(request, "CE_stringval")
+            memory = parse_number(child_text(request, "CE_doubleval"))
             if memory is None:
                 memory = parse_memory(text)
-            return text, memory or 0.0, _text(request, "CE_consumable") == _PER_JOB
+            return text, memory or 0.0, child_text(request, "CE_consumable") == _PER_JOB
     return "", 0.0, False
 
 
@@ -251,7 +239,7 @@ def _read_slots(ranges: Element | None) -> tuple[int, int] | None:
     bounds = [
         int(text)
         for part in _children(ranges)
-        for text in (_text(part, "RN_min"), _text(part, "RN_max"))
+        for text in (child_text(part, "RN_min"), child_text(part, "RN_max"))
         if _NUMBER.fullmatch(text)
     ]
     return (min(bounds), max(bounds)) if bounds else None
@@ -261,7 +249,7 @@ def _read_usage(task: Element) -> TaskUsage:
     slaves: dict[str, float] = {}
     for slave in _children(task.find("JAT_task_list")):
         granted = slave.find("PET_granted_destin_identifier_list")
-        host = next((_text(place, "JG_qhostname") for place in _children(granted)), "")
+        host = next((child_text(place, "JG_qhostname") for place in _children(granted)), "")
         used = _read_maxvmem(slave.find("PET_scaled_usage"))
         if host and used is not None:
             slaves[host] = slaves.get(host, 0.0) + used
@@ -270,8 +258,8 @@ def _read_usage(task: Element) -> TaskUsage:
 
 def _read_maxvmem(usage: Element | None) -> float | None:
     for value in _children(usage):
-        if _text(value, "UA_name") == "maxvmem":
-            return _number(_text(value, "UA_value"))
+        if child_text(value, "UA_name") == "maxvmem":
+            return parse_number(child_text(value, "UA_value"))
     return None
 
 
@@ -279,13 +267,10 @@ def _children(element: Element | None) -> Iterable[Element]:
     return () if element is None else element
 
 
-def _text(element: Element, tag: str) -> str:
-    return (element.findtext(tag) or "").strip()
-
-
-def _number(text: str) -> float | None:
+def parse_number(text: str) -> float | None:
+    """Return a decimal number of bytes, processors and the like; None if invalid."""
     try:
-        return _sane(float(text))
+        return _sane(float(text)) if text.isascii() else None
     except ValueError:
         return None
 
@@ -315,7 +300,7 @@ def count(
                     masters[job, task] = name
             totals[job] += sum(slots.values())
             on_host[job] = _on_host(slots, any(line.master for line in lines.values()), *host.names[job])
-        counted[name] = Host(num_proc=host.num_proc, mem_total=host.mem_total, jobs=on_host)
+        counted[name] = QmemHost(num_proc=host.num_proc, mem_total=host.mem_total, jobs=on_host)
     owners: Owners = {}
     for number, job_memory in jobs.items():
         owner = owners.setdefault(job_memory.owner, Owner(uid=job_memory.uid, jobs={}))

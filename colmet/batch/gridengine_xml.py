@@ -51,6 +51,11 @@ def read_elements(
     yield from reader.feed("", last=True)
 
 
+def child_text(element: Element, tag: str) -> str:
+    """Return the text of an element's first child of this tag, without blanks around it; "" without one."""
+    return (element.findtext(tag) or "").strip()
+
+
 def check_encoding(encoding: str) -> None:
     """Raise BatchError if no text encoding has this name."""
     try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from colmet.common.errors import ColmetError
+
+log = logging.getLogger(__name__)
 
 
 class BatchError(ColmetError):
@@ -63,6 +66,12 @@ class BatchSystem(ABC):
 
     name: ClassVar[str]
     left_out: int = 0
+
+    def leave_out(self, jobs: int) -> None:
+        """Count skipped jobs, and log their number."""
+        if jobs:
+            self.left_out += jobs
+            log.warning("jobs of an unknown form are skipped system=%s count=%d", self.name, jobs)
 
     @abstractmethod
     def queues(self) -> Sequence[Queue]:

@@ -11,7 +11,18 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
-from colmet.batch.answers import AskError, FormError, Lately, ask, json_values, must, name, unknown_form, whole
+from colmet.batch.answers import (
+    AskError,
+    FormError,
+    Lately,
+    ask,
+    json_values,
+    must,
+    name,
+    parse_each,
+    unknown_form,
+    whole,
+)
 from colmet.batch.model import BatchJob, BatchSystem, Queue
 
 log = logging.getLogger(__name__)
@@ -51,15 +62,7 @@ class OarJob(NamedTuple):
 
 
 def oar_job(content: object, now: float) -> OarJob:
-    """Parse a job of oarstat's JSON.
-
-    Args:
-        content: JSON value of one job.
-        now: seconds since 1970.
-
-    Raises:
-        FormError: unknown form; the text names the missing field.
-    """
+    """Return the job of a JSON value of oarstat; raise FormError with the missing field."""
     if not isinstance(content, dict):
         raise FormError("no object")
     said = must(name(content.get("state")), "state")
@@ -83,31 +86,16 @@ def oar_job(content: object, now: float) -> OarJob:
 
 
 def oar_jobs(text: str, command: str, now: float) -> tuple[list[OarJob], int]:
-    """Return the jobs of oarstat's output, and the number skipped because of an unknown form.
+    """Return the jobs of oarstat's output, and the number skipped (unknown form); raise BatchError if all are.
 
-    Args:
-        text: the output: one object with an object for each job, or nothing at all without jobs.
-        command: its command.
-        now: seconds since 1970.
-
-    Raises:
-        BatchError: all of it is in another form.
+    The output is one object with an object for each job, or nothing at all without jobs.
     """
     values = json_values(text, command)
     if not values:
         return [], 0
     if len(values) > 1 or not isinstance(values[0], dict):
         raise unknown_form(command, text)
-    jobs, left_out = [], 0
-    for key, content in values[0].items():
-        try:
-            jobs.append(oar_job(content, now))
-        except FormError as err:
-            log.debug("job in a form that is not known system=oar job=%.40r lacks=%s", key, err)
-            left_out += 1
-    if left_out and not jobs:
-        raise unknown_form(command, text)
-    return jobs, left_out
+    return parse_each(values[0].items(), lambda item: oar_job(item[1], now), "oar", command, text)
 
 
 def oar_queues(text: str) -> list[str]:
@@ -146,11 +134,8 @@ class OAR(BatchSystem):
         return self._counted(JOBS, time.time())
 
     def _counted(self, command: list[str], now: float) -> list[OarJob]:
-        line = " ".join(command)
-        jobs, left_out = oar_jobs(ask(command, "OAR"), line, now)
-        if left_out:
-            self.left_out += left_out
-            log.warning("jobs of an unknown form are skipped system=oar count=%d", left_out)
+        jobs, left_out = oar_jobs(ask(command, "OAR"), " ".join(command), now)
+        self.leave_out(left_out)
         return jobs
 
     def _queue_names(self) -> list[str]:
@@ -163,10 +148,5 @@ class OAR(BatchSystem):
 
 def _queue(queue: str, jobs: Sequence[OarJob]) -> Queue:
     states = [of.job.state for of in jobs]
-    return Queue(
-        name=queue,
-        idle=states.count("idle"),
-        running=states.count("running"),
-        held=states.count("held"),
-        cores=sum(of.resources for of in jobs if of.job.state == "running"),
-    )
+    cores = sum(of.resources for of in jobs if of.job.state == "running")
+    return Queue(queue, states.count("idle"), states.count("running"), states.count("held"), cores)

@@ -24,7 +24,7 @@ class JobOnHost(TypedDict):
     jobname: str
 
 
-class Host(TypedDict):
+class QmemHost(TypedDict):
     """A host.
 
     Attributes:
@@ -65,17 +65,12 @@ class Owner(TypedDict):
     jobs: dict[str, RequestedJob]
 
 
-Hosts = dict[str, Host]  # /qhost
+Hosts = dict[str, QmemHost]  # /qhost
 Owners = dict[str, Owner]  # /qstat
 
 
 def envelope(name: str, data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer in the form of QmemTools' server: no success without data.
-
-    Args:
-        name: "qhost" or "qstat".
-        data: `Hosts` or `Owners`.
-    """
+    """Return an answer in the form of QmemTools' server: no success without data."""
     if not data:
         return {"success": False, "message": f"No data for {name}", "data": {}}
     return {"success": True, "message": "", "data": dict(data)}

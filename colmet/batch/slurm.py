@@ -14,8 +14,8 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Callable, Collection, Sequence
-from typing import ClassVar, NamedTuple, TypeVar
+from collections.abc import Collection, Sequence
+from typing import ClassVar, NamedTuple
 
 from colmet.batch.answers import (
     MAX_TEXT,
@@ -26,14 +26,15 @@ from colmet.batch.answers import (
     json_values,
     must,
     name,
+    parse_each,
+    task_range,
+    total,
     unknown_form,
     whole,
 )
 from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 JSON = ["squeue", "--all", "--json"]  # of all users and partitions; includes ended jobs for some minutes
 TEXT = ["squeue", "--all", "--noheader", "--format=%i|%P|%u|%T|%r|%M|%C"]
@@ -69,13 +70,12 @@ ENDED_STATES = {
     "TIMEOUT": "removed",
 }
 
-_RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _LIST = re.compile(r"([0-9]+)_\[(.+)\]")
 _ELAPSED = re.compile(r"(?:(?:([0-9]+)-)?([0-9]+):)?([0-9]+):([0-9]+)")
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]?)")
 
 
-class Entry(NamedTuple):
+class SqueueLine(NamedTuple):
     """A line of squeue.
 
     Attributes:
@@ -112,13 +112,7 @@ def number(value: object) -> int | None:
 
 
 def state_of(states: Collection[str], reason: str = "", hold: bool = False) -> str:
-    """Return a state of `BatchJob`.
-
-    Args:
-        states: Slurm's names: one, or the state and its flags.
-        reason: why it waits.
-        hold: whether Slurm reports it as held.
-    """
+    """Return a state of `BatchJob` for Slurm's names: one, or the state and its flags; with the reason why it waits."""
     said = set(states)
     if said & HELD:
         return "held"
@@ -131,21 +125,8 @@ def state_of(states: Collection[str], reason: str = "", hold: bool = False) -> s
 
 
 def tasks_of(text: str) -> list[range]:
-    """Return the tasks of an array, such as "1,4-5,10-20:2%3" (%3: at most 3 at once).
-
-    Raises:
-        FormError: not such a list.
-    """
-    ranges = []
-    for part in text.partition("%")[0].split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
-            raise FormError("list of tasks")
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        if last < first or not step:
-            raise FormError("list of tasks")
-        ranges.append(range(first, last + 1, step))
-    return ranges
+    """Return the tasks of an array, such as "1,4-5,10-20:2%3" (%3: at most 3 at once); raise FormError for others."""
+    return [must(task_range(part), "list of tasks") for part in text.partition("%")[0].split(",")]
 
 
 def tres(text: object) -> dict[str, str]:
@@ -157,20 +138,20 @@ def tres(text: object) -> dict[str, str]:
 
 def size_mb(text: str | None) -> int | None:
     """Return MiB of a size in Slurm's form: "100M", "62.50G", MiB without a unit; None if invalid."""
-    found = _SIZE.fullmatch(text or "")
-    if found is None or len(found[1]) > 15:
-        return None
-    factor: float = 1024.0 ** ("KMGTPE".index(found[2] or "M") - 1)
-    return round(float(found[1]) * factor)
+    size = _size(text, "M")
+    return None if size is None else round(size / 1024**2)
 
 
 def count_of(text: str | None) -> int | None:
     """Return a count in Slurm's form: "64", or "2K" if exact; None if invalid."""
+    return whole(_size(text))
+
+
+def _size(text: str | None, unit: str = "") -> float | None:
     found = _SIZE.fullmatch(text or "")
     if found is None or len(found[1]) > 15:
         return None
-    factor: int = 1024 ** ("KMGTPE".index(found[2]) + 1) if found[2] else 1
-    return whole(float(found[1]) * factor)
+    return float(found[1]) * 1024.0 ** " KMGTPE".index(found[2] or unit or " ")
 
 
 def elapsed_s(text: str) -> int:
@@ -188,16 +169,8 @@ def elapsed_s(text: str) -> int:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def json_entry(content: object, now: float) -> Entry:
-    """Parse a job of squeue's JSON.
-
-    Args:
-        content: JSON value of one job.
-        now: seconds since 1970.
-
-    Raises:
-        FormError: unknown form; the text names the missing field.
-    """
+def json_entry(content: object, now: float) -> SqueueLine:
+    """Return the line of a JSON value of squeue; raise FormError with the missing field."""
     if not isinstance(content, dict):
         raise FormError("no object")
     said = content.get("job_state")
@@ -219,7 +192,7 @@ def json_entry(content: object, now: float) -> Entry:
         cores = number(content.get("cpus")) if cores is None else cores
         memory_mb = size_mb(given.get("mem"))
         memory_mb = _asked_mb(content, cores) if memory_mb is None else memory_mb
-    return Entry(
+    return SqueueLine(
         BatchJob(
             id=_id(content, bool(tasks)),
             user=user,
@@ -266,7 +239,7 @@ def _asked_mb(content: dict[str, object], cores: int | None) -> int | None:
     return core * cores if core and cores else None
 
 
-def json_entries(text: str, now: float) -> tuple[list[Entry], int]:
+def json_entries(text: str, now: float) -> tuple[list[SqueueLine], int]:
     """Parse the output of `squeue --json`; return unfinished jobs, and the number skipped due to an unknown form.
 
     Raises:
@@ -281,7 +254,7 @@ def json_entries(text: str, now: float) -> tuple[list[Entry], int]:
     contents = answer.get("jobs")
     if not isinstance(contents, list):
         raise unknown_form(command, text)
-    return _entries(contents, lambda content: json_entry(content, now), command, text)
+    return _unfinished(parse_each(contents, lambda content: json_entry(content, now), "slurm", command, text))
 
 
 def _said(errors: object) -> str:
@@ -291,19 +264,15 @@ def _said(errors: object) -> str:
     return repr(text)[:MAX_TEXT]
 
 
-def text_entry(line: str) -> Entry:
-    """Parse a line of the output of `TEXT`; it lacks the memory of the job.
-
-    Raises:
-        FormError: unknown form.
-    """
+def text_entry(line: str) -> SqueueLine:
+    """Parse a line of the output of `TEXT`; it lacks the memory of the job; raise FormError for another form."""
     words = line.split("|")
     if len(words) != 7:
         raise FormError("words")
     job, partition, user, said, reason, elapsed, cpus = (word.strip() for word in words)
     state = state_of([said], reason)
     array = _LIST.fullmatch(job)
-    return Entry(
+    return SqueueLine(
         BatchJob(
             id=array[1] if array else must(name(job), "id"),
             user=must(name(user), "user"),
@@ -317,26 +286,18 @@ def text_entry(line: str) -> Entry:
     )
 
 
-def text_entries(text: str) -> tuple[list[Entry], int]:
+def text_entries(text: str) -> tuple[list[SqueueLine], int]:
     """Parse the output of `TEXT`; return its entries, and the number of lines skipped because of an unknown form.
 
     Raises:
         BatchError: no line is in a known form.
     """
-    return _entries([line for line in text.splitlines() if line.strip()], text_entry, " ".join(TEXT), text)
+    lines = [line for line in text.splitlines() if line.strip()]
+    return _unfinished(parse_each(lines, text_entry, "slurm", " ".join(TEXT), text))
 
 
-def _entries(parts: Sequence[T], parse: Callable[[T], Entry], command: str, text: str) -> tuple[list[Entry], int]:
-    entries: list[Entry] = []
-    left_out = 0
-    for part in parts:
-        try:
-            entries.append(parse(part))
-        except FormError as err:
-            log.debug("job in a form that is not known system=slurm lacks=%s", err)
-            left_out += 1
-    if left_out and not entries:
-        raise unknown_form(command, text)
+def _unfinished(parsed: tuple[list[SqueueLine], int]) -> tuple[list[SqueueLine], int]:
+    entries, left_out = parsed
     return [entry for entry in entries if entry.job.state not in ("finished", "removed")], left_out
 
 
@@ -378,7 +339,7 @@ class Slurm(BatchSystem):
     def queues(self) -> Sequence[Queue]:
         """Return every partition, also hidden ones."""
         entries = self._entries()
-        found: dict[str, list[Entry]] = {partition: [] for partition in self._partitions()}
+        found: dict[str, list[SqueueLine]] = {partition: [] for partition in self._partitions()}
         for entry in entries:
             for partition in entry.partitions:
                 found.setdefault(partition, []).append(entry)
@@ -412,14 +373,14 @@ class Slurm(BatchSystem):
         jobs, left_out = ended_jobs(text, since)
         if left_out and not jobs:
             raise unknown_form(" ".join(ENDED), text)
-        self._leave_out(left_out)
+        self.leave_out(left_out)
         return jobs
 
-    def _ask(self) -> list[Entry]:
+    def _ask(self) -> list[SqueueLine]:
         if self._json:
             try:
                 entries, left_out = json_entries(ask(JSON, "Slurm", env=ENVIRONMENT), time.time())
-                self._leave_out(left_out)
+                self.leave_out(left_out)
             except BatchError as err:
                 if isinstance(err, AskError) and err.why in ("absent", "late"):
                     raise
@@ -430,9 +391,9 @@ class Slurm(BatchSystem):
             return entries
         return self._ask_text()
 
-    def _ask_text(self) -> list[Entry]:
+    def _ask_text(self) -> list[SqueueLine]:
         entries, left_out = text_entries(ask(TEXT, "Slurm", env=ENVIRONMENT))
-        self._leave_out(left_out)
+        self.leave_out(left_out)
         try:
             memory_mb = given_mb(ask(GIVEN, "Slurm", env=ENVIRONMENT))
         except AskError as err:
@@ -448,26 +409,9 @@ class Slurm(BatchSystem):
             return []
         return list(dict.fromkeys(line.strip() for line in lines if name(line.strip())))
 
-    def _leave_out(self, count: int) -> None:
-        if count:
-            self.left_out += count
-            log.warning("jobs of an unknown form are skipped system=slurm count=%d", count)
 
-
-def _queue(partition: str, entries: Sequence[Entry]) -> Queue:
+def _queue(partition: str, entries: Sequence[SqueueLine]) -> Queue:
     running = [entry for entry in entries if entry.job.state == "running"]
     counts = {state: sum(entry.size for entry in entries if entry.job.state == state) for state in ("idle", "held")}
-    return Queue(
-        name=partition,
-        idle=counts["idle"],
-        running=len(running),
-        held=counts["held"],
-        cores=_sum([entry.cores for entry in running]),
-        memory_mb=_sum([entry.memory_mb for entry in running]),
-    )
-
-
-def _sum(values: Sequence[int | None]) -> int | None:
-    """Return the sum; None if one value is unknown, as a partial sum would look like the whole."""
-    known = [value for value in values if value is not None]
-    return sum(known) if len(known) == len(values) else None
+    cores, memory_mb = total([entry.cores for entry in running]), total([entry.memory_mb for entry in running])
+    return Queue(partition, counts["idle"], len(running), counts["held"], cores, memory_mb)

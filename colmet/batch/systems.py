@@ -18,14 +18,9 @@ SYSTEMS = {
 
 
 def find_systems(names: Iterable[str], condor_queues: Sequence[tuple[str, str]] = ()) -> list[BatchSystem]:
-    """Return the batch systems of these names, each once, in that order.
+    """Return the batch systems of these names, each once, in that order; raise ConfigError for an unknown one.
 
-    Args:
-        names: keys of `SYSTEMS`.
-        condor_queues: names and constraints of HTCondor's queues.
-
-    Raises:
-        ConfigError: unknown batch system.
+    `condor_queues` are names and constraints of HTCondor's queues.
     """
     return [_find(name, condor_queues) for name in dict.fromkeys(names)]
 

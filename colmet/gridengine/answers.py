@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
 
-from colmet.batch.qmem import Host, Hosts, JobOnHost, Owners, RequestedJob
+from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import ColmetError
 
 MAX_TEXT = 1024  # characters of a name; the rest is cut off
 MAX_SHOWN = 80  # characters of a value in an error
 MAX_DIGITS = 400  # of a number: the time to read one grows with their square
 MAX_SLOTS = 1 << 24
+
+Parse = Callable[[Any, str], Any]  # of a value and its place; raises AnswerError
 
 
 class AnswerError(ColmetError):
@@ -33,14 +36,7 @@ class Envelope(NamedTuple):
 
 
 def parse_envelope(text: bytes) -> Envelope:
-    """Parse the answer to a request.
-
-    Args:
-        text: of the answer.
-
-    Raises:
-        AnswerError: not an answer.
-    """
+    """Parse the answer to a request; raise AnswerError if it is none."""
     answer = parse_json(text)
     if not isinstance(answer, dict) or type(answer.get("success")) is not bool:
         raise AnswerError("there is no `success` in it; does a collector with --http-listen listen there?")
@@ -50,11 +46,7 @@ def parse_envelope(text: bytes) -> Envelope:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse any JSON.
-
-    Raises:
-        AnswerError: not JSON.
-    """
+    """Parse any JSON; raise AnswerError for other text."""
     try:
         return json.loads(text, parse_constant=_refuse, parse_int=_whole)
     except (ValueError, RecursionError) as err:
@@ -72,86 +64,63 @@ def _whole(text: str) -> int:
 
 
 def parse_hosts(data: dict[str, Any]) -> Hosts:
-    """Parse the data of /qhost.
-
-    Raises:
-        AnswerError: another form; the text names the place.
-    """
-    return {_name(host): _host(value, f"data[{_shown(host)}]") for host, value in data.items()}
-
-
-def _host(value: Any, where: str) -> Host:
-    host = _mapping(value, where)
-    jobs = _mapping(host.get("jobs"), f"{where}.jobs")
-    return {
-        "num_proc": _text(host.get("num_proc"), f"{where}.num_proc"),
-        "mem_total": _text(host.get("mem_total"), f"{where}.mem_total"),
-        "jobs": {_name(job): _on_host(one, f"{where}.jobs[{_shown(job)}]") for job, one in jobs.items()},
-    }
-
-
-def _on_host(value: Any, where: str) -> JobOnHost:
-    job = _mapping(value, where)
-    count, master = job.get("jobcount"), job.get("master")
-    if type(count) is not int or not 0 <= count <= MAX_SLOTS:
-        raise AnswerError(f"{where}.jobcount is {_shown(count)}, not a number of slots")
-    if type(master) is not bool:
-        raise AnswerError(f"{where}.master is {_shown(master)}, neither true nor false")
-    tasks = job.get("taskid")
-    if not isinstance(tasks, list):
-        raise AnswerError(f"{where}.taskid is {_shown(tasks)}, not a list")
-    return {
-        "jobcount": count,
-        "master": master,
-        "taskid": [_text(task, f"{where}.taskid") for task in tasks],
-        "owner": _text(job.get("owner"), f"{where}.owner"),
-        "jobname": _text(job.get("jobname"), f"{where}.jobname"),
-    }
+    """Parse the data of /qhost; raise AnswerError with the place of another form."""
+    return cast(Hosts, _each(_HOST)(data, "data"))
 
 
 def parse_owners(data: dict[str, Any]) -> Owners:
-    """Parse the data of /qstat.
-
-    Raises:
-        AnswerError: another form; the text names the place.
-    """
-    owners: Owners = {}
-    for name, value in data.items():
-        where = f"data[{_shown(name)}]"
-        owner = _mapping(value, where)
-        jobs = _mapping(owner.get("jobs"), f"{where}.jobs")
-        owners[_name(name)] = {
-            "uid": _text(owner.get("uid"), f"{where}.uid"),
-            "jobs": {_name(job): _requested(one, f"{where}.jobs[{_shown(job)}]") for job, one in jobs.items()},
-        }
-    return owners
+    """Parse the data of /qstat; raise AnswerError with the place of another form."""
+    return cast(Owners, _each(_OWNER)(data, "data"))
 
 
-def _requested(value: Any, where: str) -> RequestedJob:
-    job = _mapping(value, where)
-    asked = job.get("requested_h_vmem_dblval")
-    if not isinstance(asked, (int, float)) or isinstance(asked, bool) or not 0 <= asked < 1 << 63:
-        raise AnswerError(f"{where}.requested_h_vmem_dblval is {_shown(asked)}, not a number of bytes")
-    hosts = _mapping(job.get("hostname"), f"{where}.hostname")
-    return {
-        "requested_h_vmem_strval": _text(job.get("requested_h_vmem_strval"), f"{where}.requested_h_vmem_strval"),
-        "requested_h_vmem_dblval": float(asked),
-        "hostname": {_name(host): _texts(used, f"{where}.hostname[{_shown(host)}]") for host, used in hosts.items()},
-    }
+def _each(parse: Parse) -> Parse:
+    """Return the parser of an object with values of one kind, by name."""
+
+    def parsed(value: Any, where: str) -> dict[str, Any]:
+        items = _mapping(value, where).items()
+        return {key[:MAX_TEXT]: parse(one, f"{where}[{_shown(key)}]") for key, one in items}
+
+    return parsed
 
 
-def _texts(value: Any, where: str) -> dict[str, str]:
-    return {_name(key): _text(one, f"{where}[{_shown(key)}]") for key, one in _mapping(value, where).items()}
+def _record(**fields: Parse) -> Parse:
+    """Return the parser of an object with these fields; others are dropped."""
 
+    def parsed(value: Any, where: str) -> dict[str, Any]:
+        record = _mapping(value, where)
+        return {name: parse(record.get(name), f"{where}.{name}") for name, parse in fields.items()}
 
-def _name(key: str) -> str:
-    return key[:MAX_TEXT]
+    return parsed
 
 
 def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
         raise AnswerError(f"{where} is {_shown(value)}, not a text")
     return value[:MAX_TEXT]
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    if not isinstance(value, list):
+        raise AnswerError(f"{where} is {_shown(value)}, not a list")
+    return [_text(one, where) for one in value]
+
+
+def _slots(value: Any, where: str) -> int:
+    if type(value) is not int or not 0 <= value <= MAX_SLOTS:
+        raise AnswerError(f"{where} is {_shown(value)}, not a number of slots")
+    return value
+
+
+def _bool(value: Any, where: str) -> bool:
+    if type(value) is not bool:
+        raise AnswerError(f"{where} is {_shown(value)}, neither true nor false")
+    return value
+
+
+def _bytes(value: Any, where: str) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < 1 << 63:
+        raise AnswerError(f"{where} is {_shown(value)}, not a number of bytes")
+    return float(value)
 
 
 def _mapping(value: Any, where: str) -> dict[str, Any]:
@@ -167,3 +136,9 @@ def _shown(value: Any) -> str:
     if isinstance(value, (dict, list)):
         return "an object" if isinstance(value, dict) else "a list"
     return f"{value!r:.{MAX_SHOWN}}" if not isinstance(value, int) or value.bit_length() < 256 else "a huge number"
+
+
+_ON_HOST = _record(jobcount=_slots, master=_bool, taskid=_texts, owner=_text, jobname=_text)
+_HOST = _record(num_proc=_text, mem_total=_text, jobs=_each(_ON_HOST))
+_REQUESTED = _record(requested_h_vmem_strval=_text, requested_h_vmem_dblval=_bytes, hostname=_each(_each(_text)))
+_OWNER = _record(uid=_text, jobs=_each(_REQUESTED))

@@ -21,10 +21,10 @@ from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.suggestions import did_you_mean
 from colmet.gridengine import server, text
-from colmet.gridengine.model import Memory, Wanted, count
+from colmet.gridengine.model import MemoryReport, Wanted, count
 from colmet.gridengine.server import Fetched, QmemClient
+from colmet.stored import sources
 
-CONFIG = "/etc/colmet/collector.toml"
 EPILOG = """\
 examples:
   colmet mem https://head:8080            each host: used, reserved and available memory
@@ -57,18 +57,12 @@ def add_options(parser: cli.Parser) -> None:
     parser.add_argument(
         "--interval", metavar="S", type=cli.positive_seconds, help="refresh every S seconds, until Ctrl-C"
     )
-    parser.add_argument(
-        "--config", metavar="FILE", default=CONFIG, help="configuration of the collector (default: %(default)s)"
-    )
+    sources.add_config(parser)
     server.add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Query the server and print; return the exit status.
-
-    Raises:
-        ColmetError: the server does not answer, or the options are invalid.
-    """
+    """Query the server and print; return the exit status; raise ColmetError for no answer or invalid options."""
     url = server.checked_address(options.url) if options.url else configured_url(options.config)
     asked = QmemClient.from_options(url, options)
     printing = Printing(options, text.SHORT_TITLES, "colmet mem")
@@ -80,25 +74,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def configured_url(path: str) -> str:
-    """Return the URL of the JSON interface of this machine's collector.
-
-    Args:
-        path: of its configuration.
-
-    Raises:
-        ConfigError: not configured; the text suggests an option.
-    """
-    from colmet.collector import main as collector  # requires the collector's modules
-    from colmet.common.runtime.configuration import Configuration
-
-    what = "give the URL of a server, such as http://head:8080"
-    try:
-        options = Configuration(collector.full_parser, ["--config", path]).read()
-    except ConfigError as err:
-        raise ConfigError(f"{err}; {what}, or the collector's file as --config") from err
+    """Return the URL of the JSON interface of this machine's collector; raise ConfigError with a remedy without one."""
+    what = "the URL of a server, such as http://head:8080"
+    options = sources.configured(path, what)
     listen = getattr(options, "http_listen", None)
     if not isinstance(listen, ListenAddress):  # none, or a Unix socket for a proxy
-        raise ConfigError(f"{path} has no http-listen with a port: {what}")
+        raise ConfigError(f"{path} has no http-listen with a port: give {what}")
     host = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host
     host = f"[{host}]" if ":" in host else host
     return f"{'https' if options.http_tls_cert else 'http'}://{host}:{listen.port}"
@@ -151,10 +132,10 @@ class Printing:
             except ColmetError as err:
                 trouble = f"{err}; these are the figures of before"
 
-    def _count(self, fetched: Fetched) -> Memory:
+    def _count(self, fetched: Fetched) -> MemoryReport:
         return count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
 
-    def _on_terminal(self, memory: Memory, above: Sequence[str] = ()) -> bool:
+    def _on_terminal(self, memory: MemoryReport, above: Sequence[str] = ()) -> bool:
         """Print a table, if there is a terminal and the library for it, with lines above it, cut to the screen."""
         if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
             return False
@@ -165,7 +146,7 @@ class Printing:
         screen.show(memory, self._details, self._titles, above, not getattr(self._options, "no_color", False))
         return True
 
-    def _notes(self, fetched: Fetched, memory: Memory) -> list[str]:
+    def _notes(self, fetched: Fetched, memory: MemoryReport) -> list[str]:
         """Return notes on data missing from the figures, or not found."""
         wanted, notes = self._wanted, []
         if wanted.host and wanted.host not in fetched.hosts:

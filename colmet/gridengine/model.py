@@ -7,24 +7,17 @@ are None, and add nothing to a sum.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.batch.qmem import Host, Hosts, JobOnHost, Owners
+from colmet.batch.gridengine_memory import parse_memory, parse_number
+from colmet.batch.qmem import Hosts, JobOnHost, Owners, QmemHost
 from colmet.stored.names import natural
 
 UNKNOWN = "-"  # also in the servers' answers
 GIB = float(1 << 30)
-HUGE = float(1 << 63)  # bytes, more than any host has
 CROWDED = 0.25  # of a host's memory: if more is reserved, its name is marked
-_SIZE = re.compile(r"(\d{1,18}(?:\.\d{0,18})?)([KMGTkmgt]?)", re.ASCII)
-# as Grid Engine has them: the large letters are powers of 1024
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12} | {
-    letter: float(1 << shift) for letter, shift in (("K", 10), ("M", 20), ("G", 30), ("T", 40))
-}
-_NUMBER = re.compile(r"\d{1,18}(?:\.\d{0,18})?(?:[eE][+-]?\d\d?)?", re.ASCII)
 
 
 class Wanted(NamedTuple):
@@ -129,7 +122,7 @@ class HostMemory(NamedTuple):
         return self.total is not None and (self.reserved or 0.0) > CROWDED * self.total
 
 
-class Memory(NamedTuple):
+class MemoryReport(NamedTuple):
     """Memory of all hosts.
 
     Attributes:
@@ -149,21 +142,8 @@ def _total(values: Sequence[float | None]) -> float | None:
     return math.fsum(known) if known or not values else None
 
 
-def parse_size(text: str) -> float | None:
-    """Return bytes of a size as Grid Engine prints it, such as 47.3G; None if invalid."""
-    match = _SIZE.fullmatch(text)
-    return _sane(float(match[1]) * _UNITS[match[2]]) if match else None
-
-
-def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) -> Memory:
-    """Return the memory of each host and each job.
-
-    Args:
-        hosts: of /qhost.
-        owners: of /qstat.
-        wanted: selection of the output.
-        knows_all: whether the answers are of all jobs, and not only of some.
-    """
+def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) -> MemoryReport:
+    """Return the memory of each host and each job; `knows_all`: the answers are of all jobs, and not only of some."""
     counting = _Counting(owners)
     found = []
     for name in sorted(hosts, key=natural):
@@ -171,7 +151,7 @@ def count(hosts: Hosts, owners: Owners, wanted: Wanted, knows_all: bool = True) 
             host = counting.host(name, hosts[name], wanted, knows_all)
             if host.jobs or not (wanted.job or wanted.owner):
                 found.append(host)
-    return Memory(found, sum([job.used is None for host in found for job in host.jobs]), counting.unread)
+    return MemoryReport(found, sum([job.used is None for host in found for job in host.jobs]), counting.unread)
 
 
 class _Counting:
@@ -185,16 +165,17 @@ class _Counting:
         self.unread = 0
         self._requests = {job: one for owner in owners.values() for job, one in owner["jobs"].items()}
 
-    def host(self, name: str, host: Host, wanted: Wanted, knows_all: bool) -> HostMemory:
+    def host(self, name: str, host: QmemHost, wanted: Wanted, knows_all: bool) -> HostMemory:
         """Return a host with the selected jobs."""
         jobs = [
             one for number in sorted(host["jobs"], key=natural) for one in self._job(name, number, host["jobs"][number])
         ]
         shown = [job for job in jobs if _is_wanted(job, wanted)]
+        processors = self._read(host["num_proc"], parse_number)
         return HostMemory(
             host=name,
-            processors=self._processors(host["num_proc"]),
-            total=self._read(host["mem_total"], parse_size),
+            processors=None if processors is None else int(processors),
+            total=self._read(host["mem_total"], parse_memory),
             jobs=shown,
             reserved_by_all=math.fsum([job.reserved for job in jobs if job.reserved is not None]),
             jobs_left_out=len(jobs) - len(shown),
@@ -210,7 +191,7 @@ class _Counting:
         tasks = Counter(job["taskid"]) or {"": 1}
         for task in sorted(tasks, key=natural):
             texts = [of_it[task]] if task in of_it else [] if task else list(of_it.values())
-            used = [value for value in [self._read(text, _parse_number) for text in texts] if value is not None]
+            used = [value for value in [self._read(text, parse_number) for text in texts] if value is not None]
             slots = max(job["jobcount"], 1) * tasks[task] if task else job["jobcount"]
             yield JobMemory(
                 job=f"{number}.{task}" if task else number,
@@ -229,18 +210,6 @@ class _Counting:
         value = parse(text)
         self.unread += value is None
         return value
-
-    def _processors(self, text: str) -> int | None:
-        value = self._read(text, _parse_number)
-        return None if value is None else int(value)
-
-
-def _parse_number(text: str) -> float | None:
-    return _sane(float(text)) if _NUMBER.fullmatch(text) else None
-
-
-def _sane(value: float) -> float | None:
-    return value if value < HUGE else None
 
 
 def _is_wanted(job: JobMemory, wanted: Wanted) -> bool:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import math
 import pwd
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from colmet.batch.qmem import Host, Hosts, JobOnHost, Owner, Owners, RequestedJob
+from colmet.batch.qmem import Hosts, JobOnHost, Owner, Owners, QmemHost, RequestedJob
 from colmet.common.live.summary import JobUsage
-
-UNKNOWN = "-"
-GIB = float(1 << 30)
+from colmet.gridengine.model import GIB, UNKNOWN
 
 
 class _Row(NamedTuple):
@@ -30,18 +29,14 @@ class _Row(NamedTuple):
 
 
 def hosts_of(jobs: JobUsage, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
-    """Return the data of /qhost.
+    """Return the data of /qhost from rows of `colmet.common.live.summary.measure_nodes`, and jobs of other nodes.
 
     The host of a job's first task is unknown, unless the job has only one host. Colmet knows no names of jobs. A node's
     processors are `cpus` of its row, missing from older nodes.
-
-    Args:
-        jobs: usage of each job on each node.
-        nodes: rows of `colmet.common.live.summary.measure_nodes`. A node known only from jobs is included, too.
     """
     hosts: Hosts = {str(row["node"]): _host(row.get("cpus"), row.get("memory_total")) for row in nodes}
     rows = _rows(jobs)
-    spread = _host_counts(rows)
+    spread = Counter(row.job for row in rows)
     for row in rows:
         on: JobOnHost = {
             "jobcount": row.slots,
@@ -54,7 +49,7 @@ def hosts_of(jobs: JobUsage, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
     return hosts
 
 
-def _host(cpus: float | None, memory_bytes: float | None) -> Host:
+def _host(cpus: float | None, memory_bytes: float | None) -> QmemHost:
     return {
         "num_proc": UNKNOWN if cpus is None else f"{cpus:.0f}",
         # always in G: clients of QmemTools read the number only, not the letter
@@ -77,30 +72,25 @@ def _known_uid(user: str) -> str:
 
 
 def owners_of(jobs: JobUsage, uid: Callable[[str], str] = uid_of) -> Owners:
-    """Return the data of /qstat.
+    """Return the data of /qstat; `uid` returns the number of a user, or an empty text.
 
     A job has one request for each of its slots: the sum of its limits over its hosts, divided by its slots there. If
     its hosts have different limits, only the reserved total of all is right. One without a limit requested nothing.
-
-    Args:
-        jobs: usage of each job on each node.
-        uid: returns the number of a user, as text; empty if unknown.
     """
     rows = _rows(jobs)
-    spread = _host_counts(rows)
-    limits: dict[str, float] = {}
-    slots: dict[str, int] = {}
+    spread = Counter(row.job for row in rows)
+    limits: dict[str, float] = defaultdict(float)
+    slots: dict[str, int] = defaultdict(int)
     for row in rows:
         if row.limit is not None:
-            limits[row.job] = limits.get(row.job, 0.0) + row.limit
-            slots[row.job] = slots.get(row.job, 0) + row.slots
+            limits[row.job] += row.limit
+            slots[row.job] += row.slots
     owners: Owners = {}
     for row in rows:
-        owner = owners.get(row.owner)
-        if owner is None:
-            owner = owners[row.owner] = Owner(uid=uid(row.owner), jobs={})
+        if row.owner not in owners:
+            owners[row.owner] = Owner(uid=uid(row.owner), jobs={})
         asked = limits[row.job] / slots[row.job] if row.job in limits else 0.0
-        job = owner["jobs"].setdefault(row.job, _requested(asked))
+        job = owners[row.owner]["jobs"].setdefault(row.job, _requested(asked))
         role = "master" if spread[row.job] == 1 else "slave"
         job["hostname"][row.host] = {} if row.used is None else {role: f"{row.used:.0f}"}
     return owners
@@ -139,11 +129,3 @@ def _rows(jobs: JobUsage) -> list[_Row]:
 
 def _known(value: float) -> float | None:
     return value if math.isfinite(value) and value >= 0 else None
-
-
-def _host_counts(rows: Iterable[_Row]) -> dict[str, int]:
-    """Return the number of hosts of each job."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        counts[row.job] = counts.get(row.job, 0) + 1
-    return counts

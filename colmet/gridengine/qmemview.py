@@ -60,16 +60,14 @@ def _run(argv: Sequence[str]) -> int:
         parser.print_help(sys.stderr)
         return cli.EXIT_CONFIG
     options = parser.parse_args(argv)
+    status = FAILED  # of a wrong address
     try:
         url = server.checked_address(options.place)
-    except ConfigError as err:
-        print(f"qmemview: {err}", file=sys.stderr)
-        return FAILED
-    try:
+        status = cli.EXIT_CONFIG
         return Printing(options, text.TITLES, "qmemview").once(QmemClient.from_options(url, options).fetch())
     except ColmetError as err:
         print(f"qmemview: {err}", file=sys.stderr)
-        return cli.EXIT_CONFIG if isinstance(err, ConfigError) else FAILED
+        return status if isinstance(err, ConfigError) else FAILED
 
 
 if __name__ == "__main__":

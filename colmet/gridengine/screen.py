@@ -8,30 +8,24 @@ from rich.console import Console
 from rich.text import Text
 
 from colmet.gridengine import text
-from colmet.gridengine.model import Memory
+from colmet.gridengine.model import MemoryReport
 
 
 def show(
-    memory: Memory,
+    memory: MemoryReport,
     details: bool,
     titles: Sequence[str],
     above: Sequence[str] = (),
     colours: bool = True,
     console: Console | None = None,
 ) -> None:
-    """Print a table.
+    """Print a table, `MemoryTable`.
 
-    Args:
-        memory: figures to show.
-        details: whether with the jobs of each host.
-        titles: of the columns.
-        above: lines above it. If given, the screen is cleared, and the output cut to its height.
-        colours: whether colours are allowed.
-        console: destination; the standard output by default.
+    If there are lines above it, the screen is cleared, and the output cut to its height.
     """
     console = console or Console(highlight=False, markup=False, emoji=False, no_color=None if colours else True)
     has_colours = console.color_system is not None and not console.no_color
-    table = text.lines(memory, details, console.width, has_colours, titles)
+    table = text.MemoryTable(memory, details, console.width, has_colours, titles).lines()
     told = [*map(Text, above), *[Text.assemble(*[(part.text, part.style) for part in line]) for line in table]]
     if above:
         more = len(told) - (console.height - 1)

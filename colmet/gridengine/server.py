@@ -10,7 +10,8 @@ import re
 import socket
 import ssl
 import sys
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 from colmet import __version__
 from colmet.batch.qmem import Hosts, Owners
@@ -30,6 +31,8 @@ from colmet.common.runtime.secretfile import read_line
 from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 TOKEN = "COLMET_TOKEN"  # of the environment
 MAX_ANSWER_BYTES = 64 << 20
@@ -90,10 +93,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def checked_address(text: str) -> str:
-    """Return the address of a server as a URL without a final slash.
-
-    Args:
-        text: a URL, or HOST:PORT for one without TLS.
+    """Return the address of a server, a URL or HOST:PORT without TLS, as a URL without a final slash.
 
     Raises:
         ConfigError: it is neither; the text does not repeat a password.
@@ -138,11 +138,7 @@ class QmemClient:
 
     @classmethod
     def from_options(cls, url: str, options: argparse.Namespace) -> QmemClient:
-        """Return the client of the server at this address, with the options of `add_options`.
-
-        Raises:
-            ConfigError: invalid options.
-        """
+        """Return the client for the options of `add_options`; raise ConfigError for invalid ones."""
         tls = TlsOptions(ca_file=options.ca_file or None)
         tls.check("--ca-file")
         authorization = _authorization(options)
@@ -151,34 +147,25 @@ class QmemClient:
         return cls(url, options.timeout, authorization, tls)
 
     def fetch(self) -> Fetched:
-        """Query the server.
-
-        Raises:
-            FetchError: no answer, an invalid one, or one without data.
-        """
-        hosts: Hosts = {}
-        owners: Owners = {}
-        for name in ("qhost", "qstat"):
-            try:
-                answer = parse_envelope(self._get(name))
-                if answer.success and name == "qhost":
-                    hosts = parse_hosts(answer.data)
-                elif answer.success:
-                    owners = parse_owners(answer.data)
-                # without jobs, no owners are expected
-                elif name == "qhost" or any(host["jobs"] for host in hosts.values()):
-                    why = clean(answer.message[:MAX_TEXT]) or "it has no data, and does not say why"
-                    raise FetchError(f"{self._url}/{name}: {why}{self._no_data(why)}")
-            except AnswerError as err:
-                raise FetchError(f"{self._url}/{name}: {err}") from err
+        """Query the server; raise FetchError for no answer, an invalid one, or one without data."""
+        hosts = self._data("qhost", parse_hosts)
+        has_jobs = any(host["jobs"] for host in hosts.values())
+        owners = self._data("qstat", parse_owners, needed=has_jobs)
         return Fetched(hosts, owners, self._knows_all())
 
-    def _no_data(self, why: str) -> str:
-        """Return the likely reason, if the server only answers that it has no data."""
-        if not why.startswith("No data for "):
-            return ""
-        own = "you have no job that runs, or " if self._has_login else ""
-        return f": {own}no node has sent anything yet, or Grid Engine does not answer; the server's log says why"
+    def _data(self, name: str, parse: Callable[[dict[str, Any]], T], needed: bool = True) -> T:
+        """Return the data of /qhost or /qstat; if not needed, empty without data."""
+        try:
+            answer = parse_envelope(self._get(name))
+            if answer.success or not needed:
+                return parse(answer.data if answer.success else {})
+        except AnswerError as err:
+            raise FetchError(f"{self._url}/{name}: {err}") from err
+        why = clean(answer.message[:MAX_TEXT]) or "it has no data, and does not say why"
+        if why.startswith("No data for "):
+            own = "you have no job that runs, or " if self._has_login else ""
+            why += f": {own}no node has sent anything yet, or Grid Engine does not answer; the server's log says why"
+        raise FetchError(f"{self._url}/{name}: {why}")
 
     def _knows_all(self) -> bool:
         """Return whether the answers are of all jobs, and not of one user's. QmemTools' server knows no users."""
@@ -193,11 +180,7 @@ class QmemClient:
         return isinstance(user, dict) and user.get("admin") is True
 
     def _get(self, name: str) -> bytes:
-        """Return the body of an answer of status 200.
-
-        Raises:
-            FetchError: there is none.
-        """
+        """Return the body of an answer of status 200; raise FetchError without one."""
         url = f"{self._url}/{name}"
         try:
             response = self._http.request("GET", url, timeout_s=self._timeout_s, deadline_s=self._timeout_s)
@@ -247,11 +230,7 @@ class QmemClient:
 
 
 def _authorization(options: argparse.Namespace) -> str:
-    """Return the header Authorization; "" without a login.
-
-    Raises:
-        ConfigError: the options exclude each other, or are invalid.
-    """
+    """Return the header Authorization; "" without a login; raise ConfigError for invalid options."""
     if options.password_file and not options.login:
         raise ConfigError("--password-file requires --login")
     if options.login and options.token_file:
@@ -259,7 +238,7 @@ def _authorization(options: argparse.Namespace) -> str:
     if options.login:
         if ":" in options.login or not options.login.isprintable():
             raise ConfigError(f"--login {options.login!r:.100}: not the name of a user")
-        password = read_line("--password-file", options.password_file) if options.password_file else _asked()
+        password = read_line("--password-file", options.password_file) if options.password_file else _typed()
         return basic_authorization(f"{options.login}:{password}")
     origin, token = f"{TOKEN} of the environment", os.environ.get(TOKEN, "")
     if options.token_file:
@@ -269,8 +248,8 @@ def _authorization(options: argparse.Namespace) -> str:
     return f"Bearer {token}" if token else ""
 
 
-def _asked() -> str:
-    """Ask for the password on the terminal and return it."""
+def _typed() -> str:
+    """Return the password typed on the terminal."""
     if not sys.stdin.isatty():
         raise ConfigError("--login: no terminal to read the password from; give --password-file")
     try:

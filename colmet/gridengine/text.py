@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from colmet.commands.top.view import Line, Part, clean
-from colmet.gridengine.model import GIB, UNKNOWN, HostMemory, JobMemory, Memory
+from colmet.gridengine.model import GIB, UNKNOWN, HostMemory, JobMemory, MemoryReport
 
 BAR = 40  # characters
 LEAST_BAR = 10
@@ -40,27 +40,22 @@ AVAILABLE = Kind(".", "green", "Available")
 UNTOLD = Kind(" ", "", "")
 
 
-def gigabytes(value: float | None) -> str:
-    """Return bytes in powers of 1024."""
+def _gib(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value / GIB:.2f}G"
 
 
-def percent(share: float | None) -> str:
-    """Return a share of one in percent."""
+def _percent(share: float | None) -> str:
     return UNKNOWN if share is None else f"{100 * share:.1f}"
 
 
-def slots(count: int, processors: int | None) -> str:
-    """Return slots in use and the number of processors."""
-    return f"{count}/{UNKNOWN if processors is None else processors}"
+def _slots(slots: int, processors: int | None) -> str:
+    return f"{slots}/{UNKNOWN if processors is None else processors}"
 
 
 def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
     """Return the parts of a host's memory, as lengths with the width as sum; every part present has a character.
 
-    Args:
-        host: the host. If its memory is unknown, the bar is blank.
-        width: in characters.
+    The bar is blank if the host's memory is unknown.
     """
     if not host.total:
         return [(UNTOLD, width)]
@@ -84,35 +79,25 @@ def bar(host: HostMemory, width: int = BAR) -> list[tuple[Kind, int]]:
 
 def _host_cells(host: HostMemory) -> list[str]:
     """Return the values of a host, right of its bar."""
-    return [
-        percent(host.share),
-        gigabytes(host.used),
-        gigabytes(host.reserved),
-        gigabytes(host.total),
-        gigabytes(host.available),
-        slots(host.slots, host.processors),
-    ]
+    sizes = map(_gib, (host.used, host.reserved, host.total, host.available))
+    return [_percent(host.share), *sizes, _slots(host.slots, host.processors)]
 
 
 def _job_cells(job: JobMemory, host: HostMemory) -> list[str]:
-    """Return the values of a job."""
-    return [percent(job.share), gigabytes(job.used), gigabytes(job.reserved), slots(job.slots, host.processors)]
+    return [_percent(job.share), _gib(job.used), _gib(job.reserved), _slots(job.slots, host.processors)]
 
 
-def legend(memory: Memory) -> list[Kind]:
+def legend(memory: MemoryReport) -> list[Kind]:
     """Return the kinds in the bars."""
     knows_all = all(host.knows_all for host in memory.hosts)
     hides = any(host.jobs_left_out for host in memory.hosts)
     return [USED, RESERVED, *([OTHERS] if hides else []), AVAILABLE if knows_all else HIDDEN]
 
 
-def plain(memory: Memory, details: bool, titles: Sequence[str]) -> Iterator[str]:
+def plain(memory: MemoryReport, details: bool, titles: Sequence[str]) -> Iterator[str]:
     """Yield lines of columns with tabs between them, as QmemTools' viewer prints them.
 
-    Args:
-        memory: figures to show.
-        details: whether each job has a line below its host, with dashes and titles around each host.
-        titles: of the columns.
+    With `details`, each job has a line below its host, with dashes and titles around each host.
     """
     head = "\t".join(titles)
     if not details:
@@ -134,8 +119,8 @@ def plain(memory: Memory, details: bool, titles: Sequence[str]) -> Iterator[str]
     yield "\t".join([f"{kind.meaning} ({kind.sign})" for kind in legend(memory)])
 
 
-def lines(memory: Memory, details: bool, width: int, colours: bool, titles: Sequence[str]) -> Iterator[Line]:
-    """Return the lines of a table for a terminal.
+class MemoryTable:
+    """A table for a terminal.
 
     Args:
         memory: figures to show.
@@ -144,13 +129,8 @@ def lines(memory: Memory, details: bool, width: int, colours: bool, titles: Sequ
         colours: whether it has any: without, the parts of bars are different characters.
         titles: of the columns; the words of one may be one below the other.
     """
-    yield from Layout(memory, details, width, colours, titles).lines()
 
-
-class Layout:
-    """A table of a width; `lines` documents the arguments."""
-
-    def __init__(self, memory: Memory, details: bool, width: int, colours: bool, titles: Sequence[str]) -> None:
+    def __init__(self, memory: MemoryReport, details: bool, width: int, colours: bool, titles: Sequence[str]) -> None:
         self._memory = memory
         self._details = details
         self._colours = colours
@@ -222,28 +202,11 @@ def _cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: width - 1] + "~"
 
 
-def document_of(memory: Memory, details: bool) -> dict[str, Any]:
-    """Return all figures, for programs; docs/tools/mem.md has the names.
-
-    Args:
-        memory: figures to show.
-        details: whether hosts include their jobs.
-    """
-    return {
-        "hosts": [
-            {
-                "host": host.host,
-                "processors": host.processors,
-                "slots": host.slots,
-                "used": host.used,
-                "reserved": host.reserved,
-                "share": host.share,
-                "total": host.total,
-                "available": host.available,
-                **({"jobs": [{**job._asdict(), "share": job.share} for job in host.jobs]} if details else {}),
-            }
-            for host in memory.hosts
-        ],
-        "untold": memory.untold,
-        "unread": memory.unread,
-    }
+def document_of(memory: MemoryReport, details: bool) -> dict[str, Any]:
+    """Return all figures, for programs; with `details` also of jobs. docs/tools/mem.md has the names."""
+    names = ("host", "processors", "slots", "used", "reserved", "share", "total", "available")
+    hosts: list[dict[str, Any]] = [{name: getattr(host, name) for name in names} for host in memory.hosts]
+    if details:
+        for host, document in zip(memory.hosts, hosts):
+            document["jobs"] = [{**job._asdict(), "share": job.share} for job in host.jobs]
+    return {"hosts": hosts, "untold": memory.untold, "unread": memory.unread}

@@ -23,7 +23,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import startup
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.gridengine import command, qmemview, screen, text
-from colmet.gridengine.model import GIB, HostMemory, JobMemory, Memory
+from colmet.gridengine.model import GIB, HostMemory, JobMemory, MemoryReport
 from colmet.gridengine.server import checked_address
 from tests.support.machine import cannot_run
 from tests.support.qmem_server import DATA, serving
@@ -71,7 +71,7 @@ def page(memory, width=80, details=True, titles=text.SHORT_TITLES, **more):
 
 
 def memory_of(*hosts):
-    return Memory(hosts, 0, 0)
+    return MemoryReport(hosts, 0, 0)
 
 
 def host_of(name="n1", total=16.0, jobs=(), processors=8, **more):

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from colmet.batch.gridengine_memory import parse_memory
 from colmet.batch.qmem import envelope
 from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
-from colmet.gridengine.model import GIB, Wanted, count, natural, parse_size
+from colmet.gridengine.model import GIB, Wanted, count, natural
 
 DATA = Path(__file__).parents[1] / "data/mem"
 QHOST, QSTAT = ((DATA / f"{name}.json").read_bytes() for name in ("qhost", "qstat"))
@@ -156,7 +157,7 @@ def test_a_size_may_be_written_as_any_program_writes_numbers(text):
     ],
 )
 def test_the_memory_of_a_host_is_read_with_its_unit(text, size):
-    assert parse_size(text) == size
+    assert parse_memory(text) == size
 
 
 # -- what is shown --
