@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from colmet.batch.model import BatchSystem
+from colmet.batch.model import BatchJob, BatchSystem
 from colmet.common.errors import ColmetError
 from colmet.facility import documents, machine
 from colmet.facility.deadlines import Deadlines
@@ -21,6 +21,8 @@ from colmet.facility.people import People
 
 log = logging.getLogger(__name__)
 
+MakeDocument = Callable[[str, BatchJob, str], Document]  # of the facility's name, a job, and the user's name
+
 ENDED_S = 360  # age limit of finished jobs in seconds, for runs every five minutes
 
 
@@ -30,27 +32,10 @@ class Gathered(NamedTuple):
     Attributes:
         groups: documents, in the order of sending.
         failed: names of the sources with missing data.
-        unknown_users: number of users skipped by the filter by group, as this machine does not know them.
     """
 
     groups: list[Group]
     failed: list[str]
-    unknown_users: int
-
-
-class Host(NamedTuple):
-    """Sources of this machine."""
-
-    network: Network
-    disks: Disks
-
-
-class Notebooks(NamedTuple):
-    """Source of Jupyter users, with the site's namespace and label."""
-
-    jupyter: Jupyter
-    namespace: str
-    label: str
 
 
 class Facility:
@@ -60,9 +45,10 @@ class Facility:
         cluster: name of the facility.
         login_node: name of this machine in documents.
         people: makes the filter and the names of users, for each run.
-        notebooks: None if not selected.
+        jupyter: with the site's namespace and label; None if not selected.
         logins: None if not selected.
-        host: None if not selected.
+        network: None if this machine is not selected.
+        disks: as `network`.
         batch: the selected batch systems.
         ended_s: age limit of finished jobs, in seconds.
     """
@@ -72,18 +58,20 @@ class Facility:
         cluster: str,
         login_node: str,
         people: Callable[[], People],
-        notebooks: Notebooks | None = None,
+        jupyter: tuple[Jupyter, str, str] | None = None,
         logins: Logins | None = None,
-        host: Host | None = None,
+        network: Network | None = None,
+        disks: Disks | None = None,
         batch: Sequence[BatchSystem] = (),
         ended_s: int = ENDED_S,
     ) -> None:
         self._cluster = cluster
         self._login_node = login_node
         self._make_people = people
-        self._notebooks = notebooks
+        self._jupyter = jupyter
         self._logins = logins
-        self._host = host
+        self._network = network
+        self._disks = disks
         self._batch = batch
         self._ended_s = ended_s
         self._deadlines = Deadlines()
@@ -113,7 +101,7 @@ class Facility:
             except ColmetError as err:
                 failed.append(name)
                 if isinstance(err, DisksSilent):
-                    found += self._disks(err.found)
+                    found += self._spaces(err.found)
                 log.error("source failed: source=%s: %s", name, err)
             except Exception:  # a defect in one source must not cost the others
                 failed.append(name)
@@ -127,50 +115,52 @@ class Facility:
             log.info("collected %s: documents=%d", name, len(found) - before)
         if people.unknown:
             log.info("users skipped, this machine does not know them: users=%d", len(people.unknown))
-        return Gathered([Group(file, found) for file, found in groups.items()], failed, len(people.unknown))
+        return Gathered([Group(file, found) for file, found in groups.items()], failed)
 
     def _left_out(self) -> int:
         """Return the number of unusable items of the sources, already logged, so far."""
         last = 0 if self._logins is None else self._logins.failures
-        odd = 0 if self._notebooks is None else self._notebooks.jupyter.odd
+        odd = 0 if self._jupyter is None else self._jupyter[0].odd
         return last + odd + sum(system.left_out for system in self._batch)
 
     def _sources(self, people: People) -> Iterator[tuple[str, str, Callable[[], list[Document]]]]:
         cluster, node = self._cluster, self._login_node
-        if self._notebooks is not None:
-            jupyter, namespace, label = self._notebooks
+        if self._jupyter is not None:
+            jupyter, namespace, label = self._jupyter
             for kind, where, by in (
                 ("jupyter-ml", namespace, label),
                 ("jupyter-coffea", COFFEA_NAMESPACE, COFFEA_LABEL),
             ):
-                yield kind, JUPYTER_FILE, partial(self._jupyter, people, jupyter, kind, where, by)
+                yield kind, JUPYTER_FILE, partial(self._notebooks, people, jupyter, kind, where, by)
         if self._logins is not None:
             logins = self._logins
             yield "ssh", SSH_FILE, lambda: [documents.ssh(cluster, node, people.shown(logins.users()))]
-        if self._host is not None:
-            network, disks = self._host
+        if (network := self._network) is not None:
             yield "CPU", HOST_FILE, lambda: [documents.cpu(cluster, node, machine.load())]
             yield "MEM", HOST_FILE, lambda: [documents.memory(cluster, node, *machine.memory())]
             yield "NETWORK", HOST_FILE, lambda: [documents.network(cluster, node, network.traffic())]
-            yield "DISK", HOST_FILE, lambda: self._disks(disks.spaces())
+        if (disks := self._disks) is not None:
+            yield "DISK", HOST_FILE, lambda: self._spaces(disks.spaces())
         for system in self._batch:
             yield f"queues of {system.name}", BATCH_FILE, partial(self._queues, system)
             yield f"jobs of {system.name}", BATCH_FILE, partial(self._jobs, system, people)
             yield f"ended jobs of {system.name}", BATCH_FILE, partial(self._ended, system, people)
 
-    def _jupyter(self, people: People, jupyter: Jupyter, kind: str, namespace: str, label: str) -> list[Document]:
+    def _notebooks(self, people: People, jupyter: Jupyter, kind: str, namespace: str, label: str) -> list[Document]:
         return [documents.jupyter(kind, self._cluster, people.shown(jupyter.users(namespace, label)))]
 
-    def _disks(self, spaces: Iterable[documents.Space]) -> list[Document]:
+    def _spaces(self, spaces: Iterable[documents.Space]) -> list[Document]:
         return [documents.disk(self._cluster, self._login_node, space) for space in spaces]
 
     def _queues(self, system: BatchSystem) -> list[Document]:
         return [documents.queue(self._cluster, queue) for queue in system.queues()]
 
     def _jobs(self, system: BatchSystem, people: People) -> list[Document]:
-        shown = ((job, people.shown_one(job.user)) for job in system.jobs())
-        return [documents.job(self._cluster, job, user) for job, user in shown if user is not None]
+        return self._of_jobs(documents.job, system.jobs(), people)
 
     def _ended(self, system: BatchSystem, people: People) -> list[Document]:
-        shown = ((job, people.shown_one(job.user)) for job in system.ended(self._ended_s))
-        return [documents.ended_job(self._cluster, job, user) for job, user in shown if user is not None]
+        return self._of_jobs(documents.ended_job, system.ended(self._ended_s), people)
+
+    def _of_jobs(self, make: MakeDocument, jobs: Iterable[BatchJob], people: People) -> list[Document]:
+        shown = ((job, people.shown_one(job.user)) for job in jobs)
+        return [make(self._cluster, job, user) for job, user in shown if user is not None]

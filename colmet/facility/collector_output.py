@@ -13,14 +13,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, keys
+from colmet.common.runtime import keys
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch, Table
 from colmet.common.transport import curve
 from colmet.common.wire import ENCODERS
 from colmet.common.wire import control as control_wire
+from colmet.facility.options import spool_directory
 from colmet.facility.rows import rows_of, tables_of
-from colmet.facility.sender import spool_directory
 from colmet.node.delivery.link import NodeLink, open_uplinks
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.requests import Requests
@@ -57,41 +57,8 @@ class Delivery(NamedTuple):
         return not (self.kept or self.lost)
 
 
-def add_options(parser: cli.Options) -> None:
-    """Declare the options of the collector; those of the spool are declared by `sender.add_options`."""
-    parser.add_argument(
-        "--zeromq-uri",
-        metavar="URI",
-        action="append",
-        help="send the same as rows to colmet-collector at this address; such as tcp://collector:5556; repeatable: the "
-        "next one is used while the first is away",
-    )
-    parser.add_argument(
-        "--zeromq-link-uri",
-        metavar="URI",
-        action="append",
-        help=cli.Rare(
-            "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements "
-            "(default: the next port)"
-        ),
-    )
-    curve.add_options(parser, "facility.secret")
-    parser.add_argument(
-        "--collector-host-name",
-        metavar="NAME",
-        help=cli.Rare(
-            "host name in the rows; not that of a colmet-node; with keys, the name of this program's key pair "
-            "(default: this machine's, with -facility behind it)"
-        ),
-    )
-
-
 def host_name_of(options: argparse.Namespace) -> str:
-    """Return the host name in the rows.
-
-    Raises:
-        ConfigError: it is not a valid name.
-    """
+    """Return the host name in the rows; raise ConfigError for an invalid one."""
     machine = socket.gethostname()
     name: str = options.collector_host_name or f"{machine}-facility"
     if name == machine:
@@ -106,10 +73,7 @@ def from_options(
 ) -> CollectorOutput | None:
     """Return the output of the command line's options; None without a collector's address.
 
-    Args:
-        options: of `add_options`, and of `sender.add_options`.
-        stopping: returns whether the program is to end soon.
-        times: of the link; tests shorten them.
+    `stopping` returns whether the program is to end soon. Tests shorten the times of the link.
 
     Raises:
         ConfigError: an address, a name or a key cannot be used.
@@ -121,22 +85,13 @@ def from_options(
     security = curve.from_options(options)
     if security is None:
         log.warning("%s", curve.OFF)
-    wanted = argparse.Namespace(
-        zeromq_uri=options.zeromq_uri,
-        zeromq_curve_secret=options.zeromq_curve_secret,
-        zeromq_curve_collector=options.zeromq_curve_collector,
-        zeromq_link_uri=options.zeromq_link_uri,
-        zeromq_hwm=HWM,
-        zeromq_linger=0,
-        wire=WIRE,
-    )
+    wanted = argparse.Namespace(**vars(options), zeromq_hwm=HWM, zeromq_linger=0, wire=WIRE)
     with contextlib.ExitStack() as stack:
         uplinks = open_uplinks(wanted, host_name, times, security)
         for uplink in uplinks:
             stack.callback(uplink.close)
-        outbox = open_outbox(
-            spool_directory(options), host_name, options.spool_size, options.spool_age * 86400.0, stopping
-        )
+        directory, max_age_s = spool_directory(options), options.spool_age * 86400.0
+        outbox = open_outbox(directory, host_name, options.spool_size, max_age_s, stopping)
         stack.callback(outbox.close)
         output = CollectorOutput(host_name, outbox, uplinks, options.deadline, times, stopping)
         stack.pop_all()
@@ -174,41 +129,36 @@ def open_outbox(
 ) -> FacilityOutbox:
     """Return the outbox; if the directory is unusable, a warning is logged and batches stay in memory.
 
-    Args:
-        directory: parent of the spool; empty: batches stay in memory.
-        host_name: of the batches.
-        max_bytes: limit of the spool.
-        max_age_s: limit of a batch's age.
-        stopping: returns whether the program is to end soon.
+    `directory` is the parent of the spool; if it is empty, batches stay in memory, too.
     """
-    if not directory:
-        return FacilityOutbox(time.time_ns(), None, max_age_s)
-    private = None
-    try:
-        os.makedirs(directory, 0o700, exist_ok=True)
-        private = PrivateDirectory(os.path.join(directory, "collector"))
-        until = time.monotonic() + LOCK_S
-        while True:
-            try:
-                private.lock(LOCK)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= until or stopping():
-                    raise
-            time.sleep(LOOK_S)
-        epoch = max(time.time_ns(), 1 + Spool.last_epoch(private))
-    except OSError as err:
-        if private is not None:
-            private.close()
-        why = "another colmet-facility uses it" if isinstance(err, BlockingIOError) else err.strerror
-        log.warning(
-            "rows for the collector are not kept, unacknowledged ones are lost: --spool-dir %s: %s",
-            directory,
-            why,
-        )
-        return FacilityOutbox(time.time_ns(), None, max_age_s)
-    spool = Spool(private, host_name, epoch, max_bytes, max_age_s)
+    epoch, spool = time.time_ns(), None
+    if directory:
+        try:
+            with contextlib.ExitStack() as stack:
+                os.makedirs(directory, 0o700, exist_ok=True)
+                private = PrivateDirectory(os.path.join(directory, "collector"))
+                stack.callback(private.close)
+                _lock(private, stopping)
+                epoch = max(time.time_ns(), 1 + Spool.last_epoch(private))
+                stack.pop_all()
+            spool = Spool(private, host_name, epoch, max_bytes, max_age_s)
+        except OSError as err:
+            why = "another colmet-facility uses it" if isinstance(err, BlockingIOError) else err.strerror
+            lost = "rows for the collector are not kept, unacknowledged ones are lost: --spool-dir %s: %s"
+            log.warning(lost, directory, why)
     return FacilityOutbox(epoch, spool, max_age_s)
+
+
+def _lock(directory: PrivateDirectory, stopping: Callable[[], bool]) -> None:
+    """Wait for the lock; raise BlockingIOError if it stays taken."""
+    until = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return directory.lock(LOCK)
+        except BlockingIOError:
+            if time.monotonic() >= until or stopping():
+                raise
+        time.sleep(LOOK_S)
 
 
 def _nothing_to_configure(_content: bytes) -> bytes:
@@ -257,12 +207,7 @@ class CollectorOutput:
         self._link.start()
 
     def put(self, documents: Sequence[Mapping[str, Any]], time_ns: int) -> None:
-        """Queue documents as rows; another thread keeps and sends them.
-
-        Args:
-            documents: of one run.
-            time_ns: of the documents, since the epoch.
-        """
+        """Queue documents as rows; another thread keeps and sends them."""
         rows, unknown = rows_of(documents)
         self.unknown += unknown
         if unknown and (powers_of_ten(self.unknown) or self.unknown == unknown):

@@ -6,6 +6,7 @@ Exit status: 0; 1 if a source did not answer, or a document is not yet delivered
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import json
 import logging
@@ -27,7 +28,7 @@ from colmet.common.runtime.secretfile import read_safe_line
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.facility import collector_output, debugfiles, machine, obfuscation, options, sender
-from colmet.facility.collect import ENDED_S, Facility, Host, Notebooks
+from colmet.facility.collect import ENDED_S, Facility
 from colmet.facility.collector_output import CollectorOutput
 from colmet.facility.deadlines import Deadlines
 from colmet.facility.documents import Document
@@ -73,6 +74,14 @@ class Outputs(NamedTuple):
     debug: bool = False
     token: str | None = None
 
+    def __enter__(self) -> Outputs:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for output in (self.sender, self.collector):
+            if output is not None:
+                output.close()
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``colmet-facility``; return the exit status."""
@@ -80,12 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_program(program: Program, argv: Sequence[str] | None) -> int:
-    """Parse the command line and run the program; return the exit status.
-
-    Args:
-        program: one of the two programs.
-        argv: the command line; None for that of this process.
-    """
+    """Parse the command line and run the program; return the exit status."""
     service = Service.from_environment()  # first, so that child processes do not inherit it
     try:
         parser = options.build_parser(program)
@@ -109,12 +113,7 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
 
 
 def set_up_logging(program: Program, level: int | None) -> None:
-    """Log to standard error; the alias to standard output, in its own format.
-
-    Args:
-        program: one of the two programs.
-        level: of logging; None for warnings.
-    """
+    """Log to standard error, by default warnings; the alias to standard output, in its own format."""
     # libraries log whole answers and secrets of accounts at DEBUG
     of_all = level and max(level, logging.INFO)
     if program.is_alias:
@@ -137,8 +136,7 @@ def _run(program: Program, parsed: argparse.Namespace, service: Service, signals
         return not signals.stop_wanted()
 
     facility = facility_of(program, parsed)
-    outputs = outputs_of(program, parsed, lambda: not go_on())
-    try:
+    with outputs_of(program, parsed, lambda: not go_on()) as outputs:
         if parsed.interval is None:
             return 0 if run_once(facility, outputs, go_on) else 1
         service.ready()
@@ -150,11 +148,6 @@ def _run(program: Program, parsed: argparse.Namespace, service: Service, signals
         service.stopping()
         log.info("stopping")
         return 0
-    finally:
-        if outputs.sender is not None:
-            outputs.sender.close()
-        if outputs.collector is not None:
-            outputs.collector.close()
 
 
 def _ticks(interval_s: float, service: Service, signals: Signals) -> Iterator[int]:
@@ -176,11 +169,8 @@ def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = l
 
     Args:
         facility: the sources.
-        outputs: destinations of the documents.
+        outputs: their destinations.
         go_on: called several times a second; once it returns False, the rest is skipped.
-
-    Raises:
-        ColmetError: the files of -d cannot be written.
     """
     gathered = facility.gather(go_on)
     if outputs.debug:
@@ -202,12 +192,8 @@ def run_once(facility: Facility, outputs: Outputs, go_on: Callable[[], bool] = l
 def _print(found: Iterable[Document], needed: bool) -> bool:
     """Print documents; return whether it succeeded.
 
-    Args:
-        found: the documents.
-        needed: they have no other destination: once the reader has gone, no work is left.
-
     Raises:
-        BrokenPipeError: no work is left.
+        BrokenPipeError: the reader has gone, and they are needed: they have no other destination.
     """
     try:
         # a file object per run: unprinted text is not retried by the next run, nor at exit
@@ -222,11 +208,7 @@ def _print(found: Iterable[Document], needed: bool) -> bool:
 
 
 def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
-    """Return the sources selected on the command line.
-
-    Raises:
-        ConfigError: they cannot be used.
-    """
+    """Return the sources selected on the command line; raise ConfigError if they cannot be used."""
     systems = list(dict.fromkeys(parsed.batch_system or (["condor"] if parsed.batch else [])))
     if not (parsed.ssh or parsed.host or parsed.jupyter or systems) and not program.is_alias:
         raise ConfigError("no source is chosen; give one or more of --host, --ssh, --jupyter, --batch-system")
@@ -241,9 +223,9 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
     obscure = _obscure(program, parsed)
     deadlines = Deadlines()
     wait_s = parsed.source_timeout
-    notebooks = logins = host = None
+    jupyter = logins = network = disks = None
     if parsed.jupyter:
-        notebooks = Notebooks(Jupyter(parsed.kubeconfig, deadlines, wait_s), parsed.namespace, parsed.label)
+        jupyter = Jupyter(parsed.kubeconfig, deadlines, wait_s), parsed.namespace, parsed.label
     if parsed.ssh:
         logins = Logins(parsed.ssh_history, wait_s, each_once=not program.is_alias)
     if parsed.host:
@@ -253,14 +235,15 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
             max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)),
             level=logging.INFO if sends and not parsed.state_file else logging.WARNING,
         )
-        host = Host(network, Disks(parsed.disk or DISKS, deadlines, wait_s, wanted=bool(parsed.disk)))
+        disks = Disks(parsed.disk or DISKS, deadlines, wait_s, wanted=bool(parsed.disk))
     return Facility(
         parsed.cluster,
         obfuscation.host(machine.name(), parsed.obfuscate_hosts),
         lambda: People(parsed.group, obscure),
-        notebooks,
+        jupyter,
         logins,
-        host,
+        network,
+        disks,
         find_systems(systems, parsed.queue),
         max(ENDED_S, math.ceil(parsed.interval or 0) + ENDED_MARGIN_S),
     )
@@ -271,16 +254,12 @@ def _state_file(program: Program, parsed: argparse.Namespace) -> str:
     file = program.state_file
     if file and (os.access(file, os.W_OK) if os.path.exists(file) else os.access(os.path.dirname(file), os.W_OK)):
         return file
-    directory = sender.spool_directory(parsed)
+    directory = options.spool_directory(parsed)
     return os.path.join(directory, STATE_NAME.format(machine.name())) if directory else WITHOUT_SPOOL
 
 
 def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
-    """Return the command line's function for names.
-
-    Raises:
-        ConfigError: a file cannot be used, or both a key and a salt are given.
-    """
+    """Return the command line's function for names; raise ConfigError for an invalid choice or file."""
     if parsed.key_file is not None:
         if parsed.salt or parsed.salt_file is not None:
             raise ConfigError("--key-file excludes --salt and --salt-file: give one of them")
@@ -306,11 +285,7 @@ def _warn_of_ps(program: Program, option: str, better: str) -> None:
 
 
 def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
-    """Return the destinations selected on the command line.
-
-    Raises:
-        ConfigError: none, or an invalid one.
-    """
+    """Return the destinations selected on the command line; raise ConfigError for none or an invalid one."""
     inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that child processes do not inherit it
     if parsed.token:
         _warn_of_ps(program, "-t", "--token-file")
@@ -321,11 +296,13 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
     prints = not program.is_alias and parsed.json_lines
     if prints and sys.stdout is None:
         raise ConfigError("--json-lines: standard output is closed")
-    collector = collector_output.from_options(parsed, stopping)
     url = parsed.url
-    if not url and collector is None and not prints:
+    if not url and not parsed.zeromq_uri and not prints:
         raise ConfigError("no destination is given; give --url, --zeromq-uri, --json-lines or --debug")
-    try:
+    with contextlib.ExitStack() as stack:
+        collector = collector_output.from_options(parsed, stopping)
+        if collector is not None:
+            stack.callback(collector.close)
         token = _token(parsed, inherited)
         if url and token is None and parsed.token is None:
             level = logging.INFO if program.is_alias else logging.WARNING
@@ -334,10 +311,7 @@ def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[
         if parsed.token is None and parsed.token_file is not None:
             renew = functools.partial(read_safe_line, "--token-file", parsed.token_file)
         documents = sender.from_options(parsed, url, token, stopping, renew) if url else None
-    except BaseException:
-        if collector is not None:
-            collector.close()
-        raise
+        stack.pop_all()
     return Outputs(documents, collector, prints)
 
 

@@ -21,11 +21,6 @@ def write(groups: Iterable[Group], token: str | None, directory: str = ".") -> N
 
     A new file is for its owner alone, as it contains the token and names.
 
-    Args:
-        groups: documents to write.
-        token: of the documents.
-        directory: of the files.
-
     Raises:
         ColmetError: a file cannot be written, is a link or not a regular file, belongs to another user, or is readable
             or writable by others.

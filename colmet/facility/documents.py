@@ -1,7 +1,7 @@
 """The documents to send, field by field; pure functions.
 
-Every document begins with `token`, `kind` and `cluster`, in this order. The sender fills in `token`, None here. No
-document has a time.
+Every document begins with `token`, `kind` and `cluster`, the facility's name, in this order. The sender fills in
+`token`, None here. No document has a time.
 """
 
 from __future__ import annotations
@@ -65,24 +65,12 @@ def _document(kind: str, cluster: str, **fields: Any) -> Document:
 
 
 def jupyter(kind: str, cluster: str, users: Sequence[str]) -> Document:
-    """Return the document of the users of Jupyter notebooks.
-
-    Args:
-        kind: "jupyter-ml" or "jupyter-coffea".
-        cluster: name of the facility.
-        users: each once.
-    """
+    """Return the document of the users of Jupyter notebooks, each once; kind jupyter-ml or jupyter-coffea."""
     return _document(kind, cluster, jupyter_user_count=len(users), users=list(users))
 
 
 def ssh(cluster: str, login_node: str, users: Sequence[str]) -> Document:
-    """Return the document of logged-in users; one listed twice counts twice.
-
-    Args:
-        cluster: name of the facility.
-        login_node: name of this machine.
-        users: in the order of the commands' output.
-    """
+    """Return the document of users logged in on this machine; one listed twice counts twice."""
     return _document("ssh", cluster, login_node=login_node, ssh_user_count=len(users), users=list(users))
 
 
@@ -103,13 +91,7 @@ def network(cluster: str, login_node: str, traffic: Traffic) -> Document:
 
 
 def disk(cluster: str, login_node: str, space: Space) -> Document:
-    """Return the document of a file system; without `device` if its path is not a mount.
-
-    Args:
-        cluster: name of the facility.
-        login_node: name of this machine.
-        space: with a total other than 0.
-    """
+    """Return the document of a file system with a total other than 0; without `device` if its path is not a mount."""
     device = {} if space.device is None else {"device": space.device}
     return _document(
         "DISK", cluster, login_node=login_node, **device, mount=space.mount, total=space.total, used=space.used,
@@ -127,13 +109,7 @@ def queue(cluster: str, of_it: Queue) -> Document:
 
 
 def job(cluster: str, of_it: BatchJob, user: str) -> Document:
-    """Return the document of a waiting, running or held job.
-
-    Args:
-        cluster: name of the facility.
-        of_it: the job.
-        user: its owner's name in the document.
-    """
+    """Return the document of a waiting, running or held job; `user` is its owner's name in the document."""
     return _document("condorjob", cluster, users=user, Id=of_it.id, Runtime=of_it.runtime_s, state=of_it.state)
 
 

@@ -40,15 +40,7 @@ class Pods(NamedTuple):
 
 
 def parse(text: bytes, label: str) -> Pods:
-    """Parse a page of the list of pods.
-
-    Args:
-        text: JSON, the answer.
-        label: its values are the users.
-
-    Raises:
-        SourceFailed: not a list of pods.
-    """
+    """Parse a page of the list of pods; the users are the values of a label; raise SourceFailed for another answer."""
     try:
         answer = json.loads(text)
     except (ValueError, RecursionError) as err:
@@ -74,13 +66,7 @@ def _label(pod: Any, label: str) -> str | None:
 
 
 def explain(status: int, said: str, namespace: str) -> str:
-    """Return the meaning of an answer without a list, and a remedy.
-
-    Args:
-        status: of HTTP.
-        said: the answer's own words.
-        namespace: of the request.
-    """
+    """Return the meaning of an answer without a list, and a remedy; `said` is the answer's own text."""
     remedy = {
         401: "the credentials of the kubeconfig file are not, or no longer, good",
         403: f"the account needs a role that may `list` `pods` in the namespace {namespace}",
@@ -109,11 +95,7 @@ class Jupyter:
         self.odd = 0
 
     def users(self, namespace: str, label: str) -> list[str]:
-        """Return the distinct values of a label, in the order of the pods.
-
-        Args:
-            namespace: of the pods.
-            label: selects the pods.
+        """Return the distinct values of a label, in the order of a namespace's pods with this label.
 
         Raises:
             SourceFailed: the cluster does not answer, or not with pods; the text suggests a remedy.
@@ -165,11 +147,7 @@ class Jupyter:
         return client.CoreV1Api(client.ApiClient(configuration))
 
     def _page(self, api: Any, namespace: str, label: str, more: str, until: float) -> bytes:
-        """Return one page, unparsed.
-
-        Raises:
-            SourceFailed: no page.
-        """
+        """Return one page, unparsed; raise SourceFailed without one."""
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -240,11 +218,7 @@ def _one_line(text: str) -> str:
 
 
 def check_names(namespace: str, label: str) -> None:
-    """Check the names of the namespace and the label.
-
-    Raises:
-        ConfigError: one is empty or has an invalid character.
-    """
+    """Raise ConfigError if one is empty or has an invalid character."""
     for option, value in (("-n", namespace), ("-l", label)):
         if not value or not all(character.isalnum() or character in "-._/" for character in value):
             raise ConfigError(f"{option}: {value!r:.80} is no name of a {'namespace' if option == '-n' else 'label'}")

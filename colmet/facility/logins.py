@@ -25,18 +25,9 @@ def parse(text: str) -> list[str]:
 
 
 def parse_last(text: str, only_users: bool = True) -> list[str]:
-    """Return the same for the output of `last`, without its last two lines.
-
-    Args:
-        text: its output.
-        only_users: without "reboot" and similar entries, listed by `last` among the users.
-    """
+    """Return the same for the output of `last`; `only_users` drops its "reboot" and similar entries."""
     lines = text.splitlines()[:-LAST_TAIL]
     return parse("\n".join([line for line in lines if not (only_users and _NO_USER.match(line))]))
-
-
-def _said(command: Command) -> str:
-    return answers.run(command).decode("utf-8", "replace")
 
 
 class Logins:
@@ -73,12 +64,12 @@ class Logins:
             SourceFailed: `who` does not answer. A failure of `last` alone is logged and counted.
         """
         try:
-            users = parse(_said(self._who))
+            users = parse(answers.run(self._who).decode("utf-8", "replace"))
         except CommandFailed as err:
             raise SourceFailed(f"{err}; the users that are logged in are not known") from err
         if self._last is not None:
             try:
-                users += parse_last(_said(self._last), self._each_once)
+                users += parse_last(answers.run(self._last).decode("utf-8", "replace"), self._each_once)
             except CommandFailed as err:
                 self.failures += 1
                 log.error("logins of the last five minutes are missing: %s; is this a `last` that knows -s?", err)

@@ -56,21 +56,13 @@ def load() -> float:
 
 
 def memory() -> tuple[int, int]:
-    """Return bytes of memory, total and available without swapping.
-
-    Raises:
-        SourceFailed: psutil is not installed.
-    """
+    """Return bytes of memory, total and available without swapping; raise SourceFailed without psutil."""
     found = _psutil().virtual_memory()
     return found.total, found.available
 
 
 def count_traffic() -> Counted:
-    """Return the present totals of all network interfaces.
-
-    Raises:
-        SourceFailed: no interface, or psutil is not installed.
-    """
+    """Return the present totals of all network interfaces; raise SourceFailed without any, or without psutil."""
     counters = _psutil().net_io_counters(nowrap=False)
     if counters is None:
         raise SourceFailed("this machine has no network interface")
@@ -97,18 +89,16 @@ def counting() -> str:
 def parse_counted(text: bytes, of: str = "") -> Counted | None:
     """Return the content of a state file; None for another form, machine or boot.
 
-    Args:
-        text: of the file.
-        of: expected owner of the counters, from `counting`; missing in afmetrics_collector's file.
+    `of` is the owner from `counting`; afmetrics_collector's file has none.
     """
     try:
-        held = json.loads(text)
+        state = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    mine = isinstance(held, dict) and held.get("of", of) == of
-    values = [held.get(field) for field in Counted._fields] if mine else []
-    counts = [value for value in values if type(value) is int and value >= 0]  # True is no count
-    return Counted(*counts) if len(counts) == len(Counted._fields) else None
+    if not isinstance(state, dict) or state.get("of", of) != of:
+        return None
+    counts = [state.get(field, -1) for field in Counted._fields]
+    return Counted(*counts) if all(type(count) is int and count >= 0 for count in counts) else None  # True is no count
 
 
 def since(before: Counted | None, now: Counted, max_age_s: float = MAX_AGE_S) -> Traffic | None:
@@ -184,40 +174,27 @@ class Network:
         text = json.dumps({**counted._asdict(), "of": self._of}).encode()
         try:
             try:
-                self._replace(text)
+                os.makedirs(self._path.parent, mode=0o700, exist_ok=True)
+                # byte counts of a machine, visible to all of its users
+                write_whole(str(self._path), text, mode=0o644, durable=False, shared=True)
             except PermissionError:
                 # a file created by root for another user, in root's directory
-                descriptor = os.open(
-                    self._path, os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-                )
-                with open(descriptor, "wb") as file:
+                flags = os.O_WRONLY | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+                with open(os.open(self._path, flags), "wb") as file:
                     file.write(text)
         except (OSError, ValueError) as err:
             self.failures += 1
             if powers_of_ten(self.failures):
-                log.log(
-                    self._level,
-                    "network state cannot be written, runs have no traffic: file=%s: %s; give --state-file",
-                    self._path,
-                    getattr(err, "strerror", None) or err,
-                )
+                what = "network state cannot be written, runs have no traffic: file=%s: %s; give --state-file"
+                log.log(self._level, what, self._path, getattr(err, "strerror", None) or err)
             return False
         return True
 
-    def _replace(self, text: bytes) -> None:
-        """Replace the file atomically, so that readers find all of it."""
-        os.makedirs(self._path.parent, mode=0o700, exist_ok=True)
-        # byte counts of a machine, visible to all of its users
-        write_whole(str(self._path), text, mode=0o644, durable=False, shared=True)
-
 
 def parse_mounts(text: str) -> dict[str, str]:
-    r"""Return devices by their mount paths, without `/dev/`.
+    r"""Return devices by their mount paths, without `/dev/`, from /proc/self/mounts, with blanks as `\040`.
 
     Of several mounts on one path the last one, the visible one, counts.
-
-    Args:
-        text: of /proc/self/mounts: device, path and more in each line, characters such as blanks as `\040`.
     """
     found = {}
     for line in text.splitlines():
@@ -229,11 +206,7 @@ def parse_mounts(text: str) -> dict[str, str]:
 
 
 def parse_self_binds(text: str) -> set[str]:
-    """Return paths mounted only on themselves, as /home by ProtectHome= of a unit.
-
-    Args:
-        text: of /proc/self/mountinfo.
-    """
+    """Return paths in /proc/self/mountinfo mounted only on themselves, as /home by ProtectHome= of a unit."""
     lines = [words for line in text.splitlines() if len(words := line.split(" ")) >= 5]
     mounts = {number: (device, _plain(root), _plain(path)) for number, _, device, root, path, *_ in lines}
     self_binds: set[str] = set()
@@ -279,15 +252,14 @@ class Disks:
         """Return the space of the existing ones; each missing one is logged once, when it disappears.
 
         Raises:
-            SourceFailed: some do not answer; the others are in its `found`.
+            DisksSilent: some do not answer.
         """
         devices = self._devices()
         found, silent = [], []
         for path in self._paths:
+            usage = partial(shutil.disk_usage, path)
             try:
-                total, used, free = self._deadlines.call(
-                    f"the file system of {path}", self._deadline_s, partial(shutil.disk_usage, path)
-                )
+                total, used, free = self._deadlines.call(f"the file system of {path}", self._deadline_s, usage)
             except SourceFailed as err:
                 silent.append(str(err))
                 continue

@@ -22,36 +22,22 @@ def salted(salt: str) -> Obscure:
     It is the form of afmetrics_collector. With the salt, known or guessed, each name can be found by trying all names;
     and with 10,000 users about 1 % of all sites have two with the same digits.
     """
-
-    def obscure(name: str) -> str:
-        return hashlib.sha256(_bytes(salt + name)).hexdigest()[:_DIGITS]
-
-    return obscure
+    return lambda name: hashlib.sha256(_bytes(salt + name)).hexdigest()[:_DIGITS]
 
 
 def keyed(key: bytes) -> Obscure:
     """Return a function from names to the first 16 hexadecimal digits of HMAC-SHA-256 with a key.
 
     Without the key, names cannot be found by trying.
-
-    Args:
-        key: at least `KEY_BYTES` bytes.
     """
     if len(key) < KEY_BYTES:
         raise ValueError(f"a key of {len(key)} bytes is too short")
 
-    def obscure(name: str) -> str:
-        return hmac.new(key, _bytes(name), hashlib.sha256).hexdigest()[:_KEYED_DIGITS]
-
-    return obscure
+    return lambda name: hmac.new(key, _bytes(name), hashlib.sha256).hexdigest()[:_KEYED_DIGITS]
 
 
 def read_key(option: str, path: str) -> bytes:
-    """Return the key in a file: all of its bytes.
-
-    Raises:
-        ConfigError: it is unreadable, readable by others, or too short.
-    """
+    """Return the key in a file, all of its bytes; raise ConfigError if others can read it, or if it is unusable."""
     key = secretfile.read(option, path)
     if len(key) < KEY_BYTES:
         raise ConfigError(
@@ -62,11 +48,7 @@ def read_key(option: str, path: str) -> bytes:
 
 
 def make_key(path: str) -> None:
-    """Write a new key to a new file, for its owner alone.
-
-    Raises:
-        ConfigError: the file exists already, or cannot be written.
-    """
+    """Write a new key to a new file, for its owner alone; raise ConfigError if it exists or cannot be written."""
     try:
         secretfile.create("--make-key", path, os.urandom(KEY_BYTES).hex().encode() + b"\n")
     except FileExistsError as err:
@@ -79,15 +61,8 @@ def plain(name: str) -> str:
 
 
 def host(name: str, domain: str) -> str:
-    """Return the name of a host as "atlas", all digits of its whole name in order, and another domain.
-
-    Args:
-        name: of the host.
-        domain: "" leaves the name unchanged.
-    """
-    if not domain:
-        return name
-    return f"atlas{''.join([character for character in name if character.isdigit()])}.{domain}"
+    """Return the name of a host as "atlas", all digits of its name in order, and this domain; unchanged without one."""
+    return f"atlas{''.join(filter(str.isdigit, name))}.{domain}" if domain else name
 
 
 def _bytes(text: str) -> bytes:

@@ -12,9 +12,10 @@ from colmet.batch.systems import SYSTEMS
 from colmet.common.runtime import cli
 from colmet.common.runtime.cli import Rare
 from colmet.common.runtime.configuration import require
-from colmet.facility import collector_output, sender
+from colmet.common.transport import curve
 from colmet.facility.machine import DISKS
 
+SPOOLS = "/var/spool"  # of root's default
 TOKEN_VARIABLE = "COLMET_FACILITY_TOKEN"
 EPILOG = "exit status: 0; 1 where a source did not answer, or a document is not delivered; 2 where options are wrong."
 
@@ -74,12 +75,7 @@ def build_parser(program: Program) -> cli.Parser:
     parser.add_argument(
         "-vv", "--very-verbose", dest="loglevel", action="store_const", const=logging.DEBUG, help="log details (DEBUG)"
     )
-    parser.add_argument(
-        "--interval",
-        metavar="S",
-        type=interval,
-        help="run every S seconds (default: run once)",
-    )
+    parser.add_argument("--interval", metavar="S", type=interval, help="run every S seconds (default: run once)")
     parser.add_argument(
         "-c",
         "--cluster",
@@ -101,10 +97,7 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
     group = parser.add_argument_group("what is collected")
     group.add_argument("-s", "--ssh", action="store_true", help="users logged in on this machine (who)")
     group.add_argument(
-        "-S",
-        "--ssh-history",
-        action="store_true",
-        help="with -s: also those of the last 5 minutes (last)",
+        "-S", "--ssh-history", action="store_true", help="with -s: also those of the last 5 minutes (last)"
     )
     group.add_argument("--host", action="store_true", help="load, memory, network and disks of this machine")
     group.add_argument(
@@ -218,10 +211,116 @@ def _add_outputs(parser: cli.Parser, program: Program) -> None:
     if not program.is_alias:
         group.add_argument("--json-lines", action="store_true", help="print them, one a line, without the token")
     group.add_argument(
-        "-d",
-        "--debug",
-        action="store_true",
-        help="append them to files in the current directory, and send nothing",
+        "-d", "--debug", action="store_true", help="append them to files in the current directory, and send nothing"
     )
-    sender.add_options(group, program.name)
-    collector_output.add_options(parser.add_argument_group("output to colmet-collector"))
+    add_sending(group, program.name)
+    add_collector(parser.add_argument_group("output to colmet-collector"))
+
+
+def add_sending(parser: cli.Options, name: str = "colmet-facility") -> None:
+    """Declare the options of sending and keeping documents.
+
+    The default directory has the program's name: documents of one are not sent to the endpoint of another.
+    """
+    parser.set_defaults(spool_name=name)
+    parser.add_argument(
+        "--spool-dir",
+        metavar="DIR",
+        help=Rare(
+            "keep unsent documents in this directory; '': nowhere, documents that cannot be sent are lost (default: "
+            f"{SPOOLS}/{name} as root, else ~/.local/state/{name})"
+        ),
+    )
+    parser.add_argument(
+        "--spool-size",
+        metavar="SIZE",
+        type=cli.size_bytes,
+        default=64 << 20,
+        help=Rare("limit of the spool; beyond it the oldest documents are dropped (default: 64M)"),
+    )
+    parser.add_argument(
+        "--spool-age",
+        metavar="DAYS",
+        type=cli.whole_number(1, 3650),
+        default=7,
+        help=Rare("drop documents that could not be sent within DAYS days (default: %(default)s)"),
+    )
+    parser.add_argument(
+        "--timeout",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=10.0,
+        help=Rare("wait at most S seconds for an answer of the endpoint (default: %(default)g)"),
+    )
+    parser.add_argument(
+        "--tries",
+        metavar="N",
+        type=cli.whole_number(1, 100),
+        default=3,
+        help=Rare("try to send a document N times in a run (default: %(default)s)"),
+    )
+    parser.add_argument(
+        "--deadline",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=120.0,
+        help=Rare("send for at most S seconds in a run, and keep the rest for the next (default: %(default)g)"),
+    )
+    parser.add_argument(
+        "--rate",
+        metavar="N",
+        type=cli.whole_number(1, 100_000),
+        default=100,
+        help=Rare("send at most N documents a second (default: %(default)s)"),
+    )
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="CA certificates (PEM) for the endpoint (default: those of this machine)"
+    )
+    parser.add_argument(
+        "--timestamp",
+        action="store_true",
+        help="add the time to each document; as the field timestamp, in seconds since 1970; without it a document that "
+        "was kept for an hour looks an hour younger",
+    )
+
+
+def add_collector(parser: cli.Options) -> None:
+    """Declare the options of the collector; those of the spool are declared by `add_sending`."""
+    parser.add_argument(
+        "--zeromq-uri",
+        metavar="URI",
+        action="append",
+        help="send the same as rows to colmet-collector at this address; such as tcp://collector:5556; repeatable: the "
+        "next one is used while the first is away",
+    )
+    parser.add_argument(
+        "--zeromq-link-uri",
+        metavar="URI",
+        action="append",
+        help=Rare(
+            "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements "
+            "(default: the next port)"
+        ),
+    )
+    curve.add_options(parser, "facility.secret")
+    parser.add_argument(
+        "--collector-host-name",
+        metavar="NAME",
+        help=Rare(
+            "host name in the rows; not that of a colmet-node; with keys, the name of this program's key pair "
+            "(default: this machine's, with -facility behind it)"
+        ),
+    )
+
+
+def spool_directory(options: argparse.Namespace) -> str:
+    """Return the spool's directory as an absolute path; empty for none."""
+    directory: str | None = options.spool_dir
+    if directory is None:
+        if os.geteuid() == 0:
+            return os.path.join(SPOOLS, options.spool_name)
+        state = os.environ.get("XDG_STATE_HOME", "")
+        if not os.path.isabs(state):
+            state = os.path.expanduser("~/.local/state")
+        return os.path.join(state, options.spool_name) if os.path.isabs(state) else ""
+    return os.path.abspath(directory) if directory else ""

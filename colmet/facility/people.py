@@ -34,20 +34,12 @@ class People:
         self.unknown: set[str] = set()
 
     def shown(self, users: Iterable[str]) -> list[str]:
-        """Return the names of the reported users, in the same order, with repetitions.
-
-        Raises:
-            SourceFailed: no such group, or the name service does not answer.
-        """
+        """Return the names of the reported users, in the same order, with repetitions; errors as of `shown_one`."""
         names = [self.shown_one(user) for user in users]
         return [name for name in names if name is not None]
 
     def shown_one(self, user: str) -> str | None:
-        """Return the name of a user; None if it is not reported.
-
-        Raises:
-            SourceFailed: no such group, or the name service does not answer.
-        """
+        """Return the name of a user, None if not reported; raise SourceFailed without the group or its members."""
         if user not in self._shown:
             self._shown[user] = self._obscure(user) if not self._group or self._is_member(user) else None
         return self._shown[user]
@@ -89,11 +81,7 @@ def _no_answer(group: str, why: str) -> str:
 
 
 def find_group(name: str) -> grp.struct_group:
-    """Return a Unix group.
-
-    Raises:
-        ConfigError: no group of this name.
-    """
+    """Return a Unix group; raise ConfigError without one of this name."""
     try:
         return grp.getgrnam(name)
     except (KeyError, ValueError, OSError) as err:

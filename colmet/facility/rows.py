@@ -8,67 +8,44 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Optional
+from typing import Any
 
-from colmet.common.schema import Sample, Schema, Table, Value
-from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
+from colmet.common.schema import Field, Sample, Schema, Table, Value
+from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, USERS
 
 JOB = 0  # of all these rows
-JUPYTER_KINDS = ("jupyter-ml", "jupyter-coffea")
 _MAX_INT = (1 << 63) - 1
-_SIZES = {schema.name: {f.name: int(f.dtype[1:]) for f in schema.fields if f.dtype[0] == "S"} for schema in SCHEMAS}
-Row = dict[str, Optional[Any]]
-
-
-def _whole(value: Any) -> int | None:
-    return value if type(value) is int and 0 <= value <= _MAX_INT else None
-
-
-def _number(value: Any) -> float | None:
-    if type(value) not in (int, float) or value != value or abs(value) > _MAX_INT:
-        return None
-    return float(value)
-
-
-def _users(document: Mapping[str, Any], cluster: Any, node: Any) -> Iterator[tuple[Schema, Row]]:
-    users = document.get("users")
-    named = [user for user in users if isinstance(user, str)] if isinstance(users, list) else []
-    for user, times in Counter(named).items():
-        row = {"kind": document["kind"], "cluster": cluster, "login_node": node, "user": user, "times": times}
-        yield USERS, row
+# by kind of document: its table, and the fields of columns with another name
+_KINDS: Mapping[str, tuple[Schema, Mapping[str, str]]] = {
+    "ssh": (LOGINS, {"users": "ssh_user_count"}),
+    "jupyter-ml": (JUPYTER, {"users": "jupyter_user_count"}),
+    "jupyter-coffea": (JUPYTER, {"users": "jupyter_user_count"}),
+    "CPU": (HOSTS, {}),
+    "MEM": (HOSTS, {"memory_total": "total", "memory_available": "available"}),
+    "NETWORK": (HOSTS, {f"network_{name}": name for name in ("sent", "received", "interval")}),
+    "DISK": (DISKS, {}),
+    "condorqueue": (QUEUES, {}),
+    "condorjob": (JOBS, {"id": "Id", "user": "users", "runtime": "Runtime"}),
+}
+Row = dict[str, Any]  # unchecked values by column
 
 
 def _rows_of(document: Mapping[str, Any]) -> Iterator[tuple[Schema, Row]]:
     """Yield the rows of one document; of `HOSTS`, a part of a row."""
-    kind, cluster, node = document.get("kind"), document.get("cluster"), document.get("login_node")
-    on_node = {"cluster": cluster, "login_node": node}
-    if kind == "ssh":
-        yield LOGINS, {**on_node, "users": _whole(document.get("ssh_user_count"))}
-        yield from _users(document, cluster, node)
-    elif kind in JUPYTER_KINDS:
-        yield JUPYTER, {"kind": kind, "cluster": cluster, "users": _whole(document.get("jupyter_user_count"))}
-        yield from _users(document, cluster, None)
-    elif kind == "CPU":
-        yield HOSTS, {**on_node, "load": _number(document.get("load"))}
-    elif kind == "MEM":
-        sizes = {f"memory_{name}": _whole(document.get(name)) for name in ("total", "available")}
-        yield HOSTS, {**on_node, **sizes}
-    elif kind == "NETWORK":
-        network = document.get("network")
-        if isinstance(network, Mapping):
-            sizes = {f"network_{name}": _whole(network.get(name)) for name in ("sent", "received")}
-            yield HOSTS, {**on_node, **sizes, "network_interval": _number(network.get("interval"))}
-    elif kind == "DISK":
-        sizes = {name: _whole(document.get(name)) for name in ("total", "used", "free")}
-        where = {name: document.get(name) for name in ("device", "mount")}
-        yield DISKS, {**on_node, **where, **sizes, "utilization": _number(document.get("utilization"))}
-    elif kind == "condorqueue":
-        names = ("idle", "running", "held", "allocated_cores", "allocated_mem")
-        counts = {name: _whole(document.get(name)) for name in names}
-        yield QUEUES, {"cluster": cluster, "queue": document.get("queue"), **counts}
-    elif kind == "condorjob":
-        who = {"id": document.get("Id"), "user": document.get("users"), "state": document.get("state")}
-        yield JOBS, {"cluster": cluster, **who, "runtime": _whole(document.get("Runtime"))}
+    kind = str(document.get("kind"))
+    if kind == "NETWORK":
+        counted = document.get("network")
+        document = {**document, **counted} if isinstance(counted, Mapping) else {}
+    if kind not in _KINDS or not document:
+        return
+    schema, names = _KINDS[kind]
+    fields = {column.name: names.get(column.name, column.name) for column in schema.fields}
+    yield schema, {column: document[field] for column, field in fields.items() if field in document}
+    users = document.get("users")
+    if isinstance(users, list):
+        about = {name: document.get(name) for name in ("kind", "cluster", "login_node")}
+        for user, times in Counter(user for user in users if isinstance(user, str)).items():
+            yield USERS, {**about, "user": user, "times": times}
 
 
 def rows_of(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[Schema, list[Row]], int]:
@@ -84,7 +61,7 @@ def rows_of(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[Schema, list[R
         for schema, row in _rows_of(document):
             known = True
             if schema is HOSTS:
-                host = hosts.setdefault((row["cluster"], row["login_node"]), {})
+                host = hosts.setdefault((row.get("cluster"), row.get("login_node")), {})
                 if not host:
                     found.setdefault(HOSTS, []).append(host)
                 host.update(row)
@@ -94,28 +71,24 @@ def rows_of(documents: Iterable[Mapping[str, Any]]) -> tuple[dict[Schema, list[R
     return found, unknown
 
 
-def _text(value: Any, size: int) -> bytes | None:
-    """Return text in at most `size` bytes, cut between two characters; None for none."""
-    if not isinstance(value, str) or not value:
-        return None
-    return value.encode(errors="replace")[:size].decode(errors="ignore").encode()
+def _value(field: Field, value: Any) -> Value:
+    """Return a value as its column requires; None if it is missing or of another type."""
+    if field.dtype[0] == "S":
+        if not isinstance(value, str) or not value:
+            return None
+        # cut between two characters
+        return value.encode(errors="replace")[: int(field.dtype[1:])].decode(errors="ignore").encode()
+    if field.dtype == "f8":
+        is_number = type(value) in (int, float) and abs(value) <= _MAX_INT  # NaN is none
+        return float(value) if is_number else None
+    return value if type(value) is int and 0 <= value <= _MAX_INT else None
 
 
 def tables_of(rows: Mapping[Schema, Iterable[Row]], time_ns: int, most_rows: int) -> Iterator[Table]:
-    """Yield tables of these rows, with at most `most_rows` in each.
-
-    Args:
-        rows: by table, from `rows_of`.
-        time_ns: of the documents, since the epoch.
-        most_rows: of one table.
-    """
+    """Yield tables of rows from `rows_of`, with at most `most_rows` in each."""
     for schema, some in rows.items():
-        sizes = _SIZES[schema.name]
-        samples = []
-        for row in some:
-            values: dict[str, Value] = {
-                name: _text(value, sizes[name]) if name in sizes else value for name, value in row.items()
-            }
-            samples.append(Sample(JOB, values))
+        samples = [
+            Sample(JOB, {field.name: _value(field, row.get(field.name)) for field in schema.fields}) for row in some
+        ]
         for start in range(0, len(samples), most_rows):
             yield Table.from_samples(schema, time_ns, samples[start : start + most_rows])

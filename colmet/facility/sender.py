@@ -31,7 +31,6 @@ from urllib.parse import quote, urlsplit
 
 from colmet import __version__
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
 from colmet.common.runtime.http_client import (
     POLL_S,
     HttpClient,
@@ -42,11 +41,11 @@ from colmet.common.runtime.http_client import (
 )
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.pacing import growing_pause_s
+from colmet.facility.options import spool_directory
 from colmet.facility.spool import MAX_DOCUMENT_BYTES, DocumentMemory, DocumentSpool, DocumentStore, WaitingDocument
 
 log = logging.getLogger(__name__)
 
-SPOOLS = "/var/spool"  # of root's default
 MAX_ANSWER_BYTES = 64 << 10
 SHOWN = 200  # characters of an answer in a message
 SHOWN_PART = 8  # shortest part of a token, in characters, to hide
@@ -57,8 +56,9 @@ MAX_FAILING = 3  # server errors in a row before documents of other kinds are tr
 MAX_OTHERS = 3  # other kinds of documents to try then
 MAX_PASSED = 20  # failed documents of a kind in a run, before the rest of the kind is skipped
 MAX_LOOKED = 1000  # documents searched for one of another kind
-ABOUT_US = frozenset({401, 403, 407})
-ABOUT_ADDRESS = frozenset({404, 405, 410, 421})
+ABOUT_US = dict.fromkeys((401, 403, 407), "is the token right, and has it not expired?")
+ABOUT_ADDRESS = dict.fromkeys((404, 405, 410, 421), "is --url right?")
+ADVICE = ABOUT_US | ABOUT_ADDRESS
 BUSY = frozenset({408, 425, 429})
 
 
@@ -111,90 +111,6 @@ class Attempt(NamedTuple):
     is_late: bool = False
 
 
-def add_options(parser: cli.Options, name: str = "colmet-facility") -> None:
-    """Declare the options of sending and keeping documents.
-
-    Args:
-        parser: gets the options.
-        name: of the default directory: one program's documents are not sent to the endpoint of another.
-    """
-    parser.set_defaults(spool_name=name)
-    parser.add_argument(
-        "--spool-dir",
-        metavar="DIR",
-        help=cli.Rare(
-            "keep unsent documents in this directory; '': nowhere, documents that cannot be sent are lost (default: "
-            f"{SPOOLS}/{name} as root, else ~/.local/state/{name})"
-        ),
-    )
-    parser.add_argument(
-        "--spool-size",
-        metavar="SIZE",
-        type=cli.size_bytes,
-        default=64 << 20,
-        help=cli.Rare("limit of the spool; beyond it the oldest documents are dropped (default: 64M)"),
-    )
-    parser.add_argument(
-        "--spool-age",
-        metavar="DAYS",
-        type=cli.whole_number(1, 3650),
-        default=7,
-        help=cli.Rare("drop documents that could not be sent within DAYS days (default: %(default)s)"),
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=10.0,
-        help=cli.Rare("wait at most S seconds for an answer of the endpoint (default: %(default)g)"),
-    )
-    parser.add_argument(
-        "--tries",
-        metavar="N",
-        type=cli.whole_number(1, 100),
-        default=3,
-        help=cli.Rare("try to send a document N times in a run (default: %(default)s)"),
-    )
-    parser.add_argument(
-        "--deadline",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=120.0,
-        help=cli.Rare("send for at most S seconds in a run, and keep the rest for the next (default: %(default)g)"),
-    )
-    parser.add_argument(
-        "--rate",
-        metavar="N",
-        type=cli.whole_number(1, 100_000),
-        default=100,
-        help=cli.Rare("send at most N documents a second (default: %(default)s)"),
-    )
-    parser.add_argument(
-        "--ca-file",
-        metavar="FILE",
-        help="CA certificates (PEM) for the endpoint (default: those of this machine)",
-    )
-    parser.add_argument(
-        "--timestamp",
-        action="store_true",
-        help="add the time to each document; as the field timestamp, in seconds since 1970; without it a document that "
-        "was kept for an hour looks an hour younger",
-    )
-
-
-def spool_directory(options: argparse.Namespace) -> str:
-    """Return the spool's directory as an absolute path; empty for none."""
-    directory: str | None = options.spool_dir
-    if directory is None:
-        if os.geteuid() == 0:
-            return os.path.join(SPOOLS, options.spool_name)
-        state = os.environ.get("XDG_STATE_HOME", "")
-        if not os.path.isabs(state):
-            state = os.path.expanduser("~/.local/state")
-        return os.path.join(state, options.spool_name) if os.path.isabs(state) else ""
-    return os.path.abspath(directory) if directory else ""
-
-
 def from_options(
     options: argparse.Namespace,
     url: str,
@@ -204,17 +120,13 @@ def from_options(
 ) -> DocumentSender:
     """Return the sender of the command line's options; warn of an unusable spool directory.
 
-    Args:
-        options: of `add_options`.
-        url: of the endpoint.
-        token: identifies this sender to the endpoint.
-        stopping: returns whether to end soon.
-        renew: returns the token for each run, or raises ConfigError; None: it stays the same.
+    `DocumentSender` documents the other arguments.
 
     Raises:
         ConfigError: the address or the file of certificates cannot be used.
     """
-    TlsOptions(ca_file=options.ca_file or None).check("--ca-file")
+    ca_file = options.ca_file or None
+    TlsOptions(ca_file=ca_file).check("--ca-file")
     check_url(url)
     spool = None
     directory = spool_directory(options)
@@ -237,7 +149,7 @@ def from_options(
             tries=options.tries,
             deadline_s=options.deadline,
             rate=options.rate,
-            ca_file=options.ca_file or None,
+            ca_file=ca_file,
             timestamp=options.timestamp,
             stopping=stopping,
             renew=renew,
@@ -248,15 +160,10 @@ def from_options(
         raise
 
 
-def check_url(url: str) -> str:
-    """Return `url`, if it is valid.
-
-    Raises:
-        ConfigError: not an HTTP address.
-    """
+def check_url(url: str) -> None:
+    """Raise ConfigError if this is not an HTTP address."""
     if parse_url(url) is None:
         raise ConfigError("--url: not an address such as https://af.example.org/")
-    return url
 
 
 def shown_url(url: str) -> str:
@@ -283,11 +190,7 @@ def without(secret: str, text: str) -> str:
 
 
 def encode(document: Mapping[str, Any]) -> bytes:
-    """Return a document in its stored form: JSON on one line, with the token null.
-
-    Raises:
-        ValueError: it is invalid, or too large.
-    """
+    """Return a document as stored: JSON on one line, with the token null; raise ValueError if invalid or too large."""
     try:
         text = json.dumps({**document, "token": None} if "token" in document else document, allow_nan=False).encode()
     except (TypeError, RecursionError) as err:
@@ -339,7 +242,8 @@ class DocumentSender:
         sleep: Callable[[float], None] = time.sleep,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self._url = check_url(url)
+        check_url(url)
+        self._url = url
         self._shown = shown_url(url)
         self._token = token
         self._spool = spool
@@ -410,13 +314,12 @@ class DocumentSender:
                 lost += spool.damaged - damaged
                 spool.release()
         lost += len(memory)
+        where = self._shown, self._last.why
         if kept and held:
             level = logging.ERROR if self._last.verdict is Verdict.MISDIRECTED else logging.WARNING
-            log.log(level, "documents are kept for the next run kept=%d endpoint=%s: %s", kept, *self._where())
+            log.log(level, "documents are kept for the next run kept=%d endpoint=%s: %s", kept, *where)
         if len(memory):
-            log.error(
-                "documents lost, as no --spool-dir keeps them lost=%d endpoint=%s: %s", len(memory), *self._where()
-            )
+            log.error("documents lost, as no --spool-dir keeps them lost=%d endpoint=%s: %s", len(memory), *where)
         log.info("documents sent=%d kept=%d refused=%d lost=%d endpoint=%s", sent, kept, refused, lost, self._shown)
         return Outcome(sent, kept, refused, lost)
 
@@ -428,9 +331,6 @@ class DocumentSender:
             self._token = self._renew()
         except ConfigError as err:
             log.warning("token not read again, the former one is used: %s", err)
-
-    def _where(self) -> tuple[str, str]:
-        return self._shown, self._last.why
 
     def _texts(self, documents: Sequence[Mapping[str, Any]]) -> tuple[list[bytes], int]:
         texts, refused = [], 0
@@ -479,7 +379,8 @@ class DocumentSender:
                     sent += 1
                     failing = 0
                 elif answer.verdict is Verdict.REFUSED:
-                    self._refuse(store, entry, answer)
+                    store.refuse(entry, answer.why)
+                    self._note_refused(kind, answer.why)
                     refused += 1
                     failing = 0
                 else:
@@ -519,10 +420,6 @@ class DocumentSender:
         if answer.verdict is Verdict.TAKEN:
             store.done(entry)
         return answer.verdict is Verdict.TAKEN
-
-    def _refuse(self, store: DocumentStore, entry: WaitingDocument, answer: Attempt) -> None:
-        store.refuse(entry, answer.why)
-        self._note_refused(_kind(entry), answer.why)
 
     def _try(self, entry: WaitingDocument, tries: int) -> Attempt:
         """Send one, at most `tries` times; return the last attempt."""
@@ -607,12 +504,8 @@ class DocumentSender:
             why = f"status {status}, a redirection {f'to {where!r}' if where else 'without an address'}, which is not "
             why += "followed; give the right address with --url"
             return Attempt(Verdict.MISDIRECTED, why, status=status)
-        if status in ABOUT_US:
-            why = f"{said}; the documents are kept; is the token right, and has it not expired?"
-            return Attempt(Verdict.MISDIRECTED, why, status=status)
-        if status in ABOUT_ADDRESS:
-            why = f"{said}; the documents are kept; is --url right?"
-            return Attempt(Verdict.MISDIRECTED, why, status=status)
+        if status in ADVICE:
+            return Attempt(Verdict.MISDIRECTED, f"{said}; the documents are kept; {ADVICE[status]}", status=status)
         pause_s = parse_retry_after(headers.get("Retry-After"), self._now_ns() / 1e9)
         if status == 429 or (status == 503 and pause_s is not None):
             return Attempt(Verdict.AWAY, said, pause_s, status)
@@ -622,12 +515,7 @@ class DocumentSender:
 
 
 def parse_retry_after(value: str | None, now_s: float) -> float | None:
-    """Return the seconds to wait of an answer; None without a valid header.
-
-    Args:
-        value: of the header: a number of seconds, or a date.
-        now_s: since the epoch.
-    """
+    """Return the seconds to wait of an answer's header, a number or a date; None without a valid one."""
     if value is None or len(value) > 100:
         return None
     value = value.strip()

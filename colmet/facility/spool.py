@@ -2,14 +2,15 @@
 
 One directory, readable only by its owner, as documents contain names of users:
 
-    TIME-RANDOM.documents  some documents in order, a line each: CRC-32 as 8 hex digits, a blank, the document as JSON
-    TIME-RANDOM.done       numbers of the finished documents, 4 bytes each, little-endian
+    TIME-RANDOM.documents  some documents in order, a line each: CRC-32 as 8 hex digits, a blank, the document as JSON;
+                           a dash replaces the first digit of a finished one
+    TIME-RANDOM.done       of older versions: numbers of the finished documents, 4 bytes each, little-endian
     refused.jsonl          the latest documents refused by the endpoint, with time and reason; and refused.jsonl.old
     lock                   locked by the sending run
 
 TIME has 20 digits, ns since the epoch. A file of documents appears whole or not at all, so any number of runs may add
-to the directory while one of them sends. A run killed between the endpoint's answer and the note in the .done file
-has one document sent twice.
+to the directory while one of them sends. A run killed between the endpoint's answer and the dash has one document sent
+twice.
 
 This is not a log of records (`common.record_log`): many short runs add to it without a lock, so no file is ever
 appended to, none has a torn end, and an administrator can read the lines. Rows for a collector are kept in such a log
@@ -18,7 +19,6 @@ appended to, none has a torn end, and an administrator can read the lines. Rows 
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import logging
@@ -28,7 +28,7 @@ import secrets
 import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Union
 from zlib import crc32
 
 from colmet.common.runtime.logs import powers_of_ten
@@ -45,6 +45,8 @@ FILE_BYTES = 256 << 10  # of documents; beyond the limits whole files are droppe
 MAX_FILES = 20_000
 MAX_REFUSED_BYTES = 1 << 20
 OLD_TEMPORARY_S = 3600.0
+_DONE = b"-"
+_LINE = re.compile(rb"[^\n]+\n?")
 _NUMBER = struct.Struct("<I")
 
 
@@ -53,25 +55,13 @@ class WaitingDocument(NamedTuple):
 
     Attributes:
         file: name of its file; empty for a document in memory.
-        number: of the document in the file.
+        place: of its line in the file, in bytes; of a document in memory, its number.
         text: JSON, without the token.
     """
 
     file: str
-    number: int
+    place: int
     text: bytes
-
-
-class DocumentStore(Protocol):
-    """Store of documents to send: a `DocumentSpool` or a `DocumentMemory`."""
-
-    def __len__(self) -> int: ...
-
-    def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]: ...  # noqa: D102
-
-    def done(self, entry: WaitingDocument) -> None: ...  # noqa: D102
-
-    def refuse(self, entry: WaitingDocument, reason: str) -> None: ...  # noqa: D102
 
 
 class DocumentMemory:
@@ -99,36 +89,29 @@ class DocumentMemory:
 
     def done(self, entry: WaitingDocument) -> None:
         """Mark a document as sent."""
-        self._entries.pop(entry.number, None)
+        self._entries.pop(entry.place, None)
 
-    def refuse(self, entry: WaitingDocument, reason: str) -> None:
+    def refuse(self, entry: WaitingDocument, _reason: str) -> None:
         """Mark a document as refused, so that it is not sent again."""
-        del reason
         self.done(entry)
 
 
-class _Directory(PrivateDirectory):
-    """A private directory with files to append to."""
+class _OpenDirectory(PrivateDirectory):
+    """A private directory with files to change in place."""
 
-    def append(self, name: str) -> int:
-        """Open a file for appending, create it if missing, and return its descriptor."""
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(name, flags, 0o600, dir_fd=self._fd)
+    def open(self, name: str, flags: int) -> int:
+        """Return a descriptor of a file, open for writing."""
+        return os.open(name, flags | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
 
 
 class _DocumentFile:
-    """A file of documents, and the finished ones."""
+    """A file of documents: its size, and the places of the unfinished ones."""
 
-    def __init__(self, name: str, size: int, count: int, done: set[int]) -> None:
+    def __init__(self, name: str, size: int, waiting: set[int]) -> None:
         self.name = name
         self.time_ns = int(name[:20])
         self.size = size
-        self.count = count  # number of lines
-        self.done = done
-
-    @property
-    def waiting(self) -> int:
-        return self.count - len(self.done)
+        self.waiting = waiting
 
 
 def pack(texts: Sequence[bytes]) -> bytes:
@@ -136,11 +119,14 @@ def pack(texts: Sequence[bytes]) -> bytes:
     return b"".join([b"%08x %s\n" % (crc32(text), text) for text in texts])
 
 
-def unpack(data: bytes) -> list[bytes | None]:
-    """Return the documents of a file; None in the place of a damaged one."""
-    lines = data.split(b"\n")
-    whole: list[bytes | None] = [line[9:] if line[:9] == b"%08x " % crc32(line[9:]) else None for line in lines[:-1]]
-    return whole if not lines[-1] else [*whole, None]
+def unpack(data: bytes) -> dict[int, bytes | None]:
+    """Return the unfinished documents of a file by the places of their lines; None for a damaged one."""
+    found: dict[int, bytes | None] = {}
+    for match in _LINE.finditer(data):
+        line, text = match[0], match[0][9:-1]
+        if not line.startswith(_DONE):
+            found[match.start()] = text if line == b"%08x %s\n" % (crc32(text), text) else None
+    return found
 
 
 def pieces(texts: Sequence[bytes], most_bytes: int) -> Iterator[Sequence[bytes]]:
@@ -188,10 +174,9 @@ class DocumentSpool:
         self._now_ns = now_ns
         self._file_bytes = min(FILE_BYTES, max_bytes // 8)
         self._files: dict[str, _DocumentFile] = {}  # ascending
-        self._done_name, self._done_fd = "", -1
         self._lock_fd = -1
         os.makedirs(os.path.dirname(path) or "/", 0o700, exist_ok=True)
-        self._directory = _Directory(path)
+        self._directory = _OpenDirectory(path)
 
     # -- for every run --
 
@@ -213,7 +198,7 @@ class DocumentSpool:
                 break
             written += len(lot)
             if self._lock_fd >= 0:
-                self._files[name] = _DocumentFile(name, len(data), len(lot), set())
+                self._files[name] = _DocumentFile(name, len(data), set(unpack(data)))
         return written
 
     def _note_failure(self, err: OSError) -> None:
@@ -224,7 +209,7 @@ class DocumentSpool:
     def acquire(self) -> bool:
         """Lock the directory and read its files; return False if another run has the lock."""
         if self._lock_fd < 0:
-            fd = self._directory.append(LOCK)
+            fd = self._directory.open(LOCK, os.O_CREAT)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -239,7 +224,6 @@ class DocumentSpool:
 
     def release(self) -> None:
         """Release the lock; also twice."""
-        self._end_notes()
         self._files.clear()
         if self._lock_fd >= 0:
             os.close(self._lock_fd)
@@ -270,35 +254,37 @@ class DocumentSpool:
     def _look(self, name: str) -> _DocumentFile | None:
         try:
             data = self._read(name)
-            texts = unpack(data)
-            done = self._read_done(name, len(texts))
+            notes = self._notes(name)
         except FileNotFoundError:
             return None
         except OSError as err:
             self._note_unread(name, err)
             return None
-        bad = {number for number, text in enumerate(texts) if text is None} - done
-        file = _DocumentFile(name, len(data), len(texts), done | bad)
+        texts = unpack(data)
+        places = [match.start() for match in _LINE.finditer(data)] if notes else []
+        noted = {places[number] for number in notes if number < len(places)}
+        bad = {place for place, text in texts.items() if text is None} - noted
+        file = _DocumentFile(name, len(data), set(texts) - noted - bad)
         if bad:
             self._note_damage(name, len(bad), "its checksum does not hold")
         if not file.waiting:
             self._remove_file(file)
             return None
-        if bad:  # each is counted once
-            for number in sorted(bad):
-                self._note_done(file, number)
+        for place in bad:  # each is counted once
+            self._mark(name, place)
         return file
 
     def _read(self, name: str) -> bytes:
         return self._directory.read(name, FILE_BYTES + 2 * MAX_DOCUMENT_BYTES)
 
-    def _read_done(self, name: str, count: int) -> set[int]:
+    def _notes(self, name: str) -> list[int]:
+        """Return the numbers of the documents noted as finished by an older version."""
         try:
             data = self._directory.read(_done(name), 16 << 20)
         except FileNotFoundError:
-            return set()
+            return []
         whole = data[: len(data) - len(data) % _NUMBER.size]  # the last note may have been torn
-        return {number for (number,) in _NUMBER.iter_unpack(whole) if number < count}
+        return [number for (number,) in _NUMBER.iter_unpack(whole)]
 
     def _note_unread(self, name: str, err: OSError) -> None:
         self.unread += 1
@@ -312,7 +298,7 @@ class DocumentSpool:
 
     def __len__(self) -> int:
         """Return the number of documents to send."""
-        return sum([file.waiting for file in self._files.values()])
+        return sum([len(file.waiting) for file in self._files.values()])
 
     @property
     def size_bytes(self) -> int:
@@ -327,16 +313,13 @@ class DocumentSpool:
         for file in list(self._files.values()):
             if file.time_ns >= too_old_ns and size <= self._max_bytes and count <= MAX_FILES:
                 break
-            dropped += file.waiting
+            dropped += len(file.waiting)
             size -= file.size
             count -= 1
             self._remove_file(file)
         self.dropped += dropped
         if dropped:
-            log.error(
-                "unsent documents dropped dropped=%d: beyond --spool-size or --spool-age",
-                dropped,
-            )
+            log.error("unsent documents dropped dropped=%d: beyond --spool-size or --spool-age", dropped)
         return dropped
 
     def entries(self, newest_first: bool = False) -> Iterator[WaitingDocument]:
@@ -347,47 +330,37 @@ class DocumentSpool:
             if file is None:
                 continue
             try:
-                texts = list(enumerate(unpack(self._read(name))))
+                texts = list(unpack(self._read(name)).items())
             except OSError as err:
                 self._note_unread(name, err)
                 continue
-            for number, text in reversed(texts) if newest_first else texts:
-                if text is not None and number < file.count and number not in file.done:
-                    yield WaitingDocument(name, number, text)
+            for place, text in reversed(texts) if newest_first else texts:
+                if text is not None and place in file.waiting:
+                    yield WaitingDocument(name, place, text)
 
     def done(self, entry: WaitingDocument) -> None:
         """Mark a document as sent."""
         file = self._files.get(entry.file)
-        if file is None or entry.number in file.done:
+        if file is None or entry.place not in file.waiting:
             return
-        file.done.add(entry.number)
+        file.waiting.remove(entry.place)
         if file.waiting:
-            self._note_done(file, entry.number)
+            self._mark(file.name, entry.place)
         else:
             self._remove_file(file)
 
-    def _note_done(self, file: _DocumentFile, number: int) -> None:
+    def _mark(self, name: str, place: int) -> None:
+        """Mark a line of a file as finished."""
         try:
-            if self._done_name != file.name:
-                self._end_notes()
-                self._done_fd = self._directory.append(_done(file.name))
-                self._done_name = file.name
-                # a partial number, of a killed run or a full disk, would shift all later ones
-                os.ftruncate(self._done_fd, os.fstat(self._done_fd).st_size // _NUMBER.size * _NUMBER.size)
-            if os.write(self._done_fd, _NUMBER.pack(number)) < _NUMBER.size:
-                self._end_notes()
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            fd = self._directory.open(name, 0)
+            try:
+                os.pwrite(fd, _DONE, place)
+            finally:
+                os.close(fd)
         except OSError as err:  # it is sent again by the next run
             self._note_failure(err)
 
-    def _end_notes(self) -> None:
-        if self._done_fd >= 0:
-            os.close(self._done_fd)
-        self._done_name, self._done_fd = "", -1
-
     def _remove_file(self, file: _DocumentFile) -> None:
-        if self._done_name == file.name:
-            self._end_notes()
         self._files.pop(file.name, None)
         self._remove(file.name)
         self._remove(_done(file.name))
@@ -408,12 +381,12 @@ class DocumentSpool:
             entry.text,
         )
         try:
-            fd = self._directory.append(REFUSED)
+            fd = self._directory.open(REFUSED, os.O_APPEND | os.O_CREAT)
             try:
                 if os.fstat(fd).st_size + len(line) > MAX_REFUSED_BYTES:
                     self._directory.rename(REFUSED, f"{REFUSED}.old")
                     os.close(fd)
-                    fd = self._directory.append(REFUSED)
+                    fd = self._directory.open(REFUSED, os.O_APPEND | os.O_CREAT)
                 if len(line) <= MAX_REFUSED_BYTES:
                     os.write(fd, line)
             finally:
@@ -425,3 +398,6 @@ class DocumentSpool:
 
 def _done(name: str) -> str:
     return f"{name[: -len('documents')]}done"
+
+
+DocumentStore = Union[DocumentSpool, DocumentMemory]

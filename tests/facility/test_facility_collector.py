@@ -18,7 +18,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime.keys import write_pair
 from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
 from colmet.common.transport import new_pair
-from colmet.facility import collector_output, sender
+from colmet.facility import collector_output, options
 from colmet.facility.collector_output import Delivery
 from colmet.facility.rows import rows_of, tables_of
 from colmet.node.delivery.uplink import Times
@@ -136,8 +136,8 @@ def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
 
 def options_of(uri, tmp_path, *arguments):
     parser = argparse.ArgumentParser()
-    sender.add_options(parser)
-    collector_output.add_options(parser)
+    options.add_sending(parser)
+    options.add_collector(parser)
     base = ("--zeromq-uri", uri, "--spool-dir", str(tmp_path / "spool"), "--collector-host-name", "login1-facility")
     return parser.parse_args([*base, *arguments])
 

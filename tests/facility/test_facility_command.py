@@ -18,7 +18,7 @@ import pytest
 
 from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
 from colmet.common.errors import ConfigError
-from colmet.facility import afmetrics, command, machine, options, sender
+from colmet.facility import afmetrics, command, machine, options
 from colmet.facility.collect import Facility
 from colmet.facility.logins import Logins
 from colmet.facility.obfuscation import plain
@@ -406,8 +406,8 @@ def test_the_last_level_of_the_log_counts(argv, level):
 def test_what_the_alias_keeps_is_not_sent_to_the_endpoint_of_the_other(monkeypatch):
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     other = options.build_parser(command.PROGRAM).parse_args([])
-    assert sender.spool_directory(parsed()) == "/var/spool/afmetrics_collector"
-    assert sender.spool_directory(other) == "/var/spool/colmet-facility"
+    assert options.spool_directory(parsed()) == "/var/spool/afmetrics_collector"
+    assert options.spool_directory(other) == "/var/spool/colmet-facility"
 
 
 def test_machines_with_one_home_directory_have_a_state_each(tmp_path, monkeypatch):
@@ -423,7 +423,7 @@ def test_traffic_of_an_interval_of_hours_is_told_of(tmp_path):
         ["-c", "X", "--host", "--interval", "7200", *kept(tmp_path)]
     )
     made = command.facility_of(command.PROGRAM, given)
-    made._host.network._count = lambda: next(counts)
+    made._network._count = lambda: next(counts)
     documents = [made.gather().groups[0].documents for _ in range(2)]
     told = [document["network"] for of_run in documents for document in of_run if document["kind"] == "NETWORK"]
     assert told[1] == {"sent": 5, "received": 6, "interval": 7200.5}

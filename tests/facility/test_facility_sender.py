@@ -24,6 +24,7 @@ import pytest
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import http_client
+from colmet.facility import options
 from colmet.facility import sender as module
 from colmet.facility.sender import DocumentSender, Outcome, parse_retry_after
 from colmet.facility.spool import DocumentSpool
@@ -567,7 +568,7 @@ def test_what_is_no_address_is_an_error_of_the_command_line(url):
 
 def options_of(*arguments):
     parser = argparse.ArgumentParser()
-    module.add_options(parser)
+    options.add_sending(parser)
     return parser.parse_args(arguments)
 
 

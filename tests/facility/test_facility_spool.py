@@ -105,19 +105,31 @@ def test_what_is_done_is_not_there_for_the_next_run_and_leaves_no_file(open_spoo
     assert names(tmp_path) == ["lock"]
 
 
-def test_a_note_that_was_torn_counts_as_none_and_shifts_no_other(open_spool, tmp_path):
+def test_documents_that_an_older_version_noted_as_finished_are_not_sent_again(open_spool, tmp_path):
     spool = open_spool()
-    spool.put(texts_of(*range(4)))
-    assert spool.acquire()
-    spool.done(next(spool.entries()))
-    spool.close()
-    (note,) = (tmp_path / "state/spool").glob("*.done")
-    note.write_bytes(note.read_bytes() + b"\x02\x00")
-    spool = open_spool()
-    assert numbers_in(spool) == [1, 2, 3]
+    spool.put(texts_of(*range(5)))
+    (path,) = (tmp_path / "state/spool").glob("*.documents")
+    path.with_suffix(".done").write_bytes(b"\0\0\0\0\2\0\0\0\1\0")  # 0, 2, and a note that was torn
+    assert numbers_in(spool) == [1, 3, 4]
     spool.done(list(spool.entries())[-1])
     spool.close()
-    assert numbers_in(open_spool()) == [1, 2]
+    spool = open_spool()
+    assert numbers_in(spool) == [1, 3]
+    for entry in list(spool.entries()):
+        spool.done(entry)
+    assert names(tmp_path) == ["lock"]
+
+
+def test_a_line_that_is_damaged_takes_no_neighbour_with_it_however_short_it_is(open_spool, tmp_path):
+    spool = open_spool()
+    spool.put(texts_of(*range(3)))
+    (path,) = (tmp_path / "state/spool").glob("*.documents")
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(lines[0] + b"\nx\n" + lines[1] + b"x" + lines[2][1:])
+    for damaged in (2, 0):
+        spool = open_spool()
+        assert numbers_in(spool) == [0, 1] and spool.damaged == damaged
+        spool.close()
 
 
 def test_a_run_that_was_killed_in_the_middle_of_writing_leaves_nothing_for_ever(open_spool, tmp_path, clock):
@@ -150,7 +162,7 @@ def test_a_damaged_document_is_counted_once_and_the_others_are_there(open_spool,
 def test_a_file_cut_at_any_byte_gives_the_documents_before_it():
     data = pack(texts_of(*range(4)))
     for end in range(len(data)):
-        whole = [text for text in unpack(data[:end]) if text is not None]
+        whole = [text for text in unpack(data[:end]).values() if text is not None]
         assert whole == texts_of(*range(4))[: data[:end].count(b"\n")]
 
 
