@@ -107,11 +107,7 @@ class JobRoot:
 
 
 class LiveJob:
-    """The cgroups of a job, made by `JobRoot.job`.
-
-    Attributes:
-        path: the directory found by Colmet.
-    """
+    """The cgroups of a job, made by `JobRoot.job`; `path` is the directory found by Colmet."""
 
     def __init__(self, paths: Sequence[Path], usage: str, scale: int, stack: contextlib.ExitStack) -> None:
         self.path = paths[0]

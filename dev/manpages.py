@@ -94,13 +94,7 @@ def _without_template(title: str, program: ProgramEntry) -> Iterator[str]:
 
 
 def page(name: str, program: ProgramEntry, templates: Path) -> str:
-    """Return the page of this name, such as ``colmet-node.8``.
-
-    Args:
-        name: of the page.
-        program: the described program.
-        templates: directory of the templates.
-    """
+    """Return the page of a program, such as ``colmet-node.8``, with a template if there is one."""
     title, _, section = name.rpartition(".")
     template = templates / name
     lines = template.read_text("utf-8").splitlines() if template.exists() else list(_without_template(title, program))

@@ -86,12 +86,7 @@ STORED = [Picture("report.svg", f"report {JOB} --hdf5 {{folder}}/jobs")]
 
 
 class Run:
-    """The daemons and the jobs.
-
-    Args:
-        folder: for their files.
-        stack: ends them at its exit.
-    """
+    """The daemons and the jobs, with files in `folder`; `stack` ends them at its exit."""
 
     def __init__(self, folder: Path, stack: contextlib.ExitStack) -> None:
         self._folder, self._stack = folder, stack
@@ -165,11 +160,9 @@ def named(host: str, command: Sequence[str]) -> list[str]:
 
 
 def in_terminal(command: Sequence[str], keys: Sequence[tuple[float, str]] = ()) -> str:
-    """Return a command's terminal output at its end, or before the last key, with control sequences for colours.
+    """Return a command's terminal output, with control sequences for colours, at its end, or before the last key.
 
-    Args:
-        command: to run.
-        keys: to press, each after a delay in seconds.
+    Each key is pressed after a delay in seconds.
     """
     leader, follower = pty.openpty()
     fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))

@@ -102,13 +102,7 @@ for line in sys.stdin:
 
 
 class Workload(NamedTuple):
-    """The work of a job.
-
-    Attributes:
-        name: a few words.
-        command: runs for some seconds.
-        at_least: the minimum share of the cgroup's CPU time attributed to tasks.
-    """
+    """A job that runs for some seconds, and the minimum share of its cgroup's CPU time attributed to tasks."""
 
     name: str
     command: Sequence[str]
@@ -116,15 +110,9 @@ class Workload(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """The figures of one job.
+    """The figures of one job: CPU time of its cgroup, read here after the end of its tasks, and of its last rows.
 
-    Attributes:
-        workload: of the job.
-        kernel_ns: the CPU time of its cgroup, read here after the end of its tasks.
-        attributed_ns: `cpu_total` of its last row.
-        unattributed_ns: `cpu_unattributed` of its last row.
-        sampled_ns: CPU time of its tasks, each at its last tick alive.
-        rows: all rows of the job, in the order of arrival.
+    `sampled_ns` is the CPU time of its tasks, each at its last tick alive; `rows` are in the order of arrival.
     """
 
     workload: Workload

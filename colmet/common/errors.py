@@ -23,11 +23,7 @@ class WireError(ColmetError):
 
 
 class OverBudget(WireError):
-    """A message that exceeds its sender's current budget at the collector; it may be accepted later.
-
-    Attributes:
-        budget: "fields", "tables" or "hosts".
-    """
+    """A message beyond its sender's `budget` of "fields", "tables" or "hosts"; it may be accepted later."""
 
     def __init__(self, text: str, budget: str) -> None:
         super().__init__(text)
@@ -52,9 +48,7 @@ class OutputUnavailable(ColmetError):
 class CommandFailed(ColmetError):
     """Failure of a program run for its values: it cannot be started, fails, or exceeds its timeout.
 
-    Attributes:
-        text: the problem, without the command line.
-        why: "absent", "status", "late", or "" for other causes.
+    `text` is the problem without the command line; `why` "absent", "status", "late", or "" for other causes.
     """
 
     def __init__(self, argv: Sequence[str], text: str, why: str = "") -> None:
@@ -69,11 +63,7 @@ class Refused(ColmetError):
 
 
 class Unreachable(ColmetError):
-    """No reply from a daemon on its control socket.
-
-    Attributes:
-        why: "absent", "denied" or "silent".
-    """
+    """No reply from a daemon on its control socket; `why` is "absent", "denied" or "silent"."""
 
     def __init__(self, text: str, why: str) -> None:
         super().__init__(text)

@@ -36,12 +36,7 @@ MOST_WATTS = 5000.0  # of one GPU or one RAPL zone; the largest have a third of 
 
 
 class Capacity(NamedTuple):
-    """Capacity of a job, or a node, on one host, or on each of many: arrays of one shape. NaN is unknown.
-
-    Attributes:
-        cpus: available to it at one time.
-        tasks: its maximum at one time.
-    """
+    """CPUs and most tasks of a job, or a node, at one time, on one host, or arrays of many hosts. NaN is unknown."""
 
     cpus: float | Floats = math.nan
     tasks: float | Floats = math.nan
@@ -95,13 +90,7 @@ def is_bounded(table: str, column: str) -> bool:
 
 
 def plausible(grown: Floats, seconds: Floats, most: float | Floats = math.inf) -> Floats:
-    """Return the growth of each step; NaN if it is impossible.
-
-    Args:
-        grown: the later reading minus the earlier one.
-        seconds: between both.
-        most: maximum growth in a second; infinite or NaN if unknown.
-    """
+    """Return `grown`, the growth of each step; NaN if it is impossible: beyond `most` in a second, if that is known."""
     with np.errstate(invalid="ignore"):
         return np.where((grown >= 0) & (seconds >= 0) & ~(grown > most * (seconds + SLACK_S)), grown, np.nan)
 
@@ -138,10 +127,7 @@ def _without_strays(at: Floats, values: Floats) -> tuple[Floats, Floats]:
 def grown(times: Floats, values: Floats, most: float = math.inf) -> Floats:
     """Return the growth from each reading to the next; NaN if impossible. Shape (n - 1,).
 
-    Args:
-        times: ascending, shape (n,).
-        values: without NaN, shape (n,).
-        most: maximum growth in a second.
+    `times` are ascending, `values` without NaN, shape (n,); `most` is the maximum growth in a second.
     """
     found = plausible(np.diff(values), np.diff(times), most)
     found[_leaps_up(values) | _leaps_up(-values[::-1])[::-1]] = np.nan
@@ -213,13 +199,7 @@ def _leaps_up(values: Floats) -> npt.NDArray[np.bool_]:
 
 
 class Sum(NamedTuple):
-    """Cumulative sum of a counter at some times; it never falls.
-
-    Attributes:
-        times: ascending, shape (n,).
-        values: shape (n,).
-        left_out: impossible steps, not in the sum.
-    """
+    """Cumulative sum of a counter at ascending times; it never falls. `left_out` impossible steps are not in it."""
 
     times: Floats
     values: Floats

@@ -26,13 +26,7 @@ _ORIGIN_OF = {CGROUP_TABLE: CGROUP, TASKS_TABLE: TASKS, PROCESSES_TABLE: PROCESS
 
 
 class Source(NamedTuple):
-    """A column with values of a measure.
-
-    Attributes:
-        table: of the column.
-        column: its name.
-        origin: one of `ORIGINS` if the sources of a measure count different things; else empty.
-    """
+    """A column with values of a measure; `origin` is one of `ORIGINS` if its sources count different things."""
 
     table: str
     column: str

@@ -7,11 +7,7 @@ from collections.abc import Iterator
 
 
 class Ranges:
-    """A set of integers, kept as the fewest ranges; a range is its first and last number.
-
-    Attributes:
-        count: numbers in it.
-    """
+    """A set of `count` integers, kept as the fewest ranges; a range is its first and last number."""
 
     __slots__ = ("_firsts", "_lasts", "count")
 

@@ -115,13 +115,7 @@ def of(what: Measure | Source, *more: Any, **named: Any) -> Line:
 
 
 class Query(NamedTuple):
-    """A line for Prometheus only, from the daemons' self-metrics.
-
-    Attributes:
-        expression: in PromQL.
-        label: text of the legend, with labels in braces: {host}.
-        unit: as Grafana names it.
-    """
+    """A line for Prometheus only, of self-metrics: PromQL, a label as `Line.label`, and Grafana's name of the unit."""
 
     expression: str
     label: str
@@ -154,14 +148,7 @@ class Section:
 
 
 class Dashboard:
-    """A dashboard.
-
-    Args:
-        name: cluster, node or job: the scope to choose in it.
-        title: of the dashboard.
-        text: its purpose.
-        sections: its panels.
-    """
+    """A dashboard; its name is its scope: cluster, node or job."""
 
     def __init__(self, name: str, title: str, text: str, *sections: Section) -> None:
         self.name, self.title, self.text, self.sections = name, title, text, sections

@@ -248,13 +248,23 @@ def test_a_kind_that_is_never_taken_is_not_tried_without_end(endpoint, make):
 
 
 def test_a_slow_endpoint_is_given_more_time_rather_than_more_copies(endpoint, make, monkeypatch):
-    monkeypatch.setattr(module, "GRACE_S", 0.05)
-    answer = Handler.answer
-    # it has the document before it says so
-    monkeypatch.setattr(Handler, "answer", lambda handler, *what: (time.sleep(0.7), answer(handler, *what)))
-    assert make(timeout_s=0.25, tries=3).send(documents(1, 2, 3)) == Outcome(3, 0, 0, 0)
-    assert taken(endpoint)[-2:] == [2, 3] and set(taken(endpoint)) == {1, 2, 3}
-    assert len(taken(endpoint)) == 5, "the first one thrice"
+    monkeypatch.setattr(module, "GRACE_S", 0.02)
+    answer, request, timeouts = Handler.answer, http_client.HttpClient.request, []
+
+    def note(client, *what, timeout_s, **more):
+        timeouts.append(timeout_s)
+        return request(client, *what, timeout_s=timeout_s, **more)
+
+    def slow_at_first(handler, *what):  # it has the document before it says so
+        if len(endpoint.requests) < 3:
+            endpoint.over.wait(60)
+        answer(handler, *what)
+
+    monkeypatch.setattr(http_client.HttpClient, "request", note)
+    monkeypatch.setattr(Handler, "answer", slow_at_first)
+    assert make(timeout_s=0.2, tries=3).send(documents(1, 2, 3)) == Outcome(3, 0, 0, 0)
+    assert taken(endpoint) == [1, 1, 1, 2, 3], "the first one thrice"
+    assert timeouts == [0.2, 0.4, 0.8, 0.8, 0.8]
 
 
 @pytest.mark.parametrize("form", [json.dumps, html.escape, lambda text: quote(text, safe=""), lambda text: text[3:14]])
@@ -385,9 +395,9 @@ def test_a_pause_in_no_known_form_is_none(value):
 @pytest.mark.live
 @pytest.mark.parametrize("how", [SILENCE, DRIP])
 def test_an_endpoint_that_accepts_and_says_nothing_is_given_up(endpoint, make, monkeypatch, how):
-    monkeypatch.setattr(module, "GRACE_S", 0.2)
+    monkeypatch.setattr(module, "GRACE_S", 0.1)
     endpoint.always = how
-    assert make(timeout_s=1.0, tries=2).send(documents(1, 2)) == Outcome(0, 2, 0, 0)
+    assert make(timeout_s=0.4, tries=2).send(documents(1, 2)) == Outcome(0, 2, 0, 0)
     assert endpoint.hanging == 2
     endpoint.always = None
     assert make().send(documents(3)) == Outcome(3, 0, 0, 0)
@@ -399,7 +409,7 @@ def test_exchanges_that_hang_for_ever_do_not_pile_up(endpoint, make, monkeypatch
     monkeypatch.setattr(http_client, "MAX_STUCK", 3)
     endpoint.always = DRIP
     before = set(threading.enumerate())
-    assert make(timeout_s=0.5, tries=50, deadline_s=1e6).send(documents(1)).kept == 1
+    assert make(timeout_s=0.15, tries=50, deadline_s=1e6).send(documents(1)).kept == 1
     hanging = [thread for thread in set(threading.enumerate()) - before if thread.name == "exchange"]
     assert len(hanging) == 3
     wait_for(lambda: endpoint.hanging == 3)
@@ -410,7 +420,7 @@ def test_exchanges_that_hang_for_ever_do_not_pile_up(endpoint, make, monkeypatch
 def test_a_document_counts_as_taken_with_the_status_whatever_becomes_of_the_rest(endpoint, make, monkeypatch, how):
     monkeypatch.setattr(module, "GRACE_S", 0.2)
     endpoint.script = [how]
-    assert make(timeout_s=2.0).send(documents(1, 2)) == Outcome(2, 0, 0, 0)
+    assert make(timeout_s=1.0).send(documents(1, 2)) == Outcome(2, 0, 0, 0)
     assert taken(endpoint) == [1, 2], "none twice"
 
 

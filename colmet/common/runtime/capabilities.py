@@ -37,10 +37,7 @@ def held() -> int:
 
 
 def keep(kept: int) -> None:
-    """Drop, for good, all capabilities of this thread but these. Its child processes get no more than these.
-
-    Args:
-        kept: a bit for each; all of them held.
+    """Drop, for good, all capabilities of this thread but `kept`, a bit for each. Its child processes get no more.
 
     Raises:
         OSError: the system refuses; some may be gone.
@@ -57,11 +54,7 @@ def keep(kept: int) -> None:
 
 
 def become(uid: int, kept: int) -> None:
-    """Change from root to another user with some capabilities, for good.
-
-    Args:
-        uid: of the user.
-        kept: a bit for each; those not held are not kept.
+    """Change from root to another user with capabilities, a bit for each, for good; those not held are not kept.
 
     Raises:
         OSError: the system refuses.

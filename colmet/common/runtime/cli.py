@@ -150,11 +150,7 @@ class _Help(argparse.Action):
 
 
 class _Formatter(argparse.HelpFormatter):
-    """Wraps paragraphs, except those with indented lines, such as examples.
-
-    Attributes:
-        is_brief: cut the help of an option at the first semicolon.
-    """
+    """Wraps paragraphs, except those with indented lines, such as examples; cuts brief help at the first semicolon."""
 
     is_brief = False
 

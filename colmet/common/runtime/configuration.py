@@ -34,13 +34,7 @@ _REQUIRED = "required"  # the registry of `require`, shared by all groups of a p
 
 
 def require(options: argparse._ActionsContainer, required: str, *names: str) -> None:
-    """Declare that options have no effect without another one.
-
-    Args:
-        options: parser or group of the options.
-        required: the long name of the other one.
-        names: their long names; a name that ends in a dash is a prefix.
-    """
+    """Declare that options have no effect without another one: long names; one that ends in a dash is a prefix."""
     for name in names:
         options.register(_REQUIRED, name, required)
 

@@ -104,9 +104,7 @@ def check(options: argparse.Namespace) -> Keys | None:
 def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
     """Return the keys for clients over TCP from the options of a daemon; None without.
 
-    Args:
-        options: of `add_options`, and with --zeromq-curve-secret.
-        uid: of the daemon's user; this process's own by default.
+    They are those of `add_options`, and --zeromq-curve-secret; `uid` is the daemon's user, this process's by default.
 
     Raises:
         ConfigError: one of the options is missing, or its value cannot be used.
@@ -135,10 +133,9 @@ def uri_of(place: str) -> str:
 
 
 class Errands:
-    """Calls by other threads for the main thread to make. A context manager: at its end all pending ones are refused.
+    """Calls by other threads for the main thread to make; `fd` is readable if some are pending.
 
-    Attributes:
-        fd: readable if calls are pending.
+    A context manager: at its end all pending ones are refused.
     """
 
     def __init__(self) -> None:
@@ -264,13 +261,7 @@ class Control:
 
 
 def listen(place: str | None, daemon: str, control: Control, keys: Keys | None = None) -> None:
-    """Serve the control socket of the command line, or the default one if possible.
-
-    Args:
-        place: --control-socket.
-        daemon: "node" or "collector".
-        control: answers the requests.
-        keys: for TCP, of `check`.
+    """Serve the control socket of the command line at `place`, or the default one of a daemon if possible.
 
     Raises:
         ConfigError: the socket of the command line cannot be opened.
@@ -303,14 +294,7 @@ def _is_in_use(path: str) -> bool:
 def ask(
     place: str | None, daemon: str, request: Request, timeout_s: float = 2 * ERRAND_S, client: Client | None = None
 ) -> dict[str, Any]:
-    """Send a request to a daemon, and return its reply.
-
-    Args:
-        place: of its socket, as --control-socket; None for the default one.
-        daemon: "node" or "collector".
-        request: command and arguments.
-        timeout_s: for the reply.
-        client: keys, for TCP.
+    """Send a request to a daemon, "node" or "collector", at `place` or its default socket; return its reply.
 
     Raises:
         Unreachable: no daemon is there, this user may not connect, or it did not reply.

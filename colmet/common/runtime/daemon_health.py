@@ -19,12 +19,7 @@ NOTE_S = 10.0
 
 
 class RecentGrowth:
-    """The growth of counters within the last hour.
-
-    Args:
-        start: the first values; 0 for missing ones.
-        monotonic: seconds.
-    """
+    """The growth of counters within the last hour, from their values at the start; 0 for missing ones."""
 
     def __init__(
         self, start: Mapping[str, int] = MappingProxyType({}), monotonic: Callable[[], float] = time.monotonic
@@ -49,11 +44,7 @@ class RecentGrowth:
 
 
 class Backlog:
-    """The age of the oldest waiting item, from notes of the number received by a time.
-
-    Args:
-        monotonic: seconds.
-    """
+    """The age of the oldest waiting item, from notes of the number received by a time."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic

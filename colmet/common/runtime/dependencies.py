@@ -8,11 +8,7 @@ _PACKAGES = {"pyarrow": ("pyarrow", ""), "pynvml": ("nvidia-ml-py", ""), "zmq": 
 
 
 def how_to_install(*modules: str) -> str:
-    """Return the commands that install modules: ``apt-get install python3-rich, or pip install rich``.
-
-    Args:
-        modules: by import name.
-    """
+    """Return the commands that install modules: ``apt-get install python3-rich, or pip install rich``."""
     names = list(dict.fromkeys(name.partition(".")[0] for name in modules))
     packages = [_PACKAGES.get(name, (name, f"python3-{name}")) for name in names]
     pip = f"pip install {' '.join(name for name, _ in packages)}"

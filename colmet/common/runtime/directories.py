@@ -20,11 +20,7 @@ def is_made(path: str) -> bool:
 
 
 def make(path: str, mode: int = 0o777) -> None:
-    """Make a directory and its parents, if missing.
-
-    Args:
-        path: of the directory.
-        mode: permissions of the directory itself, less the umask; its parents have the umask's.
+    """Make a directory and its parents, if missing; `mode`, less the umask, is of the directory itself.
 
     Raises:
         OSError: it cannot be made.
@@ -50,11 +46,7 @@ def sync_directory(path: str) -> None:
 
 
 def check_writable(path: str, *, parents: bool = False) -> None:
-    """Check that this process could make files in a directory, or the directory itself in its parent.
-
-    Args:
-        path: of the directory.
-        parents: whether its parents would be made, too.
+    """Check that this process could make files in a directory, or the directory itself, or its `parents`, too.
 
     Raises:
         OSError: the error of making them.

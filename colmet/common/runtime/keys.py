@@ -119,10 +119,7 @@ def _owners(uid: int) -> set[int]:
 def _read(path: str, private: bool, uid: int | None = None) -> _Keys:
     """Return the keys in a file; OSError or ValueError, with the reason as text.
 
-    Args:
-        path: of the file.
-        private: whether it holds a secret.
-        uid: of the daemon that uses the secret; this process's own by default.
+    `uid` is the daemon that uses the secret of a `private` file; this process's own by default.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     with open(descriptor, "rb") as file:
@@ -166,12 +163,7 @@ def read_uris(path: str) -> list[str]:
 
 
 def read_pair(path: str, option: str, uid: int | None = None) -> KeyPair:
-    """Return the key pair in a file unreadable by other users.
-
-    Args:
-        path: of the file.
-        option: of the file, for errors.
-        uid: user of the daemon; this process's own by default.
+    """Return the key pair in a file unreadable by other users; `uid`: as for `_read`.
 
     Raises:
         ConfigError: names the option and the remedy.
@@ -220,14 +212,7 @@ def write_pair(directory: str, name: str, pair: KeyPair) -> tuple[str, str]:
 
 
 def write_secret(path: str, name: str, pair: KeyPair, owner: int = -1, replace: bool = False) -> None:
-    """Write the key pair of `name`, readable by its owner only.
-
-    Args:
-        path: of the file.
-        name: of the host, or "collector".
-        pair: its keys.
-        owner: uid of the file's owner; -1 is this process's own.
-        replace: whether an existing file is replaced.
+    """Write the key pair of `name`, a host or "collector", readable by its owner only, by default this process's user.
 
     Raises:
         ConfigError: it exists, or cannot be written; nothing is left behind then.
@@ -238,13 +223,7 @@ def write_secret(path: str, name: str, pair: KeyPair, owner: int = -1, replace: 
 
 
 def write_public(path: str, name: str, public: Sequence[str], uris: Sequence[str] = ()) -> None:
-    """Write the public keys of `name`, in place of an existing file.
-
-    Args:
-        path: of the file.
-        name: of the host, or "collector".
-        public: its keys.
-        uris: of a collector: addresses for the nodes' data.
+    """Write the public keys of `name` in place of an existing file, those of a collector with the URIs for nodes.
 
     Raises:
         ConfigError: it cannot be written; the former content stays.
@@ -311,11 +290,7 @@ class KnownKeys:
         return len(self._owners)
 
     def refresh(self, interval_s: float = CHECK_S) -> None:
-        """Read the changes in the directory, when due; in one thread, while others may call `owner`.
-
-        Args:
-            interval_s: minimum time since the last look.
-        """
+        """Read the changes in the directory, when due; in one thread, while others may call `owner`."""
         now = self._monotonic()
         if now < self._checked_at + interval_s:
             return

@@ -251,13 +251,7 @@ def _head(status: str, content_type: str, more: str = "") -> bytes:
 
 
 class MetricsRequest(NamedTuple):
-    """A parsed request.
-
-    Attributes:
-        path: without the query.
-        chunks: whether the client accepts chunked responses.
-        hosts: its Host headers.
-    """
+    """A parsed request: path without the query, whether its client accepts chunks, and its Host headers."""
 
     path: str
     chunks: bool

@@ -27,13 +27,7 @@ _METADATA = (".dist-info", ".egg-info")
 
 
 class EntryPoint(NamedTuple):
-    """A line of a distribution's entry_points.txt.
-
-    Attributes:
-        name: left of the equals sign.
-        target: ``module:Class``.
-        distribution: name and version, from its folder of metadata.
-    """
+    """A line of an entry_points.txt: name, ``module:Class``, and the distribution's name and version."""
 
     name: str
     target: str
@@ -44,13 +38,7 @@ class EntryPoint(NamedTuple):
 
 
 class Backends(NamedTuple):
-    """The classes of backends available to a daemon.
-
-    Attributes:
-        classes: Colmet's own, then those of plug-ins.
-        plugins: loaded plug-ins.
-        problems: reasons for the plug-ins not loaded, a line each.
-    """
+    """The classes of backends available to a daemon, the loaded plug-ins, and a line for each that is not loaded."""
 
     classes: Sequence[type[Any]]
     plugins: Sequence[EntryPoint] = ()
@@ -68,13 +56,9 @@ class Backends(NamedTuple):
 
 
 def find(group: str, path: Sequence[str] | None = None) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group, of all distributions importable by this Python.
+    """Yield the entry points of a group, of all distributions importable by this Python, or below the given folders.
 
     importlib.metadata does the same, but adds 1.7 MB to each agent.
-
-    Args:
-        group: of the entry points, such as ``colmet.node_backends``.
-        path: folders to search, as sys.path.
     """
     seen = set()
     for folder in sys.path if path is None else path:
@@ -187,10 +171,6 @@ def is_own(cls: type[Any]) -> bool:
 def make(cls: type[Any], *args: Any) -> Any:
     """Return the backend requested by the options; None if not requested, or if a plug-in fails to make it.
 
-    Args:
-        cls: of the backend.
-        args: of its ``from_options``.
-
     Raises:
         ConfigError: the options request the impossible.
     """
@@ -201,10 +181,6 @@ def make(cls: type[Any], *args: Any) -> Any:
 
 def attempt(backend: Any, step: Callable[[], Any]) -> bool:
     """Do a step of a backend's start or end; return whether it was done. A defect of a plug-in is logged as an error.
-
-    Args:
-        backend: it, or its class.
-        step: function to call.
 
     Raises:
         ColmetError: raised on purpose by the step.

@@ -16,14 +16,7 @@ _NOT_A_NAME = re.compile(r"[^a-zA-Z0-9_]")
 
 
 class Family(NamedTuple):
-    """All samples of one name.
-
-    Attributes:
-        name: as made by `named`.
-        kind: counter, gauge or untyped.
-        help: its meaning.
-        samples: labels as made by `labels`, and a value each.
-    """
+    """All samples of one name, made by `named`, of a kind (counter, gauge, untyped): `labels`, and a value each."""
 
     name: str
     kind: str

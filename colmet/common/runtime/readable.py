@@ -10,11 +10,7 @@ from collections.abc import Iterable
 
 
 def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
-    """Return the descriptors readable without waiting, also at their end; empty after the timeout.
-
-    Args:
-        descriptors: open ones.
-        timeout_s: seconds to wait for the first; None waits without end.
+    """Return the descriptors readable without waiting, also at their end; empty after the timeout, None for none.
 
     Raises:
         OSError: EBADF, one of them is not open.

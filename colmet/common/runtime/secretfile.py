@@ -18,10 +18,6 @@ MAX_STRICT_BYTES = 4096
 def read(option: str, path: str) -> bytes:
     """Return the content of a plain file readable by its owner, and at most a group.
 
-    Args:
-        option: of the file, for errors.
-        path: of the file.
-
     Raises:
         ConfigError: it cannot be read, others can read it, or it is too large.
     """

@@ -9,13 +9,9 @@ MAX_WORD = 100  # compared characters
 
 
 def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
-    """Return the known words most like a word, the best first; case, dashes and underscores are ignored.
+    """Return at most `count` known words like a word, the best first; case, dashes and underscores are ignored.
 
-    Args:
-        word: as given.
-        known: valid words.
-        count: maximum number of results.
-        cutoff: minimum similarity, from 0 to 1.
+    The minimum similarity `cutoff` is from 0 to 1.
     """
     forms = {_form(one): one for one in known}
     form = _form(word[:MAX_WORD])

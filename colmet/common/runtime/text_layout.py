@@ -15,15 +15,9 @@ def printable(text: str) -> str:
 
 
 def wrap(text: str, width: int, first: str = "", indent: str = "") -> list[str]:
-    """Return the lines of a paragraph; at least one.
+    """Return the lines of a paragraph, at least one, with prefixes: `first`, then `indent`.
 
     A command, between grave accents, stays in one line, so that it can be copied.
-
-    Args:
-        text: of the paragraph.
-        width: characters in a line.
-        first: prefix of the first line.
-        indent: prefix of the other lines.
     """
     lines = textwrap.wrap(
         re.sub(r"`[^`]*`", lambda match: match[0].replace(" ", _SPACE), text),

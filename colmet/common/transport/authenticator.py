@@ -353,11 +353,7 @@ class Keys(NamedTuple):
 
 
 def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
-    """Return the keys of the command line; None to accept all.
-
-    Args:
-        options: of `add_options`.
-        uid: user of the files; this process's own by default.
+    """Return the keys of the options of `add_options`, of files of the user `uid`; None to accept all.
 
     Raises:
         ConfigError: only one of the options is given, or a file or the folder cannot be used.

@@ -33,13 +33,9 @@ def _name(uri: str) -> str:
 
 
 class Claims:
-    """Claims to a port of this process, by processes of the same user, or of root.
+    """Claims to the port in `uri` of this process, by processes of the same user, or of root.
 
-    Args:
-        uri: bound to the port.
-
-    Attributes:
-        fd: readable when a claim may have come; -1 if none can come.
+    `fd` is readable when a claim may have come; -1 if none can come.
     """
 
     def __init__(self, uri: str) -> None:
@@ -78,10 +74,6 @@ class Claims:
 
 def bind(bind_once: Callable[[], None], uri: str) -> None:
     """Bind an address; if it is in use, claim its port from a collector that uses it by default.
-
-    Args:
-        bind_once: binds it.
-        uri: of the address.
 
     Raises:
         zmq.ZMQError: it cannot be bound.

@@ -39,9 +39,7 @@ def spare(limit: int) -> int:
 class Crowd:
     """The connections to all ports of an authenticator. Used by its thread.
 
-    Attributes:
-        unheard: by address, connections without a message.
-        pauses: number of pauses in accepting connections.
+    `unheard` has, by address, the connections without a message; `pauses` counts the pauses in accepting connections.
     """
 
     def __init__(self) -> None:

@@ -158,10 +158,7 @@ class Connections:
         """Close connections that hold too much.
 
         A connection holds the bytes received from its last message read up to the previous check. They count only if
-        the reader has read since: otherwise whole messages may wait, and libzmq bounds their number.
-
-        Args:
-            waiting: whether the reader waits for a message.
+        the reader has read since, or is waiting: otherwise whole messages may wait, and libzmq bounds their number.
         """
         total, emptied = self._readings.total, self._readings.emptied
         # libzmq reads all connections in turn, one message with all its parts from each: after this number of messages,
@@ -201,12 +198,7 @@ class Connections:
             _shut(descriptor, one.inode)
 
     def close(self, descriptor: int, why: str) -> None:
-        """Close a connection, and count it. It needs no descriptor.
-
-        Args:
-            descriptor: of a known connection.
-            why: its offence, for the log.
-        """
+        """Close a known connection, and count it; `why` is its offence, for the log. It needs no descriptor."""
         one = self.known[descriptor]
         self.gone(descriptor)
         _shut(descriptor, one.inode)

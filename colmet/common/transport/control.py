@@ -35,11 +35,7 @@ MAX_PATH = 107  # bytes of a Unix socket's path
 
 
 def check_control(uri: str, has_keys: bool) -> None:
-    """Check that a control socket could be served, without making it.
-
-    Args:
-        uri: ipc://PATH or tcp://HOST:PORT.
-        has_keys: whether clients over TCP have known keys.
+    """Check that a control socket could be served, without making it; TCP requires keys.
 
     Raises:
         ConfigError: it could not.
@@ -113,11 +109,7 @@ def knock(path: str) -> None:
 
 
 def serve_control(uri: str, authenticator: Authenticator | None = None) -> ControlServer:
-    """Return the daemon's end of the control socket.
-
-    Args:
-        uri: ipc://PATH, or tcp://HOST:PORT with an authenticator with keys.
-        authenticator: of the clients, closed with the socket; for TCP only.
+    """Return the daemon's end of the control socket. TCP requires an authenticator with keys, closed with the socket.
 
     Raises:
         ConfigError: the URI cannot be bound, or another daemon has it.

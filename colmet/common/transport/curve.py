@@ -48,12 +48,7 @@ def _need_curve() -> None:
 
 
 class Client:
-    """Keys of a connecting socket: its own pair, and the only key accepted at the other end.
-
-    Args:
-        pair: of this machine.
-        server: public key of the listener.
-    """
+    """Keys of a connecting socket: its own pair, and the only key accepted at the other end."""
 
     def __init__(self, pair: KeyPair, server: str) -> None:
         self._pair = pair
@@ -68,12 +63,7 @@ class Client:
 
 
 def add_options(parser: cli.Options, secret: str = "node.secret") -> None:
-    """Declare the options of the node, and of other senders.
-
-    Args:
-        parser: of their command line.
-        secret: default name of the secret key's file in the folder of keys.
-    """
+    """Declare the options of the node, and of other senders, with another file for the `secret`."""
     parser.add_argument(
         "--zeromq-curve-secret",
         metavar="FILE",
@@ -122,11 +112,7 @@ def files(options: argparse.Namespace) -> NodeKeyFiles | None:
 
 
 def from_options(options: argparse.Namespace, uid: int | None = None) -> Client | None:
-    """Return the keys of the command line; None for no security.
-
-    Args:
-        options: of `add_options`.
-        uid: user of the files; this process's own by default.
+    """Return the keys of the options of `add_options`, of files of the user `uid`; None for no security.
 
     Raises:
         ConfigError: only one of the options is given, or a file cannot be used.

@@ -23,11 +23,7 @@ MAX = 64
 
 
 class Listeners:
-    """Listening TCP sockets passed at the start, each used for its bound address.
-
-    Args:
-        sockets: the sockets; they belong to this object until `find` returns them.
-    """
+    """Listening TCP sockets passed at the start, each used for its bound address; owned until `find` returns them."""
 
     def __init__(self, sockets: list[socket.socket] | None = None) -> None:
         self._sockets = sockets or []

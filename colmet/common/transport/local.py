@@ -42,12 +42,7 @@ class ReceivedRequest(NamedTuple):
 
 
 class _Peer:
-    """A connection.
-
-    Args:
-        accepted: its socket.
-        max_bytes: of a message.
-    """
+    """A connection, with the bound on its messages."""
 
     def __init__(self, accepted: socket.socket, max_bytes: int) -> None:
         self.socket = accepted

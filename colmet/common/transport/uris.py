@@ -43,11 +43,7 @@ def check_target(uri: str, option: str) -> str:
 
 
 def link_uri(uri: str) -> str:
-    """Return the default address of acknowledgements: the port after that of the data.
-
-    Args:
-        uri: of the data socket, checked, with a numeric port; for ipc, the path gets a suffix.
-    """
+    """Return the default address of acknowledgements: the port after that of the data; for ipc another path."""
     if uri.startswith("ipc:"):
         return f"{uri}.link"
     address, _, port = uri.rpartition(":")
