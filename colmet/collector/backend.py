@@ -13,18 +13,12 @@ from colmet.common.schema import Batch
 
 
 class JournalRecord(NamedTuple):
-    """The batches of one message.
+    """The batches of one message."""
 
-    Attributes:
-        number: of the record in the journal: ascending, and never reused. (`OutputState.journal`, number) is unique for
-            ever.
-        received_ns: time of reception, since the epoch.
-        batches: at least one.
-    """
-
+    # of the record in the journal: ascending, and never reused. (`OutputState.journal`, number) is unique for ever
     number: int
-    received_ns: int
-    batches: tuple[Batch, ...]
+    received_ns: int  # time of reception, since the epoch
+    batches: tuple[Batch, ...]  # at least one
 
 
 class OutputBackend(ABC):

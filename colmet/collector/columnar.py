@@ -19,23 +19,15 @@ class ColumnBatch(NamedTuple):
 
     A source is one table of one batch; values common to all its rows are kept once, in `hosts[host_of[s]]`, `time_s[s]`
     and `jobs[s]`.
-
-    Attributes:
-        schema: of every row.
-        rows: one contiguous structured array.
-        source: for each row, the index of its source.
-        hosts: the host names, each once.
-        host_of: for each source, the index of its host in `hosts`.
-        time_s: for each source, seconds since the epoch, rounded down.
-        jobs: for each source, the jobs on its node at that tick, or None if its dialect lacks them.
     """
 
-    schema: Schema
-    rows: Rows
-    source: Ints
-    hosts: list[str]
-    host_of: Ints
-    time_s: Ints
+    schema: Schema  # of every row
+    rows: Rows  # one contiguous structured array
+    source: Ints  # for each row, the index of its source
+    hosts: list[str]  # the host names, each once
+    host_of: Ints  # for each source, the index of its host in `hosts`
+    time_s: Ints  # for each source, seconds since the epoch, rounded down
+    # for each source, the jobs on its node at that tick, or None if its dialect lacks them
     jobs: list[tuple[int, ...] | None]
 
     def by_job(self) -> tuple[Ints, list[int], list[int]]:

@@ -91,21 +91,13 @@ def full_parser() -> cli.Parser:
 
 
 class CollectorParts(NamedTuple):
-    """The parts of a collector, before anything is opened.
+    """The parts of a collector, before anything is opened."""
 
-    Attributes:
-        outputs: not opened.
-        journal_dir: "" for a journal in memory.
-        keys: of the collector and of the accepted nodes; None for all nodes.
-        control_keys: of the clients over TCP; None without.
-        page_service: path of the socket of the JSON interface's service; "" for a child process.
-    """
-
-    outputs: list[OutputBackend]
-    journal_dir: str
-    keys: authenticator.Keys | None
-    control_keys: authenticator.Keys | None
-    page_service: str
+    outputs: list[OutputBackend]  # not opened
+    journal_dir: str  # "" for a journal in memory
+    keys: authenticator.Keys | None  # of the collector and of the accepted nodes; None for all nodes
+    control_keys: authenticator.Keys | None  # of the clients over TCP; None without
+    page_service: str  # path of the socket of the JSON interface's service; "" for a child process
 
 
 def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> CollectorParts:
@@ -230,31 +222,18 @@ def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
 
 
 class Reception(NamedTuple):
-    """The opened parts for receiving the nodes' samples.
+    """The opened parts for receiving the nodes' samples."""
 
-    Attributes:
-        guard: accepts connections.
-        pull: the socket of the data.
-        receiver: decodes messages, and counts by sender.
-        limits: rate limits.
-        novelty: limits of new tables.
-        on_disk: batches written by the journal, for the link.
-        fanout: requests to nodes.
-        link: acknowledges batches on disk; None if its port is unavailable.
-        link_port: of the link, if another collector may claim it.
-        link_uri: of the link; "" without.
-    """
-
-    guard: authenticator.Authenticator
-    pull: Pull
-    receiver: Receiver
-    limits: rate_limit.RateLimit
-    novelty: Novelty
-    on_disk: DurableBatches
-    fanout: Fanout
-    link: CollectorLink | None
-    link_port: LinkPort | None
-    link_uri: str
+    guard: authenticator.Authenticator  # accepts connections
+    pull: Pull  # the socket of the data
+    receiver: Receiver  # decodes messages, and counts by sender
+    limits: rate_limit.RateLimit  # rate limits
+    novelty: Novelty  # limits of new tables
+    on_disk: DurableBatches  # batches written by the journal, for the link
+    fanout: Fanout  # requests to nodes
+    link: CollectorLink | None  # acknowledges batches on disk; None if its port is unavailable
+    link_port: LinkPort | None  # of the link, if another collector may claim it
+    link_uri: str  # of the link; "" without
 
 
 def open_reception(
@@ -289,17 +268,11 @@ def open_reception(
 
 
 class Storage(NamedTuple):
-    """The opened parts for storing samples.
+    """The opened parts for storing samples."""
 
-    Attributes:
-        journal: of received records.
-        workers: of the outputs.
-        unstarted: closes the outputs until the workers start; each worker then closes its own.
-    """
-
-    journal: Journal
-    workers: list[OutputWorker]
-    unstarted: contextlib.ExitStack
+    journal: Journal  # of received records
+    workers: list[OutputWorker]  # of the outputs
+    unstarted: contextlib.ExitStack  # closes the outputs until the workers start; each worker then closes its own
 
 
 def open_storage(

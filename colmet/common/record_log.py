@@ -26,21 +26,13 @@ READ_BYTES = 1 << 20
 
 
 class LogRecord(NamedTuple):
-    """A record of a log.
+    """A record of a log."""
 
-    Attributes:
-        number: of the record.
-        kind: 0 in logs without kinds.
-        time_ns: since the epoch.
-        content: its bytes.
-        offset: of its start in the file.
-    """
-
-    number: int
-    kind: int
-    time_ns: int
-    content: bytes
-    offset: int
+    number: int  # of the record
+    kind: int  # 0 in logs without kinds
+    time_ns: int  # since the epoch
+    content: bytes  # its bytes
+    offset: int  # of its start in the file
 
 
 class Damage(NamedTuple):

@@ -71,19 +71,12 @@ class DurableBatches:
 
 
 class Caller(NamedTuple):
-    """A node connected to the link.
+    """A node connected to the link."""
 
-    Attributes:
-        host: its name, from its Hello.
-        heard_at: time of its last Hello, monotonic.
-        epoch: its start.
-        epochs: this start, and the earlier ones with batches in its outbox.
-    """
-
-    host: str
-    heard_at: float
-    epoch: int
-    epochs: frozenset[int]
+    host: str  # its name, from its Hello
+    heard_at: float  # time of its last Hello, monotonic
+    epoch: int  # its start
+    epochs: frozenset[int]  # this start, and the earlier ones with batches in its outbox
 
 
 class CollectorLink:

@@ -28,17 +28,11 @@ _PAUSE_S = 0.2
 
 
 class LinkPort(NamedTuple):
-    """The bound port, where no option names it.
+    """The bound port, where no option names it."""
 
-    Attributes:
-        socket: of the link.
-        claims: of other collectors for the port.
-        directory: of the journal; "" without one.
-    """
-
-    socket: Socket
-    claims: Claims
-    directory: str
+    socket: Socket  # of the link
+    claims: Claims  # of other collectors for the port
+    directory: str  # of the journal; "" without one
 
     def give_up(self) -> None:
         """Note that another collector has the port; the caller closes the link."""

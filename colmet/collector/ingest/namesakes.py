@@ -22,23 +22,15 @@ MAX_PERIOD_NS = 600 * 10**9
 
 @dataclass
 class Start:
-    """The samples of one start of an agent.
+    """The samples of one start of an agent."""
 
-    Attributes:
-        ident: its epoch; the dialect of an agent without one.
-        peer: its address; empty if unknown.
-        place: of the name its batches are stored under now.
-        spans: by place, the times of the first and the last sample stored there.
-        heard_ns: time of its latest batch.
-        period_ns: between its last two samples.
-    """
-
-    ident: int | str
-    peer: str
-    place: int = 0
+    ident: int | str  # its epoch; the dialect of an agent without one
+    peer: str  # its address; empty if unknown
+    place: int = 0  # of the name its batches are stored under now
+    # by place, the times of the first and the last sample stored there
     spans: dict[int, tuple[int, int]] = field(default_factory=dict)
-    heard_ns: int = 0
-    period_ns: int = 0
+    heard_ns: int = 0  # time of its latest batch
+    period_ns: int = 0  # between its last two samples
 
     def is_live(self, now_ns: int) -> bool:
         """Return whether it was heard within the last minute and three periods."""

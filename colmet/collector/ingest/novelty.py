@@ -31,19 +31,12 @@ _Key = Union[str, bytes]
 
 
 class _New(NamedTuple):
-    """The new jobs of a table in a batch: its sender had no such table for them.
+    """The new jobs of a table in a batch: its sender had no such table for them."""
 
-    Attributes:
-        at: index of the table in the batch.
-        key: identifies the table's columns.
-        jobs: their numbers.
-        price: columns for each job; 0 for a table declared by Colmet.
-    """
-
-    at: int
-    key: _Key
-    jobs: set[int]
-    price: int
+    at: int  # index of the table in the batch
+    key: _Key  # identifies the table's columns
+    jobs: set[int]  # their numbers
+    price: int  # columns for each job; 0 for a table declared by Colmet
 
 
 class _RecentTables:

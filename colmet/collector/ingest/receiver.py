@@ -142,39 +142,22 @@ class Sequence64:
 
 @dataclass
 class Sender:
-    """Counts of one host (or of one address, for messages without a host).
+    """Counts of one host (or of one address, for messages without a host)."""
 
-    Attributes:
-        batches: accepted.
-        rows: in them.
-        duplicates: batches received before, dropped.
-        rejects: unreadable messages, counted by address.
-        skipped: values without a name here.
-        seen_ns: time of its latest message, since the epoch; 0 before.
-        lag_ns: age of its latest batch on arrival, by the clocks of both.
-        dialect: of its latest batch.
-        version: of Colmet there; empty without a Hello, for nodes without acknowledgements.
-        foreign: messages with its key and data of other hosts, refused.
-        limited: messages beyond the limits of one sender, dropped.
-        left_out: rows dropped from accepted batches, as their tables do not fit.
-        conflicts: batches with the number of an earlier one and other content; both are kept.
-        overfull: batches beyond the copies kept of one number, refused and not acknowledged.
-    """
-
-    batches: int = 0
-    rows: int = 0
-    duplicates: int = 0
-    rejects: int = 0
-    skipped: int = 0
-    seen_ns: int = 0
-    lag_ns: int = 0
-    dialect: str = ""
-    version: str = ""
-    foreign: int = 0
-    limited: int = 0
-    left_out: int = 0
-    conflicts: int = 0
-    overfull: int = 0
+    batches: int = 0  # accepted
+    rows: int = 0  # in them
+    duplicates: int = 0  # batches received before, dropped
+    rejects: int = 0  # unreadable messages, counted by address
+    skipped: int = 0  # values without a name here
+    seen_ns: int = 0  # time of its latest message, since the epoch; 0 before
+    lag_ns: int = 0  # age of its latest batch on arrival, by the clocks of both
+    dialect: str = ""  # of its latest batch
+    version: str = ""  # of Colmet there; empty without a Hello, for nodes without acknowledgements
+    foreign: int = 0  # messages with its key and data of other hosts, refused
+    limited: int = 0  # messages beyond the limits of one sender, dropped
+    left_out: int = 0  # rows dropped from accepted batches, as their tables do not fit
+    conflicts: int = 0  # batches with the number of an earlier one and other content; both are kept
+    overfull: int = 0  # batches beyond the copies kept of one number, refused and not acknowledged
     _forgotten_missing: int = 0
     _epochs: OrderedDict[int, Sequence64] = field(default_factory=OrderedDict)
     _checked: list[int] = field(default_factory=list)  # epochs with checksums

@@ -14,17 +14,11 @@ from colmet.common.wire import Decoder
 
 
 class Reading(NamedTuple):
-    """Records in order.
+    """Records in order."""
 
-    Attributes:
-        records: the records.
-        lost: number of missing records before or between them.
-        after: position after them.
-    """
-
-    records: list[JournalRecord]
-    lost: int
-    after: int
+    records: list[JournalRecord]  # the records
+    lost: int  # number of missing records before or between them
+    after: int  # position after them
 
 
 class Cursor:

@@ -30,40 +30,25 @@ class Range(NamedTuple):
 
 
 class Hello(NamedTuple):
-    """Sent by a node: its identity, and its outbox.
+    """Sent by a node: its identity, and its outbox."""
 
-    Attributes:
-        host: name of the node.
-        epoch: of this start.
-        coming: number of its next batch.
-        version: of Colmet.
-        held: batches not acknowledged: one range an epoch, from the oldest to the newest. No other batch with a lower
-            number than `coming`, and none of any other epoch before this one, is ever sent again.
-    """
-
-    host: str
-    epoch: int
-    coming: int
-    version: str
+    host: str  # name of the node
+    epoch: int  # of this start
+    coming: int  # number of its next batch
+    version: str  # of Colmet
+    # batches not acknowledged: one range an epoch, from the oldest to the newest. No other batch with a lower number
+    # than `coming`, and none of any other epoch before this one, is ever sent again
     held: tuple[Range, ...]
 
 
 class Ack(NamedTuple):
-    """Sent by the collector: batches it will not lose any more.
+    """Sent by the collector: batches it will not lose any more."""
 
-    Attributes:
-        version: of Colmet, the collector's.
-        started: start of the collector, ns since the epoch: after a restart, batches in transit are lost.
-        durable: whether they are on disk there, not only in memory.
-        duplicates: batches of this host received more than once, since the collector's start.
-        ranges: acknowledged batches.
-    """
-
-    version: str
-    started: int
-    durable: bool
-    duplicates: int
-    ranges: tuple[Range, ...]
+    version: str  # of Colmet, the collector's
+    started: int  # start of the collector, ns since the epoch: after a restart, batches in transit are lost
+    durable: bool  # whether they are on disk there, not only in memory
+    duplicates: int  # batches of this host received more than once, since the collector's start
+    ranges: tuple[Range, ...]  # acknowledged batches
 
 
 class Request(NamedTuple):

@@ -47,15 +47,10 @@ API_KEY = re.compile(r"[A-Za-z0-9+/_=-]+", re.ASCII)
 
 
 class Response(NamedTuple):
-    """Response of a host.
+    """Response of a host."""
 
-    Attributes:
-        status: of HTTP.
-        body: a JSON object; empty if an error's text is not JSON.
-    """
-
-    status: int
-    body: Mapping[str, Any]
+    status: int  # of HTTP
+    body: Mapping[str, Any]  # a JSON object; empty if an error's text is not JSON
 
     @property
     def error(self) -> tuple[str, str]:

@@ -51,41 +51,25 @@ TYPES: Mapping[str, Mapping[str, Any]] = {
 
 
 class Fit(NamedTuple):
-    """Index for rows of a schema.
+    """Index for rows of a schema."""
 
-    Attributes:
-        name: of the index, without prefix and date.
-        left_out: columns without a place there.
-    """
-
-    name: str
-    left_out: frozenset[str]
+    name: str  # of the index, without prefix and date
+    left_out: frozenset[str]  # columns without a place there
 
 
 class IndexNaming(NamedTuple):
-    """Naming of the indices for documents.
+    """Naming of the indices for documents."""
 
-    Attributes:
-        prefix: of every index.
-        date_format: date suffix behind the table's name, as for strftime; empty for none.
-        data_stream: whether documents have `@timestamp`, too.
-    """
-
-    prefix: str
-    date_format: str
-    data_stream: bool
+    prefix: str  # of every index
+    date_format: str  # date suffix behind the table's name, as for strftime; empty for none
+    data_stream: bool  # whether documents have `@timestamp`, too
 
 
 class Bulk(NamedTuple):
-    """Lines for a bulk request: for each document its action, then the document.
+    """Lines for a bulk request: for each document its action, then the document."""
 
-    Attributes:
-        body: the lines, each ended by a newline; ASCII.
-        documents: their number.
-    """
-
-    body: bytes
-    documents: int
+    body: bytes  # the lines, each ended by a newline; ASCII
+    documents: int  # their number
 
     def lines(self) -> list[bytes]:
         """Return two lines for each document, without their newlines."""

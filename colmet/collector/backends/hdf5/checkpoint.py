@@ -15,30 +15,20 @@ REPLAY, SALVAGE = "replay", "salvage"
 
 
 class Checkpoint(NamedTuple):
-    """The file and its current burst. Field names are those of the saved JSON.
+    """The file and its current burst. Field names are those of the saved JSON."""
 
-    Attributes:
-        file: path of the current file; empty at first.
-        inode: of the file.
-        first: number of the file's first record; None if the journal alone cannot rebuild the file.
-        tables: number of its tables, without those created by the burst; None if not counted.
-        undo: tables touched by the burst, with their previous row counts; None for tables created by it.
-        tails: checksums of their last chunks, if rewritten by the burst.
-        boot: boot id of the machine at the opening of the file; empty once it is closed.
-        plan: replacement of a damaged file: from the journal (REPLAY), or from its readable rows (SALVAGE); empty if
-            none is in progress.
-        aside: new path of the damaged file, once it is moved.
-    """
-
-    file: str = ""
-    inode: int = 0
-    first: int | None = None
-    tables: int | None = None
+    file: str = ""  # path of the current file; empty at first
+    inode: int = 0  # of the file
+    first: int | None = None  # number of the file's first record; None if the journal alone cannot rebuild the file
+    tables: int | None = None  # number of its tables, without those created by the burst; None if not counted
+    # tables touched by the burst, with their previous row counts; None for tables created by it
     undo: Mapping[str, int | None] = {}
-    tails: Mapping[str, int] = {}
-    boot: str = ""
+    tails: Mapping[str, int] = {}  # checksums of their last chunks, if rewritten by the burst
+    boot: str = ""  # boot id of the machine at the opening of the file; empty once it is closed
+    # replacement of a damaged file: from the journal (REPLAY), or from its readable rows (SALVAGE); empty if none is in
+    # progress
     plan: str = ""
-    aside: str = ""
+    aside: str = ""  # new path of the damaged file, once it is moved
 
     @classmethod
     def parse(cls, notes: Mapping[str, Any]) -> Checkpoint:

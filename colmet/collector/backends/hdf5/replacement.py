@@ -18,17 +18,11 @@ log = logging.getLogger(__name__)
 
 
 class Replaced(NamedTuple):
-    """Replacement of a damaged file.
+    """Replacement of a damaged file."""
 
-    Attributes:
-        checkpoint: of the new file.
-        position: number of the next record to write from the journal.
-        rows_lost: rows found in neither the file nor the journal.
-    """
-
-    checkpoint: Checkpoint
-    position: int
-    rows_lost: int
+    checkpoint: Checkpoint  # of the new file
+    position: int  # number of the next record to write from the journal
+    rows_lost: int  # rows found in neither the file nor the journal
 
 
 def plan(path: str, saved: Checkpoint, state: OutputState) -> Checkpoint:
