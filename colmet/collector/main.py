@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from colmet.collector import web_launcher
+from colmet.collector import web_options
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
 from colmet.collector.collector import NO_LINK, Collector
@@ -116,9 +116,9 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
             "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend; to store "
             "nothing, --gridengine with --http-listen"
         )
-    page_service = web_launcher.service_of(options)
-    web_launcher.check(options)
-    web_launcher.warn_of_readers(options)
+    page_service = web_options.service_of(options)
+    web_options.check(options)
+    web_options.warn_of_readers(options)
     check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
     if options.zeromq_link_bind_uri:
         check_uri(options.zeromq_link_bind_uri, "--zeromq-link-bind-uri")
@@ -215,7 +215,7 @@ def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
             "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
         )
     if options.http_listen is not None and not parts.page_service:  # a service may still hold it from the previous run
-        web_launcher.check_address(options.http_listen)
+        web_options.check_address(options.http_listen)
     limit = startup.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colmet.collector import web_launcher
+from colmet.collector import web_options
 from colmet.collector.backend import OutputBackend
 from colmet.collector.ingest import rate_limit
 from colmet.common.runtime import cli, control, metrics_http, startup
@@ -40,7 +40,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     for output in outputs:
         output.add_options(parser.add_argument_group(f"output: {output.name}"))
     _add_writing(parser.add_argument_group("all outputs"))
-    web_launcher.add_options(parser.add_argument_group("JSON interface and page"))
+    web_options.add_options(parser.add_argument_group("JSON interface and page"))
     daemon = parser.add_argument_group("how colmet-collector runs")
     control.add_options(daemon, "collector")
     metrics_http.add_options(daemon)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from colmet.collector.web_launcher import Proxy
+from colmet.collector.web_options import Proxy
 from colmet.web.limits import Address, network, parse_address
 
 NETLINK_SOCK_DIAG = 4

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import uvicorn
 
-from colmet.collector.web_launcher import UnixAddress, check_certificate
+from colmet.collector.web_options import UnixAddress, check_certificate
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.metrics_http import ListenAddress

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.collector.web_launcher import UnixAddress
+from colmet.collector.web_options import UnixAddress
 from colmet.web.access import Access
 from tests.support.machine import cannot_run
 from tests.support.waiting import free_port, wait_for

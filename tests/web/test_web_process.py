@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from colmet.collector import main as collector
-from colmet.collector import web_launcher
+from colmet.collector import web_options
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import startup
 from colmet.common.runtime.configuration import Configuration
@@ -30,7 +30,7 @@ from tests.support.web_process import Bed, options
 
 def refused(*given):
     with pytest.raises(ConfigError) as caught:
-        web_launcher.check(options(*given))
+        web_options.check(options(*given))
     return str(caught.value)
 
 
@@ -38,7 +38,7 @@ def refused(*given):
 
 
 def test_nothing_is_checked_where_nothing_is_served():
-    web_launcher.check(options("--gridengine-period", "5"))
+    web_options.check(options("--gridengine-period", "5"))
 
 
 def test_who_may_ask_has_to_be_said_and_once(tmp_path):
@@ -46,7 +46,7 @@ def test_who_may_ask_has_to_be_said_and_once(tmp_path):
     users.write_text("")
     assert "--http-users FILE" in refused("--http-listen", "0") and "--http-open" in refused("--http-listen", "0")
     assert "give either" in refused("--http-listen", "0", "--http-open", "--http-users", str(users))
-    web_launcher.check(options("--http-listen", "0", "--http-users", str(users)))
+    web_options.check(options("--http-listen", "0", "--http-users", str(users)))
 
 
 @pytest.mark.parametrize(
@@ -67,11 +67,11 @@ def test_what_cannot_work_is_said_before_anything_starts(given, said):
 
 def test_a_unix_socket_is_for_a_proxy_which_has_the_certificate_and_may_name_the_user(tmp_path):
     address = f"unix:{tmp_path}/http.sock"
-    web_launcher.check(given := options("--http-listen", address, "--http-user-header", "X-Remote-User"))
-    assert given.http_listen == web_launcher.UnixAddress(f"{tmp_path}/http.sock")
-    web_launcher.check_address(given.http_listen)
+    web_options.check(given := options("--http-listen", address, "--http-user-header", "X-Remote-User"))
+    assert given.http_listen == web_options.UnixAddress(f"{tmp_path}/http.sock")
+    web_options.check_address(given.http_listen)
     with pytest.raises(ConfigError, match="cannot write the directory /nonexistent"):
-        web_launcher.check_address(web_launcher.UnixAddress("/nonexistent/http.sock"))
+        web_options.check_address(web_options.UnixAddress("/nonexistent/http.sock"))
     certificate = ("--http-tls-cert", "/etc/passwd", "--http-tls-key", "/etc/passwd")
     assert "the proxy has the certificate" in refused("--http-listen", address, "--http-open", *certificate)
     assert "give either" in refused("--http-listen", address, "--http-open", "--http-user-header", "X-User")
@@ -80,13 +80,13 @@ def test_a_unix_socket_is_for_a_proxy_which_has_the_certificate_and_may_name_the
 @pytest.mark.parametrize("text", ["unix:", "unix:http.sock", "unix:/" + "x" * 107, "unix:/a\0b", "unixx:/a"])
 def test_what_is_not_the_path_of_a_unix_socket_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError):
-        web_launcher.http_address(text)
+        web_options.http_address(text)
 
 
 @pytest.mark.parametrize("text", ["", "X Remote", "Authorization", "host", "X-Forwarded-For", "X:", "é", "1"])
 def test_a_header_that_clients_set_themselves_or_that_is_none_is_refused(text):
     with pytest.raises(argparse.ArgumentTypeError, match="such as X-Remote-User"):
-        web_launcher.header_name(text)
+        web_options.header_name(text)
 
 
 def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
@@ -94,42 +94,42 @@ def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         with pytest.raises(ConfigError, match="Address already in use"):
-            web_launcher.check_address(ListenAddress(*taken.getsockname()))
+            web_options.check_address(ListenAddress(*taken.getsockname()))
     with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1:8080"):
-        web_launcher.check_address(ListenAddress("192.0.2.1", 8080))
+        web_options.check_address(ListenAddress("192.0.2.1", 8080))
 
 
 def test_files_that_everybody_can_read_beside_accounts_are_warned_of(tmp_path, caplog, monkeypatch):
-    monkeypatch.setattr(web_launcher, "_is_for_all", lambda path: bool(os.stat(path).st_mode & 0o004))
+    monkeypatch.setattr(web_options, "_is_for_all", lambda path: bool(os.stat(path).st_mode & 0o004))
     (tmp_path / "users").write_text("")
     stored = tmp_path / "c.1700000000.hdf5"
     stored.touch(0o644)
     given = options("--http-listen", "0", "--http-users", f"{tmp_path}/users", "--hdf5-filepath", f"{tmp_path}/c")
-    web_launcher.warn_of_readers(given)
+    web_options.warn_of_readers(given)
     assert f"can read the stored files without a login: chmod o-r {stored}" in caplog.text
     caplog.clear()
     stored.chmod(0o640)
-    web_launcher.warn_of_readers(given)
+    web_options.warn_of_readers(given)
     stored.chmod(0o644)
-    web_launcher.warn_of_readers(options("--http-listen", "0", "--http-open", "--hdf5-filepath", f"{tmp_path}/c"))
+    web_options.warn_of_readers(options("--http-listen", "0", "--http-open", "--hdf5-filepath", f"{tmp_path}/c"))
     assert "stored files" not in caplog.text
 
 
 def test_whether_all_users_can_read_a_file_is_up_to_its_directories_too(tmp_path):
     (tmp_path / "d").mkdir(0o750)
     (tmp_path / "d/f").touch(0o644)
-    assert not web_launcher._is_for_all(f"{tmp_path}/d/f") and not web_launcher._is_for_all("/nonexistent")
-    assert web_launcher._is_for_all("/etc/passwd")
+    assert not web_options._is_for_all(f"{tmp_path}/d/f") and not web_options._is_for_all("/nonexistent")
+    assert web_options._is_for_all("/etc/passwd")
 
 
 def test_members_of_a_group_that_only_happens_to_be_called_so_are_warned_of(tmp_path, caplog, monkeypatch):
     (tmp_path / "users").write_text("")
     group = SimpleNamespace(gr_mem=["alice"])
-    monkeypatch.setattr(web_launcher.grp, "getgrnam", lambda name: group)
+    monkeypatch.setattr(web_options.grp, "getgrnam", lambda name: group)
     given = ("--http-listen", "0", "--http-users", f"{tmp_path}/users")
-    web_launcher.warn_of_readers(options(*given, "--http-admin-group", "colmet-admins"))
+    web_options.warn_of_readers(options(*given, "--http-admin-group", "colmet-admins"))
     assert not caplog.text
-    web_launcher.warn_of_readers(options(*given))
+    web_options.warn_of_readers(options(*given))
     assert "members of this machine's group admin see everybody's jobs: group=admin members=1" in caplog.text
 
 

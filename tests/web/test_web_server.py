@@ -22,7 +22,7 @@ import warnings
 
 import pytest
 
-from colmet.collector.web_launcher import UnixAddress, trusted_proxy
+from colmet.collector.web_options import UnixAddress, trusted_proxy
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web import server as server_module

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.collector import web_launcher
+from colmet.collector import web_launcher, web_options
 from colmet.web import feed as feed_module
 from colmet.web.feed import FeedError, connected
 from tests.support.project import scripts
@@ -61,7 +61,7 @@ def manager(tmp_path):
 
 def test_the_page_is_served_by_the_service_which_is_started_again(manager, tmp_path):
     (tmp_path / "bed").mkdir()
-    bed = Bed(tmp_path / "bed", **{web_launcher.SOCKET: str(tmp_path / "web.sock")})
+    bed = Bed(tmp_path / "bed", **{web_options.SOCKET: str(tmp_path / "web.sock")})
     try:
         bed.send()
         bed.told("/api/v1/nodes", lambda told: told["total"] > 0)
@@ -90,14 +90,14 @@ def test_a_file_that_the_group_cannot_read_keeps_the_page_in_a_child(tmp_path, c
     users.write_text("")
     users.chmod(0o600)
     given = options("--http-listen", "0", "--http-users", str(users))
-    environment = {web_launcher.SOCKET: str(tmp_path / "web.sock")}
-    assert web_launcher.service_of(given, environment) == ""
+    environment = {web_options.SOCKET: str(tmp_path / "web.sock")}
+    assert web_options.service_of(given, environment) == ""
     assert f"the group of the collector cannot read {users}; chgrp colmet {users}; chmod 640 {users}" in caplog.text
     users.chmod(0o640)
-    assert web_launcher.service_of(given, environment) == environment[web_launcher.SOCKET]
-    assert web_launcher.service_of(given, {}) == ""
-    assert web_launcher.service_of(given, {web_launcher.SOCKET: f"{tmp_path}/none"}) == ""
-    assert web_launcher.service_of(options(), environment) == ""
+    assert web_options.service_of(given, environment) == environment[web_options.SOCKET]
+    assert web_options.service_of(given, {}) == ""
+    assert web_options.service_of(given, {web_options.SOCKET: f"{tmp_path}/none"}) == ""
+    assert web_options.service_of(options(), environment) == ""
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def test_the_service_can_write_nothing_and_has_no_keys():
     assert "colmet-web" in scripts()
     place = re.findall(r"^ListenStream=(.+)$", (PACKAGING / "systemd/colmet-web.socket").read_text(), re.M)
     collector = (PACKAGING / "systemd/colmet-collector.service").read_text()
-    assert f"\nEnvironment={web_launcher.SOCKET}={place[0]}\n" in collector
+    assert f"\nEnvironment={web_options.SOCKET}={place[0]}\n" in collector
