@@ -28,10 +28,10 @@ READ_BYTES = 1 << 20
 class LogRecord(NamedTuple):
     """A record of a log."""
 
-    number: int  # of the record
+    number: int
     kind: int  # 0 in logs without kinds
     time_ns: int  # since the epoch
-    content: bytes  # its bytes
+    content: bytes
     offset: int  # of its start in the file
 
 
@@ -57,21 +57,24 @@ class RecordForm:
 
     Args:
         magic: the first four bytes of a record.
-        has_kind: whether records have a kind.
+        kinds: number of kinds of records; 0: records have no kind.
         max_bytes: of a content.
     """
 
-    def __init__(self, magic: bytes, has_kind: bool, max_bytes: int) -> None:
+    def __init__(self, magic: bytes, kinds: int, max_bytes: int) -> None:
         self.magic = magic
         self.max_bytes = max_bytes
-        self.has_kind = has_kind
-        self.fields = struct.Struct("<4sBIQQI" if has_kind else "<4sIQQI")
-        self.header_bytes = self.fields.size + CRC.size
+        self.has_kind = kinds > 0
+        self.starts = tuple([magic + bytes([kind]) for kind in range(kinds)]) or (magic,)
+        self.fields = struct.Struct(f"<{len(self.starts[0])}sIQQI")
+        self.sealed_fields = struct.Struct(self.fields.format + "I")
+        self.header_bytes = self.sealed_fields.size
 
     def header(self, seed: int, number: int, time_ns: int, content: bytes, kind: int = 0) -> bytes:
         """Return the header of a record with this content."""
-        kinds = (kind,) if self.has_kind else ()
-        return seal(self.fields.pack(self.magic, *kinds, len(content), number, time_ns, crc32(content, seed)), seed)
+        # inlined: a call of `seal`, or a tuple of the fields, costs as much as the checksum
+        fields = self.fields.pack(self.starts[kind], len(content), number, time_ns, crc32(content, seed))
+        return fields + CRC.pack(crc32(fields, seed))
 
 
 class LogReader:
@@ -127,15 +130,15 @@ class LogReader:
         """Return the whole record that starts at `offset`; None without one."""
         form = self._form
         packed = self._get(offset, form.header_bytes)
-        if not packed.startswith(form.magic) or not is_sealed(packed, form.fields.size, self._seed):
+        if len(packed) < form.header_bytes or not packed.startswith(form.magic):
             return None
-        _, *kinds, size, number, time_ns, checksum = form.fields.unpack_from(packed)
-        if size > form.max_bytes:
+        start, size, number, time_ns, checksum, own_checksum = form.sealed_fields.unpack(packed)
+        if own_checksum != crc32(packed[: -CRC.size], self._seed) or size > form.max_bytes:
             return None
         content = self._get(offset + form.header_bytes, size)
         if len(content) < size or (self._checks_content and crc32(content, self._seed) != checksum):
             return None
-        return LogRecord(number, kinds[0] if kinds else 0, time_ns, content, offset)
+        return LogRecord(number, start[-1] if form.has_kind else 0, time_ns, content, offset)
 
     def _search(self, offset: int) -> int | None:
         """Return the start of the next whole record, at `offset` or behind it."""

@@ -353,7 +353,7 @@ def test_what_is_kept_for_a_rebuilding_gives_way_when_half_the_room_is_taken(rig
         journal.append(v1.encode(one) + bytes(300_000), [one])
         seen(journal, seq)
         state.save(journal.end, keep_from=0)
-    assert 2 << 20 < journal.size_bytes <= 5 << 20
+    assert 2 << 20 < journal.store.size_bytes <= 5 << 20
     assert journal.dropped == 0
 
 
@@ -367,7 +367,7 @@ def test_the_smallest_journal_keeps_what_fits(rig):
         journal.append(message, [batch(seq)])
         seen(journal, seq)
         assert seq >= fits or (journal.dropped, journal.oldest) == (0, 0)
-    assert journal.dropped > 0 and 3 << 18 <= journal.size_bytes <= 1 << 20
+    assert journal.dropped > 0 and 3 << 18 <= journal.store.size_bytes <= 1 << 20
 
 
 @pytest.mark.slow
@@ -379,7 +379,7 @@ def test_beyond_its_size_the_oldest_go_which_is_counted_and_told(rig, caplog):
     for seq in range(200):
         journal.append(message, [batch(seq)])
         seen(journal, seq)
-    assert journal.size_bytes <= 9 << 20
+    assert journal.store.size_bytes <= 9 << 20
     assert journal.dropped > 0 and "journal has more than --journal-size" in caplog.text
     assert state.position == 0
     journal._tail.forget(journal.end, 0)  # as if it had been long ago

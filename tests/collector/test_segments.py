@@ -145,7 +145,7 @@ def test_a_message_that_looks_like_records_is_not_taken_for_some(tmp_path):
 def test_a_record_that_claims_to_be_larger_than_the_file_costs_no_memory(tmp_path):
     path = tmp_path / segments.segment_name(1)
     form = segments.FORM
-    header = form.fields.pack(form.magic, MESSAGE, form.max_bytes, 1, 5, 0)
+    header = form.fields.pack(form.starts[MESSAGE], form.max_bytes, 1, 5, 0)
     header = seal(header, segments.seed_of("0123456789abcdef"))
     path.write_bytes(segments.pack_segment("0123456789abcdef", 1, 5) + header + b"x" * 100)
     tracemalloc.start()

@@ -36,10 +36,10 @@ def sealed(data):
     seed = int.from_bytes(data[8:12], "little")
     at = data.find(segments.FORM.magic)
     while 0 <= at <= len(data) - segments.FORM.header_bytes:
-        magic, kind, size, number, received_ns, _ = segments.FORM.fields.unpack_from(data, at)
+        magic, size, number, received_ns, _ = segments.FORM.fields.unpack_from(data, at)
         start = at + segments.FORM.header_bytes
         checksum = crc32(data[start : start + size], seed)
-        segments.FORM.fields.pack_into(data, at, magic, kind, size, number, received_ns, checksum)
+        segments.FORM.fields.pack_into(data, at, magic, size, number, received_ns, checksum)
         end = at + segments.FORM.fields.size
         data[end : end + 4] = CRC.pack(crc32(data[at:end], seed))
         at = data.find(segments.FORM.magic, at + (start - at + size if start + size <= len(data) else 1))

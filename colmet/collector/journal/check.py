@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import closing
 
 from colmet.collector.journal import segments
 from colmet.collector.journal.segment_store import NAME_FILE, read_name, read_positions
@@ -67,8 +68,7 @@ class _SegmentReport:
             self.damages += 1
 
     def _read(self, journal: str, decoder: Decoder) -> None:
-        reader = SegmentReader(self.path, journal)
-        try:
+        with closing(SegmentReader(self.path, journal)) as reader:
             if reader.header is None:
                 self.cause = "damaged header"
                 self.damages = 1
@@ -79,8 +79,6 @@ class _SegmentReport:
                     self._count(record, decoder)
             self.size = reader.size()
             self.rest = self.size - reader.offset
-        finally:
-            reader.close()
 
     def _count(self, record: LogRecord, decoder: Decoder) -> None:
         if not self.records:

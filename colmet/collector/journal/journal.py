@@ -109,7 +109,6 @@ class Journal:
         self._stopping = False
         self._thread: threading.Thread | None = None
         self.pending_bytes = 0
-        # Guards the data shared by threads; notified when records become visible.
         self.changed = threading.Condition()
         first = self.store.next if self.store is not None else 0
         self._next = self.end = self._appended = first
@@ -122,10 +121,7 @@ class Journal:
             self.store.limit(max_bytes)
 
     def read_senders(self) -> tuple[bytes, Iterator[bytes]]:
-        """Return the input of the receiver's `restore`: the last state of the senders, and the messages after it.
-
-        To be read before the first append.
-        """
+        """Return the input of the receiver's `restore`; to be read before the first append."""
         return self.store.read_senders() if self.store is not None else (b"", iter(()))
 
     def state(self, name: str) -> OutputState:
@@ -160,11 +156,6 @@ class Journal:
             return self._tail.first
         paths = self.store.paths
         return paths[0][0] if paths else self.end
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of all segments."""
-        return self.store.size_bytes if self.store is not None else 0
 
     @property
     def dropped(self) -> int:
@@ -273,9 +264,9 @@ class Journal:
         parts: list[bytes] = []
         records: list[JournalRecord] = []
         sizes: list[int] = []
-        number = self._next
+        number, seed, header = self._next, self._seed, segments.FORM.header
         for kind, received_ns, content, batches, size in group:
-            parts.append(segments.FORM.header(self._seed, number, received_ns, content, kind))
+            parts.append(header(seed, number, received_ns, content, kind))
             parts.append(content)
             if kind == MESSAGE:
                 records.append(JournalRecord(number, received_ns, batches))
@@ -353,7 +344,7 @@ class Journal:
             "records": self.end,
             "oldest": self.oldest,
             "segments": len(store.paths) if store is not None else 0,
-            "bytes": self.size_bytes,
+            "bytes": store.size_bytes if store is not None else 0,
             "waiting_bytes": self.pending_bytes,
             "failures": self.all_failures,
             "dropped": self.dropped,

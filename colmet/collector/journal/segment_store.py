@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import fcntl
 import json
@@ -14,6 +13,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 
 from colmet.collector.journal import segments
 from colmet.collector.journal.output_state import MAX_BYTES, parse
@@ -79,11 +79,10 @@ class SegmentStore:
         self._damages: set[tuple[str, int]] = set()  # path and offset of each logged one
         try:
             self.next = self._open()
-        except OSError as err:
-            self._unlock()
-            raise _unusable(directory, err) from err
-        except BaseException:
-            self._unlock()
+        except BaseException as err:
+            self.close()
+            if isinstance(err, OSError):
+                raise _unusable(directory, err) from err
             raise
 
     def limit(self, max_bytes: int) -> None:
@@ -110,8 +109,7 @@ class SegmentStore:
                 f"or let --journal-dir name another directory"
             ) from err
         self.paths = segments.list_segments(self.directory)
-        name = read_name(self.directory)
-        if name:
+        if name := read_name(self.directory):
             self.journal = name
         else:
             if self.paths:  # under another name, its own records would be garbage to it
@@ -140,19 +138,13 @@ class SegmentStore:
             self.torn_bytes = torn
             log.warning("journal: incomplete record cut off: path=%s bytes=%d", path, torn)
         # a process killed before its sync has not acknowledged these records; this one will
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with open(path, "rb") as file:
+            os.fsync(file.fileno())
         sync_directory(self.directory)
         return after
 
     def read_senders(self) -> tuple[bytes, Iterator[bytes]]:
-        """Return the input of the receiver's `restore`: the last state of the senders, and the messages after it.
-
-        To be read before the first write.
-        """
+        """Return the last state of the senders, and the messages after it; to be read before the first write."""
         start = len(self.paths)
         senders = b""
         while start > 0 and not senders:
@@ -163,18 +155,15 @@ class SegmentStore:
 
     def _messages(self, paths: Sequence[tuple[int, str]]) -> Iterator[bytes]:
         for _, path in paths:
-            reader = SegmentReader(path, self.journal)
-            try:
+            with closing(SegmentReader(path, self.journal)) as reader:
                 for record in reader.read():
-                    if not isinstance(record, Damage) and record.kind == MESSAGE:
+                    if isinstance(record, LogRecord) and record.kind == MESSAGE:
                         yield record.content
-            finally:
-                reader.close()
 
     # -- writing --
 
     def write(self, number: int, packed: bytes, begins: bool) -> None:
-        """Write records and sync them.
+        """Write records and sync them; after a failure of the disk itself, the next ones go to another segment.
 
         Args:
             number: of the first message among or after them.
@@ -187,7 +176,12 @@ class SegmentStore:
         if self._writer is None or begins:
             self._begin(number, packed)
         else:
-            self._extend(self._writer, number, packed)
+            try:
+                self._writer.append(packed, durable=True)
+            except OSError as err:
+                self._take_back(self._writer, number, err)
+                raise
+            self.sizes[self.paths[-1][1]] = self._writer.size
 
     def note_senders(self) -> None:
         """Note that the last segment begins with the state of the senders, and is on disk."""
@@ -211,22 +205,13 @@ class SegmentStore:
             sync_directory(self.directory)
         except OSError:
             writer.close()
-            with contextlib.suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):
                 os.unlink(new)
             raise
         self._writer = writer
         if not self.paths or self.paths[-1][1] != path:
             self.paths = [*self.paths, (number, path)]
         self.sizes[path] = len(content)
-
-    def _extend(self, writer: LogWriter, number: int, packed: bytes) -> None:
-        """Append records to the segment; after a failure of the disk itself, the next ones go to another segment."""
-        try:
-            writer.append(packed, durable=True)
-        except OSError as err:
-            self._take_back(writer, number, err)
-            raise
-        self.sizes[self.paths[-1][1]] = writer.size
 
     def _take_back(self, writer: LogWriter, number: int, err: OSError) -> None:
         """Cut off the rest of a failed write; end the segment if the disk itself may have failed."""
@@ -324,9 +309,6 @@ class SegmentStore:
     def close(self) -> None:
         """Close the segment and release the lock; idempotent."""
         self._end()
-        self._unlock()
-
-    def _unlock(self) -> None:
         if self._lock_descriptor >= 0:
             os.close(self._lock_descriptor)
             self._lock_descriptor = -1
@@ -393,9 +375,8 @@ def read_positions(directory: str) -> dict[str, tuple[int, int]]:
 
 def _named(path: str) -> str:
     """Return the journal in a segment's header; empty if the header is damaged."""
-    reader = SegmentReader(path)
-    reader.close()
-    return reader.header.journal if reader.header else ""
+    with closing(SegmentReader(path)) as reader:
+        return reader.header.journal if reader.header else ""
 
 
 def _name_in(paths: Sequence[tuple[int, str]]) -> str:
@@ -415,22 +396,16 @@ def _name_in(paths: Sequence[tuple[int, str]]) -> str:
 
 def _after(path: str, journal: str) -> tuple[int, int, int]:
     """Return the number after the last record of a segment, the offset after it, and the bytes beyond."""
-    reader = SegmentReader(path, journal)
-    try:
-        after = 0
+    after = 0
+    with closing(SegmentReader(path, journal)) as reader:
         for record in reader.read():
             if isinstance(record, LogRecord) and record.kind == MESSAGE:
                 after = record.number + 1
         return after, reader.offset, reader.size() - reader.offset
-    finally:
-        reader.close()
 
 
 def _senders_of(path: str, journal: str) -> bytes:
     """Return the state of the senders at the start of a segment; empty without one."""
-    reader = SegmentReader(path, journal)
-    try:
+    with closing(SegmentReader(path, journal)) as reader:
         first = next((found for found in reader.read() if isinstance(found, LogRecord)), None)
         return first.content if first is not None and first.kind == SENDERS else b""
-    finally:
-        reader.close()

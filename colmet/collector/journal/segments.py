@@ -24,7 +24,7 @@ SEGMENT_MAGIC = b"ColmetJ1"
 _SEGMENT = struct.Struct("<8sQQQ")
 SEGMENT_HEADER_BYTES = _SEGMENT.size + 4
 # 256 MiB: the state of very many senders; messages are bounded by the transport
-FORM = RecordForm(b"\xc7JR\n", has_kind=True, max_bytes=256 << 20)
+FORM = RecordForm(b"\xc7JR\n", kinds=2, max_bytes=256 << 20)
 MAX_NUMBER = 1 << 63
 
 

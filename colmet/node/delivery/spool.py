@@ -34,7 +34,7 @@ LOCK = "lock"
 MAX_MESSAGE_BYTES = 8 << 20
 SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 20, 16 << 20
 MAX_FILE_BYTES = MAX_SEGMENT_BYTES + 2 * MAX_MESSAGE_BYTES
-FORM = RecordForm(b"\xc7SR\n", has_kind=False, max_bytes=MAX_FILE_BYTES)
+FORM = RecordForm(b"\xc7SR\n", kinds=0, max_bytes=MAX_FILE_BYTES)
 MAX_SEGMENTS = 2000  # a node restarted again and again makes small ones
 RETRY_S = 2.0
 PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # errors not caused by the file
