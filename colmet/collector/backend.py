@@ -46,11 +46,7 @@ class OutputBackend(ABC):
     @classmethod
     @abstractmethod
     def from_options(cls, options: argparse.Namespace) -> OutputBackend | None:
-        """Return the output configured on the command line, or None.
-
-        Raises:
-            ConfigError: the options contradict each other.
-        """
+        """Return the output that the options configure, or None; ConfigError if they contradict each other."""
 
     def journal_dir(self) -> str:
         """Return the default directory of the journal, next to the output's files; "" for none."""

@@ -190,11 +190,7 @@ class CollectorHealth:
         }
 
     def families(self) -> Iterator[Family]:
-        """Yield the state as metrics. For any other thread.
-
-        Raises:
-            Refused: the main thread does not answer.
-        """
+        """Yield the state as metrics. For any other thread; Refused if the main thread does not answer."""
         status = self.status({"senders": -1})
         name, now_s = "colmet_collector", self._now_ns() / 1e9
         yield from self._identity.families()

@@ -60,11 +60,7 @@ def changes(
 
 
 def open_workers(outputs: Sequence[OutputBackend], journal: Journal, options: argparse.Namespace) -> list[OutputWorker]:
-    """Open the outputs, each with its place in the journal.
-
-    Raises:
-        ConfigError: one of them can never work as configured; all are closed.
-    """
+    """Open the outputs, each with its place in the journal; close all and raise ConfigError if one cannot work."""
     workers = []
     try:
         for output in outputs:
@@ -133,11 +129,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
-    """Check that the collector would start with these options.
-
-    Raises:
-        ConfigError: it would not.
-    """
+    """Check that the collector would start with these options; ConfigError if it would not."""
     for output in build(options, classes).outputs:
         output.close()
 
@@ -205,11 +197,7 @@ def run(
 
 
 def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
-    """Check the machine before anything is opened, and warn of limitations.
-
-    Raises:
-        ConfigError: another program has the address of the JSON interface.
-    """
+    """Warn of limits of the machine before anything is opened; ConfigError if the page's address is taken."""
     if not parts.outputs:
         log.warning(
             "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"

@@ -133,11 +133,7 @@ class StdoutOutput(OutputBackend):
         return cls(options.stdout_format) if options.enable_stdout_backend else None
 
     def open(self, state: OutputState) -> None:
-        """Check that the descriptor is open.
-
-        Raises:
-            ConfigError: standard output is closed.
-        """
+        """Check that the descriptor is open; ConfigError if standard output is closed."""
         self._state = state
         try:
             os.fstat(self._fd)

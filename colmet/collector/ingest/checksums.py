@@ -64,11 +64,7 @@ class Checksums:
 
     @classmethod
     def restored(cls, state: str) -> Checksums:
-        """Return the checksums of a `state`.
-
-        Raises:
-            ValueError, TypeError: the text is malformed.
-        """
+        """Return the checksums of a `state`; ValueError or TypeError if the text is malformed."""
         checksums = cls()
         entries = array("Q")
         entries.frombytes(base64.b64decode(state, validate=True)[: 8 * KEPT])

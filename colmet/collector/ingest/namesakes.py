@@ -147,11 +147,7 @@ class Namesakes:
 
     @classmethod
     def restored(cls, host: str, state: Sequence[Sequence[Any]], now_ns: int) -> Namesakes:
-        """Return the namesakes of a `state`, all heard just now.
-
-        Raises:
-            ValueError, TypeError: the state is malformed.
-        """
+        """Return the namesakes of a `state`, all heard just now; ValueError or TypeError if the state is malformed."""
         namesakes = cls(host)
         for ident, peer, place, spans in state[-MAX_STARTS:]:
             start = Start(ident if isinstance(ident, str) else int(ident), str(peer), min(max(int(place), 0), MOST - 1))

@@ -126,11 +126,7 @@ class Sequence64:
 
     @classmethod
     def restored(cls, state: Sequence[Any]) -> Sequence64:
-        """Return the count with this state.
-
-        Raises:
-            ValueError, TypeError: the state is malformed.
-        """
+        """Return the count with this state; ValueError or TypeError if the state is malformed."""
         first, end, gaps, *rest = state
         sequence = cls(*[int(floor) for floor in rest])
         if int(first) < int(end):

@@ -18,11 +18,7 @@ NS = 1_000_000_000
 
 
 def check(directory: str) -> int:
-    """Read every record of a journal and print a summary; return 1 for damage, else 0.
-
-    Raises:
-        ConfigError: there is no journal.
-    """
+    """Print a summary of all records of a journal; return 1 for damage, else 0; ConfigError without a journal."""
     if not directory:
         raise ConfigError("--check-journal: give --journal-dir DIR, or the --hdf5-filepath PATH that it is beside")
     try:

@@ -125,11 +125,7 @@ class Journal:
         return self.store.read_senders() if self.store is not None else (b"", iter(()))
 
     def state(self, name: str) -> OutputState:
-        """Return the state of an output; from now on its position keeps records in the journal.
-
-        Raises:
-            ConfigError: the file cannot be read.
-        """
+        """Return the state of an output, whose position keeps records from now on; ConfigError if unreadable."""
         path = os.path.join(self.directory, f"{name}.json") if self.directory else ""
         try:
             state = OutputState(path, self.journal, self.oldest, self.end)

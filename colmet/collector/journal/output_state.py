@@ -102,11 +102,7 @@ class OutputState:
 
 
 def parse(text: bytes) -> dict[str, Any]:
-    """Return the content of a state's file.
-
-    Raises:
-        ValueError: it is malformed.
-    """
+    """Return the content of a state's file; ValueError if it is malformed."""
     try:
         document = json.loads(text)
         form, position, keep_from = document["form"], document["position"], document["keep_from"]

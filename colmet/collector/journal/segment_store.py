@@ -315,11 +315,7 @@ class SegmentStore:
 
 
 def check_directory(directory: str) -> None:
-    """Check that a directory can hold a journal, without writing there; "" is memory.
-
-    Raises:
-        ConfigError: it cannot.
-    """
+    """Check that a directory can hold a journal, without writing there; "" is memory; ConfigError if it cannot."""
     if not directory:
         return
     try:
@@ -334,11 +330,7 @@ def _unusable(directory: str, err: OSError) -> ConfigError:
 
 
 def read_name(directory: str) -> str:
-    """Return the name of the journal in a directory; empty without one.
-
-    Raises:
-        ConfigError: the file is malformed.
-    """
+    """Return the name of the journal in a directory; empty without one; ConfigError if the file is malformed."""
     path = os.path.join(directory, NAME_FILE)
     try:
         with open(path, "rb") as file:
@@ -380,11 +372,7 @@ def _named(path: str) -> str:
 
 
 def _name_in(paths: Sequence[tuple[int, str]]) -> str:
-    """Return the journal of the segments.
-
-    Raises:
-        ConfigError: no header is readable, or they name several journals.
-    """
+    """Return the journal of the segments; ConfigError if no header is readable, or they name several journals."""
     names = {name for _, path in paths if (name := _named(path))}
     if len(names) != 1:
         raise ConfigError(

@@ -29,11 +29,7 @@ class Decoded(NamedTuple):
 
 
 def dialect_of(message: bytes) -> str:
-    """Return the dialect of a message: v1, colmet06 or colmet_rs.
-
-    Raises:
-        WireError: it starts like none of them.
-    """
+    """Return the dialect of a message: v1, colmet06 or colmet_rs; WireError if it starts like none of them."""
     first = message[0] if message else 0
     if 0x80 <= first <= 0x8F:
         key_at = 1

@@ -45,11 +45,7 @@ def pack_description(schema: Schema) -> bytes:
 
 
 def inflated(description: bytes) -> bytes:
-    """Return the text of a description as sent.
-
-    Raises:
-        WireError: it is too long or damaged.
-    """
+    """Return the text of a description as sent; WireError if it is too long or damaged."""
     inflate = zlib.decompressobj()
     try:
         text = inflate.decompress(description, MAX_DESCRIPTION_BYTES)
@@ -61,11 +57,7 @@ def inflated(description: bytes) -> bytes:
 
 
 def parse_description(digest: bytes, text: bytes) -> Schema:
-    """Return the schema of a description with this digest.
-
-    Raises:
-        WireError: it is not allowed, or has another digest.
-    """
+    """Return the schema of a description with this digest; WireError if it is not allowed, or has another digest."""
     try:
         schema = Schema.parse(text.decode("ascii"))
     except ValueError as err:

@@ -112,11 +112,7 @@ class DatabaseClient:
         self.failovers = 0
 
     def ask(self, method: str, path: str, body: bytes | None = None, form: str = "application/json") -> Response:
-        """Send a request and return the response of a host.
-
-        Raises:
-            OutputUnavailable: no host answers, or it refuses the credentials.
-        """
+        """Return the response of a host; OutputUnavailable if none answers, or it refuses the credentials."""
         now = time.monotonic()
         why = ""
         # failed hosts come last, and are not skipped: the caller has a back-off between its retries, too
@@ -231,20 +227,12 @@ def add_options(parser: Options, purpose: str) -> None:
 
 
 def checked_urls(options: argparse.Namespace) -> list[str]:
-    """Return the addresses of the command line, without user and password.
-
-    Raises:
-        ConfigError: one of them is invalid.
-    """
+    """Return the addresses of the command line, without user and password; ConfigError if one of them is invalid."""
     return [checked_url(url) for url in options.elastic_host]
 
 
 def checked_prefix(options: argparse.Namespace) -> str:
-    """Return the prefix of all index names.
-
-    Raises:
-        ConfigError: the prefix is invalid for an index.
-    """
+    """Return the prefix of all index names; ConfigError if the prefix is invalid for an index."""
     prefix: str = options.elastic_index_prefix
     if not PREFIX.fullmatch(prefix):
         raise ConfigError(
@@ -255,11 +243,7 @@ def checked_prefix(options: argparse.Namespace) -> str:
 
 
 def checked_url(url: str) -> str:
-    """Return an address without trailing slash, user and password.
-
-    Raises:
-        ConfigError: the address is invalid; the message does not repeat a password.
-    """
+    """Return an address without trailing slash, user and password; ConfigError, without a password, for others."""
     url, _ = _parted(url)
     parts = parse_url(url)
     good = parts is not None and _is_host(parts.hostname or "") and not (parts.query or parts.fragment)
@@ -287,11 +271,7 @@ def _is_host(name: str) -> bool:
 
 
 def open_http(options: argparse.Namespace, urls: Sequence[str]) -> HttpClient:
-    """Return an HTTP client with the credentials and certificates of the command line.
-
-    Raises:
-        ConfigError: they are unusable.
-    """
+    """Return an HTTP client with the credentials and certificates of the options; ConfigError if they are unusable."""
     headers = {"User-Agent": f"colmet/{__version__}"}
     authorization = _authorization(options)
     if authorization:

@@ -36,11 +36,7 @@ class Mappings:
         self._fits: dict[bytes, Fit] = {}
 
     def fit(self, schema: Schema) -> Fit:
-        """Return the index for rows of a schema, and add their new fields to those of the index.
-
-        Raises:
-            OutputUnavailable: the fields cannot be read now.
-        """
+        """Return the index for rows of a schema, after adding their fields; OutputUnavailable if unreadable now."""
         fit = self._fits.get(schema.digest)
         if fit is None:
             if len(self._fits) >= MAX_KNOWN or len(self._fields) >= MAX_KNOWN:

@@ -128,11 +128,7 @@ class ElasticsearchOutput(OutputBackend):
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ElasticsearchOutput | None:
-        """Return the output, or None without --elastic-host.
-
-        Raises:
-            ConfigError: an address, a name or a file is unusable.
-        """
+        """Return the output, or None without --elastic-host; ConfigError for an unusable address, name or file."""
         if not options.elastic_host:
             return None
         urls, prefix = client.checked_urls(options), client.checked_prefix(options)
@@ -422,11 +418,7 @@ class ElasticsearchOutput(OutputBackend):
         return answer.status == 200 or self._without_template(index, answer)
 
     def _fields_of(self, index: str) -> Mapping[str, Any]:
-        """Return the fields in Colmet's own template for an index; empty without such a template.
-
-        Raises:
-            OutputUnavailable: the template cannot be read now.
-        """
+        """Return the fields of Colmet's own template for an index, if any; OutputUnavailable if unreadable now."""
         if not self._use_templates:
             return {}
         index = self._naming.prefix + index
@@ -492,11 +484,7 @@ class ElasticsearchOutput(OutputBackend):
 
 
 def _template_of(index: str, answer: Response) -> Mapping[str, Any]:
-    """Return an index template from the server's response.
-
-    Raises:
-        OutputUnavailable: the template has another form.
-    """
+    """Return an index template from the server's response; OutputUnavailable if the template has another form."""
     try:
         there = answer.body["index_templates"][0]["index_template"]
         if there.get("_meta", {}).get("managed_by") == MANAGED_BY:

@@ -95,11 +95,7 @@ def add_options(parser: Options) -> None:
 
 
 def check(options: argparse.Namespace) -> Mapping[str, int]:
-    """Return the period ("s") and the size ("bytes") of --hdf5-rotate.
-
-    Raises:
-        ConfigError: the options are invalid or in conflict, or require another build of PyTables.
-    """
+    """Return period ("s") and size ("bytes") of --hdf5-rotate; ConfigError for options that cannot work here."""
     path = options.hdf5_filepath
     if not path:
         raise ConfigError("--hdf5-filepath is empty; give a path, e.g. /var/lib/colmet/cluster")

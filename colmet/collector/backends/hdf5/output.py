@@ -213,11 +213,7 @@ class Hdf5Output(OutputBackend):
             raise _not_writable(self.path, err) from err
 
     def recover(self) -> None:
-        """Bring the file to OPEN: roll back a killed burst, replace a damaged file.
-
-        Raises:
-            OutputUnavailable: not possible now.
-        """
+        """Bring the file to OPEN: roll back a killed burst, replace a damaged file; or raise OutputUnavailable."""
         saved = Checkpoint.load(self._state)
         state = self._state_of_file(saved)
         if state is FileState.UNNAMED:
