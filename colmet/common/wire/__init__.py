@@ -75,11 +75,7 @@ class Decoder:
         return self._decoded(message, self._schemas)
 
     def heads(self, message: bytes) -> tuple[Batch, ...]:
-        """Return the batches of a message, those of our own dialect without tables: their headers, at little cost.
-
-        Raises:
-            WireError: for any defect; no other exception is raised.
-        """
+        """Return the batches, those of our own dialect without tables, at little cost; only WireError is raised."""
         return self._decoded(message, None).batches
 
     def _decoded(self, message: bytes, schemas: v1.SchemaCache | None) -> Decoded:

@@ -182,11 +182,7 @@ def _read(message: bytes) -> tuple[_Found, int]:
 
 
 def decode(message: bytes) -> tuple[tuple[Batch, ...], int]:
-    """Return the batches in a message, one for each (host, time), and the number of skipped values.
-
-    Raises:
-        WireError: the message is not of this dialect.
-    """
+    """Return the batches, one for each (host, time), and the count of skipped values; WireError for other dialects."""
     try:
         found, skipped = _read(message)
     except WireError:

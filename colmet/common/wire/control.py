@@ -63,11 +63,7 @@ def decode_request(message: bytes) -> dict[str, Scalar]:
 
 
 def decode_answer(message: bytes) -> dict[str, Any]:
-    """Decode a reply.
-
-    Raises:
-        WireError: for any defect; no other exception is raised.
-    """
+    """Decode a reply; WireError for any defect, and no other exception."""
     if len(message) > MAX_ANSWER_BYTES:
         raise WireError(f"answer: {len(message)} bytes, more than the {MAX_ANSWER_BYTES} that one may have")
     try:

@@ -77,11 +77,7 @@ def encode(message: Message) -> bytes:
 
 
 def decode(message: bytes) -> Message:
-    """Decode a message.
-
-    Raises:
-        WireError: for any defect; no other exception is raised.
-    """
+    """Decode a message; WireError for any defect, and no other exception."""
     if len(message) > MAX_MESSAGE_BYTES:
         raise WireError(f"link: {len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
     try:
