@@ -34,7 +34,7 @@ from measuring import TIME_NS, Figure, free_uri, rss_mb, show, warm_memory
 from colmet import __version__
 from colmet.collector import main as collector_main
 from colmet.collector.backends.hdf5 import open_tables
-from colmet.collector.backends.hdf5.h5file import tables
+from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module

@@ -22,14 +22,14 @@ import numpy as np
 from measuring import TIME_NS, Figure, in_turns, warm_memory
 
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5 import library
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 
-tables = h5file.tables
+tables = library.tables
 
 SCHEMA = colmet06.RECORDS["taskstats_default"].schema
 FIRST_JOB = 100_000

@@ -30,19 +30,25 @@ class ColumnBatch(NamedTuple):
     # for each source, the jobs on its node at that tick, or None if its dialect lacks them
     jobs: list[tuple[int, ...] | None]
 
-    def by_job(self) -> tuple[Ints, list[int], list[int]]:
-        """Return the order of rows grouped by job, the jobs, and the start of each job in that order.
-
-        Within a job the order is that of arrival. The starts have one more entry than the jobs: the row count.
-        """
+    def by_job(self) -> RowsByJob:
+        """Return the rows grouped by job, within a job in order of arrival."""
         job_ids = self.rows["job_id"]
         count = len(job_ids)
         if count == 0:
-            return np.arange(0), [], [0]
+            return RowsByJob(self, np.arange(0), [], [0])
         order = np.argsort(job_ids, kind="stable")
         ordered = job_ids[order]
         starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()]
-        return order, ordered[starts].tolist(), [*starts, count]
+        return RowsByJob(self, order, ordered[starts].tolist(), [*starts, count])
+
+
+class RowsByJob(NamedTuple):
+    """Rows of one schema, with their order by job."""
+
+    batch: ColumnBatch
+    order: Ints  # of the rows
+    jobs: list[int]
+    starts: list[int]  # of each job in that order, and the row count
 
 
 def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:

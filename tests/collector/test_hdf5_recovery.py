@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import colmet
-from colmet.collector.backends.hdf5 import h5file, isolated, open_tables, repair
+from colmet.collector.backends.hdf5 import h5file, isolated, library, open_tables, repair
 from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
@@ -31,7 +31,7 @@ from colmet.common.errors import ConfigError, OutputUnavailable
 from tests.support.hdf5_killed import expected, record, stored
 from tests.support.hdf5_writer import JOURNAL
 
-tables = h5file.tables
+tables = library.tables
 
 
 def state_of(folder, end=0, oldest=0):
@@ -129,7 +129,7 @@ def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp
     monkeypatch.setattr(OutputState, "save", lambda self, p, n, k: (saved.append((p, n["undo"])), save(self, p, n, k)))
     write(output, state, 80, step=80)
     assert {position for position, _ in saved} == {0, 80}
-    assert max(len(undo) for _, undo in saved) > 8 >= len(output._file._open_tables)
+    assert max(len(undo) for _, undo in saved) > 8 >= len(output._file.open_tables)
     write(output, state, 120, step=40)  # tables that are there, too
     monkeypatch.undo()
     output.close()
@@ -139,10 +139,10 @@ def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp
 def test_tables_of_jobs_that_ended_are_closed(tmp_path, monkeypatch):
     output, state = started(tmp_path)
     write(output, state, 10)
-    assert len(output._file._open_tables) > 3
+    assert len(output._file.open_tables) > 3
     monkeypatch.setattr(open_tables, "IDLE_S", -1.0)
     write(output, state, 20)
-    assert len(output._file._open_tables) == 0
+    assert len(output._file.open_tables) == 0
     monkeypatch.undo()
     write(output, state, 30)
     output.close()
@@ -401,7 +401,7 @@ def test_a_damaged_file_is_noticed_after_a_clean_stop_if_it_cannot_be_opened(tmp
 def test_a_file_that_goes_bad_while_it_is_written_is_replaced(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
-    output._file._open_tables.forget()
+    output._file.open_tables.forget()
     append, truncate = tables.Table.append, tables.Table.truncate
 
     def fail(*_):

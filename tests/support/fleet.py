@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import h5py
 
-from colmet.collector.backends.hdf5.h5file import tables  # loaded as the collector loads it
+from colmet.collector.backends.hdf5.library import tables  # loaded as the collector loads it
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import LinkClient, Push, link_uri
 from colmet.common.wire import link, v1

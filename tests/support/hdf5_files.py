@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5 import library
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.common.wire import colmet06
 
-tables = h5file.tables
+tables = library.tables
 
 
 TIME_S = 1_700_000_000

@@ -5,10 +5,10 @@ from __future__ import annotations
 import h5py
 
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import h5file
+from colmet.collector.backends.hdf5 import library
 from colmet.common.schema import Batch, Field, Schema, Table
 
-tables = h5file.tables
+tables = library.tables
 
 
 TIME_S = 1_700_000_000

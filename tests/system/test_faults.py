@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.collector.backends.hdf5.h5file import tables
+from colmet.collector.backends.hdf5.library import tables
 from tests.support.machine import cannot_run
 from tests.support.tunnel import ADDRESSES, Tunnel
 

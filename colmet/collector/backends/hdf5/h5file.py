@@ -12,35 +12,41 @@ import logging
 import os
 import re
 import struct
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, remove_tails
 from colmet.collector.backends.hdf5.h5table import (
-    BACKEND_VERSION,
     REBUILT,
     REPLACED,
     Damaged,
-    chunk_rows,
     column,
     copy_rows,
+    create_table,
     group_path,
     is_filtered,
     last_chunk,
+    reading,
     table_names,
     tail_is,
     tail_of,
     temporary,
     title,
 )
-from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, close_library, is_of_system, open_library
-from colmet.collector.backends.hdf5.library import tables as tables  # imported from here by other modules
+from colmet.collector.backends.hdf5.library import (
+    STORAGE_ERRORS,
+    cause,
+    close_library,
+    is_of_system,
+    open_library,
+    tables,
+)
 from colmet.collector.backends.hdf5.open_tables import OpenTable, OpenTables
 from colmet.collector.backends.hdf5.space import SPARE_BYTES, chunk_bytes, header_bytes, promise
-from colmet.collector.columnar import ColumnBatch
+from colmet.collector.columnar import RowsByJob
 from colmet.collector.columns import (
     RowLayout,
     columns_of,
@@ -75,25 +81,6 @@ Tails = Mapping[str, int]
 
 class FileBusy(OutputUnavailable):
     """A reader's lock on the file keeps the writer out."""
-
-
-class RowsByJob(NamedTuple):
-    """Rows of one schema, with their order by job.
-
-    Attributes:
-        batch: the rows.
-        order, jobs, starts: of `ColumnBatch.by_job`.
-    """
-
-    batch: ColumnBatch
-    order: Any
-    jobs: Sequence[int]
-    starts: Sequence[int]
-
-
-def group_by_job(batch: ColumnBatch) -> RowsByJob:
-    """Group the rows of one schema by job."""
-    return RowsByJob(batch, *batch.by_job())
 
 
 class _Piece(NamedTuple):
@@ -132,7 +119,9 @@ class Hdf5File:
     Attributes:
         created: whether `open` created it.
         tables: number of its tables; None if not counted.
+        open_tables: those of recent rows.
         left_out: counts of values and of rows dropped by the current burst.
+        replaced: former versions of tables rebuilt by the last burst; see `drop_replaced`.
     """
 
     def __init__(self, path: str, filters: Any) -> None:
@@ -143,10 +132,10 @@ class Hdf5File:
         self._filters = filters
         self._file: Any = None
         self._lock = -1
-        self._open_tables = OpenTables()
-        self._layouts: OrderedDict[tuple[bytes, np.dtype[Any]], RowLayout] = OrderedDict()
+        self.open_tables = OpenTables()
+        self._layout = lru_cache(MAX_LAYOUTS)(RowLayout)
         self._rebuilds: dict[str, int] = {}
-        self._replaced: list[str] = []
+        self.replaced: list[str] = []
         self._header_bytes = 0
         self._warned: set[tuple[str, str]] = set()
 
@@ -217,7 +206,7 @@ class Hdf5File:
         except ColmetError:
             self.close()
             raise
-        except Exception as err:
+        except Exception as err:  # on a damaged file, PyTables raises anything
             self.close()
             if _BUSY.search(str(err)):
                 raise FileBusy(f"{self.path} is held open by a reader; waiting until that closes it") from err
@@ -250,9 +239,9 @@ class Hdf5File:
         """Complete the file on disk and close it; return whether both succeeded."""
         clean = True
         file, self._file = self._file, None
-        self._open_tables.forget()
+        self.open_tables.forget()
         self._rebuilds.clear()
-        self._replaced.clear()
+        self.replaced.clear()
         if file is not None:
             try:
                 close_library(file)
@@ -291,12 +280,8 @@ class Hdf5File:
         """Count the tables once, at 0.2 ms per job; Damaged if they cannot be listed."""
         if self.tables is not None:
             return
-        try:
+        with reading(self.path):
             self.tables = sum(1 for _ in table_names(self._file))
-        except Exception as err:
-            if is_of_system(err):
-                raise OutputUnavailable(f"cannot read {self.path}: {cause(err)}") from err
-            raise Damaged(f"{self.path}: {cause(err)}") from err
 
     # -- a burst --
 
@@ -360,8 +345,8 @@ class Hdf5File:
             Damaged: a table has fewer rows than before, or different ones.
             Exception: after a failure of HDF5, PyTables raises anything.
         """
-        self._open_tables.forget()  # a failed burst leaves closed tables among them
-        self._replaced.clear()
+        self.open_tables.forget()  # a failed burst leaves closed tables among them
+        self.replaced.clear()
         kept = KeptTails(self.path, tails)
         for path, rows in undo.items():
             self._settle(path)
@@ -405,16 +390,11 @@ class Hdf5File:
         if group in self._file and self._file.get_node(group)._v_nchildren == 0:
             self._file.remove_node(group)
 
-    @property
-    def replaced(self) -> list[str]:
-        """Return the former versions of tables rebuilt by the last burst; see `drop_replaced`."""
-        return list(self._replaced)
-
     def drop_replaced(self) -> None:
         """Remove former tables, after the commit of the burst only, as HDF5 reuses their space."""
-        for path in self._replaced:
+        for path in self.replaced:
             self._file.remove_node(path)
-        self._replaced.clear()
+        self.replaced.clear()
         self.flush()
         self.sync()
 
@@ -423,8 +403,8 @@ class Hdf5File:
     def _find(self, job: int, name: str) -> tuple[bool, OpenTable | None]:
         """Return whether the table's path is in use, and the opened table; None if another object is there."""
         key = (job, name)
-        if key in self._open_tables:
-            return True, self._open_tables.use(key)
+        if key in self.open_tables:
+            return True, self.open_tables.use(key)
         group, path = group_path(job), f"{group_path(job)}/{name}"
         in_the_way = None
         if group not in self._file:
@@ -436,11 +416,11 @@ class Hdf5File:
         else:
             table = self._file.get_node(path)
             if isinstance(table, tables.Table) and not table.description._v_is_nested:
-                return True, self._open_tables.keep(key, table)
+                return True, self.open_tables.keep(key, table)
             if isinstance(table, tables.UnImplemented):
                 raise Damaged(f"{path} cannot be opened")
             in_the_way = path
-        self._open_tables.keep(key, None)
+        self.open_tables.keep(key, None)
         if self._is_news(in_the_way, ""):
             log.warning("rows dropped, another object has their path: path=%s node=%s", self.path, in_the_way)
         return True, None
@@ -456,7 +436,7 @@ class Hdf5File:
         for name in names:
             found, handle = self._find(job, name)
             if not found:
-                handle = self._open_tables.keep((job, name), self._new_table(job, name, schema))
+                handle = self.open_tables.keep((job, name), self._new_table(job, name, schema))
             if handle is None:
                 continue
             if handle.digest != schema.digest or handle.layout is None:
@@ -504,21 +484,6 @@ class Hdf5File:
         self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
         return self._rebuilds[path] <= MAX_REBUILDS
 
-    def close_idle(self) -> None:
-        """Close tables without recent rows."""
-        self._open_tables.close_idle()
-
-    def _layout(self, schema: Schema, dtype: np.dtype[Any]) -> RowLayout:
-        key = (schema.digest, dtype)
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = RowLayout(schema, dtype)
-            if len(self._layouts) > MAX_LAYOUTS:
-                self._layouts.popitem(last=False)
-        else:
-            self._layouts.move_to_end(key)
-        return layout
-
     def _warn(self, table: str, name: str, reason: str) -> None:
         if self._is_news(table, name):
             log.warning("column dropped: path=%s table=%s column=%s cause=%s", self.path, table, name, reason)
@@ -540,17 +505,7 @@ class Hdf5File:
         row_bytes = sum([c.itemsize for c in columns.values()])
         self._header_bytes += header_bytes(len(columns), row_bytes)
         self._reserve(0)
-        table = self._file.create_table(
-            group,
-            name,
-            description=columns,
-            title=title,
-            filters=filters,
-            chunkshape=chunk_rows(filters, row_bytes),
-            createparents=True,
-        )
-        table.attrs.backend_version = BACKEND_VERSION
-        return table
+        return create_table(self._file, group, name, columns, title, filters)
 
     def _widen(self, table: Any, schema: Schema) -> Any:
         """Rebuild a table under its name with all columns of a schema, and return it.
@@ -575,7 +530,7 @@ class Hdf5File:
         table._f_close(flush=False)
         if replaced:
             self._file.rename_node(path, f"{REPLACED}{name}")
-            self._replaced.append(replaced)
+            self.replaced.append(replaced)
         else:
             self._file.remove_node(path)
         self._file.rename_node(rebuilt, name)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from colmet.collector.backends.hdf5.library import is_of_system, tables
+from colmet.collector.backends.hdf5.library import cause, is_of_system, tables
 from colmet.collector.columns import missing
-from colmet.common.errors import ColmetError
+from colmet.common.errors import ColmetError, OutputUnavailable
 
 BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
 REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # never names of messages' tables: these start with a letter
@@ -29,6 +30,19 @@ def column(dtype: np.dtype[Any], position: int, default: Any = None) -> Any:
     return tables.Col.from_dtype(dtype, dflt=missing(dtype) if default is None else default, pos=position)
 
 
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Raise Damaged for all that PyTables raises on a damaged file, and OutputUnavailable for errors of the system."""
+    try:
+        yield
+    except Damaged:
+        raise
+    except Exception as err:  # on a damaged file, PyTables raises anything
+        if is_of_system(err):
+            raise OutputUnavailable(f"cannot read {path}: {cause(err)}") from err
+        raise Damaged(f"{path}: {type(err).__name__} {cause(err)}") from err
+
+
 def is_filtered(table: Any) -> bool:
     """Return whether a table's chunks are compressed or have checksums: HDF5 rewrites such a chunk to fill it."""
     return bool(table.filters.complevel or table.filters.fletcher32)
@@ -38,6 +52,14 @@ def chunk_rows(filters: Any, row_bytes: int) -> int | None:
     """Return the rows per chunk of a new table with these filters; None for PyTables' choice."""
     is_blosc2 = filters.complib is not None and filters.complib.startswith("blosc2")
     return max(1, BLOSC2_CHUNK_BYTES // row_bytes) if is_blosc2 else None
+
+
+def create_table(file: Any, group: str, name: str, columns: Mapping[str, Any], title: str, filters: Any) -> Any:
+    """Create a table in the group of a job, and the group if it does not exist."""
+    rows = chunk_rows(filters, sum([c.itemsize for c in columns.values()]))
+    table = file.create_table(group, name, columns, title, filters, chunkshape=rows, createparents=True)
+    table.attrs.backend_version = BACKEND_VERSION
+    return table
 
 
 def last_chunk(table: Any, rows: int) -> int:
@@ -55,7 +77,7 @@ def tail_is(table: Any, rows: int, checksum: int) -> bool:
     """Return whether the rows in the last chunk have this checksum; False if they are unreadable."""
     try:
         return zlib.crc32(tail_of(table, rows)) == checksum
-    except Exception as err:
+    except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise
         return False

@@ -21,6 +21,7 @@ from colmet.collector.backends.hdf5.h5file import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.repair import Salvaged
 from colmet.common.errors import OutputUnavailable
+from colmet.common.runtime.files import write_all
 from colmet.common.runtime.readable import readable
 
 log = logging.getLogger(__name__)
@@ -29,7 +30,6 @@ QUIET_S = 600.0  # timeout between two lines, enough for the longest table
 MAX_CRASHES = 16
 # Other signals come from outside: a service stop, Ctrl-C, a machine out of memory.
 CRASHES = (signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.SIGFPE, signal.SIGILL)
-MAX_LINE_BYTES = 1 << 20
 _ERRORS = {"Damaged": Damaged, "OutputUnavailable": OutputUnavailable}
 
 
@@ -79,7 +79,7 @@ def _ask(task: str, arguments: list[Any], read: set[str]) -> Any:
             assert process.stdout is not None
             _tell(process.stdin.fileno(), [task, arguments])
             for line in _lines(process.stdout.fileno()):
-                kind, content = _heard(line)
+                kind, content = json.loads(line)
                 if kind == "at":
                     at = content
                 elif kind == "read":
@@ -116,17 +116,8 @@ def _lines(descriptor: int) -> Iterator[bytes]:
         yield from lines
 
 
-def _heard(line: bytes) -> tuple[str, Any]:
-    """Return the kind and the content of a line from the child."""
-    kind, content = json.loads(line)
-    return kind, content
-
-
 def _tell(descriptor: int, message: Any) -> None:
-    content = json.dumps(message).encode() + b"\n"
-    done = 0
-    while done < len(content):
-        done += os.write(descriptor, content[done:])
+    write_all(descriptor, json.dumps(message).encode() + b"\n")
 
 
 # -- in the child process --

@@ -96,7 +96,7 @@ def close_library(file: Any) -> None:
     """Close PyTables' file; after a failure mark it as closed, so that its path can be reopened."""
     try:
         file.close()
-    except Exception:
+    except Exception:  # after a failure of HDF5, PyTables raises anything
         tables.file._open_files.remove(file)
         raise
 

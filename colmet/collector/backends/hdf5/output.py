@@ -19,7 +19,7 @@ from colmet.collector.backends.hdf5 import options as hdf5_options
 from colmet.collector.backends.hdf5 import replacement
 from colmet.collector.backends.hdf5.burst import Burst
 from colmet.collector.backends.hdf5.checkpoint import REPLAY, Checkpoint, boot_id, last_file
-from colmet.collector.backends.hdf5.h5file import FileBusy, Hdf5File, Tails, Undo, group_by_job
+from colmet.collector.backends.hdf5.h5file import FileBusy, Hdf5File, Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
@@ -416,7 +416,7 @@ class Hdf5Output(OutputBackend):
         """Append the rows of records to the file, as one burst."""
         file = self._file
         assert file is not None  # `_prepare` opened it
-        parts = [group_by_job(columns) for columns in join([batch for record in records for batch in record.batches])]
+        parts = [columns.by_job() for columns in join([batch for record in records for batch in record.batches])]
         try:
             undo, tails = file.plan(parts)
             self._burst.begin(self._checkpoint(undo, tails))
@@ -441,7 +441,7 @@ class Hdf5Output(OutputBackend):
         self.rows_left_out += file.left_out[1]
         if file.replaced:
             self._drop_replaced(file, done)
-        file.close_idle()
+        file.open_tables.close_idle()
 
     def _drop_replaced(self, file: Hdf5File, saved: Checkpoint) -> None:
         """Remove the former versions of widened tables, in a burst of its own with a saved checkpoint.
@@ -522,7 +522,7 @@ class Hdf5Output(OutputBackend):
                 self._file.restore(saved.undo, saved.tails)
             except Damaged:
                 raise
-            except Exception as err:
+            except Exception as err:  # as in `_take_back`
                 self._close_file()
                 if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
                     raise Damaged(f"{self.path}: {cause(err)}") from err

@@ -13,14 +13,14 @@ import numpy as np
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails
 from colmet.collector.backends.hdf5.h5file import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import (
-    BACKEND_VERSION,
     COPY_BYTES,
     REPLACED,
     Damaged,
-    chunk_rows,
     column,
+    create_table,
     is_filtered,
     last_chunk,
+    reading,
     table_names,
     tail_is,
     temporary,
@@ -67,7 +67,7 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell
         Damaged: the file is not sound.
         OutputUnavailable: a system error prevents reading the file.
     """
-    try:
+    with reading(path):
         kept = KeptTails(path, tails)
         with opened_library(path, "r") as file:
             found = 0
@@ -88,12 +88,6 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell
                 _verify_rows(table, name, rows, tails.get(name), kept)
             if expected is not None and found != expected:
                 raise Damaged(f"{path}: has {found} tables, {expected} were written")
-    except Damaged:
-        raise
-    except Exception as err:  # on a damaged file, PyTables raises anything
-        if is_of_system(err):
-            raise OutputUnavailable(f"cannot read {path}: {cause(err)}") from err
-        raise Damaged(f"{path}: {type(err).__name__} {cause(err)}") from err
 
 
 def _verify_table(table: Any, rows: int | None) -> None:
@@ -204,12 +198,9 @@ def salvage(
                     _copy_table(old, path, new, undo, kept, done)
                     tell("read", path)
                 _close_damaged(old)
-        descriptor = os.open(target, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-    except Exception as err:
+        with open(target, "rb") as file:
+            os.fsync(file.fileno())
+    except Exception as err:  # after a failure of HDF5, PyTables raises anything
         if os.path.lexists(target):
             os.unlink(target)
         raise OutputUnavailable(f"cannot rebuild {source} as {target}: {cause(err)}") from err
@@ -227,7 +218,7 @@ def _open_damaged(path: str) -> Any:
     _lengthen(path)
     try:
         return open_library(path, "r")
-    except Exception as err:
+    except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise
         log.error("nothing can be read from the damaged file: path=%s cause=%s", path, cause(err))
@@ -306,24 +297,16 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
         if tail is not None:
             readable = min(readable, last_chunk(table, rows))
         group, leaf = name.rsplit("/", 1)
-        target = new.create_table(
-            group,
-            leaf,
-            description=columns,
-            title=table.title or title(group[len("/job_") :]),
-            filters=table.filters,
-            chunkshape=chunk_rows(table.filters, int(table.dtype.itemsize)),
-            createparents=True,
-        )
-    except Exception as err:
+        name_of_job = table.title or title(group[len("/job_") :])
+        target = create_table(new, group, leaf, columns, name_of_job, table.filters)
+    except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise
         _count_lost(name, undo, done, cause(err))
         return
-    target.attrs.backend_version = BACKEND_VERSION  # a damaged table may lack it
     try:
         table.attrs._f_copy(target)
-    except Exception as err:  # noqa: BLE001 - see above
+    except Exception as err:  # noqa: BLE001 - as above
         log.error("attributes lost: table=%s cause=%s", name, cause(err))
     copied = 0
     try:
@@ -334,7 +317,7 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
         if tail is not None:
             target.append(np.frombuffer(tail, table.dtype))
             copied += len(tail) // int(table.dtype.itemsize)
-    except Exception as err:
+    except Exception as err:  # as above
         if is_of_system(err):
             raise
         log.error("table cannot be read on: table=%s cause=%s", name, cause(err))
@@ -378,5 +361,5 @@ def _read(table: Any, start: int, stop: int) -> Any:
         return table.read(start, stop)
     except OSError:
         raise
-    except Exception:  # noqa: BLE001 - see above; the lost rows are counted
+    except Exception:  # noqa: BLE001 - as above; the lost rows are counted
         return None
