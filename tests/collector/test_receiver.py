@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from colmet.collector.ingest import receiver as module
 from colmet.collector.ingest.rate_limit import RateLimit
-from colmet.collector.ingest.receiver import OTHERS, Receiver, Sequence64
+from colmet.collector.ingest.receiver import OTHERS, Receiver
+from colmet.collector.ingest.sender import Sequence64
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.link import Hello

@@ -1,24 +1,21 @@
-"""Decoding of messages to batches, and counts per sender: received, missing, duplicate and refused."""
+"""Decoding of messages to batches: limited, without duplicates, under the name of their agent."""
 
 from __future__ import annotations
 
-import itertools
 import json
 import logging
 import time
-from collections import OrderedDict
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from colmet.collector.ingest.checksums import Checksums, checksum
+from colmet.collector.ingest.checksums import checksum
 from colmet.collector.ingest.namesakes import Namesakes
 from colmet.collector.ingest.novelty import Novelty
 from colmet.collector.ingest.rate_limit import RateLimit, sender_of
+from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
 from colmet.common.errors import OverBudget, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
 from colmet.common.live.summary import Heard
-from colmet.common.ranges import Ranges
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoded, Decoder, dialect_of, v1
@@ -29,269 +26,13 @@ log = logging.getLogger(__name__)
 # Hosts and addresses counted separately. Any client can make names up: senders beyond this limit share one entry.
 MAX_SENDERS = 16384
 OTHERS = "(others)"
-# Starts of one node with batches that may still come: a node started several times while the collector was away sends
-# all of them, and again if the collector is killed before it has acknowledged them.
-MAX_EPOCHS = 256
-# Ranges of received batches of one start: new batches arrive among re-sent older ones, and some go to another
-# collector.
-MAX_RUNS = 1024
-# Over all senders. Beyond it the limits of each are FEW: (starts, ranges).
-MAX_ALL_RUNS = 1 << 18
-FEW = (4, 16)
-MAX_CHECKSUMS = 8192  # of one sender, about; those of its latest starts
 # Senders without rows and without a Hello are forgotten first, then those silent for longest.
 OLD_S = 3600.0
 ROOM_S = 10.0  # between two removals of senders, an eighth each
-SUMMED = (
-    *("batches", "rows", "duplicates", "rejects", "skipped"),
-    *("foreign", "limited", "left_out", "conflicts", "overfull"),
-)
+# Over all senders. Beyond it the limits of each are FEW: (starts, ranges).
+MAX_ALL_RUNS = 1 << 18
+FEW = (4, 16)
 LOOK_EVERY = 10_000  # messages, and starts named in Hellos, between two checks of the number of ranges
-END = 1 << 63  # above all numbers
-
-
-class Sequence64:
-    """The received numbers of one count.
-
-    Beyond the limit of ranges the oldest are forgotten. A forgotten number counts as new when it comes again: it may be
-    stored twice then, and nothing is lost.
-
-    Attributes:
-        checksums: of the latest batches.
-        floor: lowest number still to come, from the node's Hello; -1 without one. Batches sent before the collector
-            listened are then not missing.
-    """
-
-    def __init__(self, floor: int = -1) -> None:
-        self.floor = floor
-        self.checksums = Checksums()
-        self.unchecked = 0  # numbers below it are of an earlier version, without checksums
-        self._seen = Ranges()
-        self._forgotten = 0  # missing between forgotten ranges
-
-    def __len__(self) -> int:
-        """Return the number of received ranges."""
-        return len(self._seen)
-
-    def __contains__(self, number: int) -> bool:
-        """Return whether this number has come."""
-        return number in self._seen
-
-    def add(self, number: int, most: int = MAX_RUNS) -> bool:
-        """Note a number; return False if it is a duplicate. At most `most` ranges are kept."""
-        if not self._seen.add(number, number):
-            return False
-        while len(self._seen) > most:
-            (first, last), (following, _) = itertools.islice(self._seen, 2)
-            self._seen.remove(first, last)
-            self._forgotten += max(0, following - max(last + 1, self.floor))
-        return True
-
-    @property
-    def missing(self) -> int:
-        """Return the count of missing numbers up to the last received: from the floor, or from the first received."""
-        if not self._seen.count:
-            return self._forgotten
-        start, last = self.floor if self.floor >= 0 else self._seen.first, self._seen.last
-        if start > last:
-            return self._forgotten
-        came = sum([b - a + 1 for a, b in self._seen.within(start, last)])
-        return self._forgotten + last + 1 - start - came
-
-    @property
-    def elsewhere(self) -> int:
-        """Return the count of missing numbers below the floor: another collector has them, or they are lost."""
-        if not self._seen.count:
-            return 0
-        end = min(self.floor, self._seen.last + 1)
-        came = sum([b - a + 1 for a, b in self._seen.within(self._seen.first, end - 1)])
-        return max(0, end - self._seen.first - came)
-
-    @property
-    def end(self) -> int:
-        """Return the number after the last received one; 0 without any."""
-        return int(self._seen.last) + 1 if self._seen.count else 0
-
-    def seen(self, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the received numbers from `first` to `last`, in ranges."""
-        return self._seen.within(first, last)
-
-    def state(self) -> list[Any]:
-        """Return the state for `restored`: the first number, the next one, the gaps, the floor."""
-        if not self._seen.count:
-            return [-1, -1, [], self.floor]
-        runs = list(self._seen)
-        gaps = [(last + 1, first) for (_, last), (first, _) in zip(runs, runs[1:])]
-        return [self._seen.first, self._seen.last + 1, gaps, self.floor]
-
-    @classmethod
-    def restored(cls, state: Sequence[Any]) -> Sequence64:
-        """Return the count with this state; ValueError or TypeError if the state is malformed."""
-        first, end, gaps, *rest = state
-        sequence = cls(*[int(floor) for floor in rest])
-        if int(first) < int(end):
-            sequence._seen.add(int(first), int(end) - 1)
-        for first, end in gaps[-MAX_RUNS:]:
-            sequence._seen.remove(int(first), int(end) - 1)
-        return sequence
-
-
-@dataclass
-class Sender:
-    """Counts of one host (or of one address, for messages without a host)."""
-
-    batches: int = 0  # accepted
-    rows: int = 0  # in them
-    duplicates: int = 0  # batches received before, dropped
-    rejects: int = 0  # unreadable messages, counted by address
-    skipped: int = 0  # values without a name here
-    seen_ns: int = 0  # time of its latest message, since the epoch; 0 before
-    lag_ns: int = 0  # age of its latest batch on arrival, by the clocks of both
-    dialect: str = ""  # of its latest batch
-    version: str = ""  # of Colmet there; empty without a Hello, for nodes without acknowledgements
-    foreign: int = 0  # messages with its key and data of other hosts, refused
-    limited: int = 0  # messages beyond the limits of one sender, dropped
-    left_out: int = 0  # rows dropped from accepted batches, as their tables do not fit
-    conflicts: int = 0  # batches with the number of an earlier one and other content; both are kept
-    overfull: int = 0  # batches beyond the copies kept of one number, refused and not acknowledged
-    _forgotten_missing: int = 0
-    _epochs: OrderedDict[int, Sequence64] = field(default_factory=OrderedDict)
-    _checked: list[int] = field(default_factory=list)  # epochs with checksums
-    _held: frozenset[int] = frozenset()  # epochs with batches still to come, from its Hello
-
-    @property
-    def missing(self) -> int:
-        """Return the number of batches sent, by the numbers of the received ones, and not received."""
-        return self._forgotten_missing + sum(sequence.missing for sequence in self._epochs.values())
-
-    @property
-    def elsewhere(self) -> int:
-        """Return the number of batches not to come any more: at another collector, or dropped by the node."""
-        return sum(sequence.elsewhere for sequence in self._epochs.values())
-
-    @property
-    def runs(self) -> int:
-        """Return the number of ranges in memory, about."""
-        return sum([1 + len(sequence) for sequence in self._epochs.values()])
-
-    def add(self, other: Sender) -> None:
-        """Add the counts of another sender."""
-        for name in SUMMED:
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self._forgotten_missing += other.missing
-
-    def _sequence(self, epoch: int, most: int) -> Sequence64:
-        sequence = self._epochs.get(epoch)
-        if sequence is None:
-            sequence = self._epochs[epoch] = Sequence64()
-            self._bound(most, epoch)
-        return sequence
-
-    def _bound(self, most: int, kept: int) -> None:
-        """Forget starts beyond `most`: first the oldest without batches to come. No count is lost."""
-        extra = len(self._epochs) - most
-        if extra > 0:
-            for oldest in sorted(self._epochs, key=lambda one: (one == kept, one in self._held, one))[:extra]:
-                self._forgotten_missing += self._epochs.pop(oldest).missing
-
-    def knows(self, epoch: int, number: int) -> bool:
-        """Return whether a batch of this number has come, with any content."""
-        sequence = self._epochs.get(epoch)
-        return sequence is not None and number in sequence
-
-    def has(self, epoch: int, number: int, crc: int, keyed: bool = False) -> bool:
-        """Return whether exactly this batch has come.
-
-        Without a checksum in memory, the number alone decides: the batch is a duplicate if no other agent can have used
-        the number, as its sender has a key, or if the number is older than the checksums.
-        """
-        sequence = self._epochs.get(epoch)
-        if sequence is None or number not in sequence:
-            return False
-        kept = sequence.checksums.get(number)
-        return keyed or number < sequence.unchecked if kept is None else kept == crc
-
-    def note(self, epoch: int, number: int, crc: int, epochs: int = MAX_EPOCHS, runs: int = MAX_RUNS) -> None:
-        """Note a new batch.
-
-        At most `epochs` starts are kept, with `runs` ranges each.
-        """
-        sequence = self._epochs.get(epoch)
-        if sequence is None:
-            sequence = self._sequence(epoch, epochs)
-        sequence.add(number, runs)
-        if epoch not in self._checked:
-            self._bound_checksums()
-            self._checked.append(epoch)
-        sequence.checksums.note(number, crc)
-
-    def _bound_checksums(self) -> None:
-        """Limit the checksums of all starts together: those of the earliest starts are forgotten first."""
-        self._checked = [epoch for epoch in self._checked if epoch in self._epochs]
-        while sum([len(self._epochs[epoch].checksums) for epoch in self._checked]) > MAX_CHECKSUMS:
-            self._epochs[self._checked.pop(0)].checksums = Checksums()
-
-    def hello(self, hello: Hello, epochs: int = MAX_EPOCHS, others: Container[int | str] = ()) -> None:
-        """Note the batches still to come, from a Hello; at most `epochs` starts are kept.
-
-        It is not applied to the starts of `others`, agents sending under the same host name.
-        """
-        self.version = hello.version
-        self.seen_ns = time.time_ns()
-        floors = {epoch: first for epoch, first, _ in hello.held[-epochs:]}
-        floors.setdefault(hello.epoch, hello.coming)
-        self._held = frozenset(floors)
-        for epoch, floor in floors.items():
-            self._epochs.setdefault(epoch, Sequence64()).floor = floor
-        self._bound(epochs, hello.epoch)
-        for epoch, sequence in self._epochs.items():
-            if epoch < hello.epoch and epoch not in floors and epoch not in others:
-                sequence.floor = END
-
-    def expects(self, epoch: int) -> bool:
-        """Return whether batches of this start have come."""
-        return epoch in self._epochs
-
-    def seen(self, epoch: int, first: int, last: int) -> list[tuple[int, int]]:
-        """Return the received batches from `first` to `last`, in ranges."""
-        sequence = self._epochs.get(epoch)
-        return sequence.seen(first, last) if sequence is not None else []
-
-    def epochs(self) -> dict[int, list[Any]]:
-        """Return the counts of its latest starts, for `restore`."""
-        return {epoch: sequence.state() for epoch, sequence in self._epochs.items()}
-
-    def checksums(self) -> dict[int, str]:
-        """Return the checksums of the latest batches, by epoch, for `restore_checksums`."""
-        found = {}
-        for epoch in self._checked:
-            sequence = self._epochs.get(epoch)
-            if sequence is not None and (state := sequence.checksums.state(sequence.floor)):
-                found[epoch] = state
-        return found
-
-    def restore(self, epochs: Mapping[str, Sequence[Any]], checked: bool) -> None:
-        """Continue from the result of `epochs`; `checked` is False for one of a version without checksums."""
-        self._epochs = OrderedDict((int(epoch), Sequence64.restored(state)) for epoch, state in epochs.items())
-        for sequence in self._epochs.values() if not checked else ():
-            sequence.unchecked = sequence.end
-
-    def unchecked(self) -> dict[int, int]:
-        """Return the end of the numbers without checksums, of an earlier version, by epoch, for `restore_unchecked`."""
-        return {epoch: sequence.unchecked for epoch, sequence in self._epochs.items() if sequence.unchecked}
-
-    def restore_unchecked(self, unchecked: Mapping[str, int]) -> None:
-        """Continue from the result of `unchecked`."""
-        for epoch, number in unchecked.items():
-            if int(epoch) in self._epochs:
-                self._epochs[int(epoch)].unchecked = int(number)
-
-    def restore_checksums(self, checksums: Mapping[str, str]) -> None:
-        """Continue from the result of `checksums`."""
-        for epoch, state in checksums.items():
-            if int(epoch) in self._epochs:
-                self._epochs[int(epoch)].checksums = Checksums.restored(state)
-                self._checked.append(int(epoch))
 
 
 class Receiver:
@@ -506,15 +247,14 @@ class Receiver:
 
     def dump_senders(self) -> bytes:
         """Return which batches have come, as JSON for `restore`."""
-        known: dict[str, Any] = {name: epochs for name, s in self.senders.items() if (epochs := s.epochs())}
-        checksums = {name: found for name, s in self.senders.items() if (found := s.checksums())}
-        unchecked = {name: numbers for name, s in self.senders.items() if (numbers := s.unchecked())}
-        agents = {host: namesakes.state() for host, namesakes in self._namesakes.items()}
-        known[""] = {
-            "checksums": checksums,
-            "unchecked": unchecked,
-            "agents": agents,
-        }  # last: earlier versions read only the entries before it
+        known: dict[str, Any] = {}
+        more: dict[str, Any] = {"checksums": {}, "unchecked": {}}
+        for name, sender in self.senders.items():
+            for parts, part in zip((known, more["checksums"], more["unchecked"]), sender.dump()):
+                if part:
+                    parts[name] = part
+        more["agents"] = {host: namesakes.state() for host, namesakes in self._namesakes.items()}
+        known[""] = more  # last: earlier versions read only the entries before it
         return json.dumps(known).encode()
 
     def restore(self, senders: bytes, messages: Iterable[bytes]) -> None:
@@ -524,12 +264,10 @@ class Receiver:
             try:
                 known = json.loads(senders)
                 more = known.pop("", {})
+                checksums, unchecked = more.get("checksums"), more.get("unchecked", {})
                 for name, epochs in known.items():
-                    self.sender(name).restore(epochs, checked="checksums" in more)
-                for name, checksums in more.get("checksums", {}).items():
-                    self.sender(name).restore_checksums(checksums)
-                for name, numbers in more.get("unchecked", {}).items():
-                    self.sender(name).restore_unchecked(numbers)
+                    kept = None if checksums is None else checksums.get(name, {})
+                    self.sender(name).restore(epochs, kept, unchecked.get(name, {}))
                 for host, state in more.get("agents", {}).items():
                     self._namesakes[host] = Namesakes.restored(host, state, now_ns)
             except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
@@ -680,22 +418,15 @@ class Receiver:
         Batches missing from a node with acknowledgements are not lost: it sends them again.
         """
         senders = self.senders.values()
-        total = (
-            f"received senders={len(senders)} forgotten={self.forgotten} batches={sum(s.batches for s in senders)} "
-            f"rows={sum(s.rows for s in senders)} missing={sum(s.missing for s in senders)} "
-            f"duplicates={sum(s.duplicates for s in senders)} refused={self.rejects} "
-            f"skipped_values={sum(s.skipped for s in senders)} elsewhere={sum(s.elsewhere for s in senders)} "
-            f"foreign={sum(s.foreign for s in senders)} limited={sum(s.limited for s in senders)} "
-            f"left_out_rows={sum(s.left_out for s in senders)} "
-            f"conflicts={sum(s.conflicts for s in senders)} overfull={sum(s.overfull for s in senders)} "
-            f"apart={self.apart}"
-        )
+        total = f"received senders={len(senders)} forgotten={self.forgotten} {_counts(senders)} apart={self.apart}"
         wrong = [
-            f"sender {name} batches={s.batches} rows={s.rows} missing={s.missing} duplicates={s.duplicates} "
-            f"refused={s.rejects} skipped_values={s.skipped} foreign={s.foreign} limited={s.limited} "
-            f"left_out_rows={s.left_out} conflicts={s.conflicts} overfull={s.overfull}"
+            f"sender {name} {_counts([s])}"
             for name, s in sorted(self.senders.items())
             if (s.missing and not s.version)
             or any((s.duplicates, s.rejects, s.skipped, s.foreign, s.limited, s.left_out, s.conflicts))
         ]
         return [total, *wrong]
+
+
+def _counts(senders: Collection[Sender]) -> str:
+    return " ".join([f"{text}={sum([getattr(one, name) for one in senders])}" for name, text in COUNTS.items()])

@@ -1,0 +1,252 @@
+"""One sender: the numbers of its received batches, and its counts."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from colmet.collector.ingest.checksums import Checksums
+from colmet.common.ranges import Ranges
+from colmet.common.wire.link import Hello
+
+# Starts of one node with batches that may still come: a node started several times while the collector was away sends
+# all of them, and again if the collector is killed before it has acknowledged them.
+MAX_EPOCHS = 256
+# Ranges of received batches of one start: new batches arrive among re-sent older ones, and some go to another
+# collector.
+MAX_RUNS = 1024
+MAX_CHECKSUMS = 8192  # of one sender, about; those of its latest starts
+END = 1 << 63  # above all numbers
+# Counts of a sender, and their names in the log.
+COUNTS = {
+    **{name: name for name in ("batches", "rows", "missing", "duplicates")},
+    **{"rejects": "refused", "skipped": "skipped_values", "elsewhere": "elsewhere"},
+    **{"foreign": "foreign", "limited": "limited", "left_out": "left_out_rows"},
+    **{"conflicts": "conflicts", "overfull": "overfull"},
+}
+
+
+class Sequence64:
+    """The received numbers of one count.
+
+    Beyond the limit of ranges the oldest are forgotten. A forgotten number counts as new when it comes again: it may be
+    stored twice then, and nothing is lost.
+
+    Attributes:
+        checksums: of the latest batches.
+        floor: lowest number still to come, from the node's Hello; -1 without one. Batches sent before the collector
+            listened are then not missing.
+    """
+
+    def __init__(self, floor: int = -1) -> None:
+        self.floor = floor
+        self.checksums = Checksums()
+        self.unchecked = 0  # numbers below it are of an earlier version, without checksums
+        self._seen = Ranges()
+        self._forgotten = 0  # missing between forgotten ranges
+
+    def __len__(self) -> int:
+        """Return the number of received ranges."""
+        return len(self._seen)
+
+    def __contains__(self, number: int) -> bool:
+        """Return whether this number has come."""
+        return number in self._seen
+
+    def add(self, number: int, most: int = MAX_RUNS) -> bool:
+        """Note a number; return False if it is a duplicate. At most `most` ranges are kept."""
+        if not self._seen.add(number, number):
+            return False
+        while len(self._seen) > most:
+            (first, last), (following, _) = itertools.islice(self._seen, 2)
+            self._seen.remove(first, last)
+            self._forgotten += max(0, following - max(last + 1, self.floor))
+        return True
+
+    @property
+    def missing(self) -> int:
+        """Return the count of missing numbers up to the last received: from the floor, or from the first received."""
+        if not self._seen.count:
+            return self._forgotten
+        start, last = self.floor if self.floor >= 0 else self._seen.first, self._seen.last
+        if start > last:
+            return self._forgotten
+        came = sum([b - a + 1 for a, b in self._seen.within(start, last)])
+        return self._forgotten + last + 1 - start - came
+
+    @property
+    def elsewhere(self) -> int:
+        """Return the count of missing numbers below the floor: another collector has them, or they are lost."""
+        if not self._seen.count:
+            return 0
+        end = min(self.floor, self._seen.last + 1)
+        came = sum([b - a + 1 for a, b in self._seen.within(self._seen.first, end - 1)])
+        return max(0, end - self._seen.first - came)
+
+    @property
+    def end(self) -> int:
+        """Return the number after the last received one; 0 without any."""
+        return int(self._seen.last) + 1 if self._seen.count else 0
+
+    def seen(self, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the received numbers from `first` to `last`, in ranges."""
+        return self._seen.within(first, last)
+
+    def state(self) -> list[Any]:
+        """Return the state for `restored`: the first number, the next one, the gaps, the floor."""
+        if not self._seen.count:
+            return [-1, -1, [], self.floor]
+        runs = list(self._seen)
+        gaps = [(last + 1, first) for (_, last), (first, _) in zip(runs, runs[1:])]
+        return [self._seen.first, self._seen.last + 1, gaps, self.floor]
+
+    @classmethod
+    def restored(cls, state: Sequence[Any]) -> Sequence64:
+        """Return the count with this state; ValueError or TypeError if the state is malformed."""
+        first, end, gaps, *rest = state
+        sequence = cls(*[int(floor) for floor in rest])
+        if int(first) < int(end):
+            sequence._seen.add(int(first), int(end) - 1)
+        for first, end in gaps[-MAX_RUNS:]:
+            sequence._seen.remove(int(first), int(end) - 1)
+        return sequence
+
+
+@dataclass
+class Sender:
+    """Counts of one host (or of one address, for messages without a host)."""
+
+    batches: int = 0  # accepted
+    rows: int = 0  # in them
+    duplicates: int = 0  # batches received before, dropped
+    rejects: int = 0  # unreadable messages, counted by address
+    skipped: int = 0  # values without a name here
+    seen_ns: int = 0  # time of its latest message, since the epoch; 0 before
+    lag_ns: int = 0  # age of its latest batch on arrival, by the clocks of both
+    dialect: str = ""  # of its latest batch
+    version: str = ""  # of Colmet there; empty without a Hello, for nodes without acknowledgements
+    foreign: int = 0  # messages with its key and data of other hosts, refused
+    limited: int = 0  # messages beyond the limits of one sender, dropped
+    left_out: int = 0  # rows dropped from accepted batches, as their tables do not fit
+    conflicts: int = 0  # batches with the number of an earlier one and other content; both are kept
+    overfull: int = 0  # batches beyond the copies kept of one number, refused and not acknowledged
+    _forgotten_missing: int = 0
+    _epochs: dict[int, Sequence64] = field(default_factory=dict)
+    _checked: list[int] = field(default_factory=list)  # epochs with checksums
+    _held: frozenset[int] = frozenset()  # epochs with batches still to come, from its Hello
+
+    @property
+    def missing(self) -> int:
+        """Return the number of batches sent, by the numbers of the received ones, and not received."""
+        return self._forgotten_missing + sum(sequence.missing for sequence in self._epochs.values())
+
+    @property
+    def elsewhere(self) -> int:
+        """Return the number of batches not to come any more: at another collector, or dropped by the node."""
+        return sum(sequence.elsewhere for sequence in self._epochs.values())
+
+    @property
+    def runs(self) -> int:
+        """Return the number of ranges in memory, about."""
+        return sum([1 + len(sequence) for sequence in self._epochs.values()])
+
+    def add(self, other: Sender) -> None:
+        """Add the counts of another sender."""
+        for name in COUNTS.keys() - {"missing", "elsewhere"}:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self._forgotten_missing += other.missing
+
+    def _bound(self, most: int, kept: int) -> None:
+        """Forget starts beyond `most`: first the oldest without batches to come. No count is lost."""
+        extra = len(self._epochs) - most
+        if extra > 0:
+            for oldest in sorted(self._epochs, key=lambda one: (one == kept, one in self._held, one))[:extra]:
+                self._forgotten_missing += self._epochs.pop(oldest).missing
+
+    def knows(self, epoch: int, number: int) -> bool:
+        """Return whether a batch of this number has come, with any content."""
+        sequence = self._epochs.get(epoch)
+        return sequence is not None and number in sequence
+
+    def has(self, epoch: int, number: int, crc: int, keyed: bool = False) -> bool:
+        """Return whether exactly this batch has come.
+
+        Without a checksum in memory, the number alone decides: the batch is a duplicate if no other agent can have used
+        the number, as its sender has a key, or if the number is older than the checksums.
+        """
+        sequence = self._epochs.get(epoch)
+        if sequence is None or number not in sequence:
+            return False
+        kept = sequence.checksums.get(number)
+        return keyed or number < sequence.unchecked if kept is None else kept == crc
+
+    def note(self, epoch: int, number: int, crc: int, epochs: int = MAX_EPOCHS, runs: int = MAX_RUNS) -> None:
+        """Note a new batch.
+
+        At most `epochs` starts are kept, with `runs` ranges each.
+        """
+        sequence = self._epochs.get(epoch)
+        if sequence is None:
+            sequence = self._epochs[epoch] = Sequence64()
+            self._bound(epochs, epoch)
+        sequence.add(number, runs)
+        if epoch not in self._checked:
+            self._bound_checksums()
+            self._checked.append(epoch)
+        sequence.checksums.note(number, crc)
+
+    def _bound_checksums(self) -> None:
+        """Limit the checksums of all starts together: those of the earliest starts are forgotten first."""
+        self._checked = [epoch for epoch in self._checked if epoch in self._epochs]
+        while sum([len(self._epochs[epoch].checksums) for epoch in self._checked]) > MAX_CHECKSUMS:
+            self._epochs[self._checked.pop(0)].checksums = Checksums()
+
+    def hello(self, hello: Hello, epochs: int = MAX_EPOCHS, others: Container[int | str] = ()) -> None:
+        """Note the batches still to come, from a Hello; at most `epochs` starts are kept.
+
+        It is not applied to the starts of `others`, agents sending under the same host name.
+        """
+        self.version = hello.version
+        self.seen_ns = time.time_ns()
+        floors = {epoch: first for epoch, first, _ in hello.held[-epochs:]}
+        floors.setdefault(hello.epoch, hello.coming)
+        self._held = frozenset(floors)
+        for epoch, floor in floors.items():
+            self._epochs.setdefault(epoch, Sequence64()).floor = floor
+        self._bound(epochs, hello.epoch)
+        for epoch, sequence in self._epochs.items():
+            if epoch < hello.epoch and epoch not in floors and epoch not in others:
+                sequence.floor = END
+
+    def expects(self, epoch: int) -> bool:
+        """Return whether batches of this start have come."""
+        return epoch in self._epochs
+
+    def seen(self, epoch: int, first: int, last: int) -> list[tuple[int, int]]:
+        """Return the received batches from `first` to `last`, in ranges."""
+        sequence = self._epochs.get(epoch)
+        return sequence.seen(first, last) if sequence is not None else []
+
+    def dump(self) -> tuple[dict[int, list[Any]], dict[int, str], dict[int, int]]:
+        """Return the state for `restore`: counts, checksums, ends of the numbers without checksums, each by epoch."""
+        checked = [(epoch, self._epochs[epoch]) for epoch in self._checked if epoch in self._epochs]
+        return (
+            {epoch: sequence.state() for epoch, sequence in self._epochs.items()},
+            {epoch: state for epoch, one in checked if (state := one.checksums.state(one.floor))},
+            {epoch: sequence.unchecked for epoch, sequence in self._epochs.items() if sequence.unchecked},
+        )
+
+    def restore(
+        self, epochs: Mapping[str, Sequence[Any]], checksums: Mapping[str, str] | None, unchecked: Mapping[str, int]
+    ) -> None:
+        """Continue from the result of `dump`; `checksums` is None for one of a version without them."""
+        self._epochs = {int(epoch): Sequence64.restored(state) for epoch, state in epochs.items()}
+        for epoch, sequence in self._epochs.items():
+            sequence.unchecked = sequence.end if checksums is None else int(unchecked.get(str(epoch), 0))
+        for key, state in (checksums or {}).items():
+            if int(key) in self._epochs:
+                self._epochs[int(key)].checksums = Checksums.restored(state)
+                self._checked.append(int(key))
