@@ -217,16 +217,16 @@ class Collector:
         for line in lines:
             log.log(logging.WARNING if wrong else logging.INFO, "%s", line)
         if self._link is not None:
-            log.info("link %s", " ".join([f"{name}={count}" for name, count in self._link.counters().items()]))
-        log.info("connections %s", " ".join([f"{name}={count}" for name, count in self._pull.counters().items()]))
+            log.info("link %s", _text(self._link.counters()))
+        log.info("connections %s", _text(self._pull.counters()))
         if self._journal.directory:
-            log.info("journal %s", " ".join([f"{name}={count}" for name, count in self._journal.counters().items()]))
+            log.info("journal %s", _text(self._journal.counters()))
         for worker in self._workers:
-            log.log(
-                logging.WARNING if worker.dropped or worker.lost else logging.INFO,
-                "output %s %s",
-                worker.output.name,
-                " ".join([f"{name}={count}" for name, count in worker.counters().items()]),
-            )
+            level = logging.WARNING if worker.dropped or worker.lost else logging.INFO
+            log.log(level, "output %s %s", worker.output.name, _text(worker.counters()))
         self._reported = lines
         self._report_at = time.monotonic() + REPORT_S
+
+
+def _text(counters: Mapping[str, int]) -> str:
+    return " ".join([f"{name}={count}" for name, count in counters.items()])

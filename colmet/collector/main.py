@@ -227,14 +227,7 @@ class Reception(NamedTuple):
 def open_reception(
     options: argparse.Namespace, parts: CollectorParts, listeners: Listeners, stack: contextlib.ExitStack
 ) -> Reception:
-    """Bind the sockets for nodes, and build their readers.
-
-    Args:
-        options: of the command line.
-        parts: with the keys.
-        listeners: sockets bound by the service manager.
-        stack: closes the opened parts.
-    """
+    """Bind the sockets for nodes, and build their readers; `listeners` are those bound by the service manager."""
     pair, known = parts.keys or (None, None)
     guard = stack.enter_context(contextlib.closing(authenticator.Authenticator(pair, known, listeners)))
     pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, guard)))
@@ -266,17 +259,7 @@ class Storage(NamedTuple):
 def open_storage(
     options: argparse.Namespace, parts: CollectorParts, reception: Reception, stack: contextlib.ExitStack
 ) -> Storage:
-    """Open the journal and the outputs.
-
-    Args:
-        options: of the command line.
-        parts: with the outputs.
-        reception: with the link, for acknowledging the journal's records.
-        stack: closes the opened parts.
-
-    Raises:
-        ConfigError: one of them cannot be opened.
-    """
+    """Open the journal, whose records the link acknowledges, and the outputs; ConfigError if one cannot be opened."""
     on_disk = reception.on_disk.put if reception.link is not None else lambda records: None
     journal = Journal(parts.journal_dir, options.journal_size, on_disk)
     stack.callback(journal.close)

@@ -252,15 +252,16 @@ class OutputWorker:
         """Try a step of the output; return whether it succeeded."""
         try:
             step()
-        except OutputUnavailable as err:
-            self._count_failure(str(err))
-            if powers_of_ten(self.failures):
-                log.error("output unavailable output=%s failures=%d: %s", self.output.name, self.failures, err)
-            self._backoff.fail()
-            return False
         except Exception as err:  # a defect of ours in one output must not stop the others
-            self._count_failure(f"{type(err).__name__}: {err}")
-            if powers_of_ten(self.failures):
+            is_away = isinstance(err, OutputUnavailable)
+            if not self.failures:
+                self.away_since = self._monotonic()
+            self.failures += 1
+            self.all_failures += 1
+            self.why = str(err) if is_away else f"{type(err).__name__}: {err}"
+            if powers_of_ten(self.failures) and is_away:
+                log.error("output unavailable output=%s failures=%d: %s", self.output.name, self.failures, err)
+            elif powers_of_ten(self.failures):
                 log.exception("output failed output=%s failures=%d", self.output.name, self.failures)
             self._backoff.fail()
             return False
@@ -269,13 +270,6 @@ class OutputWorker:
         self.failures, self.why = 0, ""
         self._backoff.reset()
         return True
-
-    def _count_failure(self, why: str) -> None:
-        if not self.failures:
-            self.away_since = self._monotonic()
-        self.failures += 1
-        self.all_failures += 1
-        self.why = why
 
     def _write(self, records: Sequence[JournalRecord], after: int) -> None:
         """Write records; one with a defect in the output is dropped alone.
@@ -297,7 +291,8 @@ class OutputWorker:
             log.debug("rows written output=%s rows=%d", self.output.name, rows)
             return
         except OutputUnavailable:
-            self._count_until(records)
+            done = [record for record in records if record.number < self._state.position]
+            self.written += sum([batch.row_count for record in done for batch in record.batches])
             raise
         except Exception:
             if len(records) == 1:
@@ -306,20 +301,13 @@ class OutputWorker:
                     log.exception("output failed output=%s host=%s", self.output.name, records[0].batches[0].host)
         if len(records) == 1:
             self._state.save(records[0].number + 1, keep_from=self._state.keep_from)
-            self._drop(rows)
+            before, self.dropped = self.dropped, self.dropped + rows
+            if powers_of_ten(self.dropped, before):
+                log.error(
+                    "rows dropped output=%s dropped=%d, because of the defect above", self.output.name, self.dropped
+                )
         else:
             # halves, so that finding one culprit among thousands takes a dozen more writes, not thousands
             middle = len(records) // 2
             self._write(records[:middle], records[middle].number)
             self._write(records[middle:], after)
-
-    def _count_until(self, records: Sequence[JournalRecord]) -> None:
-        """Count the written part of some records."""
-        position = self._state.position
-        done = [record for record in records if record.number < position]
-        self.written += sum([batch.row_count for record in done for batch in record.batches])
-
-    def _drop(self, rows: int) -> None:
-        before, self.dropped = self.dropped, self.dropped + rows
-        if powers_of_ten(self.dropped, before):
-            log.error("rows dropped output=%s dropped=%d, because of the defect above", self.output.name, self.dropped)

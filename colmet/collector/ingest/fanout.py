@@ -6,8 +6,10 @@ import logging
 import threading
 import time
 from collections.abc import Iterable
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
+from colmet.collector.ingest.link import CollectorLink
 from colmet.common.errors import Refused, WireError
 from colmet.common.runtime.control import ERRAND_S, Errands, Handler
 from colmet.common.runtime.logs import powers_of_ten
@@ -21,34 +23,15 @@ MAX_REQUESTS = 8
 MAX_REASON = 1000  # characters
 
 
-class FanoutLink(Protocol):
-    """The part of a `link.CollectorLink` that sends requests."""
-
-    is_open: bool
-
-    @property
-    def callers(self) -> Iterable[str]: ...  # noqa: D102
-
-    def ask(self, host: str, number: int, content: bytes) -> bool: ...  # noqa: D102
-
-
+@dataclass
 class FanoutRequest:
-    """A request in progress.
+    """A request in progress."""
 
-    Attributes:
-        number: of the request, on the link.
-        waiting: hosts without an answer so far.
-        answers: by host.
-        away: hosts without a connection.
-        is_done: set when all hosts have answered.
-    """
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self.waiting: set[str] = set()
-        self.answers: dict[str, bytes] = {}
-        self.away: list[str] = []
-        self.is_done = threading.Event()
+    number: int  # on the link
+    waiting: set[str] = field(default_factory=set)  # hosts without an answer so far
+    answers: dict[str, bytes] = field(default_factory=dict)  # by host
+    away: list[str] = field(default_factory=list)  # hosts without a connection
+    is_done: threading.Event = field(default_factory=threading.Event)  # set when all hosts have answered
 
 
 class Fanout:
@@ -63,7 +46,7 @@ class Fanout:
         self._number = time.time_ns() // 1000  # above those of an earlier collector: late answers to it may still come
         self._requests: dict[int, FanoutRequest] = {}
 
-    def begin(self, link: FanoutLink, content: bytes, hosts: Iterable[str] | None) -> FanoutRequest:
+    def begin(self, link: CollectorLink, content: bytes, hosts: Iterable[str] | None) -> FanoutRequest:
         """Send a request to these hosts, or to all connected ones."""
         self._number += 1
         begun = self._requests[self._number] = FanoutRequest(self._number)
@@ -122,7 +105,7 @@ def summary(ended: FanoutRequest) -> dict[str, Any]:
     }
 
 
-def handler(fanout: Fanout, link: FanoutLink | None, errands: Errands, wait_s: float = WAIT_S) -> Handler:
+def handler(fanout: Fanout, link: CollectorLink | None, errands: Errands, wait_s: float = WAIT_S) -> Handler:
     """Return a handler of `configure` for all nodes or those in `hosts`, separated by commas; not for the main thread.
 
     Without a link it refuses the request.

@@ -292,11 +292,7 @@ class Journal:
             log.error(
                 "journal: cannot be written to, what is received waits in memory: path=%s failures=%d "
                 "waiting_mbytes=%d of %d: %s; make room, or move --journal-dir",
-                self.directory,
-                self.failures,
-                self.pending_bytes >> 20,
-                MAX_PENDING_BYTES >> 20,
-                err.strerror,
+                *(self.directory, self.failures, self.pending_bytes >> 20, MAX_PENDING_BYTES >> 20, err.strerror),
             )
 
     def _show(self, records: Sequence[JournalRecord], sizes: Sequence[int]) -> None:

@@ -90,9 +90,7 @@ class OutputState:
             log.error(
                 "position of an output unreadable, it starts again with the oldest record of the journal, so rows may "
                 "be written twice: path=%s cause=%r aside=%s",
-                self._path,
-                err,
-                aside,
+                *(self._path, err, aside),
             )
             self.position = self.keep_from = self.oldest
             return

@@ -298,12 +298,7 @@ class SegmentStore:
         if powers_of_ten(count):
             log.error(
                 "journal: damaged, bytes skipped: path=%s offset=%d bytes=%d damaged=%d aside=%s (%s)",
-                reader.path,
-                damage.offset,
-                damage.size,
-                count,
-                path,
-                cause,
+                *(reader.path, damage.offset, damage.size, count, path, cause),
             )
 
     def close(self) -> None:

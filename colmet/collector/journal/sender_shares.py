@@ -10,13 +10,7 @@ PIECES = 32  # resolution of the release of waiting bytes: a 32nd of the journal
 
 
 class SenderShares:
-    """Counts of bytes, by sender, of records not written by some output.
-
-    For one thread.
-
-    Args:
-        size: bytes that may wait.
-    """
+    """Counts of bytes, by sender, of records not written by some output: `size` bytes may wait. For one thread."""
 
     def __init__(self, size: int) -> None:
         self._shares = Shares(size)
@@ -33,13 +27,7 @@ class SenderShares:
         return not self._shares.exceeds(sender, size)
 
     def add(self, sender: str, size: int, after: int) -> None:
-        """Count a record.
-
-        Args:
-            sender: of the record.
-            size: in bytes.
-            after: number after the record.
-        """
+        """Count the bytes of a record of a sender; `after` is the number after the record."""
         self._shares.hold(sender, size)
         self._piece[sender] += size
         self._piece_bytes += size
@@ -48,12 +36,7 @@ class SenderShares:
             self._piece, self._piece_bytes = Counter(), 0
 
     def passed(self, number: int, end: int) -> None:
-        """Release the bytes of records before this one, all written or dropped.
-
-        Args:
-            number: of the first record not written by some output.
-            end: number after the last added record.
-        """
+        """Release the bytes of records before `number`, written or dropped; `end` is the number after the last one."""
         while self._pieces and self._pieces[0][0] <= number:
             self._release(self._pieces.popleft()[1])
         if self._piece and not self._pieces and number >= end:

@@ -7,7 +7,7 @@ written to its disk. (docs/wire.md)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Union
 
 import msgpack
@@ -116,16 +116,13 @@ def _version(value: Any) -> str:
     return value
 
 
-def _boolean(value: Any) -> bool:
-    if type(value) is not bool:
-        raise WireError(f"link: {shown(value)} is not a truth value")
-    return value
+def _typed(kind: type, what: str) -> Callable[[Any], Any]:
+    def check(value: Any) -> Any:
+        if type(value) is not kind:
+            raise WireError(f"link: {shown(value)} is not {what}")
+        return value
 
-
-def _content(value: Any) -> bytes:
-    if type(value) is not bytes:
-        raise WireError("link: the content is not a byte string")
-    return value
+    return check
 
 
 def _ranges(value: Any) -> tuple[Range, ...]:
@@ -149,18 +146,14 @@ def _held(value: Any) -> tuple[Range, ...]:
     return ranges
 
 
-_CHECKS: dict[str, Any] = {
+_CHECKS: dict[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("epoch", "coming", "started", "duplicates", "number"), _integer),
     "host": checked_host,
-    "epoch": _integer,
-    "coming": _integer,
-    "started": _integer,
     "version": _version,
     "held": _held,
-    "durable": _boolean,
-    "duplicates": _integer,
+    "durable": _typed(bool, "a truth value"),
     "ranges": _ranges,
-    "number": _integer,
-    "content": _content,
+    "content": _typed(bytes, "a byte string"),
 }
 
 

@@ -14,8 +14,8 @@ import json
 import re
 import struct
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, NamedTuple
@@ -310,9 +310,9 @@ class Documents:
         self._naming = naming
         self._fit = fit or (lambda schema: Fit(schema.name.lower(), frozenset()))
         self._journal = journal
-        self._renderers: OrderedDict[bytes, _RowRenderer] = OrderedDict()
+        self._renderer = lru_cache(MAX_RENDERERS)(lambda schema: _RowRenderer(schema, self._fit(schema).left_out))
+        self._suffix = lru_cache(MAX_DATES)(self._suffix_of)
         self._texts = _Texts()
-        self._dates: dict[int, str] = {}
 
     def tables(self, records: Iterable[JournalRecord]) -> list[tuple[Schema, dict[str, None], list[_TableSource]]]:
         """Return the tables of all records by schema, with the indices for their documents, for `render`."""
@@ -331,7 +331,7 @@ class Documents:
                         same = found.setdefault(schema.digest, (schema, {}, []))
                         group = known[id(schema)] = (prefix + self._fit(schema).name, *same[1:])
                     time_s = table.time_ns // NS
-                    name = group[0] + self._date(time_s)
+                    name = group[0] + self._suffix(time_s // 3600)
                     group[1][name] = None
                     head = f'"hostname":{host},"timestamp":{time_s}'
                     if data_stream:
@@ -341,27 +341,14 @@ class Documents:
                     group[2].append(_TableSource(table, f'{name}","_id":"{begin}{number:03x}', head))
         return list(found.values())
 
-    def _date(self, time_s: int) -> str:
-        """Return the suffix of the index name for rows of this time."""
-        if not self._naming.date_format:
-            return ""
-        hour = time_s // 3600
-        text = self._dates.get(hour)
-        if text is None:
-            if len(self._dates) >= MAX_DATES:
-                self._dates.clear()
-            text = self._dates[hour] = "-" + time.strftime(self._naming.date_format, time.gmtime(hour * 3600))
-        return text
+    def _suffix_of(self, hour: int) -> str:
+        """Return the suffix of the index name for rows of an hour since the epoch."""
+        form = self._naming.date_format
+        return "-" + time.strftime(form, time.gmtime(hour * 3600)) if form else ""
 
     def render(self, schema: Schema, sources: Sequence[_TableSource]) -> Iterator[Bulk]:
         """Yield the documents of tables of one schema, in parts."""
-        renderer = self._renderers.get(schema.digest)
-        if renderer is None:
-            renderer = self._renderers[schema.digest] = _RowRenderer(schema, self._fit(schema).left_out)
-            if len(self._renderers) > MAX_RENDERERS:
-                self._renderers.popitem(last=False)
-        else:
-            self._renderers.move_to_end(schema.digest)
+        renderer = self._renderer(schema)
         packed = [source.table.packed for source in sources]
         rows = np.frombuffer(b"".join(packed), dtype=renderer.dtype)
         counts = np.array([len(part) for part in packed], dtype=np.int64) // renderer.dtype.itemsize

@@ -357,9 +357,7 @@ class ElasticsearchOutput(OutputBackend):
             if powers_of_ten(self._counters["rejected"]):
                 log.error(
                     "document refused for good rejected=%d path=%s: %.600s",
-                    self._counters["rejected"],
-                    self._dead_letters.path,
-                    line.decode(),
+                    *(self._counters["rejected"], self._dead_letters.path, line.decode()),
                 )
         self._refused.clear()
 
@@ -390,13 +388,11 @@ class ElasticsearchOutput(OutputBackend):
         index = self._naming.prefix + self._mappings.fit(schema).name
         path = f"/_index_template/{index}"
         answer = self._looked_at.pop(index, None) or self._client.ask("GET", path)
-        there: Mapping[str, Any] = {}
-        if answer.status == 200:
-            there = _template_of(index, answer)
-            if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
-                return True
-        elif answer.status != 404:
+        if answer.status not in (200, 404):
             return self._without_template(index, answer)
+        there = _own_template(index, answer)
+        if there is None:
+            return True
         known = dict(there["template"]["mappings"]["properties"]) if there else {}
         fields, own = self._mappings.fields_of(schema), column_types(schema.name)
         known.update({name: field for name, field in fields.items() if name in own or name not in known})
@@ -426,12 +422,8 @@ class ElasticsearchOutput(OutputBackend):
         if answer.status != 200:
             _wait_where_busy(answer)
         self._looked_at[index] = answer
-        if answer.status != 200:
-            return {}
-        there = _template_of(index, answer)
-        if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
-            return {}
-        return dict(there["template"]["mappings"]["properties"])
+        there = _own_template(index, answer)
+        return dict(there["template"]["mappings"]["properties"]) if there else {}
 
     def _without_template(self, index: str, answer: Response) -> bool:
         """Go on without a refused template, or without any if the server does not permit templates."""
@@ -483,12 +475,19 @@ class ElasticsearchOutput(OutputBackend):
         self._warn(index, "index cannot be looked at or created", answer)
 
 
-def _template_of(index: str, answer: Response) -> Mapping[str, Any]:
-    """Return an index template from the server's response; OutputUnavailable if the template has another form."""
+def _own_template(index: str, answer: Response) -> Mapping[str, Any] | None:
+    """Return Colmet's template from the response, empty without one, or None for one of others.
+
+    Raises:
+        OutputUnavailable: the template has another form.
+    """
+    if answer.status != 200:
+        return {}
     try:
         there = answer.body["index_templates"][0]["index_template"]
-        if there.get("_meta", {}).get("managed_by") == MANAGED_BY:
-            dict(there["template"]["mappings"]["properties"])
+        if there.get("_meta", {}).get("managed_by") != MANAGED_BY:
+            return None
+        dict(there["template"]["mappings"]["properties"])
         return dict(there)
     except (LookupError, TypeError, ValueError, AttributeError) as err:
         raise OutputUnavailable(f"index template {index} is not what was expected: {err!r}") from err

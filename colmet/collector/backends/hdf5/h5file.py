@@ -466,9 +466,7 @@ class Hdf5File:
             if self._is_news(table, last):
                 log.warning(
                     "rows go to another table, others came first with other columns: path=%s table=%s other=%s",
-                    self.path,
-                    table,
-                    last,
+                    *(self.path, table, last),
                 )
             return
         for name in layout.conflicting:

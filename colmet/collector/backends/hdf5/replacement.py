@@ -76,12 +76,7 @@ def _salvage(path: str, planned: Checkpoint, position: int) -> Replaced:
         log.error(
             "damaged file set aside, replaced by what can be read of it: path=%s aside=%s tables=%d rows=%d "
             "tables_lost=%d rows_lost=%d; keep the latter if rows were lost that matter to you, else remove it",
-            path,
-            aside,
-            saved.tables,
-            saved.rows,
-            saved.lost_tables,
-            saved.lost_rows,
+            *(path, aside, saved.tables, saved.rows, saved.lost_tables, saved.lost_rows),
         )
     return Replaced(Checkpoint(path), position, rows_lost)
 
