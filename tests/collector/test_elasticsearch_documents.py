@@ -257,7 +257,7 @@ def test_what_is_kept_between_bulks_is_bounded(monkeypatch):
         values = [(job, {f"f{n}": 1 for n in range(6) if (number + job) >> n & 1}) for job in range(12)]
         rows = table(schema, *values, time_ns=TIME + number * 86400 * 10**9)
         assert len(rendered(batch(rows, host=f"host-{number}"), maker=maker)) == 12
-    assert len(maker._texts) <= 3
+    assert len(maker._texts) <= 3 and len(maker._renderer(schema)._templates) <= 3
     assert max(cache.cache_info().currsize for cache in (maker._renderer, maker._suffix)) <= 3
 
 
