@@ -217,24 +217,21 @@ class CollectorHealth:
         for key, (metric, kind, text) in _OF_OUTPUTS.items():
             yield Family(f"{name}_output_{metric}", kind, text, [(told_, output[key] + 0) for told_, output in outputs])
         own = [
-            (labels({"output": o.output.name, "name": k}), v)
-            for o in self._workers
-            for k, v in o.output_counters().items()
+            (labels({"output": worker.output.name, "name": key}), value)
+            for worker in self._workers
+            for key, value in worker.output_counters().items()
         ]
         yield Family(f"{name}_output_counts", "untyped", "What the output counts itself, by name.", own)
         journal = status["journal"]
         yield single(f"{name}_journal_up", "gauge", "1 while it can be written to.", int(not journal["why"]))
-        yield single(
-            f"{name}_journal_full", "gauge", "1 while nothing is received, it being full.", int(journal["full"])
-        )
+        text = "1 while nothing is received, it being full."
+        yield single(f"{name}_journal_full", "gauge", text, int(journal["full"]))
         yield from families_of(name, "journal", self._journal.counters())
         for part in self._parts:
             yield from families_of(name, part, status[part])
         if self._jobs is not None:
-            rows = self._jobs.counters()["left_out"]
-            yield single(
-                f"{name}_latest_left_out_rows_total", "counter", "Rows of jobs that are too many to tell.", rows
-            )
+            text = "Rows of jobs that are too many to tell."
+            yield single(f"{name}_latest_left_out_rows_total", "counter", text, self._jobs.counters()["left_out"])
             yield from self._jobs.families()
 
     def journal(self) -> dict[str, Any]:

@@ -60,18 +60,12 @@ def changes(
 
 
 def open_workers(outputs: Sequence[OutputBackend], journal: Journal, options: argparse.Namespace) -> list[OutputWorker]:
-    """Open the outputs, each with its place in the journal; close all and raise ConfigError if one cannot work."""
+    """Open the outputs, each with its place in the journal; ConfigError if one cannot work as configured."""
     workers = []
-    try:
-        for output in outputs:
-            state = journal.state(output.name)
-            if not plugins.attempt(output, lambda output=output, state=state: output.open(state)):  # type: ignore[misc]
-                continue
+    for output in outputs:
+        state = journal.state(output.name)
+        if plugins.attempt(output, lambda output=output, state=state: output.open(state)):  # type: ignore[misc]
             workers.append(OutputWorker(output, journal, state, options.buffer_size, options.sample_period))
-    except BaseException:
-        for output in outputs:
-            output.close()
-        raise
     return workers
 
 
@@ -140,17 +134,8 @@ def _journal_dir(options: argparse.Namespace, outputs: Sequence[OutputBackend]) 
     return next((place for output in outputs if (place := output.journal_dir())), "")
 
 
-def run(
-    options: argparse.Namespace,
-    classes: Sequence[type[OutputBackend]],
-    settings: Settings,
-) -> int:
+def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], settings: Settings) -> int:
     """Bind, open the outputs, and work until a signal; return the exit status.
-
-    Args:
-        options: the command line.
-        classes: available outputs.
-        settings: the same options, with their changes at run time.
 
     Raises:
         ConfigError: the options are invalid or cannot be fulfilled; nothing stays half started.
@@ -264,11 +249,10 @@ def open_storage(
     journal = Journal(parts.journal_dir, options.journal_size, on_disk)
     stack.callback(journal.close)
     reception.limits.store_in(journal.admits)
-    workers = open_workers(parts.outputs, journal, options)
     unstarted = stack.enter_context(contextlib.ExitStack())
     for output in parts.outputs:
         unstarted.callback(output.close)
-    return Storage(journal, workers, unstarted)
+    return Storage(journal, open_workers(parts.outputs, journal, options), unstarted)
 
 
 def make_collector(
@@ -297,7 +281,7 @@ def make_collector(
             "connections": reception.guard.counters,
             "control": asked.counters,
             "configuration": settings.counters,
-            "limited": reception.limits.counters,
+            "limited": lambda: reception.limits.limited,
             "plugins": load_backends().counters,
         },
         interface=interface,

@@ -16,9 +16,8 @@ from colmet.collector.backends.elasticsearch.documents import (
     DATE_FORMAT,
     Documents,
     IndexNaming,
-    mappings,
+    index_form,
     properties,
-    settings,
     shortest,
 )
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
@@ -276,13 +275,14 @@ def test_types_are_compact_and_old_dashboards_find_their_names():
     }
     assert properties(NODE, True)["involved_jobs"] == {"type": "long"}
     assert properties(NODE, True)["@timestamp"] == {"type": "date"}
-    assert mappings(known)["properties"] == known and mappings(known)["date_detection"] is False
+    mappings = index_form(known)["mappings"]
+    assert mappings["properties"] == known and mappings["date_detection"] is False
 
 
 def test_a_table_with_very_many_fields_gets_room_for_them():
     labels = Schema("wide", "job", [Field(f"f{n}", "none", "label", dtype="S1") for n in range(1000)])
-    assert settings(properties(labels, False))["index.mapping.total_fields.limit"] > 2000
-    assert settings(properties(JOB, False)) == {}
+    assert index_form(properties(labels, False))["settings"]["index.mapping.total_fields.limit"] > 2000
+    assert index_form(properties(JOB, False))["settings"] == {}
 
 
 @pytest.mark.parametrize("form", ["%Y.%m.%d", "%Y-%m", "%G.w%V", "%Y_%j_%H"])

@@ -125,7 +125,7 @@ def test_what_is_left_out_is_counted_and_neither_kept_nor_given_to_the_outputs(c
     (kept,) = Decoder().decode(message).batches
     assert len(kept.tables[0]) == 100 and (kept.host, kept.epoch, kept.seq) == ("node-1", 1, 1)
     assert receiver.take(v1.encode(batch(CGROUP, range(900, 990), seq=2)), "10.0.0.1", "node-1") == []
-    assert receiver.senders["node-1"].limited == limits.counters()["tables"] == 1
+    assert receiver.senders["node-1"].limited == limits.limited["tables"] == 1
     assert "rows dropped from=node-1 left_out=400 cause=too many new tables" in caplog.text
     clock.now += 90
     assert receiver.take(v1.encode(batch(CGROUP, range(900, 990), seq=2)), "10.0.0.1", "node-1"), "it was not lost"

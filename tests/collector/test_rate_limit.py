@@ -131,7 +131,7 @@ def test_descriptions_beyond_a_senders_budget_are_not_parsed_and_not_acknowledge
     messages = [made_up(n) for n in range(int(NEW_FIELDS_AT_ONCE) // 1024 + 2)]
     came = [bool(receiver.take(message, "10.0.0.1", "evil")) for message in messages]
     assert came == [True] * (len(came) - 2) + [False] * 2
-    assert receiver.senders["evil"].limited == limits.counters()["fields"] == 2
+    assert receiver.senders["evil"].limited == limits.limited["fields"] == 2
     assert "dropped, beyond" in caplog.text and "fields=1 of all senders" in caplog.text
     assert receiver.take(messages[0].replace(b"evil", b"good"), "10.0.0.1", "good"), "what is known costs nobody"
     assert receiver.take(made_up(1000).replace(b"evil", b"good"), "10.0.0.1", "good"), "others have their own"
@@ -157,7 +157,7 @@ def test_the_time_that_messages_take_is_the_senders(clock, monkeypatch):
     taken = [bool(receiver.take(v1.encode(batch(n, host="evil")), "10.0.0.1", "evil")) for n in range(5)]
     assert taken == [True, True, False, False, False], "each takes two seconds"
     assert receiver.take(v1.encode(batch(1, host="good")), "10.0.0.1", "good")
-    assert limits.counters()["work"] == receiver.senders["evil"].limited == 3
+    assert limits.limited["work"] == receiver.senders["evil"].limited == 3
     clock.now += 4 / WORK_S
     assert receiver.take(v1.encode(batch(9, host="evil")), "10.0.0.1", "evil")
 

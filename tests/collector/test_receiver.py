@@ -225,7 +225,7 @@ def test_an_address_has_so_many_new_hosts(monkeypatch):
     receiver = Receiver(limits)
     limits._hosts.limit(1, 5)
     came = [len(receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), ())), "10.0.0.66")) for n in range(7)]
-    assert came == [1] * 5 + [0] * 2 and limits.counters()["hosts"] == 2
+    assert came == [1] * 5 + [0] * 2 and limits.limited["hosts"] == 2
     assert receiver.take(v1.encode(Batch("h0", 1, 2, 1, (), ())), "10.0.0.66"), "those that are known go on"
     assert receiver.take(v1.encode(Batch("real", 1, 1, 1, (), ())), "10.0.0.1"), "and those of other addresses"
     assert receiver.take(v1.encode(Batch("h9", 1, 1, 1, (), ())), "10.0.0.66", "h9"), "and those with keys"
@@ -239,4 +239,4 @@ def test_tables_that_do_not_fit_let_no_more_hosts_in():
     for n in range(20):
         receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), (Table(bad, 1, bad.empty_rows(3)),))), "10.0.0.66")
     assert [name for name in receiver.senders if name.startswith("h")] == [f"h{n}" for n in range(5)]
-    assert limits.counters()["hosts"] == 15
+    assert limits.limited["hosts"] == 15

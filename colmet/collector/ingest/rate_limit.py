@@ -135,10 +135,6 @@ class RateLimit:
         if new_fields:
             self._fields.use(sender, new_fields)
 
-    def counters(self) -> dict[str, int]:
-        """Return the messages beyond each limit, by its name."""
-        return dict(self.limited)
-
 
 def sender_of(user: str, peer: str) -> tuple[str, int]:
     """Return the name of a sender, a user or an address, and the number of nodes behind it."""

@@ -409,7 +409,7 @@ class Receiver:
             log.warning(
                 "messages dropped, beyond --max-rate, --max-byte-rate or another limit of one sender from=%s "
                 "left_out=%d (%s of all senders)",
-                *(name, sender.limited, " ".join([f"{name}={n}" for name, n in self._rates.counters().items() if n])),
+                *(name, sender.limited, " ".join([f"{name}={n}" for name, n in self._rates.limited.items() if n])),
             )
 
     def report(self) -> Sequence[str]:

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from colmet.common.runtime.files import write_all
 from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
@@ -56,9 +57,7 @@ class DeadLetters:
                     if size > self._max_bytes:
                         break
                     fitting += 1
-                text = b"".join([line + b"\n" for line in lines[done : done + fitting]])
-                while text:
-                    text = text[os.write(descriptor, text) :]
+                write_all(descriptor, b"".join([line + b"\n" for line in lines[done : done + fitting]]))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)

@@ -96,12 +96,14 @@ def properties(schema: Schema, data_stream: bool) -> dict[str, Any]:
     return known
 
 
-def mappings(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the mapping of an index for documents with these fields, and others sent by newer nodes.
+def index_form(known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings and mapping of an index for documents with these fields, and others sent by newer nodes.
 
-    A string never becomes a date: the next one, if not a date, would be refused.
+    A string never becomes a date: the next one, if not a date, would be refused. A table with more fields than the
+    default of 1000 has a higher limit.
     """
-    return {
+    wanted = sum([2 if field is KEYWORD else 1 for field in known.values()]) + 200
+    mappings = {
         "date_detection": False,
         "dynamic_templates": [
             {"strings": {"match_mapping_type": "string", "mapping": KEYWORD}},
@@ -109,12 +111,8 @@ def mappings(known: Mapping[str, Any]) -> dict[str, Any]:
         ],
         "properties": dict(known),
     }
-
-
-def settings(known: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of such an index: a higher limit for tables with more fields than the default of 1000."""
-    wanted = sum([2 if field is KEYWORD else 1 for field in known.values()]) + 200
-    return {"index.mapping.total_fields.limit": wanted} if wanted > 1000 else {}
+    settings = {"index.mapping.total_fields.limit": wanted} if wanted > 1000 else {}
+    return {"settings": settings, "mappings": mappings}
 
 
 def batch_id(journal: str, number: int, index: int, batch: Batch) -> str:

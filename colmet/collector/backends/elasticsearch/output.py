@@ -399,7 +399,7 @@ class ElasticsearchOutput(OutputBackend):
         template: dict[str, Any] = {
             "index_patterns": [f"{index}-*" if self._naming.date_format else index],
             "priority": TEMPLATE_PRIORITY,
-            "template": {"settings": documents.settings(known), "mappings": documents.mappings(known)},
+            "template": documents.index_form(known),
             "_meta": {"managed_by": MANAGED_BY, "version": __version__},
         }
         if self._naming.data_stream:
@@ -455,8 +455,7 @@ class ElasticsearchOutput(OutputBackend):
         if answer.status == 404:
             body: dict[str, Any] = {}
             if not self._templates.get(schema.digest):
-                known = self._mappings.fields_of(schema)
-                body = {"settings": documents.settings(known), "mappings": documents.mappings(known)}
+                body = documents.index_form(self._mappings.fields_of(schema))
             answer = self._client.ask("PUT", f"/{index}", json.dumps(body).encode())
         self._created(index, answer)
 
