@@ -41,11 +41,11 @@ class Writer:
 
     @property
     def values_left_out(self):
-        return self.output.values_left_out
+        return self.output.counters()["values_left_out"]
 
     @property
     def rows_left_out(self):
-        return self.output.rows_left_out
+        return self.output.counters()["rows_left_out"]
 
     def write(self, batches, received_s=0.0):
         """Write batches as the records that come next; they are all written when this returns."""

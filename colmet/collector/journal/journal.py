@@ -279,7 +279,6 @@ class Journal:
         except Exception:  # a defect there must not cause a second write
             log.exception("journal: defect in reporting that records=%d are on disk", len(records))
         if begins:
-            store.note_senders()
             self.trim()
 
     def _failed(self, store: SegmentStore, err: OSError) -> None:

@@ -175,6 +175,8 @@ class SegmentStore:
         """
         if self._writer is None or begins:
             self._begin(number, packed)
+            if begins:
+                self._senders_from = number
         else:
             try:
                 self._writer.append(packed, durable=True)
@@ -182,10 +184,6 @@ class SegmentStore:
                 self._take_back(self._writer, number, err)
                 raise
             self.sizes[self.paths[-1][1]] = self._writer.size
-
-    def note_senders(self) -> None:
-        """Note that the last segment begins with the state of the senders, and is on disk."""
-        self._senders_from = self.paths[-1][0]
 
     def _begin(self, number: int, packed: bytes) -> None:
         """Begin a segment with these records.

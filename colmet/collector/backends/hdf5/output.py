@@ -76,11 +76,7 @@ class Hdf5Output(OutputBackend):
         max_delay_s: longest time for gathering rows.
 
     Attributes:
-        values_left_out: values dropped for lack of a column.
-        rows_left_out: rows dropped for lack of a table.
-        files_damaged: number of damaged files set aside.
         path: of the current or next file; empty if the next record names it.
-        rows_lost: rows of damaged files found in neither the file nor the journal.
     """
 
     name = "hdf5"
@@ -98,10 +94,8 @@ class Hdf5Output(OutputBackend):
         max_delay_s: float = MAX_DELAY_S,
     ) -> None:
         self.max_delay_s = max_delay_s
-        self.values_left_out = 0
-        self.rows_left_out = 0
-        self.files_damaged = 0
-        self.rows_lost = 0
+        # dropped for lack of a column or a table; damaged files set aside; their rows that the journal lacks, too
+        self._counts = dict.fromkeys(("values_left_out", "rows_left_out", "files_damaged", "rows_lost"), 0)
         self.path = ""
         self._names = FileNames(path)
         self.rotation = Rotation(self._names, rotate_s, rotate_bytes)
@@ -136,12 +130,7 @@ class Hdf5Output(OutputBackend):
 
     def counters(self) -> dict[str, int]:
         """Return the counts of dropped values and rows, damaged files and lost rows."""
-        return {
-            "values_left_out": self.values_left_out,
-            "rows_left_out": self.rows_left_out,
-            "files_damaged": self.files_damaged,
-            "rows_lost": self.rows_lost,
-        }
+        return dict(self._counts)
 
     # -- lifecycle --
 
@@ -437,8 +426,8 @@ class Hdf5Output(OutputBackend):
             raise
         self._burst.end()
         self._suspicion.written()
-        self.values_left_out += file.left_out[0]
-        self.rows_left_out += file.left_out[1]
+        self._counts["values_left_out"] += file.left_out[0]
+        self._counts["rows_left_out"] += file.left_out[1]
         if file.replaced:
             self._drop_replaced(file, done)
         file.open_tables.close_idle()
@@ -498,9 +487,9 @@ class Hdf5Output(OutputBackend):
         if self._suspicion.clears(records):
             return
         self._suspicion.is_doubted = True
-        damaged = self.files_damaged
+        damaged = self._counts["files_damaged"]
         self.recover()
-        if self.files_damaged > damaged:
+        if self._counts["files_damaged"] > damaged:
             raise OutputUnavailable(f"{self.path} was damaged and has been replaced") from err
         self._suspicion.clear(records)
 
@@ -536,7 +525,7 @@ class Hdf5Output(OutputBackend):
         """Plan and carry out the replacement of a damaged file."""
         self._close_file()
         self._suspicion.replaced()
-        self.files_damaged += 1
+        self._counts["files_damaged"] += 1
         planned = replacement.plan(self.path, saved, self._state)
         log.error("file is damaged: path=%s cause=%s", self.path, why)
         planned.save(self._state, self._state.position)
@@ -548,7 +537,7 @@ class Hdf5Output(OutputBackend):
         self._suspicion.replaced()
         try:
             replaced = replacement.carry_out(self.path, planned, self._state)
-            self.rows_lost += replaced.rows_lost
+            self._counts["rows_lost"] += replaced.rows_lost
             self._first = replaced.checkpoint.first
             replaced.checkpoint.save(self._state, replaced.position)
             self._burst.end()
