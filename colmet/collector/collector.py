@@ -44,21 +44,10 @@ class Collector:
     """The main loop: receives messages, and passes them to the journal.
 
     Args:
-        pull: source of the messages.
-        journal: opened.
-        workers: for opened outputs.
-        errands: of other threads, done between messages.
-        service: notified of start, state and life of the collector.
         metrics_jobs: whether to serve the latest rows of jobs as metrics.
-        reload: reads the configuration again.
-        receiver: with the known senders.
-        link: acknowledges batches; None without.
         link_port: of the link, if another collector may claim it.
         parts: other parts' counters, by the name of the part.
         interface: the JSON interface, started; None without.
-
-    Attributes:
-        health: state of the collector.
     """
 
     def __init__(

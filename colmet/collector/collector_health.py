@@ -69,17 +69,10 @@ class CollectorHealth:
     Data of the main thread is read by it, as an errand, so an answer also proves that this thread works.
 
     Args:
-        errands: of the main thread.
-        receiver: counts by sender.
-        journal: of received records.
-        workers: of the outputs.
         parts: other parts' counters, by the name of the part.
         metrics_jobs: whether to serve the latest rows of jobs as metrics.
-        now_ns: of the wall clock.
-        monotonic: seconds, the clock of the workers.
 
     Attributes:
-        top: use of jobs and nodes.
         link_failed: cause of missing acknowledgements; "" if there are acknowledgements, or none are configured.
     """
 

@@ -147,10 +147,6 @@ class RowLayout:
 
     It is computed once; `fill` then moves whole runs of columns at a time, for a block of rows.
 
-    Args:
-        schema: of the packed rows.
-        dtype: of the table's rows.
-
     Attributes:
         lacking: columns missing or too narrow in the table, and possible there.
         unfit: columns that stay missing, as they are too narrow or of another kind in the table.

@@ -30,18 +30,12 @@ class OutputWorker:
     """Worker of one output: writes the journal's records. A failing output delays no other.
 
     Args:
-        output: opened.
-        journal: source of the records.
-        state: of the output.
         max_rows: rows gathered before a write.
         max_age_s: longest time for gathering rows.
 
     Attributes:
-        written: rows written.
         lost: records gone before their turn: dropped for want of room, or damaged in the journal.
         dropped: rows of records dropped after a defect of the output.
-        failures: consecutive failures of the output.
-        all_failures: all of them.
         why: cause of the unavailability; empty while available.
         away_since: start of the unavailability, by the monotonic clock.
     """

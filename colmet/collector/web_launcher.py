@@ -69,7 +69,6 @@ class WebLauncher:
         arguments: of the collector's command line, also read by the process.
         heard: the sending nodes, by name; for any thread.
         command: command to start, for tests; that of this Python by default.
-        monotonic: seconds.
         service: path of the socket of a service to connect to; "" starts a child.
     """
 

@@ -81,8 +81,6 @@ class LogReader:
     """Reads the records of a log, from an offset on.
 
     Args:
-        form: of its records.
-        seed: of its checksums.
         read: returns bytes of the file from an offset on, fewer at its end.
         size: returns the size of the file in bytes.
         offset: start of the first record.

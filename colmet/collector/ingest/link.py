@@ -83,9 +83,6 @@ class CollectorLink:
     """The link's answers to nodes. For the receiving thread.
 
     Args:
-        server: socket of the nodes.
-        receiver: source of the received batches.
-        durable: batches that are on disk.
         on_disk: whether the journal is on disk, not only in memory.
         answered: called with host, number and content of each answer to a request.
 

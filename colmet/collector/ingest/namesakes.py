@@ -69,9 +69,6 @@ class Start:
 class Namesakes:
     """The agents of one host name, and the stored name of each.
 
-    Args:
-        host: their common name.
-
     Attributes:
         names: the stored names; the host's own first.
     """

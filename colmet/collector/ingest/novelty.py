@@ -122,7 +122,6 @@ class Novelty:
 
     Args:
         per_s: new tables of jobs in a second; 0 is no limit, also not for undeclared columns.
-        monotonic: a clock, in seconds.
     """
 
     def __init__(self, per_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:

@@ -30,7 +30,6 @@ class Budget:
     Args:
         per_s: units for one node in a second.
         at_once: burst of one node after a quiet time.
-        monotonic: a clock, in seconds.
     """
 
     def __init__(self, per_s: float, at_once: float, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -68,7 +67,6 @@ class RateLimit:
     Args:
         per_s: messages of one node in a second; 0 is no limit.
         bytes_per_s: the same in bytes.
-        monotonic: a clock, in seconds.
 
     Attributes:
         limited: messages beyond each limit, by its name.

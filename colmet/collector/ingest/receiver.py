@@ -42,7 +42,6 @@ class Receiver:
     on (`Namesakes`). The batches and the stored messages have these names.
 
     Args:
-        rates: limits of each sender.
         novelty: limits on new tables; none by default.
 
     Attributes:

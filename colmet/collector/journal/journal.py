@@ -76,8 +76,6 @@ class Journal:
         store: of the segments; None without a directory.
         journal: name of this journal, 16 hexadecimal digits.
         end: number of the next visible record.
-        failures: consecutive failed writes.
-        all_failures: all failed writes.
         why: cause of the write failure; empty while writes succeed.
         unreadable: whole records with an undecodable message.
         pending_bytes: of records not on disk yet, with their batches in memory.

@@ -93,13 +93,8 @@ class DatabaseClient:
 
     Args:
         urls: without a trailing slash.
-        http: with credentials and certificates.
         timeout_s: until a response begins, and between its parts.
         stop: set to send no more requests.
-
-    Attributes:
-        failures: of hosts.
-        failovers: changes to another host.
     """
 
     def __init__(self, urls: Sequence[str], http: HttpClient, timeout_s: float, stop: threading.Event) -> None:

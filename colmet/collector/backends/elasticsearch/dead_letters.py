@@ -19,7 +19,6 @@ class DeadLetters:
 
     Args:
         path: of the file; empty to count only. The first line creates it, readable by its owner only.
-        max_bytes: of the file.
 
     Attributes:
         not_kept: dropped lines: without a file, for lack of space or after a write error.

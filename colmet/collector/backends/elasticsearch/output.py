@@ -60,9 +60,6 @@ class ElasticsearchOutput(OutputBackend):
 
     Args:
         urls: of the hosts, in order of preference.
-        http: with credentials and certificates.
-        naming: of the indices.
-        timeout_s: see `DatabaseClient`.
         use_templates: whether index templates may be created.
         reject_file: for documents refused for good; None for a file beside the state.
     """

@@ -29,11 +29,7 @@ class Burst:
         NONE <-----------+         revoke: the previous checkpoint is saved again
           (rows rolled back)
 
-    Args:
-        output_state: of the output.
-
     Attributes:
-        state: progress of the burst.
         checkpoint: rollback data; valid while `is_pending`.
     """
 

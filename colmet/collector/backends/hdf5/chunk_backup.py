@@ -27,14 +27,7 @@ def tails_path(path: str) -> str:
 
 
 class TailWriter:
-    """Writer of a backup: synced to disk at the end of the `with` block, it replaces the former one.
-
-    Args:
-        path: of the HDF5 file.
-
-    Attributes:
-        checksums: of the rows, by table.
-    """
+    """Writer of a backup: synced to disk at the end of the `with` block, it replaces the former one."""
 
     def __init__(self, path: str) -> None:
         self._path = tails_path(path)
@@ -70,7 +63,6 @@ class KeptTails:
     """Reader of a backup, limited to tables with known checksums.
 
     Args:
-        path: of the HDF5 file.
         checksums: of the rows, by table.
     """
 

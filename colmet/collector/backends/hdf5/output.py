@@ -68,12 +68,10 @@ class Hdf5Output(OutputBackend):
     Args:
         path: the only file if it ends in ``.hdf5``; otherwise files are ``<path>.<epoch seconds>.hdf5``, named by the
             start of their time of receipt.
-        complevel: compression level of new tables, 0 for none.
         complib: compression library, as `options.complib` returns it.
         checksums: whether new tables have checksums.
         rotate_s: begin a file at each multiple of this period since the epoch; 0 for never.
         rotate_bytes: begin a file when one has reached this size; 0 for never.
-        max_delay_s: longest time for gathering rows.
 
     Attributes:
         path: of the current or next file; empty if the next record names it.

@@ -54,7 +54,6 @@ class Rotation:
     """Rotation rules: the first record of each next file.
 
     Args:
-        names: of the files.
         period_s: begin a file at each multiple of this period since the epoch; 0 for never.
         max_bytes: begin a file when one has reached this size; 0 for never.
 
