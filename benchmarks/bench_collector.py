@@ -546,7 +546,7 @@ def run_restart(mbytes: int = 1024) -> list[Figure]:
             while journal.pending_bytes > 64 << 20:
                 time.sleep(0.01)
         journal.finish()
-        size = journal.size_bytes
+        size = journal.store.size_bytes
         journal.close()
         uri = free_uri()
         senders = Senders(uri, 10_000, 1, 120, rate=5)
