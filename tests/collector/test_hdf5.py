@@ -496,7 +496,7 @@ def test_rows_with_a_column_of_another_kind_go_to_another_table_and_that_is_told
     rows = stored(path, f"/job_1/{other}")
     assert rows["label"].tolist() == [2.5] * 3 and rows["x"].tolist() == [0, 1, 2]
     assert stored(path, f"/job_2/{other}")["x"].tolist() == [0, 1, 2]
-    assert output.counters()["values_left_out"] == output.counters()["rows_left_out"] == 0
+    assert output.values_left_out == output.rows_left_out == 0
     assert [r.getMessage() for r in caplog.records] == [
         f"rows go to another table, others came first with other columns: path={path} table=site_default other={other}"
     ]
@@ -536,12 +536,12 @@ def test_who_comes_first_spoils_no_column_of_colmets_own_tables(tmp_path: Path, 
             output.write([batch(table(schema_of("user:S1", f"x{n}:i8", name=CGROUP.name), (1, {})))])
     values = {name: n for n, name in enumerate(CGROUP.names) if name != "user"}
     output.write([batch(table(CGROUP, (1, {**values, "user": b"u" * 64})))])
-    left_out = output.counters()["values_left_out"]
+    left_out = output.values_left_out
     output.write([batch(table(CGROUP, (1, {**values, "user": b"u" * 64})))])
     output.close()
     row = stored(path, f"/job_1/{CGROUP.name}")[-1]
     assert {name: row[name] for name in values} == values and row["user"] == b"u" * 64
-    assert output.counters()["values_left_out"] == left_out
+    assert output.values_left_out == left_out
 
 
 def test_whole_numbers_go_into_a_column_of_floats(tmp_path: Path) -> None:
@@ -549,7 +549,7 @@ def test_whole_numbers_go_into_a_column_of_floats(tmp_path: Path) -> None:
     write_once(path, [batch(table(schema_of("x:f8"), (1, {"x": 0.5})))])
     output = write_once(path, [batch(table(schema_of("x:i8"), (1, {"x": 3}), (1, {})))])
     assert stored(path, "/job_1/site_default")["x"].tolist() == [0.5, 3.0, -1.0]
-    assert output.counters()["values_left_out"] == 0
+    assert output.values_left_out == 0
 
 
 def test_something_else_under_the_name_of_a_table_costs_only_its_rows(
@@ -564,7 +564,7 @@ def test_something_else_under_the_name_of_a_table_costs_only_its_rows(
         output.write([*numbers(1, 1, n), *numbers(2, 1, n), *numbers(3, 1, n)])
     output.close()
     assert counts(path) == {"/job_3/taskstats_default": 2}
-    assert output.counters()["rows_left_out"] == 4
+    assert output.rows_left_out == 4
     assert len(caplog.records) == 2
 
 
@@ -577,7 +577,7 @@ def test_a_schema_with_more_columns_than_hdf5_can_describe_keeps_the_first(tmp_p
     kept = [name for name in schema.names if name in rows.dtype.names]
     assert kept == list(schema.names[: len(kept)]) and len(kept) > 300
     assert all(rows[name].tolist() == [5] for name in kept)
-    assert output.counters()["values_left_out"] == 1024 - len(kept)
+    assert output.values_left_out == 1024 - len(kept)
 
 
 def test_a_schema_with_longer_rows_than_hdf5_can_describe_keeps_what_fits(tmp_path: Path) -> None:
@@ -590,7 +590,7 @@ def test_a_schema_with_longer_rows_than_hdf5_can_describe_keeps_what_fits(tmp_pa
     rows = stored(tmp_path / "x.hdf5", "/job_1/site_default")
     assert rows["a"].tolist() == [0, 1] and rows["z"].tolist() == [6, 6] and rows["wide_0"].tolist() == [b"x", b"x"]
     assert "wide_8" not in rows.dtype.names
-    assert output.counters()["values_left_out"] == 4
+    assert output.values_left_out == 4
 
 
 def test_a_table_grows_only_as_far_as_hdf5_can_describe_it(tmp_path: Path) -> None:
@@ -615,7 +615,7 @@ def test_a_schema_of_1024_columns_of_common_length_is_stored_whole(tmp_path: Pat
     output = write_once(tmp_path / "x.hdf5", [batch(table(schema, (1, {"c0": 1, "c1": 2.5, "c3": b"x"})))])
     (row,) = stored(tmp_path / "x.hdf5", "/job_1/site_default")
     assert (row["c0"], row["c1"], row["c2"], row["c3"], row["c1020"]) == (1, 2.5, -1.0, b"x", -1)
-    assert output.counters()["values_left_out"] == 0
+    assert output.values_left_out == 0
 
 
 # -- other processes --
@@ -1008,7 +1008,7 @@ def test_rows_of_a_failed_write_are_left_out_of_the_counters(tmp_path: Path, mon
     failure.active = False
     output.write([batch(table(schema_of("user:i8", name=CGROUP.name), (1, {})))])
     output.close()
-    assert output.counters()["values_left_out"] == 1
+    assert output.values_left_out == 1
 
 
 def test_an_unexpected_exception_is_taken_back_too_and_passed_on(
@@ -1073,7 +1073,7 @@ def test_a_table_is_not_rebuilt_at_the_wish_of_every_message(tmp_path: Path, mon
         assert sorted(n for one in file.walk_nodes("/", "Table") for n in one.col("a")) == list(range(8)), (
             "none is lost"
         )
-    assert output.counters()["values_left_out"] == 0
+    assert output.values_left_out == 0
 
 
 def test_a_burst_into_another_table_is_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -330,7 +330,9 @@ def test_checksums_are_bounded_restored_and_a_forgotten_one_is_none():
     assert len(few) == 16 and few.get(3) == 5 and few.get(19) is None
 
 
-@pytest.mark.parametrize("account", [b'{"": 1}', b'{"": {"agents": {"vm": [[1]]}}}', b'{"": {"checksums": {"vm": 3}}}'])
+@pytest.mark.parametrize(
+    "account", [b'{"": 1}', b'{"": {"agents": {"vm": [[1]]}}}', b'{"vm": {}, "": {"checksums": {"vm": 3}}}']
+)
 def test_an_account_that_is_damaged_is_told_and_survived(world, caplog, account):
     world.receiver.restore(account, [])
     assert "state of the senders unreadable" in caplog.text
