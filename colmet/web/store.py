@@ -1,6 +1,7 @@
-"""Read the store for the JSON interface: with two readers at a time, and each repeated query only once.
+"""Queries of the JSON interface to the store: files or a database.
 
-Reading a store can be slow, and needs memory. `workers` bounds the requests waiting for the store.
+Reading a store can be slow, and needs memory. So two readers run at a time, and a repeated query is answered from a
+cache or by the one in progress. `workers` bounds the requests waiting for the store.
 """
 
 from __future__ import annotations
@@ -23,13 +24,14 @@ from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
 READERS = 2
-OPEN_S = 30.0  # max time of an open store: files are added and removed
-KEEP_S = 30.0  # lifetime of an answer
-OWNER_S = 3600.0  # lifetime of the users of a job
-UNKNOWN_S = 10.0  # lifetime of an answer without users or tables: they may appear any time
-TABLES_S = 60.0  # lifetime of the tables of a job
-MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20
-GRID_S = 60.0  # times in queries are rounded to it, so that a repeated query has the same key
+OPEN_S = 30.0  # a store is opened again after this time: files are added and removed
+# How long the cache keeps an answer:
+KEEP_S = 30.0  # rows, capacities, completeness
+OWNER_S = 3600.0  # the users of a job
+TABLES_S = 60.0  # the tables of a job
+UNKNOWN_S = 10.0  # no users or tables: they may appear any time
+MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20  # answers in the cache
+GRID_S = 60.0  # times in queries are rounded to minutes, so that repeated queries are equal
 BEGAN = columns_of([START])
 
 T = TypeVar("T")
@@ -43,7 +45,7 @@ class StoreAnswer(NamedTuple):
 
 
 class RowOwners(NamedTuple):
-    """The users of the rows of a job's number."""
+    """The users of the rows with one job number: several, if the number was used again."""
 
     users: frozenset[str]  # names as reported by the nodes; "" among them if some rows belong to a job without a user
     last: float  # time of the last row with a user, seconds since 1970; -inf if there is none
@@ -121,11 +123,11 @@ class StoreReader:
         self._asked = self._read = self._failures = 0
 
     def counters(self) -> dict[str, int]:
-        """Return counters of queries: all, read from the store, and failed."""
+        """Return the numbers of queries: all (`asked`), those that read the store (`read`), and failed ones."""
         return {"asked": self._asked, "read": self._read, "failures": self._failures}
 
     def tables(self, job: int, since: float | None = None) -> StoreAnswer:
-        """Return the tables of a job with their columns, from about `since` on."""
+        """Return the tables of a job with their columns, from `since` on, rounded down to a minute."""
         since, _ = _wider(since, None)
         lifetime = lambda found: TABLES_S if found else UNKNOWN_S  # noqa: E731
         return self._ask(("tables", job, since), lambda history: dict(history.tables(job, since)), lifetime)
@@ -271,7 +273,11 @@ def _wider(since: float | None, until: float | None) -> tuple[float | None, floa
 
 
 def _owners(found: Sequence[Series]) -> RowOwners:
-    """Return the users of rows. Rows may lack the user while a job begins; a span without users is another job's."""
+    """Return the users of rows.
+
+    The first rows of a job may lack its user. Pauses of more than AGAIN_S separate jobs with the same number: a job
+    without a user is a span of rows without any.
+    """
     columns = [(one.times, one.columns["user"]) for one in found if "user" in one.columns]
     columns = [(times, cells) for times, cells in columns if len(times) and cells.dtype.kind == "S"]
     if not columns:

@@ -1,4 +1,4 @@
-"""The latest records of the journal, decoded and in memory."""
+"""The latest records of the journal, decoded and in memory: outputs that keep up read no file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,29 @@ from colmet.collector.backend import JournalRecord
 
 
 class RecentRecords:
-    """The latest records, decoded, with running sums of their bytes and rows."""
+    """The latest records, in order and without gaps.
+
+    A position is the number of a record in the whole journal. Not thread-safe: the journal's lock protects it.
+
+    Args:
+        first: position of the first record to come.
+
+    Attributes:
+        first: position of the oldest record in memory.
+        records: the records from `first` on.
+    """
 
     def __init__(self, first: int) -> None:
         self.first = first
         self.records: list[JournalRecord] = []
-        # sums over all records ever, up to and including this one
+        # For each record in memory, the bytes and rows of all records so far, its own included: the difference of two
+        # sums is the size between two positions. `_before` are the sums ahead of `first`.
         self._bytes: list[int] = []
         self._rows: list[int] = []
         self._bytes_before = self._rows_before = 0
 
     def extend(self, records: Sequence[JournalRecord], sizes: Sequence[int]) -> None:
-        """Append records, each with its size in memory."""
+        """Append records; `sizes` are their bytes in memory."""
         size = self._bytes[-1] if self._bytes else self._bytes_before
         rows = self._rows[-1] if self._rows else self._rows_before
         for record, more in zip(records, sizes):
@@ -31,7 +42,7 @@ class RecentRecords:
         self.records.extend(records)
 
     def size(self, position: int) -> tuple[int, int]:
-        """Return bytes and rows of the records in memory from this position on."""
+        """Return the bytes and rows of the records in memory from a position on."""
         at = position - self.first
         if not self.records or at >= len(self.records):
             return 0, 0
@@ -39,7 +50,7 @@ class RecentRecords:
         return self._bytes[-1] - size, self._rows[-1] - rows
 
     def read(self, position: int, most_bytes: int) -> list[JournalRecord]:
-        """Return records from a position in memory on; at least one if there is any."""
+        """Return records from a position in memory on, up to `most_bytes`; at least one if there is any."""
         at = position - self.first
         if at >= len(self.records):
             return []
@@ -48,12 +59,12 @@ class RecentRecords:
         return self.records[at : max(end, at + 1)]
 
     def forget(self, passed: int, most_bytes: int) -> None:
-        """Forget records before `passed`, and the oldest beyond `most_bytes`."""
+        """Forget records before the position `passed`, and the oldest ones beyond `most_bytes` in memory."""
         if not self.records:
             return
         beyond = bisect_right(self._bytes, self._bytes[-1] - most_bytes)
         count = min(max(passed - self.first, beyond), len(self.records))
-        # removal at the front of a list costs its whole length: in large pieces
+        # Removal at the front of a list costs its whole length, so records are removed in large pieces.
         if count and (count >= 256 or count * 4 >= len(self.records)):
             self._bytes_before, self._rows_before = self._bytes[count - 1], self._rows[count - 1]
             del self.records[:count], self._bytes[:count], self._rows[:count]

@@ -1,4 +1,8 @@
-"""Files that hold one secret: a password, a token, a salt, a key."""
+"""Files with one secret: a password, a token, a salt, a key.
+
+`read` and `read_safe_line` require a plain file, unreadable by others. `read_line` only warns, and accepts pipes, as
+Colmet 0.6 did. `option` is the file's option of the command line, for errors.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ def read(option: str, path: str) -> bytes:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{option} {path}: not a file")
-            # not of the group: systemd gives a service its credentials by an access list, which shows as group bits
+            # Group bits are accepted: systemd gives a service its credentials by an access list, shown as group bits.
             if status.st_mode & 0o007:
                 mode = stat.S_IMODE(status.st_mode)
                 raise ConfigError(f"{option} {path}: others can read it (mode {mode:04o}); chmod 600 {path}")
@@ -41,7 +45,7 @@ def read(option: str, path: str) -> bytes:
 
 
 def read_line(option: str, path: str) -> str:
-    """Return the only line of a file or pipe; warn if others than its owner can use it.
+    """Return the only line of a file or pipe; warn if others than its owner and group can use it.
 
     Raises:
         ConfigError: it cannot be read, or is not one line of text.
@@ -59,7 +63,7 @@ def read_line(option: str, path: str) -> str:
 
 
 def read_safe_line(option: str, path: str) -> str:
-    """Return the only line of a file unreadable by others, without control characters; errors as for `read`."""
+    """Return the only line of a file unreadable by others; ConfigError for control characters, else as for `read`."""
     line = _only_line(option, path, read(option, path))
     if not line.isprintable():
         raise ConfigError(f"{option} {path}: has control characters")
@@ -77,7 +81,7 @@ def _only_line(option: str, path: str, content: bytes) -> str:
 
 
 def create(option: str, path: str, content: bytes) -> None:
-    """Write a secret to a file that does not exist yet, for its owner alone.
+    """Write a secret to a new file, for its owner alone.
 
     Raises:
         FileExistsError: it exists.

@@ -1,4 +1,4 @@
-"""Lay out text for a terminal: printable, in lines of a width, in columns."""
+"""Layout of text for a terminal: printable characters, wrapped paragraphs, aligned columns."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import re
 import textwrap
 from collections.abc import Collection, Sequence
 
-_SPACE = "\0"  # within a command
+_SPACE = "\0"  # stands for a space within a command while a paragraph is wrapped
 
 
 def printable(text: str) -> str:
-    """Return a text in ASCII, with escapes for terminal controls and for characters missing on some terminals."""
+    """Return a text in ASCII: all other characters, terminal controls included, are escaped."""
     return "".join([one if one.isascii() and one.isprintable() else ascii(one)[1:-1] for one in text])
 
 
@@ -34,8 +34,9 @@ def columns(rows: Sequence[Sequence[str]], right: Collection[int] | None = None,
     """Return rows of cells as aligned lines.
 
     Args:
-        rows: the first one may be a head.
-        right: right-aligned columns; by default those with only numbers and dashes below the head, but the first.
+        rows: rows of equal length; the first one may be a head.
+        right: indices of right-aligned columns; by default those of numbers and dashes below the head, without the
+            first column.
         indent: prefix of each line.
     """
     widths = [max(map(len, column)) for column in zip(*rows)]

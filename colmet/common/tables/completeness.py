@@ -1,4 +1,9 @@
-"""Tables of completeness: samples due, measured, sent and dropped, and the gaps."""
+"""Tables of completeness: the samples of each table that are due, measured, sent and dropped, and the gaps.
+
+A sample is one table at one time. `completeness_default` has a row for each table and one for whole batches (`ALL`);
+its counters start at 0 with the agent, and inapplicable ones are missing. `gaps_default` has a row for each run of
+missing samples. `colmet.node.selfmetrics.completeness` fills both; `colmet.stored` compares them with the stored rows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,6 @@ def _counter(name: str, text: str, source: str = "the agent") -> Field:
 
 _EPOCH = gauge("epoch", "nsec", "Start of the agent, since 1970; identifies the start.", "the agent")
 _SPOOL = "the spool"
-# A sample is one table at one time; counters start at 0 with the agent. Inapplicable ones are missing in a row.
 SCHEMA = Schema(
     "completeness_default",
     "node",

@@ -1,4 +1,7 @@
-"""Limits on values common to all dialects."""
+"""Limits on values common to all dialects: host names, whole numbers, counts, and containers of msgpack.
+
+Each check returns its valid value, or raises WireError.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _CONTAINER = 1 << 20 if msgpack.Unpacker.__module__ == "msgpack.fallback" else 0
 
 
 def shown(value: Any) -> str:
-    """Return a value for an error message: the start of a scalar's repr. Nested lists could be too deep for repr."""
+    """Return a value for an error message: the start of a scalar's repr; of containers, maybe too deep, the type."""
     return f"a {type(value).__name__}" if isinstance(value, (list, dict, tuple)) else f"{value!r:.80}"
 
 
@@ -39,7 +42,7 @@ def at_most(limit: int, count: int, what: str) -> int:
 
 @lru_cache(maxsize=16384)
 def _known_host(value: str) -> str | None:
-    """Return one string for all messages of a host; None for an invalid host name."""
+    """Return a valid host name, as one string for all messages of the host; None for an invalid one."""
     return value if HOST.fullmatch(value) else None
 
 

@@ -1,1 +1,1 @@
-"""Interfaces of the kernel: netlink, taskstats, fork events, perf events, forms of files."""
+"""Interfaces of the kernel: taskstats and fork events over netlink, perf events, files of /proc and of cgroups."""

@@ -1,4 +1,8 @@
-"""Make groups in cgroup v1's perf_event hierarchy for jobs without one there."""
+"""Groups in cgroup v1's perf_event hierarchy for jobs without one there (`--perfhw-make-cgroup`).
+
+The kernel counts perf events of a cgroup only in this hierarchy, and OAR 2 makes no group there by default. A group has
+the job's path; the job's processes are moved into it, and it is removed after the job.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 
-# Groups of ours have the sticky bit: the kernel keeps it without a meaning here, and no resource manager sets it. By it
-# the next agent recognises groups left by an earlier one.
+# The sticky bit marks our groups: the kernel gives it no meaning here, and no resource manager sets it. The next agent
+# recognises them by it.
 _OURS = 0o1755
 _MAX_DEPTH = 8
 _MAX_GROUPS = 4096
@@ -23,7 +27,7 @@ _MAX_ROUNDS = 3  # over the tasks of a job: they may fork while they are moved
 
 
 class PerfGroups:
-    """Groups made for jobs: filled with the jobs' tasks, and removed.
+    """Maker, filler and remover of the jobs' groups.
 
     Attributes:
         moved: number of processes moved into a group.
@@ -36,7 +40,7 @@ class PerfGroups:
         self._unused: set[str] = set()
 
     def is_ours(self, path: str) -> bool:
-        """Return whether this agent, or an earlier one, has made a group."""
+        """Return whether this agent or an earlier one made a group."""
         try:
             return bool(self._host.mode(path) & stat.S_ISVTX)
         except OSError:
@@ -52,7 +56,7 @@ class PerfGroups:
             try:
                 self._host.make_group(group, _OURS)
             except FileExistsError:
-                pass  # another program was faster: it is theirs
+                pass  # another program was faster: the group is not ours
             except OSError as err:
                 self._failed("make", group, err)
                 return False
@@ -60,9 +64,9 @@ class PerfGroups:
         return True
 
     def fill(self, path: str, job: Job) -> None:
-        """Move the processes of a job outside its group into it; later children start in it.
+        """Move the job's processes into its group; their children start in it.
 
-        A later process from elsewhere is moved at the next call.
+        A process that enters the job from elsewhere is moved at the next call.
         """
         for _ in range(_MAX_ROUNDS):
             try:
@@ -88,11 +92,11 @@ class PerfGroups:
         return True
 
     def leave(self, path: str) -> None:
-        """Have the next `tidy` remove a group of an ended job."""
+        """Mark the group of an ended job for `tidy`."""
         self._unused.add(path)
 
     def find_left(self, point: str, used: Iterable[str]) -> None:
-        """Have `tidy` remove unused groups made by an earlier agent under a mount point."""
+        """Mark unused groups of an earlier agent under a mount point for `tidy`."""
         keep = tuple(used)
         level = [point]
         for _ in range(_MAX_DEPTH):
@@ -108,9 +112,9 @@ class PerfGroups:
                     self._unused.add(path)
 
     def tidy(self, point: str) -> None:
-        """Remove the groups of ended jobs, and groups made above them.
+        """Remove the marked groups, and our groups above them.
 
-        A group with a remaining task is retried at the next call; its processes are moved to the top group.
+        Remaining processes of a group are moved to the top group; a group that is still in use stays marked.
         """
         for path in sorted(self._unused, key=len, reverse=True):
             if not self._remove(path):
@@ -132,7 +136,7 @@ class PerfGroups:
         return True
 
     def _empty(self, path: str, point: str) -> None:
-        """Move the processes of a group without a job to the group of all processes without one."""
+        """Move the processes of a group to the top group."""
         try:
             pids = [int(pid) for pid in self._host.read(f"{path}/cgroup.procs").split()]
         except OSError:
