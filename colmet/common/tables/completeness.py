@@ -2,7 +2,7 @@
 
 A sample is one table at one time. `completeness_default` has a row for each table and one for whole batches (`ALL`);
 its counters start at 0 with the agent, and inapplicable ones are missing. `gaps_default` has a row for each run of
-missing samples. `colmet.node.selfmetrics.completeness` fills both; `colmet.stored` compares them with the stored rows.
+missing samples. The agent's completeness statistics fill both; readers of the store compare them with the stored rows.
 """
 
 from __future__ import annotations
