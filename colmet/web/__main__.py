@@ -33,12 +33,7 @@ END_S = 8.0  # timeout for the end of the server
 
 
 def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.socket | None = None) -> None:
-    """Serve until the collector ends the feed.
-
-    Args:
-        options: the collector's options.
-        feed_socket: the stream of the collector's messages.
-        kernel: a netlink socket to see this machine's users; None if this process sees them itself.
+    """Serve until the collector ends the feed; `kernel` as for `Peers`.
 
     Raises:
         ColmetError: the options cannot be used, or the feed is not from a collector.

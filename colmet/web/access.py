@@ -139,11 +139,7 @@ class Access:
         return None if self._users is None else self._users.names
 
     async def visitor(self, headers: Sequence[str], address: str) -> Visitor:
-        """Return the user of a request.
-
-        Args:
-            headers: the values of its headers named `header`.
-            address: address of its client.
+        """Return the user of a request from the address of its client, and its headers named `header`.
 
         Raises:
             Unauthorized: the login is missing or wrong.

@@ -53,13 +53,9 @@ def read_files(folder: Path) -> Mapping[str, File]:
 
 
 def file_answer(file: File, packed: bool, known: str, max_age_s: int) -> Response:
-    """Return the answer for a file: its content, or 304 if not modified.
+    """Return the content of a file, or 304 if the header If-None-Match (`known`) names it.
 
-    Args:
-        file: the requested file.
-        packed: whether the client accepts gzip.
-        known: the If-None-Match header.
-        max_age_s: seconds of validity in the client's cache; 0 to revalidate each time.
+    It is valid for `max_age_s` in the client's cache; 0 to revalidate each time.
     """
     kept = f"private, max-age={max_age_s}" if max_age_s else "private, no-cache"
     headers = {"Content-Type": file.type, "Cache-Control": kept, "ETag": file.tag, "Vary": "Accept-Encoding"}

@@ -30,12 +30,7 @@ _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg
 
 
 def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
-    """Return FastAPI's description with corrections.
-
-    Args:
-        app: the application.
-        is_open: whether requests need no login.
-    """
+    """Return FastAPI's description with corrections; with `is_open`, requests need no login."""
     description = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas = description["components"]["schemas"]
     for name in ("HTTPValidationError", "ValidationError"):

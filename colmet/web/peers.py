@@ -42,9 +42,6 @@ class Peers:
         All users of this machine have the same address; if the kernel does not name the user of a connection, they
         count as one. At the other end of a Unix socket is a proxy. Each proxy adds the address of its own client at the
         end of X-Forwarded-For: the last address not of a trusted proxy counts.
-
-        Args:
-            scope: ASGI scope of the request.
         """
         peer = scope.get("client")
         if peer is None:

@@ -171,6 +171,8 @@ class RecentCache:
 
     Attributes:
         began: time of the start, seconds since 1970.
+        batches: number of batches received.
+        missed: number of messages dropped by the collector, from its notes.
     """
 
     def __init__(
@@ -181,6 +183,7 @@ class RecentCache:
         now: Callable[[], float] = time.time,
     ) -> None:
         self.began = now()
+        self.batches = self.missed = 0
         self._began = monotonic()
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
@@ -200,13 +203,12 @@ class RecentCache:
         self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # all blocks, by sender
         self._sets: dict[frozenset[str], frozenset[str]] = {}
         self._bytes_of = Shares(max_bytes)
-        self._batches = self._evicted = self._over_share = self._left_out = self._forgotten = 0
-        self._missed = 0  # messages dropped by the collector, from its notes
+        self._evicted = self._over_share = self._left_out = self._forgotten = 0
 
     def counters(self) -> dict[str, int]:
         """Return counters of kept and of dropped data."""
         return {
-            "batches": self._batches,
+            "batches": self.batches,
             "bytes": self._bytes_of.total,
             "tables": len(self._strands),
             "jobs": len(self._jobs),
@@ -214,13 +216,13 @@ class RecentCache:
             "over_share": self._over_share,
             "left_out": self._left_out + self._latest.left_out,
             "forgotten": self._forgotten,
-            "missed": self._missed,
+            "missed": self.missed,
         }
 
     def dropped(self) -> dict[str, int]:
         """Return counters of dropped data, by their names in the collector's status."""
-        counts = (self._left_out + self._latest.left_out, self._over_share, self._forgotten)
-        return dict(zip(DROPPED, counts))
+        counts = self.counters()
+        return dict(zip(DROPPED, [counts[key] for key in ("left_out", "over_share", "forgotten")]))
 
     # -- input --
 
@@ -228,7 +230,7 @@ class RecentCache:
         """Read a note of the collector: its count of dropped messages, and nodes heard earlier."""
         left_out, heard = content.get("left_out"), content.get("heard")
         if type(left_out) is int:
-            self._missed = left_out
+            self.missed = left_out
         if isinstance(heard, dict):
             with self._lock:
                 for host, times in heard.items():
@@ -242,7 +244,7 @@ class RecentCache:
         with self._lock:
             self._latest.take([batch for batch in batches if not _is_of_facility(batch)], sender)
             for batch in batches:
-                self._batches += 1
+                self.batches += 1
                 self._take(batch, now, wall, sender)
             if self._bytes_of.total > self._max_bytes:
                 self._make_room()
@@ -447,16 +449,6 @@ class RecentCache:
         self._forgotten += len(oldest)
 
     # -- for any thread --
-
-    @property
-    def missed(self) -> int:
-        """Number of messages dropped by the collector."""
-        return self._missed
-
-    @property
-    def batches(self) -> int:
-        """Number of batches received."""
-        return self._batches
 
     def kept_s(self) -> float:
         """Return the age of the oldest kept tables in seconds."""

@@ -50,14 +50,7 @@ def to_json(content: Any) -> bytes:
 
 
 def answer(content: Any, packed: bool = False, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer in JSON.
-
-    Args:
-        content: content of the answer.
-        packed: whether the client accepts gzip.
-        status: HTTP status.
-        headers: additional headers.
-    """
+    """Return an answer in JSON, compressed if `packed` and large."""
     return pack(to_json(content), packed, status, headers)
 
 

@@ -17,7 +17,7 @@ from colmet.common.growth import rates as rates_of
 from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
 from colmet.common.schema import MISSING_INT, Field
 from colmet.common.units import UNITS
-from colmet.stored.curves import once, text
+from colmet.stored.curves import broken, once, text
 from colmet.stored.series import Series
 from colmet.web.recent_cache import JobSamples
 
@@ -81,14 +81,10 @@ def of_series(series: Series, column: str, labels: Sequence[str]) -> RawSeries:
 
 
 def before(raw: RawSeries, since: float, until: float, memory_from: float) -> RawSeries:
-    """Return stored values of an interval, without duplicates of values in memory.
+    """Return stored values of an interval, up to `memory_from`: the start of the complete samples in memory, or inf.
 
-    Args:
-        raw: stored values. Times are whole seconds: the second of the start of memory is dropped, as its samples are
-            duplicates, or other samples of the same second.
-        since: the first time.
-        until: the last time.
-        memory_from: start of the complete samples in memory; infinite if memory has none.
+    Stored times are whole seconds: the second of that start is dropped, as its samples are duplicates, or other samples
+    of the same second.
     """
     end = math.floor(memory_from) if memory_from < math.inf else math.inf
     keep = (raw.times >= since) & (raw.times <= until) & (raw.times < end)
@@ -190,13 +186,7 @@ def levels(part: SeriesPart) -> SeriesPart:
 
 
 def rates(part: SeriesPart, factor: float = 1.0, most: float = math.inf) -> SeriesPart:
-    """Return the growth of a counter per second; NaN after a restart, after a gap, and for impossible rates.
-
-    Args:
-        part: series of a counter.
-        factor: factor of its values.
-        most: upper bound of a rate.
-    """
+    """Return the growth of a counter per second; NaN after a restart, after a gap, and for rates above `most`."""
     found = rates_of(part.times, part.values * factor, most)
     return part._replace(times=found.times, values=found.values, weights=found.seconds)
 
@@ -226,22 +216,16 @@ def step_of(parts: Sequence[SeriesPart], points: int) -> float:
 
 
 def folded(part: SeriesPart, step: float, fold: str) -> tuple[Floats, Floats]:
-    """Return times and values of a chart.
+    """Return the starts of intervals, and a value for each, NaN once for each gap.
 
-    Args:
-        part: measured values.
-        step: width of the intervals in seconds, aligned to its multiples; 0 to return each sample.
-        fold: aggregation of the values of an interval: mean, min, max or last.
-
-    Returns:
-        The starts of the intervals, and their values: NaN for missing ones, once for each gap.
+    Intervals are `step` seconds wide, and begin at its multiples; with step 0 each sample is returned. `fold` is mean,
+    min, max or last.
     """
     times, values = part.times, part.values
     if not len(times):
         return times, values
     if step <= 0:
-        at = np.flatnonzero(gaps(times))
-        return np.insert(times, at + 1, (times[at] + times[at + 1]) / 2), np.insert(values, at + 1, np.nan)
+        return broken(times, values)
     numbers = np.floor(times / step)
     starts = np.flatnonzero(np.concatenate(([True], numbers[1:] != numbers[:-1])))
     made = _folded(values, starts, fold, part.weights)

@@ -77,15 +77,7 @@ class _Warnings(logging.Handler):
 class WebServer:
     """A web server; it listens from its construction, and answers during `run`.
 
-    Args:
-        listen: address to listen on.
-        queries: answers the queries.
-        access: authenticates requests.
-        tls: certificate and key; None for HTTP without TLS.
-        gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
-        folder: folder of the page's files.
-        fresh_files: whether to read the page's files for every request, for editing the page.
-        peers: identifies the client of a request.
+    `tls` is None for HTTP without TLS; for the other arguments see `colmet.web.app.build_app`.
 
     Raises:
         ConfigError: the address, or certificate and key, cannot be used.

@@ -46,12 +46,7 @@ class Workers:
         return self._pending
 
     async def run(self, whose: Hashable, function: Callable[..., T], *args: Any) -> T:
-        """Run a function in a thread, and return its result or raise its exception.
-
-        Args:
-            whose: client of the function.
-            function: the function.
-            *args: arguments of the function.
+        """Run a function of a client in a thread, and return its result or raise its exception.
 
         Raises:
             Busy: too many functions wait, in all or for this client, or the timeout is over.

@@ -85,11 +85,6 @@ class Keyboard:
 class Poller:
     """A thread for periodic requests to the daemon, so keys work while it does not answer.
 
-    Args:
-        ask: returns the answer to a request.
-        request: the first one.
-        interval_s: between two.
-
     Attributes:
         fd: readable when there is an answer.
     """

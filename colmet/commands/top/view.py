@@ -200,15 +200,10 @@ def _cell(column: ViewColumn, text: str, sized: int) -> str:
 def table(
     view: str, rows: Sequence[Row], width: int, sort: str = "", selected: int = -1, shown: Sequence[Row] | None = None
 ) -> list[list[Part]]:
-    """Return a line of titles, and one for each shown row.
+    """Return a line of titles, and one for each shown row; all rows by default.
 
-    Args:
-        view: name of the view, for its columns.
-        rows: all rows, for the choice of columns.
-        width: in characters.
-        sort: the key of the marked column.
-        selected: index of the selected row among the shown ones; -1 for none.
-        shown: rows to show; all by default.
+    All rows count for the choice of columns. `sort` is the key of the marked column, `selected` the index of the
+    selected row among the shown ones.
     """
     columns = chosen(COLUMNS[view], rows, width)
     spare = width - 1 - sum([column.width + len(GAP) for column in columns])

@@ -92,14 +92,7 @@ def _current(pair: TablePair, jobs: tuple[int, ...] | None, twice: Collection[in
 
 
 class _HostRows:
-    """Rows of one table of one host, with their labels.
-
-    Args:
-        host: its name.
-        schema: of the rows.
-        rows: shape (n,).
-        users: by (host, job).
-    """
+    """Rows of one table of one host, with their labels; `users` are by host and job."""
 
     def __init__(self, host: str, schema: Schema, rows: Rows, users: Mapping[tuple[str, int], str]) -> None:
         self.schema = schema

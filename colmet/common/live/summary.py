@@ -492,14 +492,7 @@ def _spread(values: Floats, into: Indices, count: int) -> Floats:
 def measure_nodes(
     hosts: Sequence[tuple[str, HostTables]], now: float, now_ns: int, heard: Mapping[str, Heard]
 ) -> list[dict[str, Any]]:
-    """Return a row for each node.
-
-    Args:
-        hosts: kept tables.
-        now: by the monotonic clock.
-        now_ns: by the wall clock.
-        heard: state of the sending nodes.
-    """
+    """Return a row for each node; `now` is by the monotonic clock, `now_ns` by the wall clock."""
     keys = {(n, 0): n for n in range(len(hosts))}
     parts = [part for table in NODE_TABLES for part in _parts(table, hosts)]
     values = _measured(parts, NODE_MEASURES, keys, _capacity(parts, keys))
