@@ -76,7 +76,6 @@ class Access:
     Args:
         path: path of the users' file; None gives everybody access to everything, unless `user_header` is given.
         group: administrators' group, in the file or of this machine; its members see all jobs.
-        stats: counters.
         clock: returns seconds of the monotonic clock.
         now: returns seconds since 1970.
         is_member: returns whether a user of this machine is in one of its groups. May wait.
@@ -95,7 +94,6 @@ class Access:
         self,
         path: str | None,
         group: str = "admin",
-        stats: Stats | None = None,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         is_member: Callable[[str, str], bool] | None = None,
@@ -104,7 +102,7 @@ class Access:
     ) -> None:
         self._user_header = user_header
         self.header = (user_header or "authorization").lower().encode("ascii")
-        self.stats = stats or Stats()
+        self.stats = Stats()
         self._path = path
         self._group = group
         self._clock = clock

@@ -50,8 +50,8 @@ class RequestFilter:
         self,
         app: App,
         access: Access,
-        hosts: frozenset[str] | None = None,
-        client: Callable[[Scope], str] = lambda scope: str((scope.get("client") or ("",))[0]),
+        hosts: frozenset[str] | None,
+        client: Callable[[Scope], str],
     ) -> None:
         self._app = app
         self._access = access

@@ -479,18 +479,20 @@ def _ordered(
 
 def _columns(tables: Mapping[str, Schema], stored: Mapping[str, Sequence[str]]) -> dict[str, list[dict[str, Any]]]:
     """Return the declared columns of tables in the recent cache and in the store."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for table, schema in tables.items():
-        for field in schema.fields:
-            _, _, text = declared(table, field.name)
-            column = {"name": field.name, "unit": field.unit, "kind": field.kind, "help": text}
-            found.setdefault(table, {})[field.name] = column
+    kinds: dict[str, dict[str, tuple[str | None, str | None]]] = {
+        table: {field.name: (field.unit, field.kind) for field in schema.fields} for table, schema in tables.items()
+    }
     for table, names in stored.items():
+        known = kinds.setdefault(table, {})
         for name in names:
-            unit, kind, text = declared(table, name)
-            column = {"name": name, "unit": unit, "kind": kind, "help": text}
-            found.setdefault(table, {}).setdefault(name, column)
-    return {table: list(columns.values()) for table, columns in sorted(found.items())}
+            known.setdefault(name, declared(table, name)[:2])
+    return {
+        table: [
+            {"name": name, "unit": unit, "kind": kind, "help": declared(table, name)[2]}
+            for name, (unit, kind) in columns.items()
+        ]
+        for table, columns in sorted(kinds.items())
+    }
 
 
 def _shared(nodes: Iterable[Mapping[str, Any]]) -> list[str]:

@@ -192,8 +192,7 @@ class RecentCache:
         self._lock = threading.Lock()  # of the attributes below; a reader holds it while copying references
         self._latest = LatestTables(TABLES, always=True, monotonic=monotonic)
         self._tidy_at = 0.0
-        self._heard: dict[str, Heard] = {}
-        self._heard_from: dict[str, str] = {}  # sender by host
+        self._heard: dict[str, tuple[Heard, str]] = {}  # with its sender, by host
         self._hosts_of = Shares(MAX_HOSTS)
         self._jobs: dict[int, RecentJob] = {}
         self._jobs_of = Shares(MAX_JOBS)
@@ -254,19 +253,19 @@ class RecentCache:
 
     def _hear(self, host: str, heard: Heard, sender: str) -> None:
         """Record the last message of a host. Beyond the bound, drop the host silent for longest."""
-        if self._heard.pop(host, None) is None:
+        former = self._heard.pop(host, None)
+        if former is None:
             if sender and self._hosts_of.room(sender) < 1:
                 self._leave_out("hosts")
                 return
             if len(self._heard) >= MAX_HOSTS:
                 self._forget_host(next(iter(self._heard)))
-            self._heard_from[host] = sender
             self._hosts_of.hold(sender, 1)
-        self._heard[host] = heard
+        self._heard[host] = heard, sender if former is None else former[1]
 
     def _forget_host(self, host: str) -> None:
-        if self._heard.pop(host, None) is not None:
-            self._hosts_of.hold(self._heard_from.pop(host), -1)
+        if host in self._heard:
+            self._hosts_of.hold(self._heard.pop(host)[1], -1)
 
     def _take(self, batch: Batch, now: float, wall: float, sender: str) -> None:
         host = batch.host
@@ -434,7 +433,7 @@ class RecentCache:
             if not self._by_host[key[0]]:
                 del self._by_host[key[0]]
         gone = int((wall - GONE_S) * NS)
-        for host in [host for host, one in self._heard.items() if one.seen_ns < gone]:
+        for host in [host for host, (one, _) in self._heard.items() if one.seen_ns < gone]:
             self._forget_host(host)
         if len(self._sets) > MAX_STRANDS:
             self._sets.clear()
@@ -461,7 +460,7 @@ class RecentCache:
         """Return the latest tables of each node."""
         now = self._monotonic()
         with self._lock:
-            hosts, heard = self._latest.hosts(), dict(self._heard)
+            hosts, heard = self._latest.hosts(), {host: one for host, (one, _) in self._heard.items()}
         fresh, silent = [], set()
         for host, kept in hosts:
             fresh.append((host, kept.fresh(now)))

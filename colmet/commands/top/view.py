@@ -275,36 +275,26 @@ def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, ba
     head = f"Job {number_}" + (f" of {user}" if user else "") + f" on {counted(job.get('nodes') or 0, 'nodes')}"
     lines = [[Part(head, TITLE), Part(f", its oldest task {age(age_s)} old" if age_s is not None else "")]]
 
-    def bar(title: str, key: str, text: str, show: Callable[[float | None], str]) -> None:
-        values = [row.get(key) for row in history]
-        if not history:
-            lines.append([Part(f"  {title:<7}", DIM), Part(text)])
-            return
-        most = max([value for value in values if value is not None], default=None)
-        room = max(8, width - 48)
-        lines.append(
-            [
-                Part(f"  {title:<7}", DIM),
-                Part(f"{text:<26.26} "),
-                Part(f"{spark(values, room, bars):<{room}}", "cyan"),
-                Part(f" max {show(most)}", DIM),
-            ]
-        )
-
     limit = f" of {size(job.get('memory_limit'))} ({memory_share(job.get('memory_share'))})"
-    bar(
-        "CPUs",
-        "cpu",
-        f"{decimal(job.get('cpu'))} of {number(job.get('cpus'))} ({share(job.get('cpu_share'))})",
-        decimal,
-    )
     known = limit if job.get("memory_limit") else ", its processes" if job.get("memory_source") == PROCESSES else ""
-    bar("memory", "memory", size(job.get("memory")) + known, size)
-    bar("read", "read", f"{size(job.get('read'))}/s", size)
-    bar("write", "write", f"{size(job.get('write'))}/s", size)
+    cpus = f"{decimal(job.get('cpu'))} of {number(job.get('cpus'))} ({share(job.get('cpu_share'))})"
+    values: list[tuple[str, str, str, Callable[[float | None], str]]] = [
+        ("CPUs", "cpu", cpus, decimal),
+        ("memory", "memory", size(job.get("memory")) + known, size),
+        ("read", "read", f"{size(job.get('read'))}/s", size),
+        ("write", "write", f"{size(job.get('write'))}/s", size),
+    ]
     if job.get("gpus"):
-        text = f"{share(job.get('gpu'))} of {number(job.get('gpus'))}, {size(job.get('gpu_memory'))}"
-        bar("GPUs", "gpu", text, share)
+        gpus = f"{share(job.get('gpu'))} of {number(job.get('gpus'))}, {size(job.get('gpu_memory'))}"
+        values.append(("GPUs", "gpu", gpus, share))
+    room = max(8, width - 48)
+    for title, key, text, show in values:
+        line = [Part(f"  {title:<7}", DIM), Part(f"{text:<26.26} " if history else text)]
+        if history:
+            of_key = [row.get(key) for row in history]
+            most = max([value for value in of_key if value is not None], default=None)
+            line += [Part(f"{spark(of_key, room, bars):<{room}}", "cyan"), Part(f" max {show(most)}", DIM)]
+        lines.append(line)
     waits = [
         f"{decimal(job.get(key))} {what}"
         for key, what in (("wait_cpu", "a CPU"), ("wait_io", "I/O"), ("wait_swap", "swap"), ("wait_reclaim", "memory"))

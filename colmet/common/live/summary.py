@@ -62,17 +62,7 @@ WAITS = ("wait_cpu", "wait_io", "wait_swap", "wait_reclaim")
 JOB_TABLES = tuple(dict.fromkeys([table for measure in JOB_MEASURES.values() for table, _ in measure.places]))
 NODE_TABLES = tuple(dict.fromkeys([table for measure in NODE_MEASURES.values() for table, _ in measure.places]))
 TABLES = (*JOB_TABLES, *NODE_TABLES)
-JOB_KEYS = (
-    "job",
-    "user",
-    "nodes",
-    "cpu_share",
-    "memory_share",
-    "wait",
-    "io",
-    *JOB_MEASURES,
-    *_ORIGINS,
-)
+JOB_KEYS = (*("job", "user", "nodes", "cpu_share", "memory_share", "wait", "io"), *JOB_MEASURES, *_ORIGINS)
 NODE_KEYS = (
     *("node", "jobs", "cpus", "cpu", "iowait", "steal", "load", "memory", "memory_total", "memory_share"),
     *("swap", "io", "read", "write", "seen_age", "lag"),
