@@ -54,7 +54,7 @@ examples:
   colmet access /etc/colmet/users add grafana --group admin --token dashboards --until 2027-12-31
   colmet access /etc/colmet/users list
 
-exit status: 0; 2 where an option or the file cannot be used."""
+exit status: 0; 2 if an option or the file cannot be used."""
     parser.add_argument("file", metavar="FILE", help="the file of users; add creates it")
     parser.add_argument("action", choices=("add", "remove", "list"), help="what to do")
     parser.add_argument("name", metavar="NAME", nargs="?", help="the user, by the name that jobs have")

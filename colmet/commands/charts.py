@@ -115,7 +115,7 @@ def draw(
     """
     first, last = ends or span([line for panel in panels for line in panel.lines])
     order = list(dict.fromkeys([*names, *[line.name for panel in panels for line in panel.lines]]))
-    told: set[tuple[str, ...]] = set()
+    legends: set[tuple[str, ...]] = set()
     with _style():
         figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout="constrained")
         FigureCanvasAgg(figure)
@@ -131,7 +131,7 @@ def draw(
             _draw(axes, panel, order, int(POINTS_A_PIXEL * width / columns) + 2)
             lines = 0
             if not names or len(panel.lines) > MAX_LINES:
-                lines = _legend(axes, width // columns, told)
+                lines = _legend(axes, width // columns, legends)
             axes.set_title(shown(panel.title, 100), loc="left", fontsize=9.0, pad=6 + 13 * lines)
             _time_axis(axes, first, last, zone(utc, first), min(7, width // columns // 65))
             if number + columns < len(panels):
@@ -153,13 +153,13 @@ def look(number: int) -> tuple[str, bool]:
     return COLOURS[number % len(COLOURS)], number // len(COLOURS) % 2 == 1
 
 
-def _legend(axes: Axes, width: int, told: set[tuple[str, ...]]) -> int:
+def _legend(axes: Axes, width: int, drawn: set[tuple[str, ...]]) -> int:
     """Draw a legend above a panel, unless an earlier panel has the same one; return its number of rows."""
     handles, labels = axes.get_legend_handles_labels()
     names = tuple(map(str, labels))
-    if len(names) < 2 or names in told:
+    if len(names) < 2 or names in drawn:
         return 0
-    told.add(names)
+    drawn.add(names)
     columns = max(1, min(len(names), int(width / (45 + 6 * max(map(len, names))))))
     axes.legend(
         *(handles, labels),
@@ -260,19 +260,13 @@ def _clock(moment: datetime, step_s: float) -> str:
     return f"{moment:%H:%M}" if (moment.hour or moment.minute) and step_s < DAY_S else f"{moment:%d %b}"
 
 
-def png(figure: Figure) -> bytes:
-    """Return the picture as PNG."""
-    return _saved(figure, "png", {"Software": None})
+_METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
 
-def svg(figure: Figure) -> bytes:
-    """Return the picture as SVG, a file of its own."""
-    return _saved(figure, "svg", {"Date": None, "Creator": None})
-
-
-def _saved(figure: Figure, kind: str, metadata: dict[str, Any]) -> bytes:
+def rendered(figure: Figure, kind: str) -> bytes:
+    """Return the picture as a file of this kind, png or svg."""
     with _style(), io.BytesIO() as file:
-        figure.savefig(file, format=kind, metadata=metadata)
+        figure.savefig(file, format=kind, metadata=_METADATA[kind])
         return file.getvalue()
 
 
@@ -289,7 +283,7 @@ def inline_svg(figure: Figure, name: str, title: str, text: str) -> str:
     figure.patch.set_visible(False)
     for axes in figure.axes:
         axes.patch.set_visible(False)
-    root = ElementTree.fromstring(svg(figure))
+    root = ElementTree.fromstring(rendered(figure, "svg"))
     wanted = {
         match[1] for node in root.iter() for value in node.attrib.values() for match in _REFERENCE.finditer(value)
     }

@@ -34,8 +34,8 @@ examples:
   colmet completeness -j 4242
   colmet completeness --host node-7 --since yesterday /var/lib/colmet/cluster.*.hdf5
 
-exit status: 0 where nothing is missing; 1 where samples are missing; 2 where a file cannot be read, or has nothing of
-the job or host."""
+exit status: 0 if nothing is missing; 1 if samples are missing; 2 if a file cannot be read, or has nothing of the job or
+host."""
     parser.add_argument(
         "files", metavar="FILE", nargs="*", help="HDF5 file (default: those of the collector's configuration)"
     )

@@ -1,7 +1,7 @@
 """Change the sample period and the perf events of running nodes: of this one, or of others through the collector.
 
-Run it as root or as the daemon's user. The change lasts until the node's next start or SIGHUP; make it in the node's
-configuration file, too, if it is to last.
+Run it as root or as the daemon's user. The change lasts until the node's next start or SIGHUP; for a permanent change
+edit the node's configuration file, too.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.control import ERRAND_S, add_client_options, ask, client_of
+from colmet.common.runtime.plural import some_of
 
 SHOWN = 20  # hosts in a line
 
@@ -25,8 +26,8 @@ examples:
   colmet configure --all --perf-events instructions cache_misses
   colmet configure --host node-7 --host node-8 --sample-period 2.5
 
-exit status: 0; 1 where a node did not do it, or no daemon answers; 2 where the command line is wrong."""
-    parser.add_argument("--node", action="store_true", help="change the node that this is run on (the default)")
+exit status: 0; 1 if a node did not apply the change, or no daemon answers; 2 for a wrong command line."""
+    parser.add_argument("--node", action="store_true", help="change the node on this machine (the default)")
     parser.add_argument("--all", action="store_true", help="change all nodes of the collector on this machine")
     parser.add_argument(
         "--host",
@@ -81,20 +82,12 @@ def of_one(answer: dict[str, Any]) -> list[str]:
 def of_all(answer: dict[str, Any]) -> list[str]:
     """Return the answer of a collector, as lines of text."""
     refused = answer["refused"]
-    lines = [
-        (
-            f"{len(answer['changed'])} changed, {len(answer['unchanged'])} were so already, "
-            f"{sum(map(len, refused.values()))} refused, {len(answer['silent'])} did not answer"
-        )
-    ]
-    lines += [f"refused by {_hosts(hosts)}: {why}" for why, hosts in refused.items()]
+    changed, unchanged, silent = [len(answer[key]) for key in ("changed", "unchanged", "silent")]
+    count = sum(map(len, refused.values()))
+    lines = [f"{changed} changed, {unchanged} were so already, {count} refused, {silent} did not answer"]
+    lines += [f"refused by {some_of(hosts, SHOWN)}: {why}" for why, hosts in refused.items()]
     if answer["silent"]:
-        lines.append(f"no answer from {_hosts(answer['silent'])}; they may do it yet")
+        lines.append(f"no answer from {some_of(answer['silent'], SHOWN)}; they may do it yet")
     if answer["away"]:
-        lines.append(f"not connected: {_hosts(answer['away'])}")
+        lines.append(f"not connected: {some_of(answer['away'], SHOWN)}")
     return lines
-
-
-def _hosts(names: list[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more

@@ -47,7 +47,7 @@ examples:
   colmet enrol node-1 node-2 --push
   colmet enrol --from-file nodes.txt --collector tcp://head:5556
 
-exit status: 0; 1 where a node could not be reached; 2 where a name, an address, the list or a file cannot be used."""
+exit status: 0; 1 if a node could not be reached; 2 if a name, an address, the list or a file cannot be used."""
     parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes")
     parser.add_argument("--from-file", metavar="FILE", help="read more names from this file, one a line")
     parser.add_argument(

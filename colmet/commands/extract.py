@@ -199,8 +199,8 @@ examples:
   colmet extract -j 4242 --format parquet --output job4242.parquet
   colmet extract /var/lib/colmet/colmet 4242 1700000000 1700003600 coremem | gunzip
 
-exit status: 0; 1 where nothing is stored of what was asked for, or it cannot be written; 2 where the command line or
-the configuration is wrong, or a file cannot be read. Without --job, that of colmet-extract."""
+exit status: 0; 1 if nothing is stored of the request, or it cannot be written; 2 for a wrong command line or
+configuration, or an unreadable file. Without --job, that of colmet-extract."""
     parser.usage = f"{parser.prog} --job JOB [OPTION ...]\n{parser.prog} {' '.join(ARGUMENTS)}"
     parser.add_argument(
         "oar",
@@ -302,10 +302,10 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
     from colmet.common.tables import schemas
 
     units = {schema.name: {field.name: field.unit for field in schema.fields} for schema in schemas().values()}
-    told = []
+    listed = []
     for table, columns in history.tables(job, wanted.since, wanted.until).items():
         rows = history.read(job, table, [], *wanted)
-        told.append(
+        listed.append(
             {
                 "table": table,
                 "rows": sum(map(len, rows)),
@@ -315,18 +315,18 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
                 "columns": {name: units.get(table, {}).get(name, "") for name in sorted(columns, key=natural)},
             }
         )
-    print(json.dumps(told) if as_json else "\n".join(_lines(told)) or f"nothing of job {job}")
-    return 0 if told else 1
+    print(json.dumps(listed) if as_json else "\n".join(_lines(listed)) or f"nothing of job {job}")
+    return 0 if listed else 1
 
 
-def _lines(told: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def _lines(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the list of tables and columns as text."""
     import shutil
     import textwrap
 
     from colmet.commands.times import utc
 
-    for one in told:
+    for one in listed:
         hosts = len(one["hosts"])
         yield f"{one['table']}: {counted(one['rows'], 'rows')} of {counted(hosts, 'hosts')}"
         if one["rows"]:

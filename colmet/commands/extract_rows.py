@@ -37,6 +37,18 @@ class Interval(NamedTuple):
     hosts: Sequence[str] | None = None
 
 
+ALL_ROWS = Interval()
+
+
+def interval_of(rows: Iterable[Series]) -> Interval:
+    """Return the time range and the hosts of rows; without rows, no host."""
+    having = [series for series in rows if len(series)]
+    if not having:
+        return Interval(hosts=())
+    first, last = min(series.times[0] for series in having), max(series.times[-1] for series in having)
+    return Interval(int(first), int(last), sorted({series.host for series in having}))
+
+
 def choose(history: History, job: int, asked: Sequence[str] | None, wanted: Interval) -> list[OutputColumn]:
     """Return the requested columns in order, those found in no table of the job or of nodes with an empty table.
 
@@ -106,15 +118,12 @@ def _main(history: History, job: int, wanted: Interval) -> list[str]:
 
 
 def _of_job(history: History, job: int, wanted: Interval, found: Found) -> Interval:
-    """Return the hosts and the time range of a job's rows, from its main table and tables already read."""
+    """Return the time range and the hosts of a job's rows, from its main table and tables already read."""
     rows = [series for some in found.values() for series in some]
     for table in _main(history, job, wanted):
         if (table, False) not in found:
             rows += history.read(job, table, [], *wanted)
-    if not rows:
-        return Interval(hosts=())
-    times = [int(series.times[0]) for series in rows] + [int(series.times[-1]) for series in rows]
-    return Interval(min(times), max(times), sorted({series.host for series in rows}))
+    return interval_of(rows)
 
 
 class Extraction(NamedTuple):

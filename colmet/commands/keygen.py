@@ -26,7 +26,7 @@ examples:
   colmet keygen node node-1 node-2
   colmet keygen node --from-file nodes.txt --directory ./keys
 
-exit status: 0; 2 where a name, the list or the directory cannot be used, or a file exists already."""
+exit status: 0; 2 if a name, the list or the directory cannot be used, or a file exists already."""
     parser.add_argument("role", choices=("collector", "node"), help="the keys' owner")
     parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes, or one name of a collector")
     parser.add_argument("--from-file", metavar="FILE", help="read more names from this file, one a line")

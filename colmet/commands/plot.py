@@ -1,9 +1,9 @@
-"""Draw what a job did over time, a line for each host: a picture (PNG or SVG) with a chart for each metric.
+"""Draw a job's metrics over time as a picture (PNG or SVG): a chart for each metric, with a line for each host.
 
-Counters are shown by how fast they grow: CPU time as the cores that ran, bytes as bytes per second. Where samples are
-missing the line has a gap. A measure, such as cpu_used or memory, is no column: on each host it is read from the first
-of its columns that has values. More than ten lines are drawn as their median, lowest and highest. What only the nodes'
-tables have (power, temperatures, InfiniBand) is drawn of the job's hosts, while the job was there.
+Counters are drawn as rates: CPU time as used cores, bytes as bytes per second. Missing samples leave a gap in the line.
+A measure, such as cpu_used or memory, is read on each host from the first of its columns with values. More than ten
+lines are drawn as their median, minimum and maximum. Metrics of nodes (power, temperatures, InfiniBand) are drawn for
+the hosts and the time of the job.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from colmet.commands import selection
+from colmet.commands.extract_rows import ALL_ROWS, Interval, interval_of
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
@@ -46,8 +47,8 @@ examples:
   colmet plot 4242 cpu_usage memory
   colmet plot -j 4242 memory --since yesterday --output job.svg
 
-exit status: 0; 1 where nothing is stored that could be drawn, or the picture cannot be written; 2 where the command
-line or the configuration is wrong."""
+exit status: 0; 1 if nothing stored can be drawn, or the picture cannot be written; 2 for a wrong command line or
+configuration."""
     parser.usage = f"{parser.prog} [OPTION ...] JOB METRIC ..."
     parser.add_argument(
         "metrics",
@@ -60,7 +61,7 @@ line or the configuration is wrong."""
     selection.add_interval(parser)
     selection.add_hosts(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--rate", action="store_true", help="draw how fast values grow, for all metrics")
+    how.add_argument("--rate", action="store_true", help="draw the growth per second, of all metrics")
     how.add_argument("--absolute", action="store_true", help="draw values as they are, also of counters")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write to this file, .png or .svg; or to - (default: job-JOB-....png)"
@@ -78,9 +79,6 @@ line or the configuration is wrong."""
     parser.add_argument("--utc", action="store_true", help="show times in UTC (default: local time)")
     parser.add_argument("--json", action="store_true", help="print the values as JSON; a picture only with --output")
     sources.add_options(parser)
-
-
-Limits = tuple[Optional[float], Optional[float], Optional[Collection[str]]]  # since, until, and on which hosts
 
 
 class Choice(NamedTuple):
@@ -180,9 +178,7 @@ def gather(
     history: History,
     job: int,
     texts: Sequence[str],
-    since: float | None = None,
-    until: float | None = None,
-    hosts: Collection[str] | None = None,
+    wanted: Interval = ALL_ROWS,
     rates: bool | None = None,
 ) -> list[Plotted]:
     """Return the charts of the columns or measures named by texts, of counters as rates unless `rates` says otherwise.
@@ -201,14 +197,15 @@ def gather(
     for choice in columns:
         key = choice.job, choice.table
         if key not in found:
-            wanted = list(dict.fromkeys([one.column for one in columns if one[:2] == key]))
+            names = list(dict.fromkeys([one.column for one in columns if one[:2] == key]))
             if choice.table == CGROUP_TABLE:
-                wanted += CAPACITY_COLUMNS
-            label = _label(choice.table)
-            limits: Limits = since, until, hosts
-            if choice.job != job:
-                limits = _presence(history, job, list(tables[job]), *limits)
-            read = history.read(choice.job, choice.table, [*wanted, label] if label else wanted, *limits)
+                names += CAPACITY_COLUMNS
+            if label := _label(choice.table):
+                names.append(label)
+            limits = wanted
+            if choice.job != job:  # of nodes: several tables of the job, as one may lack some of its hosts
+                limits = interval_of([one for table in tables[job] for one in history.read(job, table, (), *wanted)])
+            read = history.read(choice.job, choice.table, names, *limits)
             found[key] = read if choice.job == NODE else of_one_agent(read)
     plotted = []
     there: dict[int, dict[str, Capacity]] = {}
@@ -219,9 +216,7 @@ def gather(
             most: dict[str, float] = {}
             if rate and is_bounded(column.table, column.column):
                 if column.job not in there:
-                    there[column.job] = capacities(
-                        history, column.job, since, until, hosts, found.get((column.job, CGROUP_TABLE))
-                    )
+                    there[column.job] = capacities(history, column.job, *wanted, found.get((column.job, CGROUP_TABLE)))
                 most = ceilings(column.table, column.column, there[column.job])
             known = {line.host for line, _ in made}
             series = [one for one in found[column.job, column.table] if one.host not in known]
@@ -233,8 +228,7 @@ def gather(
         unit = unit_of(choice.field, rate)
         plotted.append(Plotted(choice, rate, unit, [line for line, _ in made], [column for _, column in made]))
     if not any(one.lines for one in plotted):
-        limited = since is not None or until is not None or hosts is not None
-        where = "there in this time and on these hosts" if limited else "there"
+        where = "there" if wanted == ALL_ROWS else "there in this time and on these hosts"
         instead = [
             measure.key
             for choice in chosen
@@ -244,22 +238,6 @@ def gather(
         hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate requires two samples"
         raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn{hint}")
     return plotted
-
-
-def _presence(
-    history: History,
-    job: int,
-    tables: Sequence[str],
-    since: float | None,
-    until: float | None,
-    hosts: Collection[str] | None,
-) -> tuple[float | None, float | None, Collection[str]]:
-    """Return the time range and the hosts of a job, from several tables: one table may lack some of its hosts."""
-    rows = [one for table in tables for one in history.read(job, table, (), since, until, hosts) if len(one)]
-    if not rows:
-        return since, until, ()
-    ends = min(one.times[0] for one in rows), max(one.times[-1] for one in rows)
-    return float(ends[0]), float(ends[1]), {one.host for one in rows}
 
 
 def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
@@ -299,7 +277,7 @@ def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height:
     where = f"on {shown(min(hosts), 100)}" if len(hosts) == 1 else f"on {len(hosts)} nodes"
     height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
     figure = charts.draw(panels, width, height, utc, f"Job {job} {where}" if job != NODE else f"Measured {where}")
-    return charts.png(figure) if kind == "png" else charts.svg(figure)
+    return charts.rendered(figure, kind)
 
 
 def target(options: argparse.Namespace) -> tuple[str, str]:
@@ -327,16 +305,17 @@ def run(options: argparse.Namespace) -> int:
     if len(options.metrics) > MAX_METRICS:
         raise ConfigError(f"{len(options.metrics)} metrics: a picture has up to {MAX_METRICS}")
     selection.check_interval(options)
-    wanted = options.output is not None or not options.json
+    draws = options.output is not None or not options.json
     if options.json and options.output == "-":
         raise ConfigError("--json and --output - both go to standard output; name a file")
-    path, kind = target(options) if wanted else ("", "")
+    path, kind = target(options) if draws else ("", "")
     rates = True if options.rate else False if options.absolute else None
     with sources.open_history(options) as history:
-        plotted = gather(history, options.job, options.metrics, options.since, options.until, options.host, rates)
+        wanted = Interval(options.since, options.until, options.host)
+        plotted = gather(history, options.job, options.metrics, wanted, rates)
         for text in history.warnings:
             print(f"colmet plot: {text}", file=sys.stderr)
-    if wanted:
+    if draws:
         data = picture(options.job, plotted, kind, options.width, options.height, options.utc)
         if path == "-":
             sys.stdout.buffer.write(data)

@@ -32,8 +32,8 @@ examples:
 
 Its first lines are the verdict of --check. A daemon can be asked by root and by its own user.
 
-exit status: 0; 1 where a daemon does not answer; 2 where the command line is wrong. With --check: 0 OK, 1 WARNING,
-2 CRITICAL, 3 UNKNOWN; of several daemons the highest."""
+exit status: 0; 1 if a daemon does not answer; 2 for a wrong command line. With --check: 0 OK, 1 WARNING, 2 CRITICAL,
+3 UNKNOWN; of several daemons the highest."""
     parser.add_argument(
         "daemon", choices=SIDES, nargs="?", help="ask this daemon (default: those that run or are set up here)"
     )

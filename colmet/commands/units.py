@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Optional
 
 Number = Optional[float]  # None: not known
 UNKNOWN = "-"
+
+
+def _or_dash(text: Callable[[float], str]) -> Callable[[Number], str]:
+    """Return a function of a known value that returns a dash for an unknown one."""
+
+    @wraps(text)
+    def text_or_dash(value: Number) -> str:
+        return UNKNOWN if value is None else text(value)
+
+    return text_or_dash
 
 
 def _short(value: float) -> str:
@@ -13,17 +25,15 @@ def _short(value: float) -> str:
     return f"{value:.0f}" if abs(value) >= 99.5 else f"{value:.1f}" if abs(value) >= 9.95 else f"{value:.2f}"
 
 
-def cores(value: Number) -> str:
+@_or_dash
+def cores(value: float) -> str:
     """Return a number of used cores."""
-    if value is None:
-        return UNKNOWN
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.1f}" if value >= 0.95 else f"{value:.2f}"
 
 
-def count(value: Number) -> str:
+@_or_dash
+def count(value: float) -> str:
     """Return a count: 12,345, 12.3 million."""
-    if value is None:
-        return UNKNOWN
     if value >= 1e9:
         return f"{_short(value / 1e9)} billion"
     if value >= 1e6:
@@ -31,10 +41,9 @@ def count(value: Number) -> str:
     return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.1f}"
 
 
-def size(value: Number) -> str:
+@_or_dash
+def size(value: float) -> str:
     """Return bytes with a unit of powers of 1024."""
-    if value is None:
-        return UNKNOWN
     units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
     for unit in units[:-1]:
         if abs(value) < 1023.5:
@@ -43,19 +52,17 @@ def size(value: Number) -> str:
     return f"{_short(value)} {units[-1]}"
 
 
-def percent(value: Number) -> str:
+@_or_dash
+def percent(value: float) -> str:
     """Return a share in percent; 100 % only for all, and 0 % only for nothing."""
-    if value is None:
-        return UNKNOWN
     if 0.995 <= value < 1:
         return f"{min(99.99, 100 * value):.2f} %"
     return "< 1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
 
 
-def duration(value: Number) -> str:
+@_or_dash
+def duration(value: float) -> str:
     """Return seconds as 2 d 3 h, 4 min 5 s, 3.20 s."""
-    if value is None:
-        return UNKNOWN
     if value < 59.95:
         return f"{value:.0f} s" if value == round(value) else f"{_short(value)} s"
     rest = round(value)
@@ -65,17 +72,15 @@ def duration(value: Number) -> str:
     return f"{rest} s"
 
 
-def power(value: Number) -> str:
+@_or_dash
+def power(value: float) -> str:
     """Return watts."""
-    if value is None:
-        return UNKNOWN
     return f"{_short(value)} W" if value < 1000 else f"{_short(value / 1000)} kW"
 
 
-def energy(value: Number) -> str:
+@_or_dash
+def energy(value: float) -> str:
     """Return joules; from 36 kJ on in Wh, kWh or MWh."""
-    if value is None:
-        return UNKNOWN
     if value < 36000:
         return "0 J" if not value else f"{_short(value)} J" if value < 1000 else f"{_short(value / 1000)} kJ"
     hours = value / 3600

@@ -217,8 +217,8 @@ def test_nothing_to_draw_says_so():
 def test_names_mean_nothing_in_pictures():
     """TeX, XML and control characters in names are text."""
     figure = drawn(Panel(NASTY, Unit("bytes", "B"), [line([1, 2], NASTY), line([1, 2])]), title=NASTY)
-    assert charts.png(figure).startswith(b"\x89PNG")
-    text = charts.svg(figure)
+    assert charts.rendered(figure, "png").startswith(b"\x89PNG")
+    text = charts.rendered(figure, "svg")
     root = ElementTree.fromstring(text)
     assert not [node for node in root.iter() if node.tag.endswith("script")]
     assert "$x^2$ <script>alert(1)</script>" in "".join(root.itertext())
@@ -227,8 +227,8 @@ def test_names_mean_nothing_in_pictures():
 
 def test_the_same_picture_is_the_same_file():
     one, other = [drawn(Panel("x", Unit("bytes", "B"), [line([1, 2])])) for _ in range(2)]
-    text = charts.svg(one)
-    assert text == charts.svg(other) and b"<dc:date>" not in text
+    text = charts.rendered(one, "svg")
+    assert text == charts.rendered(other, "svg") and b"<dc:date>" not in text
 
 
 def test_a_picture_in_a_page_has_the_page_s_colours_and_ids_of_its_own():
@@ -250,7 +250,7 @@ def test_a_picture_in_a_page_has_the_page_s_colours_and_ids_of_its_own():
 def test_it_is_silent_for_a_user_without_a_home(tmp_path):
     script = (
         "from colmet.commands import charts; from colmet.common.units import Unit\n"
-        "print(len(charts.png(charts.draw([charts.Panel('\u4e16', Unit('bytes', 'B'), [])], 300, 200))))"
+        "print(len(charts.rendered(charts.draw([charts.Panel('\u4e16', Unit('bytes', 'B'), [])], 300, 200), 'png')))"
     )
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("MPL", "XDG"))}
     environment.update(HOME="/proc/nowhere", PYTHONPATH=os.getcwd())

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from colmet.commands import colmet, plot
+from colmet.commands.extract_rows import Interval
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.tables import schemas
 from colmet.stored import sources
@@ -137,7 +138,7 @@ def test_the_jobs_hosts_are_those_of_all_of_its_tables():
 
 
 def test_a_host_and_an_interval():
-    (load,) = plot.gather(Stored(), JOB, ["loadavg_1"], since=START + 5, hosts=["b"])
+    (load,) = plot.gather(Stored(), JOB, ["loadavg_1"], Interval(START + 5, hosts=["b"]))
     assert {line.name: line.times.tolist() for line in load.lines} == {"b": TIMES[1:]}
 
 
@@ -163,9 +164,9 @@ def test_a_table_tells_columns_of_the_same_name_apart():
 
 
 def test_an_unknown_job_and_one_without_values_are_errors():
-    for job, options in ((1, {}), (JOB, {"since": START + 100}), (JOB, {"hosts": ["none"]})):
+    for job, wanted in ((1, Interval()), (JOB, Interval(START + 100)), (JOB, Interval(hosts=["none"]))):
         with pytest.raises(ColmetError, match=f"nothing is stored of job {job}"):
-            plot.gather(Stored(), job, ["cpu_usage"], **options)
+            plot.gather(Stored(), job, ["cpu_usage"], wanted)
 
 
 def test_the_picture_is_a_file_whose_name_is_told(stored, tmp_path, capsysbinary):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from colmet.commands.doctor.target import Target
 from colmet.common.runtime.checks import Finding, good, warn
+from colmet.common.runtime.plural import some_of
 
 MAX_AHEAD_S = 1.0
 MAX_NAMED = 5
@@ -68,8 +69,8 @@ def check_clock(target: Target) -> Iterator[Finding]:
             if one["batches"] and one["lag_s"] is not None and one["lag_s"] < -MAX_AHEAD_S
         }
         if ahead:
-            named = [f"{name} by {seconds:.1f} s" for name, seconds in list(ahead.items())[:MAX_NAMED]]
+            named = [f"{name} by {seconds:.1f} s" for name, seconds in ahead.items()]
             yield warn(
-                f"clocks of nodes are ahead of this one: {', '.join(named)}",
+                f"clocks of nodes are ahead of this one: {some_of(named, MAX_NAMED)}",
                 "on these nodes, or here, whichever is wrong: `chronyc makestep` or `timedatectl set-ntp true`",
             )

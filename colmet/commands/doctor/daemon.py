@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from colmet import __version__
@@ -13,6 +13,7 @@ from colmet.commands.doctor.target import Target, arguments
 from colmet.commands.status_checks import judge
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.checks import Finding, Level, Unchecked, fail, good, warn
+from colmet.common.runtime.plural import some_of
 from colmet.node.system.host import Host
 
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
@@ -34,6 +35,7 @@ _REMEDIES = (
     ),
     (r"No space left", "make room: see under disk"),
 )
+_UNIT = re.compile(r"^(?:0:|\d+:name=systemd):/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)", re.MULTILINE)
 MIN_OPEN_FILES = 4096  # below it the collector warns at its start
 
 
@@ -77,23 +79,21 @@ def _silent(target: Target) -> Finding:
     return good("not asked" if target.supposed else "it does not answer, there is nothing to ask")
 
 
-def check_health(target: Target) -> Iterator[Finding]:
+def check_health(target: Target) -> Sequence[Finding]:
     """Check what `colmet status --check` checks."""
     if target.status is None:
-        yield _silent(target)
-        return
+        return [_silent(target)]
     verdict = judge(target.status, MAX_AGE_S, MAX_BEHIND_S)
-    if verdict.level == Level.PASS:
-        yield good("; ".join(verdict.texts))
-        return
     found = "; ".join(verdict.texts)
-    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), "") or (
-        f"`colmet status {target.side}` and `journalctl -u {target.program} -n 50` show more"
-    )
-    yield Finding(verdict.level, found, remedy)
-    for backend in target.status.get("backends", ()):
-        if backend["why"]:
-            yield warn(f"{backend['name']} is off: {backend['why']}", "see under measured here")
+    if verdict.level == Level.PASS:
+        return [good(found)]
+    more = f"`colmet status {target.side}` and `journalctl -u {target.program} -n 50` show more"
+    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), more)
+    off = [one for one in target.status.get("backends", ()) if one["why"]]
+    return [
+        Finding(verdict.level, found, remedy),
+        *[warn(f"{one['name']} is off: {one['why']}", "see under measured here") for one in off],
+    ]
 
 
 def check_versions(target: Target) -> Iterator[Finding]:
@@ -114,9 +114,8 @@ def check_versions(target: Target) -> Iterator[Finding]:
         others = [(one["name"], one["version"]) for one in target.senders]
     different = [f"{name} has {version}" for name, version in others if version and version != running]
     if different:
-        more = f", and {len(different) - MAX_NAMED} more" if len(different) > MAX_NAMED else ""
         yield warn(
-            f"it is {running}, and {', '.join(different[:MAX_NAMED])}{more}",
+            f"it is {running}, and {some_of(different, MAX_NAMED)}",
             "they understand each other; upgrade the older side when it suits (docs/upgrade.md)",
         )
     if running == __version__ and not different:
@@ -221,12 +220,9 @@ def _places(daemon: Target) -> frozenset[str]:
 def _unit_of(host: Host, pid: int) -> str:
     """Return the systemd service of a process; "" for none, as in a session."""
     try:
-        text = host.read_start(f"/proc/{pid}/cgroup", 1 << 16).decode("utf-8", "replace")
+        match = _UNIT.search(host.read_start(f"/proc/{pid}/cgroup", 1 << 16).decode("utf-8", "replace"))
     except OSError:
         return ""
-    match = re.search(
-        r"^(?:0:|\d+:name=systemd):/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)", text, re.MULTILINE
-    )
     return match[1] if match else ""
 
 

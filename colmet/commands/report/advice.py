@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from colmet.commands.report.model import Advice, GpuUse, HostFigures, Number, Report
 from colmet.commands.units import cores, count, duration, percent, size
+from colmet.common.runtime.plural import some_of
 
 # Thresholds. No advice is given with fewer samples, or a smaller share of the due ones.
 LEAST_SAMPLES, LEAST_RATIO = 2, 0.95
@@ -153,7 +154,7 @@ def _host_idle(report: Report) -> str | None:
     hosts = _hosts(report, idle=True)
     if not hosts or not _hosts(report, idle=False) or report.wall_s < LEAST_S:
         return None
-    names = ", ".join([host.host for host in hosts[:3]]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
+    names = some_of([host.host for host in hosts], 3)
     return (
         f"Next to nothing ran on {len(hosts)} of {len(report.hosts)} hosts: {names}. Does the program know of all of "
         "them (mpirun -machinefile)? Else ask for fewer."

@@ -22,6 +22,7 @@ from colmet.commands.report.figures import (
 )
 from colmet.commands.report.model import Number, Report
 from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY
+from colmet.common.runtime.plural import some_of
 from colmet.stored.accounts import GAPS, LEDGER
 from colmet.stored.job_completeness import DELAY_S, LATER_S, NODE_TABLES, completeness_of, is_past
 from colmet.stored.series import NODE, History
@@ -80,18 +81,14 @@ def _left_out(stays: Sequence[Stay]) -> Sequence[str]:
     found = []
     unknown = [stay.host for stay in stays if stay.cpu_s is None]
     if unknown and len(unknown) < len(stays):
-        found.append(f"the CPU time on {_named(unknown)} is not known, and not in the sum")
+        found.append(f"the CPU time on {some_of(unknown, 3)} is not known, and not in the sum")
     wrong = [stay.host for stay in stays if stay.cpu_left_out]
     if wrong:
         found.append(
-            f"rows of {_named(wrong)} have more CPU time than its CPUs can have run, and that is not in the sum: they "
-            "are of two nodes of one name, or were counted before the first row"
+            f"rows of {some_of(wrong, 3)} have more CPU time than its CPUs can have run, and that is not in the sum: "
+            "they are of two nodes of one name, or were counted before the first row"
         )
     return found
-
-
-def _named(hosts: Sequence[str]) -> str:
-    return ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
 
 
 def _period_s(stays: Sequence[Stay]) -> Number:

@@ -1,4 +1,4 @@
-"""Report what a job used of what it was given, where its time went, and what to do better, from the stored rows."""
+"""Report a job's efficiency from the stored rows: its use of the allocation, its time by state, and advice."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ examples:
   colmet report -j 4242 --since yesterday --html job-4242.html
   colmet report 4242 --hdf5 /var/lib/colmet/cluster --json
 
-exit status: 0; 1 where nothing is stored of the job, or the store cannot be read; 2 where the command line or the
-configuration is wrong."""
+exit status: 0; 1 if nothing is stored of the job, or the store cannot be read; 2 for a wrong command line or
+configuration."""
     parser.usage = f"{parser.prog} [OPTION ...] JOB"
     parser.add_argument("words", metavar="JOB", nargs="*", help="the job, unless --job names it")
     selection.add_job(parser, "report on this job")

@@ -25,18 +25,15 @@ from colmet.stored.stays import Stay
 
 MOST_POINTS = 400  # of a line
 
-# Name, title, unit, and the sources; the first one present on a host is drawn.
-RATES: Sequence[tuple[str, str, str, Sequence[Source]]] = (
-    ("cpu", "CPU", "cores", CPU_USED.sources),
-    ("waiting", "Waiting for a CPU", "tasks", WAIT_CPU.sources),
-    ("read", "Read", "bytes/s", CHARGED_READ.of(TASKS, PROCESSES)),
-    ("written", "Written", "bytes/s", CHARGED_WRITE.of(TASKS, PROCESSES)),
+# Name, title, unit, whether it is a rate, and the sources; the first one present on a host is drawn.
+CURVES: Sequence[tuple[str, str, str, bool, Sequence[Source]]] = (
+    ("cpu", "CPU", "cores", True, CPU_USED.sources),
+    ("memory", "Memory", "bytes", False, MEMORY.sources),
+    ("waiting", "Waiting for a CPU", "tasks", True, WAIT_CPU.sources),
+    ("read", "Read", "bytes/s", True, CHARGED_READ.of(TASKS, PROCESSES)),
+    ("written", "Written", "bytes/s", True, CHARGED_WRITE.of(TASKS, PROCESSES)),
+    ("gpu", "GPU", "percent", False, JOB_GPU_USE.sources),
 )
-VALUES: Sequence[tuple[str, str, str, Sequence[Source]]] = (
-    ("memory", "Memory", "bytes", MEMORY.sources),
-    ("gpu", "GPU", "percent", JOB_GPU_USE.sources),
-)
-ORDER = ("cpu", "memory", "waiting", "read", "written", "gpu", "power")
 
 
 def curves_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> tuple[Curve, ...]:
@@ -47,13 +44,11 @@ def curves_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> tuple[Curve
         "gpu": 100.0,
     }
     found = [
-        Curve(name, title, unit, lines, bounds.get(name))
-        for tables in (RATES, VALUES)
-        for name, title, unit, sources in tables
-        for lines in [_lines(stays, sources, tables is RATES)]
+        Curve(name, title, unit, _lines(stays, sources, is_rate), bounds.get(name))
+        for name, title, unit, is_rate, sources in CURVES
     ]
     found.append(Curve("power", "Power, the job's share", "watts", tuple(_power(shares))))
-    return tuple(sorted([curve for curve in found if curve.lines], key=lambda curve: ORDER.index(curve.name)))
+    return tuple([curve for curve in found if curve.lines])
 
 
 def _same(values: Sequence[Number]) -> Number:

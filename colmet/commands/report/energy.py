@@ -153,9 +153,9 @@ def cpus_of(busy: Used, idle: Used) -> float:
 
 def _cpus_at_most(series: Series, all_s: Floats) -> float:
     """Return the highest number of CPUs of a node: the reported one, else the median of the CPU time per second."""
-    told = series.values(NODE_CPUS[1])
-    if not np.isnan(told).all():
-        return float(np.nanmax(told))
+    reported = series.values(NODE_CPUS[1])
+    if not np.isnan(reported).all():
+        return float(np.nanmax(reported))
     found = rates(series.times, all_s).values
     return max(1.0, round(float(np.nanmedian(found)))) if not np.isnan(found).all() else math.inf
 

@@ -126,10 +126,8 @@ def _values(series: Series, measure: Measure) -> npt.NDArray[np.float64]:
 
 
 def _most(values: npt.NDArray[np.float64]) -> Number:
-    values = values[~np.isnan(values)]
-    return float(values.max()) if len(values) else None
+    return None if np.isnan(values).all() else float(np.nanmax(values))
 
 
 def _mean(values: npt.NDArray[np.float64]) -> Number:
-    values = values[~np.isnan(values)]
-    return float(values.mean()) if len(values) else None
+    return None if np.isnan(values).all() else float(np.nanmean(values))

@@ -143,7 +143,7 @@ def heading(curve: Curve) -> str:
     return f"{curve.title}, of {curve.bound / divisor:.4g} {unit}{' a host' if len(curve.lines) > 1 else ''}"
 
 
-def _told(curve: Curve) -> str:
+def _description(curve: Curve) -> str:
     """Return the description of a chart in words."""
     values = np.concatenate([line.values[np.isfinite(line.values)] for line in curve.lines] or [np.empty(0)])
     if not len(values):
@@ -233,7 +233,7 @@ def _charts(report: Report) -> Iterator[str]:
     yield '<div class="grid">'
     for number, curve in enumerate(report.curves):
         figure = charts.draw([panel(curve, titled=False)], *CHART_SIZE, utc=True, names=names, ends=ends)
-        picture = charts.inline_svg(figure, f"chart{number}", heading(curve), _told(curve))
+        picture = charts.inline_svg(figure, f"chart{number}", heading(curve), _description(curve))
         yield f'<figure class="card chart">\n<h3>{escape(shown(heading(curve), 100))}</h3>\n{picture}\n</figure>'
     yield "</div>"
 
@@ -272,4 +272,4 @@ def png(report: Report) -> bytes:
     ]
     panels = [panel(curve, titled=True) for curve in report.curves]
     height = LINE_HEIGHT * (len(text) + 4) + ROW_HEIGHT * -(-len(panels) // 2)
-    return charts.png(charts.draw(panels, PICTURE_WIDTH, height, True, title, text=text, columns=2))
+    return charts.rendered(charts.draw(panels, PICTURE_WIDTH, height, True, title, text=text, columns=2), "png")
