@@ -160,7 +160,7 @@ class Sender:
         self._forgotten_missing += other.missing
 
     def _bound(self, most: int, kept: int) -> None:
-        """Forget starts beyond `most`: first the oldest without batches to come. No count is lost."""
+        """Forget starts beyond `most`, not their counts: the oldest without batches to come first, `kept` last."""
         extra = len(self._epochs) - most
         if extra > 0:
             for oldest in sorted(self._epochs, key=lambda one: (one == kept, one in self._held, one))[:extra]:
