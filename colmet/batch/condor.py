@@ -145,14 +145,14 @@ class HTCondor(BatchSystem):
     """HTCondor, queried with its own commands.
 
     Args:
-        queues: queues for `queues`; none by default.
+        queues: names and constraints of the queues for `queues`; none by default.
         excluded: owners skipped by `jobs` and `ended`.
     """
 
     name: ClassVar[str] = "condor"
 
-    def __init__(self, queues: Iterable[QueueName] = (), excluded: Iterable[str] = EXCLUDED) -> None:
-        self._queues = list(queues)
+    def __init__(self, queues: Iterable[tuple[str, str]] = (), excluded: Iterable[str] = EXCLUDED) -> None:
+        self._queues = [QueueName(*queue) for queue in queues]
         self._owners = [f"Owner =!= {quoted(owner)}" for owner in excluded]
         self._jobs = Lately(self._ask)
 

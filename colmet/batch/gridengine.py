@@ -368,8 +368,8 @@ class MemoryWatch:
         self._period_s = period_s
         self._encoding = encoding
         self._clock = clock
-        # time of query, valid until; replaced as a whole, so no lock is needed
-        self._last: tuple[float, float, QmemData] | None = None
+        # valid until; replaced as a whole, so no lock is needed
+        self._last: tuple[float, QmemData] | None = None
         self._is_told = False  # the failure has been logged
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -403,11 +403,6 @@ class MemoryWatch:
             said.append(f"jobs and tasks of Grid Engine that could not be read: {self.left_out}")
         return said
 
-    def age_s(self) -> float | None:
-        """Return seconds since the last good answers; None before the first."""
-        last = self._last
-        return None if last is None else self._clock() - last[0]
-
     def refresh(self) -> bool:
         """Query once, return whether it succeeded. For one thread only."""
         began = self._clock()
@@ -423,7 +418,7 @@ class MemoryWatch:
         self.left_out = data.left_out
         # a slow cell is queried seldom: its last answer is used until the next one
         now = self._clock()
-        self._last = (began, began + max(KEPT_PERIODS * self._period_s, 4 * (now - began)), data)
+        self._last = (began + max(KEPT_PERIODS * self._period_s, 4 * (now - began)), data)
         self.refreshes += 1
         return True
 
@@ -433,7 +428,7 @@ class MemoryWatch:
             return read_memory(*outputs, self._encoding, self._granted, self._source.names)
         if self._last is None:
             raise BatchError("the files are the same as before, and could not be used")
-        return self._last[2]
+        return self._last[1]
 
     def _fail(self, why: str, defect: Exception | None) -> bool:
         self._source.forget()
@@ -457,7 +452,7 @@ class MemoryWatch:
 
     def _known(self) -> QmemData | None:
         last = self._last
-        return None if last is None or self._clock() > last[1] else last[2]
+        return None if last is None or self._clock() > last[0] else last[1]
 
     def _watch(self) -> None:
         while not self._stop.is_set():

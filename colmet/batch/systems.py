@@ -22,18 +22,11 @@ def find_systems(names: Iterable[str], condor_queues: Sequence[tuple[str, str]] 
 
     `condor_queues` are names and constraints of HTCondor's queues.
     """
-    return [_find(name, condor_queues) for name in dict.fromkeys(names)]
-
-
-def _find(name: str, condor_queues: Sequence[tuple[str, str]]) -> BatchSystem:
-    if name not in SYSTEMS:
-        raise ConfigError(f"batch system {name!r} is not known; there are {', '.join(sorted(SYSTEMS))}")
-    if name == "condor":
-        from colmet.batch.condor import HTCondor, QueueName
-
-        return HTCondor([QueueName(*queue) for queue in condor_queues])
-    module, of = SYSTEMS[name]
-    system = getattr(importlib.import_module(module), of)()
-    if not isinstance(system, BatchSystem):
-        raise TypeError(f"{module}.{of} is no batch system")
-    return system
+    found: list[BatchSystem] = []
+    for name in dict.fromkeys(names):
+        if name not in SYSTEMS:
+            raise ConfigError(f"batch system {name!r} is not known; there are {', '.join(sorted(SYSTEMS))}")
+        module, of = SYSTEMS[name]
+        system = getattr(importlib.import_module(module), of)
+        found.append(system(condor_queues) if name == "condor" else system())
+    return found

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import keys
@@ -21,6 +21,7 @@ from colmet.common.wire import ENCODERS
 from colmet.common.wire import control as control_wire
 from colmet.facility.options import spool_directory
 from colmet.facility.rows import rows_of, tables_of
+from colmet.facility.sender import Outcome
 from colmet.node.delivery.link import NodeLink, open_uplinks
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.requests import Requests
@@ -36,25 +37,6 @@ ROWS_AT_ONCE = 1000  # of a table in one batch: some hundred kB
 LOOK_S = 0.05
 LOCK_S = 15.0  # to wait for the end of another run: without a reachable collector it ends within ten seconds
 HWM, RATE = 1000, 200.0
-
-
-class Delivery(NamedTuple):
-    """Counts of batches by outcome in one run.
-
-    Attributes:
-        acknowledged: on the collector's disk, those of earlier runs included.
-        kept: on disk here, for the next run.
-        lost: dropped beyond the limits, or in memory only when the program ends.
-    """
-
-    acknowledged: int
-    kept: int
-    lost: int
-
-    @property
-    def complete(self) -> bool:
-        """Whether the collector has all batches."""
-        return not (self.kept or self.lost)
 
 
 def host_name_of(options: argparse.Namespace) -> str:
@@ -241,7 +223,7 @@ class CollectorOutput:
         """Return whether all kept batches are on disk."""
         return self._outbox.spool is not None and not self._outbox.memory_bytes
 
-    def finish(self) -> Delivery:
+    def finish(self) -> Outcome:
         """Wait until all batches are acknowledged, for the deadline at most; return the outcome.
 
         It does not wait if no collector is reachable and all batches are on disk.
@@ -257,15 +239,15 @@ class CollectorOutput:
         in_memory = waiting if self._outbox.spool is None else 0
         acknowledged, dropped = self._queue.acknowledged, self._queue.dropped
         before, self._told = self._told, (acknowledged, dropped)
-        delivery = Delivery(acknowledged - before[0], waiting - in_memory, dropped - before[1] + in_memory)
-        log.info("rows for the collector: batches acknowledged=%d kept=%d lost=%d", *delivery)
+        sent, kept, lost = acknowledged - before[0], waiting - in_memory, dropped - before[1] + in_memory
+        log.info("rows for the collector: batches acknowledged=%d kept=%d lost=%d", sent, kept, lost)
         if waiting:
             log.warning(
                 "collector has not acknowledged all rows waiting=%d: they are %s",
                 waiting,
                 "sent again by the next run" if not in_memory else "lost when this program ends",
             )
-        return delivery
+        return Outcome(sent, kept, 0, lost)
 
     def close(self) -> None:
         """End the thread and close everything; also twice."""

@@ -63,7 +63,7 @@ BUSY = frozenset({408, 425, 429})
 
 
 class Outcome(NamedTuple):
-    """Counts of the documents of one run.
+    """Counts of the documents, or batches of rows, of one run.
 
     Attributes:
         sent: accepted by the endpoint, those of earlier runs included.
@@ -79,7 +79,7 @@ class Outcome(NamedTuple):
 
     @property
     def complete(self) -> bool:
-        """Return whether the endpoint has all of them."""
+        """Whether the endpoint has all of them."""
         return not (self.kept or self.refused or self.lost)
 
 

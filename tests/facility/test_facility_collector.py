@@ -19,8 +19,8 @@ from colmet.common.runtime.keys import write_pair
 from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
 from colmet.common.transport import new_pair
 from colmet.facility import collector_output, options
-from colmet.facility.collector_output import Delivery
 from colmet.facility.rows import rows_of, tables_of
+from colmet.facility.sender import Outcome
 from colmet.node.delivery.uplink import Times
 from tests.support.bulk_server import Database
 
@@ -161,10 +161,10 @@ def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector
     collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
     one = output("--deadline", "300")
     one.put(DOCUMENTS, TIME_NS)
-    assert one.finish() == Delivery(1, 0, 0)
+    assert one.finish() == Outcome(1, 0, 0, 0)
     one._queue.overflowed += 2  # as where its disk is full
-    assert one.finish() == Delivery(0, 0, 2)
-    assert one.finish() == Delivery(0, 0, 0), "what one run lost is not counted for each that follows"
+    assert one.finish() == Outcome(0, 0, 0, 2)
+    assert one.finish() == Outcome(0, 0, 0, 0), "what one run lost is not counted for each that follows"
     one.close()
     assert collector.stop()[0] == 0
     with h5py.File(path) as file:
@@ -212,13 +212,13 @@ def test_runs_without_a_collector_end_soon_and_the_next_one_brings_all(output, s
     for number in range(3):
         one = output("--deadline", "86400", times=times)
         one.put([{**DOCUMENTS[-1], "Id": f"{number}.0"}], TIME_NS + number)
-        assert one.finish() == Delivery(0, number + 1, 0), "and not only at the deadline"
+        assert one.finish() == Outcome(0, number + 1, 0, 0), "and not only at the deadline"
         one.close()
     assert "collector has not acknowledged all rows waiting=3: they are sent again by the next run" in caplog.text
     path = tmp_path / "x.hdf5"
     collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
     one = output("--deadline", "300")
-    assert one.finish() == Delivery(3, 0, 0), "also where a run has nothing of its own"
+    assert one.finish() == Outcome(3, 0, 0, 0), "also where a run has nothing of its own"
     one.close()
     assert collector.stop()[0] == 0
     with h5py.File(path) as file:
@@ -246,7 +246,7 @@ def test_a_run_that_is_killed_leaves_its_rows_to_the_next(output, uri, start_col
     assert subprocess.run(command, cwd=root, timeout=60, check=False).returncode == -9
     collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
     one = output("--deadline", "300")
-    assert one.finish() == Delivery(1, 0, 0)
+    assert one.finish() == Outcome(1, 0, 0, 0)
     one.close()
     code, out = collector.stop()
     assert code == 0
@@ -270,7 +270,7 @@ def test_with_keys_its_name_is_the_one_of_its_pair(output, start_collector, tmp_
         *("--zeromq-curve-collector", str(tmp_path / "collector.key")),
     )
     one.put(DOCUMENTS, TIME_NS)
-    assert one.finish() == Delivery(1, 0, 0)
+    assert one.finish() == Outcome(1, 0, 0, 0)
     one.close()
     assert collector.stop()[0] == 0
 
@@ -278,7 +278,7 @@ def test_with_keys_its_name_is_the_one_of_its_pair(output, start_collector, tmp_
 def test_without_a_spool_what_no_collector_takes_is_lost_and_told(output, caplog):
     one = output("--spool-dir", "", "--deadline", "0.3")
     one.put(DOCUMENTS, TIME_NS)
-    assert one.finish() == Delivery(0, 0, 1)
+    assert one.finish() == Outcome(0, 0, 0, 1)
     assert "they are lost when this program ends" in caplog.text
 
 
