@@ -51,7 +51,6 @@ def ask(
     argv: Sequence[str],
     system: str,
     deadline_s: float = DEADLINE_S,
-    max_answer: int = MAX_ANSWER,
     env: Mapping[str, str] | None = None,
 ) -> str:
     """Run a command and return its output, with messages in English.
@@ -60,14 +59,13 @@ def ask(
         argv: program and arguments.
         system: name of its batch system, for messages.
         deadline_s: timeout in seconds.
-        max_answer: maximum output in bytes.
         env: added to the environment.
 
     Raises:
         AskError: the command is missing, fails, reaches its timeout or prints too much; the text suggests a remedy.
     """
     try:
-        return run(Command(argv, deadline_s, env=env, max_answer=max_answer)).decode("utf-8", "replace")
+        return run(Command(argv, deadline_s, env=env, max_answer=MAX_ANSWER)).decode("utf-8", "replace")
     except CommandFailed as err:
         advice = f"run it by hand to see how {system} answers"
         if err.why == "absent":
@@ -198,21 +196,15 @@ def total(values: Sequence[int | None]) -> int | None:
 
 
 class Lately(Generic[T]):
-    """A value cached for some seconds: queues and jobs then come from one answer.
+    """A value cached for `FRESH_S`: queues and jobs then come from one answer."""
 
-    Args:
-        get: fetches it.
-        fresh_s: seconds it is kept.
-    """
-
-    def __init__(self, get: Callable[[], T], fresh_s: float = FRESH_S) -> None:
+    def __init__(self, get: Callable[[], T]) -> None:
         self._get = get
-        self._fresh_s = fresh_s
         self._kept: tuple[float, T] | None = None
 
     def __call__(self) -> T:
         """Return the cached value, or fetch it now."""
-        if self._kept is None or time.monotonic() - self._kept[0] > self._fresh_s:
+        if self._kept is None or time.monotonic() - self._kept[0] > FRESH_S:
             self._kept = None
             value = self._get()
             self._kept = time.monotonic(), value

@@ -146,14 +146,13 @@ class HTCondor(BatchSystem):
 
     Args:
         queues: names and constraints of the queues for `queues`; none by default.
-        excluded: owners skipped by `jobs` and `ended`.
     """
 
     name: ClassVar[str] = "condor"
 
-    def __init__(self, queues: Iterable[tuple[str, str]] = (), excluded: Iterable[str] = EXCLUDED) -> None:
+    def __init__(self, queues: Iterable[tuple[str, str]] = ()) -> None:
         self._queues = [QueueName(*queue) for queue in queues]
-        self._owners = [f"Owner =!= {quoted(owner)}" for owner in excluded]
+        self._owners = [f"Owner =!= {quoted(owner)}" for owner in EXCLUDED]
         self._jobs = Lately(self._ask)
 
     def queues(self) -> Sequence[Queue]:
@@ -187,8 +186,7 @@ class HTCondor(BatchSystem):
         return self._counted([*HISTORY, "-constraint", " && ".join(conditions)], HISTORY_DEADLINE_S, now)
 
     def _ask(self) -> list[BatchJob]:
-        constraint = ["-constraint", " && ".join(self._owners)] if self._owners else []
-        return self._counted([*JOBS, *constraint], DEADLINE_S, time.time())
+        return self._counted([*JOBS, "-constraint", " && ".join(self._owners)], DEADLINE_S, time.time())
 
     def _counted(self, command: list[str], deadline_s: float, now: float) -> list[BatchJob]:
         jobs, left_out = condor_jobs(ask(command, "HTCondor", deadline_s), " ".join(command), now)

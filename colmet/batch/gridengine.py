@@ -38,8 +38,8 @@ _MIB = 1 << 20
 _NUMBER = re.compile("[0-9]{1,10}")
 
 
-def _command(argv: Sequence[str], deadline_s: float) -> Command:
-    return Command(argv, deadline_s, max_answer=MAX_BYTES, sift=lambda: Sieve().keep)
+def _command(argv: Sequence[str]) -> Command:
+    return Command(argv, DEADLINE_S, max_answer=MAX_BYTES, sift=lambda: Sieve().keep)
 
 
 def _run(command: Command) -> bytes:
@@ -63,15 +63,14 @@ class GridEngine(BatchSystem):
 
     name = "gridengine"
 
-    def __init__(self, deadline_s: float = DEADLINE_S, encoding: str = ENCODING) -> None:
-        self._names = _command(["qstat", "-g", "c", "-xml"], deadline_s)
+    def __init__(self) -> None:
+        self._names = _command(["qstat", "-g", "c", "-xml"])
         # -r: with the requests; the user "*" is all users
-        self._lines = _command(["qstat", "-r", "-u", "*", "-xml"], deadline_s)
-        self._encoding = encoding
+        self._lines = _command(["qstat", "-r", "-u", "*", "-xml"])
 
     def queues(self) -> Sequence[Queue]:
         """Return every cluster queue, and `NO_QUEUE`, as `count_queues` counts them."""
-        return count_queues(parse_queue_names(_run(self._names), self._encoding), self._tasks())
+        return count_queues(parse_queue_names(_run(self._names)), self._tasks())
 
     def jobs(self) -> Sequence[BatchJob]:
         """Return a job for each line of `qstat`; waiting tasks of an array are one job, such as "17.4-9:1"."""
@@ -79,7 +78,7 @@ class GridEngine(BatchSystem):
         return [task.job(now) for task in self._tasks()]
 
     def _tasks(self) -> list[Task]:
-        return parse_tasks(_run(self._lines), self._encoding)
+        return parse_tasks(_run(self._lines))
 
 
 class Task(NamedTuple):
@@ -140,10 +139,10 @@ class Task(NamedTuple):
         return BatchJob(number, self.user, self.state(), runtime_s, self.queue or None)
 
 
-def parse_queue_names(data: bytes, encoding: str = ENCODING) -> list[str]:
+def parse_queue_names(data: bytes) -> list[str]:
     """Return the names of the cluster queues, from `qstat -g c -xml`; raise BatchError for other output."""
     path = ("job_info", "cluster_queue_summary")
-    names = [child_text(element, "name") for element in read_elements(data, encoding, "qstat -g c -xml", path)]
+    names = [child_text(element, "name") for element in read_elements(data, ENCODING, "qstat -g c -xml", path)]
     return [name for name in names if name]
 
 
@@ -251,10 +250,10 @@ class MemorySource(ABC):
 class CommandSource(MemorySource):
     """The commands as source; on PATH, with SGE_ROOT and SGE_CELL in the environment."""
 
-    def __init__(self, deadline_s: float = DEADLINE_S) -> None:
-        self._qhost = _command(["qhost", "-j", "-xml"], deadline_s)
-        self._qstat = _command(["qstat", "-j", "*", "-xml"], deadline_s)
-        self._running = _command(["qstat", "-s", "r", "-u", "*", "-xml"], deadline_s)
+    def __init__(self) -> None:
+        self._qhost = _command(["qhost", "-j", "-xml"])
+        self._qstat = _command(["qstat", "-j", "*", "-xml"])
+        self._running = _command(["qstat", "-s", "r", "-u", "*", "-xml"])
 
     def read(self) -> tuple[bytes, bytes]:
         """Return the current output of both."""

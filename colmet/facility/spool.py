@@ -19,7 +19,6 @@ appended to, none has a torn end, and an administrator can read the lines. Rows 
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -42,6 +41,7 @@ LOCK = "lock"
 REFUSED = "refused.jsonl"
 MAX_DOCUMENT_BYTES = 8 << 20
 FILE_BYTES = 256 << 10  # of documents; beyond the limits whole files are dropped
+MAX_FILE_BYTES = FILE_BYTES + 2 * MAX_DOCUMENT_BYTES
 MAX_FILES = 20_000
 MAX_REFUSED_BYTES = 1 << 20
 OLD_TEMPORARY_S = 3600.0
@@ -72,7 +72,6 @@ class DocumentMemory:
         self._coming = 0
 
     def __len__(self) -> int:
-        """Return the number of documents."""
         return len(self._entries)
 
     def put(self, texts: Sequence[bytes]) -> None:
@@ -174,18 +173,14 @@ class DocumentSpool:
         self._now_ns = now_ns
         self._file_bytes = min(FILE_BYTES, max_bytes // 8)
         self._files: dict[str, _DocumentFile] = {}  # ascending
-        self._lock_fd = -1
+        self._is_locked = False
         os.makedirs(os.path.dirname(path) or "/", 0o700, exist_ok=True)
         self._directory = _OpenDirectory(path)
 
     # -- for every run --
 
     def put(self, texts: Sequence[bytes]) -> int:
-        """Write documents, in order; return how many of them are on disk now.
-
-        Args:
-            texts: JSON without line ends, each at most `MAX_DOCUMENT_BYTES`.
-        """
+        """Write documents, JSON of one line, in order; return how many of them are on disk now."""
         written = 0
         time_ns = self._now_ns()
         for number, lot in enumerate(pieces(texts, self._file_bytes)):
@@ -197,7 +192,7 @@ class DocumentSpool:
                 self._note_failure(err)
                 break
             written += len(lot)
-            if self._lock_fd >= 0:
+            if self._is_locked:
                 self._files[name] = _DocumentFile(name, len(data), set(unpack(data)))
         return written
 
@@ -208,26 +203,20 @@ class DocumentSpool:
 
     def acquire(self) -> bool:
         """Lock the directory and read its files; return False if another run has the lock."""
-        if self._lock_fd < 0:
-            fd = self._directory.open(LOCK, os.O_CREAT)
+        if not self._is_locked:
             try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                self._directory.lock(LOCK)
             except BlockingIOError:
-                os.close(fd)
                 return False
-            except BaseException:
-                os.close(fd)
-                raise
-            self._lock_fd = fd
+            self._is_locked = True
         self._load()
         return True
 
     def release(self) -> None:
         """Release the lock; also twice."""
         self._files.clear()
-        if self._lock_fd >= 0:
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+        self._directory.unlock()
+        self._is_locked = False
 
     def close(self) -> None:
         """Release the lock and close the directory; also twice."""
@@ -253,7 +242,7 @@ class DocumentSpool:
 
     def _look(self, name: str) -> _DocumentFile | None:
         try:
-            data = self._read(name)
+            data = self._directory.read(name, MAX_FILE_BYTES)
             notes = self._notes(name)
         except FileNotFoundError:
             return None
@@ -273,9 +262,6 @@ class DocumentSpool:
         for place in bad:  # each is counted once
             self._mark(name, place)
         return file
-
-    def _read(self, name: str) -> bytes:
-        return self._directory.read(name, FILE_BYTES + 2 * MAX_DOCUMENT_BYTES)
 
     def _notes(self, name: str) -> list[int]:
         """Return the numbers of the documents noted as finished by an older version."""
@@ -297,7 +283,6 @@ class DocumentSpool:
             log.error("spool of documents is damaged file=%s/%s damaged=%d: %s", self.path, name, self.damaged, why)
 
     def __len__(self) -> int:
-        """Return the number of documents to send."""
         return sum([len(file.waiting) for file in self._files.values()])
 
     @property
@@ -330,7 +315,7 @@ class DocumentSpool:
             if file is None:
                 continue
             try:
-                texts = list(unpack(self._read(name)).items())
+                texts = list(unpack(self._directory.read(name, MAX_FILE_BYTES)).items())
             except OSError as err:
                 self._note_unread(name, err)
                 continue

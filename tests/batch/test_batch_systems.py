@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from colmet.batch import answers
 from colmet.batch.answers import AskError, Lately, ask, json_values, name, whole
 from colmet.batch.condor import HTCondor
 from colmet.batch.model import BatchError
@@ -54,8 +55,9 @@ def test_a_command_is_asked_in_english_and_with_what_is_added_to_the_environment
 def test_a_command_that_does_not_answer_is_an_error_that_says_what_to_do(tmp_path, monkeypatch, answer, why, said):
     commands = Commands(tmp_path / "bin", monkeypatch)
     commands.answers(["tell"], **answer)
+    monkeypatch.setattr(answers, "MAX_ANSWER", 1000)
     with pytest.raises(AskError) as caught:
-        ask(["tell"], "Test", deadline_s=0.3 if "slow_s" in answer else 20, max_answer=1000)
+        ask(["tell"], "Test", deadline_s=0.3 if "slow_s" in answer else 20)
     assert said in str(caught.value) and caught.value.why == why
 
 
@@ -75,17 +77,19 @@ def test_control_characters_in_texts_do_no_harm_to_others():
     assert name("x\ny") is None and name("") is None and name("é") == "é"
 
 
-def test_what_was_got_lately_is_not_asked_for_again_but_a_failure_is():
-    answers = iter([BatchError("not now"), "first", "second"])
+def test_what_was_got_lately_is_not_asked_for_again_but_a_failure_is(monkeypatch):
+    coming = iter([BatchError("not now"), "first", "second"])
 
     def get():
-        answer = next(answers)
+        answer = next(coming)
         if isinstance(answer, Exception):
             raise answer
         return answer
 
-    lately = Lately(get, fresh_s=3600)
+    monkeypatch.setattr(answers, "FRESH_S", 3600)
+    lately = Lately(get)
     with pytest.raises(BatchError):
         lately()
     assert lately() == lately() == "first"
-    assert Lately(get, fresh_s=-1)() == "second"
+    monkeypatch.setattr(answers, "FRESH_S", -1)
+    assert lately() == "second"

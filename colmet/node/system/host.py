@@ -141,7 +141,7 @@ class PrivateDirectory:
             raise
 
     def lock(self, name: str) -> None:
-        """Take the lock of this name until `close`, or until the process ends in any way.
+        """Take the lock of this name until `unlock` or `close`, or until the process ends in any way.
 
         Raises:
             BlockingIOError: the lock is taken.
@@ -154,6 +154,12 @@ class PrivateDirectory:
             os.close(fd)
             raise
         self._locks.append(fd)
+
+    def unlock(self) -> None:
+        """Release all locks; also twice."""
+        for fd in self._locks:
+            os.close(fd)
+        self._locks.clear()
 
     def read(self, name: str, max_bytes: int) -> bytes:
         """Return a whole file.
@@ -199,10 +205,9 @@ class PrivateDirectory:
 
     def close(self) -> None:
         """Release the locks and close the directory; also twice."""
-        for fd in [*self._locks, self._fd]:
-            if fd >= 0:
-                os.close(fd)
-        self._locks.clear()
+        self.unlock()
+        if self._fd >= 0:
+            os.close(self._fd)
         self._fd = -1
 
 
