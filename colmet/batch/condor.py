@@ -45,15 +45,10 @@ _UNDEFINED = ("undefined", "error")  # printed by -autoformat for an attribute w
 
 
 class QueueName(NamedTuple):
-    """A queue, as the client names it.
+    """A queue, as the client names it."""
 
-    Attributes:
-        name: name of the queue in reports.
-        constraint: a ClassAd expression satisfied by its jobs; "": all jobs.
-    """
-
-    name: str
-    constraint: str = ""
+    name: str  # name of the queue in reports
+    constraint: str = ""  # a ClassAd expression satisfied by its jobs; "": all jobs
 
 
 # -- pure --

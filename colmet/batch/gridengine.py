@@ -82,29 +82,17 @@ class GridEngine(BatchSystem):
 
 
 class Task(NamedTuple):
-    """A line of `qstat`: a job, a running task of an array job, or all waiting tasks of one.
+    """A line of `qstat`: a job, a running task of an array job, or all waiting tasks of one."""
 
-    Attributes:
-        number: of the job.
-        tasks: of the array, as printed: "3", "4-9:1" or "1-3:1,7"; "" for a job without tasks.
-        user: its owner.
-        letters: of its state, as printed: r, t, qw, hqw, Eqw, dr, S, ...
-        started: seconds since 1970; None while it waits.
-        queue: its cluster queue, from the master task; "" while it waits.
-        asked: requested cluster queues; "" among them for patterns.
-        slots: all slots granted or, while it waits, requested.
-        h_vmem: requested bytes for each slot; None without a request.
-    """
-
-    number: str
-    tasks: str
-    user: str
-    letters: str
-    started: float | None
-    queue: str
-    asked: frozenset[str]
-    slots: int
-    h_vmem: float | None
+    number: str  # of the job
+    tasks: str  # of the array, as printed: "3", "4-9:1" or "1-3:1,7"; "" for a job without tasks
+    user: str  # its owner
+    letters: str  # of its state, as printed: r, t, qw, hqw, Eqw, dr, S, ...
+    started: float | None  # seconds since 1970; None while it waits
+    queue: str  # its cluster queue, from the master task; "" while it waits
+    asked: frozenset[str]  # requested cluster queues; "" among them for patterns
+    slots: int  # all slots granted or, while it waits, requested
+    h_vmem: float | None  # requested bytes for each slot; None without a request
 
     def state(self) -> str:
         """Return a state of `BatchJob`.

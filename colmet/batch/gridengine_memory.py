@@ -45,81 +45,47 @@ _KEPT_OF_JOB = frozenset(
 
 
 class Lines(NamedTuple):
-    """Lines of a job, or of a task of an array job, on a host.
+    """Lines of a job, or of a task of an array job, on a host."""
 
-    Attributes:
-        total: number of lines.
-        master: whether one is of the master task.
-    """
-
-    total: int
-    master: bool
+    total: int  # number of lines
+    master: bool  # whether one is of the master task
 
 
 class PlacedHost(NamedTuple):
-    """A host in the output of `qhost`.
+    """A host in the output of `qhost`."""
 
-    Attributes:
-        num_proc: processors, as printed.
-        mem_total: memory, as printed.
-        names: job number -> owner and name.
-        lines: job number -> number of the array task, or "" -> its lines.
-    """
-
-    num_proc: str
-    mem_total: str
-    names: dict[str, tuple[str, str]]
-    lines: dict[str, dict[str, Lines]]
+    num_proc: str  # processors, as printed
+    mem_total: str  # memory, as printed
+    names: dict[str, tuple[str, str]]  # job number -> owner and name
+    lines: dict[str, dict[str, Lines]]  # job number -> number of the array task, or "" -> its lines
 
 
 class TaskUsage(NamedTuple):
-    """Peak memory of a task of an array job, or of a job without tasks.
+    """Peak memory of a task of an array job, or of a job without tasks."""
 
-    Attributes:
-        master: bytes, of the master task; None if unknown.
-        slaves: host -> bytes of all slave tasks there.
-    """
-
-    master: float | None
-    slaves: dict[str, float]
+    master: float | None  # bytes, of the master task; None if unknown
+    slaves: dict[str, float]  # host -> bytes of all slave tasks there
 
 
 class RequestedMemory(NamedTuple):
-    """A job in the output of `qstat -j`.
+    """A job in the output of `qstat -j`."""
 
-    Attributes:
-        owner: name of the user.
-        uid: of the owner, as printed.
-        text: h_vmem, as requested; "" without a request.
-        memory: the same in bytes; 0.0 without a request or without a bound.
-        per_job: the request is for all slots together (a complex with consumable JOB).
-        pe: the requested parallel environment; "" for none.
-        slots: requested minimum and maximum; None for a serial job.
-        tasks: task number, "1" for a job that is no array -> its usage.
-    """
-
-    owner: str
-    uid: str
-    text: str
-    memory: float
-    per_job: bool
-    pe: str
-    slots: tuple[int, int] | None
-    tasks: dict[str, TaskUsage]
+    owner: str  # name of the user
+    uid: str  # of the owner, as printed
+    text: str  # h_vmem, as requested; "" without a request
+    memory: float  # the same in bytes; 0.0 without a request or without a bound
+    per_job: bool  # the request is for all slots together (a complex with consumable JOB)
+    pe: str  # the requested parallel environment; "" for none
+    slots: tuple[int, int] | None  # requested minimum and maximum; None for a serial job
+    tasks: dict[str, TaskUsage]  # task number, "1" for a job that is no array -> its usage
 
 
 class QmemData(NamedTuple):
-    """Memory of all hosts and owners.
+    """Memory of all hosts and owners."""
 
-    Attributes:
-        hosts: for `/qhost`.
-        owners: for `/qstat`.
-        left_out: jobs and tasks skipped because a required field, such as the number, is missing.
-    """
-
-    hosts: Hosts
-    owners: Owners
-    left_out: int
+    hosts: Hosts  # for `/qhost`
+    owners: Owners  # for `/qstat`
+    left_out: int  # jobs and tasks skipped because a required field, such as the number, is missing
 
 
 Granted = Callable[[], Mapping[tuple[str, str], int]]  # job, and task of an array job or "" -> granted slots

@@ -17,41 +17,24 @@ class BatchError(ColmetError):
 
 
 class Queue(NamedTuple):
-    """A queue in its present state.
+    """A queue in its present state."""
 
-    Attributes:
-        name: of the queue.
-        idle: waiting jobs.
-        running: running jobs.
-        held: jobs on hold.
-        cores: cores of running jobs; None if unknown.
-        memory_mb: memory of running jobs in MiB; None if unknown.
-    """
-
-    name: str
-    idle: int
-    running: int
-    held: int
-    cores: int | None = None
-    memory_mb: int | None = None
+    name: str  # of the queue
+    idle: int  # waiting jobs
+    running: int  # running jobs
+    held: int  # jobs on hold
+    cores: int | None = None  # cores of running jobs; None if unknown
+    memory_mb: int | None = None  # memory of running jobs in MiB; None if unknown
 
 
 class BatchJob(NamedTuple):
-    """A job in its present or final state.
+    """A job in its present or final state."""
 
-    Attributes:
-        id: as the batch system's own commands print it, such as "4242", "17.3" (array task) or "123.0".
-        user: its owner.
-        state: unexpanded, idle, running, removed, finished, held, submission_err or unknown.
-        runtime_s: seconds it has run; 0 while it waits.
-        queue: its queue or partition; None if unknown.
-    """
-
-    id: str
-    user: str
-    state: str
-    runtime_s: int
-    queue: str | None = None
+    id: str  # as the batch system's own commands print it, such as "4242", "17.3" (array task) or "123.0"
+    user: str  # its owner
+    state: str  # unexpanded, idle, running, removed, finished, held, submission_err or unknown
+    runtime_s: int  # seconds it has run; 0 while it waits
+    queue: str | None = None  # its queue or partition; None if unknown
 
 
 class BatchSystem(ABC):

@@ -50,15 +50,10 @@ _STARTED = {"Running", "Suspended", "Resuming", "Finishing", "Terminated", "Erro
 
 
 class OarJob(NamedTuple):
-    """A job of oarstat; each job of an array is one.
+    """A job of oarstat; each job of an array is one."""
 
-    Attributes:
-        job: the job; its state may be finished or removed, too.
-        resources: number of allocated resources.
-    """
-
-    job: BatchJob
-    resources: int
+    job: BatchJob  # the job; its state may be finished or removed, too
+    resources: int  # number of allocated resources
 
 
 def oar_job(content: object, now: float) -> OarJob:

@@ -7,35 +7,21 @@ from typing import Any, TypedDict
 
 
 class JobOnHost(TypedDict):
-    """A job on a host.
+    """A job on a host."""
 
-    Attributes:
-        jobcount: its slots there; 1 for each host of an array job's task.
-        master: whether its master task is there.
-        taskid: numbers of its array tasks there, as texts; empty for a job that is no array.
-        owner: name of the user.
-        jobname: its name.
-    """
-
-    jobcount: int
-    master: bool
-    taskid: list[str]
-    owner: str
-    jobname: str
+    jobcount: int  # its slots there; 1 for each host of an array job's task
+    master: bool  # whether its master task is there
+    taskid: list[str]  # numbers of its array tasks there, as texts; empty for a job that is no array
+    owner: str  # name of the user
+    jobname: str  # its name
 
 
 class QmemHost(TypedDict):
-    """A host.
+    """A host."""
 
-    Attributes:
-        num_proc: its processors, as the batch system prints them; "-" if unknown.
-        mem_total: its memory, as the batch system prints it, such as "47.3G"; "-" if unknown.
-        jobs: by number, as text.
-    """
-
-    num_proc: str
-    mem_total: str
-    jobs: dict[str, JobOnHost]
+    num_proc: str  # its processors, as the batch system prints them; "-" if unknown
+    mem_total: str  # its memory, as the batch system prints it, such as "47.3G"; "-" if unknown
+    jobs: dict[str, JobOnHost]  # by number, as text
 
 
 class RequestedJob(TypedDict):
@@ -54,15 +40,10 @@ class RequestedJob(TypedDict):
 
 
 class Owner(TypedDict):
-    """A user with jobs.
+    """A user with jobs."""
 
-    Attributes:
-        uid: as text.
-        jobs: by number, as text.
-    """
-
-    uid: str
-    jobs: dict[str, RequestedJob]
+    uid: str  # as text
+    jobs: dict[str, RequestedJob]  # by number, as text
 
 
 Hosts = dict[str, QmemHost]  # /qhost

@@ -76,19 +76,12 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGTPE]?)")
 
 
 class SqueueLine(NamedTuple):
-    """A line of squeue.
+    """A line of squeue."""
 
-    Attributes:
-        job: the job; its id is the array's if it stands for several tasks.
-        tasks: waiting tasks of an array, as ranges; empty for a single job.
-        cores: allocated cores.
-        memory_mb: allocated memory in MiB; None if unknown.
-    """
-
-    job: BatchJob
-    tasks: Sequence[range]
-    cores: int | None
-    memory_mb: int | None
+    job: BatchJob  # the job; its id is the array's if it stands for several tasks
+    tasks: Sequence[range]  # waiting tasks of an array, as ranges; empty for a single job
+    cores: int | None  # allocated cores
+    memory_mb: int | None  # allocated memory in MiB; None if unknown
 
     @property
     def size(self) -> int:

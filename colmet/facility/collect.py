@@ -27,15 +27,10 @@ ENDED_S = 360  # age limit of finished jobs in seconds, for runs every five minu
 
 
 class Gathered(NamedTuple):
-    """Result of one run.
+    """Result of one run."""
 
-    Attributes:
-        groups: documents, in the order of sending.
-        failed: names of the sources with missing data.
-    """
-
-    groups: list[Group]
-    failed: list[str]
+    groups: list[Group]  # documents, in the order of sending
+    failed: list[str]  # names of the sources with missing data
 
 
 class Facility:

@@ -58,21 +58,13 @@ ENDED_MARGIN_S = 60  # jobs that ended during a long run are reported by the nex
 
 
 class Outputs(NamedTuple):
-    """Destinations of documents.
+    """Destinations of documents."""
 
-    Attributes:
-        sender: to an endpoint; None if not selected.
-        collector: to colmet-collector; None if not selected.
-        prints: to standard output.
-        debug: to files in the current directory only.
-        token: of the documents in these files.
-    """
-
-    sender: DocumentSender | None = None
-    collector: CollectorOutput | None = None
-    prints: bool = False
-    debug: bool = False
-    token: str | None = None
+    sender: DocumentSender | None = None  # to an endpoint; None if not selected
+    collector: CollectorOutput | None = None  # to colmet-collector; None if not selected
+    prints: bool = False  # to standard output
+    debug: bool = False  # to files in the current directory only
+    token: str | None = None  # of the documents in these files
 
     def __enter__(self) -> Outputs:
         return self

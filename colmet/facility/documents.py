@@ -17,47 +17,28 @@ JUPYTER_FILE, SSH_FILE, HOST_FILE, BATCH_FILE = "jupyter-debug.json", "ssh.json"
 
 
 class Group(NamedTuple):
-    """Related documents.
+    """Related documents."""
 
-    Attributes:
-        file: name of their file for -d.
-        documents: in the order of sending.
-    """
-
-    file: str
-    documents: list[Document]
+    file: str  # name of their file for -d
+    documents: list[Document]  # in the order of sending
 
 
 class Space(NamedTuple):
-    """Space of a file system.
+    """Space of a file system."""
 
-    Attributes:
-        mount: its path.
-        device: as in the table of mounts, without `/dev/`; None if the path is not a mount.
-        total: bytes.
-        used: bytes.
-        free: bytes, for users other than root.
-    """
-
-    mount: str
-    device: str | None
-    total: int
-    used: int
-    free: int
+    mount: str  # its path
+    device: str | None  # as in the table of mounts, without `/dev/`; None if the path is not a mount
+    total: int  # bytes
+    used: int  # bytes
+    free: int  # bytes, for users other than root
 
 
 class Traffic(NamedTuple):
-    """Traffic of all network interfaces since the previous measurement.
+    """Traffic of all network interfaces since the previous measurement."""
 
-    Attributes:
-        sent: bytes.
-        received: bytes.
-        interval_s: seconds, in thousandths.
-    """
-
-    sent: int
-    received: int
-    interval_s: float
+    sent: int  # bytes
+    received: int  # bytes
+    interval_s: float  # seconds, in thousandths
 
 
 def _document(kind: str, cluster: str, **fields: Any) -> Document:

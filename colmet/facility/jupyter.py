@@ -26,17 +26,11 @@ _PART = 1 << 16
 
 
 class Pods(NamedTuple):
-    """A page of pods.
+    """A page of pods."""
 
-    Attributes:
-        users: distinct non-empty values of the label, in their order.
-        more: start of the next page; "" after the last one.
-        odd: pods in an unknown form, or without the label.
-    """
-
-    users: list[str]
-    more: str
-    odd: int
+    users: list[str]  # distinct non-empty values of the label, in their order
+    more: str  # start of the next page; "" after the last one
+    odd: int  # pods in an unknown form, or without the label
 
 
 def parse(text: bytes, label: str) -> Pods:

@@ -32,17 +32,11 @@ _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
 class Counted(NamedTuple):
-    """Totals of the network interfaces at a time.
+    """Totals of the network interfaces at a time."""
 
-    Attributes:
-        sent: bytes.
-        received: bytes.
-        timestamp: milliseconds since 1970.
-    """
-
-    sent: int
-    received: int
-    timestamp: int
+    sent: int  # bytes
+    received: int  # bytes
+    timestamp: int  # milliseconds since 1970
 
 
 def name() -> str:

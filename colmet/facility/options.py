@@ -21,23 +21,14 @@ EPILOG = "exit status: 0; 1 where a source did not answer, or a document is not 
 
 
 class Program(NamedTuple):
-    """Differences of the two programs.
+    """Differences of the two programs."""
 
-    Attributes:
-        name: of the command.
-        description: for its help.
-        cluster: default name of the facility; None if it is required.
-        url: default endpoint; None for none.
-        state_file: of the network counters; None for one beside the spool.
-        is_alias: whether it logs, accepts and omits the same as afmetrics_collector.
-    """
-
-    name: str
-    description: str
-    cluster: str | None
-    url: str | None
-    state_file: str | None
-    is_alias: bool
+    name: str  # of the command
+    description: str  # for its help
+    cluster: str | None  # default name of the facility; None if it is required
+    url: str | None  # default endpoint; None for none
+    state_file: str | None  # of the network counters; None for one beside the spool
+    is_alias: bool  # whether it logs, accepts and omits the same as afmetrics_collector
 
 
 def queue(text: str) -> tuple[str, str]:

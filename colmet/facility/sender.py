@@ -63,19 +63,12 @@ BUSY = frozenset({408, 425, 429})
 
 
 class Outcome(NamedTuple):
-    """Counts of the documents, or batches of rows, of one run.
+    """Counts of the documents, or batches of rows, of one run."""
 
-    Attributes:
-        sent: accepted by the endpoint, those of earlier runs included.
-        kept: on disk, for the next run.
-        refused: rejected by the endpoint, or invalid; not sent again.
-        lost: dropped beyond the spool's limits, damaged on disk, or unsent without a spool.
-    """
-
-    sent: int
-    kept: int
-    refused: int
-    lost: int
+    sent: int  # accepted by the endpoint, those of earlier runs included
+    kept: int  # on disk, for the next run
+    refused: int  # rejected by the endpoint, or invalid; not sent again
+    lost: int  # dropped beyond the spool's limits, damaged on disk, or unsent without a spool
 
     @property
     def complete(self) -> bool:
@@ -94,21 +87,13 @@ class Verdict(Enum):
 
 
 class Attempt(NamedTuple):
-    """Outcome of one request.
+    """Outcome of one request."""
 
-    Attributes:
-        verdict: of the document.
-        why: a line for messages; empty if it was accepted.
-        pause_s: requested by the endpoint; None without a request.
-        status: of HTTP; 0 without an answer.
-        is_late: the endpoint may have the document; its answer did not come in time.
-    """
-
-    verdict: Verdict
-    why: str = ""
-    pause_s: float | None = None
-    status: int = 0
-    is_late: bool = False
+    verdict: Verdict  # of the document
+    why: str = ""  # a line for messages; empty if it was accepted
+    pause_s: float | None = None  # requested by the endpoint; None without a request
+    status: int = 0  # of HTTP; 0 without an answer
+    is_late: bool = False  # the endpoint may have the document; its answer did not come in time
 
 
 def from_options(

@@ -51,17 +51,11 @@ _NUMBER = struct.Struct("<I")
 
 
 class WaitingDocument(NamedTuple):
-    """A document to send.
+    """A document to send."""
 
-    Attributes:
-        file: name of its file; empty for a document in memory.
-        place: of its line in the file, in bytes; of a document in memory, its number.
-        text: JSON, without the token.
-    """
-
-    file: str
-    place: int
-    text: bytes
+    file: str  # name of its file; empty for a document in memory
+    place: int  # of its line in the file, in bytes; of a document in memory, its number
+    text: bytes  # JSON, without the token
 
 
 class DocumentMemory:

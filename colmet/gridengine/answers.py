@@ -22,17 +22,11 @@ class AnswerError(ColmetError):
 
 
 class Envelope(NamedTuple):
-    """Envelope of every answer.
+    """Envelope of every answer."""
 
-    Attributes:
-        success: whether there are data.
-        message: why not.
-        data: of /qhost or /qstat, unchecked.
-    """
-
-    success: bool
-    message: str
-    data: dict[str, Any]
+    success: bool  # whether there are data
+    message: str  # why not
+    data: dict[str, Any]  # of /qhost or /qstat, unchecked
 
 
 def parse_envelope(text: bytes) -> Envelope:

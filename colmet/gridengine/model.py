@@ -21,39 +21,23 @@ CROWDED = 0.25  # of a host's memory: if more is reserved, its name is marked
 
 
 class Wanted(NamedTuple):
-    """Selection of the output. Hosts without the named job or user are skipped.
+    """Selection of the output. Hosts without the named job or user are skipped."""
 
-    Attributes:
-        host: only this one; "" for all.
-        job: only this one, or such a task of it (17.3); "" for all.
-        owner: only this user's jobs; "" for all.
-    """
-
-    host: str = ""
-    job: str = ""
-    owner: str = ""
+    host: str = ""  # only this one; "" for all
+    job: str = ""  # only this one, or such a task of it (17.3); "" for all
+    owner: str = ""  # only this user's jobs; "" for all
 
 
 class JobMemory(NamedTuple):
-    """A job, or a task of an array, on a host.
+    """A job, or a task of an array, on a host."""
 
-    Attributes:
-        job: its number; of an array's task such as 17.3.
-        owner: name of the user.
-        name: of the job.
-        master: whether its master task is there.
-        slots: its slots there.
-        used: peak bytes so far; None if unknown.
-        reserved: bytes; None without a request, or if unknown.
-    """
-
-    job: str
-    owner: str
-    name: str
-    master: bool
-    slots: int
-    used: float | None
-    reserved: float | None
+    job: str  # its number; of an array's task such as 17.3
+    owner: str  # name of the user
+    name: str  # of the job
+    master: bool  # whether its master task is there
+    slots: int  # its slots there
+    used: float | None  # peak bytes so far; None if unknown
+    reserved: float | None  # bytes; None without a request, or if unknown
 
     @property
     def share(self) -> float | None:
@@ -62,25 +46,15 @@ class JobMemory(NamedTuple):
 
 
 class HostMemory(NamedTuple):
-    """A host.
+    """A host."""
 
-    Attributes:
-        host: its name.
-        processors: number of processors; None if unknown.
-        total: its memory in bytes; None if unknown.
-        jobs: the shown ones, by number.
-        reserved_by_all: bytes, of all of its jobs, including hidden ones.
-        jobs_left_out: number of hidden jobs.
-        knows_all: whether all of its jobs are known: otherwise the available memory is not.
-    """
-
-    host: str
-    processors: int | None
-    total: float | None
-    jobs: Sequence[JobMemory]
-    reserved_by_all: float
-    jobs_left_out: int = 0
-    knows_all: bool = True
+    host: str  # its name
+    processors: int | None  # number of processors; None if unknown
+    total: float | None  # its memory in bytes; None if unknown
+    jobs: Sequence[JobMemory]  # the shown ones, by number
+    reserved_by_all: float  # bytes, of all of its jobs, including hidden ones
+    jobs_left_out: int = 0  # number of hidden jobs
+    knows_all: bool = True  # whether all of its jobs are known: otherwise the available memory is not
 
     @property
     def claimed(self) -> float:
@@ -123,17 +97,11 @@ class HostMemory(NamedTuple):
 
 
 class MemoryReport(NamedTuple):
-    """Memory of all hosts.
+    """Memory of all hosts."""
 
-    Attributes:
-        hosts: by name.
-        untold: shown jobs, per host, with unknown usage there.
-        unread: invalid numbers, counted as unknown.
-    """
-
-    hosts: Sequence[HostMemory]
-    untold: int
-    unread: int
+    hosts: Sequence[HostMemory]  # by name
+    untold: int  # shown jobs, per host, with unknown usage there
+    unread: int  # invalid numbers, counted as unknown
 
 
 def _total(values: Sequence[float | None]) -> float | None:

@@ -57,17 +57,11 @@ class FetchError(ColmetError):
 
 
 class Fetched(NamedTuple):
-    """The answers of a server.
+    """The answers of a server."""
 
-    Attributes:
-        hosts: of /qhost.
-        owners: of /qstat.
-        knows_all: whether they are of all jobs; otherwise only of the logged-in user's jobs.
-    """
-
-    hosts: Hosts
-    owners: Owners
-    knows_all: bool
+    hosts: Hosts  # of /qhost
+    owners: Owners  # of /qstat
+    knows_all: bool  # whether they are of all jobs; otherwise only of the logged-in user's jobs
 
 
 def add_options(parser: cli.Options) -> None:

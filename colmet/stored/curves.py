@@ -28,19 +28,12 @@ def unit_of(field: Field, rate: bool) -> Unit:
 
 @dataclass(frozen=True)
 class Line:
-    """A value over time.
+    """A value over time."""
 
-    Attributes:
-        host: its host.
-        label: its GPU, zone and the like, where a host has several at one time; else empty.
-        times: seconds since 1970, ascending, shape (n,).
-        values: NaN at an interruption of the line, shape (n,).
-    """
-
-    host: str
-    label: str
-    times: Floats
-    values: Floats
+    host: str  # its host
+    label: str  # its GPU, zone and the like, where a host has several at one time; else empty
+    times: Floats  # seconds since 1970, ascending, shape (n,)
+    values: Floats  # NaN at an interruption of the line, shape (n,)
 
     @property
     def name(self) -> str:

@@ -42,21 +42,13 @@ SUFFIX = re.compile(r"-(?=[^-]*\d).*", re.ASCII | re.DOTALL)
 
 
 class _Hit(NamedTuple):
-    """A found document.
+    """A found document."""
 
-    Attributes:
-        ms: time of the sample, since 1970.
-        host: its host.
-        id: of the document.
-        index_name: of its index.
-        source: its columns.
-    """
-
-    ms: int
-    host: str
-    id: str
-    index_name: str
-    source: Mapping[str, Any]
+    ms: int  # time of the sample, since 1970
+    host: str  # its host
+    id: str  # of the document
+    index_name: str  # of its index
+    source: Mapping[str, Any]  # its columns
 
     @property
     def place(self) -> tuple[int, str]:

@@ -54,43 +54,25 @@ class ReportedGap(NamedTuple):
 
 
 class TableGap(NamedTuple):
-    """Missing samples of a table, in an interval.
+    """Missing samples of a table, in an interval."""
 
-    Attributes:
-        first: time of the first missing sample, or the start of an interval with some.
-        last: time of the last one, or the end of the interval.
-        samples: number of missing samples.
-        rows: number of missing rows; of unmeasured samples, estimated from the samples around.
-        why: the cause, one of those above.
-        exact: whether `first` and `last` are times of samples, evenly spaced.
-        job: the job without these rows; -1 for all jobs.
-    """
-
-    first: int
-    last: int
-    samples: int
-    rows: int
-    why: str
-    exact: bool
-    job: int = -1
+    first: int  # time of the first missing sample, or the start of an interval with some
+    last: int  # time of the last one, or the end of the interval
+    samples: int  # number of missing samples
+    rows: int  # number of missing rows; of unmeasured samples, estimated from the samples around
+    why: str  # the cause, one of those above
+    exact: bool  # whether `first` and `last` are times of samples, evenly spaced
+    job: int = -1  # the job without these rows; -1 for all jobs
 
 
 class TableCompleteness(NamedTuple):
-    """The stored and the missing rows of a table.
+    """The stored and the missing rows of a table."""
 
-    Attributes:
-        here: stored rows.
-        missing: missing rows.
-        gaps: the missing ones, by time.
-        twice: stored rows in excess of the taken ones.
-        until: time of the last row of the ledger; 0 without a ledger.
-    """
-
-    here: int
-    missing: int
-    gaps: tuple[TableGap, ...]
-    twice: int
-    until: int
+    here: int  # stored rows
+    missing: int  # missing rows
+    gaps: tuple[TableGap, ...]  # the missing ones, by time
+    twice: int  # stored rows in excess of the taken ones
+    until: int  # time of the last row of the ledger; 0 without a ledger
 
 
 def latest(told: Iterable[ReportedGap]) -> list[ReportedGap]:
@@ -166,29 +148,17 @@ def between(times: Times, after: int, until: int) -> int:
 
 
 class Lost(NamedTuple):
-    """Samples taken between two rows of the ledger and not stored.
+    """Samples taken between two rows of the ledger and not stored."""
 
-    Attributes:
-        after: time of the first of the two rows of the ledger.
-        until: time of the second.
-        samples: number of lost samples.
-        rows: of these samples.
-        holes: times without a sample, by the steps between stored rows.
-        drops: ranges of samples reported as dropped by the node: first, last, count.
-        is_dropped: whether it reports any, those without a time included.
-        is_one_job: whether the table has rows of one job only, so a hole is a lost sample.
-        is_fast: whether samples are too frequent for holes in whole seconds.
-    """
-
-    after: int
-    until: int
-    samples: int
-    rows: int
-    holes: Sequence[TableGap]
-    drops: Sequence[tuple[int, int, int]]
-    is_dropped: bool
-    is_one_job: bool
-    is_fast: bool
+    after: int  # time of the first of the two rows of the ledger
+    until: int  # time of the second
+    samples: int  # number of lost samples
+    rows: int  # of these samples
+    holes: Sequence[TableGap]  # times without a sample, by the steps between stored rows
+    drops: Sequence[tuple[int, int, int]]  # ranges of samples reported as dropped by the node: first, last, count
+    is_dropped: bool  # whether it reports any, those without a time included
+    is_one_job: bool  # whether the table has rows of one job only, so a hole is a lost sample
+    is_fast: bool  # whether samples are too frequent for holes in whole seconds
 
 
 def gaps_of(lost: Lost) -> list[TableGap]:

@@ -219,21 +219,13 @@ def _stamp(path: str) -> Stamp:
 
 
 class Rows(NamedTuple):
-    """Rows of a table, in any order.
+    """Rows of a table, in any order."""
 
-    Attributes:
-        times: seconds since 1970.
-        hosts: index of each row's host in `names`.
-        columns: by name: int64, float64 or bytes.
-        names: of hosts.
-        nameless: number of rows without a host or a valid time, skipped.
-    """
-
-    times: npt.NDArray[np.int64]
-    hosts: npt.NDArray[np.int64]
-    columns: dict[str, Column]
-    names: list[bytes]
-    nameless: int
+    times: npt.NDArray[np.int64]  # seconds since 1970
+    hosts: npt.NDArray[np.int64]  # index of each row's host in `names`
+    columns: dict[str, Column]  # by name: int64, float64 or bytes
+    names: list[bytes]  # of hosts
+    nameless: int  # number of rows without a host or a valid time, skipped
 
 
 def tables_of(file: Any, job: int) -> dict[str, list[str]]:

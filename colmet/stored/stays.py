@@ -37,19 +37,12 @@ class JobInterval(NamedTuple):
 
 @dataclass(frozen=True)
 class Stay:
-    """The rows of a job on one host, by table.
+    """The rows of a job on one host, by table."""
 
-    Attributes:
-        host: its name.
-        tables: with at least one row each.
-        since: start of the interval; None for all of the job.
-        node_cpus: CPUs of the host, for a job with an unknown number of its own.
-    """
-
-    host: str
-    tables: Mapping[str, Series]
-    since: int | None = None
-    node_cpus: float = math.nan
+    host: str  # its name
+    tables: Mapping[str, Series]  # with at least one row each
+    since: int | None = None  # start of the interval; None for all of the job
+    node_cpus: float = math.nan  # CPUs of the host, for a job with an unknown number of its own
 
     @property
     def first(self) -> int:
