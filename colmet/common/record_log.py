@@ -195,15 +195,7 @@ class LogWriter:
         self.size = 0
 
     def append(self, packed: bytes, durable: bool = False) -> None:
-        """Append bytes.
-
-        Args:
-            packed: whole records.
-            durable: whether they must survive a power failure.
-
-        Raises:
-            OSError: they cannot be written; `cut` removes a partial write.
-        """
+        """Append records, which survive a power failure if `durable`; after OSError, `cut` removes a partial write."""
         write_all(self._descriptor, packed)
         if durable:
             os.fdatasync(self._descriptor)

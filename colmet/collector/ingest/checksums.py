@@ -53,12 +53,7 @@ class Checksums:
         return there & LOW if there and there >> 32 == number + 1 & LOW else None
 
     def state(self, floor: int) -> str:
-        """Return the checksums of batches that may come again, as text for `restored`.
-
-        Args:
-            floor: the lowest number that the node still holds, from its Hello; -1 if unknown. Lower numbers are not
-                re-sent.
-        """
+        """Return the checksums that may be needed again, of numbers from `floor` on, as text for `restored`."""
         entries = sorted([entry for entry in self._ring if entry and (entry >> 32) - 1 >= floor])
         return base64.b64encode(array("Q", entries).tobytes()).decode()
 

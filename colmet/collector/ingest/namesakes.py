@@ -83,14 +83,7 @@ class Namesakes:
             self.names.append(name)
 
     def place(self, ident: int | str, peer: str, time_ns: int, now_ns: int) -> int:
-        """Return the place of the name to store a batch under, and note it there.
-
-        Args:
-            ident: epoch of the agent, or its dialect.
-            peer: its address; empty if unknown.
-            time_ns: of its sample.
-            now_ns: of the clock.
-        """
+        """Return the place of the name to store a batch under, and note it there; `peer` is empty if unknown."""
         start = self._start(ident, peer)
         if start is None:
             start = Start(ident, peer, place=-1)

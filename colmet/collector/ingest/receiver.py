@@ -122,12 +122,7 @@ class Receiver:
     def _keep(self, came: bytes, message: bytes, decoded: Decoded, peer: str, keyed: bool) -> list[Batch]:
         """Note the batches of a message; return the new ones, each with its stored name.
 
-        Args:
-            came: the message as received.
-            message: the same without dropped rows.
-            decoded: the decoded `message`.
-            peer: its address.
-            keyed: whether its sender has a key.
+        `came` is the message as received, `message` and `decoded` lack dropped rows. A `keyed` sender has a key.
         """
         now_ns = time.time_ns()
         fresh = []

@@ -169,11 +169,7 @@ class Journal:
     # -- writing --
 
     def start(self, senders: Callable[[], bytes]) -> None:
-        """Begin a segment and start the writing thread.
-
-        Args:
-            senders: returns the state of the senders, for the start of each segment.
-        """
+        """Begin a segment, each of which starts with what `senders` returns, and start the writing thread."""
         self._senders = senders
         if self.store is not None:
             self._shares.add("", self.store.size_bytes if self._passed() < self.end else 0, self.end)

@@ -57,7 +57,7 @@ class OutputState:
         """Save the state; when it returns, the state survives a power failure.
 
         Args:
-            position: see `position`.
+            position: see there.
             notes: the new notes; None leaves them unchanged.
             keep_from: see there; None for `position`.
 

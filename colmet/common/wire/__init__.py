@@ -61,11 +61,7 @@ class Decoder:
         return self._schemas.new_fields
 
     def decode(self, message: bytes, new_fields: int = v1.MAX_SCHEMA_FIELDS) -> Decoded:
-        """Return the batches of a message.
-
-        Args:
-            message: its bytes.
-            new_fields: maximum number of fields in new descriptions.
+        """Return the batches of a message with at most `new_fields` fields in new descriptions.
 
         Raises:
             OverBudget: its descriptions have more new fields.

@@ -307,11 +307,7 @@ def _pack(record: Record, batch: Batch, table: Table) -> npt.NDArray[Any]:
 def encode(batch: Batch, left_out: Container[str] = ()) -> bytes:
     """Return one message for one batch: rows by job, in the order of their first appearance.
 
-    An old collector stops at an unknown metric, so tables and fields newer than 0.6 are dropped.
-
-    Args:
-        batch: to be sent.
-        left_out: names of 0.6 tables to drop, too.
+    An old collector stops at an unknown metric, so tables and fields newer than 0.6 are dropped, as are `left_out`.
     """
     by_job: dict[int, list[bytes]] = {}
     for table in batch.tables:

@@ -119,13 +119,8 @@ def batch_id(journal: str, number: int, index: int, batch: Batch) -> str:
     """Return the common prefix of the ids of a batch's documents, the same for every retry and in every bulk.
 
     20 characters of URL-safe base64. The time comes first: a database with documents sorted by id, in ageing segments,
-    can then exclude old segments by the first characters of a new id.
-
-    Args:
-        journal: name of the journal.
-        number: of the batch's record in it.
-        index: of the batch in its record.
-        batch: identified by its host, epoch and sequence number if it has them.
+    can then exclude old segments by the first characters of a new id. The rest identifies the batch: by host, epoch and
+    sequence number, or else by its record in the journal and its index there.
     """
     if batch.epoch is None or batch.seq is None:
         name = f"{journal} {number} {index}"

@@ -87,13 +87,7 @@ def _indices(schema: Schema) -> list[str]:
 
 
 def _misfits(wanted: Mapping[str, Any], there: Mapping[str, Any], own: Iterable[str]) -> list[str]:
-    """Return the columns without a place among the fields of an index.
-
-    Args:
-        wanted: the columns as fields.
-        there: the fields of the index.
-        own: columns declared by Colmet: they are never among the misfits.
-    """
+    """Return the columns without a place among the fields `there` of an index; those in `own` always have one."""
     groups = {part for name in (*there, *wanted) for part in _groups(name)}
     found = []
     room = MAX_FIELDS - len(there) - sum([name in wanted and name not in there for name in own])

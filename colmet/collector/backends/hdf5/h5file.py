@@ -79,10 +79,6 @@ Undo = Mapping[str, "int | None"]
 Tails = Mapping[str, int]
 
 
-class FileBusy(OutputUnavailable):
-    """A reader's lock on the file keeps the writer out."""
-
-
 class _Piece(NamedTuple):
     """Rows `first` to `last`, in the order by job, for one table."""
 
@@ -186,7 +182,7 @@ class Hdf5File:
 
         Raises:
             ConfigError: the file cannot be created or opened; nothing is left behind.
-            FileBusy: a reader has locked it.
+            OutputUnavailable: a reader has locked it.
             Damaged: the library does not recognise it as HDF5, or cannot open it.
         """
         directory = os.path.dirname(self.path)
@@ -209,7 +205,7 @@ class Hdf5File:
         except Exception as err:  # on a damaged file, PyTables raises anything
             self.close()
             if _BUSY.search(str(err)):
-                raise FileBusy(f"{self.path} is held open by a reader; waiting until that closes it") from err
+                raise OutputUnavailable(f"{self.path} is held open by a reader; waiting until that closes it") from err
             if not is_of_system(err):
                 raise Damaged(f"{self.path}: cannot be opened for writing: {cause(err)}") from err
             raise ConfigError(

@@ -19,7 +19,7 @@ from colmet.collector.backends.hdf5 import options as hdf5_options
 from colmet.collector.backends.hdf5 import replacement
 from colmet.collector.backends.hdf5.burst import Burst
 from colmet.collector.backends.hdf5.checkpoint import REPLAY, Checkpoint, boot_id, last_file
-from colmet.collector.backends.hdf5.h5file import FileBusy, Hdf5File, Tails, Undo
+from colmet.collector.backends.hdf5.h5file import Hdf5File, Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
@@ -188,13 +188,11 @@ class Hdf5Output(OutputBackend):
                     self._file.lock()
             else:
                 self._open_file()
-        except FileBusy as err:
-            log.warning("%s", err)
         except Damaged as err:
             if self.path != saved.file:
                 raise ConfigError(f"{err}; move it or change --hdf5-filepath") from err
             log.error("%s", err)
-        except OutputUnavailable as err:  # `recover` saves it before anything is written
+        except OutputUnavailable as err:  # `recover` opens it and saves the checkpoint before anything is written
             log.warning("%s", err)
         except OSError as err:
             raise _not_writable(self.path, err) from err
@@ -318,8 +316,8 @@ class Hdf5Output(OutputBackend):
         """Open or create the file at `path`, and save its checkpoint.
 
         Raises:
-            ConfigError, FileBusy, Damaged: as `Hdf5File.open`.
-            OutputUnavailable: the checkpoint cannot be saved; the file is open.
+            ConfigError, Damaged: as `Hdf5File.open`.
+            OutputUnavailable: a reader has locked the file, or it is open and its checkpoint cannot be saved.
         """
         file = self._file or Hdf5File(self.path, self._filters)
         self._file = None

@@ -169,9 +169,9 @@ def salvage(
         source: the damaged file; a truncated one is extended.
         target: the new file; an existing one is replaced.
         kept_by: path of the damaged file at the time of its chunk backup.
-        expected: former number of its tables; None if unknown.
+        expected: as for `verify`.
         undo: tables touched by the last burst, with the number of rows to copy; None for tables created by it.
-        tails: checksums of their last chunks.
+        tails: as for `verify`.
         skip: unread groups and tables; "" for the whole file.
         only: the tables to read; None for all.
         tell: progress callback.
