@@ -175,7 +175,12 @@ class CollectorHealth:
                 "worst": senders[:most] if most >= 0 else senders,
             },
             "outputs": [self._output(worker) for worker in self._workers],
-            "journal": self.journal(),
+            "journal": {
+                "directory": self._journal.directory,
+                "why": self._journal.why,
+                "full": self._journal.full,
+                **self._journal.counters(),
+            },
             "link_failed": self.link_failed,
             **parts,
             **({} if self._jobs is None else {"metrics": self._jobs.counters()}),
@@ -226,15 +231,6 @@ class CollectorHealth:
             text = "Rows of jobs that are too many to tell."
             yield single(f"{name}_latest_left_out_rows_total", "counter", text, self._jobs.counters()["left_out"])
             yield from self._jobs.families()
-
-    def journal(self) -> dict[str, Any]:
-        """Return the state of the journal."""
-        return {
-            "directory": self._journal.directory,
-            "why": self._journal.why,
-            "full": self._journal.full,
-            **self._journal.counters(),
-        }
 
     def _output(self, worker: OutputWorker) -> dict[str, Any]:
         why = worker.why

@@ -152,7 +152,7 @@ class StdoutOutput(OutputBackend):
             for record in records:
                 before, text = len(self._rest), self._rest
                 if record.number != self._begun:
-                    text += "".join([line + "\n" for line in self._lines(record.batches)]).encode()
+                    text += "".join([line + "\n" for batch in record.batches for line in self._format(batch)]).encode()
                 written, why = self._write_out(text)
                 if written == len(text):
                     self._rest = b""
@@ -185,10 +185,6 @@ class StdoutOutput(OutputBackend):
         except OSError as err:
             return done, "its reader has ended" if err.errno == errno.EPIPE else str(err.strerror)
         return done, ""
-
-    def _lines(self, batches: Sequence[Batch]) -> Iterator[str]:
-        for batch in batches:
-            yield from self._format(batch)
 
     def close(self) -> None:
         """Write the rest of a cut-off record; standard output itself stays open."""

@@ -84,24 +84,23 @@ class Namesakes:
 
     def place(self, ident: int | str, peer: str, time_ns: int, now_ns: int) -> int:
         """Return the place of the name to store a batch under, and note it there; `peer` is empty if unknown."""
-        start = self._start(ident, peer)
-        if start is None:
-            start = Start(ident, peer, place=-1)
-            self._starts.append(start)
-            del self._starts[:-MAX_STARTS]
-        elif self._starts[-1] is not start:
+        start = self._start(ident, peer, place=-1)
+        if self._starts[-1] is not start:
             self._starts.remove(start)
             self._starts.append(start)
         start.enter(max(start.place, 0) if len(self._starts) == 1 else self._choose(start, time_ns, now_ns))
         start.note(time_ns, now_ns)
         return start.place
 
-    def _start(self, ident: int | str, peer: str) -> Start | None:
+    def _start(self, ident: int | str, peer: str, place: int) -> Start:
+        """Return the start of an agent; a new one is at this place."""
         for start in reversed(self._starts):
             if start.ident == ident and (start.peer == peer or not start.peer or not peer):
                 start.peer = start.peer or peer
                 return start
-        return None
+        self._starts.append(Start(ident, peer, place))
+        del self._starts[:-MAX_STARTS]
+        return self._starts[-1]
 
     def _choose(self, start: Start, time_ns: int, now_ns: int) -> int:
         """Return the start's place, or a lower one of an ended agent; for a new start the lowest free one."""
@@ -150,11 +149,7 @@ class Namesakes:
 
     def replay(self, place: int, ident: int | str, time_ns: int, now_ns: int) -> None:
         """Note a batch stored at this place before a restart."""
-        start = self._start(ident, "")
-        if start is None:
-            start = Start(ident, "")
-            self._starts.append(start)
-            del self._starts[:-MAX_STARTS]
+        start = self._start(ident, "", place=0)
         start.enter(place)
         start.note(time_ns, now_ns)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -179,8 +178,3 @@ def add_options(parser: cli.Options) -> None:
 
 def _size_or_none(text: str) -> int:
     return 0 if text.strip() == "0" else cli.size_bytes(text)
-
-
-def from_options(options: argparse.Namespace) -> RateLimit:
-    """Return the rate limits of the command line."""
-    return RateLimit(options.max_rate, options.max_byte_rate)

@@ -71,20 +71,17 @@ class Sequence64:
         """Return the count of missing numbers up to the last received: from the floor, or from the first received."""
         if not self._seen.count:
             return self._forgotten
-        start, last = self.floor if self.floor >= 0 else self._seen.first, self._seen.last
-        if start > last:
-            return self._forgotten
-        came = sum([b - a + 1 for a, b in self._seen.within(start, last)])
-        return self._forgotten + last + 1 - start - came
+        start = self.floor if self.floor >= 0 else self._seen.first
+        return self._forgotten + self._absent(start, self._seen.last)
 
     @property
     def elsewhere(self) -> int:
         """Return the count of missing numbers below the floor: another collector has them, or they are lost."""
-        if not self._seen.count:
-            return 0
-        end = min(self.floor, self._seen.last + 1)
-        came = sum([b - a + 1 for a, b in self._seen.within(self._seen.first, end - 1)])
-        return max(0, end - self._seen.first - came)
+        return self._absent(self._seen.first, min(self.floor - 1, self._seen.last)) if self._seen.count else 0
+
+    def _absent(self, first: int, last: int) -> int:
+        """Return the count of numbers from `first` to `last` that have not come."""
+        return max(0, last + 1 - first - sum([b - a + 1 for a, b in self._seen.within(first, last)]))
 
     @property
     def end(self) -> int:
