@@ -28,7 +28,7 @@ from typing import NamedTuple
 from xml.etree.ElementTree import Element
 
 from colmet.batch.gridengine_xml import child_text, read_elements
-from colmet.batch.qmem import Hosts, JobOnHost, Owner, Owners, QmemHost, RequestedJob
+from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owner, Owners, RequestedJob
 
 COMMANDS = ("qhost -j -xml", "qstat -j '*' -xml")
 _NUMBER = re.compile("[0-9]{1,10}")  # of a job or a task
@@ -266,7 +266,7 @@ def count(
                     masters[job, task] = name
             totals[job] += sum(slots.values())
             on_host[job] = _on_host(slots, any(line.master for line in lines.values()), *host.names[job])
-        counted[name] = QmemHost(num_proc=host.num_proc, mem_total=host.mem_total, jobs=on_host)
+        counted[name] = BatchHost(num_proc=host.num_proc, mem_total=host.mem_total, jobs=on_host)
     owners: Owners = {}
     for number, job_memory in jobs.items():
         owner = owners.setdefault(job_memory.owner, Owner(uid=job_memory.uid, jobs={}))

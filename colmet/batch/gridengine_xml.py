@@ -45,7 +45,7 @@ def read_elements(
     Raises:
         BatchError: not such a document; too large; a DOCTYPE; unknown encoding.
     """
-    reader = _Reader(name, path, keep)
+    reader = _ElementReader(name, path, keep)
     for text in _mend_tags(_decode(data, encoding, name)):
         yield from reader.feed(text)
     yield from reader.feed("", last=True)
@@ -98,7 +98,7 @@ class Sieve:
         return b"".join(kept)
 
 
-class _Reader:
+class _ElementReader:
     """Builder of the elements at the path; all others are discarded."""
 
     def __init__(self, name: str, path: tuple[str, ...], keep: frozenset[str] | None) -> None:

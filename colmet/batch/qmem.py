@@ -16,7 +16,7 @@ class JobOnHost(TypedDict):
     jobname: str  # its name
 
 
-class QmemHost(TypedDict):
+class BatchHost(TypedDict):
     """A host."""
 
     num_proc: str  # its processors, as the batch system prints them; "-" if unknown
@@ -46,7 +46,7 @@ class Owner(TypedDict):
     jobs: dict[str, RequestedJob]  # by number, as text
 
 
-Hosts = dict[str, QmemHost]  # /qhost
+Hosts = dict[str, BatchHost]  # /qhost
 Owners = dict[str, Owner]  # /qstat
 
 

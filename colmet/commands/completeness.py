@@ -20,7 +20,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.plural import counted
 from colmet.stored import sources
-from colmet.stored.accounts import GAPS, LEDGER, HostTable, StoredHost, gathered, look
+from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
 from colmet.stored.hdf5 import BURST_S, ask, is_live
 from colmet.stored.rows import Marks, Reader, marks_of
 
@@ -89,7 +89,7 @@ def shown(time_s: int) -> str:
     return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
 
 
-def text_of(lines: Sequence[HostTable], what: str) -> Iterator[str]:
+def text_of(lines: Sequence[TableOnHost], what: str) -> Iterator[str]:
     """Yield the answer as text."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
@@ -116,7 +116,7 @@ def text_of(lines: Sequence[HostTable], what: str) -> Iterator[str]:
         yield f"{host}  {shown(gap.first)} .. {shown(gap.last)}  {gap.why}: {of}"
 
 
-def document_of(lines: Sequence[HostTable]) -> dict[str, Any]:
+def document_of(lines: Sequence[TableOnHost]) -> dict[str, Any]:
     """Return the answer as JSON values."""
     return {
         "here": sum(line.found.here for line in lines),

@@ -13,7 +13,7 @@ from colmet.batch.model import BatchJob, BatchSystem
 from colmet.common.errors import ColmetError
 from colmet.facility import documents, machine
 from colmet.facility.deadlines import Deadlines
-from colmet.facility.documents import BATCH_FILE, HOST_FILE, JUPYTER_FILE, SSH_FILE, Document, Group
+from colmet.facility.documents import BATCH_FILE, HOST_FILE, JUPYTER_FILE, SSH_FILE, Document, DocumentGroup
 from colmet.facility.jupyter import COFFEA_LABEL, COFFEA_NAMESPACE, Jupyter
 from colmet.facility.logins import Logins
 from colmet.facility.machine import Disks, DisksSilent, Network
@@ -29,7 +29,7 @@ ENDED_S = 360  # age limit of finished jobs in seconds, for runs every five minu
 class Gathered(NamedTuple):
     """Result of one run."""
 
-    groups: list[Group]  # documents, in the order of sending
+    groups: list[DocumentGroup]  # documents, in the order of sending
     failed: list[str]  # names of the sources with missing data
 
 
@@ -110,7 +110,7 @@ class Facility:
             log.info("collected %s: documents=%d", name, len(found) - before)
         if people.unknown:
             log.info("users skipped, this machine does not know them: users=%d", len(people.unknown))
-        return Gathered([Group(file, found) for file, found in groups.items()], failed)
+        return Gathered([DocumentGroup(file, found) for file, found in groups.items()], failed)
 
     def _left_out(self) -> int:
         """Return the number of unusable items of the sources, already logged, so far."""

@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from colmet.common.errors import ColmetError
-from colmet.facility.documents import Group
+from colmet.facility.documents import DocumentGroup
 
 # others may be able to write in the directory, too
 FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 
-def write(groups: Iterable[Group], token: str | None, directory: str = ".") -> None:
+def write(groups: Iterable[DocumentGroup], token: str | None, directory: str = ".") -> None:
     """Append each document to the file of its group: JSON indented by 4, nothing between two documents.
 
     A new file is for its owner alone, as it contains the token and names.

@@ -16,7 +16,7 @@ Document = dict[str, Any]
 JUPYTER_FILE, SSH_FILE, HOST_FILE, BATCH_FILE = "jupyter-debug.json", "ssh.json", "host.json", "condor.json"
 
 
-class Group(NamedTuple):
+class DocumentGroup(NamedTuple):
     """Related documents."""
 
     file: str  # name of their file for -d

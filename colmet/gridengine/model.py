@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from colmet.batch.gridengine_memory import parse_memory, parse_number
-from colmet.batch.qmem import Hosts, JobOnHost, Owners, QmemHost
+from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owners
 from colmet.stored.names import natural
 
 UNKNOWN = "-"  # also in the servers' answers
@@ -133,7 +133,7 @@ class _Counting:
         self.unread = 0
         self._requests = {job: one for owner in owners.values() for job, one in owner["jobs"].items()}
 
-    def host(self, name: str, host: QmemHost, wanted: Wanted, knows_all: bool) -> HostMemory:
+    def host(self, name: str, host: BatchHost, wanted: Wanted, knows_all: bool) -> HostMemory:
         """Return a host with the selected jobs."""
         jobs = [
             one for number in sorted(host["jobs"], key=natural) for one in self._job(name, number, host["jobs"][number])

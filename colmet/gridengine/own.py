@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from colmet.batch.qmem import Hosts, JobOnHost, Owner, Owners, QmemHost, RequestedJob
+from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owner, Owners, RequestedJob
 from colmet.common.live.summary import JobUsage
 from colmet.gridengine.model import GIB, UNKNOWN
 
@@ -49,7 +49,7 @@ def hosts_of(jobs: JobUsage, nodes: Iterable[Mapping[str, Any]]) -> Hosts:
     return hosts
 
 
-def _host(cpus: float | None, memory_bytes: float | None) -> QmemHost:
+def _host(cpus: float | None, memory_bytes: float | None) -> BatchHost:
     return {
         "num_proc": UNKNOWN if cpus is None else f"{cpus:.0f}",
         # always in G: clients of QmemTools read the number only, not the letter

@@ -64,7 +64,7 @@ class StoredHost:
             )
 
 
-class HostTable(NamedTuple):
+class TableOnHost(NamedTuple):
     """The stored and the missing rows of one table of one host."""
 
     host: str
@@ -77,7 +77,7 @@ class HostTable(NamedTuple):
         return self.found.here + self.found.missing
 
 
-def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until: int | None) -> Iterator[HostTable]:
+def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until: int | None) -> Iterator[TableOnHost]:
     """Yield the stored and the missing rows in an interval, by host and table; of a job, from its first to its last."""
     for name, host in sorted(hosts.items()):
         began = min(int(times[0]) for jobs in host.times.values() for times in jobs.values() if len(times))
@@ -102,10 +102,10 @@ def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until
                 here = int(np.count_nonzero((times >= first) & (times <= last)))
                 twice = found.twice if job is None else 0  # counted by host, not by job
                 found = TableCompleteness(here, sum(gap.rows for gap in gaps), tuple(gaps), twice, found.until)
-            yield HostTable(name, table, found)
+            yield TableOnHost(name, table, found)
 
 
-def gathered(lines: Iterable[HostTable]) -> list[tuple[str, TableGap, dict[str, int]]]:
+def gathered(lines: Iterable[TableOnHost]) -> list[tuple[str, TableGap, dict[str, int]]]:
     """Return the gaps of all tables, merged by time and cause: host, gap, missing rows by table."""
     together: dict[tuple[str, int, int, str], tuple[str, TableGap, dict[str, int]]] = {}
     for line in lines:

@@ -123,7 +123,7 @@ class ElasticHistory(History):
         ]
         if hosts is not None:
             filters.append({"terms": {host: sorted(hosts)}})
-        rows = _Rows(table, wanted, kinds)
+        rows = _PagedColumns(table, wanted, kinds)
         for page in self._pages(table, filters, host, wanted):
             rows.add(page)
         return rows.series(job)
@@ -241,7 +241,7 @@ def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:
     }
 
 
-class _Rows:
+class _PagedColumns:
     """Columns of a table gathered page by page; `kinds` are declared kinds of their fields."""
 
     def __init__(self, table: str, names: Sequence[str], kinds: Mapping[str, str]) -> None:

@@ -147,7 +147,7 @@ def between(times: Times, after: int, until: int) -> int:
     return int(np.searchsorted(times, until, "right") - np.searchsorted(times, after, "right"))
 
 
-class Lost(NamedTuple):
+class LostSamples(NamedTuple):
     """Samples taken between two rows of the ledger and not stored."""
 
     after: int  # time of the first of the two rows of the ledger
@@ -161,7 +161,7 @@ class Lost(NamedTuple):
     is_fast: bool  # whether samples are too frequent for holes in whole seconds
 
 
-def gaps_of(lost: Lost) -> list[TableGap]:
+def gaps_of(lost: LostSamples) -> list[TableGap]:
     """Return the gaps of lost samples: places, numbers and causes.
 
     ===== ================================================ ==================================================
@@ -316,7 +316,7 @@ class GapFinder:
             before = account
         return mine
 
-    def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> Lost:
+    def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> LostSamples:
         """Return the known facts about rows taken between two rows of the ledger and not stored."""
         after, until = before.time, account.time
         taken, taken_rows = account.taken - before.taken, account.rows - before.rows
@@ -337,7 +337,7 @@ class GapFinder:
         samples = max(1, min(rows, taken - between(around, after, until)))
         if step_s < 1.5:  # several per second
             samples = max(1, round(rows * taken / taken_rows))
-        return Lost(
+        return LostSamples(
             after=after,
             until=until,
             samples=samples,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from colmet.stored.accounts import GAPS, LEDGER, HostTable, StoredHost, gathered, look
+from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
 from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence_s, holes_of_job
 from colmet.stored.series import NODE, History, Series
 from colmet.stored.stays import Number, Stay, largest
@@ -87,7 +87,7 @@ def hosts_of(
     }
 
 
-def _completeness(lines: Sequence[HostTable], unseen: Sequence[JobGap]) -> JobCompleteness:
+def _completeness(lines: Sequence[TableOnHost], unseen: Sequence[JobGap]) -> JobCompleteness:
     told = sum(line.found.until > 0 for line in lines)
     gaps = [
         JobGap(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
@@ -103,7 +103,7 @@ def _completeness(lines: Sequence[HostTable], unseen: Sequence[JobGap]) -> JobCo
 
 def _found(
     history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
-) -> tuple[list[HostTable], list[JobGap]]:
+) -> tuple[list[TableOnHost], list[JobGap]]:
     """Return the rows of each table of each host, and the gaps before the first and after the last rows."""
     hosts = {stay.host: StoredHost() for stay in stays}
     for stay in stays:
@@ -170,7 +170,7 @@ def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
         yield {**row, "timestamp": int(series.times[n])}
 
 
-def _by_steps(line: HostTable, times: Times) -> HostTable:
+def _by_steps(line: TableOnHost, times: Times) -> TableOnHost:
     """Return a table without a ledger with its gaps, from unusually wide steps between rows."""
     if line.found.until:
         return line

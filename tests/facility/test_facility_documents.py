@@ -17,7 +17,7 @@ from colmet.batch.model import BatchJob, Queue
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import secretfile
 from colmet.facility import debugfiles, documents, obfuscation
-from colmet.facility.documents import Group, Space, Traffic
+from colmet.facility.documents import DocumentGroup, Space, Traffic
 
 
 def test_a_document_of_jupyter_users():
@@ -193,8 +193,10 @@ def test_a_key_can_be_any_bytes_but_few(tmp_path):
 
 def test_debug_files_hold_the_documents_one_behind_the_other(tmp_path):
     first, second = documents.cpu("X", "n", 0.5), documents.jupyter("jupyter-ml", "X", ["é"])
-    debugfiles.write([Group("host.json", [first, first])], None, str(tmp_path))
-    debugfiles.write([Group("host.json", [first]), Group("jupyter-debug.json", [second])], None, str(tmp_path))
+    debugfiles.write([DocumentGroup("host.json", [first, first])], None, str(tmp_path))
+    debugfiles.write(
+        [DocumentGroup("host.json", [first]), DocumentGroup("jupyter-debug.json", [second])], None, str(tmp_path)
+    )
     text = '{\n    "token": null,\n    "kind": "CPU",\n    "cluster": "X",\n    "login_node": "n",\n    "load": 0.5\n}'
     assert (tmp_path / "host.json").read_text() == text * 3
     assert '"\\u00e9"' in (tmp_path / "jupyter-debug.json").read_text()
@@ -202,7 +204,7 @@ def test_debug_files_hold_the_documents_one_behind_the_other(tmp_path):
 
 
 def test_debug_files_have_the_token_of_the_command_line(tmp_path):
-    debugfiles.write([Group("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+    debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
     written = json.loads((tmp_path / "ssh.json").read_text())
     assert next(iter(written)) == "token" and written["token"] == "secret"
 
@@ -210,11 +212,11 @@ def test_debug_files_have_the_token_of_the_command_line(tmp_path):
 def test_a_debug_file_that_cannot_be_written_is_told_of(tmp_path):
     (tmp_path / "ssh.json").mkdir()
     with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
-        debugfiles.write([Group("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))
+        debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))
 
 
 def test_a_new_debug_file_is_for_its_owner_alone(tmp_path):
-    groups = [Group("ssh.json", [documents.ssh("X", "n", [])]), Group("jupyter-debug.json", [])]
+    groups = [DocumentGroup("ssh.json", [documents.ssh("X", "n", [])]), DocumentGroup("jupyter-debug.json", [])]
     debugfiles.write(groups, "secret", str(tmp_path))
     assert (tmp_path / "ssh.json").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["ssh.json"], "a source that failed leaves no empty file"
@@ -226,7 +228,7 @@ def test_a_file_that_others_may_read_gets_no_token(tmp_path):
         path.touch()
         path.chmod(mode)
         with pytest.raises(ColmetError, match=r"host\.json cannot be written: .* others may read this file; remove it"):
-            debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+            debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
         assert path.read_bytes() == b""
 
 
@@ -236,7 +238,7 @@ def test_a_file_of_another_user_gets_no_token(tmp_path):
     path.touch(0o600)
     os.chown(path, 65534, 65534)
     with pytest.raises(ColmetError, match=r"logins\.json cannot be written: .* others may read this file"):
-        debugfiles.write([Group("logins.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        debugfiles.write([DocumentGroup("logins.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
     assert path.read_bytes() == b""
 
 
@@ -245,19 +247,19 @@ def test_a_file_with_another_name_elsewhere_gets_no_token(tmp_path):
     path.touch(0o600)
     os.link(path, tmp_path / "another")
     with pytest.raises(ColmetError, match="cannot be written"):
-        debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
 
 
 def test_debug_files_are_no_links_and_no_pipes(tmp_path):
     (tmp_path / "ssh.json").symlink_to(tmp_path / "other")
     with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: it is a link"):
-        debugfiles.write([Group("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
+        debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], "secret", str(tmp_path))
     assert not (tmp_path / "other").exists()
     os.mkfifo(tmp_path / "host.json")
     with pytest.raises(ColmetError, match=r"host\.json cannot be written: No such device"):
-        debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
     reader = os.open(tmp_path / "host.json", os.O_RDONLY | os.O_NONBLOCK)
     with pytest.raises(ColmetError, match=r"host\.json cannot be written: it is not a file"):
-        debugfiles.write([Group("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
+        debugfiles.write([DocumentGroup("host.json", [documents.cpu("X", "n", 0.5)])], "secret", str(tmp_path))
     assert os.read(reader, 100) == b""
     os.close(reader)

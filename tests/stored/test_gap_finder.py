@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from colmet.stored.gap_finder import DROPPED, NOT_HERE, UNSURE, Lost, gaps_of, holes
+from colmet.stored.gap_finder import DROPPED, NOT_HERE, UNSURE, LostSamples, gaps_of, holes
 
 AROUND = np.array([100, 105, 110, 125, 130, 135, 140, 145, 150, 155, 160])
 HOLES = holes(AROUND, 5.0)
-TWO_LOST = Lost(100, 160, 2, 2, HOLES, [], is_dropped=False, is_one_job=True, is_fast=False)
+TWO_LOST = LostSamples(100, 160, 2, 2, HOLES, [], is_dropped=False, is_one_job=True, is_fast=False)
 DROPS = {"is_dropped": True}
 FAST = {"is_dropped": True, "is_fast": True, "holes": []}
 
