@@ -55,10 +55,8 @@ def _as_they_are(columns: Mapping[str, str]) -> Columns:
     return {key: (column, 1) for key, column in columns.items()}
 
 
-_SAME_KEYS = (
-    *("active_anon", "inactive_anon", "active_file", "inactive_file", "unevictable"),
-    *("pgfault", "pgmajfault", "shmem"),
-)
+_OF = ("anon", "file")
+_LISTS = [f"{use}_{of}" for use in ("active", "inactive") for of in _OF]
 # memory.stat: v1 key, with total_ before it -> v2 key, column; "" if v2 has none (or a file for it alone)
 _MEMORY_STAT = {
     "rss": ("anon", "memory_anon"),
@@ -67,9 +65,9 @@ _MEMORY_STAT = {
     "mapped_file": ("file_mapped", "memory_mapped_file"),
     "dirty": ("file_dirty", "memory_dirty"),
     "writeback": ("file_writeback", "memory_writeback"),
-    **{key: (key, f"memory_{key}") for key in _SAME_KEYS},
+    **{key: (key, f"memory_{key}") for key in [*_LISTS, "unevictable", "shmem", "pgfault", "pgmajfault"]},
     **{key: ("", f"memory_{key}") for key in ("pgpgin", "pgpgout", "swap")},
-    **{f"workingset_refault_{key}": (f"workingset_refault_{key}", f"memory_refault_{key}") for key in ("anon", "file")},
+    **{f"workingset_refault_{key}": (f"workingset_refault_{key}", f"memory_refault_{key}") for key in _OF},
 }
 
 

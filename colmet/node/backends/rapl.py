@@ -208,7 +208,7 @@ class RaplBackend(InputBackend):
             raise BackendUnavailable(_NO_ZONES)
         if self._library.left_out:
             self._once.warning(
-                "%s: %d zones are left out, their names cannot be read", POWERCAP, self._library.left_out
+                "%s: %d zones are skipped, their names cannot be read", POWERCAP, self._library.left_out
             )
         self._present = []
         described = self._library.zones()
@@ -262,8 +262,8 @@ class RaplBackend(InputBackend):
         wraps_after_s = min(ranges, default=0) / 1e6 / LARGE_PACKAGE_W
         if ranges and self._period_s > wraps_after_s:
             self._once.warning(
-                "--sample-period %g s is too long for these counters: at %g W one begins again after %.0f s, and "
-                "where it does so twice between two samples, energy is not seen; shorten it",
+                "--sample-period %g s is too long for these counters: at %g W one wraps after %.0f s, and two wraps "
+                "between two samples lose energy; shorten it",
                 self._period_s,
                 LARGE_PACKAGE_W,
                 wraps_after_s,

@@ -93,7 +93,7 @@ class TemperatureBackend(InputBackend):
         found: dict[str, _Sensor] = {}
         for sensor in (*self._zones(), *self._chips()):
             if len(found) == MAX_SENSORS:
-                self._once.warning("more than %d sensors, the others are left out", MAX_SENSORS)
+                self._once.warning("more than %d sensors, the others are skipped", MAX_SENSORS)
                 break
             found[sensor.name] = sensor
         if not found:

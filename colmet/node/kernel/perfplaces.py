@@ -13,10 +13,7 @@ from colmet.node.kernel.perfgroups import PerfGroups
 from colmet.node.system.host import Host
 
 _ONLINE = "/sys/devices/system/cpu/online"
-_CPU_FILES = (
-    *(("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus")),
-    ("unified", "cpuset.cpus.effective"),
-)
+_CPU_FILES = (("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus"), ("unified", "cpuset.cpus.effective"))
 _MOUNT = "mkdir -p /sys/fs/cgroup/perf_event && mount -t cgroup -o perf_event perf_event /sys/fs/cgroup/perf_event"
 
 

@@ -10,21 +10,20 @@
 
 #define MAX_EVENTS 64
 
-/* Why events are grouped as they are: a group is counted as a whole or not at all, so hardware events that need more
- * counters together than a CPU has, or than the watchdog and other users of perf leave, would count nothing in one
- * group. Each of them is therefore a group of its own, which the kernel lets take turns with the others. Software
- * events need no counter and are never kept waiting: they are one group, read by one system call a CPU. But for the
- * clocks: each is a PMU of its own inside the kernel, and led by one, page faults of the same group are not counted
- * (seen on Linux 6.18). */
+/* Groups of events: the kernel counts a group as a whole or not at all. One group of hardware events would count nothing
+ * if it needed more counters than the CPU has, less those of the watchdog and of other users of perf. So each hardware
+ * event is a group of its own, and the kernel multiplexes them. Software events need no counter: they form one group,
+ * read by one system call a CPU. The clocks are not in it: each is a PMU of its own in the kernel, and with a clock as
+ * leader, page faults of the same group are not counted (seen on Linux 6.18). */
 struct perf_hw {
     size_t event_count;
     size_t cpu_count;
     bool *counted; /* by event */
     bool *grouped; /* by event: one of the group of software events */
-    int *fds;      /* [cpu * event_count + event], -1 where there is none */
+    int *fds;      /* [cpu * event_count + event], -1 for none */
 };
 
-/* What read(2) gives with the format below. */
+/* The result of read(2) with the format below. */
 struct group_read {
     uint64_t nr;
     uint64_t enabled_ns;
@@ -43,7 +42,7 @@ static int open_event(int cgroup_fd, const struct perf_hw_event *event, int cpu,
 {
     struct perf_event_attr attr = {
         .type = (uint32_t)event->type,
-        .size = PERF_ATTR_SIZE_VER1, /* what every kernel since 2.6.39 knows */
+        .size = PERF_ATTR_SIZE_VER1, /* known by every kernel since 2.6.39 */
         .config = event->config,
         .config1 = event->config1,
         .config2 = event->config2,
@@ -76,7 +75,7 @@ static void close_all(struct perf_hw *handle)
     }
 }
 
-/* Opens every event that is to be counted on every CPU; `culprit` is the event that failed. */
+/* Open every counted event on every CPU; `culprit` is the failed event. */
 static int open_all(struct perf_hw *handle, int cgroup_fd, const struct perf_hw_event *events, const int *cpus,
                     size_t *culprit)
 {
@@ -99,8 +98,8 @@ static int open_all(struct perf_hw *handle, int cgroup_fd, const struct perf_hw_
     return 0;
 }
 
-/* Whether the cgroup, the CPU and our rights let anything be counted: a clock, which every kernel has. ENOENT is also
- * the answer for a cgroup that is gone. */
+/* Test whether cgroup, CPU and permissions allow to count a clock, an event of every kernel. ENOENT also means a removed
+ * cgroup. */
 static int try_anything(int cgroup_fd, int cpu)
 {
     const struct perf_hw_event clock = {.type = PERF_TYPE_SOFTWARE, .config = PERF_COUNT_SW_CPU_CLOCK};
@@ -139,7 +138,7 @@ int perf_hw_open(int cgroup_fd, const struct perf_hw_event *events, size_t event
         handle->counted[n] = true;
         handle->grouped[n] = needs_no_counter(&events[n]);
     }
-    for (;;) { /* each time with one event less */
+    for (;;) { /* each round with one event less */
         size_t culprit = 0;
         rc = open_all(handle, cgroup_fd, events, cpus, &culprit);
         if (rc == 0)
@@ -206,7 +205,7 @@ int perf_hw_read(struct perf_hw *handle, struct perf_hw_count *counts, size_t ev
                 add(&counts[n], &group, 0);
                 continue;
             }
-            group_is_read = true; /* n is its leader: values come in the order in which they were opened */
+            group_is_read = true; /* n is its leader: values are in the order of opening */
             for (size_t other = n, member = 0; other < event_count; other++)
                 if (handle->counted[other] && handle->grouped[other])
                     add(&counts[other], &group, member++);
@@ -217,22 +216,22 @@ int perf_hw_read(struct perf_hw *handle, struct perf_hw_count *counts, size_t ev
 
 int perf_hw_drop(struct perf_hw *handle, size_t event)
 {
-    int given_back = 0;
+    int closed = 0;
 
     if (handle == NULL || event >= handle->event_count)
         return -EINVAL;
-    if (handle->grouped[event]) /* closed as a leader, it would leave each of the others in a group of its own */
+    if (handle->grouped[event]) /* closing the leader would leave each other event in a group of its own */
         return 0;
     handle->counted[event] = false;
     for (size_t cpu = 0; cpu < handle->cpu_count; cpu++) {
         int *fd = handle->fds + cpu * handle->event_count + event;
         if (*fd >= 0) {
             close(*fd);
-            given_back++;
+            closed++;
         }
         *fd = -1;
     }
-    return given_back;
+    return closed;
 }
 
 void perf_hw_close(struct perf_hw *handle)

@@ -1,5 +1,5 @@
-/* See rapl.h. Everything goes through a descriptor of the class's directory, whose listing is flat: whatever links are
- * in there, nothing is walked. */
+/* See rapl.h. All access goes through a descriptor of the class's directory. Its listing is flat: links in it are not
+ * walked. */
 
 #define _GNU_SOURCE
 
@@ -14,7 +14,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define CONTROL_TYPE "intel-rapl:" /* intel-rapl-mmio: is the same packages once more */
+#define CONTROL_TYPE "intel-rapl:" /* intel-rapl-mmio: has the same packages again */
 #define MAX_NUMBER 99999           /* in ids and names */
 #define NUMBER_BYTES 24            /* of INT64_MAX, with a newline, and more */
 
@@ -35,7 +35,7 @@ int lib_rapl_abi(void)
     return RAPL_ABI;
 }
 
-/* A number without a sign or leading zeros, at most MAX_NUMBER; where it ends, or NULL where there is none. */
+/* Parse a number without a sign or leading zeros, at most MAX_NUMBER; return its end, NULL without a number. */
 static const char *small_number(const char *text, int32_t *number)
 {
     int32_t value = 0;
@@ -52,7 +52,7 @@ static const char *small_number(const char *text, int32_t *number)
     return at;
 }
 
-/* "intel-rapl:0" or "intel-rapl:0:1". */
+/* Parse "intel-rapl:0" or "intel-rapl:0:1". */
 static bool parse_id(const char *text, int32_t *top, int32_t *sub)
 {
     const size_t length = strlen(CONTROL_TYPE);
@@ -66,7 +66,7 @@ static bool parse_id(const char *text, int32_t *top, int32_t *sub)
     return text != NULL && *text == '\0';
 }
 
-/* "package-0" or "package-0-die-1"; -1 for what the name does not tell. */
+/* Parse "package-0" or "package-0-die-1"; -1 for missing parts. */
 static void parse_name(struct rapl_zone *zone)
 {
     static const char package[] = "package-", die[] = "-die-";
@@ -97,12 +97,12 @@ static int open_in(const struct rapl *rapl, const char *id, const char *file)
 
     if (length < 0 || (size_t)length >= sizeof path)
         return -ENAMETOOLONG;
-    /* what is no file of sysfs is not to hold us up */
+    /* other files than those of sysfs must not block */
     fd = openat(rapl->directory, path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
     return fd < 0 ? -errno : fd;
 }
 
-/* The file from its start, without a newline at its end, as a string; its length, or -errno. */
+/* Read a whole file as a string, without a newline at its end; return its length, or -errno. */
 static ssize_t read_text(int fd, char *text, size_t size)
 {
     ssize_t length;
@@ -115,7 +115,7 @@ static ssize_t read_text(int fd, char *text, size_t size)
     if (length > 0 && text[length - 1] == '\n')
         length--;
     else if ((size_t)length == size)
-        return -EPROTO; /* there may be more of it */
+        return -EPROTO; /* it may be longer */
     text[length] = '\0';
     return memchr(text, '\0', (size_t)length) != NULL ? -EPROTO : length;
 }
@@ -141,7 +141,7 @@ static int read_number(int fd, uint64_t *number)
     return 0;
 }
 
-/* Names go into labels of rows and into files: nothing but what the kernel's names are made of. */
+/* Accept only characters of the kernel's names: names become labels of rows and parts of files. */
 static int read_name(int fd, char *name, size_t size)
 {
     ssize_t length = read_text(fd, name, size);
@@ -155,7 +155,7 @@ static int read_name(int fd, char *name, size_t size)
     return length == 0 ? -EPROTO : 0;
 }
 
-/* Fill in what a zone's files tell of it. */
+/* Fill in a zone from its files. */
 static int describe(const struct rapl *rapl, struct rapl_zone *zone)
 {
     int rc, fd = open_in(rapl, zone->id, "name");
@@ -184,7 +184,7 @@ static int by_id(const void *one, const void *other)
     return a->top != b->top ? (a->top > b->top) - (a->top < b->top) : (a->sub > b->sub) - (a->sub < b->sub);
 }
 
-/* Parts of a package follow it, as they are sorted. */
+/* Find the parents of zones: sorted, parts follow their package. */
 static void find_parents(struct rapl *rapl)
 {
     int32_t parent = -1;
@@ -203,7 +203,7 @@ static void find_parents(struct rapl *rapl)
     }
 }
 
-/* errno where the listing ends early, else 0. */
+/* Return the errno of an incomplete listing, else 0. */
 static int list(struct rapl *rapl, DIR *listing)
 {
     const struct dirent *entry;
@@ -295,7 +295,7 @@ static int read_counter(const struct rapl *rapl, struct counter *counter, uint64
         counter->fd = rc;
     }
     rc = read_number(counter->fd, energy_uj);
-    if (rc < 0) { /* a zone that comes back has another file */
+    if (rc < 0) { /* a returning zone has another file */
         close(counter->fd);
         counter->fd = -1;
     }
