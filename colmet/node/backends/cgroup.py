@@ -51,10 +51,6 @@ _ROUNDING_NS = 1_000_000
 _NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
 
-def _as_they_are(columns: Mapping[str, str]) -> Columns:
-    return {key: (column, 1) for key, column in columns.items()}
-
-
 _OF = ("anon", "file")
 _LISTS = [f"{use}_{of}" for use in ("active", "inactive") for of in _OF]
 # memory.stat: v1 key, with total_ before it -> v2 key, column; "" if v2 has none (or a file for it alone)
@@ -74,17 +70,15 @@ _MEMORY_STAT = {
 def memory_stat_v1() -> Parser:
     """Return the parser of memory.stat of v1: the group and its descendants."""
     return Keyed(
-        _as_they_are({f"total_{key}": column for key, (_, column) in _MEMORY_STAT.items()}),
+        {f"total_{key}": column for key, (_, column) in _MEMORY_STAT.items()},
         {"hierarchical_memory_limit": "memory_limit", "hierarchical_memsw_limit": "memory_swap_limit"},
     )
 
 
 def memory_stat_v2() -> Parser:
     """Return the parser of memory.stat of v2; before Linux 5.18, it sums the parts of the kernel's memory."""
-    stat = Keyed(
-        _as_they_are({**{key: column for key, column in _MEMORY_STAT.values() if key}, "kernel": "memory_kernel"})
-    )
-    parts = Keyed(_as_they_are({key: key for key in ("kernel_stack", "pagetables", "percpu", "slab")}))
+    stat = Keyed({**{key: column for key, column in _MEMORY_STAT.values() if key}, "kernel": "memory_kernel"})
+    parts = Keyed({key: key for key in ("kernel_stack", "pagetables", "percpu", "slab")})
 
     def parse(data: bytes, values: Values) -> None:
         stat(data, values)
@@ -182,16 +176,16 @@ _IN_USE_NOW = frozenset(("memory_current", "pids_current"))
 def kinds(host: Host) -> tuple[ControllerFiles, ...]:
     """Return all files, in the order of reading: CPU time first, for comparison with `cpu_attributed`."""
     blocks = Blocks(host)
-    quota = _as_they_are({"nr_periods": "nr_periods", "nr_throttled": "nr_throttled"})
+    quota: Columns = {"nr_periods": "nr_periods", "nr_throttled": "nr_throttled"}
     quota_v2 = {**quota, "throttled_usec": ("throttled_time", 1000)}
     usage_v2 = {f"{key}_usec": (f"cpu_{key}", 1000) for key in ("usage", "user", "system")}
     times_v1 = {key: (f"cpu_{key}", _NSEC_PER_TICK) for key in ("user", "system")}
-    events = _as_they_are({"max": "memory_limit_hits", "oom_kill": "memory_oom_kills"})
+    events = {"max": "memory_limit_hits", "oom_kill": "memory_oom_kills"}
     io_bytes, io_ops = ("io_read_bytes", "io_write_bytes"), ("io_read_ops", "io_write_ops")
     pids = (
         CgroupFile(("pids.current",), number("pids_current")),
         CgroupFile(("pids.peak",), number("pids_peak")),
-        CgroupFile(("pids.events",), Keyed(_as_they_are({"max": "pids_limit_hits"}))),
+        CgroupFile(("pids.events",), Keyed({"max": "pids_limit_hits"})),
         CgroupFile(("pids.max",), limit("pids_limit"), slow=True),
     )
     return (
@@ -202,7 +196,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
         ),
         ControllerFiles(
             "cpu",
-            (CgroupFile(("cpu.stat",), Keyed({**quota, "throttled_time": ("throttled_time", 1)})),),
+            (CgroupFile(("cpu.stat",), Keyed({**quota, "throttled_time": "throttled_time"})),),
             (CgroupFile(("cpu.stat",), Keyed(quota_v2)),),
         ),
         ControllerFiles(
@@ -218,7 +212,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
                 CgroupFile(("memory.max_usage_in_bytes",), number("memory_peak")),
                 CgroupFile(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
                 CgroupFile(("memory.failcnt",), number("memory_limit_hits")),
-                CgroupFile(("memory.oom_control",), Keyed(_as_they_are({"oom_kill": "memory_oom_kills"}))),
+                CgroupFile(("memory.oom_control",), Keyed({"oom_kill": "memory_oom_kills"})),
             ),
             (
                 CgroupFile(("memory.current",), number("memory_current")),
@@ -592,8 +586,12 @@ class CgroupBackend(InputBackend):
     def _failed(self, job: Job, what: str) -> None:
         self._failures += 1
         if powers_of_ten(self._failures):
-            text = "cannot parse a cgroup's file, its columns are missing job=%d failures=%d: %s"
-            log.error(text, job.id, self._failures, what)
+            log.error(
+                "cannot parse a cgroup's file, its columns are missing job=%d failures=%d: %s",
+                job.id,
+                self._failures,
+                what,
+            )
 
     def close(self) -> None:
         """Close the files; can be called twice."""

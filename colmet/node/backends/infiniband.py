@@ -105,8 +105,9 @@ class PortSource(ABC):
 
     def _bounded(self, ports: Sequence[_Listed]) -> Sequence[_Listed]:
         if len(ports) > MAX_PORTS:
-            text = "%d ports, and %d are measured: the others are in no row and no sum"
-            self._once.warning(text, len(ports), MAX_PORTS)
+            self._once.warning(
+                "%d ports, and %d are measured: the others are in no row and no sum", len(ports), MAX_PORTS
+            )
         return ports[:MAX_PORTS]
 
     def programs(self) -> Iterable[Command]:

@@ -187,8 +187,9 @@ class LustreBackend(InputBackend):
 
     def _bounded(self, mounts: list[Mount]) -> list[Mount]:
         if len(mounts) > MAX_MOUNTS:
-            text = "%d mounts, and %d are measured: the others are in no row and no sum"
-            self._once.warning(text, len(mounts), MAX_MOUNTS)
+            self._once.warning(
+                "%d mounts, and %d are measured: the others are in no row and no sum", len(mounts), MAX_MOUNTS
+            )
         return mounts[:MAX_MOUNTS]
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:

@@ -124,8 +124,12 @@ class PerfhwBackend(InputBackend):
             return None
         listed = options.perfhw_list
         if len(listed) > MAX_EVENTS:
-            text = "--perfhw-list names %d events, the first %d are counted; not counted: %s"
-            log.warning(text, len(listed), MAX_EVENTS, ", ".join(listed[MAX_EVENTS:]))
+            log.warning(
+                "--perfhw-list names %d events, the first %d are counted; not counted: %s",
+                len(listed),
+                MAX_EVENTS,
+                ", ".join(listed[MAX_EVENTS:]),
+            )
         try:
             backend = cls(host, listed[:MAX_EVENTS], options.perfhw_make_cgroup, options.perfhw_yield)
         except ConfigError as err:
@@ -237,7 +241,8 @@ class PerfhwBackend(InputBackend):
         for job in jobs:
             state = self._look(job)
             if state.is_counting:
-                row = self._row(job, state, [column for column in state.columns if column not in not_due])
+                due = [column for column in state.columns if column not in not_due] if not_due else state.columns
+                row = self._row(job, state, due)
                 if row is not None:
                     rows.append(row)
                 if self._yields and self._is_used(job, state, self._ticks % SLOW_TICKS == 0):
@@ -394,12 +399,14 @@ class PerfhwBackend(InputBackend):
     def _note_shortage(self, job: Job, state: JobEvents, count: int) -> None:
         self._shortages += 1
         if powers_of_ten(self._shortages):
-            text = (
+            log.warning(
                 "no descriptors left for the events of a job, which require %d (events times CPUs) job=%d "
                 "shortages=%d: raise the limit on open files (LimitNOFILE of the service), or give fewer events in "
-                "--perfhw-list"
+                "--perfhw-list",
+                count,
+                job.id,
+                self._shortages,
             )
-            log.warning(text, count, job.id, self._shortages)
         state.try_at = self._ticks + 1
         self._count_uncounted(state)
 

@@ -207,9 +207,7 @@ class RaplBackend(InputBackend):
         if not self._library.count:
             raise BackendUnavailable(_NO_ZONES)
         if self._library.left_out:
-            self._once.warning(
-                "%s: %d zones are skipped, their names cannot be read", POWERCAP, self._library.left_out
-            )
+            self._once.warning("%s: %d zones are skipped, their names cannot be read", POWERCAP, self._library.left_out)
         self._present = []
         described = self._library.zones()
         for zone in described:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from itertools import compress
+from typing import Union
 
 from colmet.common.schema import Value
 from colmet.node.kernel.cpus import parse_cpu_list
@@ -15,7 +16,7 @@ from colmet.node.system.host import Host
 
 Values = dict[str, Value]
 Parser = Callable[[bytes, Values], None]
-Columns = Mapping[str, tuple[str, int]]  # key in a file -> column, and the factor for the number there
+Columns = Mapping[str, Union[str, tuple[str, int]]]  # key in a file -> column, or column and factor of the number
 
 # Larger numbers are no measured values: in v1, "unlimited" is 2^63 rounded down to pages, in old kernels 2^64 - 1, and
 # an underflow in the kernel is as large.
@@ -63,7 +64,9 @@ class Keyed:
     """
 
     def __init__(self, columns: Columns, limits: Mapping[str, str] | None = None) -> None:
-        self._columns = {key.encode(): column for key, column in columns.items()}
+        self._columns = {
+            key.encode(): (column, 1) if isinstance(column, str) else column for key, column in columns.items()
+        }
         self._limits = {key.encode(): column for key, column in (limits or {}).items()}
         self._keys: list[bytes] | None = None
         self._names: list[str] = []
