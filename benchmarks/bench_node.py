@@ -61,6 +61,20 @@ def processes(count: int) -> Iterator[list[int]]:
             os.waitpid(pid, 0)
 
 
+def reads_us(paths: Sequence[str], units: int) -> float:
+    """CPU time of reads of open files, per unit."""
+    files = [os.open(path, os.O_RDONLY) for path in paths]
+
+    def reads() -> None:
+        for file in files:
+            os.pread(file, 8192, 0)
+
+    found = cpu_us(reads, units)
+    for file in files:
+        os.close(file)
+    return found
+
+
 class Fixed(Job):
     """A job whose tasks are known: finding them is measured apart."""
 
@@ -106,15 +120,7 @@ def bench_jobproc() -> list[Figure]:
         backend = JobprocBackend(Host())
         job = Fixed(pids, pids)
         whole = cpu_us(lambda: list(backend.sample([job])), len(pids))
-        files = [os.open(f"/proc/{pid}/{name}", os.O_RDONLY) for pid in pids for name in ("io", "statm")]
-
-        def reads() -> None:
-            for file in files:
-                os.pread(file, 4096, 0)
-
-        least = cpu_us(reads, len(pids))
-        for file in files:
-            os.close(file)
+        least = reads_us([f"/proc/{pid}/{name}" for pid in pids for name in ("io", "statm")], len(pids))
         for process in backend._processes.values():
             process.forget_parent()
 
@@ -141,16 +147,7 @@ def bench_procstats() -> list[Figure]:
     """A sample of the node, and the reads of its five files alone."""
     backend = ProcstatsBackend(Host())
     whole = cpu_us(lambda: list(backend.sample([])), 1)
-    names = ("uptime", "meminfo", "vmstat", "stat", "loadavg")
-    files = [os.open(f"/proc/{name}", os.O_RDONLY) for name in names]
-
-    def reads() -> None:
-        for file in files:
-            os.pread(file, 8192, 0)
-
-    least = cpu_us(reads, 1)
-    for file in files:
-        os.close(file)
+    least = reads_us([f"/proc/{name}" for name in ("uptime", "meminfo", "vmstat", "stat", "loadavg")], 1)
     backend.close()
     return [("procstats: CPU per sample", whole, "us", ""), ("procstats: over the reads alone", whole / least, "x", "")]
 
@@ -191,15 +188,7 @@ def cgroup_us(jobs: list[Job]) -> tuple[float, float]:
         backend.sample(jobs)  # files that are not there are tried again less and less
     whole = cpu_us(lambda: backend.sample(jobs), len(jobs))
     paths = [file.path for group in backend._groups.values() for file in group.fast if not file.absent]
-    files = [os.open(path, os.O_RDONLY) for path in paths]
-
-    def reads() -> None:
-        for file in files:
-            os.pread(file, 8192, 0)
-
-    least = cpu_us(reads, len(jobs))
-    for file in files:
-        os.close(file)
+    least = reads_us(paths, len(jobs))
     backend.close()
     return whole, least
 

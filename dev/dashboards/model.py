@@ -51,22 +51,14 @@ class Line(NamedTuple):
 
     @property
     def schema(self) -> Schema:
-        """The schema of the table.
-
-        Raises:
-            ValueError: no node sends such a table.
-        """
+        """The schema of the table; ValueError if no node sends such a table."""
         if self.table not in schemas():
             raise ValueError(f"no table {self.table}")
         return schemas()[self.table]
 
     @property
     def field(self) -> Field:
-        """The declaration of the column.
-
-        Raises:
-            ValueError: the table lacks the column, or one of the keys.
-        """
+        """The declaration of the column; ValueError if the table lacks it, or one of the keys."""
         fields = {**_ADDED, **{field.name: field for field in self.schema.fields}}
         for name in (self.column, *self.where, *[key for key in self.by if key not in ("host", "job")]):
             if name not in fields:
@@ -75,11 +67,7 @@ class Line(NamedTuple):
 
     @property
     def way(self) -> str:
-        """The aggregation of the line.
-
-        Raises:
-            ValueError: it does not apply to such a column.
-        """
+        """The aggregation of the line; ValueError if it does not apply to such a column."""
         kind = self.field.kind
         way = self.how or {"counter": RATE, "gauge": MEAN}.get(kind, "")
         if not way or (kind == "label" and way != DISTINCT) or (way in (RATE, INCREASE) and kind != "counter"):
@@ -88,11 +76,7 @@ class Line(NamedTuple):
 
     @property
     def unit(self) -> str:
-        """The values' unit, as Grafana names it.
-
-        Raises:
-            ValueError: Grafana has none for it.
-        """
+        """The values' unit, as Grafana names it; ValueError if it has none."""
         field, way = self.field, self.way
         if way == DISTINCT:
             return "short"

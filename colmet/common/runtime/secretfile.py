@@ -6,12 +6,12 @@ Colmet 0.6 did. `option` is the file's option of the command line, for errors.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import stat
 
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -89,16 +89,7 @@ def create(option: str, path: str, content: bytes) -> None:
     """
     _require_name(option, path)
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            with open(descriptor, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(descriptor)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                os.unlink(path)  # else it would block the next call
-            raise
+        write_whole(path, content, replace=False, shared=True)
     except FileExistsError:
         raise
     except (OSError, ValueError) as err:

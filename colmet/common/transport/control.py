@@ -20,6 +20,7 @@ from colmet.common.runtime.directories import check_writable
 from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client
+from colmet.common.transport.listening import Listening
 from colmet.common.transport.local import MAX_PARTS, LocalServer, ReceivedRequest
 from colmet.common.transport.uris import check_uri
 
@@ -128,7 +129,7 @@ def serve_control(uri: str, authenticator: Authenticator | None = None) -> Contr
         raise ConfigError(f"{OPTION} {uri}: {err.strerror}") from err
 
 
-class TcpServer:
+class TcpServer(Listening):
     """The daemon's end on TCP. After its creation it is used, and closed, by one thread; `wake` is for any other.
 
     Args:
@@ -140,21 +141,10 @@ class TcpServer:
     """
 
     def __init__(self, uri: str, authenticator: Authenticator) -> None:
-        self._authenticator = authenticator
-        self._socket = authenticator.context.socket(zmq.ROUTER)
-        self._guarded = authenticator.guard(self._socket)
-        self._socket.setsockopt(zmq.LINGER, 200)  # ms: for a reply in transit at the end
-        self._socket.setsockopt(zmq.IPV6, int("[" in uri))
-        self._socket.setsockopt(zmq.SNDHWM, QUEUE)
-        self._socket.setsockopt(zmq.RCVHWM, QUEUE)
-        self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_RECEIVED_BYTES)
         self._wakeup = Wakeup()
-        try:
-            self._socket.bind(uri)
-        except zmq.ZMQError as err:
-            self.close()
-            raise ConfigError(f"{OPTION} {uri}: {err}") from err
-        self.uri = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        # 200 ms for a reply in transit at the end
+        settings = {zmq.LINGER: 200, zmq.SNDHWM: QUEUE, zmq.RCVHWM: QUEUE, zmq.MAXMSGSIZE: MAX_RECEIVED_BYTES}
+        super().__init__(zmq.ROUTER, uri, OPTION, authenticator, settings)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup.fd, zmq.POLLIN)
@@ -184,11 +174,9 @@ class TcpServer:
 
     def close(self) -> None:
         """Close; idempotent."""
-        if self._wakeup.fd >= 0:
-            self._authenticator.release(self._guarded)
-            self._socket.close()
-            self._authenticator.close()
-            self._wakeup.close()
+        super().close()
+        self._authenticator.close()
+        self._wakeup.close()
 
 
 ControlServer = Union[LocalServer, TcpServer]

@@ -47,18 +47,17 @@ def _need_curve() -> None:
         raise ConfigError("the installed libzmq was built without CURVE; install one with libsodium (Debian's has it)")
 
 
-class Client:
+class Client(NamedTuple):
     """Keys of a connecting socket: its own pair, and the only key accepted at the other end."""
 
-    def __init__(self, pair: KeyPair, server: str) -> None:
-        self._pair = pair
-        self._server = server
+    pair: KeyPair
+    server: str
 
     def secure(self, socket: zmq.Socket[bytes]) -> None:
         """Set up a socket, before it connects."""
-        socket.setsockopt(zmq.CURVE_PUBLICKEY, self._pair.public.encode("ascii"))
-        socket.setsockopt(zmq.CURVE_SECRETKEY, self._pair.secret.encode("ascii"))
-        socket.setsockopt(zmq.CURVE_SERVERKEY, self._server.encode("ascii"))
+        socket.setsockopt(zmq.CURVE_PUBLICKEY, self.pair.public.encode("ascii"))
+        socket.setsockopt(zmq.CURVE_SECRETKEY, self.pair.secret.encode("ascii"))
+        socket.setsockopt(zmq.CURVE_SERVERKEY, self.server.encode("ascii"))
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
 
 

@@ -1,4 +1,4 @@
-"""Listening sockets of the collector: bound, guarded by an authenticator, and closed."""
+"""Listening sockets: bound, guarded by an authenticator, and closed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from colmet.common.transport.uris import check_uri
 
 
 class Listening:
-    """A bound socket; base of the collector's ends.
+    """A bound socket; base of the collector's ends, and of the control socket's on TCP.
 
     Args:
         kind: of the socket.
