@@ -18,8 +18,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from dev.live import NS, Daemons, Failed, JobRoot
 
@@ -51,13 +52,6 @@ for n in range(processes):
     os.waitpid(pid, 0)
 time.sleep(120)
 """
-
-
-class Phase(NamedTuple):
-    """A part of the demo: its end, in seconds from the start, and its description."""
-
-    end_s: float
-    text: str
 
 
 def say(text: str = "") -> None:
@@ -95,11 +89,14 @@ class Workload:
 
 
 class Live:
-    """The live table: a row a second, and a line of progress below it."""
+    """The live table: a row a second, and a line of progress below it.
+
+    A phase is its end, in seconds from the start, and its description.
+    """
 
     COLUMNS = ("time", "CPU time", "CPU use", "memory", "written", "read", "ctx switches")
 
-    def __init__(self, phases: Sequence[Phase]) -> None:
+    def __init__(self, phases: Sequence[tuple[float, str]]) -> None:
         self._phases = phases
         self._tty = sys.stdout.isatty()
         self._row: dict[str, Any] = {}
@@ -109,9 +106,9 @@ class Live:
 
     def progress(self, now_s: float) -> str:
         """Return a line such as ``[####....] 12 s of 20 s: a process writes``."""
-        total = self._phases[-1].end_s
+        total = self._phases[-1][0]
         done = int(24 * min(1, now_s / total))
-        text = next((phase.text for phase in self._phases if now_s < phase.end_s), "done")
+        text = next((text for end_s, text in self._phases if now_s < end_s), "done")
         return f"[{'#' * done}{'.' * (24 - done)}] {min(now_s, total):2.0f} s of {total:.0f} s: {text}"
 
     def add(self, row: dict[str, Any], now_s: float) -> None:
@@ -213,12 +210,12 @@ def demo_as_root(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
     cleanup.callback(daemons.stop)
     workload = Workload(job.start, folder, root=True)
     cleanup.callback(workload.close)
-    phases = [Phase(14, "long-lived processes compute and write"), Phase(20, "a burst of short processes")]
+    phases = [(14, "long-lived processes compute and write"), (20, "a burst of short processes")]
     live, start = Live(phases), time.monotonic()
     watch(live, daemons, start, 5)
     while job.cpu_ns() < 2 * CPU_S * NS and time.monotonic() - start < 30:  # longer on a busy machine
         watch(live, daemons, start, time.monotonic() - start + 0.5)
-    watch(live, daemons, start, max(phases[0].end_s, time.monotonic() - start + 2.5))
+    watch(live, daemons, start, max(phases[0][0], time.monotonic() - start + 2.5))
     long_kernel, long_ours = job.cpu_ns(), live.last.get("taskstats_default", {})
     workload.start_short_processes()
     watch(live, daemons, start, time.monotonic() - start + 6)
@@ -249,16 +246,16 @@ def demo_as_user(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
     """Run the demo without root: the node's figures, and the I/O and memory of an own process."""
     say("Not root: a process of your own stands in for a job (colmet-node --pid), measured through /proc.")
     say(f"It writes {WRITE_MB} MB, then starts {SHORT_PROCESSES} short processes.\n")
-    workload = Workload(subprocess_start, folder, root=False)
+    workload = Workload(partial(subprocess.Popen, text=True), folder, root=False)
     cleanup.callback(workload.close)
     hdf5 = folder / "demo.hdf5"
     daemons = start_daemons(folder, hdf5, "--pid", str(workload.pid))
     cleanup.callback(daemons.stop)
-    phases = [Phase(7, "a process writes"), Phase(12, "a burst of short processes")]
+    phases = [(7, "a process writes"), (12, "a burst of short processes")]
     live, start = Live(phases), time.monotonic()
-    watch(live, daemons, start, phases[0].end_s)
+    watch(live, daemons, start, phases[0][0])
     workload.start_short_processes()
-    watch(live, daemons, start, phases[1].end_s)
+    watch(live, daemons, start, phases[1][0])
     live.close()
     daemons.stop()
     say()
@@ -273,11 +270,6 @@ def demo_as_user(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, boo
         "Run: sudo make demo"
     )
     return hdf5, agree
-
-
-def subprocess_start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """Start a command unchanged."""
-    return subprocess.Popen(command, text=True, **options)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -299,11 +291,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 130
         if options.keep:
             shutil.copy(path, options.keep)
-    say(
-        f"\nKept as {options.keep}."
-        if options.keep
-        else "\nThe file is removed again. To keep it: make demo ARGS='--keep demo.hdf5'"
-    )
+    how = "The file is removed again. To keep it: make demo ARGS='--keep demo.hdf5'"
+    say(f"\nKept as {options.keep}." if options.keep else f"\n{how}")
     return 0 if agree else 1
 
 

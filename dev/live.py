@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 NS = 1_000_000_000
+PATIENCE_S = 60.0
 
 
 class Failed(Exception):
@@ -211,32 +212,32 @@ class Daemons:
                 rows.append(self.rows.get_nowait())
         return rows
 
-    def wait_for_row(self, wanted: Callable[[Mapping[str, Any]], bool], timeout_s: float = 60) -> dict[str, Any]:
-        """Return the next row accepted by `wanted`; earlier ones are discarded.
+    def wait_for_row(self, wanted: Callable[[Mapping[str, Any]], bool]) -> dict[str, Any]:
+        """Return the next row accepted by `wanted`, within a minute; earlier ones are discarded.
 
         Raises:
             Failed: a timeout, or a daemon has ended.
         """
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + PATIENCE_S
         while time.monotonic() < until:
             self.check()
             with contextlib.suppress(queue.Empty):
                 row = self.rows.get(timeout=0.2)
                 if wanted(row):
                     return row
-        raise Failed(f"a row did not come in {timeout_s:g} s:\n{self.log.read_text()}")
+        raise Failed(f"a row did not come in {PATIENCE_S:g} s:\n{self.log.read_text()}")
 
-    def wait_for_log(self, text: str, timeout_s: float = 60) -> None:
-        """Wait until this text is in the log of the daemons.
+    def wait_for_log(self, text: str) -> None:
+        """Wait until this text is in the log of the daemons, at most a minute.
 
         Raises:
             Failed: a timeout, or a daemon has ended.
         """
-        until = time.monotonic() + timeout_s
+        until = time.monotonic() + PATIENCE_S
         while text not in self.log.read_text():
             self.check()
             if time.monotonic() > until:
-                raise Failed(f"no {text!r} in {timeout_s:g} s:\n{self.log.read_text()}")
+                raise Failed(f"no {text!r} in {PATIENCE_S:g} s:\n{self.log.read_text()}")
             time.sleep(0.02)
 
     def check(self) -> None:

@@ -24,7 +24,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from colmet.commands.colmet import COMMANDS
 from colmet.common.runtime.readable import readable
 from dev.live import Failed, JobRoot, LiveJob, free_port
 
@@ -210,15 +209,9 @@ def screenshot(page: Path, output: Path, width: int) -> None:
 
     with tempfile.TemporaryDirectory() as home:
         taken = Path(home, "taken.png")
-        command = [
-            browser,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--hide-scrollbars",
-            f"--user-data-dir={home}",
-        ]
-        command += [f"--window-size={width},6000", f"--screenshot={taken}", page.resolve().as_uri()]
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"]
+        command += [f"--user-data-dir={home}", f"--window-size={width},6000", f"--screenshot={taken}"]
+        command.append(page.resolve().as_uri())
         subprocess.run(command, check=True, capture_output=True, timeout=120)
         with Image.open(taken) as image:
             plain = image.convert("RGB")
@@ -242,15 +235,11 @@ def colmet(arguments: str) -> list[str]:
 
 
 def take(pictures: Sequence[Picture], folder: Path, output: Path) -> None:
-    """Make the pictures of terminals; skip those of unknown commands."""
+    """Make the pictures of terminals."""
     for one in pictures:
-        arguments = one.command.format(folder=folder)
-        if arguments.split()[0] not in COMMANDS:
-            print(f"{one.name}: there is no colmet {arguments.split()[0]}")
-            continue
         title = " ".join(["colmet", *[word for word in one.command.split() if "{folder}" not in word]])
         title = re.sub(r" --(hdf5|control-socket)\b", "", title)
-        text = in_terminal(named(one.host, colmet(arguments)), one.keys)
+        text = in_terminal(named(one.host, colmet(one.command.format(folder=folder))), one.keys)
         for machine, plain in ((str(folder), "/var/lib/colmet"), (KERNEL, KERNEL.partition("-")[0])):
             text = text.replace(machine, plain)
         (output / one.name).write_text(terminal_svg(text, title), encoding="utf-8")
@@ -289,14 +278,12 @@ def draw(folder: Path, output: Path) -> None:
     for name, arguments in calls.items():
         subprocess.run(colmet(f"{arguments} --output {output / name}"), check=True)
     shrink(output / "plot.png")
-    if "report" in COMMANDS:
-        page = folder / "report.html"
-        hdf5 = f"report {JOB} --hdf5 {folder}/jobs"
-        subprocess.run(colmet(f"{hdf5} --html {page}"), check=True, stdout=subprocess.DEVNULL)
-        subprocess.run(colmet(f"{hdf5} --png {output / 'report.png'}"), check=True, stdout=subprocess.DEVNULL)
-        shrink(output / "report.png")
-        screenshot(page, output / "report-page.png", 1280)
-        screenshot(page, output / "report-phone.png", 390)
+    page = folder / "report.html"
+    for option in (f"--html {page}", f"--png {output / 'report.png'}"):
+        subprocess.run(colmet(f"report {JOB} --hdf5 {folder}/jobs {option}"), check=True, stdout=subprocess.DEVNULL)
+    shrink(output / "report.png")
+    screenshot(page, output / "report-page.png", 1280)
+    screenshot(page, output / "report-phone.png", 390)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
