@@ -12,7 +12,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.own_name import is_known
+from colmet.common.runtime.metrics_http import is_known
 from colmet.web.access import Access, NotNamed, Unauthorized, Visitor
 from colmet.web.limits import Busy
 from colmet.web.responses import HEADERS, failure

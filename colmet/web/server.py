@@ -22,8 +22,7 @@ import uvicorn
 from colmet.collector.web_options import UnixAddress, check_certificate
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.metrics_http import ListenAddress
-from colmet.common.runtime.own_name import own_names
+from colmet.common.runtime.metrics_http import ListenAddress, own_names
 from colmet.web.access import Access
 from colmet.web.app import build_app
 from colmet.web.files import FOLDER

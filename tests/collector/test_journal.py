@@ -19,7 +19,7 @@ from colmet.collector.journal import segments
 from colmet.collector.journal.cursor import Cursor
 from colmet.collector.journal.journal import Journal
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime import directories
+from colmet.common.runtime import files
 from colmet.common.wire import Decoder, v1
 from tests.support.journal_batches import batch
 from tests.support.machine import cannot_run
@@ -570,7 +570,7 @@ def test_segments_of_other_journals_are_not_cut(rig, tmp_path):
 
 def test_a_new_directory_survives_a_power_failure(rig, monkeypatch):
     synced = []
-    monkeypatch.setattr(directories, "sync_directory", synced.append)
+    monkeypatch.setattr(files, "sync_directory", synced.append)
     rig.open()
     assert synced[0] == os.path.dirname(rig.directory)
 

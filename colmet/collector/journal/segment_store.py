@@ -20,8 +20,7 @@ from colmet.collector.journal.output_state import MAX_BYTES, parse
 from colmet.collector.journal.segments import MESSAGE, SENDERS, SegmentReader
 from colmet.common.errors import ConfigError
 from colmet.common.record_log import Damage, LogRecord, LogWriter
-from colmet.common.runtime.directories import check_writable, make, sync_directory
-from colmet.common.runtime.files import write_whole
+from colmet.common.runtime.files import check_writable, make, sync_directory, write_whole
 from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)

@@ -14,14 +14,13 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.own_name import is_known, own_names
 from colmet.common.runtime.prometheus_text import CONTENT_TYPE, Family, render
 from colmet.common.runtime.wakeup import Wakeup
 
@@ -92,6 +91,33 @@ def cannot_listen(listen: ListenAddress, option: str, err: OSError) -> ConfigErr
         f"{option} {where}:{listen.port}: {err.strerror}; give an address of this machine and a port that nothing "
         "else uses"
     )
+
+
+# -- names of this machine in Host headers, against web pages that reach it under a name of their own --
+
+
+def own_names() -> frozenset[str]:
+    """Return the names of this machine for requests from itself."""
+    name = socket.gethostname().lower()
+    return frozenset({"localhost", name, name.partition(".")[0]})
+
+
+def is_known(value: str, names: Collection[str]) -> bool:
+    """Return whether a Host header has one of these names, or an address, with or without a port."""
+    host = value.strip().lower()
+    name, colon, port = host.rpartition(":")
+    host = (name if colon and port.isdigit() else host).rstrip(".")
+    if host in names:
+        return True
+    family = socket.AF_INET6 if host.startswith("[") and host.endswith("]") else socket.AF_INET
+    try:
+        socket.inet_pton(family, host.strip("[]"))
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+# -- the server --
 
 
 class MetricsServer:

@@ -16,7 +16,7 @@ from typing import Union
 import zmq
 
 from colmet.common.errors import ConfigError, Unreachable
-from colmet.common.runtime.directories import check_writable
+from colmet.common.runtime.files import check_writable
 from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport.authenticator import Authenticator
 from colmet.common.transport.curve import Client

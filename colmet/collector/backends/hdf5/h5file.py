@@ -57,7 +57,7 @@ from colmet.collector.columns import (
     names_for,
 )
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
-from colmet.common.runtime.directories import sync_directory
+from colmet.common.runtime.files import sync_directory
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types
 

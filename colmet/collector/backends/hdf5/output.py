@@ -30,7 +30,7 @@ from colmet.collector.columnar import join
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
-from colmet.common.runtime.directories import check_writable, make
+from colmet.common.runtime.files import check_writable, make
 
 log = logging.getLogger(__name__)
 

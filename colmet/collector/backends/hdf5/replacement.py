@@ -12,7 +12,7 @@ from typing import NamedTuple
 from colmet.collector.backends.hdf5.checkpoint import REPLAY, SALVAGE, Checkpoint
 from colmet.collector.backends.hdf5.isolated import salvage
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.runtime.directories import sync_directory
+from colmet.common.runtime.files import sync_directory
 
 log = logging.getLogger(__name__)
 
