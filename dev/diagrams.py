@@ -16,11 +16,7 @@ def digest(source: str) -> str:
 
 
 def render(source: str) -> str:
-    """Return the SVG of a text in the language of Graphviz, with the digest of the text.
-
-    Raises:
-        subprocess.CalledProcessError: Graphviz refuses the text; it prints the line.
-    """
+    """Return the SVG of a text for Graphviz, with the digest of the text; CalledProcessError if it is refused."""
     command = ["dot", "-Tsvg"]
     svg = subprocess.run(command, input=source, stdout=subprocess.PIPE, text=True, check=True, timeout=60).stdout
     svg = re.sub(r"<!--.*?-->\n?", "", svg, flags=re.S)  # the version of Graphviz, and the names of nodes

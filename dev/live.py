@@ -228,11 +228,7 @@ class Daemons:
         raise Failed(f"a row did not come in {PATIENCE_S:g} s:\n{self.log.read_text()}")
 
     def wait_for_log(self, text: str) -> None:
-        """Wait until this text is in the log of the daemons, at most a minute.
-
-        Raises:
-            Failed: a timeout, or a daemon has ended.
-        """
+        """Wait until this text is in the log of the daemons; Failed after a minute, or if a daemon ends."""
         until = time.monotonic() + PATIENCE_S
         while text not in self.log.read_text():
             self.check()

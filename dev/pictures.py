@@ -134,11 +134,7 @@ class Run:
             root.end(job)
 
     def wait(self, seconds: float) -> None:
-        """Wait while the daemons run.
-
-        Raises:
-            Failed: a daemon has ended.
-        """
+        """Wait while the daemons run; Failed if a daemon has ended."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             time.sleep(0.5)
@@ -246,11 +242,7 @@ def take(pictures: Sequence[Picture], folder: Path, output: Path) -> None:
 
 
 def make(folder: Path, output: Path, stack: contextlib.ExitStack) -> None:
-    """Run the jobs and make all pictures.
-
-    Raises:
-        Failed: root or cgroups are missing, or a daemon ended.
-    """
+    """Run the jobs and make all pictures; Failed without root or cgroups, or if a daemon ends."""
     run = Run(folder, stack)
     run.start_nodes(NODES[:1])
     run.wait(8)

@@ -124,11 +124,7 @@ class Outcome(NamedTuple):
 
 
 def workloads(folder: Path) -> list[Workload]:
-    """Return the five workloads; write the program compiled by one of them to the folder.
-
-    Raises:
-        Failed: no compiler here.
-    """
+    """Return the five workloads, one of them the compilation of a program in the folder; Failed without a compiler."""
     return [
         Workload("a loop of /bin/true", _shell("for i in $(seq 8000); do /bin/true; done"), 0.94),
         Workload(

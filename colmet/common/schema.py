@@ -169,11 +169,7 @@ class Schema:
 
     @classmethod
     def parse(cls, text: str) -> Schema:
-        """Return the schema of a canonical description.
-
-        Raises:
-            ValueError: not the canonical description of an allowed schema.
-        """
+        """Return the schema of a canonical description; ValueError for any other text."""
         lines = text.split("\n")
         if len(lines) > MAX_FIELDS + 1:
             raise ValueError(f"more than {MAX_FIELDS} fields")

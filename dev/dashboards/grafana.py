@@ -351,11 +351,7 @@ def _uid(source: _Store | _Prometheus, dashboard: str) -> str:
 
 
 def build(dashboard: Dashboard, source: _Store | _Prometheus) -> Object:
-    """Return a dashboard for import into Grafana.
-
-    Raises:
-        ValueError: a panel has a column declared by no schema.
-    """
+    """Return a dashboard for import into Grafana; ValueError if a panel has an undeclared column."""
     chosen = {"type": "datasource", "name": "datasource", "label": "Data source", "query": source.kind, "refresh": 1}
     panels: list[Object] = []
     top = 0
@@ -398,11 +394,7 @@ def _links(source: _Store | _Prometheus) -> Object:
 
 
 def files() -> Iterator[tuple[Path, str]]:
-    """Yield the files of all dashboards, as paths below a folder and their text.
-
-    Raises:
-        ValueError: a panel has a column declared by no schema.
-    """
+    """Yield path and text of the files of all dashboards; ValueError if a panel has an undeclared column."""
     elasticsearch = _Store("elasticsearch", "elasticsearch", "1", {})
     opensearch = _Store(
         "grafana-opensearch-datasource", "opensearch", 1, {"queryType": "lucene", "luceneQueryType": "Metric"}

@@ -361,11 +361,7 @@ _OF_HOST = ' * on (instance) group_left (host) colmet_node_info{host=~"$host"}'
 
 
 def agent(column: str) -> str:
-    """Return the name in Prometheus of a counter of the agent.
-
-    Raises:
-        KeyError: the agent has no such counter.
-    """
+    """Return the name in Prometheus of a counter of the agent; KeyError if the agent has no such counter."""
     field = {field.name: field for field in _schemas()["agent_default"].fields}[column]
     return "colmet_node_" + in_base_unit(column, field.unit, field.kind)[0]
 

@@ -114,11 +114,7 @@ class Configuration:
 
 
 def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """Return the values of the options in a configuration file, by their names in argparse.
-
-    Raises:
-        ConfigError: names file, line and key.
-    """
+    """Return the values of the options in a configuration file, by dest; ConfigError names file, line and key."""
     try:
         found = tomllib.loads(text)
     except (ValueError, RecursionError) as err:

@@ -52,11 +52,7 @@ def sync_directory(path: str) -> None:
 
 
 def check_writable(path: str, *, parents: bool = False) -> None:
-    """Check that this process could make files in a directory, or the directory itself, or its `parents`, too.
-
-    Raises:
-        OSError: the error of making them.
-    """
+    """Check that files can be made in a directory, or itself, or its `parents`, too; OSError of making them if not."""
     here = os.path.abspath(path)
     try:
         mode = os.stat(here).st_mode
@@ -76,11 +72,7 @@ def check_writable(path: str, *, parents: bool = False) -> None:
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write all bytes to a descriptor.
-
-    Raises:
-        OSError: they cannot be written; ENOSPC if a write accepts nothing.
-    """
+    """Write all bytes to a descriptor; OSError if they cannot be written; ENOSPC if a write accepts nothing."""
     rest = memoryview(content)
     while rest:
         written = os.write(descriptor, rest)

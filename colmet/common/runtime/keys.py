@@ -140,11 +140,7 @@ def _read(path: str, private: bool, uid: int | None = None) -> _Keys:
 
 
 def read_public(path: str, option: str) -> str:
-    """Return the public key in a file.
-
-    Raises:
-        ConfigError: names the option and the remedy.
-    """
+    """Return the public key in a file; ConfigError names the option and the remedy."""
     try:
         keys = _read(path, private=False)
         if len(set(keys.public)) != 1:
@@ -163,11 +159,7 @@ def read_uris(path: str) -> list[str]:
 
 
 def read_pair(path: str, option: str, uid: int | None = None) -> KeyPair:
-    """Return the key pair in a file unreadable by other users; `uid`: as for `_read`.
-
-    Raises:
-        ConfigError: names the option and the remedy.
-    """
+    """Return the pair in a file unreadable by others, of the user `uid`; ConfigError names option and remedy."""
     try:
         keys = _read(path, private=True, uid=uid)
         if len(keys.public) != 1 or len(keys.secret) != 1:
@@ -183,11 +175,7 @@ def _unusable(option: str, path: str, err: OSError | ValueError, suffix: str) ->
 
 
 def check_name(name: str) -> str:
-    """Return a name if it is valid for a host.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Return a name; ConfigError if it is not that of a host."""
     if HOST.fullmatch(name) is None or len(name) > 200:
         raise ConfigError(f"{name!r} is not the name of a host")
     return name

@@ -285,11 +285,7 @@ class MetricsRequest(NamedTuple):
 
 
 def parse_request(request: bytes) -> MetricsRequest:
-    """Parse a request.
-
-    Raises:
-        ValueError: it is not a GET request.
-    """
+    """Parse a request; ValueError if it is not a GET request."""
     words = request.split(b"\n", 1)[0].rstrip(b"\r").split(b" ")
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
         raise ValueError("is not HTTP")

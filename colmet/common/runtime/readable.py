@@ -10,11 +10,7 @@ from collections.abc import Iterable
 
 
 def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
-    """Return the descriptors readable without waiting, also at their end; empty after the timeout, None for none.
-
-    Raises:
-        OSError: EBADF, one of them is not open.
-    """
+    """Return the descriptors readable without waiting, also at their end; OSError (EBADF) if one is not open."""
     poller = select.poll()
     for descriptor in descriptors:
         poller.register(descriptor, select.POLLIN)

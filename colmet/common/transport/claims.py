@@ -73,11 +73,7 @@ class Claims:
 
 
 def bind(bind_once: Callable[[], None], uri: str) -> None:
-    """Bind an address; if it is in use, claim its port from a collector that uses it by default.
-
-    Raises:
-        zmq.ZMQError: it cannot be bound.
-    """
+    """Bind an address; if it is in use, claim its port from a collector that uses it by default; or raise ZMQError."""
     try:
         bind_once()
         return

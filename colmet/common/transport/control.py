@@ -36,11 +36,7 @@ MAX_PATH = 107  # bytes of a Unix socket's path
 
 
 def check_control(uri: str, has_keys: bool) -> None:
-    """Check that a control socket could be served, without making it; TCP requires keys.
-
-    Raises:
-        ConfigError: it could not.
-    """
+    """Check that a control socket could be served, without making it; ConfigError if not: TCP requires keys."""
     check_uri(uri, OPTION)
     if uri.startswith("ipc:"):
         check_path(uri[len("ipc://") :])
@@ -76,11 +72,7 @@ def check_path(path: str) -> None:
 
 
 def _check_silent(path: str) -> None:
-    """Check that no daemon listens on a Unix socket.
-
-    Raises:
-        ConfigError: one does, or this cannot be determined.
-    """
+    """Check that no daemon listens on a Unix socket; ConfigError if one does, or this cannot be determined."""
     try:
         knock(path)
     except Unreachable as err:
@@ -91,11 +83,7 @@ def _check_silent(path: str) -> None:
 
 
 def knock(path: str) -> None:
-    """Check that a daemon listens on a Unix socket.
-
-    Raises:
-        Unreachable: it does not, or this user may not connect.
-    """
+    """Check that a daemon listens on a Unix socket; Unreachable if not, or if this user may not connect."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as tried:
         try:
             tried.connect(path)
@@ -215,11 +203,7 @@ class ControlClient:
             raise ConfigError(f"{OPTION} {uri}: {err}") from err
 
     def ask(self, message: bytes, timeout_s: float) -> bytes:
-        """Return the reply to a request.
-
-        Raises:
-            Unreachable: no reply within the timeout.
-        """
+        """Return the reply to a request; Unreachable if there is none within the timeout."""
         self._socket.send(message)
         if not self._socket.poll(int(timeout_s * 1000)):
             keys = "" if self._uri.startswith("ipc:") else "; does it listen, and do both know each other's keys?"

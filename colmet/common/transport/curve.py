@@ -31,11 +31,7 @@ def new_pair() -> KeyPair:
 
 
 def check_pair(pair: KeyPair, option: str) -> KeyPair:
-    """Return `pair` if its two keys belong together.
-
-    Raises:
-        ConfigError: they do not, or this libzmq has no CURVE.
-    """
+    """Return `pair`; ConfigError if its two keys do not belong together, or this libzmq has no CURVE."""
     _need_curve()
     if zmq.curve_public(pair.secret.encode("ascii")).decode("ascii") != pair.public:
         raise ConfigError(f"{option}: the public key in it does not belong to the secret one; make a new pair")

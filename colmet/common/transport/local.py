@@ -108,11 +108,7 @@ class _Peer:
         return flags, body
 
     def write(self) -> None:
-        """Write as much as the socket accepts.
-
-        Raises:
-            OSError: it has gone.
-        """
+        """Write as much as the socket accepts; OSError if it has gone."""
         with contextlib.suppress(BlockingIOError):
             while self.out:
                 del self.out[: self.socket.send(memoryview(self.out)[: 1 << 18])]

@@ -11,11 +11,7 @@ _TCP = re.compile(r"tcp://(\[[0-9A-Fa-f:.%\w]+\]|[^:/\s\[\]]+):(\d{1,5}|\*)", re
 
 
 def check_uri(uri: str, option: str) -> str:
-    """Return `uri` if ZeroMQ can use it.
-
-    Raises:
-        ConfigError: describes the form of a URI.
-    """
+    """Return `uri` if ZeroMQ can use it; else ConfigError describes the form of a URI."""
     tcp = _TCP.fullmatch(uri)
     if tcp is not None:
         if tcp[2] == "*" or 0 < int(tcp[2]) < 65536:
