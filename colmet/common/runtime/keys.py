@@ -49,6 +49,9 @@ _LINE = re.compile(r"(public|secret)-key\s*=\s*\"([^\"]*)\"", re.ASCII)
 _ADDRESS = re.compile(r"collector-uri\s*=\s*\"([^\"]*)\"", re.ASCII)
 
 
+_Files = dict[str, tuple[tuple[int, int, int, int], tuple[str, ...]]]  # by name: a file's signature and keys
+
+
 class KeyPair:
     """A public key and its secret one. Its text has no secret: it may be logged."""
 
@@ -230,14 +233,6 @@ def _write(path: str, name: str, text: str, mode: int, owner: int, replace: bool
         raise ConfigError(f"{path}: {err.strerror}; nothing was written for {name}") from err
 
 
-_NO_SIGNATURE = (0, 0, 0, 0)
-
-
-class _File(NamedTuple):
-    signature: tuple[int, int, int, int]
-    keys: tuple[str, ...]
-
-
 class KnownKeys:
     """The public keys in a directory, and their nodes: a file NAME.key has those of the node NAME.
 
@@ -256,7 +251,7 @@ class KnownKeys:
     def __init__(self, directory: str, option: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._directory = directory
         self._monotonic = monotonic
-        self._files: dict[str, _File] = {}
+        self._files: _Files = {}
         self._owners: dict[str, str] = {}
         self._listed = -1
         self._checked_at = -math.inf
@@ -293,7 +288,7 @@ class KnownKeys:
 
     def _read(self) -> None:
         listed = os.stat(self._directory).st_mtime_ns
-        files: dict[str, _File] = {}
+        files: _Files = {}
         with os.scandir(self._directory) as entries:
             for entry in entries:
                 name = entry.name[: -len(PUBLIC)]
@@ -305,18 +300,18 @@ class KnownKeys:
                 known = self._files.get(name)
                 try:
                     status = entry.stat()
-                    signature = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
+                    signature = status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino
                 except FileNotFoundError:  # gone meanwhile
                     continue
                 except OSError:  # such as a circular link; reported on reading it
-                    signature = _NO_SIGNATURE
-                if known is None or known.signature != signature:
-                    known = _File(signature, self._keys(name, entry.path))
+                    signature = 0, 0, 0, 0
+                if known is None or known[0] != signature:
+                    known = signature, self._keys(name, entry.path)
                 files[name] = known
         owners: dict[str, str] = {}
         doubles = set()
-        for name, file in files.items():
-            for key in file.keys:
+        for name, (_, keys) in files.items():
+            for key in keys:
                 if owners.setdefault(key, name) != name:
                     doubles.add(key)
                     self._complain(f"{name}{PUBLIC} and {owners[key]}{PUBLIC} have the same key, which neither has now")
