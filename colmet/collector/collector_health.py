@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.collector.ingest.receiver import OTHERS, Receiver
+from colmet.collector.ingest.sender import COUNTS
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.errors import Refused
@@ -33,21 +34,6 @@ _LOSSES = {
     "rows_left_out": "unwritten_rows",
     "values_left_out": "unwritten_values",
 }
-# Counters of received data: kind, help.
-_RECEIVED = {
-    "batches": ("counter", "Batches taken in."),
-    "rows": ("counter", "Rows in them."),
-    "missing": ("gauge", "Batches that were sent, going by their numbers, and have not come."),
-    "duplicates": ("counter", "Batches that had come before, and were left out."),
-    "rejects": ("counter", "Messages that could not be read, by address."),
-    "skipped": ("counter", "Values of the Rust node that have no name here."),
-    "elsewhere": ("gauge", "Batches that another collector has, or that the node has given up."),
-    "foreign": ("counter", "Messages with its key and data of another host, refused."),
-    "limited": ("counter", "Messages beyond what is taken from one sender, left out."),
-    "left_out": ("counter", "Rows left out, of tables that do not fit or are beyond what one sender may make."),
-    "conflicts": ("counter", "Batches with the number of one that had come and other content; both are kept."),
-    "overfull": ("counter", "Batches beyond eight of one number, refused and not acknowledged."),
-}
 # End of the metric's name, kind, help.
 _OF_OUTPUTS = {
     "available": ("up", "gauge", "1 while it takes rows."),
@@ -59,7 +45,6 @@ _OF_OUTPUTS = {
     "lost": ("lost_records_total", "counter", "Messages that were gone when their turn came."),
     "dropped": ("dropped_rows_total", "counter", "Rows left out because of a defect."),
 }
-COUNTS = tuple(_RECEIVED)
 _BAD = ("rejects", "foreign", "limited", "left_out", "conflicts")
 
 
@@ -197,14 +182,14 @@ class CollectorHealth:
         yield Family(
             f"{name}_nodes", "gauge", f"Nodes; silent: not heard for {MAX_AGE_S:g} s; gone: for a day.", states
         )
-        for key, (kind, text) in _RECEIVED.items():
+        for key, (kind, text) in COUNTS.items():
             yield single(named(name, key, kind=kind), kind, text, status["received"][key])
         text = "Senders forgotten, as there were too many."
         yield single(f"{name}_forgotten_senders_total", "counter", text, status["received"]["forgotten"])
         dialects = [(labels({"dialect": key}), value) for key, value in status["received"]["dialects"].items()]
         yield Family(f"{name}_messages_total", "counter", "Messages that could be read.", dialects)
         told = [(labels({"sender": sender["name"]}), sender) for sender in senders["worst"]]
-        for key, (kind, text) in _RECEIVED.items():
+        for key, (kind, text) in COUNTS.items():
             metric = named(name, "sender", key, kind=kind)
             yield Family(metric, kind, f"From this sender: {text}", [(text_, sender[key]) for text_, sender in told])
         seen = [(text, now_s - sender["seen_age_s"]) for text, sender in told if sender["seen_age_s"] is not None]

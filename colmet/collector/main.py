@@ -153,8 +153,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         # bound first: a second collector started by mistake then stops before it touches the first one's files
         reception = open_reception(options, parts, listeners, stack)
         signals = stack.enter_context(Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
-        storage = open_storage(options, parts, reception, stack)
-        settings.add(changes(storage.journal, storage.workers, reception.limits, reception.novelty))
+        journal, workers, unstarted = open_storage(options, parts, reception, stack)
+        settings.add(changes(journal, workers, reception.limits, reception.novelty))
         startup.tune_garbage_collector()
         tame_malloc()
         log_start(options, parts, reception)
@@ -165,17 +165,19 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
             if options.http_listen is not None:
                 interface = WebLauncher(settings.argv, reception.receiver.heard, service=parts.page_service)
                 stack.callback(interface.close)
-            collector = make_collector(options, reception, storage, settings, errands, service, asked, interface)
+            collector = make_collector(
+                options, reception, journal, workers, settings, errands, service, asked, interface
+            )
             control.listen(options.control_socket, "collector", asked, parts.control_keys)
             if options.metrics_listen:
                 page = metrics_http.MetricsServer(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)
             if interface is not None:
                 interface.start()
-            storage.unstarted.pop_all()
+            unstarted.pop_all()
             ended = collector.run(signals)
         if not ended:  # Python's own end, such as closing files, would happen under a working thread
-            storage.journal.close()
+            journal.close()
             logging.shutdown()
             os._exit(0)
     return 0
@@ -234,18 +236,13 @@ def open_reception(
     return Reception(guard, pull, receiver, limits, novelty, on_disk, fanout, link, link_port, uri)
 
 
-class Storage(NamedTuple):
-    """The opened parts for storing samples."""
-
-    journal: Journal  # of received records
-    workers: list[OutputWorker]  # of the outputs
-    unstarted: contextlib.ExitStack  # closes the outputs until the workers start; each worker then closes its own
-
-
 def open_storage(
     options: argparse.Namespace, parts: CollectorParts, reception: Reception, stack: contextlib.ExitStack
-) -> Storage:
-    """Open the journal, whose records the link acknowledges, and the outputs; ConfigError if one cannot be opened."""
+) -> tuple[Journal, list[OutputWorker], contextlib.ExitStack]:
+    """Open the journal, whose records the link acknowledges, and the outputs; ConfigError if one cannot be opened.
+
+    The returned stack closes the outputs until the workers start; each worker then closes its own.
+    """
     on_disk = reception.on_disk.put if reception.link is not None else lambda records: None
     journal = Journal(parts.journal_dir, options.journal_size, on_disk)
     stack.callback(journal.close)
@@ -253,13 +250,14 @@ def open_storage(
     unstarted = stack.enter_context(contextlib.ExitStack())
     for output in parts.outputs:
         unstarted.callback(output.close)
-    return Storage(journal, open_workers(parts.outputs, journal, options), unstarted)
+    return journal, open_workers(parts.outputs, journal, options), unstarted
 
 
 def make_collector(
     options: argparse.Namespace,
     reception: Reception,
-    storage: Storage,
+    journal: Journal,
+    workers: Sequence[OutputWorker],
     settings: Settings,
     errands: control.Errands,
     service: Service,
@@ -269,8 +267,8 @@ def make_collector(
     """Return the collector of these parts, and register its handlers at the control socket."""
     collector = Collector(
         reception.pull,
-        storage.journal,
-        storage.workers,
+        journal,
+        workers,
         errands,
         service,
         metrics_jobs=options.metrics_jobs,

@@ -32,6 +32,7 @@ ROOM_S = 10.0  # between two removals of senders, an eighth each
 # Over all senders. Beyond it the limits of each are FEW: (starts, ranges).
 MAX_ALL_RUNS = 1 << 18
 FEW = (4, 16)
+_LOGGED_AS = {"rejects": "refused", "skipped": "skipped_values", "left_out": "left_out_rows"}
 LOOK_EVERY = 10_000  # messages, and starts named in Hellos, between two checks of the number of ranges
 
 
@@ -423,4 +424,5 @@ class Receiver:
 
 
 def _counts(senders: Collection[Sender]) -> str:
-    return " ".join([f"{text}={sum([getattr(one, name) for one in senders])}" for name, text in COUNTS.items()])
+    sums = {name: sum([getattr(one, name) for one in senders]) for name in COUNTS}
+    return " ".join([f"{_LOGGED_AS.get(name, name)}={count}" for name, count in sums.items()])

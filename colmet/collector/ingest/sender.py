@@ -20,12 +20,20 @@ MAX_EPOCHS = 256
 MAX_RUNS = 1024
 MAX_CHECKSUMS = 8192  # of one sender, about; those of its latest starts
 END = 1 << 63  # above all numbers
-# Counts of a sender, and their names in the log.
+# Counts of received data: kind of the metric, and its help.
 COUNTS = {
-    **{name: name for name in ("batches", "rows", "missing", "duplicates")},
-    **{"rejects": "refused", "skipped": "skipped_values", "elsewhere": "elsewhere"},
-    **{"foreign": "foreign", "limited": "limited", "left_out": "left_out_rows"},
-    **{"conflicts": "conflicts", "overfull": "overfull"},
+    "batches": ("counter", "Batches taken in."),
+    "rows": ("counter", "Rows in them."),
+    "missing": ("gauge", "Batches that were sent, going by their numbers, and have not come."),
+    "duplicates": ("counter", "Batches that had come before, and were left out."),
+    "rejects": ("counter", "Messages that could not be read, by address."),
+    "skipped": ("counter", "Values of the Rust node that have no name here."),
+    "elsewhere": ("gauge", "Batches that another collector has, or that the node has given up."),
+    "foreign": ("counter", "Messages with its key and data of another host, refused."),
+    "limited": ("counter", "Messages beyond what is taken from one sender, left out."),
+    "left_out": ("counter", "Rows left out, of tables that do not fit or are beyond what one sender may make."),
+    "conflicts": ("counter", "Batches with the number of one that had come and other content; both are kept."),
+    "overfull": ("counter", "Batches beyond eight of one number, refused and not acknowledged."),
 }
 
 
