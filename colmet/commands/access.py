@@ -98,13 +98,11 @@ def run(options: argparse.Namespace) -> int:
     if until is not None and until < datetime.now(timezone.utc).date():
         raise ConfigError(f"--until {until.isoformat()} is in the past: the token would be invalid")
     if options.action == "remove":
-        count = remove(options.file, options.name, options.token)
-        what = (
-            "" if options.token is None else f" token {options.token}" if options.token else " tokens without a label"
-        )
-        if not count:
-            raise ConfigError(f"{options.file}: there is no {options.name}{' with such a token' if what else ''}")
-        print(f"{options.name}:{what or ' password and tokens'} removed", file=sys.stderr)
+        if not remove(options.file, options.name, options.token):
+            such = "" if options.token is None else " with such a token"
+            raise ConfigError(f"{options.file}: there is no {options.name}{such}")
+        what = {None: "password and tokens", "": "tokens without a label"}.get(options.token, f"token {options.token}")
+        print(f"{options.name}: {what} removed", file=sys.stderr)
         return 0
     if options.token is not None:
         token = make_token()
@@ -180,17 +178,15 @@ def remove(path: str, name: str, label: str | None = None) -> int:
 def listed(path: str) -> Sequence[str]:
     """Return a line for each password and token: its user, kind and groups."""
     users, _ = read_users(path)
-    lines = sorted(
-        [*users.passwords.values(), *users.tokens.values()], key=lambda line: (line.name, line.secret.text())
-    )
+    lines = [*users.passwords.values(), *users.tokens.values()]
     width = max([len(line.name) for line in lines], default=0)
     texts = []
-    for line in lines:
+    for line in sorted(lines, key=lambda line: (line.name, line.secret.text())):
         what = "password"
         if isinstance(line.secret, Token):
             until = f" until {line.secret.until.isoformat()}" if line.secret.until is not None else ""
             what = f"token {line.secret.label or '-'}{until}"
-        texts.append(f"{line.name:{width}}  {what}{'  ' if line.groups else ''}{','.join(sorted(line.groups))}")
+        texts.append(f"{line.name:{width}}  {what}  {','.join(sorted(line.groups))}".rstrip())
     return texts
 
 
@@ -202,8 +198,7 @@ def _is_meant(line: Credential | None, name: str, label: str | None) -> bool:
 
 def _password(from_stdin: bool) -> str:
     if from_stdin:
-        line = sys.stdin.readline(MAX_SECRET + 2)
-        return line.removesuffix("\n")
+        return sys.stdin.readline(MAX_SECRET + 2).removesuffix("\n")
     try:
         first = getpass.getpass("Password: ")
         again = getpass.getpass("Again: ")

@@ -79,24 +79,22 @@ def greet(address: TcpAddress) -> str:
 
 def check_collectors(target: Target) -> Iterator[Finding]:
     """Check each --zeromq-uri and the port of its acknowledgements: name, connection, listener and its keys."""
-    from colmet.common.transport.uris import check_target, link_uri
-    from colmet.node.delivery.link import collectors
+    from colmet.node.delivery.link import addresses
 
     options = target.options
     try:
-        uris = collectors(options)
-        links = options.zeromq_link_uri or [link_uri(check_target(uri, "--zeromq-uri")) for uri in uris]
+        uplinks = addresses(options)
     except ConfigError as err:
         yield fail(str(err), "correct zeromq-uri")
         return
-    if not uris:
+    if not uplinks:
         yield fail(
             "no collector is named: nothing is measured",
             'name it in /etc/colmet/node.toml, zeromq-uri = "tcp://HOST:5556", or run `colmet enrol '
             f"{socket.gethostname()}` on the collector's machine and copy what it makes to /etc/colmet/keys here",
         )
     locked = bool(options.zeromq_curve_secret)
-    for uri, link in zip(uris, links):
+    for uri, link in uplinks.items():
         finding = _reach(uri, locked)
         yield finding
         if finding.level != Level.FAIL and link and options.wire != "colmet06":
