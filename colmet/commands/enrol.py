@@ -21,7 +21,7 @@ import sys
 import tarfile
 from collections.abc import Sequence
 
-from colmet.commands.keygen import make_collector, make_directory, read_names
+from colmet.commands.keygen import add_names, make_collector, make_directory, names_of
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, keys
 from colmet.common.runtime.keys import PUBLIC, SECRET, KeyPair, check_name
@@ -48,8 +48,7 @@ examples:
   colmet enrol --from-file nodes.txt --collector tcp://head:5556
 
 exit status: 0; 1 if a node could not be reached; 2 if a name, an address, the list or a file cannot be used."""
-    parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes")
-    parser.add_argument("--from-file", metavar="FILE", help="read more names from this file, one a line")
+    add_names(parser, "host names of nodes")
     parser.add_argument(
         "--collector",
         metavar="URI",
@@ -74,14 +73,11 @@ exit status: 0; 1 if a node could not be reached; 2 if a name, an address, the l
         action="store_true",
         help="make new keys for these nodes; the collector then refuses the old ones",
     )
-    parser.add_argument(
-        "--directory", metavar="DIR", default=keys.DIRECTORY, help="directory of keys (default: %(default)s)"
-    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Enrol the nodes, and print the result for each; return the exit status, 1 if one could not be reached."""
-    names = list(options.names) + (read_names(options.from_file) if options.from_file else [])
+    names = names_of(options)
     if not names:
         raise ConfigError("give the host names of the nodes, or --from-file FILE")
     for name in names:
@@ -93,7 +89,6 @@ def run(options: argparse.Namespace) -> int:
             print("restart colmet-collector: it accepts connections with keys only from then on")
     public, uris = _remember(os.path.join(directory, COLLECTOR), options.collector)
     make_directory(os.path.join(directory, ENROLLED), 0o700)
-    failures = 0
     pushed = []
     for name in dict.fromkeys(names):
         here = name == socket.gethostname()
@@ -103,9 +98,7 @@ def run(options: argparse.Namespace) -> int:
             changed |= _write_collector(os.path.join(folder, COLLECTOR), public, uris)
             pushed.append(name)
         print(f"enrolled {name} {folder}" if changed else f"unchanged {name}")
-    if options.push:
-        failures = _push(directory, pushed, ssh)
-    return 1 if failures else 0
+    return int(options.push and _push(directory, pushed, ssh) > 0)
 
 
 def _remember(path: str, given: Sequence[str] | None) -> tuple[str, list[str]]:

@@ -28,23 +28,26 @@ examples:
 
 exit status: 0; 2 if a name, the list or the directory cannot be used, or a file exists already."""
     parser.add_argument("role", choices=("collector", "node"), help="the keys' owner")
-    parser.add_argument("names", metavar="NAME", nargs="*", help="host names of nodes, or one name of a collector")
-    parser.add_argument("--from-file", metavar="FILE", help="read more names from this file, one a line")
+    add_names(parser, "host names of nodes, or one name of a collector")
     parser.add_argument(
         "--if-missing",
         action="store_true",
         help="make only what is missing of the collector's pair and of the nodes' directory",
     )
+
+
+def add_names(parser: cli.Parser, help_text: str) -> None:
+    """Declare the names and the directory of keys."""
+    parser.add_argument("names", metavar="NAME", nargs="*", help=help_text)
+    parser.add_argument("--from-file", metavar="FILE", help="read more names from this file, one a line")
     parser.add_argument(
-        "--directory", metavar="DIR", default=keys.DIRECTORY, help="write them to this directory (default: %(default)s)"
+        "--directory", metavar="DIR", default=keys.DIRECTORY, help="directory of keys (default: %(default)s)"
     )
 
 
 def run(options: argparse.Namespace) -> int:
     """Write the files, and print their names."""
-    names = list(options.names)
-    if options.from_file:
-        names += read_names(options.from_file)
+    names = names_of(options)
     if options.role == "collector":
         names = names or ["collector"]
         if len(names) > 1:
@@ -117,11 +120,14 @@ def make_directory(path: str, mode: int = 0o755) -> None:
         raise ConfigError(f"{path}: {err.strerror}") from err
 
 
-def read_names(path: str) -> list[str]:
-    """Return the names in a file: one a line, with comments after ``#``."""
+def names_of(options: argparse.Namespace) -> list[str]:
+    """Return the given names, and those in the file: one a line, with comments after ``#``."""
+    path, names = options.from_file, list(options.names)
+    if not path:
+        return names
     try:
         with open(path, encoding="ascii") as file:
             text = file.read(MAX_LIST_BYTES)
     except (OSError, UnicodeDecodeError) as err:
         raise ConfigError(f"--from-file {path}: {err}") from err
-    return [name for line in text.splitlines() if (name := line.partition("#")[0].strip())]
+    return names + [name for line in text.splitlines() if (name := line.partition("#")[0].strip())]

@@ -101,24 +101,18 @@ class Page:
             "steps": " (an estimate: there is no ledger)",
             "mixed": " (in part an estimate: some tables have no ledger)",
         }[found.method]
-        if not found.missing:
-            return f"none is missing{how}"
-        return f"{percent(found.here_ratio)} of the data is here{how}"
+        return (f"{percent(found.here_ratio)} of the data is here" if found.missing else "none is missing") + how
 
     def sections(self, report: Report) -> Iterator[tuple[str, list[Text]]]:
-        """Yield the sections: a name, and lines with figures."""
-        yield "CPU", list(self._cpu(report))
-        yield "Time", list(self._time(report))
-        yield "Memory", list(self._memory(report))
-        yield "I/O", list(self._io(report))
-        nodes = list(self._nodes(report))
-        if nodes:
-            yield "Nodes", nodes
-        if report.gpus:
-            yield "GPUs", list(self._gpus(report))
-        yield "Energy", list(self._energy(report))
-        if report.completeness.gaps:
-            yield "Gaps", list(self._gaps(report))
+        """Yield the sections with lines: a name, and the lines with figures."""
+        sections = {
+            **{"CPU": self._cpu, "Time": self._time, "Memory": self._memory, "I/O": self._io, "Nodes": self._nodes},
+            **{"GPUs": self._gpus, "Energy": self._energy, "Gaps": self._gaps},
+        }
+        for name, lines_of in sections.items():
+            lines = list(lines_of(report))
+            if lines:
+                yield name, lines
 
     def _name(self, host: str) -> str:
         return text_of(host[: len(host) - len(self._domain)])
@@ -206,10 +200,8 @@ class Page:
         io = report.io
         moved = listed(("read", size(io.read_bytes)), ("written", size(io.written_bytes)))
         yield Text(f"storage: {moved}" if moved else NOT_MEASURED)
-        for did, amount, calls in (
-            ("read", io.asked_read_bytes, io.read_calls),
-            ("wrote", io.asked_written_bytes, io.write_calls),
-        ):
+        asked = ("read", io.asked_read_bytes, io.read_calls), ("wrote", io.asked_written_bytes, io.write_calls)
+        for did, amount, calls in asked:
             if amount is not None:
                 how_often = f" in {count(calls)} calls" if calls else ""
                 yield Text(f"programs {did} {size(amount)}{how_often}, page cache included")
