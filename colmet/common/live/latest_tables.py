@@ -170,25 +170,27 @@ class LatestTables:
         self, tables: dict[str, TablePair], table: Table, jobs: tuple[int, ...] | None, now: float, sender: str
     ) -> None:
         """Add a table to those of its host, if there is room and it is not older than the latest."""
-        before = tables.get(table.schema.name)
+        name, size = table.schema.name, _size(table)
+        before = tables.get(name)
         if before is None:
-            pair, more = TablePair(None, table, None, now, 0.0, _size(table)), _size(table)
+            pair, more = TablePair(None, table, None, now, 0.0, size), size
         else:
             latest, age_s = before.latest, now - before.taken
             if table.time_ns <= latest.time_ns and age_s <= LEAST_S:  # delayed on the node, or the clock was set back
                 return
             if age_s <= 2 * (before.period_s or UNKNOWN_PERIOD_S) and _is_of_some(table, latest, jobs):
-                size = before.size_bytes - _size(before.later) + _size(table)
+                size += before.size_bytes - (_size(before.later) if before.later is not None else 0)
                 pair = before._replace(later=table, size_bytes=size)
+            elif latest.schema == table.schema and latest.time_ns < table.time_ns:
+                pair = TablePair(latest, table, None, now, age_s, size + _size(latest))
             else:
-                former = latest if latest.schema == table.schema and latest.time_ns < table.time_ns else None
-                pair = TablePair(former, table, None, now, age_s, _size(former) + _size(table))
+                pair = TablePair(None, table, None, now, age_s, size)
             more = pair.size_bytes - before.size_bytes
         if (before is None and len(tables) >= MAX_TABLES) or (more > 0 and more > self._bytes.room(sender)):
             self._leave_out(1)
             return
         self._bytes.hold(sender, more)
-        tables[table.schema.name] = pair
+        tables[name] = pair
 
     def _leave_out(self, tables: int) -> None:
         for _ in range(tables):
@@ -209,5 +211,5 @@ def _size_beside(jobs: tuple[int, ...] | None) -> int:
     return HOST_BYTES + JOB_BYTES * len(jobs or ())
 
 
-def _size(table: Table | None) -> int:
-    return 0 if table is None else len(table) * table.schema.row_bytes + TABLE_BYTES
+def _size(table: Table) -> int:
+    return len(table) * table.schema.row_bytes + TABLE_BYTES
