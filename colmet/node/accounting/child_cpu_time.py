@@ -9,7 +9,6 @@ read, and for children without a waiting parent, the time is estimated.
 
 from __future__ import annotations
 
-import heapq
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -98,13 +97,12 @@ class ChildCpuTime:
         """Read the CPU time charged to processes whose descendants have new records."""
         parents = self._parents
         self._fresh &= parents.keys()
+        if not self._fresh:
+            return
         may_answer = self._host.processes.may_answer
-        asked = heapq.nlargest(
-            self.AT_ONCE,
-            (pid for pid in self._fresh if may_answer(pid, self._party(parents[pid].job))),
-            key=lambda pid: parents[pid].counted_ns,
-        )
-        for pid, stat in self._stats({pid: parents[pid].job for pid in asked}).items():
+        asked = [pid for pid in self._fresh if may_answer(pid, self._party(parents[pid].job))]
+        asked.sort(key=lambda pid: parents[pid].counted_ns, reverse=True)
+        for pid, stat in self._stats({pid: parents[pid].job for pid in asked[: self.AT_ONCE]}).items():
             if stat is None:  # its own record is on its way, or lost
                 self._fresh.discard(pid)
                 self._vanished.add(pid)

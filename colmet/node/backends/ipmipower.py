@@ -206,10 +206,9 @@ class IpmipowerBackend(InputBackend):
     Args:
         host: the machine with the tools and the BMC.
         words: the command to run; empty: the first working one of those that the tools provide.
-        freeipmi: options of freeipmi's tools; None disables them.
-        ipmitool: the same of ipmitool.
+        tools: options of freeipmi's programs and of ipmitool; None disables a tool.
         sensor: name of the only sensor to read; "" for any source.
-        timeout_s: of an answer, in seconds.
+        timeout_s: of an answer.
     """
 
     name = "ipmipower"
@@ -218,18 +217,12 @@ class IpmipowerBackend(InputBackend):
     capabilities = frozenset(("CAP_SYS_RAWIO",))  # freeipmi without the kernel's driver: the BMC's I/O ports, /dev/mem
 
     def __init__(
-        self,
-        host: Host,
-        words: Sequence[str] = (),
-        freeipmi: Sequence[str] | None = (),
-        ipmitool: Sequence[str] | None = (),
-        sensor: str = "",
-        timeout_s: float = 10.0,
+        self, host: Host, words: Sequence[str], tools: Mapping[str, Sequence[str] | None], sensor: str, timeout_s: float
     ) -> None:
         self.deadline_s = 6 * timeout_s + 4 * _LIST_S  # of an open() that tries all; each command also has its own
         self._host = host
         self._words = words
-        self._options = {"freeipmi": freeipmi, "ipmitool": ipmitool}
+        self._options = tools
         self._sensor = sensor
         self._timeout_s = timeout_s
         self._commands: dict[tuple[str, ...], Command] = {}
@@ -284,9 +277,10 @@ class IpmipowerBackend(InputBackend):
         """Return the backend if it is turned on; ConfigError for an invalid command, or more than one source."""
         if not options.enable_ipmipower:
             return None
-        freeipmi, ipmitool = options.ipmipower_freeipmi, options.ipmipower_ipmitool
+        tools = {"freeipmi": options.ipmipower_freeipmi, "ipmitool": options.ipmipower_ipmitool}
+        is_any = all(given is None for given in tools.values())
         words = options.ipmipower_cmd or []
-        if words and (options.ipmipower_sensor or freeipmi is not None or ipmitool is not None):
+        if words and (options.ipmipower_sensor or not is_any):
             raise ConfigError("--ipmipower-cmd excludes the other --ipmipower options: put them into the command")
         if len(words) == 1:
             try:
@@ -295,9 +289,9 @@ class IpmipowerBackend(InputBackend):
                 raise ConfigError(f"--ipmipower-cmd: {err}") from err
         if options.ipmipower_cmd and not (words and words[0]):
             raise ConfigError("--ipmipower-cmd: name a program")
-        if freeipmi is None and ipmitool is None:
-            freeipmi = ipmitool = []
-        return cls(host, words, freeipmi, ipmitool, options.ipmipower_sensor, options.ipmipower_timeout)
+        if is_any:
+            tools = {tool: [] for tool in tools}
+        return cls(host, words, tools, options.ipmipower_sensor, options.ipmipower_timeout)
 
     def open(self) -> None:
         """Find a source of the power by trying all; if none works, BackendUnavailable has the message of each tool."""
