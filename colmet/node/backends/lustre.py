@@ -17,6 +17,7 @@ from colmet.common.schema import Sample
 from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, MOUNTS, SCHEMA, SOMETIMES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
+from colmet.node.jobs.mounts import unescape
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host, is_gone
 from colmet.node.system.sums import MAX_TOTAL, Sums
@@ -98,8 +99,7 @@ def parse_mount_points(text: bytes) -> dict[str, bytes | None]:
         if len(parts) < 3 or parts[2] != b"lustre" or b":/" not in parts[0]:
             continue
         name = parts[0].rpartition(b":/")[2].partition(b"/")[0].decode("ascii", "replace")
-        point = re.sub(rb"\\([0-3][0-7]{2})", lambda found: bytes([int(found[1], 8)]), parts[1])
-        points[name] = None if name in points else point
+        points[name] = None if name in points else unescape(parts[1])
     return points
 
 

@@ -44,6 +44,11 @@ class CgroupMount(NamedTuple):
     controllers: tuple[str, ...] = ()
 
 
+def unescape(field: bytes) -> bytes:
+    r"""Return a field of ``/proc/mounts``: the kernel writes space, tab, newline and backslash as ``\040`` etc."""
+    return re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), field)
+
+
 def parse_mounts(data: bytes) -> list[CgroupMount]:
     """Return the cgroup mounts in the text of ``/proc/<pid>/mounts``; lines of another form are skipped."""
     found = []
@@ -51,9 +56,7 @@ def parse_mounts(data: bytes) -> list[CgroupMount]:
         fields = line.split(b" ")
         if len(fields) < 4 or fields[2] not in (b"cgroup", b"cgroup2"):
             continue
-        # the kernel writes space, tab, newline and backslash as \040, \011, \012, \134
-        raw = re.sub(rb"\\([0-3][0-7]{2})", lambda match: bytes([int(match[1], 8)]), fields[1])
-        point = os.fsdecode(raw)
+        point = os.fsdecode(unescape(fields[1]))
         if fields[2] == b"cgroup2":
             found.append(CgroupMount(point, 2))
             continue
