@@ -96,31 +96,25 @@ def check_health(target: Target) -> Sequence[Finding]:
     ]
 
 
-def check_versions(target: Target) -> Iterator[Finding]:
+def check_versions(target: Target) -> Sequence[Finding]:
     """Compare the versions of this command, the running daemon and the other side."""
     if target.status is None:
         silent = _silent(target)
-        yield silent._replace(found=f"this is {__version__}; {silent.found}")
-        return
-    running = target.status["version"]
+        return [silent._replace(found=f"this is {__version__}; {silent.found}")]
+    running, found = target.status["version"], []
     if running != __version__:
-        yield warn(
-            f"{target.program} runs as {running}, and what is installed here is {__version__}",
-            f"`systemctl restart {target.program}`",
-        )
+        what = f"{target.program} runs as {running}, and what is installed here is {__version__}"
+        found.append(warn(what, f"`systemctl restart {target.program}`"))
     if target.side == "node":
         others = [(one["uri"], one["version"]) for one in target.collectors]
     else:
         others = [(one["name"], one["version"]) for one in target.senders]
     different = [f"{name} has {version}" for name, version in others if version and version != running]
     if different:
-        yield warn(
-            f"it is {running}, and {some_of(different, MAX_NAMED)}",
-            "they understand each other; upgrade the older side when it suits (docs/upgrade.md)",
-        )
-    if running == __version__ and not different:
-        same = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
-        yield good(f"{running}; {same}")
+        remedy = "they understand each other; upgrade the older side when it suits (docs/upgrade.md)"
+        found.append(warn(f"it is {running}, and {some_of(different, MAX_NAMED)}", remedy))
+    same = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
+    return found or [good(f"{running}; {same}")]
 
 
 def check_unit(target: Target) -> Finding:

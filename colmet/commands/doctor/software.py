@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module, metadata
 from itertools import takewhile
@@ -89,10 +89,10 @@ def version_of(name: str) -> str | None:
         return None
 
 
-def check_modules(target: Target) -> Iterator[Finding]:
+def check_modules(target: Target) -> Sequence[Finding]:
     """Check Python, and the modules that the daemon imports, with their versions."""
     fine = [f"Python {'.'.join(map(str, sys.version_info[:3]))}"]
-    wrong = False
+    wrong = []
     known = requirements()
     for one in known:
         if one.extra or _ONE_SIDED.get(one.name, target.side) != target.side:
@@ -100,28 +100,22 @@ def check_modules(target: Target) -> Iterator[Finding]:
         version = version_of(one.name)
         remedy = f"`{sys.executable} -m pip install '{one.name}{one.text}'`; of Debian's packages: `apt-get install -f`"
         if version is None:
-            wrong = True
-            yield fail(f"the Python module {one.name} is not installed", remedy)
+            wrong.append(fail(f"the Python module {one.name} is not installed", remedy))
         elif numbers(version) < one.least:
-            wrong = True
-            yield fail(f"{one.name} {version} is older than {one.text}", remedy)
+            wrong.append(fail(f"{one.name} {version} is older than {one.text}", remedy))
         else:
             fine.append(f"{one.name} {version}")
-    if target.damage:
-        if not wrong:
-            yield fail(
-                f"{target.program} cannot be loaded: {target.damage}",
-                "reinstall what that names, or colmet with its dependencies",
-            )
-        return
-    if not wrong:
-        yield good(", ".join(fine))
-        tools = {one.name: version_of(one.name) for one in known if one.extra == "tools"}
-        if tools:
-            missing = [name for name, version in tools.items() if version is None]
-            hint = f" ({how_to_install(*missing)})" if missing else ""
-            listed = ", ".join([f"{name} {version or 'is not installed'}" for name, version in tools.items()])
-            yield good(f"for pictures, Parquet and the terminal: {listed}{hint}")
+    if target.damage and not wrong:
+        remedy = "reinstall what that names, or colmet with its dependencies"
+        return [fail(f"{target.program} cannot be loaded: {target.damage}", remedy)]
+    if wrong:
+        return wrong
+    tools = {one.name: version_of(one.name) for one in known if one.extra == "tools"}
+    missing = [name for name, version in tools.items() if version is None]
+    hint = f" ({how_to_install(*missing)})" if missing else ""
+    listed = ", ".join([f"{name} {version or 'is not installed'}" for name, version in tools.items()])
+    found = [good(", ".join(fine)), good(f"for pictures, Parquet and the terminal: {listed}{hint}")]
+    return found if tools else found[:1]
 
 
 def check_plugins(target: Target) -> Iterator[Finding]:

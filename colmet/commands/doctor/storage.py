@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import NamedTuple
 
@@ -137,43 +137,33 @@ def _locked_by(host: Host, path: str) -> int:
     return 0
 
 
-def _check(target: Target, place: WritableDirectory) -> Iterator[Finding]:
+def _check(target: Target, place: WritableDirectory) -> Iterable[Finding]:
+    """Return the problems of a directory."""
     host, user, (option, path) = target.host, target.user, place[:2]
     try:
         is_directory = stat.S_ISDIR(host.mode(path))
     except FileNotFoundError:
         above = _nearest(host, path) if place.parents else os.path.dirname(path)
         if place.made and host.is_directory(above) and not _blocked(host, above, user):
-            yield from _check_room(host, place)
-            return
-        yield fail(
-            f"{option} {path} does not exist" + (", and its user cannot make it" if place.made else ""),
-            f"`install -d -o {user.name} -m {'700' if place.private else '755'} {path}`",
-        )
-        return
+            return _check_room(host, place)
+        found = f"{option} {path} does not exist" + (", and its user cannot make it" if place.made else "")
+        return [fail(found, f"`install -d -o {user.name} -m {'700' if place.private else '755'} {path}`")]
     if not is_directory:
-        yield fail(f"{option} {path} is no directory", f"name another one with {option}, or move it away")
-        return
+        return [fail(f"{option} {path} is no directory", f"name another one with {option}, or move it away")]
     blocked = _blocked(host, path, user)
     if blocked:
-        yield fail(
-            f"{option} {path}: {target.program} runs as {user.name}, who cannot write there: {blocked} does not let it",
-            _give(host, path, user, option)
-            if blocked == path
-            else f"choose another place with {option}, or let {user.name} pass {blocked} (`chmod o+x {blocked}`)",
-        )
-        return
+        found = f"{target.program} runs as {user.name}, who cannot write there: {blocked} does not let it"
+        remedy = f"choose another place with {option}, or let {user.name} pass {blocked} (`chmod o+x {blocked}`)"
+        return [fail(f"{option} {path}: {found}", _give(host, path, user, option) if blocked == path else remedy)]
     if place.private and user.uid == os.geteuid():
         remedy = f"`chown {user.name} {path}; chmod 700 {path}`"
         try:
             host.private_directory(path).close()
         except PermissionError as err:
-            yield fail(f"{option} {path}: {err.strerror}; it is not used", remedy)
-            return
+            return [fail(f"{option} {path}: {err.strerror}; it is not used", remedy)]
         except OSError as err:
-            yield fail(f"{option} {path}: {err.strerror}", f"name the directory itself with {option}")
-            return
-    yield from _check_room(host, place)
+            return [fail(f"{option} {path}: {err.strerror}", f"name the directory itself with {option}")]
+    return _check_room(host, place)
 
 
 def _give(host: Host, path: str, user: User, option: str) -> str:
