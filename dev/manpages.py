@@ -70,14 +70,8 @@ def _paragraphs(text: str) -> Iterator[str]:
 def _without_template(title: str, program: ProgramEntry) -> Iterator[str]:
     """Yield a page made from the parser alone; parts of the epilog with a title and a colon become sections."""
     parser = program.build()
-    yield HEAD
-    yield ".SH NAME"
-    yield rf"{escape(title)} \- {escape(program.summary)}"
-    yield ".SH SYNOPSIS"
-    yield ".nf"
-    yield from [rf"\fB{escape(line)}\fR" for line in parser.synopsis()]
-    yield ".fi"
-    yield ".SH DESCRIPTION"
+    yield from (HEAD, ".SH NAME", rf"{escape(title)} \- {escape(program.summary)}", ".SH SYNOPSIS")
+    yield from (".nf", *[rf"\fB{escape(line)}\fR" for line in parser.synopsis()], ".fi", ".SH DESCRIPTION")
     yield from _paragraphs(parser.description or program.summary)
     yield ".SH OPTIONS"
     yield from options_of(parser)
@@ -89,8 +83,7 @@ def _without_template(title: str, program: ProgramEntry) -> Iterator[str]:
         elif part.strip():
             yield ".PP"
             yield from _paragraphs(part)
-    yield ".SH SEE ALSO"
-    yield r".BR colmet (1)"
+    yield from (".SH SEE ALSO", r".BR colmet (1)")
 
 
 def page(name: str, program: ProgramEntry, templates: Path) -> str:
@@ -112,9 +105,8 @@ def page(name: str, program: ProgramEntry, templates: Path) -> str:
 
 def _command_list() -> Iterator[str]:
     for name, command in COMMANDS.items():
-        yield ".TP"
-        yield rf"\fB{escape(name)}\fR"
-        yield rf"{escape(command.summary)}; see \fB{escape(SHARED.get(name, name.replace(' ', '-')))}\fR(1)"
+        see = rf"{escape(command.summary)}; see \fB{escape(SHARED.get(name, name.replace(' ', '-')))}\fR(1)"
+        yield from (".TP", rf"\fB{escape(name)}\fR", see)
 
 
 def write(templates: Path, directory: Path) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from colmet.common.measures import MEASURES, Measure
+from colmet.common.measures import MEASURES
 from colmet.common.runtime.startup import load
 from colmet.common.schema import Schema
 from colmet.common.tables import facility
@@ -67,11 +67,7 @@ def _cell(text: str) -> str:
 
 
 def _table(schema: Schema, about: str) -> Iterator[str]:
-    yield ""
-    yield f"## {schema.name}"
-    yield ""
-    yield about
-    yield ""
+    yield f"\n## {schema.name}\n\n{about}\n"
     yield "| column | unit | kind | meaning | source |"
     yield "| --- | --- | --- | --- | --- |"
     for field in schema.fields:
@@ -84,23 +80,17 @@ def _table(schema: Schema, about: str) -> Iterator[str]:
 
 def _measures() -> Iterator[str]:
     """Yield the section of measures, with the columns of each."""
-    yield ""
-    yield "## Measures"
-    yield ""
-    yield MEASURES_HEAD
+    yield f"\n## Measures\n\n{MEASURES_HEAD}"
     yield "| measure | of | meaning | unit | over time | over hosts | columns, the first with a value counts |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for measure in MEASURES.values():
-        unit = measure.unit.per_second("CPU time" in measure.help) if _is_rate(measure) else measure.unit
+        is_rate = measure.kind == "counter" and measure.is_rate
+        unit = measure.unit.per_second("CPU time" in measure.help) if is_rate else measure.unit
         columns = ", ".join([f"`{table.removesuffix('_default')}.{column}`" for table, column in measure.places])
         yield (
             f"| `{measure.key}` | {measure.scope} | {_cell(measure.help)} | {unit.symbol} | {measure.time} | "
             f"{measure.hosts} | {columns} |"
         )
-
-
-def _is_rate(measure: Measure) -> bool:
-    return measure.kind == "counter" and measure.is_rate
 
 
 def page(backends: Sequence[type[InputBackend]]) -> str:
@@ -117,26 +107,15 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
     for cls in backends:
         for schema in (cls.schema, *cls.others):
             module = (sys.modules[cls.__module__].__doc__ or "").partition("\n")[0]
-            about = (
-                "\n\n".join(filter(None, (module, cls.notes)))
-                if schema is cls.schema
-                else f"Beside `{cls.schema.name}`."
-            )
+            about = "\n\n".join(filter(None, (module, cls.notes)))
+            about = about if schema is cls.schema else f"Beside `{cls.schema.name}`."
             add(schema, cls.name, switch(cls), about)
-    add(
-        MAPPING,
-        "",
-        "backends with numbered columns",
-        "Names of numbered columns on a node; at the start, on change, hourly.",
-    )
+    about = "Names of numbered columns on a node; at the start, on change, hourly."
+    add(MAPPING, "", "backends with numbered columns", about)
     add(AGENT, "", "on; `--disable-agent-stats` turns it off", "Costs and counters of the agent itself, once a minute.")
     on = "on; `--disable-ledger` turns it off"
-    add(
-        LEDGER,
-        "",
-        on,
-        "Samples due, measured, sent and dropped, of each table, once a minute ([completeness](completeness.md)).",
-    )
+    about = "Samples due, measured, sent and dropped, of each table, once a minute ([completeness](completeness.md))."
+    add(LEDGER, "", on, about)
     add(GAPS, "", on, f"Beside `{LEDGER.name}`: gaps, with first and last time.")
     on = "`colmet-facility --zeromq-uri`"
     for schema in facility.SCHEMAS:
