@@ -1,10 +1,9 @@
 """The collector as a whole, from the bytes of messages on.
 
-`steady`: rows per CPU second that reach the HDF5 file from 1,000 jobs on 4 nodes each, at 1 s, while jobs come and go,
-against bare PyTables, which appends 100 rows that are ready for the file to each of its open tables; what the journal
-costs; what messages of Colmet 0.6 cost. All of it in this process, with the clock of the worker set forward, so that
-nobody waits; CPU time of all threads.
-`nodes`: a real collector takes thousands of nodes over as many connections.
+`steady`: rows per CPU second into the HDF5 file from 1,000 jobs on 4 nodes each, at 1 s, while jobs start and end,
+against PyTables alone, which appends 100 prepared rows to each of its open tables; cost of the journal and of messages
+of Colmet 0.6. All of it runs in this process, with the clock of the worker set forward; CPU time of all threads.
+`nodes`: a real collector receives from thousands of nodes, each with a connection.
 `restart`: a real collector finds a large journal, and receives again.
 
     python benchmarks/bench_collector.py [steady|nodes|restart ...] [OPTION...]
@@ -75,7 +74,7 @@ class Cluster:
     """1,000 jobs, each on 4 nodes.
 
     Args:
-        jobs_per_node: so many rows has a message.
+        jobs_per_node: number of rows of a message.
         encode: one message for one batch.
         churn: share of the jobs that end in a second, and are replaced by others.
     """
@@ -158,7 +157,7 @@ class Chain:
 
 
 def steady(cluster: Cluster, complevel: int, bursts: int, with_journal: bool = True) -> tuple[float, float]:
-    """Rows per CPU second between two bursts that are so many bursts apart, and the age of the oldest row."""
+    """Rows per CPU second over a number of bursts, and the age of the oldest row."""
     with tempfile.TemporaryDirectory() as name:
         chain = Chain(Path(name), complevel, with_journal)
         while chain.bursts < 2:  # the first one creates the tables
@@ -307,7 +306,7 @@ class Collector:
                     self._changed.notify_all()
 
     def wait_for(self, acknowledged: int, timeout_s: float) -> bool:
-        """Wait until so many records are durable; whether they are."""
+        """Wait until this number of records is durable; return whether it is."""
         with self._changed:
             return self._changed.wait_for(lambda: self.acknowledged >= acknowledged, timeout_s)
 

@@ -1,4 +1,4 @@
-"""What it costs to change nodes that run through the collector: a real collector, simulated nodes on its link."""
+"""Cost of a change of options of running nodes: a real collector, simulated nodes on its link."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def answer(links: Sequence[LinkClient], ended: threading.Event) -> None:
 
 @contextlib.contextmanager
 def site(count: int) -> Iterator[tuple[str, int]]:
-    """A collector with so many nodes: its control socket, and its process."""
+    """A collector with a number of nodes: its control socket, and its process."""
     with tempfile.TemporaryDirectory() as folder:
         place, uri = f"{folder}/collector.sock", free_uri()
         command = [sys.executable, "-m", "colmet.collector.main", "--zeromq-bind-uri", uri, "--control-socket", place]

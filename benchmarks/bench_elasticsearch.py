@@ -1,9 +1,9 @@
-"""CPU time of the collector for a document, against json.dumps and requests of the same documents in the same run.
+"""CPU time of the collector for a document, against json.dumps and requests with the same documents in the same run.
 
-Messages are those of nodes that run some jobs each: tables of Colmet 0.6, with a row for each job or for the node. Ours
-is the whole way from their bytes to the answers of the server, position saved; plain has the documents as dictionaries
-already, turns each into JSON, and posts them in bodies of the same size. The server is another process, which counts
-lines and says that all is well: what is measured is the collector's side alone.
+The messages are those of nodes with some jobs each: tables of Colmet 0.6, with a row for each job or for the node. Ours
+is the whole way from their bytes to the server's replies and the saved position. Plain starts from dictionaries,
+converts each to JSON, and posts bodies of the same size. The server is another process that only counts lines, so the
+figures are of the collector's side alone.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TARGET_US = 30.0
 
 
 def batches(job_tables: Sequence[str], node_tables: Sequence[str], jobs_on_node: int) -> Iterator[Batch]:
-    """So many that their rows are `DOCUMENTS`."""
+    """As many as make `DOCUMENTS` rows."""
     rng = np.random.default_rng(1)
     count = DOCUMENTS // (len(job_tables) * jobs_on_node + len(node_tables))
     for number in range(count):

@@ -1,11 +1,11 @@
-"""One job's answer out of a file of many jobs, as OAR asks for it, against plain h5py that reads the same table.
+"""One job from a file of many jobs, as OAR requests it, against plain h5py with the same table.
 
-Both are programs, run in turns: their CPU time from start to end, the CPU time after the start (what the program takes
-less what it takes to load its libraries), and the memory at the most.
+Both are programs, run in turns: CPU time from start to end, CPU time after the start (less the time to load the
+libraries), and peak memory.
 
     python benchmarks/bench_extract.py                                    100 jobs, 40 MB
     python benchmarks/bench_extract.py --jobs 5000 --bytes 2147483648     some minutes to write the file
-    python benchmarks/bench_extract.py --file FILE.hdf5 --job 17          a file that is there
+    python benchmarks/bench_extract.py --file FILE.hdf5 --job 17          an existing file
 """
 
 from __future__ import annotations

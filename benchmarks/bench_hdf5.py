@@ -1,9 +1,8 @@
-"""Rows that reach an HDF5 file per CPU second, against bare PyTables in the same run.
+"""Rows per CPU second into an HDF5 file, against PyTables alone in the same run.
 
-A burst is 10,000 taskstats rows, 100 of each of 100 jobs, in messages from nodes that run two, four or eight jobs each:
-the fewer rows a message has, the more of the time goes into reading messages.
-Ours is the whole way from the bytes of the messages to the flushed file. Bare PyTables gets rows that are ready for the
-file, appends them to open tables, one array a job, and flushes the tables and the file.
+A burst is 10,000 taskstats rows, 100 of each of 100 jobs, in messages of nodes with two, four or eight jobs each: the
+fewer rows a message has, the larger the part of reading messages. Ours is the whole way from the bytes of the messages
+to the flushed file. PyTables appends prepared rows to open tables, one array a job, and flushes tables and file.
 """
 
 from __future__ import annotations

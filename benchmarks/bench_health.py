@@ -1,4 +1,4 @@
-"""What it costs to tell how the daemons are, and what becomes of ticks while a page of metrics is fetched."""
+"""Cost of status, metrics and `colmet top`; ticks while a client fetches the metrics page."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def bench_node() -> list[Figure]:
 
 
 def bench_collector() -> list[Figure]:
-    """What the main thread does for a status, and for each message where the latest rows are told."""
+    """CPU time of the main thread for a status, and of the latest rows for each message."""
     receiver, latest = Receiver(), LatestTables((), always=True, all_jobs=True)
     samples = [Sample(job, {f"value_{n}": n for n in range(40)}) for job in (1, 2)]
     batches = []
@@ -126,7 +126,7 @@ def _later(batch: Batch, ns: int) -> Batch:
 
 
 def bench_top() -> list[Figure]:
-    """What the collector's main thread does for each batch while somebody looks at it, and what an answer takes."""
+    """CPU time of the collector's main thread for each batch while a client looks, and of a reply."""
     classes = load(NAMES)
     schemas = {schema.name: schema for cls in classes for schema in (cls.schema, *cls.others)}
     rounds: list[list[Batch]] = []
@@ -172,8 +172,8 @@ def bench_top() -> list[Figure]:
     of = f"{TOP_JOBS:,} jobs on {TOP_NODES} nodes"
     return [
         ("collector: a batch, received and decoded, CPU", whole, "us", ""),
-        ("collector: the same batch for `colmet top`, nobody looks", unseen, "us", ""),
-        ("collector: the same batch, somebody looks", looked, "us", ""),
+        ("collector: the same batch for `colmet top`, without a client", unseen, "us", ""),
+        ("collector: the same batch, with a client", looked, "us", ""),
         ("collector: looked at, of receiving and decoding", looked / whole, "times", ""),
         (f"collector: answer of jobs, {of}", cpu_us(lambda: encode(top.answer({})), 1000, calls=1), "ms", ""),
         (f"collector: answer of nodes, {of}", cpu_us(lambda: encode(top.answer(NODES)), 1000, calls=1), "ms", ""),

@@ -1,4 +1,4 @@
-"""What the JSON interface costs the collector, and what its own process pays to keep and tell what comes."""
+"""Cost of the JSON interface: for the collector, and of storing and serving rows in its own process."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Busy(Cluster):
 
 @contextlib.contextmanager
 def sink() -> Iterator[WebLauncher]:
-    """The sending end, with a process that takes all and does nothing."""
+    """The sending end, with a process that reads all and does nothing."""
     with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
         script.write(SINK)
         script.flush()

@@ -1,4 +1,4 @@
-"""Cost of the node's backends: CPU time per task or process and sample, beside the least that the kernel takes."""
+"""Cost of the node's backends: CPU time per task or process and sample, beside that of the system calls alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ sys.stdin.read()
 
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[int]:
-    """A process of so many threads; its pid."""
+    """A process with a number of threads; its pid."""
     command = [sys.executable, "-S", "-c", THREADS, str(count)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
@@ -50,7 +50,7 @@ def threads(count: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def processes(count: int) -> Iterator[list[int]]:
-    """So many processes; their pids."""
+    """A number of processes; their pids."""
     pids = [os.posix_spawn("/bin/sleep", ["sleep", "600"], {}) for _ in range(count)]
     try:
         time.sleep(0.5)
@@ -160,7 +160,7 @@ class InGroups(Job):
         self._directories = directories
 
     def directory(self, controller: str) -> str | None:
-        """As the constructor was told."""
+        """One of those given."""
         return self._directories.get(controller)
 
 

@@ -1,9 +1,9 @@
-"""How late ticks are with the collector away, or just back, against ticks with it there; and what a batch costs a tick.
+"""Delay of ticks without a collector, and after its return, against ticks with one; cost of a batch for a tick.
 
-The three are taken in turns in one process, each with a spool on disk and the real thread that sends. A tick makes a
-batch as a node with a few jobs does, every 25 ms: 200 times as often as by default.
+The three are measured in turns in one process, each with a spool on disk and the real sending thread. A tick makes a
+batch like that of a node with a few jobs, every 25 ms: 200 times as often as by default.
 
-    python benchmarks/bench_spool.py          on a busy machine, as root: chrt -f 10 python benchmarks/bench_spool.py
+On a busy machine, as root: chrt -f 10 python benchmarks/run.py spool
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""What a site needs, from what a message, a row, a table and a connection cost.
+"""The needs of a site, computed from the costs of a message, a row, a table and a connection.
 
     python benchmarks/sizing.py measure [--elastic-host URL] [--save FILE]
     python benchmarks/sizing.py [site] [--nodes 10000] [--period 5] [--jobs 2] ... [--costs FILE]
 
-`measure` takes some minutes and prints what each unit costs on this machine, `site` computes from that, or from
-sizing.json, which was measured where docs/sizing.md says. CPU times are of one core.
+`measure` runs for some minutes and prints the cost of each unit on this machine. `site` computes from these costs, or
+from sizing.json, measured as docs/sizing.md describes. CPU times are of one core.
 
-With an address, a real Elasticsearch or OpenSearch is measured, too: one that nobody else uses meanwhile. Its
-indices begin with colmet-sizing-, and are removed at the end.
+With an address, a real Elasticsearch or OpenSearch without other users is measured, too. Its indices begin with
+colmet-sizing-, and are removed at the end.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def decoded(nodes: Sequence[Node], seqs: range, first: int) -> list[JournalRecor
 
 
 def fit(points: Sequence[tuple[Sequence[float], float]]) -> list[float]:
-    """What each unit costs, from so many of each and what they cost together; none costs less than nothing."""
+    """Cost of each unit, from numbers of units and their total costs; none below 0."""
     counts, costs = np.array([point[0] for point in points], dtype=float), np.array([point[1] for point in points])
     found = np.zeros(counts.shape[1])
     left = np.arange(counts.shape[1])
@@ -304,7 +304,7 @@ def elasticsearch() -> Costs:
 
 
 def database(url: str) -> Costs:
-    """The database's part: its processes' CPU time with all that merging takes, and the disk once it has merged."""
+    """The database's part: CPU time of its processes, merging included, and disk space after it."""
     session = requests.Session()
     session.trust_env = False
 

@@ -1,8 +1,8 @@
-"""A real collector for a long time: what it holds as rows come in and jobs come and go.
+"""A real collector over a long time: memory, descriptors and threads as rows arrive and jobs start and end.
 
-Nodes send to it, it writes to HDF5 and to a database that discards everything, in another process. Memory, descriptors
-and threads are told all along. Flat means: from a third of the rows on, memory stays within 10 % of what it was then.
-What is bounded has to be full by then: with --handles 512 the open tables are.
+Nodes send to it; it writes to HDF5 and to a database in another process that discards all documents. Flat means: after
+a third of the rows, memory stays within 10 % of its size then. All bounded stores must be full by then, so use
+--handles 512 to bound the open tables.
 
     python benchmarks/soak_collector.py --rows 2000000
 """
@@ -19,13 +19,13 @@ from pathlib import Path
 from bench_collector import ROWS_PER_MESSAGE, Collector, Senders
 from measuring import discarding_server, free_uri
 
-TELL_S = 10.0
+PRINT_S = 10.0
 SETTLED = 1 / 3  # of the rows: by then all that is bounded has been filled
 FLAT = 0.10
 
 
 def soak(options: argparse.Namespace, folder: Path, port: int) -> bool:
-    """Send and tell; whether it was flat."""
+    """Send, and print what the collector holds; return whether that stayed flat."""
     uri = free_uri()
     output = ["--hdf5-filepath", str(folder / "x"), "--hdf5-complevel", str(options.complevel)]
     if options.elastic:
@@ -41,7 +41,7 @@ def soak(options: argparse.Namespace, folder: Path, port: int) -> bool:
         collector.wait_for(1, 60)
         used_s, at = 0.0, time.monotonic()
         while collector.process.poll() is None and time.monotonic() < began + seconds + 60:
-            done = collector.wait_for(messages, TELL_S)
+            done = collector.wait_for(messages, PRINT_S)
             held = collector.held()
             now_s, now = sum(collector.cpu_s().values()), time.monotonic()
             rows = collector.acknowledged * ROWS_PER_MESSAGE

@@ -191,10 +191,10 @@ def _parts(line: Line) -> list[Line]:
     """Split a line into queries: the panel multiplies the mean by the number of nodes to get a total."""
     if line.way != TOTAL:
         return [line]
-    told = {**line.where, line.column: ""}
+    known = {**line.where, line.column: ""}
     return [
-        line._replace(how=MEAN, label="mean", where=told),
-        line._replace(how=DISTINCT, label="nodes", where=told, column="hostname"),
+        line._replace(how=MEAN, label="mean", where=known),
+        line._replace(how=DISTINCT, label="nodes", where=known, column="hostname"),
     ]
 
 

@@ -57,7 +57,7 @@ def _of_jobs(grown: str) -> list[Section]:
                 line(m.PRESSURE["cpu_some"], "CPU", noun="s/s"),
                 line(m.PRESSURE["memory_some"], "memory", noun="s/s"),
                 line(m.PRESSURE["io_some"], "I/O", noun="s/s"),
-                text="1 s/s: all of the time. Nodes with cgroup v2 tell it.",
+                text="1 s/s: all of the time. Only on nodes with cgroup v2.",
             ),
             Panel("Tasks", line(m.TASKS_NOW), kind="stack"),
             Panel("Tasks, by its processes", line(m.TASKS_NOW.of(m.PROCESSES)[0]), text=_OF_PROCESSES, kind="stack"),
@@ -221,7 +221,7 @@ def _totals(kind: str) -> list[Panel]:
         Panel(
             "Power of all nodes",
             of(m.NODE_MEAN_POWER, "power", (), TOTAL),
-            text="The mean of the nodes that tell it, times their number.",
+            text="The mean of the nodes that measure it, times their number.",
             kind=kind,
         ),
     ]
@@ -460,7 +460,7 @@ SCRAPED = (
             ),
         ),
         Section(
-            "Nodes that tell Prometheus themselves",
+            "Nodes with a metrics page of their own",
             Panel(
                 "Backends that are off",
                 Query("sum by (backend) (1 - colmet_node_backend_up)", "{backend}"),
