@@ -169,12 +169,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def add_options(parser: Options, purpose: str) -> None:
-    """Declare options for the database's address, credentials and certificates; those of Colmet 0.6 come first.
-
-    Args:
-        parser: of the program.
-        purpose: use of the address, such as ``write to``.
-    """
+    """Declare options for the database's address, credentials and certificates; `purpose` is such as ``write to``."""
     parser.add_argument(
         "--elastic-host",
         metavar="URL",
@@ -189,10 +184,7 @@ def add_options(parser: Options, purpose: str) -> None:
         help=cli.Rare("prefix of all index names (default: %(default)s)"),
     )
     parser.add_argument(
-        "-P",
-        "--http-credentials",
-        metavar="FILE",
-        help="file with a line user:password for --elastic-host",
+        "-P", "--http-credentials", metavar="FILE", help="file with a line user:password for --elastic-host"
     )
     parser.add_argument(
         "--no-check-certificates",

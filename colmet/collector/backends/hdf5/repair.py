@@ -297,8 +297,8 @@ def _copy_table(old: Any, path: str, new: Any, undo: Undo, kept: KeptTails, done
         if tail is not None:
             readable = min(readable, last_chunk(table, rows))
         group, leaf = name.rsplit("/", 1)
-        name_of_job = table.title or title(group[len("/job_") :])
-        target = create_table(new, group, leaf, columns, name_of_job, table.filters)
+        heading = table.title or title(group[len("/job_") :])
+        target = create_table(new, group, leaf, columns, heading, table.filters)
     except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise
