@@ -120,11 +120,7 @@ class PortSource(ABC):
 
 
 def parse_count(text: bytes) -> int:
-    """Return one counter.
-
-    Raises:
-        ValueError: not a number, or one beyond the reach of any port.
-    """
+    """Return one counter; ValueError if it is not a number, or beyond the reach of any port."""
     text = text.strip()
     if not text.isdigit() or len(text) > 20 or int(text) > MAX_COUNT:
         raise ValueError(f"not a counter: {text[:80]!r}")
@@ -132,11 +128,7 @@ def parse_count(text: bytes) -> int:
 
 
 def parse_ibstat(text: str) -> list[Port]:
-    """Return the ports in the output of `ibstat`: devices, and the ports of each.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Return the ports in the output of `ibstat`: devices, and the ports of each; ValueError for another form."""
     keys = {"State": "state", "Physical state": "physical_state", "Rate": "rate", "Link layer": "link_layer"}
     ports: list[Port] = []
     device = ""

@@ -62,11 +62,7 @@ Values = Mapping[str, "int | None"]
 
 
 def watts(text: str, form: re.Pattern[str] = _WATTS) -> int | None:
-    """Return a power printed by a tool, in whole W; None if the tool reports no value.
-
-    Raises:
-        ValueError: it is no power, or more than `MAX_WATTS`.
-    """
+    """Return a printed power in whole W, None for "no value"; ValueError if it is no power, or above `MAX_WATTS`."""
     text = " ".join(text.split())
     if text.lower() in _NO_VALUE:
         return None

@@ -47,11 +47,7 @@ _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def parse_io(data: bytes) -> list[int]:
-    """Return the seven counters of /proc/<pid>/io, in the order of `IO_FIELDS`.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Return the seven counters of /proc/<pid>/io, in the order of `IO_FIELDS`; ValueError for another form."""
     words = data.split()
     if words[0::2] != _IO_KEYS:
         raise ValueError("not the seven lines of /proc/<pid>/io")
@@ -59,11 +55,7 @@ def parse_io(data: bytes) -> list[int]:
 
 
 def number_after(text: bytes, key: bytes) -> int:
-    """Return the whole number after `key` on its line, with or without a unit after it.
-
-    Raises:
-        ValueError, IndexError: no such line, or no number on it.
-    """
+    """Return the number after `key` on its line, with or without a unit; ValueError or IndexError without one."""
     start = text.index(key) + len(key)
     return int(text[start : start + 32].split(None, 1)[0])
 
@@ -82,11 +74,7 @@ class Resident(NamedTuple):
 
 
 def parse_statm(data: bytes) -> Resident:
-    """Return the first three columns of /proc/<pid>/statm.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Return the first three columns of /proc/<pid>/statm; ValueError for another form."""
     size, resident, mapped = data.split(None, 3)[:3]
     return Resident(int(size) * _PAGE_KB, int(resident) * _PAGE_KB, int(mapped) * _PAGE_KB)
 

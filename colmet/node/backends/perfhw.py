@@ -138,11 +138,7 @@ class PerfhwBackend(InputBackend):
         return backend
 
     def open(self) -> None:
-        """Load the library, and try each event on this thread.
-
-        Raises:
-            BackendUnavailable: no library, no permission, no kernel support, or none of the events.
-        """
+        """Load the library, and try each event on this thread; BackendUnavailable if none can be counted."""
         self._library = perfcounters.PerfLibrary()
         found = self._find()
         try:
@@ -172,11 +168,7 @@ class PerfhwBackend(InputBackend):
         return found
 
     def _try(self, library: perfcounters.PerfLibrary, events: Sequence[Event]) -> list[int]:
-        """Return for each event 0, or the errno of its refusal on this thread.
-
-        Raises:
-            OSError: nothing can be counted.
-        """
+        """Return for each event 0, or the errno of its refusal on this thread; OSError if nothing can be counted."""
         tried = perfcounters.EventCounters(library, -1, events, sorted(self._places.online())[:1])
         tried.close()
         return tried.errors

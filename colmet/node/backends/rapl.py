@@ -118,13 +118,8 @@ class _Zone:
     def take(self, counter_uj: int, now: float, is_sample: bool = True) -> bool:
         """Process a new value of the counter, read at `now` of the monotonic clock.
 
-        Args:
-            counter_uj: the value.
-            now: seconds.
-            is_sample: whether it was read for a row, and not as a first value to start from.
-
-        Returns:
-            False if it decreased, or grew by more than any zone can use: it has restarted, from here.
+        `is_sample`: it was read for a row, and not as a first value to start from. Return False if it decreased, or
+        grew by more than any zone can use: it has restarted.
         """
         last_uj, seconds, was_sampled = self._last_uj, now - self._read_at, self._was_sampled
         self._last_uj, self._read_at, self._was_sampled = counter_uj, now, is_sample

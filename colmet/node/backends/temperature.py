@@ -35,11 +35,7 @@ _MILLI = re.compile(rb"-?\d{1,10}\n?")
 
 
 def parse_milli(data: bytes) -> int:
-    """Return a temperature in thousandths of a degree Celsius.
-
-    Raises:
-        ValueError: no number, or an impossible temperature.
-    """
+    """Return a temperature in thousandths of a degree Celsius; ValueError for an impossible one, or no number."""
     if not _MILLI.fullmatch(data):
         raise ValueError(f"not a number: {data[:20]!r}")
     milli = int(data)
@@ -210,9 +206,7 @@ class TemperatureBackend(InputBackend):
 def _chip_name(chip: str, path: str) -> str:
     """Return the name of a chip: by its device, since the numbers in `hwmon3` may change at each boot.
 
-    Args:
-        chip: the driver's name of it.
-        path: of its directory, without links: ``/sys/devices/platform/coretemp.0/hwmon/hwmon3``.
+    `path` is that of its directory, without links: ``/sys/devices/platform/coretemp.0/hwmon/hwmon3``.
     """
     device = path.rpartition("/")[0].removesuffix("/hwmon").rpartition("/")[2]
     if device == "virtual" or device.startswith(chip):

@@ -66,9 +66,7 @@ class Devices(NamedTuple):
 def parse_devices(data: bytes, capability_major: int | None) -> Devices | None:
     """Return the devices in a ``devices.list`` of cgroup v1, lines ``c 195:0 rwm``; None if it allows all GPUs.
 
-    Args:
-        data: the file.
-        capability_major: major number of the devices of MIG instances.
+    `capability_major` is the major number of the devices of MIG instances.
 
     Raises:
         ValueError: another form.
@@ -166,14 +164,9 @@ class Allocations:
     def of(
         self, job_id: int, identity: str, devices: str | None, pids: Sequence[int], gpus: Sequence[Gpu]
     ) -> Allocation | None:
-        """Return the GPUs of a job; None if no source names them.
+        """Return those of the node's GPUs that are allocated to a job; None if no source names them.
 
-        Args:
-            job_id: of the job.
-            identity: text unique among jobs of that id.
-            devices: its directory in the devices hierarchy of cgroup v1.
-            pids: its processes.
-            gpus: of the node.
+        `identity` is unique among jobs of that id; `devices` is its directory in the devices hierarchy of cgroup v1.
         """
         looked = self._look(job_id, identity, pids)
         for source, allowed in (("devices", self._in_cgroup(devices)), ("oar", looked.resources)):

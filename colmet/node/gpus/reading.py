@@ -46,11 +46,7 @@ class GpuReader(ABC):
 
     @abstractmethod
     def open(self) -> None:
-        """Prepare to read.
-
-        Raises:
-            BackendUnavailable: no GPU, or not readable in this way.
-        """
+        """Prepare to read; BackendUnavailable without a GPU, or if unreadable in this way."""
 
     @abstractmethod
     def read(self) -> list[Gpu]:

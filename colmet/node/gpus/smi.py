@@ -87,11 +87,7 @@ def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
 
 
 def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
-    """Return uuid and process of each line of ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory``.
-
-    Raises:
-        ValueError: another form.
-    """
+    """Return uuid and process of each line of ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory``."""
     for line in text.splitlines():
         uuid, pid, used = [cell.strip() for cell in line.split(",")]
         if not uuid.startswith("GPU-"):

@@ -23,11 +23,7 @@ class EventChoice(NamedTuple):
 
 
 def parse(text: str) -> EventChoice:
-    """Return the choice in a text; -1 as its period or job means the default.
-
-    Raises:
-        ConfigError: not a choice.
-    """
+    """Return the choice in a text, else ConfigError; -1 as its period or job means the default."""
     name, *rest = text.split(":")
     if not name or not name.isprintable() or len(rest) not in (0, 2):
         raise ConfigError(f"{text!r:.100}: give NAME, or NAME:PERIOD:JOB with -1 for every sample and for all jobs")
@@ -44,11 +40,7 @@ def parse(text: str) -> EventChoice:
 
 
 def parse_all(texts: Sequence[str], most: int) -> list[EventChoice]:
-    """Return the choices in several texts.
-
-    Raises:
-        ConfigError: one is not a choice, or there are none or more than `most`.
-    """
+    """Return the choices in several texts; ConfigError if one is not a choice, or for none or more than `most`."""
     if not 0 < len(texts) <= most:
         raise ConfigError(f"{len(texts)} events; give {most} at most, and one at least")
     return [parse(text) for text in texts]

@@ -25,11 +25,7 @@ class Stat(NamedTuple):
 
 
 def parse_stat(data: bytes) -> Stat:
-    """Return the fields of /proc/<pid>/stat.
-
-    Raises:
-        ValueError, IndexError: another form.
-    """
+    """Return the fields of /proc/<pid>/stat; ValueError or IndexError for another form."""
     fields = data[data.rfind(b")") + 1 :].split()  # a name may contain anything
     charged = int(fields[13]) + int(fields[14])
     return Stat(int(fields[1]), bool(int(fields[6]) & _EXITING), charged * _TICK_NS, int(fields[19]) * _TICK_NS)

@@ -85,11 +85,7 @@ _BTIME = FIELDS.index("ac_btime")
 
 
 def stats_offset(message: bytes) -> tuple[int, int]:
-    """Return the offset of struct taskstats in an answer, and its length in bytes.
-
-    Raises:
-        ParseError: the answer has none.
-    """
+    """Return offset and length of struct taskstats in an answer; ParseError without one."""
     start = netlink.HEADER.size + netlink.GENERIC.size
     for kind, offset, length in netlink.attributes(message, start):
         if kind == TASKSTATS_TYPE_AGGR_PID:
@@ -141,15 +137,7 @@ class Form:
 
 
 def decode_answers(slots: npt.NDArray[np.uint8], lengths: Ints) -> Ints:
-    """Return the counters in answers of one form, as `Form.values`.
-
-    Args:
-        slots: one answer a row, shape (n, slot bytes).
-        lengths: bytes of each, shape (n,).
-
-    Raises:
-        ParseError: one is not an answer, or not of the same form as the first.
-    """
+    """Return the counters in answers, one a row of `slots`; ParseError if one has another form than the first."""
     form = Form(slots[0, : lengths[0]].tobytes())
     if (lengths != lengths[0]).any() or not form.fits(slots):
         raise ParseError("taskstats answers", "answers of different forms to one request")
@@ -188,14 +176,7 @@ class TaskstatsClient:
         return np.frombuffer(bytearray(request * self.BATCH), dtype=dtype)
 
     def query(self, tids: Ints) -> tuple[Ints, Ints]:
-        """Return the counters of live tasks.
-
-        Args:
-            tids: ascending, each once, shape (n,).
-
-        Returns:
-            The tids with an answer, ascending, shape (m,), and their counters, shape (m, fields). A task that has ended
-            meanwhile is missing.
+        """Return the live tasks among `tids`, ascending and each once, and their counters, shape (m, fields).
 
         Raises:
             PermissionError: the process lacks CAP_NET_ADMIN.
