@@ -28,7 +28,7 @@ test-all: clibs ## run all of them, on every Python from 3.9 to 3.15; Debian's p
 test-bare: ## make test in a new Debian with git, make and python3 alone; ARGS="trixie nobody container": another one, a user, a container; as root
 	@scripts/test-bare.sh $(ARGS)
 
-test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, which this installs with apt; as root
+test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, installed with apt; as root
 	@scripts/test-beds.sh $(PY) $(ARGS)
 
 c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it is installed; as root
@@ -37,7 +37,7 @@ c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it 
 		if command -v valgrind >/dev/null; then \
 			$(MAKE) -s --no-print-directory -C "$${makefile%/Makefile}" valgrind || exit; \
 		else \
-			echo "c-test: no valgrind: leaks are looked for by ASan alone (apt-get install valgrind)"; \
+			echo "c-test: no valgrind: only ASan searches for leaks (apt-get install valgrind)"; \
 		fi; \
 	done
 
@@ -73,10 +73,10 @@ docs-pictures: venv clibs ## make the pictures of the documentation of a real ru
 dashboards: venv ## write packaging/grafana/dashboards from the table of panels
 	@$(PY) -m dev.dashboards packaging/grafana/dashboards
 
-deb: ## build the Debian packages, in dist/; as root it installs what that takes
+deb: ## build the Debian packages, in dist/; as root it installs missing tools
 	@scripts/build-debs.sh dist
 
-wheel: ## build the wheel, for pip on this platform, in dist/; as root it installs what that takes
+wheel: ## build the wheel, for pip on this platform, in dist/; as root it installs missing tools
 	@scripts/build-wheel.sh dist $(PYTHON)
 
 release: ## check that this version can be released; ARGS=--do makes the tag, and sdist, wheel and Debian packages in dist/
