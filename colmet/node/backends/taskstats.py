@@ -252,14 +252,14 @@ class TaskstatsBackend(InputBackend):
         Raises:
             BackendUnavailable: it is not open.
         """
-        listed = [np.array(job.tids(), dtype=np.int64) for job in jobs]
+        members = {job.id: job.tids() for job in jobs}
+        listed = [np.array(members[job.id], dtype=np.int64) for job in jobs]
         absent = [_without(self._totals.last_seen(job.id)[0], tids) for job, tids in zip(jobs, listed)]
         if self._source.exits is not None:
             self._child_cpu.read()
         found, values = self._source.query(_union([*listed, *absent]))
         self._receive()
         self._states.note(jobs)
-        members = {job.id: tids.tolist() for job, tids in zip(jobs, listed)}
         overflows = None if self._source.forks is None else self._source.forks.overflows
         migrated = self._migrated.find(jobs, members, overflows, tick)
         self._own(jobs, members, tick)
