@@ -7,7 +7,7 @@ import os
 from zlib import crc32
 
 from colmet.collector.journal import segments
-from colmet.common.record_log import CRC, Damage
+from colmet.common.record_log import CRC, Damage, seal
 
 JOURNAL = "0123456789abcdef"
 SEED = segments.seed_of(JOURNAL)
@@ -71,7 +71,10 @@ def one(data: bytes) -> None:
                     assert part.size > 0
                     at += part.size
                     continue
-                header = segments.FORM.header(seed, part.number, part.time_ns, part.content, part.kind)
+                start = segments.FORM.magic + bytes([part.kind])  # a kind of a later version, too
+                checksum = crc32(part.content, seed)
+                fields = segments.FORM.fields.pack(start, len(part.content), part.number, part.time_ns, checksum)
+                header = seal(fields, seed)
                 assert data[at : at + len(header) + len(part.content)] == header + part.content
                 at += len(header) + len(part.content)
             assert at == reader.offset <= max(len(data), at)
