@@ -19,7 +19,7 @@ from colmet.common.runtime.plural import counted
 from colmet.node.system.host import Host
 
 if TYPE_CHECKING:
-    from colmet.common.transport import authenticator
+    pass
 
 INIT = 1  # the service manager's process
 CONNECT_S = 2.0
@@ -295,10 +295,10 @@ def check_keys(target: Target) -> Iterator[Finding]:
                 "set up keys: `colmet enrol NAME...` on the collector's machine (docs/security.md)",
             )
             return
-        if isinstance(found, authenticator.CollectorKeyFiles):
-            yield from _check_known(found, uid)
-        else:
+        if target.side == "node":
             curve.from_options(options, uid)
+        else:
+            yield from _check_known(*found, uid)
     except ConfigError as err:
         text, _, remedy = str(err).rpartition("; ")
         yield severe(text or remedy, remedy if text else f"see /etc/colmet/{target.side}.toml")
@@ -389,13 +389,12 @@ def _is_locked(uri: str) -> bool:
         return False
 
 
-def _check_known(files: authenticator.CollectorKeyFiles, uid: int) -> Iterator[Finding]:
+def _check_known(secret: str, nodes: str, uid: int) -> Iterator[Finding]:
     """Check the collector's key pair and the directory of the nodes' keys, with the rights of the user `uid`."""
-    from colmet.common.runtime.keys import KnownKeys, read_pair
-    from colmet.common.transport.curve import check_pair
+    from colmet.common.runtime.keys import KnownKeys
+    from colmet.common.transport.curve import read_own_pair
 
-    secret, nodes = files
-    check_pair(read_pair(secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {secret}")
+    read_own_pair(secret, "--zeromq-curve-secret", uid)
     known = KnownKeys(nodes, "--zeromq-curve-nodes")
     for text in take_warnings():
         yield warn(text.partition(": ")[2] or text, "`colmet enrol --replace NAME` makes new keys for that node")

@@ -17,7 +17,7 @@ from typing import Any, Callable, TypeVar
 
 from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
 from colmet.common.runtime import cli
-from colmet.common.runtime.keys import KnownKeys, read_pair, read_public
+from colmet.common.runtime.keys import KnownKeys, read_public
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport import (
@@ -30,7 +30,7 @@ from colmet.common.transport import (
     serve_control,
 )
 from colmet.common.transport.authenticator import Keys
-from colmet.common.transport.curve import check_pair
+from colmet.common.transport.curve import read_own_pair
 from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
 
 log = logging.getLogger(__name__)
@@ -89,8 +89,7 @@ def client_of(options: argparse.Namespace) -> Client | None:
         return None
     if not secret or not daemon:
         raise ConfigError(f"{'--curve-daemon' if secret else '--curve-secret'} is missing: TCP requires both keys")
-    pair = check_pair(read_pair(secret, "--curve-secret"), f"--curve-secret {secret}")
-    return Client(pair, read_public(daemon, "--curve-daemon"))
+    return Client(read_own_pair(secret, "--curve-secret"), read_public(daemon, "--curve-daemon"))
 
 
 def check(options: argparse.Namespace) -> Keys | None:
@@ -115,8 +114,7 @@ def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | Non
     if not secret or not (place or "").startswith("tcp:"):
         missing = "--control-socket tcp://HOST:PORT" if secret else "--zeromq-curve-secret"
         raise ConfigError(f"{missing} is missing: --control-curve-keys is for clients over TCP")
-    pair = check_pair(read_pair(secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {secret}")
-    return Keys(pair, KnownKeys(keys, "--control-curve-keys"))
+    return Keys(read_own_pair(secret, "--zeromq-curve-secret", uid), KnownKeys(keys, "--control-curve-keys"))
 
 
 def default_paths(daemon: str) -> list[str]:

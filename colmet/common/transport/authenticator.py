@@ -20,14 +20,13 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
-from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.keys import DIRECTORY, NODES, KeyPair, KnownKeys, default, read_pair
+from colmet.common.runtime.keys import DIRECTORY, NODES, KeyPair, KnownKeys, default
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.transport.connection_limit import Crowd, spare
 from colmet.common.transport.connections import Connections, Readings
-from colmet.common.transport.curve import HANDSHAKE_MS, check_pair
+from colmet.common.transport.curve import HANDSHAKE_MS, KeyFiles, key_files, read_own_pair
 from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
@@ -320,29 +319,13 @@ def add_options(parser: cli.Options) -> None:
     )
 
 
-class CollectorKeyFiles(NamedTuple):
-    """The paths of the collector's key pair and of the folder with the nodes' public keys."""
-
-    secret: str
-    nodes: str
-
-
-def files(options: argparse.Namespace) -> CollectorKeyFiles | None:
-    """Return the files of the options, or the default ones; None for no security.
-
-    Raises:
-        ConfigError: only one of them is given.
-    """
+def files(options: argparse.Namespace) -> KeyFiles | None:
+    """Return the files of the collector's options, as `key_files`."""
+    needs = (
+        "the collector's pair and the nodes' public keys; `colmet keygen collector --if-missing` makes what is missing"
+    )
     secret, nodes = options.zeromq_curve_secret, options.zeromq_curve_nodes
-    if not secret and (not nodes or nodes == default(NODES)):
-        return None
-    if not secret or not nodes:
-        missing = "--zeromq-curve-nodes" if secret else "--zeromq-curve-secret"
-        raise ConfigError(
-            f"{missing} is missing: encryption requires the collector's pair and the nodes' public keys; `colmet "
-            "keygen collector --if-missing` makes what is missing"
-        )
-    return CollectorKeyFiles(secret, nodes)
+    return key_files(secret, nodes, default(NODES), "--zeromq-curve-nodes", needs)
 
 
 class Keys(NamedTuple):
@@ -361,5 +344,5 @@ def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | Non
     found = files(options)
     if found is None:
         return None
-    pair = check_pair(read_pair(found.secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {found.secret}")
-    return Keys(pair, KnownKeys(found.nodes, "--zeromq-curve-nodes"))
+    pair = read_own_pair(found.secret, "--zeromq-curve-secret", uid)
+    return Keys(pair, KnownKeys(found.others, "--zeromq-curve-nodes"))

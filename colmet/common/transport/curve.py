@@ -38,6 +38,11 @@ def check_pair(pair: KeyPair, option: str) -> KeyPair:
     return pair
 
 
+def read_own_pair(path: str, option: str, uid: int | None = None) -> KeyPair:
+    """Return the checked key pair in a file of the user `uid`; ConfigError as for `read_pair` and `check_pair`."""
+    return check_pair(read_pair(path, option, uid), f"{option} {path}")
+
+
 def _need_curve() -> None:
     if not zmq.has("curve"):
         raise ConfigError("the installed libzmq was built without CURVE; install one with libsodium (Debian's has it)")
@@ -79,31 +84,32 @@ def add_options(parser: cli.Options, secret: str = "node.secret") -> None:
     )
 
 
-class NodeKeyFiles(NamedTuple):
-    """The paths of this machine's pair and of the collector's public key."""
+class KeyFiles(NamedTuple):
+    """The paths of this machine's pair and of the others' public keys: the collector's file, or the nodes' folder."""
 
     secret: str
-    collector: str
+    others: str
 
 
-def files(options: argparse.Namespace) -> NodeKeyFiles | None:
-    """Return the files of the options, or the default ones; None for no security.
+def key_files(secret: str | None, others: str | None, unused: str | None, option: str, needs: str) -> KeyFiles | None:
+    """Return the files of the options; None for no security, also with the `unused` default of the others alone.
 
     Raises:
         ConfigError: only one of them is given.
     """
-    secret, collector = options.zeromq_curve_secret, options.zeromq_curve_collector
-    if not secret and (
-        not collector or collector == default(COLLECTOR)
-    ):  # the collector's machine has its own public key, too
+    if not secret and (not others or others == unused):
         return None
-    if not secret or not collector:
-        missing = "--zeromq-curve-collector" if secret else "--zeromq-curve-secret"
-        raise ConfigError(
-            f"{missing} is missing: encryption requires this machine's pair and the collector's public key; `colmet "
-            "enrol` makes both"
-        )
-    return NodeKeyFiles(secret, collector)
+    if not secret or not others:
+        raise ConfigError(f"{option if secret else '--zeromq-curve-secret'} is missing: encryption requires {needs}")
+    return KeyFiles(secret, others)
+
+
+def files(options: argparse.Namespace) -> KeyFiles | None:
+    """Return the files of a node's options, as `key_files`."""
+    needs = "this machine's pair and the collector's public key; `colmet enrol` makes both"
+    secret, collector = options.zeromq_curve_secret, options.zeromq_curve_collector
+    # unused: the collector's machine has its own public key, too
+    return key_files(secret, collector, default(COLLECTOR), "--zeromq-curve-collector", needs)
 
 
 def from_options(options: argparse.Namespace, uid: int | None = None) -> Client | None:
@@ -115,5 +121,5 @@ def from_options(options: argparse.Namespace, uid: int | None = None) -> Client 
     found = files(options)
     if found is None:
         return None
-    pair = check_pair(read_pair(found.secret, "--zeromq-curve-secret", uid), f"--zeromq-curve-secret {found.secret}")
-    return Client(pair, read_public(found.collector, "--zeromq-curve-collector"))
+    pair = read_own_pair(found.secret, "--zeromq-curve-secret", uid)
+    return Client(pair, read_public(found.others, "--zeromq-curve-collector"))

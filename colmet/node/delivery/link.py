@@ -145,7 +145,7 @@ def collectors(options: argparse.Namespace) -> list[str]:
     if given and given != [""]:
         return given
     keys = curve.files(options)
-    named = [] if keys is None else read_uris(keys.collector)
+    named = [] if keys is None else read_uris(keys.others)
     return named or ([] if given else [DEFAULT_URI])
 
 
