@@ -254,7 +254,7 @@ def test_it_says_when_no_answer_comes_and_asks_less(browser):
         page.wait("document.getElementById('state').textContent === 'No answer'", 30)
         said = page.run("document.getElementById('notice').textContent")
         assert "cannot be reached" in said
-        assert "What is shown is of" in said
+        assert "The values shown are of" in said
         assert page.run("document.querySelectorAll('#main .of-job a').length") > 10, "it still shows what it knew"
         page.wait("document.getElementById('notice').textContent.includes('in 4 s')", 30)
 
@@ -287,11 +287,11 @@ def test_a_job_that_was_not_seen_lately_is_found_in_the_store(browser, site):
         page.press("/")
         page.type(str(web_facts.STORED_ONLY))
         page.wait("document.querySelector('.pages a')?.offsetParent")
-        assert "No job that was seen lately fits." in page.run("document.querySelector('.pages').textContent")
+        assert "No recent job matches." in page.run("document.querySelector('.pages').textContent")
         page.run("document.querySelector('.pages a').click()")
         page.wait(CHARTS)
         assert page.run("document.querySelector('h1').textContent") == f"Job {web_facts.STORED_ONLY}"
-        page.wait("document.querySelector('.charts ~ p').textContent.includes('Its values are of ')")
+        page.wait("document.querySelector('.charts ~ p').textContent.includes('Its values are from ')")
         assert page.complaints() == []
 
 
@@ -301,7 +301,7 @@ def test_a_job_that_is_in_the_store_is_seen_to_run_as_soon_as_it_is_heard_of(bro
     about = "document.querySelector('h1 + p').textContent"
     with served(facts) as url, browser.page() as page:
         page.open(f"{url}{OFTEN}#/job/{job}")
-        page.wait("document.querySelector('h1 + p')?.textContent.includes('of it is in the store')")
+        page.wait("document.querySelector('h1 + p')?.textContent.includes('its values are from the store')")
         facts.on[job], facts.user[job] = ["node1"], "alice"
         monkeypatch.setattr(web_facts, "STORED_ONLY", 0)
         page.wait(f"{about} === 'of alice, running'")

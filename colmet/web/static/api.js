@@ -1,17 +1,17 @@
-// Questions to the collector's JSON interface.
+// Requests to the collector's JSON interface.
 
 import { sentence } from "./units.js";
 
-const LONGEST_MS = 25000; // to wait for an answer
-// without the name and password that an address may hold: fetch refuses those
+const LONGEST_MS = 25000; // timeout of an answer
+// without a name and password in the address: fetch refuses them
 const BASE = new URL(".", location.origin + location.pathname);
 
-/** There is no answer, or one that says why not. */
+/** A request without an answer, or refused. */
 export class Failure extends Error {
   /**
    * @param {string} text what is wrong
-   * @param {number} status of HTTP; 0 where there was none
-   * @param {number} after seconds that the collector wants to be left alone
+   * @param {number} status of HTTP; 0 without an answer
+   * @param {number} after seconds until the next request, from the collector
    */
   constructor(text, status, after = 0) {
     super(text);
@@ -20,14 +20,14 @@ export class Failure extends Error {
   }
 }
 
-let ahead = 0; // the collector's clock, seconds
+let ahead = 0; // seconds from this clock to the collector's
 
 /** The time by the collector's clock, seconds since 1970. */
 export function now() {
   return Date.now() / 1000 + ahead;
 }
 
-/** The address of a question. */
+/** The address of a request. */
 export function address(path, parameters = {}) {
   const url = new URL(path, BASE);
   for (const [key, value] of Object.entries(parameters)) {
@@ -37,11 +37,11 @@ export function address(path, parameters = {}) {
 }
 
 /**
- * An answer.
- * @param {string} path beneath the page's own address; its parts are encoded
- * @param {Object} parameters those that are empty, null or false are left out
- * @param {AbortSignal} signal when it is no longer wanted
- * @throws {Failure} there is none
+ * Send a request, and return the answer.
+ * @param {string} path below the page's own address, with encoded parts
+ * @param {Object} parameters empty, null and false ones are skipped
+ * @param {AbortSignal} signal aborts the request
+ * @throws {Failure} there is no answer
  */
 export async function ask(path, parameters, signal) {
   const control = new AbortController();
@@ -52,9 +52,9 @@ export async function ask(path, parameters, signal) {
   try {
     const answer = await fetch(address(path, parameters), { signal: control.signal, headers: { Accept: "application/json" } });
     if (answer.ok) {
-      const told = await answer.json();
-      if (typeof told.time === "number") ahead = told.time - Date.now() / 1000;
-      return told;
+      const content = await answer.json();
+      if (typeof content.time === "number") ahead = content.time - Date.now() / 1000;
+      return content;
     }
     const after = Number(answer.headers.get("Retry-After")) || 0;
     throw new Failure(await reason(answer), answer.status, after);
@@ -71,8 +71,8 @@ export async function ask(path, parameters, signal) {
 
 async function reason(answer) {
   try {
-    const said = await answer.json();
-    if (typeof said.error === "string" && said.error) return sentence(said.error);
+    const { error } = await answer.json();
+    if (typeof error === "string" && error) return sentence(error);
   } catch {
     // a proxy's page
   }

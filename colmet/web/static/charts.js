@@ -1,16 +1,16 @@
-// A chart: a picture, the same in numbers, and all its values as a table.
+// A chart: a picture, its summary in numbers, and all its values as a table.
 
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { el, keep, mark, say } from "./dom.js";
 import { joined, summary } from "./series.js";
 import { NONE, day, iso, quantity, when } from "./units.js";
 
-// here and not in the page, whose first paint would wait for it
+// here, as in the page it would delay the first paint
 document.head.prepend(el("link", { rel: "stylesheet", href: new URL("vendor/uplot/uPlot.min.css", import.meta.url) }));
 
 const HEIGHT = 200;
 const MOST_ROWS = 500; // of the table of values
-const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [5, 2], [1, 5]]; // colours are not all that tells lines apart
+const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [5, 2], [1, 5]]; // lines differ not by colour alone
 const POWERS = Array.from({ length: 64 }, (_, n) => 2 ** n);
 const SVG = "http://www.w3.org/2000/svg";
 export const MOST_LINES = DASHES.length;
@@ -31,7 +31,7 @@ function stroke(n) {
   return svg;
 }
 
-/** Marks of a time axis: the time of the day, with the date where it is a new one. */
+/** Marks of a time axis: the time of the day, with the date if it changes. */
 function marks(splits, step) {
   let last = "";
   return splits.map((split) => {
@@ -78,8 +78,8 @@ export class Chart {
     this.plot = null;
   }
 
-  /** Say why there is nothing to see; what is seen already stays. */
-  tell(text) {
+  /** Show a text instead of lines, or above the lines already shown. */
+  note(text) {
     if (this.plot) say(this.at, text);
     else this.box.replaceChildren(el("p", { text }));
   }
@@ -97,7 +97,7 @@ export class Chart {
     if (!some.length) {
       this.plot?.destroy();
       this.plot = null;
-      this.tell("Nothing was measured in this time.");
+      this.note("Nothing was measured in this time.");
       mark(this.box, "aria-label", `${this.title}: nothing was measured in this time`);
       return;
     }
@@ -145,20 +145,20 @@ export class Chart {
     const values = this.lines.map((line, k) => {
       const own = this.data[k + 1];
       let at = n;
-      while (at > 0 && own[at] === undefined) at -= 1; // another line's time: what this one had before
+      while (at > 0 && own[at] === undefined) at -= 1; // another line's time: the value before
       return `${line.name} ${this.text(own[at] ?? null)}`;
     });
     say(this.at, `${when(this.data[0][n])}: ${values.join(", ")}`);
   }
 
   #sum() {
-    const told = this.lines.map((line, n) => ({ n, name: line.name, text: quantity(line.unit).text, ...summary(line.values) }));
-    keep(this.numbers, told, ({ name }) => name, ({ n, name }) => {
+    const sums = this.lines.map((line, n) => ({ n, name: line.name, text: quantity(line.unit).text, ...summary(line.values) }));
+    keep(this.numbers, sums, ({ name }) => name, ({ n, name }) => {
       return el("tr", {}, el("th", { scope: "row", class: "left" }, stroke(n), name), el("td"), el("td"), el("td"), el("td"));
     }, (node, one) => {
       [one.last, one.min, one.max, one.mean].forEach((value, n) => say(node.children[n + 1], one.text(value)));
     });
-    const words = told.map((one) => `${one.name}: last ${one.text(one.last)}, from ${one.text(one.min)} to ${one.text(one.max)}, ${one.text(one.mean)} on average`);
+    const words = sums.map((one) => `${one.name}: last ${one.text(one.last)}, from ${one.text(one.min)} to ${one.text(one.max)}, ${one.text(one.mean)} on average`);
     mark(this.box, "aria-label", `${this.title}. ${words.join(". ")}.`);
   }
 

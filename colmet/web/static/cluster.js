@@ -1,4 +1,4 @@
-// The cluster at a glance: totals, a cell for each node, the jobs.
+// The view of the cluster: totals, a cell for each node, the jobs.
 
 import { ask } from "./api.js";
 import { JOB_COLUMNS, NODE_COLUMNS, NO_JOB, jobAddress, nodeAddress } from "./columns.js";
@@ -9,12 +9,12 @@ import { NONE, cores, count, flow, share, size } from "./units.js";
 const MOST_NODES = 5000; // in the grid
 const AT_ONCE = 1000; // rows of one answer
 const SIZES = ["50", "100", "200"];
-const NOTHING = { running: "No job runs now.", ended: "No job has ended since the collector began.", all: "No job has been seen since the collector began." };
+const NOTHING = { running: "No job runs now.", ended: "No job has ended since the start of the collector.", all: "No job has been seen since the start of the collector." };
 const NO_NODE = "No node has been heard of: does colmet-node run there, and send to this collector?";
 const GRIDENGINE = "colmet-node does not see Grid Engine's jobs: the view Memory shows their hosts and memory.";
 const POINT = "Point at a node, or go there with the keyboard.";
-const STEPS = [0.2, 0.4, 0.6, 0.8]; // where a cell's colour changes
-const PAUSE_MS = 250; // after the last key before what was typed is searched
+const STEPS = [0.2, 0.4, 0.6, 0.8]; // limits of a cell's colours
+const PAUSE_MS = 250; // from the last key to the search
 
 export class Cluster {
   title = "Cluster";
@@ -62,7 +62,7 @@ export class Cluster {
         el("nav", { class: "pages", "aria-label": "Pages of jobs" }, this.before, this.found, this.stored, this.after)));
   }
 
-  /** What is typed next is searched. */
+  /** Move the focus to the search field. */
   seek() {
     this.search.focus();
     this.search.select();
@@ -72,7 +72,7 @@ export class Cluster {
     clearTimeout(this.timer);
   }
 
-  /** Others than running ones do nothing now: the latest are first. */
+  /** Choose jobs by state; ended ones use no CPU, so they are sorted by time. */
   #choose(state) {
     this.state = state;
     const { sort } = this.table.order;
@@ -108,7 +108,7 @@ export class Cluster {
     ]);
   }
 
-  /** The nodes; whoever sees their own jobs only sees the nodes of these. */
+  /** Show the nodes; ordinary users see those of their own jobs. */
   async #grid(answer, signal) {
     this.nodes.show(answer, this.who.gridengine ? GRIDENGINE : this.who.admin ? NO_NODE : NO_JOB);
   }
@@ -122,17 +122,17 @@ export class Cluster {
       ["Nodes' memory", nodes.memory == null ? null : `${size(nodes.memory)} of ${size(nodes.memory_total)}`],
       ["Jobs", `${count(jobs.running)} running`],
       ["Users", count(jobs.users)],
-      ["Jobs' cores", jobs.cpu == null && jobs.cpus == null ? NONE : `${cores(jobs.cpu)} of ${cores(jobs.cpus)}`, "cores that jobs use, of those that they hold"],
+      ["Jobs' cores", jobs.cpu == null && jobs.cpus == null ? NONE : `${cores(jobs.cpu)} of ${cores(jobs.cpus)}`, "cores used, of those allocated to jobs"],
       ["Jobs' CPU", share(jobs.cpu_share)],
       ["Jobs' memory", size(jobs.memory)],
       ["Read", flow(jobs.read)],
       ["Written", flow(jobs.write)],
-      ["GPUs", jobs.gpus == null ? null : count(jobs.gpus), "that jobs hold"],
-      ["Messages left out", messages?.left_out ? count(messages.left_out) : null, "that this page does not know of: the machine was too slow for them"],
+      ["GPUs", jobs.gpus == null ? null : count(jobs.gpus), "allocated to jobs"],
+      ["Messages dropped", messages?.left_out ? count(messages.left_out) : null, "messages of nodes that did not reach this page: the machine was too slow"],
     ]);
   }
 
-  /** Why the list of jobs is empty. */
+  /** Return the reason for an empty list of jobs. */
   #nothing() {
     const text = NOTHING[this.state] ?? NOTHING.all;
     return this.who.gridengine ? `${text} ${GRIDENGINE}` : text;
@@ -140,22 +140,22 @@ export class Cluster {
 
   #page({ total, offset, items }) {
     if (!items.length && offset && total) {
-      this.#changed(Math.floor((total - 1) / Number(this.limit)) * Number(this.limit)); // there are fewer by now
+      this.#changed(Math.floor((total - 1) / Number(this.limit)) * Number(this.limit)); // there are fewer now
       return;
     }
     this.table.element.classList.toggle("running", this.state === "running");
     this.table.show(items);
-    say(this.found, items.length ? `${count(offset + 1)}–${count(offset + items.length)} of ${count(total)}` : this.text ? "No job that was seen lately fits." : this.#nothing());
-    this.stored.hidden = items.length > 0 || !/^[1-9][0-9]{0,18}$/.test(this.text); // the list knows what was seen lately, a job's view the store, too
+    say(this.found, items.length ? `${count(offset + 1)}–${count(offset + items.length)} of ${count(total)}` : this.text ? "No recent job matches." : this.#nothing());
+    this.stored.hidden = items.length > 0 || !/^[1-9][0-9]{0,18}$/.test(this.text); // the list has recent jobs only; the view of a job reads the store, too
     say(this.stored, `Look for job ${this.text} in the store`);
     mark(this.stored, "href", jobAddress(this.text));
     for (const [button, off] of [[this.before, offset === 0], [this.after, offset + items.length >= total]]) {
-      mark(button, "aria-disabled", off ? "true" : null); // not disabled: that would take the focus away
+      mark(button, "aria-disabled", off ? "true" : null); // not disabled: it would lose the focus
     }
   }
 }
 
-/** Rows of all nodes, as far as they can be shown. */
+/** Return rows of all nodes, up to the most that are shown. */
 export async function all(signal) {
   const first = await ask("api/v1/nodes", { limit: AT_ONCE }, signal);
   const rows = [...first.items];
@@ -167,22 +167,22 @@ export async function all(signal) {
   return { total: first.total, items: rows };
 }
 
-/** A cell for each node: how full and how dark it is says how busy its CPUs are. One can go through by arrow keys. */
+/** A cell for each node, filled and coloured by the use of its CPUs. Arrow keys move between cells. */
 class Nodes {
   constructor() {
     this.rows = [];
-    this.grid = el("ul", { class: "nodes", "aria-label": "Nodes; arrow keys go through them", onkeydown: (event) => this.#walk(event) });
+    this.grid = el("ul", { class: "nodes", "aria-label": "Nodes; arrow keys move between them", onkeydown: (event) => this.#walk(event) });
     this.about = el("p", { class: "about", text: POINT });
-    const tell = (event) => {
+    const describe = (event) => {
       const cell = event.target.closest("a");
       if (cell) say(this.about, cell.title);
     };
-    this.grid.addEventListener("mouseover", tell);
+    this.grid.addEventListener("mouseover", describe);
     this.grid.addEventListener("focusin", (event) => {
-      tell(event);
+      describe(event);
       this.#rove(event.target.closest("a"));
     });
-    const keys = [["u0", "less than 20 %"], ["u1", "20 %"], ["u2", "40 %"], ["u3", "60 %"], ["u4", "80 % and more"], ["silent", "silent"], ["unknown", "not known"]];
+    const keys = [["u0", "less than 20 %"], ["u1", "20 %"], ["u2", "40 %"], ["u3", "60 %"], ["u4", "80 % and more"], ["silent", "silent"], ["unknown", "unknown"]];
     const legend = el("ul", { class: "legend", "aria-label": "CPU use" },
       ...keys.map(([kind, text], n) => {
         const key = el("span", { class: `cell ${kind}`, "aria-hidden": "true" }, el("i"));
@@ -197,7 +197,7 @@ class Nodes {
       this.grid, this.about, this.more, this.list);
   }
 
-  /** Show nodes; `none` is said where there are none. */
+  /** Show nodes; the text `none` if there are none. */
   show({ total, items }, none) {
     this.rows = [...items].sort((a, b) => natural(a.node, b.node));
     keep(this.grid, this.rows, (row) => row.node, () => {
@@ -206,7 +206,7 @@ class Nodes {
       const cell = node.firstElementChild;
       mark(cell, "href", nodeAddress(row.node));
       mark(cell, "class", `cell ${kind(row)}`);
-      const text = told(row);
+      const text = described(row);
       mark(cell, "title", text);
       mark(cell, "aria-label", text);
       const height = row.silent || row.cpu == null ? "0" : `${Math.max(4, 100 * row.cpu).toFixed(0)}%`;
@@ -229,7 +229,7 @@ class Nodes {
 
   #rove(cell) {
     for (const one of this.grid.querySelectorAll("a[tabindex='0']")) one.tabIndex = -1;
-    if (cell) cell.tabIndex = 0; // one stop of the tab key for all of them
+    if (cell) cell.tabIndex = 0; // all cells are one stop of the tab key
   }
 
   #walk(event) {
@@ -250,7 +250,7 @@ function kind(row) {
   return row.cpu == null ? "unknown" : `u${STEPS.filter((step) => row.cpu >= step).length}`;
 }
 
-function told(row) {
+function described(row) {
   if (row.silent) return `${row.node}: silent`;
   const jobs = row.jobs == null ? "" : `, ${count(row.jobs)} ${row.jobs === 1 ? "job" : "jobs"}`;
   const memory = row.memory_share == null ? "" : `, memory ${share(row.memory_share)}`;

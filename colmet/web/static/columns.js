@@ -1,30 +1,30 @@
-// The columns of jobs and of nodes, as `colmet top` has them.
+// The columns of jobs and of nodes, as in `colmet top`.
 
 import { column, linked, shared } from "./table.js";
 import { NONE, cores, count, flow, iso, lasting, share, size, when } from "./units.js";
 
-/** A name as a part of an address; half a character, which names may hold, has no form there. */
+/** A name as a part of an address; half a character, possible in names, has no form there. */
 export const encoded = (name) => encodeURIComponent(String(name).replace(/\p{Cs}/gu, "\ufffd"));
-/** What is said to those who see their own jobs only, where they have none. */
+/** The text for ordinary users without jobs. */
 export const NO_JOB = "No job of yours runs now, as far as this collector knows.";
-/** Where a job is shown. */
+/** The address of a job's view. */
 export const jobAddress = (job) => `#/job/${encoded(job)}`;
-/** Where a node is shown. */
+/** The address of a node's view. */
 export const nodeAddress = (node) => `#/node/${encoded(node)}`;
 
 const near = (row) => (row.memory_share >= 0.95 ? `! ${share(row.memory_share)}` : share(row.memory_share));
 
 const uses = [
-  shared("cpu_share", "CPU", (row) => share(row.cpu_share), (row) => row.cpu_share, { long: "share of the job's CPUs that it uses" }),
-  column("cpu", "Cores", (row) => cores(row.cpu), { rank: 1, long: "cores that it uses" }),
-  column("cpus", "Held", (row) => cores(row.cpus), { rank: 2, long: "cores that it holds" }),
-  shared("memory_share", "Mem", near, (row) => row.memory_share, { long: "share of its memory's limit; ! from 95 % on" }),
-  column("memory", "Memory", (row) => size(row.memory), { rank: 1, long: "memory that it uses" }),
-  column("memory_limit", "Limit", (row) => size(row.memory_limit), { rank: 3, long: "memory that it may use" }),
+  shared("cpu_share", "CPU", (row) => share(row.cpu_share), (row) => row.cpu_share, { long: "use of the job's CPUs, as a share" }),
+  column("cpu", "Cores", (row) => cores(row.cpu), { rank: 1, long: "cores used" }),
+  column("cpus", "Held", (row) => cores(row.cpus), { rank: 2, long: "cores allocated" }),
+  shared("memory_share", "Mem", near, (row) => row.memory_share, { long: "memory used, as a share of its limit; ! from 95 % on" }),
+  column("memory", "Memory", (row) => size(row.memory), { rank: 1, long: "memory used" }),
+  column("memory_limit", "Limit", (row) => size(row.memory_limit), { rank: 3, long: "limit of its memory" }),
   column("read", "Read", (row) => flow(row.read), { rank: 2, long: "read from storage" }),
   column("write", "Written", (row) => flow(row.write), { rank: 2, long: "written to storage" }),
-  column("wait", "Waits", (row) => cores(row.wait), { rank: 2, long: "tasks that wait, on average: for a CPU, storage, memory" }),
-  shared("gpu", "GPU", (row) => share(row.gpu), (row) => row.gpu, { rank: 2, long: "share of the time in which its GPUs compute" }),
+  column("wait", "Waits", (row) => cores(row.wait), { rank: 2, long: "waiting tasks, on average: for a CPU, storage, memory" }),
+  shared("gpu", "GPU", (row) => share(row.gpu), (row) => row.gpu, { rank: 2, long: "use of its GPUs, as a share of the time" }),
 ];
 
 export const JOB_COLUMNS = [
@@ -37,7 +37,7 @@ export const JOB_COLUMNS = [
   column("last", "Last seen", (row) => (row.running ? "runs" : when(row.last))),
 ];
 
-/** Of a job's rows, one for each node. */
+/** Columns of the rows of a job, one for each node. */
 export const JOB_NODE_COLUMNS = [
   linked("node", "Node", (row) => row.node, (row) => nodeAddress(row.node)),
   ...uses,
@@ -48,7 +48,7 @@ export const NODE_COLUMNS = [
   linked("node", "Node", (row) => row.node, (row) => nodeAddress(row.node)),
   column("jobs", "Jobs", (row) => count(row.jobs)),
   shared("cpu", "CPU", (row) => (row.silent ? "silent" : share(row.cpu)), (row) => (row.silent ? null : row.cpu)),
-  column("load", "Load", (row) => cores(row.load), { rank: 1, long: "tasks that run or wait, averaged over a minute" }),
+  column("load", "Load", (row) => cores(row.load), { rank: 1, long: "running and waiting tasks, averaged over a minute" }),
   shared("memory_share", "Mem", (row) => share(row.memory_share), (row) => row.memory_share),
   column("memory", "Memory", (row) => size(row.memory), { rank: 1 }),
   column("memory_total", "of", (row) => size(row.memory_total), { rank: 2 }),
@@ -58,19 +58,19 @@ export const NODE_COLUMNS = [
   column("seen_age", "Heard", (row) => (row.seen_age == null ? NONE : `${lasting(row.seen_age)} ago`), { rank: 1, rises: true }),
 ];
 
-/** A job's facts: name, text, title. What is not known is left out. */
+/** Return the facts of a job: name, text, title. The text of an unknown one is null. */
 export function jobFacts(job) {
   const known = (value, text) => (value == null ? null : text(value));
   const of = (value, all, text) => known(value, (one) => (all == null ? text(one) : `${text(one)} of ${text(all)}`));
   return [
     ["User", job.user || null],
     ["Nodes", job.nodes ? count(job.nodes) : null],
-    ["CPU", known(job.cpu_share, share), "share of its CPUs that it uses"],
-    ["Cores", of(job.cpu, job.cpus, cores), "used of held"],
+    ["CPU", known(job.cpu_share, share), "use of its CPUs, as a share"],
+    ["Cores", of(job.cpu, job.cpus, cores), "used, of those allocated"],
     ["Memory", of(job.memory, job.memory_limit, size), job.memory_source === "processes" ? "of its processes" : "used of its limit"],
     ["Peak memory", known(job.memory_peak, size)],
     ["Swap", known(job.memory_swap, size)],
-    ["Killed for memory", job.oom_kills ? count(job.oom_kills) : null, "processes that the kernel killed for want of memory"],
+    ["Killed for memory", job.oom_kills ? count(job.oom_kills) : null, "processes killed by the kernel for lack of memory"],
     ["Read", known(job.read, flow)],
     ["Written", known(job.write, flow)],
     ["Tasks", known(job.tasks, count)],
@@ -84,7 +84,7 @@ export function jobFacts(job) {
   ];
 }
 
-/** A node's facts. */
+/** Return the facts of a node. */
 export function nodeFacts(node) {
   const known = (value, text) => (value == null ? null : text(value));
   return [
@@ -97,7 +97,7 @@ export function nodeFacts(node) {
     ["Swap", known(node.swap, size)],
     ["Read", known(node.read, flow)],
     ["Written", known(node.write, flow)],
-    ["Heard", known(node.seen_age, (value) => `${lasting(value)} ago`), "when something last came of it"],
-    ["Delay", known(node.lag, lasting), "how old its latest values were when they came"],
+    ["Heard", known(node.seen_age, (value) => `${lasting(value)} ago`), "time since its last message"],
+    ["Delay", known(node.lag, lasting), "age of its latest values on arrival"],
   ];
 }

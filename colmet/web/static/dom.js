@@ -1,11 +1,11 @@
-// Elements. Text from elsewhere only ever becomes text: nothing here takes markup.
+// Elements. Text of others stays text: nothing here interprets markup.
 
 import { sentence } from "./units.js";
 
 /**
- * An element.
+ * Make an element.
  * @param {string} name its tag
- * @param {Object} [attributes] `text` is its text, a function `onclick` a listener; true, false, null: there or not
+ * @param {Object} [attributes] `text` is its text, a function such as `onclick` a listener; false and null are skipped
  * @param {...(Node|string)} children
  */
 export function el(name, attributes = {}, ...children) {
@@ -20,29 +20,29 @@ export function el(name, attributes = {}, ...children) {
   return node;
 }
 
-/** Set an element's text, if it is another one: what is selected in it stays so else. */
+/** Set an element's text, if it differs: a selection in it would be lost. */
 export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** Set or take away an attribute, if it changes. */
+/** Set or remove an attribute, if it differs. */
 export function mark(node, name, value) {
   if (value == null || value === false) node.removeAttribute(name);
   else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, value);
 }
 
 /**
- * Let the children be those of some things, in their order; those that stay keep their nodes, and the focus.
+ * Make the children of an element those of some things, in their order; nodes of known things stay, with the focus.
  * @param {Element} parent
  * @param {Array} things
- * @param {function} keyOf a text for each, no two alike
- * @param {function} make its node
- * @param {function} show (node, thing): write it into its node
+ * @param {function} keyOf returns a unique text for a thing
+ * @param {function} make returns a new node for a thing
+ * @param {function} show (node, thing): writes the thing into its node
  */
 export function keep(parent, things, keyOf, make, show) {
   const before = new Map();
   for (const node of [...parent.children]) {
-    if (before.has(node.dataset.key)) node.remove(); // two things were alike after all
+    if (before.has(node.dataset.key)) node.remove(); // two things had the same key
     else before.set(node.dataset.key, node);
   }
   const focused = parent.contains(document.activeElement) ? document.activeElement : null;
@@ -62,23 +62,23 @@ export function keep(parent, things, keyOf, make, show) {
   }
   for (const node of before.values()) node.remove();
   if (focused === null || document.activeElement === focused) return;
-  // a node that is moved loses the focus; of one that is gone, what is in its place gets it
+  // a moved node loses the focus; that of a removed one goes to the node in its place
   const heir = parent.children[Math.min(place, parent.children.length - 1)];
   (focused.isConnected ? focused : heir?.querySelector("a, button"))?.focus({ preventScroll: true });
 }
 
-/** A bar from 0 to 1 beside a text that says the same. */
+/** Make a bar from 0 to 1, beside a text with the same value. */
 export function bar() {
   return el("span", { class: "bar", "aria-hidden": "true" }, el("i"));
 }
 
-/** Let a bar show a share; null: nothing is known. */
+/** Set a bar to a share; null hides it. */
 export function fill(node, share) {
   node.hidden = share == null;
   node.firstElementChild.style.width = `${(100 * Math.min(1, Math.max(0, share ?? 0))).toFixed(1)}%`;
 }
 
-/** A list of names and values: `show` takes [name, text, title] of each; those without a text are left out. */
+/** A list of names and values: `show` expects [name, text, title] for each, and skips those without a text. */
 export class Facts {
   constructor(label) {
     this.element = el("dl", { class: "facts", "aria-label": label });
@@ -98,7 +98,7 @@ export class Facts {
   }
 }
 
-/** What the collector warns of. */
+/** The warnings of the collector. */
 export class Warnings {
   constructor() {
     this.element = el("ul", { class: "warnings", "aria-label": "Warnings", hidden: true });
@@ -110,7 +110,7 @@ export class Warnings {
   }
 }
 
-/** A field in which one of several values is chosen: `choices` are [value, text]. */
+/** Make a field to choose one of several values; `choices` are [value, text]. */
 export function choice(label, choices, value, chosen) {
   const select = el("select", { onchange: () => chosen(select.value) });
   for (const [one, text] of choices) select.append(el("option", { value: one, text, selected: one === value }));

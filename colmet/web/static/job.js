@@ -1,4 +1,4 @@
-// A job: facts, charts, its nodes, what is missing of it.
+// The view of a job: facts, charts, its nodes, missing samples.
 
 import { Failure, ask, now } from "./api.js";
 import { JOB_NODE_COLUMNS, encoded, jobFacts, nodeAddress } from "./columns.js";
@@ -8,8 +8,8 @@ import { Panels } from "./panels.js";
 import { Table } from "./table.js";
 import { count, iso, lasting, sentence, share, when } from "./units.js";
 
-const ENDED_S = 60; // between two questions about a job of which nothing came for as long
-const WHOLE_S = 120; // between two about what is missing
+const ENDED_S = 60; // between two requests for a job silent for as long
+const WHOLE_S = 120; // between two requests for missing samples
 const MOST_GAPS = 200;
 
 const charts = () => [
@@ -59,13 +59,13 @@ export class Job {
     this.table.show(this.table.arranged(this.rows));
   }
 
-  /** Whether the job has ended some time ago, and was asked for since. One of which only the store tells may yet be heard of. */
+  /** Whether the job has ended some time ago, and was requested since. A job of the store alone may still send. */
   #rests() {
     const { running, last } = this.last?.job ?? {};
     return !running && last != null && now() >= last + ENDED_S && now() < this.asked + ENDED_S;
   }
 
-  /** Whether anything was asked. */
+  /** Refresh the view; return whether a request was sent. */
   async refresh(signal) {
     const asks = !this.#rests();
     if (asks) {
@@ -73,7 +73,7 @@ export class Job {
       this.asked = now();
     }
     const { job, nodes, tables, warnings } = this.last;
-    const state = job.running ? "running" : job.last == null ? "not running; what is known of it is in the store" : `ended, or silent, since ${when(job.last)}`;
+    const state = job.running ? "running" : job.last == null ? "not running; its values are from the store" : `ended, or silent, since ${when(job.last)}`;
     say(this.about, `${job.user ? `of ${job.user}, ` : ""}${state}`);
     this.facts.show(jobFacts(job));
     this.warnings.show(warnings ?? []);
@@ -91,7 +91,7 @@ export class Job {
   }
 }
 
-/** How much of a job's samples is there. */
+/** The stored share of a job's samples. */
 class Completeness {
   constructor() {
     this.due = 0;
@@ -99,12 +99,12 @@ class Completeness {
     this.gaps = el("tbody");
     this.more = el("p", { class: "soft", hidden: true });
     const heads = ["Node", "From", "Lasting", "Samples", "Why"].map((text, n) => el("th", { scope: "col", class: n < 2 || n === 4 ? "left" : "", text }));
-    this.list = el("details", { hidden: true }, el("summary", { text: "What is missing" }),
+    this.list = el("details", { hidden: true }, el("summary", { text: "Missing samples" }),
       el("div", { class: "wide" }, el("table", {}, el("caption", { class: "unseen", text: "Gaps" }), el("thead", {}, el("tr", {}, ...heads)), this.gaps)), this.more);
     this.element = el("section", { "aria-labelledby": "whole-title", hidden: true }, el("h2", { id: "whole-title", text: "Completeness" }), this.text, this.list);
   }
 
-  /** Ask, if it is due; does not wait for the answer. */
+  /** Send a request if it is due, without waiting for the answer. */
   refresh(path, signal) {
     if (now() < this.due) return;
     this.due = now() + WHOLE_S;
@@ -118,7 +118,7 @@ class Completeness {
   }
 
   #show({ share: part, present, expected, hosts, warnings }) {
-    const known = part == null ? "It is not known how many samples there should be." : `${share(part)} of the samples are there: ${count(present)} of ${count(expected)}.`;
+    const known = part == null ? "The number of due samples is unknown." : `${share(part)} of the samples are stored: ${count(present)} of ${count(expected)}.`;
     say(this.text, [known, ...(warnings ?? []).map(sentence)].join(" "));
     const gaps = hosts.flatMap((host) => (host.gaps ?? []).map((gap) => ({ ...gap, node: host.node })));
     this.list.hidden = !gaps.length;
@@ -130,7 +130,7 @@ class Completeness {
       [[2, lasting(lasts)], [3, count(gap.samples)], [4, gap.why ?? ""]].forEach(([n, text]) => say(node.children[n], text));
     });
     this.more.hidden = gaps.length <= MOST_GAPS;
-    say(this.more, `and ${count(gaps.length - MOST_GAPS)} more: colmet completeness tells all`);
+    say(this.more, `and ${count(gaps.length - MOST_GAPS)} more: colmet completeness lists all`);
     mark(this.element, "data-shown", "true");
   }
 }

@@ -1,13 +1,13 @@
-// The measures and units that the collector declares: asked for once.
+// The measures and units declared by the collector, requested once.
 
 import { ask } from "./api.js";
 import { declare } from "./units.js";
 
-const ORIGINS = { processes: "of its processes" }; // that a legend names
+const ORIGINS = { processes: "of its processes" }; // shown in legends
 let declared = null;
 
 /**
- * Ask for the measures, the first time.
+ * Request the measures, the first time.
  * @throws {Failure} there is no answer
  */
 export async function load(signal) {
@@ -19,14 +19,14 @@ export async function load(signal) {
 
 const sourcesOf = (key) => declared.measures[key].sources;
 
-/** A line of a measure: the first of its columns that has a value. */
+/** A line of a measure, from the first of its columns with values. */
 export function line(name, key, more = {}) {
   const { rate, hosts } = declared.measures[key];
   const sources = sourcesOf(key).map(({ table, column, origin }) => [table, column, ORIGINS[origin] ?? ""]);
   return { name, sources, rate, mean: hosts === "mean", ...more };
 }
 
-/** A line that adds and subtracts measures. */
+/** A line of a sum of measures, some subtracted. */
 export function sum(name, key) {
   const terms = declared.sums[key].map(({ measure, sign }) => [sourcesOf(measure)[0].table, sourcesOf(measure)[0].column, sign]);
   return { name, terms, rate: false, mean: false };

@@ -1,4 +1,4 @@
-// Memory used and reserved, by host and job: what `colmet mem` shows.
+// Memory used and reserved, by host and job, as in `colmet mem`.
 
 import { ask } from "./api.js";
 import { all } from "./cluster.js";
@@ -7,22 +7,22 @@ import { choice, el, say } from "./dom.js";
 import { Table, column, linked } from "./table.js";
 import { NONE, count, size } from "./units.js";
 
-// as Grid Engine has them
+// of Grid Engine
 const UNITS = { "": 1, k: 1e3, m: 1e6, g: 1e9, t: 1e12, K: 2 ** 10, M: 2 ** 20, G: 2 ** 30, T: 2 ** 40 };
-const AT_ONCE = 300; // rows that are shown
+const AT_ONCE = 300; // shown rows
 
-/** "47.3G" in bytes; null where it is not known. */
+/** Convert "47.3G" to bytes; null if unknown. */
 export function bytes(text) {
   const found = /^([0-9]+(?:\.[0-9]*)?)([KMGTkmgt]?)$/.exec(text ?? "");
   return found ? Number(found[1]) * UNITS[found[2]] : null;
 }
 
 /**
- * Hosts with what their jobs use and reserve there, as `colmet mem` counts it.
+ * Return hosts with the memory used and reserved by their jobs, as counted by `colmet mem`.
  * @param {Object} hosts of /qhost
  * @param {Object} owners of /qstat
- * @param {boolean} whole whether all jobs are known: else what is available is not
- * @param {?Set} nodes of Colmet, where the hosts and jobs are Grid Engine's: the others have no view of their own
+ * @param {boolean} whole whether all jobs are known: else the available memory is unknown
+ * @param {?Set} nodes of Colmet, if hosts and jobs are from Grid Engine: other hosts have no view
  */
 export function measured(hosts, owners, whole, nodes = null) {
   const requests = Object.assign({}, ...Object.values(owners).map((owner) => owner.jobs));
@@ -30,7 +30,7 @@ export function measured(hosts, owners, whole, nodes = null) {
     const jobs = Object.entries(host.jobs).map(([job, { jobcount, taskid, owner, jobname }]) => {
       const request = requests[job];
       const entries = Object.entries(request?.hostname[node] ?? {});
-      // of an array's tasks only those that are there now
+      // of an array's tasks only the running ones
       const uses = entries.filter(([task]) => !taskid.length || taskid.includes(task)).map(([, text]) => Number(text)).filter(Number.isFinite);
       const slots = taskid.length ? Math.max(jobcount, 1) * taskid.length : jobcount;
       const each = request?.requested_h_vmem_dblval || null;
@@ -40,7 +40,7 @@ export function measured(hosts, owners, whole, nodes = null) {
     const reserved = total(jobs.map((one) => one.reserved ?? 0));
     return {
       key: node, node, address: !nodes || nodes.has(node) ? nodeAddress(node) : null, jobs, all, reserved: known(jobs.map((one) => one.reserved)), used: known(jobs.map((one) => one.used)),
-      claimed: total(jobs.map((one) => Math.max(one.used ?? 0, one.reserved ?? 0))), // one's rest is no other's
+      claimed: total(jobs.map((one) => Math.max(one.used ?? 0, one.reserved ?? 0))), // the unused rest of one job is not available to others
       free: all === null || !whole ? null : all - reserved,
       slots: total(jobs.map((one) => one.slots)), cpus: /^[0-9]+$/.test(host.num_proc) ? Number(host.num_proc) : null,
     };
@@ -49,7 +49,7 @@ export function measured(hosts, owners, whole, nodes = null) {
 
 const total = (values) => values.reduce((sum, value) => sum + value, 0);
 
-/** The sum of those that are known; null where none is, 0 where there is nothing to add up. */
+/** Return the sum of the known values; null if all are unknown, 0 without values. */
 function known(values) {
   const some = values.filter((value) => value !== null);
   return some.length || !values.length ? total(some) : null;
@@ -71,7 +71,7 @@ const COLUMNS = [
   }),
   column("used", "Used", (row) => size(row.used)),
   column("reserved", "Reserved", (row) => size(row.reserved)),
-  column("free", "Available", (row) => (row.job ? "" : size(row.free)), { long: "of all less what is reserved", rank: 1 }),
+  column("free", "Available", (row) => (row.job ? "" : size(row.free)), { long: "total less the reserved memory", rank: 1 }),
   column("all", "Total", (row) => (row.job ? "" : size(row.all)), { rank: 1 }),
   column("slots", "Slots", (row) => (row.job ? count(row.slots) : `${count(row.slots)} of ${row.cpus === null ? NONE : count(row.cpus)}`), { rank: 1 }),
 ];
@@ -98,13 +98,13 @@ export class Memory {
         this.#list();
       },
     });
-    this.said = el("p", { class: "soft", text: "Asking…" });
+    this.about = el("p", { class: "soft", text: "Asking…" });
     const legend = el("ul", { class: "legend", "aria-label": "Bars" },
       ...[["used", "used"], ["reserved", "reserved beyond that"], ["free", "available"]].map(([kind, text]) =>
         el("li", {}, el("span", { class: `bar double key ${kind}`, "aria-hidden": "true" }, el("i")), text)));
     this.element = el("div", {},
       el("h1", { text: "Memory by host", tabindex: "-1" }),
-      el("p", { class: "soft", text: "The most that jobs used, and what the batch system keeps for them." }),
+      el("p", { class: "soft", text: "The maximum used by jobs, and the memory reserved for them by the batch system." }),
       el("div", { class: "tools" },
         el("label", { class: "field search" }, el("span", { text: "Search" }), this.search),
         choice("Rows", [["", "hosts"], ["yes", "hosts and jobs"]], this.jobs ? "yes" : "", (value) => {
@@ -112,7 +112,7 @@ export class Memory {
           context.remember({ jobs: value });
           this.#list();
         }), legend),
-      this.table.element, this.said);
+      this.table.element, this.about);
   }
 
   seek() {
@@ -130,8 +130,8 @@ export class Memory {
     const rows = this.table.arranged(found).flatMap((host) =>
       this.jobs ? [host, ...host.jobs.filter((job) => host.node.includes(text) || fits(job))] : [host]);
     this.table.show(rows.slice(0, AT_ONCE));
-    if (this.message) say(this.said, this.message);
-    else say(this.said, rows.length > AT_ONCE ? `${count(AT_ONCE)} of ${count(rows.length)} rows: search for others` : `${count(found.length)} ${found.length === 1 ? "host" : "hosts"}`);
+    if (this.message) say(this.about, this.message);
+    else say(this.about, rows.length > AT_ONCE ? `${count(AT_ONCE)} of ${count(rows.length)} rows: search for others` : `${count(found.length)} ${found.length === 1 ? "host" : "hosts"}`);
   }
 
   async refresh(signal) {

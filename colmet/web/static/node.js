@@ -1,4 +1,4 @@
-// A node: facts, charts, the jobs on it.
+// The view of a node: facts, charts, its jobs.
 
 import { ask } from "./api.js";
 import { JOB_COLUMNS, encoded, nodeFacts } from "./columns.js";
@@ -25,7 +25,7 @@ const charts = () => [
 ];
 const COLUMNS = JOB_COLUMNS.filter((one) => !["nodes", "on", "last"].includes(one.key));
 
-/** The view; a plain `Node` is the browser's own. */
+/** The view; `Node` is a class of the browser. */
 export class Host {
   constructor(context) {
     this.context = context;
@@ -58,7 +58,7 @@ export class Host {
 
   async refresh(signal) {
     const { node, jobs, tables, warnings } = await ask(this.path, {}, signal);
-    say(this.about, node.silent ? "Silent: nothing was heard of it for a while; what is shown is old." : "");
+    say(this.about, node.silent ? "Silent: it has sent nothing for a while; its last values are shown." : "");
     this.facts.show(nodeFacts(node));
     this.warnings.show(warnings ?? []);
     this.rows = jobs;

@@ -1,11 +1,11 @@
-// The page: which view is shown, when it asks anew, and what is said where no answer comes.
+// The page: the choice of the view, its refreshes, and messages for failed requests.
 
 import { Failure, ask } from "./api.js";
 import { Cluster } from "./cluster.js";
 import { el, mark, say } from "./dom.js";
 import { when } from "./units.js";
 
-const LONGEST_S = 60; // between two questions where none is answered
+const LONGEST_S = 60; // between two requests without an answer
 const PERIOD_S = period(new URLSearchParams(location.search).get("every"), 5);
 const VIEWS = {
   "": async () => Cluster,
@@ -21,23 +21,23 @@ const pause = document.getElementById("pause");
 const theme = document.getElementById("theme");
 
 let view = null;
-let control = new AbortController(); // of the view's questions
+let control = new AbortController(); // of the view's requests
 let timer = 0;
 let asking = false;
-let wanted = false; // another question, as soon as this one is answered
+let wanted = false; // another request, right after the answer to this one
 let paused = false;
 let failures = 0;
-let wrong = ""; // what is, in a word or two
-let answered = 0; // when, ms
+let wrong = ""; // the last failure in a word or two
+let answered = 0; // time of the last answer, ms
 
-/** Seconds between two questions; what `?every=` says, where that is a number one can use. */
+/** Seconds between two requests: those of `?every=`, if valid. */
 function period(text, otherwise) {
   return /^[0-9]{1,4}$/.test(text ?? "") && Number(text) >= 1 ? Number(text) : otherwise;
 }
 
-// -- which view --
+// -- the view --
 
-/** The hash as a view's name, what it is of, and parameters. */
+/** Parse the hash: the name of a view, its subject, and parameters. */
 function route() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
   const [name, ...rest] = path.split("/");
@@ -45,12 +45,12 @@ function route() {
   try {
     what = decodeURIComponent(rest.join("/"));
   } catch {
-    // no address that this page made
+    // not an address of this page
   }
   return { name: Object.hasOwn(VIEWS, name) ? name : "", what, parameters: new URLSearchParams(query) };
 }
 
-/** Keep what was chosen in the address, without a step in the history. */
+/** Keep choices in the address, without a step in the history. */
 function remember(values) {
   const [path, query] = location.hash.split("?", 2);
   const parameters = new URLSearchParams(query);
@@ -74,10 +74,10 @@ async function go(first) {
   try {
     made = await VIEWS[name]();
   } catch {
-    if (mine === control) tell("A part of the page could not be loaded: the collector cannot be reached, or has another version by now.", true, "Load anew", () => location.reload());
+    if (mine === control) notify("A part of the page could not be loaded: the collector cannot be reached, or has another version now.", true, "Reload", () => location.reload());
     return;
   }
-  if (mine !== control) return; // somebody was quicker
+  if (mine !== control) return; // another view was chosen meanwhile
   view = new made({ what, parameters, remember, again: () => soon(0) });
   failures = 0;
   asking = false;
@@ -98,7 +98,7 @@ async function go(first) {
   await turn(true);
 }
 
-// -- when it asks --
+// -- refreshes --
 
 function soon(seconds) {
   clearTimeout(timer);
@@ -108,7 +108,7 @@ function soon(seconds) {
   } else timer = setTimeout(turn, 1000 * seconds);
 }
 
-/** One round of questions; `anyway`: even if paused, since somebody did something. */
+/** Refresh the view; with `anyway`, for an action of the user, also while paused. */
 async function turn(anyway = false) {
   if (asking || view === null || document.hidden || (paused && anyway !== true)) return;
   asking = true;
@@ -116,11 +116,11 @@ async function turn(anyway = false) {
   const mine = control;
   let next = PERIOD_S;
   try {
-    const asked = await view.refresh(mine.signal); // false: there was no need
+    const asked = await view.refresh(mine.signal); // false: no request was needed
     if (mine !== control) return;
     failures = 0;
     if (asked !== false) answered = Date.now();
-    tell("");
+    notify("");
     if (!main.dataset.shown) performance.mark("colmet-shown");
     main.dataset.shown = "true";
   } catch (error) {
@@ -130,7 +130,7 @@ async function turn(anyway = false) {
     const failure = ours ? new Failure(`The answer could not be shown: ${error.message}.`, 0) : error;
     failures += 1;
     wrong = { 0: "No answer", 401: "Signed out", 404: "Not found", 429: "Busy" }[failure.status] ?? "Failed";
-    // without a right name it is of no use to ask on
+    // without a login further requests are of no use
     next = failure.status === 401 ? null : Math.max(failure.after, Math.min(Math.max(LONGEST_S, PERIOD_S), PERIOD_S * 2 ** (failures - 1)));
     failed(failure, next);
   } finally {
@@ -144,17 +144,17 @@ async function turn(anyway = false) {
 
 function failed(error, next) {
   if (error.status === 401) {
-    tell("You are no longer signed in.", true, "Sign in", () => location.reload());
+    notify("You are no longer signed in.", true, "Sign in", () => location.reload());
     return;
   }
-  const shown = answered ? ` What is shown is of ${when(answered / 1000)}.` : "";
-  tell(`${error.message}${error.status === 404 ? "" : shown} Next try in ${Math.round(next)} s.`, true, "Try now", () => soon(0));
+  const shown = answered ? ` The values shown are of ${when(answered / 1000)}.` : "";
+  notify(`${error.message}${error.status === 404 ? "" : shown} Next try in ${Math.round(next)} s.`, true, "Try now", () => soon(0));
 }
 
-// -- what is said --
+// -- messages --
 
-/** Say something above the view; nothing takes it away. */
-function tell(text, bad = false, action = "", then = null) {
+/** Show a message above the view; an empty text removes it. */
+function notify(text, bad = false, action = "", then = null) {
   mark(main, "class", bad && answered ? "stale" : null);
   if (notice.firstElementChild?.textContent === text || (!text && !notice.firstElementChild)) return;
   notice.replaceChildren();
@@ -166,7 +166,7 @@ function tell(text, bad = false, action = "", then = null) {
 function status() {
   const at = answered ? when(answered / 1000) : "";
   say(state, paused ? `Paused${at && ` at ${at}`}` : failures ? wrong : at && `Live, ${at}`);
-  mark(state, "title", paused || failures ? null : `asks every ${PERIOD_S} s while it is seen`);
+  mark(state, "title", paused || failures ? null : `refreshed every ${PERIOD_S} s while visible`);
 }
 
 pause.addEventListener("click", () => {
@@ -187,7 +187,7 @@ document.addEventListener("visibilitychange", () => {
 try {
   theme.value = localStorage.getItem("colmet-theme") ?? "";
 } catch {
-  // nothing is kept
+  // the browser stores nothing
 }
 theme.addEventListener("change", () => {
   if (theme.value) document.documentElement.dataset.theme = theme.value;
@@ -196,14 +196,14 @@ theme.addEventListener("change", () => {
     if (theme.value) localStorage.setItem("colmet-theme", theme.value);
     else localStorage.removeItem("colmet-theme");
   } catch {
-    // it lasts as long as the page
+    // the choice lasts as long as the page
   }
   dispatchEvent(new Event("colours"));
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("colours")));
 
 document.getElementById("skip").addEventListener("click", (event) => {
-  event.preventDefault(); // the hash says which view it is
+  event.preventDefault(); // the hash is the address of the view
   main.focus();
 });
 
@@ -220,9 +220,9 @@ async function greet() {
     const { user, admin, version } = await ask("api/v1/whoami", {}, new AbortController().signal);
     const who = document.getElementById("who");
     say(who, user == null ? "open to all" : admin ? `${user} (sees all jobs)` : user);
-    mark(who, "title", `${user == null ? "nobody signs in here: whoever reaches this page sees all jobs" : "signed in"}; Colmet ${version}`);
+    mark(who, "title", `${user == null ? "no login: everybody with access to this page sees all jobs" : "signed in"}; Colmet ${version}`);
   } catch (error) {
-    if (!(error instanceof Failure)) throw error; // the views say it, too
+    if (!(error instanceof Failure)) throw error; // the views report it, too
   }
 }
 

@@ -1,4 +1,4 @@
-// The charts of a job or a node: what they ask, how often, and of what time.
+// The charts of a job or a node: their requests, periods and time ranges.
 
 import { Failure, ask, now } from "./api.js";
 import { Chart, MOST_LINES } from "./charts.js";
@@ -7,22 +7,22 @@ import { combined, together } from "./series.js";
 import { sentence, when } from "./units.js";
 
 const RANGES = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"], ["604800", "7 d"], ["all", "all"]];
-const AT_ONCE = 2; // questions; the collector reads its store for as many
+const AT_ONCE = 2; // requests; the collector has as many readers of its store
 const POINTS = 240;
-const MOST_VALUES = 24000; // of an answer about many nodes
+const MOST_VALUES = 24000; // of an answer with many nodes
 const LEAST_S = 10; // between two rounds
 const MOST_S = 120;
 const AFTER_FAILURE_S = 30;
-const MEANS = ["percent", "celsius", "mhz"]; // units of which a sum over nodes means nothing
+const MEANS = ["percent", "celsius", "mhz"]; // units without a meaningful sum over nodes
 const CHOSEN = "one";
 
 export class Panels {
   /**
    * @param {string} path of the job or the node in the interface
-   * @param {Array} charts [title, [line, ...]]: a line has a name, `rate`, `mean`, and [table, column, what to say of it] as
+   * @param {Array} charts [title, [line, ...]]: a line has a name, `rate`, `mean`, and [table, column, text for the legend] as
    *   `sources`, of which the first with a value counts, or [table, column, sign] as `terms` of a sum
    * @param {Object} context of the view
-   * @param {string} range that is shown where none was chosen
+   * @param {string} range default
    */
   constructor(path, charts, context, range) {
     this.path = path;
@@ -62,25 +62,25 @@ export class Panels {
     else this[key] = value;
     this.context.remember({ [key]: value });
     this.due = 0;
-    this.anew = true; // what is under way is of what was chosen before
+    this.outdated = true; // the answers in progress are of the former choice
     this.context.again();
   }
 
   /**
-   * Ask for what is due; does not wait for it.
+   * Send requests if they are due, without waiting for the answers.
    * @param {AbortSignal} signal
-   * @param {Object} tables that there are, and their columns
+   * @param {Object} tables with their columns
    * @param {string[]} nodes of a job
-   * @param {?number} end the last time of what has ended, NaN where nobody says when; null: it runs
+   * @param {?number} end the last time of an ended job, NaN if unknown; null for a running job, and for a node
    */
   refresh(signal, tables, nodes, end) {
     this.#offer(tables, nodes);
     if (this.busy || now() < this.due) return;
     this.busy = true;
-    this.anew = false;
+    this.outdated = false;
     this.#round(signal, end).finally(() => {
       this.busy = false;
-      if (this.anew && !signal.aborted) this.refresh(signal, tables, nodes, end);
+      if (this.outdated && !signal.aborted) this.refresh(signal, tables, nodes, end);
     });
   }
 
@@ -88,7 +88,7 @@ export class Panels {
     return this.tables[table]?.some((one) => one.name === column) ?? false;
   }
 
-  /** The charts of what there is, and what can be chosen. */
+  /** Offer the choice of nodes and columns. */
   #offer(tables, nodes) {
     const text = JSON.stringify([Object.entries(tables).map(([name, columns]) => [name, columns.length]), nodes]);
     if (text === this.offered) return;
@@ -105,7 +105,7 @@ export class Panels {
     this.due = 0;
   }
 
-  /** [title, lines] of the charts that are to be seen now. */
+  /** Return [title, lines] of the charts with known columns. */
   #wanted() {
     const wanted = [];
     for (const [title, lines] of this.charts) {
@@ -125,7 +125,7 @@ export class Panels {
     return wanted;
   }
 
-  /** A node for each chart, in order. */
+  /** Make a chart for each title, in order; return [chart, lines]. */
   #lay(wanted) {
     const titles = wanted.map(([title, lines]) => (title === CHOSEN ? lines[0].title : title));
     for (const [title, chart] of this.made) {
@@ -143,14 +143,14 @@ export class Panels {
   }
 
   async #round(signal, end) {
-    const until = Math.ceil(Number.isNaN(end) ? this.latest ?? now() : end ?? now()); // told, so that all answers have the same intervals
-    const unknown = this.range !== "all" && Number.isNaN(end) && this.latest === null; // all of it tells when it ended
+    const until = Math.ceil(Number.isNaN(end) ? this.latest ?? now() : end ?? now()); // given, so that all answers have the same intervals
+    const unknown = this.range !== "all" && Number.isNaN(end) && this.latest === null; // the whole range has the end
     const seconds = this.range === "all" || unknown ? null : Number(this.range);
     const shown = this.node ? 1 : Math.max(1, this.nodes.length);
     const span = {
       node: this.node,
       points: Math.max(30, Math.min(POINTS, Math.floor(MOST_VALUES / shown))),
-      // the collector itself knows what all is
+      // without limits the collector returns all
       ...(seconds === null ? {} : { since: until - seconds, until }),
     };
     const sources = new Set();
@@ -162,7 +162,7 @@ export class Panels {
       return answers.get(key);
     };
     const left = this.#lay(this.#wanted());
-    const none = left.length ? "" : "There is nothing to draw: no measured column is known here.";
+    const none = left.length ? "" : "Nothing to draw: there are no measured columns.";
     let failed = 0;
     const work = async () => {
       while (left.length && !signal.aborted) {
@@ -195,21 +195,21 @@ export class Panels {
           if (signal.aborted) return;
           if (!(error instanceof Failure)) throw error;
           failed = Math.max(failed, error.after || AFTER_FAILURE_S);
-          chart.tell(error.message);
+          chart.note(error.message);
           if (error.status === 429) left.length = 0; // later
         }
       }
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
     if (signal.aborted) return;
-    this.due = this.anew ? 0 : now() + (failed || (end !== null ? MOST_S : Math.min(MOST_S, Math.max(LEAST_S, (seconds ?? 86400) / POINTS))));
-    if (unknown && this.latest !== null) this.anew = true;
-    const lasted = end === null || this.earliest === null ? "" : `Its values are of ${when(this.earliest)} to ${when(this.latest)}.`;
-    say(this.from, [none, told(sources, warnings), lasted].filter(Boolean).join(" "));
+    this.due = this.outdated ? 0 : now() + (failed || (end !== null ? MOST_S : Math.min(MOST_S, Math.max(LEAST_S, (seconds ?? 86400) / POINTS))));
+    if (unknown && this.latest !== null) this.outdated = true;
+    const lasted = end === null || this.earliest === null ? "" : `Its values are from ${when(this.earliest)} to ${when(this.latest)}.`;
+    say(this.from, [none, origin(sources, warnings), lasted].filter(Boolean).join(" "));
   }
 }
 
-/** The line or lines of answers. */
+/** Return the line or lines of answers. */
 function drawn(one, answers) {
   const [{ series }] = answers;
   if (one.apart && series.length > 1 && series.length <= MOST_LINES) {
@@ -219,13 +219,13 @@ function drawn(one, answers) {
   return [{ name: one.name, ...(lines.length > 1 ? combined(lines, one.terms.map(([, , sign]) => sign)) : lines[0]) }];
 }
 
-/** Table and column; a column's name has no dot, nor has a table's. */
+/** Split a metric into table and column, at the first dot. */
 function split(text) {
   const at = text.indexOf(".");
   return at < 0 ? ["", ""] : [text.slice(0, at), text.slice(at + 1)];
 }
 
-function told(sources, warnings) {
+function origin(sources, warnings) {
   const from = { memory: "From the collector's memory.", stored: "From the store." };
   const known = [...sources].filter((one) => one !== "none");
   const where = known.length === 1 && known[0] in from ? from[known[0]] : known.length ? "From the collector's memory and the store." : "";

@@ -1,11 +1,11 @@
-// Values over time as lines: pure, nothing is fetched or drawn here.
+// Values over time as lines: pure functions.
 
 import { quantity } from "./units.js";
 
-const GAP = 3; // what is further apart than so many periods is not joined
-const CARRIED = 2; // periods for which a node's value counts while the next one is not there yet
+const GAP = 3; // periods; the line is interrupted in longer gaps
+const CARRIED = 2; // periods for which a node's last value counts
 
-/** Half of the distances between neighbours are shorter; 0 where there are none. */
+/** Return the median of the steps; 0 without steps. */
 function period(times) {
   const steps = [];
   for (let n = 1; n < times.length; n++) if (times[n] > times[n - 1]) steps.push(times[n] - times[n - 1]);
@@ -14,10 +14,10 @@ function period(times) {
 }
 
 /**
- * What an answer of the interface tells, as one line.
+ * Return an answer as one line.
  *
- * Of several nodes it is their sum, or mean. A node counts from its first value to its last; where it has none between
- * these, the sum is not known.
+ * The values of several nodes are summed, or averaged. A node counts from its first value to its last; a sum with a missing
+ * value of a node is missing.
  * @param {Object} answer {unit, step, series: [{times, values}]}
  * @param {boolean} mean
  * @returns {{times: number[], values: (number|null)[], unit: string}} seconds since 1970; in the unit of `quantity`
@@ -29,7 +29,7 @@ export function together(answer, mean = false) {
   return { ...line, values: line.values.map((value) => (value == null ? value : value * factor)), unit: answer.unit };
 }
 
-/** A line that is interrupted where nothing came for long. */
+/** Return a line, interrupted in gaps. */
 function broken({ times, values }) {
   const least = GAP * period(times);
   const made = { times: [], values: [] };
@@ -46,7 +46,7 @@ function broken({ times, values }) {
 
 function summed(parts, step, mean) {
   const width = Math.max(step || 0, ...parts.map((one) => period(one.times))) || 1;
-  // values lie about the middles of the cells: one that comes a little early or late is in its own all the same
+  // values lie in the middle of the cells, so a slightly early or late one is in its own cell
   const origin = Math.min(...parts.map((one) => one.times[0])) - width / 2;
   const cells = parts.map((one) => {
     const cell = new Map();
@@ -61,7 +61,7 @@ function summed(parts, step, mean) {
     let whole = true;
     let fresh = false;
     for (const { cell, first, last } of cells) {
-      if (at < (first <= CARRIED ? 0 : first) || at > last + CARRIED) continue; // it is not there yet, or no longer
+      if (at < (first <= CARRIED ? 0 : first) || at > last + CARRIED) continue; // before the first value, or after the last
       let from = at;
       while (from > at - CARRIED && !cell.has(from)) from -= 1;
       const value = cell.get(from) ?? null;
@@ -72,14 +72,14 @@ function summed(parts, step, mean) {
         known += 1;
       }
     }
-    if (!fresh && known) whole = false; // nothing but what is carried
+    if (!fresh && known) whole = false; // only former values
     made.times.push(origin + (at + 0.5) * width);
     made.values.push(!known || (!whole && !mean) ? null : mean ? sum / known : sum);
   }
   return made;
 }
 
-/** Lines of one kind, one minus others: where one of them is not known, neither is the result. */
+/** Return the sum of lines, some subtracted; missing if one of them is. */
 export function combined(lines, signs) {
   const maps = lines.map((line) => new Map(line.times.map((time, n) => [time, line.values[n]])));
   const [{ times, unit }] = lines;
@@ -91,8 +91,8 @@ export function combined(lines, signs) {
 }
 
 /**
- * A common axis for lines: undefined where one has no value of its own, null where it is interrupted.
- * @returns {Array} times, and the values of each line there
+ * Put lines on a common axis: undefined without a value of its own, null in an interruption.
+ * @returns {Array} times, and the values of each line at these
  */
 export function joined(lines) {
   const times = [...new Set(lines.flatMap((line) => line.times))].sort((a, b) => a - b);
@@ -100,7 +100,7 @@ export function joined(lines) {
   return [times, ...lines.map((line) => {
     const values = new Array(times.length).fill(undefined);
     line.times.forEach((time, n) => { values[at.get(time)] = line.values[n] ?? null; });
-    // beside an interruption: part of it, so that nothing is drawn across
+    // next to an interruption: part of it, so that no line crosses it
     for (const order of [[...values.keys()], [...values.keys()].reverse()]) {
       let last;
       for (const n of order) {
@@ -112,7 +112,7 @@ export function joined(lines) {
   })];
 }
 
-/** A line in four numbers; null where nothing is known. */
+/** Summarise a line in four numbers; null without values. */
 export function summary(values) {
   const known = values.filter((value) => value != null);
   if (!known.length) return { last: null, min: null, max: null, mean: null };

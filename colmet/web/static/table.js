@@ -1,23 +1,23 @@
-// Tables whose rows stay where they can, so that nothing flickers and the focus is kept.
+// Tables that keep the nodes of their rows: no flicker, and the focus stays.
 
 import { bar, el, fill, keep, mark, say } from "./dom.js";
 
 /**
- * A column that shows text.
- * @param {string} key of the rows; what is sorted by
+ * A column of text.
+ * @param {string} key of the rows, for sorting
  * @param {string} title above it
  * @param {function} text of a row
- * @param {Object} [more] `rank`: 1 is left out on a phone, 2 on a small screen too, 3 on most; `left`: it is text; `long`: what
- *   the title means; `sorts`: whether one can sort by it
+ * @param {Object} [more] `rank`: 1 is hidden on a phone, 2 on a small screen, too, 3 on most; `left`: left-aligned; `long`: the
+ *   tooltip of the title; `sorts`: whether it can be sorted by
  */
 export function column(key, title, text, more = {}) {
   return { key, title, rank: 0, left: false, sorts: true, make: () => {}, show: (cell, row) => {
     say(cell, text(row));
-    if (more.left) mark(cell, "title", text(row)); // it may be cut
+    if (more.left) mark(cell, "title", text(row)); // the text may be cut
   }, ...more };
 }
 
-/** A column that links to what it names. */
+/** A column of links. */
 export function linked(key, title, text, href, more = {}) {
   return column(key, title, text, {
     left: true,
@@ -42,16 +42,16 @@ export function shared(key, title, text, shareOf, more = {}) {
   });
 }
 
-/** Whether a column begins with its smallest value. */
+/** Whether a column is sorted with its smallest value first. */
 const rises = (column) => column.left || column.rises === true;
 
 export class Table {
   /**
-   * @param {string} caption what is in it
+   * @param {string} caption
    * @param {Array} columns the first one names the row
-   * @param {function} keyOf a row's own text
+   * @param {function} keyOf returns a unique text for a row
    * @param {Object} order {sort, reverse}
-   * @param {function} sorted called with {sort, reverse} when another order is wanted
+   * @param {function} sorted called with the new {sort, reverse}
    */
   constructor(caption, columns, keyOf, order, sorted) {
     this.columns = columns;
@@ -94,13 +94,13 @@ export class Table {
     });
   }
 
-  /** Say that rows have another order. */
+  /** Set the order of the rows. */
   arrange(order) {
     this.order = order;
     this.#mark();
   }
 
-  /** Show rows, in the order that they have. */
+  /** Show rows in this order. */
   show(rows) {
     keep(this.body, rows, this.keyOf, (row) => this.#row(row), (node, row) => {
       this.columns.forEach((one, n) => one.show(node.children[n], row));
@@ -117,14 +117,14 @@ export class Table {
     return row;
   }
 
-  /** The rows in the table's order; for tables all of whose rows are here. */
+  /** Return the rows sorted in the table's order. */
   arranged(rows) {
     const { sort, reverse } = this.order;
     const one = this.columns.find((column) => column.key === sort);
     const sign = rises(one) !== reverse ? 1 : -1;
     return [...rows].sort((a, b) => {
       const [x, y] = [a[sort], b[sort]];
-      if (x == null || y == null) return (x == null) - (y == null); // what is not known is last
+      if (x == null || y == null) return (x == null) - (y == null); // unknown values are last
       return sign * (typeof x === "string" ? natural(x, y) : x - y);
     });
   }
@@ -132,7 +132,7 @@ export class Table {
 
 const collator = new Intl.Collator("en", { numeric: true });
 
-/** Names in the order that people count: node-2 before node-10. */
+/** Compare names, with numbers by value: node-2 before node-10. */
 export function natural(x, y) {
   return collator.compare(x, y);
 }

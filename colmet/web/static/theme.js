@@ -1,8 +1,8 @@
 "use strict";
-// Before anything is painted: the colours that were chosen last time.
+// Set the colours of the last choice, before the first paint.
 try {
   const theme = localStorage.getItem("colmet-theme");
   if (theme === "light" || theme === "dark") document.documentElement.dataset.theme = theme;
 } catch {
-  // a browser that keeps nothing: the system's colours
+  // the browser stores nothing: the system's colours
 }

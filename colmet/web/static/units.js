@@ -1,4 +1,4 @@
-// Numbers as people read them. What is not known is a dash, never 0.
+// Numbers as text. An unknown value is a dash, never 0.
 
 export const NONE = "–";
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
@@ -9,10 +9,10 @@ function short(value) {
   return value.toFixed(size >= 9.95 ? 1 : 2);
 }
 
-/** What the collector says, as a sentence. */
+/** Return a message of the collector as a sentence. */
 export function sentence(text) {
-  const said = text.charAt(0).toUpperCase() + text.slice(1);
-  return /[.!?]$/.test(said) ? said : `${said}.`;
+  const begun = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(begun) ? begun : `${begun}.`;
 }
 
 /** A whole number of things. */
@@ -46,7 +46,7 @@ export function flow(value) {
 /** A share of one. */
 export function share(value) {
   if (value == null) return NONE;
-  if (value > 0.995 && value < 1) return `${Math.min(99.9, 100 * value).toFixed(1)} %`; // all is not nearly all
+  if (value > 0.995 && value < 1) return `${Math.min(99.9, 100 * value).toFixed(1)} %`; // 100 % only for all
   return `${value > 0 && value < 0.0995 ? (100 * value).toFixed(1) : (100 * value).toFixed(0)} %`;
 }
 
@@ -74,7 +74,7 @@ export function lasting(value) {
 
 const two = (value) => String(value).padStart(2, "0");
 
-/** A time of the day here; with its date if that is not today's. */
+/** A time of the day, local, with its date if it is not today. */
 export function when(seconds, now = Date.now()) {
   if (seconds == null) return NONE;
   const time = new Date(1000 * seconds);
@@ -82,19 +82,19 @@ export function when(seconds, now = Date.now()) {
   return time.toDateString() === new Date(now).toDateString() ? clock : `${day(time)} ${clock}`;
 }
 
-/** A date here. */
+/** A date, local. */
 export function day(time) {
   return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
 }
 
-/** The same time for everybody. */
+/** A time in UTC. */
 export function iso(seconds) {
   if (seconds == null || !(Math.abs(seconds) < 8.64e12)) return null;
   return new Date(1000 * seconds).toISOString();
 }
 
 const known = (text) => (value) => (value == null ? NONE : text(value));
-// family -> how a value is written, the base of its axis, the least that the axis shows
+// family -> format of a value, base of its axis, minimum of the axis's maximum
 const FAMILIES = {
   size: [size, 1024],
   flow: [flow, 1024],
@@ -108,12 +108,12 @@ const FAMILIES = {
 };
 let units = {};
 
-/** Keep the units of the interface: their factors and families, by name. */
+/** Set the units of the interface: factors and families by name. */
 export function declare(declared) {
   units = declared;
 }
 
-/** Return the factor of a unit's values, the function that writes them, and the base and the least value of an axis. */
+/** Return the factor of a unit's values, their format, and the base and the minimum of an axis's maximum. */
 export function quantity(unit) {
   const { factor, family } = units[unit] ?? {};
   if (Object.hasOwn(FAMILIES, family ?? "")) {
