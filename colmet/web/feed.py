@@ -128,11 +128,8 @@ class Frames:
 class Feed:
     """A reader of the collector's stream, until the collector ends.
 
-    Args:
-        source: the stream.
-        take: called with the batches of each message, and their sender.
-        note: called with each note of the collector.
-        dropped: returns counters of dropped data, for the collector.
+    It passes the batches of each message with their sender to `take`, each note of the collector to `note`, and the
+    counters of `dropped` data to the collector.
     """
 
     def __init__(

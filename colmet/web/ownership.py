@@ -23,11 +23,6 @@ class Ownership:
     and disputed rows have no user. A job as a whole has a user if all its hosts name the same one, else none. Stored
     rows count, too, unless the recent cache has seen all of the job on a host: earlier rows of the same number may
     belong to another job.
-
-    Args:
-        recent: the recent cache.
-        store: reader of the store; None if there is no readable store.
-        name_of: returns the name of a user reported by number. Does not wait.
     """
 
     def __init__(self, recent: RecentCache, store: StoreReader | None, name_of: Callable[[str], str]) -> None:

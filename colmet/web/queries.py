@@ -59,14 +59,8 @@ class Queries:
     Any thread may call a method. Only the methods that say so wait for a store, and raise
     `colmet.common.errors.ColmetError` if it cannot be read.
 
-    Args:
-        recent: the recent cache.
-        store: reader of the store; None if there is no readable store.
-        gridengine: memory use according to Grid Engine; None for the nodes' own data.
-        feed: returns counters of the collector's stream.
-        name_of: returns the name of a user reported by number. Does not wait.
-        now: returns seconds since 1970.
-        monotonic: returns seconds of the monotonic clock.
+    Without `gridengine`, /qhost and /qstat have the nodes' own data. `feed` returns counters of the collector's stream,
+    `name_of` the name of a user reported by number, without a wait.
     """
 
     def __init__(

@@ -163,11 +163,7 @@ class CacheView(NamedTuple):
 class RecentCache:
     """A cache of recent rows. One thread adds batches, any thread reads.
 
-    Args:
-        max_bytes: approximate bound on the memory of earlier tables.
-        max_age_s: max age of earlier tables, in seconds.
-        monotonic: returns seconds of the monotonic clock.
-        now: returns seconds since 1970.
+    Earlier tables need approximately `max_bytes` of memory at most.
 
     Attributes:
         began: time of the start, seconds since 1970.

@@ -81,12 +81,6 @@ class SeriesReader:
 
     The store is read up to the first row of the recent cache. `source=memory` and `source=stored` choose one of them. A
     failure of the store is a warning if the recent cache has the table, else an error.
-
-    Args:
-        recent: the recent cache.
-        store: reader of the store; None if there is no readable store.
-        ownership: maps rows to users.
-        now: returns seconds since 1970.
     """
 
     def __init__(

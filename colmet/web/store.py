@@ -97,13 +97,8 @@ class EmptyHistory(History):
 class StoreReader:
     """Queries a store, from any thread.
 
-    A query is answered from the cache, by the same query in progress, or by a reader after a wait for one. Every method
-    raises `colmet.common.errors.ColmetError` if the store cannot be read.
-
-    Args:
-        open_history: opens the store.
-        readers: max readers at a time.
-        monotonic: returns seconds of the monotonic clock.
+    A query is answered from the cache, by the same query in progress, or by one of `readers` after a wait for it. Every
+    method raises `colmet.common.errors.ColmetError` if the store cannot be read.
     """
 
     def __init__(

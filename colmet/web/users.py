@@ -111,11 +111,7 @@ class UserNames:
     """A look-up of the names of users reported by number, as in the cgroup names of OAR 3 and Slurm.
 
     Never waits: a thread queries this machine, and through it perhaps a directory service. Until the answer, and for
-    unknown numbers, the number is the name.
-
-    Args:
-        name_of: returns the name of a number. May wait. Raises KeyError or OSError for unknown numbers.
-        monotonic: returns seconds of the monotonic clock.
+    unknown numbers, the number is the name. `name_of` raises KeyError or OSError for these.
     """
 
     def __init__(

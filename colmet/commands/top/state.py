@@ -67,10 +67,6 @@ there is no second sample yet.                               Any key goes back."
 class State:
     """The state of the screen, and the current request.
 
-    Args:
-        request: the first request: view, sort, reverse, user, text, job.
-        interval_s: between two answers.
-
     Attributes:
         ended: whether the user wants to leave.
         request: the current request.

@@ -18,13 +18,7 @@ Hosts = Sequence[tuple[str, HostTables]]
 
 
 class JobMetrics:
-    """Makes a page of the rows of jobs.
-
-    Args:
-        latest: the rows.
-        max_rows: bound on the rows of a page; each sender has a share.
-        monotonic: clock in seconds, that of `latest`.
-    """
+    """Makes a page of the rows of jobs; of its `max_rows` each sender has a share."""
 
     def __init__(
         self, latest: LatestTables, max_rows: int = MAX_ROWS, monotonic: Callable[[], float] = time.monotonic

@@ -79,12 +79,7 @@ class Heard(NamedTuple):
 class Top:
     """Handler of the command, usable from any thread.
 
-    Args:
-        identity: of the daemon.
-        latest: the rows.
-        heard: returns the nodes that send to this daemon, by name; None in a node's own daemon.
-        now_ns: of the wall clock.
-        monotonic: seconds, the clock of `latest`.
+    `heard` returns the nodes that send to this daemon, by name; None in a node's own daemon.
     """
 
     def __init__(
