@@ -95,10 +95,10 @@ class FacilityOutbox(Outbox):
         finally:
             self.loaded.set()
 
-    def acknowledge(self, epoch: int, first: int, last: int) -> int:
-        """Remove acknowledged batches; return how many were kept until now."""
+    def acknowledge(self, epoch: int, first: int, last: int) -> None:
+        """Remove acknowledged batches."""
         with self._counting:
-            return super().acknowledge(epoch, first, last)
+            super().acknowledge(epoch, first, last)
 
     def waiting(self) -> int:
         """Return the number of kept batches; all others are in the counters already."""

@@ -16,9 +16,10 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.commands import completeness
 from colmet.common.errors import ConfigError
 from colmet.common.schema import Batch, Sample, Table
+from colmet.node.delivery.spool import Dropped
 from colmet.node.selfmetrics.completeness import FAILED, LATE
 from colmet.stored import gap_finder
-from tests.support.made_up_node import JOBS, NODE, NS, PERIOD, START, Dropped, Node
+from tests.support.made_up_node import JOBS, NODE, NS, PERIOD, START, Node
 from tests.support.outputs import write
 
 PATHS = os.pathsep.join(str(path) for path in (Path(__file__).parents[1], Path(__file__).parents[2]))
@@ -111,7 +112,7 @@ def test_an_account_that_was_dropped_is_told_again(tmp_path):
     node.arrived, lost = node.arrived[:23], node.arrived[23:]  # the account that tells of it, and others
     for batch in lost:
         node.missing += [(t.schema.name, r.job_id, t.time_ns // NS) for t in batch.tables for r in t.samples()]
-    node.dropped.append(Dropped(node.epoch, 24, 43, lost[0].time_ns, lost[-1].time_ns))
+    node.dropped.append(Dropped(node.epoch, 24, 43, lost[0].time_ns, lost[-1].time_ns, "age"))
     node.ticks(20)
     lines = node.lines(tmp_path)
     assert spans(lines[NODE.name]) == [

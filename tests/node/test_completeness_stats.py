@@ -14,12 +14,12 @@ from colmet.common.wire import ENCODERS, Decoder
 from colmet.node import main
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.delivery.spool import Spool
+from colmet.node.delivery.spool import Dropped, Spool
 from colmet.node.selfmetrics import completeness
 from colmet.node.system.host import Host
 from tests.support.made_up_backend import SCHEMA as FAKE
 from tests.support.made_up_backend import Fake, make_agent, raising
-from tests.support.made_up_node import JOBS, NODE, PERIOD, START, Dropped, Node
+from tests.support.made_up_node import JOBS, NODE, PERIOD, START, Node
 from tests.support.waiting import wait_for
 
 
@@ -78,7 +78,7 @@ def test_a_gap_is_told_once_and_again_when_it_has_grown():
 def test_a_range_of_dropped_batches_is_told_until_a_batch_that_tells_it_is_not_dropped():
     node = Node(ledger_s=0)
     node.ticks(3)
-    range_of = Dropped(node.epoch, 1, 2, START * 10**9, (START + PERIOD) * 10**9)
+    range_of = Dropped(node.epoch, 1, 2, START * 10**9, (START + PERIOD) * 10**9, "age")
     node.dropped = [range_of]
     node.tick()
     (row,) = rows_of(node.arrived[3], "gaps_default")
@@ -92,7 +92,7 @@ def test_a_range_of_dropped_batches_is_told_until_a_batch_that_tells_it_is_not_d
     node.tick()
     assert not rows_of(node.arrived[4], "gaps_default")
     # the fourth was dropped as well, and took with it what it told
-    node.dropped = [range_of, Dropped(node.epoch, 4, 4, (START + 15) * 10**9, (START + 15) * 10**9)]
+    node.dropped = [range_of, Dropped(node.epoch, 4, 4, (START + 15) * 10**9, (START + 15) * 10**9, "age")]
     node.tick()
     assert {row["first_batch"] for row in rows_of(node.arrived[5], "gaps_default")} == {1, 4}
 
@@ -212,7 +212,7 @@ def test_the_row_of_whole_batches_counts_those_of_this_start_alone(tmp_path):
     queue.put(Batch("node-1", 2, 0, 10**18, (), ()))
     queue.outbox.add(queue.take())
     queue.outbox.acknowledge(1, 0, 3)
-    queue.outbox.drop(1, 4, 4, 0, 0, "age")
+    queue.outbox.drop(Dropped(1, 4, 4, 0, 0, "age"))
     queue.outbox.sent((2, 0))
     kept = main.open_completeness(argparse.Namespace(disable_ledger=False, ledger_period=60.0), queue, [])
     delivery = kept._delivery()

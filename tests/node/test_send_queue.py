@@ -13,7 +13,7 @@ from colmet.common.wire import Decoder, v1
 from colmet.node.delivery.link import NodeLink
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.delivery.spool import EncodedBatch
+from colmet.node.delivery.spool import Dropped, EncodedBatch
 
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 # What may wait for somebody else, of all that Python and its libraries call.
@@ -128,7 +128,7 @@ def test_counters_say_what_became_of_all():
         outbox.sent((1, seq))
     outbox.sent((1, 1))
     outbox.acknowledge(1, 1, 2)
-    outbox.drop(1, 5, 5, 1, 1, "size")
+    outbox.drop(Dropped(1, 5, 5, 1, 1, "size"))
     counters = queue.counters()
     assert {name: counters[name] for name in ("taken", "sent", "acknowledged", "dropped", "held")} == {
         "taken": 5,

@@ -1,13 +1,13 @@
-"""Shared by tests: JOBS, NODE, PERIOD, START, Dropped, Node."""
+"""Shared by tests: JOBS, NODE, PERIOD, START, Node."""
 
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
 
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.commands import completeness
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.node.delivery.spool import Dropped
 from colmet.node.selfmetrics.completeness import CompletenessStats, DeliveryTotals
 from tests.support.outputs import write
 
@@ -24,14 +24,6 @@ JOBS = Schema("taskstats_default", "job", [Field("cpu_time", "nsec", "counter")]
 
 
 NODE = Schema("procstats_default", "node", [Field("load", "none", "gauge")])
-
-
-class Dropped(NamedTuple):
-    epoch: int
-    first: int
-    last: int
-    since_ns: int
-    until_ns: int
 
 
 class Node:
@@ -78,7 +70,7 @@ class Node:
             if before is not None and before.last == self.seq - 1:
                 self.dropped[-1] = before._replace(last=self.seq, until_ns=time_ns)
             else:
-                self.dropped.append(Dropped(self.epoch, self.seq, self.seq, time_ns, time_ns))
+                self.dropped.append(Dropped(self.epoch, self.seq, self.seq, time_ns, time_ns, "age"))
         self.now += round(self.period * 10)
 
     def ticks(self, count, **how):

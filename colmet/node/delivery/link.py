@@ -57,7 +57,7 @@ def add_options(parser: cli.Options) -> None:
         default=AUTO,
         help=cli.Rare(
             "send this format: v1 is that of this version, colmet06 that of Colmet 0.6; auto asks the collector first, "
-            "and sends colmet06 to one that takes data and does not answer (default: %(default)s)"
+            "and sends colmet06 to one that receives data and does not answer (default: %(default)s)"
         ),
     )
     parser.add_argument(
@@ -468,7 +468,7 @@ class NodeLink:
             try:
                 (batch,) = self._decoder.decode(message).batches
             except WireError:  # wrong bytes from the disk, or a defect
-                self._outbox.drop(*key, key[1], 0, 0, "damage")
+                self._outbox.drop_damaged(key)
                 return True
             message = colmet06.encode(batch, UNASKED if uplink.wire == AUTO else ())
         if message and not uplink.push.send(message):  # empty: Colmet 0.6 has no such tables

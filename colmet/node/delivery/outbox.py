@@ -5,12 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterable
-from typing import NamedTuple
 
 from colmet.common.ranges import Ranges
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.delivery.delivery_stats import DeliveryStats
-from colmet.node.delivery.spool import EncodedBatch, Spool
+from colmet.node.delivery.spool import Dropped, EncodedBatch, Spool
 
 log = logging.getLogger(__name__)
 
@@ -18,26 +17,6 @@ MAX_MEMORY_BYTES = 64 << 20
 MAX_AGE_S = 7 * 86400.0
 MAX_DROPPED_RANGES = 256
 ENTRY_BYTES = 500  # memory of an entry in addition to its message
-
-
-class Dropped(NamedTuple):
-    """A range of dropped batches, from the first to the last number, both included.
-
-    Attributes:
-        epoch: of the start of the agent that measured them.
-        first: number of the first.
-        last: number of the last.
-        since_ns: time of the first.
-        until_ns: time of the last.
-        cause: memory, size, age, damage or queue.
-    """
-
-    epoch: int
-    first: int
-    last: int
-    since_ns: int
-    until_ns: int
-    cause: str
 
 
 class Outbox:
@@ -113,15 +92,15 @@ class Outbox:
     def drop_beyond(self) -> None:
         """Drop the oldest batches beyond the limits of size and age."""
         if self.spool is not None:
-            for epoch, first, last, since_ns, until_ns, cause in self.spool.beyond():
-                self.drop(epoch, first, last, since_ns, until_ns, cause)
+            for dropped in self.spool.beyond():
+                self.drop(dropped)
         too_old_ns = time.time_ns() - self._max_age_ns
         while self._memory:
             oldest = next(iter(self._memory.values()))
             if self.memory_bytes <= self._max_memory_bytes and oldest.time_ns >= too_old_ns:
                 break
             cause = "age" if oldest.time_ns < too_old_ns else "memory"
-            self.drop(oldest.epoch, oldest.seq, oldest.seq, oldest.time_ns, oldest.time_ns, cause)
+            self.drop(Dropped(oldest.epoch, oldest.seq, oldest.seq, oldest.time_ns, oldest.time_ns, cause))
 
     def _forget(self, key: tuple[int, int]) -> None:
         entry = self._memory.pop(key, None)
@@ -139,7 +118,7 @@ class Outbox:
             return entry.message
         message = self.spool.read(*key) if self.spool is not None else None
         if message is None:
-            self.drop(*key, key[1], 0, 0, "damage")
+            self.drop_damaged(key)
         return message
 
     def following(self, key: tuple[int, int]) -> tuple[int, int] | None:
@@ -165,11 +144,9 @@ class Outbox:
         """Return whether this process has sent this batch."""
         return key[1] in self._sent.get(key[0], ())
 
-    def acknowledge(self, epoch: int, first: int, last: int) -> int:
-        """Remove acknowledged batches; return the number removed."""
-        gone = self._remove(epoch, first, last, "acknowledged")
-        self.acknowledged += gone
-        return gone
+    def acknowledge(self, epoch: int, first: int, last: int) -> None:
+        """Remove acknowledged batches."""
+        self.acknowledged += _count(self._remove(epoch, first, last, "acknowledged"))
 
     def count_in(self, epoch: int, first: int, last: int) -> int:
         """Return the number of kept batches in a range."""
@@ -188,24 +165,16 @@ class Outbox:
         """Remove a batch sent to a collector without acknowledgements."""
         self._remove(*key, key[1], "")
 
-    def drop(self, epoch: int, first: int, last: int, since_ns: int, until_ns: int, cause: str) -> None:
-        """Drop batches, as far as they are kept.
+    def drop_damaged(self, key: tuple[int, int]) -> None:
+        """Drop a batch that cannot be read any more; its time is unknown."""
+        self.drop(Dropped(*key, key[1], 0, 0, "damage"))
 
-        Args:
-            epoch: of them.
-            first: their lowest number.
-            last: their highest number.
-            since_ns: time of the first.
-            until_ns: time of the last.
-            cause: as in `Dropped`.
-        """
-        numbers = self._numbers.get(epoch)
-        gone = numbers.within(first, last) if numbers is not None else []
-        self._remove(epoch, first, last, "dropped")
-        for low, high in gone:
-            self.note_dropped(Dropped(epoch, low, high, since_ns, until_ns, cause))
+    def drop(self, batches: Dropped) -> None:
+        """Drop batches, as far as they are kept."""
+        for low, high in self._remove(batches.epoch, batches.first, batches.last, "dropped"):
+            self._note_dropped(batches._replace(first=low, last=high))
 
-    def note_dropped(self, dropped: Dropped) -> None:
+    def _note_dropped(self, dropped: Dropped) -> None:
         """Count dropped batches, and remember their range."""
         before, self.dropped = self.dropped, self.dropped + dropped.last - dropped.first + 1
         if powers_of_ten(self.dropped, before):
@@ -218,28 +187,23 @@ class Outbox:
                 dropped.last,
             )
         ranges = self._dropped_ranges
-        latest = ranges[-1] if ranges else None
-        goes_on = latest is not None and (latest.epoch, latest.last + 1, latest.cause) == (
-            dropped.epoch,
-            dropped.first,
-            dropped.cause,
-        )
-        if latest is not None and goes_on:
-            self._dropped_ranges = (*ranges[:-1], latest._replace(last=dropped.last, until_ns=dropped.until_ns))
-        else:
-            self._dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
+        following = dropped.epoch, dropped.first, dropped.cause
+        if ranges and (ranges[-1].epoch, ranges[-1].last + 1, ranges[-1].cause) == following:
+            dropped = ranges[-1]._replace(last=dropped.last, until_ns=dropped.until_ns)
+            ranges = ranges[:-1]
+        self._dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
 
     def dropped_ranges(self) -> tuple[Dropped, ...]:
         """Return the ranges dropped since the start, the latest last; at most the latest 256."""
         return self._dropped_ranges
 
-    def _remove(self, epoch: int, first: int, last: int, what: str) -> int:
+    def _remove(self, epoch: int, first: int, last: int, what: str) -> list[tuple[int, int]]:
+        """Remove batches, as far as they are kept, and count their outcome; return their numbers, as ranges."""
         numbers = self._numbers.get(epoch)
         if numbers is None:
-            return 0
-        count = 0
-        for low, high in numbers.remove(first, last):
-            count += high - low + 1
+            return []
+        gone = numbers.remove(first, last)
+        for low, high in gone:
             if epoch == self.epoch and what:
                 self.stats.count(what, low, high)
             if self._memory:
@@ -259,7 +223,7 @@ class Outbox:
             self._sent.get(epoch, Ranges()).remove(0, lowest - 1)
         elif not numbers.count:
             self._sent.pop(epoch, None)
-        return count
+        return gone
 
     def counters(self) -> dict[str, int]:
         """Return the counters, by name."""

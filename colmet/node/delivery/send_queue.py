@@ -9,8 +9,8 @@ from collections.abc import Callable
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.schema import Batch
-from colmet.node.delivery.outbox import ENTRY_BYTES, Dropped, Outbox
-from colmet.node.delivery.spool import EncodedBatch
+from colmet.node.delivery.outbox import ENTRY_BYTES, Outbox
+from colmet.node.delivery.spool import Dropped, EncodedBatch
 
 log = logging.getLogger(__name__)
 

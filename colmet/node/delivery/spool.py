@@ -73,6 +73,26 @@ def read_head(data: bytes) -> tuple[int, int, str, int] | None:
     return seed & 0xFFFFFFFF, epoch, data[_SEGMENT.size : end].decode(errors="replace"), end + CRC.size
 
 
+class Dropped(NamedTuple):
+    """A range of dropped batches, from the first to the last number, both included.
+
+    Attributes:
+        epoch: of the start of the agent that measured them.
+        first: number of the first.
+        last: number of the last.
+        since_ns: time of the first.
+        until_ns: time of the last.
+        cause: memory, size, age, damage or queue.
+    """
+
+    epoch: int
+    first: int
+    last: int
+    since_ns: int
+    until_ns: int
+    cause: str
+
+
 class _Segment:
     """A segment, and the numbers of its kept batches."""
 
@@ -194,7 +214,7 @@ class Spool:
             else:
                 self._unlink(name)
         if foreign:
-            log.warning("spool: segments=%d are of another host, and are left alone; remove them", foreign)
+            log.warning("spool: segments=%d are of another host and stay unused; remove them", foreign)
         if count:
             log.info("spool: batches=%d are still to be sent, from before this start", count)
         return found
@@ -290,13 +310,13 @@ class Spool:
             try:
                 writer.cut()
             except OSError:
-                self.end_segment()
+                self._end_segment()
             raise
         segment.size = writer.size
         segment.note(item.seq, item.time_ns)
 
     def _begin(self, first: int) -> LogWriter:
-        self.end_segment()
+        self._end_segment()
         seed = secrets.randbits(63)
         self._seed, self._head = seed & 0xFFFFFFFF, pack_head(seed, self._epoch, self._host)
         name = f"{self._epoch:020d}-{first:020d}.spool"
@@ -316,7 +336,7 @@ class Spool:
         self._segments.append(_Segment(name, self._epoch, first, writer.size))
         return writer
 
-    def end_segment(self) -> None:
+    def _end_segment(self) -> None:
         """End the last segment; remove it if it has no batch."""
         if self._writer is not None:
             self._end_writing()
@@ -353,11 +373,8 @@ class Spool:
         segment.size = writer.size
         self._loaded = ("", 0)
 
-    def beyond(self) -> list[tuple[int, int, int, int, int, str]]:
-        """Return the oldest segments beyond the limits of size and age; they stay until `remove`.
-
-        Each has its epoch, lowest and highest number, first and last time, and the cause: size or age.
-        """
+    def beyond(self) -> list[Dropped]:
+        """Return the batches of the oldest segments beyond the limits of size and age; they stay until `remove`."""
         found = []
         size, count = self.size_bytes, len(self._segments)
         oldest_ns = time.time_ns() - self._max_age_ns
@@ -368,7 +385,8 @@ class Spool:
             if segment is self._segments[-1]:
                 self._end_writing()
             numbers = segment.numbers
-            found.append((segment.epoch, numbers.first, numbers.last, segment.since_ns, segment.until_ns, cause))
+            times = segment.since_ns, segment.until_ns
+            found.append(Dropped(segment.epoch, numbers.first, numbers.last, *times, cause))
             size -= segment.size
             count -= 1
         return found

@@ -6,36 +6,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.common.tables.completeness import ALL, GAPS, SCHEMA
+from colmet.node.delivery.spool import Dropped
 from colmet.node.jobs.job import NODE_JOB
+from colmet.node.schedule import Every
 
 FAILED, LATE, DROPPED = "failed", "late", "dropped"
 MAX_GAPS = 16  # of one table and reason between two reports; further gaps extend the latest one
 MAX_REPORTED = 1024  # batches whose gaps are reported again if the batch is dropped
 _NS = 10**9
-
-
-class BatchRange(Protocol):
-    """A range of dropped batches: `outbox.Dropped`."""
-
-    @property
-    def epoch(self) -> int: ...  # noqa: D102
-
-    @property
-    def first(self) -> int: ...  # noqa: D102
-
-    @property
-    def last(self) -> int: ...  # noqa: D102
-
-    @property
-    def since_ns(self) -> int: ...  # noqa: D102
-
-    @property
-    def until_ns(self) -> int: ...  # noqa: D102
 
 
 class DeliveryTotals(NamedTuple):
@@ -50,7 +33,7 @@ class DeliveryTotals(NamedTuple):
 
     batches: Mapping[str, int]
     by_table: Mapping[str, Mapping[str, int]]
-    dropped: Sequence[BatchRange]
+    dropped: Sequence[Dropped]
     duplicates: int
 
 
@@ -130,9 +113,7 @@ class CompletenessStats:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._delivery = delivery
-        self._period_s = period_s
-        self._monotonic = monotonic
-        self._due_at = monotonic()
+        self._every = Every(period_s, monotonic)
         self._periodic = {*periodic, SCHEMA.name, GAPS.name}
         self._counts: dict[str, _Count] = {}
         self._batches = self._rows = 0
@@ -207,15 +188,11 @@ class CompletenessStats:
         self._batches += 1
         second = batch.time_ns // _NS
         self._take(batch.tables, second)
-        now = self._monotonic()
-        # ticks may come a little early: that must not make the period one tick longer
-        is_due = now >= self._due_at - min(1.0, self._period_s / 10)
         # rows are stored with whole seconds: the report goes into the first batch of a second, so it covers whole ones
         is_first = second != self._batch_ns // _NS
         self._batch_ns = batch.time_ns
-        if not (ends or (is_due and is_first)):
+        if not (ends or (is_first and self._every.is_due())):
             return batch
-        self._due_at = max(self._due_at + self._period_s, now)
         tables = self._tables(batch, period_s, ends)
         return batch._replace(tables=(*batch.tables, *tables))
 
@@ -290,7 +267,7 @@ class CompletenessStats:
         tables.append(Table.from_samples(SCHEMA, time_ns, samples))
         return tables
 
-    def _note_dropped(self, ranges: Sequence[BatchRange]) -> None:
+    def _note_dropped(self, ranges: Sequence[Dropped]) -> None:
         there = {(one.epoch, one.first) for one in ranges}
         self._dropped = {key: last for key, last in self._dropped.items() if key in there}
         for one in ranges:
