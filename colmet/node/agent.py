@@ -405,12 +405,8 @@ class Agent:
         """Return the batch, with the tables of completeness if due."""
         if self._completeness is None:
             return batch
-        try:
+        with self._spared("completeness rows"):
             return self._completeness.add(batch, self._schedule.period_s, ends)
-        except Exception:  # a defect of ours here must not stop the measuring
-            self._own_failures += 1
-            if powers_of_ten(self._own_failures):
-                log.exception("completeness rows not sent failures=%d", self._own_failures)
         return batch
 
     def _own_tables(self, time_ns: int) -> list[Table]:
@@ -435,17 +431,8 @@ class Agent:
             "batches_acknowledged": self._queue.acknowledged,
             "batches_waiting": self._queue.waiting,
             "jobs": len(self._jobs.keys() - {NODE_JOB}),
-            "jobs_started": self._source.started,
-            "jobs_ended": self._source.ended,
-            "discovery_failures": self._source.failures,
             "jobs_without_rows": self._jobs_without_rows,
-            "jobs_unmapped": self._source.unmapped,
-            "job_conflicts": self._source.conflicts,
-            "groups_left_out": self._source.left_out,
-            "watch_overflows": self._source.overflows,
-            "reads_unanswered": self._source.processes.unanswered,
-            "reads_left_out": self._source.processes.left_out,
-            "reads_waiting": self._source.processes.waiting,
+            **self._source.counters(),
         }
         if self._mapping is not None:
             totals["mapping_failures"] = self._mapping.failures
@@ -532,26 +519,12 @@ class Agent:
         service.ready()
         while not signals.stop_wanted():
             service.alive()
-            poll = select.poll()
-            for fd in always:
-                poll.register(fd, select.POLLIN)
-            delay_s = min(self._schedule.delay_s(), service.delay_s())
-            backend_fds = [runner.fd for runner in self.runners]
-            for pace, fds in ((self._looks, [self._source.fd]), (self._drains, backend_fds)):
-                rest_s = pace.rest_s()
-                if rest_s:
-                    delay_s = min(delay_s, rest_s)
-                else:
-                    for fd in fds:
-                        if fd >= 0:
-                            poll.register(fd, select.POLLIN)
-            # rounded up: a poll that ends early would only be called again
-            ready = {fd for fd, _ in poll.poll(delay_s * 1000 + 0.5)}
+            ready = self._wait(always, min(self._schedule.delay_s(), service.delay_s()))
             if signals.stop_wanted():
                 break
             if self._schedule.delay_s() == 0:  # other descriptors stay readable until the next iteration
                 self._sample()
-                self._tell(service)
+                self._note_state(service)
                 continue
             if signals.fd in ready:
                 signals.drain()
@@ -563,6 +536,30 @@ class Agent:
                 service.ready()
             self.step(ready)
         service.stopping()
+        self._send_last()
+
+    def _wait(self, always: Iterable[int], delay_s: float) -> set[int]:
+        """Wait for events, for `delay_s` at most; return the readable descriptors.
+
+        Events of jobs and backends count only while their wake-ups need no rest.
+        """
+        poll = select.poll()
+        for fd in always:
+            poll.register(fd, select.POLLIN)
+        backend_fds = [runner.fd for runner in self.runners]
+        for pace, fds in ((self._looks, [self._source.fd]), (self._drains, backend_fds)):
+            rest_s = pace.rest_s()
+            if rest_s:
+                delay_s = min(delay_s, rest_s)
+            else:
+                for fd in fds:
+                    if fd >= 0:
+                        poll.register(fd, select.POLLIN)
+        # rounded up: a poll that ends early would only be called again
+        return {fd for fd, _ in poll.poll(delay_s * 1000 + 0.5)}
+
+    def _send_last(self) -> None:
+        """Send the rows measured since the last tick, and log all counts."""
         tables = [table for runner in self.runners for table in runner.take()]
         if tables or self._completeness is not None:
             self._queue.put(self._batch(time.time_ns(), tables, is_last=True))
@@ -592,7 +589,7 @@ class Agent:
             with self._spared():
                 self._health.take(batch)
 
-    def _tell(self, service: Service) -> None:
+    def _note_state(self, service: Service) -> None:
         """Note the agent's state, for its control socket and the service manager."""
         if self._health is not None:
             with self._spared():
@@ -600,14 +597,14 @@ class Agent:
                 service.status(self._health.line)
 
     @contextlib.contextmanager
-    def _spared(self) -> Iterator[None]:
+    def _spared(self, what: str = "agent_default") -> Iterator[None]:
         """Log and count a defect of ours in the block, and continue after it."""
         try:
             yield
         except Exception:
             self._own_failures += 1
             if powers_of_ten(self._own_failures):
-                log.exception("agent_default not sent failures=%d", self._own_failures)
+                log.exception("%s not sent failures=%d", what, self._own_failures)
 
     def _note_overruns(self) -> None:
         skipped = self._schedule.done()

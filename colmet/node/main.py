@@ -332,7 +332,7 @@ def make_agent(
         Schedule(options.sample_period),
         placement=place,
         agent_stats=None if options.disable_agent_stats else agent_stats.AgentStats(host, options.agent_stats_period),
-        mapping=mapping.CounterNames.from_options(options.mapping_dir, host),
+        mapping=mapping.CounterNames(host, options.mapping_dir),
         health=health,
         completeness=open_completeness(options, sending.queue, sending.uplinks),
     )

@@ -37,7 +37,6 @@ WIDTH = 100
 _INDENT = "  "
 MAX_LABEL = 24
 INTERVAL_S = 1.0  # for backends with rows of the time between two samples
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 # seconds, name, and the upper bound in seconds
 _TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100), (60, "min", 6e3), (3600, "h", 3.6e5))
 
@@ -62,14 +61,6 @@ def _number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
 
 
-def _bytes(value: float) -> str:
-    power = 0
-    while abs(value) >= 1024 and power < len(_BINARY) - 1:
-        value /= 1024
-        power += 1
-    return f"{value:.0f} B" if not power else f"{value:.1f} {_BINARY[power]}"
-
-
 def _duration(seconds: float) -> str:
     if seconds == 0:
         return "0 s"
@@ -87,7 +78,8 @@ def humanise(field: Field, value: Value) -> str:
         return printable(value.decode("utf-8", "replace"))
     unit = UNITS[field.unit]
     if unit.family == "size":
-        return _bytes(value * unit.factor)
+        divisor, symbol = unit.scaled(abs(value * unit.factor))
+        return f"{value * unit.factor / divisor:.{int(divisor > 1)}f} {symbol}"
     if unit.family == "duration":
         return _duration(value * unit.factor)
     if unit.family == "date":
@@ -155,7 +147,7 @@ def _about(host_name: str) -> Iterator[str]:
     yield f"colmet-node {__version__} on {host_name}, {system.sysname} {system.release} {system.machine}"
     if os.geteuid() != 0:
         yield from wrap(
-            f"Started as user {os.geteuid()}, not root: what this leaves out is said below. Started as root it "
+            f"Started as user {os.geteuid()}, not root: missing measurements are listed below. As root it "
             "measures the jobs of all users.",
             WIDTH,
         )
@@ -163,7 +155,7 @@ def _about(host_name: str) -> Iterator[str]:
 
 def _places(source: JobSource) -> Iterator[str]:
     yield ""
-    yield "Where jobs' cgroups are looked for"
+    yield "Places searched for jobs' cgroups"
     states = source.describe()
     here = {state.name for state in states if state.state != ABSENT}
     shown: list[PlaceState] = []
@@ -179,8 +171,8 @@ def _jobs(jobs: Sequence[Job]) -> Iterator[str]:
     yield "Jobs"
     if not jobs:
         yield from wrap(
-            "none found. A job is a directory in one of these places whose name ends in _<job id>; --cpuset_rootpath "
-            "and --regex_job_id say otherwise.",
+            "none found. A job is a directory in one of these places with a name that ends in _<job id>; "
+            "--cpuset_rootpath and --regex_job_id change that.",
             WIDTH,
             _INDENT,
             _INDENT,
@@ -208,7 +200,7 @@ def _controllers(host: Host, jobs: Sequence[Job], states: Sequence[PlaceState]) 
     if not found:
         return
     yield ""
-    yield "Controllers that hold them"
+    yield "Controllers of the jobs"
     for one in found:
         text = f"{printable(one.text)}: {', '.join(one.has) or 'none'}"
         if one.lacks:
@@ -223,7 +215,7 @@ def switch_of(cls: type[InputBackend]) -> str:
     on, off = cls.switches()
     if off:
         return f"turned off by {off}"
-    return f"not asked for; {on} turns it on" if on else "not asked for"
+    return f"not requested; {on} turns it on" if on else "not requested"
 
 
 class _Trial:
@@ -308,7 +300,10 @@ def report(
         tables = [table for one in in_order for table in one.sample(jobs, time_ns)]
         runners = [one.runner for one in tried if one.runner is not None]
         if agent_stats is not None:
-            totals = {"jobs": len([job for job in jobs if job.id != NODE_JOB]), "discovery_failures": source.failures}
+            totals = {
+                "jobs": len([job for job in jobs if job.id != NODE_JOB]),
+                "discovery_failures": source.counters()["discovery_failures"],
+            }
             tables.append(agent_stats.table(time_ns, runners, totals))
         lines = [*_about(host_name), *_places(source), *_jobs(jobs), *_controllers(host, jobs, source.describe())]
         lines += ["", "What is measured"]

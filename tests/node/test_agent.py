@@ -360,7 +360,6 @@ def test_a_backend_that_becomes_unavailable_between_ticks_is_closed_once_and_tri
 class Source:
     """Jobs as a test has them."""
 
-    started = ended = failures = 0
     processes = Processes()
 
     def __init__(self, *jobs):

@@ -204,7 +204,7 @@ def test_an_id_that_two_layouts_have_is_that_of_the_first_and_is_told_once(machi
     source = machine.source()
     (job,) = source.scan().jobs
     machine.full_look(source)
-    assert job.tids() == [1] and source.conflicts == 1
+    assert job.tids() == [1] and source.counters()["job_conflicts"] == 1
     assert caplog.text.count("two layouts") == 1
 
 
@@ -233,7 +233,7 @@ def test_nobody_but_root_in_the_right_directory_can_say_a_job_id(machine, caplog
     for _ in range(3):
         assert machine.full_look(source) == []
     assert caplog.text.count("job of a cgroup is unknown") == 1 and "CgroupJobIdPaths=yes" in caplog.text
-    assert source.unmapped == 1
+    assert source.counters()["jobs_unmapped"] == 1
     assert "1 whose job id is unknown" in state_of(source, "slurm-sluid")[0][1]
     machine.process(500, b"slurmstepd: [77.batch]\0", uid=0)
     assert ids(machine.full_look(source)) == [(77, "")], "tried again at each full look"
@@ -356,7 +356,7 @@ def test_no_more_is_remembered_of_text_ids_than_is_there(machine):
         machine.full_look(source)
         machine.remove(f"{SCOPE}/{sluid}")
         source.scan()
-    assert source.unmapped == 30
+    assert source.counters()["jobs_unmapped"] == 30
     memory = source._finder.sluids
     assert not (memory._sure or memory._warned or memory.waiting or memory.guessed)
 
@@ -569,7 +569,7 @@ def test_dropped_events_mean_a_full_look_and_that_all_jobs_may_have_changed(mach
     machine.group(f"{SCOPE}/job_2")
     scan = source.scan()
     assert ids(scan.jobs) == [(1, ""), (2, "")] and job in scan.jobs
-    assert source.overflows == 1 and "dropped events" in caplog.text
+    assert source.counters()["watch_overflows"] == 1 and "dropped events" in caplog.text
     assert scan.changed == scan.jobs
 
 
@@ -600,9 +600,9 @@ def test_deep_and_many_directories_are_bounded_and_counted(machine, caplog):
     source = machine.source()
     deep, wide = source.scan().jobs
     assert deep.tids() == [2] and len(wide.cgroups) == MAX_GROUPS
-    assert source.left_out == 1 + 6
+    assert source.counters()["groups_left_out"] == 1 + 6
     machine.full_look(source)
-    assert source.left_out == 7, "the same are not counted again"
+    assert source.counters()["groups_left_out"] == 7, "the same are not counted again"
     assert caplog.text.count("too many or too deep") == 1
 
 

@@ -180,7 +180,7 @@ def test_an_error_other_than_absence_does_not_end_the_jobs(fake, source_of, monk
     monkeypatch.setattr(fake.host, "directories", fail)
     clock.now += FULL_WALK_S
     assert source.scan().jobs == before
-    assert source.failures == 2, "the root, and the job's directory"
+    assert source.counters()["discovery_failures"] == 2, "the root, and the job's directory"
     assert "Input/output error" in caplog.text
 
 

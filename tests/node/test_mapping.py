@@ -151,6 +151,6 @@ def test_a_directory_that_does_not_answer_keeps_nobody_waiting(fake, monkeypatch
 
 def test_the_directory_of_the_command_line_is_where_it_was_at_the_start(fake, monkeypatch):
     monkeypatch.chdir(fake.path)
-    names = CounterNames.from_options("maps", fake.host)
+    names = CounterNames(fake.host, "maps")
     assert names._directory == f"{fake.path}/maps"
-    assert CounterNames.from_options("", fake.host)._directory == ""
+    assert CounterNames(fake.host, "")._directory == ""

@@ -132,7 +132,7 @@ def test_a_backend_that_is_off_says_why_and_what_to_do(fake):
     text, status = report(fake, *classes)
     assert status == 0
     assert re.search(r"^  able +on\n  absent +off: no such device; modprobe it and so on", text, re.M)
-    assert re.search(r"^  unasked +off: not asked for; --enable-fake turns it on$", text, re.M)
+    assert re.search(r"^  unasked +off: not requested; --enable-fake turns it on$", text, re.M)
     assert max(map(len, text.splitlines())) <= 100
     assert [cls.closed for cls in classes] == [1, 2, 0]
 

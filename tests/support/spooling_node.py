@@ -69,8 +69,10 @@ class NoJobs:
     """A node without jobs."""
 
     fd = -1
-    started = ended = failures = unmapped = conflicts = left_out = overflows = 0
     processes = Processes()
+
+    def counters(self):
+        return {}
 
     def scan(self):
         return JobScan([], [], [])

@@ -91,35 +91,25 @@ class JobSource:
         self.ended = 0
         self.fd = self._directories.fd
 
-    @property
-    def failures(self) -> int:
-        """Number of failed listings of directories that exist."""
-        return self._directories.failures
-
-    @property
-    def unmapped(self) -> int:
-        """Number of directories with a text id of Slurm and without a known job id."""
-        return self._finder.sluids.unmapped
-
-    @property
-    def left_out(self) -> int:
-        """Number of directories of jobs beyond the bounds of depth and number."""
-        return self._finder.left_out
-
-    @property
-    def conflicts(self) -> int:
-        """Number of directories skipped because another layout has a job of the same id."""
-        return self._finder.conflicts
+    def counters(self) -> dict[str, int]:
+        """Return the counters of the search and of the reads of processes, by column of `agent_default`."""
+        return {
+            "jobs_started": self.started,
+            "jobs_ended": self.ended,
+            "discovery_failures": self._directories.failures,
+            "jobs_unmapped": self._finder.sluids.unmapped,
+            "job_conflicts": self._finder.conflicts,
+            "groups_left_out": self._finder.left_out,
+            "watch_overflows": self._directories.overflows,
+            "reads_unanswered": self.processes.unanswered,
+            "reads_left_out": self.processes.left_out,
+            "reads_waiting": self.processes.waiting,
+        }
 
     @property
     def processes(self) -> Processes:
         """The reader of files of the jobs' processes."""
         return self._host.processes
-
-    @property
-    def overflows(self) -> int:
-        """Number of times that inotify dropped events."""
-        return self._directories.overflows
 
     def scan(self) -> JobScan:
         """Return the present jobs, and the changes since the last scan.

@@ -6,7 +6,7 @@ import resource
 import struct
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from colmet.common.errors import ParseError
 from colmet.common.runtime import cli
@@ -16,9 +16,10 @@ from colmet.node.schedule import Every
 from colmet.node.system.host import Host
 from colmet.node.system.processes import Processes
 
+if TYPE_CHECKING:
+    from colmet.node.agent import Runner
+
 AGENT = b"agent"  # the label of the row of the agent as a whole
-
-
 _ROW = struct.Struct("<q" + "".join(["q" if field.dtype == "i8" else f"{field.dtype[1:]}s" for field in SCHEMA.fields]))
 _PLACES = {name: n for n, name in enumerate(("job_id", *SCHEMA.names))}
 _EMPTY = [0, *[field.missing for field in SCHEMA.fields]]
@@ -61,26 +62,6 @@ class Meter:
         return time.thread_time_ns() + (self._processes.cpu_ns if self._processes is not None else 0)
 
 
-class MeasuredBackend(Protocol):
-    """The counters of a backend that `AgentStats` reads: an `agent.Runner`."""
-
-    @property
-    def name(self) -> str: ...  # noqa: D102
-
-    @property
-    def cpu_ns(self) -> int: ...  # noqa: D102
-
-    @property
-    def wall_ns(self) -> int: ...  # noqa: D102
-
-    is_open: bool
-    rows: int
-    failures: int
-    overruns: int
-
-    def counters(self) -> Mapping[str, int]: ...  # noqa: D102
-
-
 def add_options(parser: cli.Options) -> None:
     """Declare --agent-stats-period and --disable-agent-stats."""
     parser.add_argument(
@@ -114,7 +95,7 @@ class AgentStats:
         """Set the period, in seconds."""
         self._every.change(period_s)
 
-    def table(self, time_ns: int, runners: Iterable[MeasuredBackend], totals: Mapping[str, int]) -> Table:
+    def table(self, time_ns: int, runners: Iterable[Runner], totals: Mapping[str, int]) -> Table:
         """Return a row for the agent, then one for each backend.
 
         Args:

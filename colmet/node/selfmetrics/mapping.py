@@ -8,13 +8,16 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from colmet.common.runtime import cli
-from colmet.common.schema import Sample, Schema, Table
+from colmet.common.schema import Sample, Table
 from colmet.common.tables.mapping import SCHEMA
 from colmet.node.jobs.job import NODE_JOB
 from colmet.node.system.host import Host
+
+if TYPE_CHECKING:
+    from colmet.node.backend import InputBackend
 
 log = logging.getLogger(__name__)
 
@@ -37,17 +40,6 @@ class CounterName(NamedTuple):
     zone: str = ""
 
 
-class NumberedBackend(Protocol):
-    """The part of an `InputBackend` that describes numbered columns."""
-
-    @property
-    def schema(self) -> Schema: ...  # noqa: D102
-
-    def counter_names(self) -> Sequence[CounterName]: ...  # noqa: D102
-
-    def mapping_file(self) -> tuple[str, Sequence[str]] | None: ...  # noqa: D102
-
-
 def add_options(parser: cli.Options) -> None:
     """Declare --mapping-dir."""
     parser.add_argument(
@@ -68,7 +60,7 @@ class CounterNames:
 
     Args:
         host: the machine.
-        directory: for the files, as an absolute path; "" for none.
+        directory: for the files; "" for none.
 
     Attributes:
         failures: files that could not be written.
@@ -77,19 +69,14 @@ class CounterNames:
     def __init__(self, host: Host, directory: str, monotonic: Callable[[], float] = time.monotonic) -> None:
         self.failures = 0
         self._host = host
-        self._directory = directory
+        self._directory = os.path.abspath(directory) if directory else ""
         self._monotonic = monotonic
         self._due_at = 0.0
         self._known: dict[str, Sequence[CounterName]] = {}
         self._files: dict[str, tuple[Sequence[str], int]] = {}  # to be written, by the prefix of their names
         self._writer: threading.Thread | None = None
 
-    @classmethod
-    def from_options(cls, directory: str, host: Host) -> CounterNames:
-        """Return the names for this --mapping-dir."""
-        return cls(host, os.path.abspath(directory) if directory else "")
-
-    def tables(self, time_ns: int, backends: Iterable[NumberedBackend]) -> list[Table]:
+    def tables(self, time_ns: int, backends: Iterable[InputBackend]) -> list[Table]:
         """Return the table if it is due; write the changed files.
 
         Args:

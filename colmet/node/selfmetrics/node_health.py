@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from colmet.common.live.job_metrics import JobMetrics
 from colmet.common.live.latest_tables import LatestTables
@@ -15,34 +15,25 @@ from colmet.common.runtime.prometheus_text import Family, in_base_unit, labels, 
 from colmet.common.schema import Batch
 from colmet.common.tables.agent import SCHEMA
 from colmet.node.delivery.uplink import Uplink, UplinkState
-from colmet.node.selfmetrics.agent_stats import MeasuredBackend
+
+if TYPE_CHECKING:
+    from colmet.node.agent import Runner
 
 # The agent's counters of failures.
 WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures", "reads_unanswered")
-
-
 _PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 1.0
 _FIELDS = {field.name: field for field in SCHEMA.fields}
 # Key, end of the metric's name, kind, help.
 _OF_BACKENDS = (
-    ("on", "up", "gauge", "1 while it measures, 0 while what it needs is absent."),
+    ("on", "up", "gauge", "1 while it measures, 0 while a requirement is missing."),
     ("rows", "rows_total", "counter", "Rows measured."),
     ("failures", "failures_total", "counter", "Samples that failed and left no rows."),
     ("overruns", "overruns_total", "counter", "Samples that took longer than the period."),
     ("cpu_s", "cpu_seconds_total", "counter", "CPU time of its work."),
-    ("wall_s", "wall_seconds_total", "counter", "Time that the same work took."),
-    ("dropped_counters", "dropped_counters", "gauge", "Counters that it gives and does not declare."),
+    ("wall_s", "wall_seconds_total", "counter", "Wall time of its work."),
+    ("dropped_counters", "dropped_counters", "gauge", "Counters that it returns and does not declare."),
 )
-
-
-class Watched(MeasuredBackend, Protocol):
-    """The queried part of a backend's runner: an `agent.Runner`."""
-
-    why: str
-    error: str
-    dropped_counters: set[str]
-    sampled_ns: int
 
 
 class NodeHealth:
@@ -91,7 +82,7 @@ class NodeHealth:
         """Process a batch to be sent; main thread only."""
         self._latest.take([batch])
 
-    def note(self, runners: Iterable[Watched], totals: Mapping[str, int], tick_ns: int, period_s: float) -> None:
+    def note(self, runners: Iterable[Runner], totals: Mapping[str, int], tick_ns: int, period_s: float) -> None:
         """Make the snapshot; main thread only.
 
         Args:
@@ -190,7 +181,7 @@ class NodeHealth:
         backends = picture["backends"]
         for key, metric, kind, text in _OF_BACKENDS:
             samples = [(labels({"backend": backend["name"]}), backend[key]) for backend in backends]
-            yield Family(f"{name}_backend_{metric}", kind, text, [(told, value + 0) for told, value in samples])
+            yield Family(f"{name}_backend_{metric}", kind, text, [(label, value + 0) for label, value in samples])
         seen = [(labels({"backend": one["name"]}), one["sampled_ns"] / 1e9) for one in backends if one["sampled_ns"]]
         text = "When its last rows were measured."
         yield Family(f"{name}_backend_last_rows_timestamp_seconds", "gauge", text, seen)
@@ -203,7 +194,7 @@ class NodeHealth:
             ]
             yield Family(named(f"{name}_backend", key, kind=field.kind), field.kind, field.help, samples)
         there = [(labels({"uri": one["uri"]}), int(one["there"])) for one in picture["collectors"]]
-        yield Family(f"{name}_collector_up", "gauge", "1 while this collector takes batches.", there)
+        yield Family(f"{name}_collector_up", "gauge", "1 while this collector receives batches.", there)
         for part in self._parts:
             yield from families_of(name, part, picture[part])
         if self._jobs is not None:
