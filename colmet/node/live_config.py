@@ -32,7 +32,7 @@ def add_options(parser: cli.Options) -> None:
         action="store_true",
         help=cli.Rare(
             "let the collector change the sample period and the perf events of this node without keys, too: then any "
-            "machine that takes the collector's address can (default: only with keys)"
+            "machine with the collector's address can (default: only with keys)"
         ),
     )
 

@@ -20,6 +20,7 @@ from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, Exits
+from colmet.node.system.processes import Question
 from tests.support.machine import FakeRoot
 
 MS = 1_000_000
@@ -261,7 +262,7 @@ def test_a_task_that_is_being_taken_down_counts_once_while_others_of_its_user_do
     blocked, wake = os.pipe()
     try:
         while processes.may_answer(11, "job 1"):
-            processes.ask_one(500 + processes.unanswered, "job 1", lambda: os.read(blocked, 1))
+            processes.ask([Question(500 + processes.unanswered, "job 1", lambda: os.read(blocked, 1))])
         kernel.die(11, cpu=20)
         for _ in range(3):
             assert node.tick() == {1: 100 + 23}

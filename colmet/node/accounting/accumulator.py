@@ -7,6 +7,7 @@ migration to the job is subtracted. A gauge is the sum over the live tasks alone
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from typing import Union
 
@@ -63,7 +64,7 @@ class Accumulator:
         self._min = np.array([f.fold == "min" for f in schema.fields])
         self._gauge = np.array([f.kind == "gauge" for f in schema.fields])
         self._adds = self._sum & ~self._gauge
-        self._jobs: dict[int, _JobTasks] = {}
+        self._jobs: defaultdict[int, _JobTasks] = defaultdict(lambda: _JobTasks(len(schema.fields)))
 
     def update(
         self,
@@ -85,9 +86,7 @@ class Accumulator:
         Returns:
             Totals, shape (fields,), -1 for fields without a value of any task; None before the job's first task.
         """
-        known = self._jobs.get(job)
-        if known is None:
-            known = self._jobs[job] = _JobTasks(self._width)
+        known = self._jobs[job]
         self._fold_final(known)
         self._retire(known, keys, values, inherited, reused)
         known.keys, known.values = keys, values
@@ -111,9 +110,7 @@ class Accumulator:
             keys: the tasks, shape (n,).
             values: shape (n, fields), -1 for a missing value.
         """
-        known = self._jobs.get(job)
-        if known is None:
-            known = self._jobs[job] = _JobTasks(self._width)
+        known = self._jobs[job]
         if len(known.keys):
             ended = set(keys.tolist())
             live = np.array([key not in ended for key in known.keys.tolist()])
@@ -145,9 +142,7 @@ class Accumulator:
 
     def subtract(self, job: int, values: Ints) -> None:
         """Subtract the usage of migrated tasks before their arrival in a job: shape (n, fields)."""
-        known = self._jobs.get(job)
-        if known is None:
-            known = self._jobs[job] = _JobTasks(self._width)
+        known = self._jobs[job]
         used = np.where(values == MISSING_INT, 0, values).sum(axis=0)
         known.before = used if known.before is None else known.before + used
 
@@ -181,9 +176,7 @@ class Accumulator:
 
     def last_seen(self, job: int) -> tuple[Ints, Ints]:
         """Return keys and values of a job's tasks as of the last tick."""
-        known = self._jobs.get(job)
-        if known is None:
-            known = _JobTasks(self._width)
+        known = self._jobs.get(job) or _JobTasks(self._width)
         return known.keys, known.values
 
     def knows(self, job: int) -> bool:

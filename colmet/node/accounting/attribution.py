@@ -182,12 +182,9 @@ class Attribution:
     def _add(self, tid: int, value: int) -> None:
         job = value if value >= 0 else ~value
         former = self._owner.get(tid)
-        if former is not None:
-            former = former if former >= 0 else ~former
-            if former != job:
-                self._alive[former] -= 1
-                self._alive[job] = self._alive.get(job, 0) + 1
-        else:
+        if former is None or former not in (job, ~job):
+            if former is not None:
+                self._alive[former if former >= 0 else ~former] -= 1
             self._alive[job] = self._alive.get(job, 0) + 1
         self._owner[tid] = value
 

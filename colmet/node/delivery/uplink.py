@@ -129,7 +129,7 @@ class Uplink:
         self._answered = 0  # the data connection of the collector's last answer
         self._was_mute = False  # as of its last known state
         self._collector = 0
-        self._told_duplicates = 0  # reported by it, since it was started
+        self._reported_duplicates = 0  # by it, since it was started
         self._sent: dict[int, Ranges] = {}  # to the present process, by epoch
         self._times_away = self._times_mute = self._times_blocked = 0
 
@@ -256,12 +256,12 @@ class Uplink:
         self.version = ack.version
         another = self._collector not in (0, ack.started)
         if self._collector == 0:  # duplicates of an earlier start of this node
-            self._told_duplicates = ack.duplicates
+            self._reported_duplicates = ack.duplicates
         elif another:
-            self._told_duplicates = 0
+            self._reported_duplicates = 0
             self._sent.clear()
-        self.duplicates += max(0, ack.duplicates - self._told_duplicates)
-        self._told_duplicates = ack.duplicates
+        self.duplicates += max(0, ack.duplicates - self._reported_duplicates)
+        self._reported_duplicates = ack.duplicates
         self._collector = ack.started
         self._known = True
         if self._was_mute:

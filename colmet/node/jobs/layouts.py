@@ -36,21 +36,21 @@ class JobLayout(NamedTuple):
         name: short, for logs.
         help: one line for people.
         version: of the cgroups, 1 or 2.
-        controllers: v1 hierarchies to search; the first one with a job lists its tasks. Empty for v2.
         where: the directory that holds the jobs, for people.
         root: matches that directory; the layout is in use if one exists.
         way: matches the directories to search for jobs.
         job: matches a job's directory; its groups are `job` or `sluid`, and `user`.
+        controllers: v1 hierarchies to search; the first one with a job lists its tasks. Empty for v2.
     """
 
     name: str
     help: str
     version: int
-    controllers: tuple[str, ...]
     where: str
     root: re.Pattern[str]
     way: re.Pattern[str]
     job: re.Pattern[str]
+    controllers: tuple[str, ...] = ()
 
     def match(self, path: str) -> Claim | None:
         """Return the job named by a directory's path; None if it is not a job's own directory."""
@@ -78,6 +78,15 @@ def job_number(text: str) -> int | None:
     return None
 
 
+_SLURM_V2 = JobLayout(
+    name="slurm-v2",
+    help="Slurm, cgroup v2: job_<job id> in /system.slice/*slurmstepd.scope",
+    version=2,
+    where="/system.slice/*slurmstepd.scope",
+    root=re.compile(_SLURM_V2_SCOPE),
+    way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
+    job=re.compile(rf"{_SLURM_V2_SCOPE}/job_(?P<job>[0-9]+)"),
+)
 # A uid in a path stays that number as text: the look-up of its name may block while a directory server is away, and the
 # tick must not.
 LAYOUTS = (
@@ -95,7 +104,6 @@ LAYOUTS = (
         name="oar3",
         help="OAR 3, cgroup v2: oar-u<uid>-j<job id>... below /oar.slice",
         version=2,
-        controllers=(),
         where="/oar.slice",
         root=re.compile(r"/oar\.slice"),
         # The shallowest match is the job's directory: all directories inside belong to it, whatever their names.
@@ -114,24 +122,10 @@ LAYOUTS = (
         way=re.compile(r"/slurm(?:_[^/]+)?(?:/uid_[0-9]+)?"),
         job=re.compile(r"/slurm(?:_[^/]+)?/uid_(?P<user>[0-9]+)/job_(?P<job>[0-9]+)"),
     ),
-    JobLayout(
-        name="slurm-v2",
-        help="Slurm, cgroup v2: job_<job id> in /system.slice/*slurmstepd.scope",
-        version=2,
-        controllers=(),
-        where="/system.slice/*slurmstepd.scope",
-        root=re.compile(_SLURM_V2_SCOPE),
-        way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
-        job=re.compile(rf"{_SLURM_V2_SCOPE}/job_(?P<job>[0-9]+)"),
-    ),
-    JobLayout(
+    _SLURM_V2,
+    _SLURM_V2._replace(
         name="slurm-sluid",
         help="Slurm 26.05 and later, cgroup v2: a text id instead of job_<job id>",
-        version=2,
-        controllers=(),
-        where="/system.slice/*slurmstepd.scope",
-        root=re.compile(_SLURM_V2_SCOPE),
-        way=re.compile(rf"/system\.slice|{_SLURM_V2_SCOPE}"),
         # "s" and a number in Crockford's base 32: no I, L, O, U. 14 characters in all samples seen.
         job=re.compile(rf"{_SLURM_V2_SCOPE}/(?P<sluid>s[0-9A-HJKMNP-TV-Z]{{9,19}})"),
     ),

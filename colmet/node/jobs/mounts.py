@@ -11,22 +11,10 @@ from colmet.node.system.host import Host
 
 _PATH = "/proc/self/mounts"
 _CONTROLLERS = frozenset(
-    [
-        "cpu",
-        "cpuacct",
-        "cpuset",
-        "memory",
-        "blkio",
-        "devices",
-        "freezer",
-        "pids",
-        "perf_event",
-        "net_cls",
-        "net_prio",
-        "hugetlb",
-        "rdma",
-        "misc",
-    ]
+    (
+        *("cpu", "cpuacct", "cpuset", "memory", "blkio", "devices", "freezer", "pids", "perf_event"),
+        *("net_cls", "net_prio", "hugetlb", "rdma", "misc"),
+    )
 )
 
 

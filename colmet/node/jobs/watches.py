@@ -234,7 +234,7 @@ class Directories:
                 raise
             return entry.names  # a failure to list does not end the jobs
         if not entry.fresh:
-            self._not_watched(path, "jobs there are looked for at each tick")
+            self._not_watched(path, "jobs there are searched at each tick")
         for name in set(entry.names or ()).difference(names):
             self._drop(f"{path.rstrip('/')}/{name}")
         entry.listed.update(set(names).difference(entry.names or ()))

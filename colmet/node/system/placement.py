@@ -74,7 +74,7 @@ class Placement:
         self._jobs: list[Job] = []
         self._unsettled: dict[Job, int] = {}  # jobs to check again, and how often
         self._cpus_of: dict[Job, frozenset[int]] = {}
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self.failures = 0
         self._all = self.cpus = frozenset(get_cpus(0))
 
@@ -165,6 +165,6 @@ class Placement:
     def _failed(self, purpose: str, err: Exception) -> None:
         self.failures += 1
         what = purpose.partition(" (")[0]
-        if what not in self._told:
-            self._told.add(what)
+        if what not in self._warned:
+            self._warned.add(what)
             log.warning("cannot %s: %s", purpose, err)

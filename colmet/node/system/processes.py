@@ -89,7 +89,7 @@ class _Work:
             return self.given_up
 
 
-class _Reader:
+class _ReaderThread:
     """A thread that finds answers. Once given up, it ends when it returns.
 
     Attributes:
@@ -148,7 +148,7 @@ class _Reader:
                     n = work.order[work.place]
                     try:
                         work.answers[n] = work.questions[n].find()
-                    except Exception as err:  # noqa: BLE001 - it is the answer, whoever asked judges it
+                    except Exception as err:  # noqa: BLE001 - it is the answer, for the caller to judge
                         work.answers[n] = err
                 self.cpu_ns += time.thread_time_ns() - start
                 is_over = work.given_up
@@ -185,8 +185,8 @@ class Processes:
         self._monotonic = monotonic
         self._left_s = BUDGET_S
         self._as_of = monotonic()
-        self._idle: list[_Reader] = []  # at most one; a list, for `finalize`
-        self._waiting: dict[int, tuple[str, _Reader]] = {}  # by the blocked process
+        self._idle: list[_ReaderThread] = []  # at most one; a list, for `finalize`
+        self._waiting: dict[int, tuple[str, _ReaderThread]] = {}  # by the blocked process
         self._of_party: Counter[str] = Counter()  # of these
         self._suspects: dict[str, float] = {}  # with the end of suspicion
         self._cpu_ns = 0
@@ -226,10 +226,6 @@ class Processes:
             order = order[work.place + 1 :]
         return answers[:]  # a copy: a thread that was given up may still write to the other list
 
-    def ask_one(self, pid: int, party: str, find: Callable[[], Any]) -> Any:
-        """Return the answer to one question."""
-        return self.ask([Question(pid, party, find)])[0]
-
     def is_waited_for(self, pid: int) -> bool:
         """Return whether a process has an unanswered question."""
         return pid in self._waiting
@@ -247,7 +243,7 @@ class Processes:
             reader.thread.join(1)
             self._cpu_ns += reader.cpu_ns
 
-    def _has_ended(self, reader: _Reader, work: _Work) -> bool:
+    def _has_ended(self, reader: _ReaderThread, work: _Work) -> bool:
         """Wait for a reader; return False if it is blocked, or its party has used up the time to wait."""
         if work.ended.acquire(timeout=LOOK_S):
             return True
@@ -286,16 +282,16 @@ class Processes:
             and self._of_party[party] < MAX_OF_PARTY
         )
 
-    def _reader(self) -> _Reader | None:
+    def _reader(self) -> _ReaderThread | None:
         """Return an idle or new reader; None if the system provides no thread."""
         if self._idle:
             return self._idle.pop()
         try:
-            return _Reader()
+            return _ReaderThread()
         except RuntimeError:
             return None
 
-    def _note(self, work: _Work, reader: _Reader) -> None:
+    def _note(self, work: _Work, reader: _ReaderThread) -> None:
         if work.place < 0:  # the thread has not begun
             question = Question(-(reader.thread.native_id or 1), "colmet-node", _nothing)
         else:
@@ -336,7 +332,7 @@ class Processes:
             self._suspects = {party: until for party, until in self._suspects.items() if now < until}
 
 
-def _end_all(readers: list[_Reader]) -> None:
+def _end_all(readers: list[_ReaderThread]) -> None:
     while readers:
         readers.pop().end()
 

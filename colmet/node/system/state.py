@@ -107,18 +107,18 @@ class StateFile:
             directory = self._host.private_directory(self._path)
             directory.lock(f"{self._name}.lock")
         except BlockingIOError:
-            self._tell("another colmet-node has it; give each its own --state-dir")
+            self._warn("another colmet-node has it; give each its own --state-dir")
         except FileNotFoundError as err:
-            self._tell(f"{err.filename}: {err.strerror}; make the directory it is to be in, or change --state-dir")
+            self._warn(f"{err.filename}: {err.strerror}; make the directory it is to be in, or change --state-dir")
         except PermissionError as err:
-            self._tell(
+            self._warn(
                 f"{err.strerror}; start colmet-node as root, or give it with --state-dir a directory of its user's own "
                 "in which nobody else may write"
             )
         except NotADirectoryError:
-            self._tell("it is a link or a file; give the directory itself with --state-dir")
+            self._warn("it is a link or a file; give the directory itself with --state-dir")
         except (OSError, ValueError) as err:
-            self._tell(f"{err}; --state-dir chooses another place")
+            self._warn(f"{err}; --state-dir chooses another place")
         else:
             self._directory = directory
             return True
@@ -126,7 +126,7 @@ class StateFile:
             directory.close()
         return False
 
-    def _tell(self, why: str) -> None:
+    def _warn(self, why: str) -> None:
         log.warning("no state is kept, %s directory=%s: %s", _LOSS, self._path, why)
 
     def load(self) -> bytes | None:
