@@ -405,7 +405,7 @@ class Agent:
         """Return the batch, with the tables of completeness if due."""
         if self._completeness is None:
             return batch
-        with self._spared("completeness rows"):
+        with self._spared("completeness rows not sent failures=%d"):
             return self._completeness.add(batch, self._schedule.period_s, ends)
         return batch
 
@@ -597,14 +597,14 @@ class Agent:
                 service.status(self._health.line)
 
     @contextlib.contextmanager
-    def _spared(self, what: str = "agent_default") -> Iterator[None]:
+    def _spared(self, message: str = "agent_default not sent failures=%d") -> Iterator[None]:
         """Log and count a defect of ours in the block, and continue after it."""
         try:
             yield
         except Exception:
             self._own_failures += 1
             if powers_of_ten(self._own_failures):
-                log.exception("%s not sent failures=%d", what, self._own_failures)
+                log.exception(message, self._own_failures)
 
     def _note_overruns(self) -> None:
         skipped = self._schedule.done()
