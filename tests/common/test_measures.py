@@ -50,7 +50,8 @@ READERS = {
         },
         "columns that only a dashboard shows; the catalogue refuses others when dashboards are made",
     ),
-    "colmet/web/app.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
+    "colmet/web/openapi.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
+    "colmet/web/parameters.py": ({"cpu_usage"}, "an example in the description of the interface"),
     "dev/demo.py": ({"cpu_total", "VmRSS"}, "compares columns of one table with each other"),
     "dev/workloads.py": ({"cpu_total"}, "compares columns of one table with each other"),
 }
