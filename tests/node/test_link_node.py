@@ -30,7 +30,7 @@ def test_what_is_new_is_sent_at_once_and_held_until_it_is_acknowledged(world):
     assert world.push.take() == [1, 2, 3] and len(world.outbox) == 3
     world.ack((1, 2))
     world.link.step()
-    assert len(world.outbox) == 1 and world.link.outstanding == 1
+    assert len(world.outbox) == 1 and world.link.counters()["outstanding"] == 1
     world.run(3)
     assert world.hellos[-1] == wire.Hello("node-1", EPOCH, 4, world.hellos[-1].version, (wire.Range(EPOCH, 3, 3),))
     world.ack((3, 3))

@@ -271,20 +271,10 @@ class NodeLink:
         self._stopping = False
         self._thread: threading.Thread | None = None
 
-    @property
-    def outstanding(self) -> int:
-        """The number of batches sent and not acknowledged."""
-        return len(self._outstanding)
-
     def pace(self, rate: float) -> None:
         """Set the rate of batches that are not new, per second."""
         self._rate = rate
         self._tokens.limit(rate, _burst(rate))
-
-    @property
-    def uplinks(self) -> Sequence[Uplink]:
-        """The uplinks to the collectors."""
-        return self._uplinks
 
     def counters(self) -> dict[str, int]:
         """Return the counters, by name. From any thread."""

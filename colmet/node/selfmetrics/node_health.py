@@ -129,24 +129,24 @@ class NodeHealth:
             "agent": dict(totals),
             "behind_s": spool.get("oldest_s", 0),
             "backends": backends,
-            "collectors": [
-                {
-                    "uri": uplink.uri,
-                    "there": uplink.state in (UplinkState.THERE, UplinkState.MUTE) and uplink.blocked_at is None,
-                    "state": uplink.state.value if uplink.blocked_at is None else "takes no data",
-                    "since_s": round(self._monotonic() - (uplink.blocked_at or uplink.since), 1),
-                    "version": uplink.version,
-                    "wire": uplink.sends,
-                    "durable": uplink.durable,
-                    "mute": uplink.state is UplinkState.MUTE and uplink.link is not None,
-                    "duplicates": uplink.duplicates,
-                }
-                for uplink in self._uplinks
-            ],
+            "collectors": [self._collector(uplink) for uplink in self._uplinks],
             **parts,
             "last_hour": self._recent.growth(),
         }
         self._ticked_ns = self._now_ns()
+
+    def _collector(self, uplink: Uplink) -> dict[str, Any]:
+        return {
+            "uri": uplink.uri,
+            "there": uplink.state in (UplinkState.THERE, UplinkState.MUTE) and uplink.blocked_at is None,
+            "state": uplink.state.value if uplink.blocked_at is None else "takes no data",
+            "since_s": round(self._monotonic() - (uplink.blocked_at or uplink.since), 1),
+            "version": uplink.version,
+            "wire": uplink.sends,
+            "durable": uplink.durable,
+            "mute": uplink.state is UplinkState.MUTE and uplink.link is not None,
+            "duplicates": uplink.duplicates,
+        }
 
     def status(self, _request: Mapping[str, Any]) -> dict[str, Any]:
         """Handle the command: return the identity, and the snapshot with current ages."""

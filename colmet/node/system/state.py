@@ -74,7 +74,6 @@ class StateFile:
 
     Attributes:
         failures: saves that failed.
-        bytes_saved: size of the last saved payload.
     """
 
     def __init__(
@@ -91,7 +90,6 @@ class StateFile:
         self._boot = b""
         self._directory: PrivateDirectory | None = None
         self.failures = 0
-        self.bytes_saved = 0
 
     @property
     def is_open(self) -> bool:
@@ -180,7 +178,6 @@ class StateFile:
                     err,
                 )
             return False
-        self.bytes_saved = len(payload)
         return True
 
     def close(self) -> None:
