@@ -23,7 +23,7 @@ NOT_HERE = "taken and not here: still on its way, elsewhere, or lost with the no
 UNSURE = "dropped at the node beyond the bound of its spool, or taken and not here"
 STOPPED = "colmet-node was not running"
 KILLED = "colmet-node or the node ended: not taken, or lost with it"
-TOLD = {"failed": FAILED, "late": LATE, "dropped": DROPPED}
+CAUSES = {"failed": FAILED, "late": LATE, "dropped": DROPPED}
 
 
 class LedgerRow(NamedTuple):
@@ -75,10 +75,10 @@ class TableCompleteness(NamedTuple):
     until: int  # time of the last row of the ledger; 0 without a ledger
 
 
-def latest(told: Iterable[ReportedGap]) -> list[ReportedGap]:
+def latest(reports: Iterable[ReportedGap]) -> list[ReportedGap]:
     """Return the last report of each gap: a growing gap is reported again."""
     kept: list[ReportedGap] = []
-    for one in sorted(told, key=lambda one: (one.epoch, one.table, one.why, one.first, -one.last, -one.samples)):
+    for one in sorted(reports, key=lambda one: (one.epoch, one.table, one.why, one.first, -one.last, -one.samples)):
         before = kept[-1] if kept else None
         if before is None or before[1:4] != one[1:4] or one.first > before.last or not one.first:
             kept.append(one)
@@ -225,7 +225,7 @@ class GapFinder:
         table: its name.
         jobs: sorted times of the rows of each job.
         accounts: rows of the ledger about this table.
-        told: reported gaps of the host.
+        reports: reported gaps of the host.
         began: time of the first read row of any table of the host; earlier rows of the ledger are not compared with
             rows in other files.
     """
@@ -235,15 +235,15 @@ class GapFinder:
         table: str,
         jobs: Mapping[int, Times],
         accounts: Iterable[LedgerRow],
-        told: Iterable[ReportedGap],
+        reports: Iterable[ReportedGap],
         began: int,
     ) -> None:
         self._jobs = jobs
         self._times = np.sort(np.concatenate([np.empty(0, np.int64), *jobs.values()]))
         self._accounts = sorted(accounts, key=lambda one: (one.epoch, one.time, one.taken))
-        told = latest(told)
-        self._missed = [one for one in told if one.table == table]
-        self._dropped = [one for one in told if one.why == "dropped"]
+        reports = latest(reports)
+        self._missed = [one for one in reports if one.table == table]
+        self._dropped = [one for one in reports if one.why == "dropped"]
         self._began = began
         self._gaps: list[TableGap] = []
         self._twice = 0
@@ -251,44 +251,44 @@ class GapFinder:
     def find(self) -> TableCompleteness:
         """Return the stored and the missing rows."""
         epochs = sorted({account.epoch for account in self._accounts})
-        former = 0
+        earlier_rows = 0
         for n, epoch in enumerate(epochs):
             accounts = [account for account in self._accounts if account.epoch == epoch]
             following = epochs[n + 1] // NS if n + 1 < len(epochs) else None
-            former = self._find_in(epoch, accounts, former, following)
+            earlier_rows = self._find_in(epoch, accounts, earlier_rows, following)
             if following is not None:
                 self._find_after(accounts[-1], following)
         gaps = tuple(sorted(self._gaps))
         until = self._accounts[-1].time if self._accounts else 0
         return TableCompleteness(len(self._times), sum(gap.rows for gap in gaps), gaps, self._twice, until)
 
-    def _find_in(self, epoch: int, accounts: Sequence[LedgerRow], former: int, following: int | None) -> int:
+    def _find_in(self, epoch: int, accounts: Sequence[LedgerRow], earlier_rows: int, following: int | None) -> int:
         """Find the gaps between the start of an agent and its last row of the ledger.
 
-        `former` is the number of rows of earlier agents in the second of its start; `following` the start of the next
-        agent, in seconds since 1970. Returns the number of rows of agents up to this one in that second.
+        `earlier_rows` is the number of rows of earlier agents in the second of its start; `following` the start of the
+        next agent, in seconds since 1970. Returns the number of rows of agents up to this one in that second.
         """
         start = epoch // NS
         before = LedgerRow(start - 1, epoch, 0, False, 0, 0, 0, 0, 0, 0)
         if start < self._began - 2 * accounts[0].period_s - 2:
             before = accounts[0]
             accounts = accounts[1:]
-            former = 0
-        mine = 0
-        unsaid = {"failed": 0, "late": 0}
+            earlier_rows = 0
+        shared_rows = 0
+        unreported = {"failed": 0, "late": 0}
         for account in accounts:
             taken = account.rows - before.rows
             # a row of the ledger counts the rows of its second taken with it; the others were taken later
             after = before.time - 1 if before.taken else before.time
             here = between(self._times, after, account.time - 1) - before.rows_now
             if account.time > start or account.is_last:  # the rows of the second of the start are counted now
-                here -= former
-                former = 0
+                here -= earlier_rows
+                earlier_rows = 0
             now = account.rows_now
             if account.is_last:
                 now = between(self._times, account.time - 1, account.time)
                 if account.time == following:  # some rows of this second are the next agent's
-                    now = mine = min(now, max(0, taken - here))
+                    now = shared_rows = min(now, max(0, taken - here))
             here += now
             self._twice += max(0, here - taken)
             a_sample = taken / max(1, account.taken - before.taken) or 1
@@ -298,23 +298,23 @@ class GapFinder:
                 ("failed", before.failed, account.failed),
                 ("late", before.late, account.late),
             ):
-                told = [
+                reports = [
                     one
                     for one in self._missed
                     if one.epoch == epoch and one.why == why and before.time < one.first <= account.time
                 ]
-                for one in told:
+                for one in reports:
                     rows = max(1, round(one.samples * a_sample))
-                    self._gaps.append(TableGap(one.first, one.last, one.samples, rows, TOLD[why], True))
+                    self._gaps.append(TableGap(one.first, one.last, one.samples, rows, CAUSES[why], True))
                 # later rows of the ledger count the reported samples of a continuing gap
-                unsaid[why] += sum_now - sum_before - sum(one.samples for one in told)
-                if unsaid[why] > 0:
-                    rows = max(1, round(unsaid[why] * a_sample))
+                unreported[why] += sum_now - sum_before - sum(one.samples for one in reports)
+                if unreported[why] > 0:
+                    rows = max(1, round(unreported[why] * a_sample))
                     first = min(before.time + 1, account.time)
-                    self._gaps.append(TableGap(first, account.time, unsaid[why], rows, TOLD[why], False))
-                    unsaid[why] = 0
+                    self._gaps.append(TableGap(first, account.time, unreported[why], rows, CAUSES[why], False))
+                    unreported[why] = 0
             before = account
-        return mine
+        return shared_rows
 
     def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> LostSamples:
         """Return the known facts about rows taken between two rows of the ledger and not stored."""

@@ -32,7 +32,7 @@ TABLES_S = 60.0  # the tables of a job
 UNKNOWN_S = 10.0  # no users or tables: they may appear any time
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20  # answers in the cache
 GRID_S = 60.0  # times in queries are rounded to minutes, so that repeated queries are equal
-BEGAN = columns_of([START])
+START_COLUMNS = columns_of([START])
 
 T = TypeVar("T")
 
@@ -176,7 +176,7 @@ class StoreReader:
             from colmet.stored.job_completeness import hosts_of
             from colmet.stored.stays import JobInterval, read_stays
 
-            stays = read_stays(history, JobInterval(job, since, until), BEGAN)
+            stays = read_stays(history, JobInterval(job, since, until), START_COLUMNS)
             if not stays:
                 return None
             tables = history.tables(NODE, min(stay.start for stay in stays), max(stay.last for stay in stays))
@@ -282,9 +282,9 @@ def _owners(found: Sequence[Series]) -> RowOwners:
     order = np.argsort(times, kind="stable")
     times, cells = times[order], cells[order]
     is_named = cells != b""
-    whiles = np.flatnonzero(np.diff(times, prepend=-np.inf) > AGAIN_S)
+    starts = np.flatnonzero(np.diff(times, prepend=-np.inf) > AGAIN_S)
     users = {one.decode("utf-8", "replace") for one in set(cells.tolist())}
-    if np.logical_or.reduceat(is_named, whiles).all():
+    if np.logical_or.reduceat(is_named, starts).all():
         users.discard("")
     return RowOwners(frozenset(users), float(times[is_named].max(initial=-np.inf)))
 

@@ -168,7 +168,7 @@ class Sender:
         """Forget starts beyond `most`, not their counts: the oldest without batches to come first, `kept` last."""
         extra = len(self._epochs) - most
         if extra > 0:
-            for oldest in sorted(self._epochs, key=lambda one: (one == kept, one in self._held, one))[:extra]:
+            for oldest in sorted(self._epochs, key=lambda epoch: (epoch == kept, epoch in self._held, epoch))[:extra]:
                 self._forgotten_missing += self._epochs.pop(oldest).missing
 
     def knows(self, epoch: int, number: int) -> bool:

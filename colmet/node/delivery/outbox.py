@@ -207,11 +207,11 @@ class Outbox:
             if epoch == self.epoch and what:
                 self.stats.count(what, low, high)
             if self._memory:
-                for seq in (
-                    range(low, high + 1)
-                    if high - low < len(self._memory)
-                    else [key[1] for key in self._memory if key[0] == epoch and low <= key[1] <= high]
-                ):
+                if high - low < len(self._memory):
+                    seqs: Iterable[int] = range(low, high + 1)
+                else:
+                    seqs = [key[1] for key in self._memory if key[0] == epoch and low <= key[1] <= high]
+                for seq in seqs:
                     self._forget((epoch, seq))
             if self.spool is not None:
                 self.spool.remove(epoch, low, high)
