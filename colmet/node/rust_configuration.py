@@ -32,7 +32,7 @@ def add_options(parser: cli.Options) -> None:
         nargs="?",
         const=DEFAULT_URI,
         help=cli.Rare(
-            "take another sample period and other perf events from the Rust node's senders; without a login, so any "
+            "accept another sample period and other perf events from the Rust node's senders; without a login, so any "
             f"user of this machine can change them (default: off; without URI: {DEFAULT_URI})"
         ),
     )

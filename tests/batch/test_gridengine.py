@@ -648,7 +648,7 @@ def test_what_is_too_much_without_environments_is_said(commands, monkeypatch):
     commands("qstat", large_cell(1000, 10))
     watch = MemoryWatch(CommandSource())
     assert not watch.refresh()
-    assert "printed more than 10000 bytes, not counting what is passed over, and was killed" in watch.why
+    assert "printed more than 10000 bytes, skipped output not counted, and was killed" in watch.why
 
 
 def has_gone(pid):

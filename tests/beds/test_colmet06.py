@@ -155,7 +155,7 @@ def test_a_collector_of_06_ends_at_a_message_of_v1(site):
 def test_upgrade_in_either_order_and_back(site):
     first = site.old_collector()
     old_node, new_node = site.old_node(), site.new_node()
-    new_node.said("it is sent the format of Colmet 0.6")
+    new_node.said("it gets the format and the tables")
     time.sleep(5)
     assert first.runs and first.stop() == 0, first.log.read_text()
     time.sleep(3 * PERIOD_S)
@@ -166,7 +166,7 @@ def test_upgrade_in_either_order_and_back(site):
     assert second.stop() == 0
     in_both = len(site.rows("new-node"))
     third = site.old_collector()
-    assert eventually(lambda: new_node.log.read_text().count("it is sent the format of Colmet 0.6") == 2, 120)
+    assert eventually(lambda: new_node.log.read_text().count("it gets the format and the tables") == 2, 120)
     time.sleep(5)
     assert new_node.stop() == 0 and third.runs and old_node.runs
     time.sleep(3 * PERIOD_S)

@@ -115,7 +115,7 @@ def test_one_that_takes_data_and_has_no_link_is_sent_the_old_format(caplog):
     world.run(1)
     taken = world.take()
     assert dialects(taken) == {"colmet06"} and sorted(numbers(taken)) == [1, 2, 3, 4] and len(world.outbox) == 0
-    assert "it is sent the format of Colmet 0.6" in caplog.text
+    assert "it gets the format and the tables of Colmet 0.6" in caplog.text
     assert "link=link-uri: connections are refused" in caplog.text
     assert world.link.resent == 3 and world.outbox.sent_batches == 4
 

@@ -185,13 +185,13 @@ def open_uplinks(
         log.warning("collectors do not acknowledge: batches under way are lost when one stops")
     if dialect == AUTO and not all(by_uri.values()):
         log.warning(
-            "without --zeromq-link-uri a collector cannot be asked what it reads: it is sent the format of Colmet 0.6, "
-            "with the tables of that version alone; give --wire v1 where it is newer"
+            "without --zeromq-link-uri a collector cannot be asked what it reads: it gets the format and the tables of "
+            "Colmet 0.6; give --wire v1 if it is newer"
         )
     if options.wire == COLMET06 and getattr(options, "enable_nvidia", False):
         log.warning(
-            "nvidiastats_default ends a collector of Colmet 0.6.10 that writes HDF5: --wire auto leaves it out, and "
-            "--enable-nvidia is of no use beside --wire colmet06 there"
+            "nvidiastats_default ends a collector of Colmet 0.6.10 that writes HDF5: --wire auto does not "
+            "send it there; remove --enable-nvidia or --wire colmet06"
         )
     uplinks: list[Uplink] = []
     # without acknowledgements, queued batches exist nowhere else

@@ -308,12 +308,9 @@ class Uplink:
             return
         if self.wire == AUTO:
             log.warning(
-                "collector receives data and does not acknowledge: it is sent the format of Colmet 0.6, with the "
-                "tables "
-                "of that version alone and nvidiastats_default left out, and batches under way when it stops are "
-                "lost; upgrade a collector of Colmet 0.6, and open the link port of a newer one to this node: "
-                "collector=%s "
-                "link=%s: %s times=%d",
+                "collector receives data and does not acknowledge: it gets the format and the tables of Colmet 0.6, "
+                "without nvidiastats_default, and batches under way when it stops are lost; upgrade a collector of "
+                "Colmet 0.6, and open the link port of a newer one to this node: collector=%s link=%s: %s times=%d",
                 *(self.uri, self.link.uri, self.link.problem or "not connected", self._times_mute),
             )
         else:

@@ -96,7 +96,7 @@ class Command:
         if self._cancelled:
             raise self._failure("was stopped, colmet-node ends")
         if len(out) > self._max_answer or len(said) > self._max_answer:
-            besides = ", not counting what is passed over," if self._sift else ""
+            besides = ", skipped output not counted," if self._sift else ""
             raise self._failure(f"printed more than {self._max_answer} bytes{besides} and was killed")
         if not ended:
             self.killed += 1
