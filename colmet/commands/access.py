@@ -1,7 +1,7 @@
-"""Manage the users of the collector's JSON interface and page: the file of its option --http-users.
+"""Manage the users of the JSON interface and the page, in the file of the collector's option --http-users.
 
-`add NAME` reads a password, or with --token makes a token and prints it once; a name can have one password and any
-number of tokens. A running collector reads the changed file within a second.
+`add NAME` reads a password from the terminal, or with --token prints a new token, once. A user can have one password
+and several tokens. A running collector reads the changed file within a second.
 """
 
 from __future__ import annotations
@@ -54,23 +54,25 @@ examples:
   colmet access /etc/colmet/users add grafana --group admin --token dashboards --until 2027-12-31
   colmet access /etc/colmet/users list
 
-exit status: 0; 2 if an option or the file cannot be used."""
+exit status:
+  0  done
+  2  an option or the file is not usable"""
     parser.add_argument("file", metavar="FILE", help="the file of users; add creates it")
     parser.add_argument("action", choices=("add", "remove", "list"), help="what to do")
-    parser.add_argument("name", metavar="NAME", nargs="?", help="the user, by the name that jobs have")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="user name, as in the jobs")
     parser.add_argument(
         "--group",
         metavar="GROUP",
         action="append",
-        help="a group of the user with this password or token; repeatable; members of the collector's "
-        "--http-admin-group (admin) see all jobs",
+        help="add the user with this password or token to this group; members of the collector's --http-admin-group "
+        "(admin) see all jobs; repeatable",
     )
     parser.add_argument(
         "--token",
         metavar="LABEL",
         nargs="?",
         const="",
-        help="add a token with this label, or remove it; instead of a password",
+        help="add or remove a token with this label, not the password",
     )
     parser.add_argument("--until", metavar="YYYY-MM-DD", help="last day (UTC) on which the token is valid")
     parser.add_argument(

@@ -33,20 +33,18 @@ class Subcommand(NamedTuple):
 
 
 COMMANDS: Mapping[str, Subcommand] = {
-    "keygen": Subcommand("colmet.commands.keygen", "make keys for the collector and the nodes"),
-    "enrol": Subcommand("colmet.commands.enrol", "add nodes to a cluster with keys"),
-    "completeness": Subcommand(
-        "colmet.commands.completeness", "count samples that are stored and missing, with the reasons"
-    ),
-    "extract": Subcommand("colmet.commands.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),
-    "plot": Subcommand("colmet.commands.plot", "draw a job's metrics over time"),
-    "report": Subcommand("colmet.commands.report.command", "report what a job used, and what it could do better"),
     "status": Subcommand("colmet.commands.status", "print or check the state of a running daemon"),
-    "top": Subcommand("colmet.commands.top.command", "show live what jobs and nodes use"),
-    "mem": Subcommand("colmet.gridengine.command", "show memory used and reserved, by host and job"),
-    "access": Subcommand("colmet.commands.access", "manage the users of the JSON interface and the page"),
     "doctor": Subcommand("colmet.commands.doctor", "diagnose a node or a collector, and suggest remedies"),
+    "top": Subcommand("colmet.commands.top.command", "show the current use of jobs and nodes"),
+    "report": Subcommand("colmet.commands.report.command", "report a job's efficiency, with advice"),
+    "plot": Subcommand("colmet.commands.plot", "draw a job's metrics over time"),
+    "extract": Subcommand("colmet.commands.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),
+    "completeness": Subcommand("colmet.commands.completeness", "count stored and missing samples, with the reasons"),
+    "mem": Subcommand("colmet.gridengine.command", "show memory used and reserved, by host and job"),
     "configure": Subcommand("colmet.commands.configure", "change the sample period or perf events of running nodes"),
+    "enrol": Subcommand("colmet.commands.enrol", "make keys for nodes, and copy them to the nodes"),
+    "keygen": Subcommand("colmet.commands.keygen", "make keys for the collector and the nodes"),
+    "access": Subcommand("colmet.commands.access", "manage the users of the JSON interface and the page"),
     "completion": Subcommand(
         "colmet.commands.completion", "print the completion of these commands for bash, zsh or fish"
     ),
@@ -58,17 +56,19 @@ def build_parser(commands: Mapping[str, Subcommand]) -> cli.Parser:
     width = max(map(len, commands))
     parser = cli.Parser(
         prog="colmet",
-        description="Query and manage Colmet, and show what jobs used.",
+        description="Query and manage Colmet, and show the resource use of jobs.",
         epilog="commands:\n"
         + "\n".join([f"  {name:{width}}  {command.help}" for name, command in commands.items()])
-        + "\n\ncolmet COMMAND --help has its options. In each a job is --job (-j), a user --user (-u), and an interval "
-        "--since and --until.",
+        + "\n\ncolmet COMMAND --help prints the options of a command. All commands name a job with --job (-j), a "
+        "user with --user (-u), and an interval with --since and --until.",
     )
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
     )
-    parser.add_argument("command", metavar="COMMAND", help="a command of those below")
-    parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER, help="options of the command")
+    parser.add_argument("command", metavar="COMMAND", help="one of the commands below")
+    parser.add_argument(
+        "arguments", metavar="...", nargs=argparse.REMAINDER, help="options and arguments of the command"
+    )
     return parser
 
 

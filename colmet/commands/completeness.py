@@ -1,7 +1,7 @@
-"""Count the samples in HDF5 files and those that are missing, with their times and reasons.
+"""Count the stored and missing samples of nodes and jobs in HDF5 files, with times and reasons.
 
-The rows are compared with the ledger of each node in the same files (completeness_default, gaps_default). Give all
-files of the time in question: rows in other files count as missing.
+Stored rows are compared with the nodes' own counts in the same files (tables completeness_default and gaps_default).
+Give all files of the interval: rows in other files count as missing.
 """
 
 from __future__ import annotations
@@ -34,8 +34,10 @@ examples:
   colmet completeness -j 4242
   colmet completeness --host node-7 --since yesterday /var/lib/colmet/cluster.*.hdf5
 
-exit status: 0 if nothing is missing; 1 if samples are missing; 2 if a file cannot be read, or has nothing of the job or
-host."""
+exit status:
+  0  nothing is missing
+  1  samples are missing
+  2  a file cannot be read, or has no row of the job or host"""
     parser.add_argument(
         "files", metavar="FILE", nargs="*", help="HDF5 file (default: those of the collector's configuration)"
     )

@@ -1,7 +1,7 @@
-"""Change the sample period and the perf events of running nodes: of this one, or of others through the collector.
+"""Change the sample period or the perf events of running nodes: of this node, or of others through the collector.
 
-Run it as root or as the daemon's user. The change lasts until the node's next start or SIGHUP; for a permanent change
-edit the node's configuration file, too.
+Run it as root or as the daemon's user. The change is lost at the node's next start or SIGHUP. To keep it, change the
+node's configuration file, too.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ examples:
   colmet configure --all --perf-events instructions cache_misses
   colmet configure --host node-7 --host node-8 --sample-period 2.5
 
-exit status: 0; 1 if a node did not apply the change, or no daemon answers; 2 for a wrong command line."""
-    parser.add_argument("--node", action="store_true", help="change the node on this machine (the default)")
-    parser.add_argument("--all", action="store_true", help="change all nodes of the collector on this machine")
+exit status:
+  0  done
+  1  a node refused or did not answer, or no daemon answers here
+  2  wrong command line"""
+    parser.add_argument("--node", action="store_true", help="change the node on this machine (default)")
+    parser.add_argument("--all", action="store_true", help="change all nodes, through the collector on this machine")
     parser.add_argument(
         "--host",
         metavar="NAME",
         action="append",
-        help="change this node of the collector on this machine; repeatable",
+        help="change this node, through the collector on this machine; repeatable",
     )
     parser.add_argument("--sample-period", metavar="S", type=cli.positive_seconds, help="seconds between two samples")
     parser.add_argument(

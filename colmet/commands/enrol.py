@@ -1,9 +1,9 @@
-"""Add nodes to a cluster with keys: make a key pair for each, and let the collector accept it.
+"""Make a key pair for each node, let the collector accept it, and copy it to the node (--push).
 
-Run it on the collector's machine. The files for /etc/colmet/keys on the node NAME are in enrolled/NAME: node.secret,
-and collector.key with the collector's address. --push copies them by ssh. An enrolled node keeps its keys, so the
-command can be repeated. NAME is what `hostname` prints on the node. The name of this machine is for a node agent beside
-the collector; its files need no copying.
+Run it on the collector's machine, as root. NAME is the output of `hostname` on the node. --push copies two files by ssh
+to /etc/colmet/keys on the node, and restarts colmet-node there if it runs: node.secret, and collector.key with the
+collector's address. Without --push, copy them from /etc/colmet/keys/enrolled/NAME. A node on this machine needs no
+copies. Repeating the command is safe: a node keeps its keys.
 """
 
 from __future__ import annotations
@@ -47,14 +47,17 @@ examples:
   colmet enrol node-1 node-2 --push
   colmet enrol --from-file nodes.txt --collector tcp://head:5556
 
-exit status: 0; 1 if a node could not be reached; 2 if a name, an address, the list or a file cannot be used."""
+exit status:
+  0  done
+  1  a node could not be reached
+  2  a name, an address, the list or a file is not usable"""
     add_names(parser, "host names of nodes")
     parser.add_argument(
         "--collector",
         metavar="URI",
         action="append",
-        help="address of the collector for the nodes; such as tcp://head:5556; repeatable; it is kept in collector.key "
-        f"(default: the address that is kept there, else port {PORT} of this machine's name)",
+        help="address of the collector for the nodes; such as tcp://head:5556; repeatable; kept in collector.key "
+        f"(default: the one given before, else tcp://HOST:{PORT} with this machine's name)",
     )
     parser.add_argument(
         "--push",
@@ -66,12 +69,12 @@ exit status: 0; 1 if a node could not be reached; 2 if a name, an address, the l
         "--ssh",
         metavar="COMMAND",
         default=SSH,
-        help="run this for --push, followed by the node's name and a command (default: '%(default)s')",
+        help="ssh command of --push; the node's name and a command are appended (default: '%(default)s')",
     )
     parser.add_argument(
         "--replace",
         action="store_true",
-        help="make new keys for these nodes; the collector then refuses the old ones",
+        help="make new keys for these nodes, and refuse the old ones from then on",
     )
 
 

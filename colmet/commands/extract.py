@@ -1,6 +1,6 @@
 """Extract a job's rows from the store, as JSON, CSV, Parquet or HDF5.
 
-The second form is that of OAR's REST API, and of the program colmet-extract: it prints gzip with one JSON object.
+The second form is for OAR's REST API, as colmet-extract: it prints one JSON object, compressed with gzip.
 """
 
 from __future__ import annotations
@@ -199,8 +199,11 @@ examples:
   colmet extract -j 4242 --format parquet --output job4242.parquet
   colmet extract /var/lib/colmet/colmet 4242 1700000000 1700003600 coremem | gunzip
 
-exit status: 0; 1 if nothing is stored of the request, or it cannot be written; 2 for a wrong command line or
-configuration, or an unreadable file. Without --job, that of colmet-extract."""
+exit status:
+  0  done
+  1  no matching rows, or the output cannot be written
+  2  wrong command line or configuration, or an unreadable file
+The second form has the statuses of colmet-extract."""
     parser.usage = f"{parser.prog} --job JOB [OPTION ...]\n{parser.prog} {' '.join(ARGUMENTS)}"
     parser.add_argument(
         "oar",

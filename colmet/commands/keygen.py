@@ -1,7 +1,8 @@
-"""Make key pairs: NAME.key, which is public, and NAME.secret, which must stay on its machine.
+"""Make key pairs: NAME.key is public, NAME.secret must stay on its machine.
 
-The collector gets one pair, each node its own. A node's files have the name that `hostname` prints there: its key is
-valid for the data of that host alone. Existing files are never overwritten.
+To add nodes, use `colmet enrol`: it makes their keys, too. The collector has one pair, each node its own. A node's
+files are named as `hostname` prints on the node; its key is valid for data of that host only. Existing files are never
+overwritten.
 """
 
 from __future__ import annotations
@@ -26,13 +27,15 @@ examples:
   colmet keygen node node-1 node-2
   colmet keygen node --from-file nodes.txt --directory ./keys
 
-exit status: 0; 2 if a name, the list or the directory cannot be used, or a file exists already."""
-    parser.add_argument("role", choices=("collector", "node"), help="the keys' owner")
+exit status:
+  0  done
+  2  a name, the list or the directory is not usable, or a file exists"""
+    parser.add_argument("role", choices=("collector", "node"), help="make keys of a collector, or of nodes")
     add_names(parser, "host names of nodes, or one name of a collector")
     parser.add_argument(
         "--if-missing",
         action="store_true",
-        help="make only what is missing of the collector's pair and of the nodes' directory",
+        help="make only missing files of the collector; existing ones are no error",
     )
 
 

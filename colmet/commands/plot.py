@@ -1,9 +1,9 @@
-"""Draw a job's metrics over time as a picture (PNG or SVG): a chart for each metric, with a line for each host.
+"""Draw metrics of a job over time: a picture (PNG or SVG) with a chart for each metric and a line for each host.
 
-Counters are drawn as rates: CPU time as used cores, bytes as bytes per second. Missing samples leave a gap in the line.
-A measure, such as cpu_used or memory, is read on each host from the first of its columns with values. More than ten
-lines are drawn as their median, minimum and maximum. Metrics of nodes (power, temperatures, InfiniBand) are drawn for
-the hosts and the time of the job.
+A METRIC is a column, or a measure such as cpu_used or memory: on each host the first of several columns with values.
+Counters are drawn as rates: CPU time as cores, bytes as bytes per second. A gap in the line is a time without samples.
+More than ten lines become their median, minimum and maximum. Columns of nodes (power, temperatures, InfiniBand) are
+drawn for the job's hosts, during the job.
 """
 
 from __future__ import annotations
@@ -47,22 +47,24 @@ examples:
   colmet plot 4242 cpu_usage memory
   colmet plot -j 4242 memory --since yesterday --output job.svg
 
-exit status: 0; 1 if nothing stored can be drawn, or the picture cannot be written; 2 for a wrong command line or
-configuration."""
+exit status:
+  0  done
+  1  no rows of this job and metric, or the picture cannot be written
+  2  wrong command line or configuration, or an unknown metric"""
     parser.usage = f"{parser.prog} [OPTION ...] JOB METRIC ..."
     parser.add_argument(
         "metrics",
         metavar="JOB METRIC ...",
         nargs="*",
-        help="the job, unless --job names it, and what to draw: COLUMN, TABLE.COLUMN where several tables have the "
-        "column, or a measure such as cpu_used, memory or tasks (docs/metrics.md has all)",
+        help="the job (unless given by --job) and the metrics: COLUMN, TABLE.COLUMN if several tables have the "
+        "column, or a measure such as cpu_used, memory or tasks; see docs/metrics.md",
     )
     selection.add_job(parser, "draw this job; 0: the nodes themselves")
     selection.add_interval(parser)
     selection.add_hosts(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--rate", action="store_true", help="draw the growth per second, of all metrics")
-    how.add_argument("--absolute", action="store_true", help="draw values as they are, also of counters")
+    how.add_argument("--rate", action="store_true", help="draw the growth per second of all metrics, of gauges too")
+    how.add_argument("--absolute", action="store_true", help="draw the stored values, of counters too")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write to this file, .png or .svg; or to - (default: job-JOB-....png)"
     )

@@ -1,4 +1,4 @@
-"""Report the state of the daemons that run here: as text, as JSON (docs/health.md), or as a check for Nagios."""
+"""Report the state of the daemons on this machine: as text, as JSON (docs/health.md), or as a check for Nagios."""
 
 from __future__ import annotations
 
@@ -30,17 +30,23 @@ examples:
   colmet status collector --all
   colmet status node --check --max-age 120
 
-Its first lines are the verdict of --check. A daemon can be asked by root and by its own user.
+The first lines are the result of --check. Run it as root or as the daemon's user.
 
-exit status: 0; 1 if a daemon does not answer; 2 for a wrong command line. With --check: 0 OK, 1 WARNING, 2 CRITICAL,
-3 UNKNOWN; of several daemons the highest."""
+exit status:
+  0  done; with --check: OK
+  1  a daemon does not answer; with --check: WARNING
+  2  wrong command line; with --check: CRITICAL
+  3  with --check: UNKNOWN
+Of several daemons the highest is returned."""
     parser.add_argument(
         "daemon", choices=SIDES, nargs="?", help="ask this daemon (default: those that run or are set up here)"
     )
     add_client_options(parser)
-    parser.add_argument("--json", action="store_true", help="print all of it as JSON")
+    parser.add_argument("--json", action="store_true", help="print everything as JSON")
     parser.add_argument(
-        "--all", action="store_true", help=f"every counter, and every sender of a collector, not only the {WORST} worst"
+        "--all",
+        action="store_true",
+        help=f"print every counter, and all senders of a collector instead of the {WORST} worst",
     )
     parser.add_argument(
         "--check",
@@ -52,7 +58,7 @@ exit status: 0; 1 if a daemon does not answer; 2 for a wrong command line. With 
         metavar="S",
         type=cli.positive_seconds,
         default=60.0,
-        help="longest time without a sample, in seconds; also without a message of a node, or an output "
+        help="report a problem after S seconds without a sample; also without a message of a node, or an output "
         "(default: %(default)g)",
     )
     parser.add_argument(
@@ -60,8 +66,8 @@ exit status: 0; 1 if a daemon does not answer; 2 for a wrong command line. With 
         metavar="S",
         type=cli.positive_seconds,
         default=300.0,
-        help="warn of rows that wait longer than S seconds; at the node for a collector, there for an output "
-        "(default: %(default)g)",
+        help="warn if rows wait longer than S seconds; at the node for a collector, there for an output (default: "
+        "%(default)g)",
     )
 
 

@@ -32,7 +32,10 @@ examples:
   colmet mem head:8080 -u alice           where alice's jobs are, and what they use of what they reserved
   colmet mem head:8080 | cut -f 1,7       host and available memory: in a pipe, columns have tabs between them
 
-exit status: 0; 1 where the server does not answer, or has no data; 2 where the command line is wrong.
+exit status:
+  0  done
+  1  the server does not answer, or has no data
+  2  wrong command line
 """
 
 
@@ -45,13 +48,13 @@ def add_options(parser: cli.Parser) -> None:
         nargs="?",
         help="URL of the server, or HOST:PORT (default: that of this machine's collector, as --config has it)",
     )
-    group = parser.add_argument_group("what is shown")
+    group = parser.add_argument_group("selection")
     group.add_argument("--host", metavar="HOST", dest="hostname", default="", help="only this host")
     group.add_argument(
         "-j", "--job", metavar="JOB", dest="jobid", default="", help="only this job, or this task of an array (17.3)"
     )
     group.add_argument("-u", "--user", metavar="USER", dest="owner", default="", help="only the jobs of this user")
-    group.add_argument("-d", "--details", action="store_true", help="show the jobs of each host, as -j and -u do")
+    group.add_argument("-d", "--details", action="store_true", help="show the jobs of each host (implied by -j and -u)")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
     parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
     parser.add_argument(

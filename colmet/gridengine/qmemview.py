@@ -1,4 +1,7 @@
-"""Show the memory that jobs reserved and used, by host, as QmemTools' viewer of this name."""
+"""Show the memory that jobs reserved and used, by host.
+
+Compatible with qmemview of QmemTools; `colmet mem` has more options.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ examples:
   qmemview head:8080 -o alice             the hosts with a job of alice, and her jobs
   qmemview head:8080 -j 4242              the hosts with this job, and its memory
 
-exit status: 0; 1 where the server does not answer, or its address is wrong; 2 where the command line is wrong."""
+exit status:
+  0  done
+  1  the server does not answer, or its address is wrong
+  2  wrong command line"""
 
 
 def build_parser() -> cli.Parser:
@@ -30,8 +36,8 @@ def build_parser() -> cli.Parser:
     parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip(), epilog=EPILOG)
     parser.add_argument("place", metavar="HOST:PORT", help="address of the server, or a URL for one with TLS")
     parser.conflict_handler = "resolve"  # -h was a host before Colmet had this program
-    group = parser.add_argument_group("what is shown")
-    group.add_argument("-h", "--hostname", metavar="HOST", default="", help="only this host; help is --help alone")
+    group = parser.add_argument_group("selection")
+    group.add_argument("-h", "--hostname", metavar="HOST", default="", help="only this host (-h is not help here)")
     group.add_argument(
         "-j", "--jobid", metavar="ID", default="", help="only this job, or this task of an array (17.3), with details"
     )

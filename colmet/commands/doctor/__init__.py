@@ -31,8 +31,8 @@ def add_options(parser: cli.Parser) -> None:
         "  2  something cannot work (FAIL), or the command line is wrong\n"
         "\n"
         "examples:\n"
-        "  colmet doctor                     what runs, or is configured, on this machine\n"
-        "  colmet doctor -q                  only what is wrong\n"
+        "  colmet doctor                     check the daemons of this machine\n"
+        "  colmet doctor -q                  print problems only\n"
         "  colmet doctor --node -- --zeromq-uri tcp://head:5556 --enable-perfhw\n"
         "                                    would a node with these options work here?"
     )
@@ -46,10 +46,10 @@ def add_options(parser: cli.Parser) -> None:
     parser.add_argument(
         "--control-socket", metavar="PATH", help=cli.Rare("socket of the daemon (default: that of its own default)")
     )
-    parser.add_argument("-q", "--quiet", action="store_true", help="print only what is wrong")
+    parser.add_argument("-q", "--quiet", action="store_true", help="print problems only")
     parser.add_argument("--json", action="store_true", help="print JSON: each finding with its check and remedy")
     parser.add_argument(
-        "options", metavar="DAEMON-OPTION", nargs="*", help="judge the daemon with these options, instead of its own"
+        "options", metavar="DAEMON-OPTION", nargs="*", help="check with these options of the daemon instead of its own"
     )
 
 

@@ -32,10 +32,12 @@ examples:
   colmet report -j 4242 --since yesterday --html job-4242.html
   colmet report 4242 --hdf5 /var/lib/colmet/cluster --json
 
-exit status: 0; 1 if nothing is stored of the job, or the store cannot be read; 2 for a wrong command line or
-configuration."""
+exit status:
+  0  done
+  1  no rows of the job, or the store cannot be read
+  2  wrong command line or configuration"""
     parser.usage = f"{parser.prog} [OPTION ...] JOB"
-    parser.add_argument("words", metavar="JOB", nargs="*", help="the job, unless --job names it")
+    parser.add_argument("words", metavar="JOB", nargs="*", help="the job (unless given by --job)")
     selection.add_job(parser, "report on this job")
     selection.add_interval(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")

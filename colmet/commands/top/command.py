@@ -1,7 +1,7 @@
-"""Show live what jobs and nodes use: from the collector, or on a compute node from its own daemon.
+"""Show the current use of jobs and nodes: of the cluster from the collector, or of this node from colmet-node.
 
-Run it as root or as the daemon's user. The daemon keeps rows for it only while it runs: rates come with the second
-sample.
+Run it as root or as the daemon's user. The daemon keeps rows only while colmet top runs, so rates appear after the
+second sample.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ examples:
   colmet top --nodes --once --sort cpu    the busiest nodes, as text
   colmet top --json -u bob | jq '.rows[] | {job, cpu, cpus}'
 
-exit status: 0; 1 where no daemon answers, or it refuses; 2 where the command line is wrong.
+exit status:
+  0  done
+  1  no daemon answers, or it refuses the request
+  2  wrong command line
 """
 ASK_S = 15.0  # timeout of an answer: a daemon pauses for nine times its answering time, and has other clients
 LOOK_S = 0.5  # between two requests until all nodes have two samples
@@ -72,13 +75,13 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         metavar="TEXT",
         type=words,
         default="",
-        help="only rows with this text in the user's or a node's name, or at the start of the job's number",
+        help="only rows with this text in the name of the user or a node, or at the start of the job id",
     )
     parser.add_argument(
         "--sort",
         metavar="KEY",
-        help=f"sort by this column; of jobs: {', '.join(JOB_KEYS)}; of nodes: {', '.join(NODE_KEYS)} (default: cpu, of "
-        "nodes node)",
+        help=f"sort by this column; of jobs: {', '.join(JOB_KEYS)}; of nodes: {', '.join(NODE_KEYS)} (default: cpu, "
+        "with --nodes: node)",
     )
     parser.add_argument("--reverse", action="store_true", help="sort in reverse order")
     parser.add_argument(

@@ -126,9 +126,9 @@ class Parser(argparse.ArgumentParser):
             formatter.end_section()
         hidden = 0 if everything else sum(isinstance(action.help, Rare) for action in self._actions)
         if hidden > 1:  # --help-all itself is one
-            formatter.add_text(f"{self.prog} --help-all: {counted(hidden - 1, 'more options')}, and details of these")
+            formatter.add_text(f"{self.prog} --help-all: {counted(hidden - 1, 'more options')}, and these in full")
         elif hidden and any(DETAIL in str(action.help) for action in self._actions):
-            formatter.add_text(f"{self.prog} --help-all: details of these")
+            formatter.add_text(f"{self.prog} --help-all: the same options in full")
         formatter.add_text(self.epilog)
         return f"{self.format_usage()}\n{formatter.format_help()}"
 
