@@ -92,8 +92,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _serve(argv, lambda: inherited(os.environ))
 
 
+def build_parser() -> cli.Parser:
+    """Return the command line of ``colmet-web``: it has no options but its help."""
+    return cli.Parser(
+        "colmet-web",
+        "Serve the JSON interface and the page of colmet-collector --http-listen. The unit colmet-web.socket starts it "
+        "when the collector connects, and the collector sends its own options. See docs/tools/http.md.",
+    )
+
+
 def serve() -> int:
     """Run the service ``colmet-web``, and return the exit status."""
+    if len(sys.argv) > 1:
+        build_parser().parse_args()
     try:
         feed, argv, kernel = connected(os.environ)
     except ColmetError as err:

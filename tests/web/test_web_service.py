@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from colmet.collector import web_launcher, web_options
+from colmet.web import __main__ as web_main
 from colmet.web import feed as feed_module
 from colmet.web.feed import FeedError, connected
 from tests.support.project import scripts
@@ -149,6 +150,19 @@ def test_the_service_has_a_socket_that_asks_the_kernel_where_its_unit_gives_one(
 def test_it_is_nobodys_command():
     with pytest.raises(FeedError, match=r"colmet-web.socket starts this"):
         connected({})
+
+
+@pytest.mark.parametrize(("argument", "status"), [("--help", 0), ("--help-all", 0), ("--http-listen", 2)])
+def test_its_command_line_is_read_without_a_collector(argument, status, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["colmet-web", argument])
+    with pytest.raises(SystemExit) as ended:
+        web_main.serve()
+    printed = capsys.readouterr()
+    assert ended.value.code == status
+    assert ("colmet-web.socket" in printed.out, "there is no option" in printed.err) == (
+        not status,
+        bool(status),
+    )
 
 
 def test_the_service_can_write_nothing_and_has_no_keys():
