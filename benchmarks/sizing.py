@@ -54,7 +54,7 @@ FEW, MANY = 100, 600  # nodes
 SHARE = 0.5  # of a core that a collector, and of its cores that a database node, is to be busy: the rest is to catch up
 LEVELS = (0, 1)  # of compression
 BURST_S = 60.0  # between two bursts to HDF5, where they are dear
-HDF5_HANDLES = 4096  # tables that a collector keeps open
+HDF5_HANDLES = 1024  # tables that a collector keeps open
 DATABASE_CORES = 8  # of one of its nodes
 
 Costs = dict[str, float]

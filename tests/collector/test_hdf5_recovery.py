@@ -24,6 +24,7 @@ from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
 from colmet.collector.backends.hdf5.h5table import Damaged
+from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.options import rotation
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
@@ -73,7 +74,7 @@ def at(monkeypatch):
 def test_a_burst_is_remembered_before_it_is_begun_and_after_it_is_on_disk(tmp_path, monkeypatch):
     steps = []
     save, flush, sync = OutputState.save, h5file.Hdf5File.flush, h5file.Hdf5File.sync
-    append = tables.Table.append
+    append = Dataset.append
     output, state = started(tmp_path)
     write(output, state, 10)
     monkeypatch.setattr(
@@ -81,7 +82,7 @@ def test_a_burst_is_remembered_before_it_is_begun_and_after_it_is_on_disk(tmp_pa
     )
     monkeypatch.setattr(h5file.Hdf5File, "flush", lambda self: (steps.append("flush"), flush(self)))
     monkeypatch.setattr(h5file.Hdf5File, "sync", lambda self: (steps.append("sync"), sync(self)))
-    monkeypatch.setattr(tables.Table, "append", lambda self, rows: (steps.append("append"), append(self, rows)))
+    monkeypatch.setattr(Dataset, "append", lambda self, rows: (steps.append("append"), append(self, rows)))
     write(output, state, 22)
     monkeypatch.undo()
     assert [step if isinstance(step, str) else step[0] for step in steps if step != "append"] == [
@@ -134,19 +135,6 @@ def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp
     monkeypatch.undo()
     output.close()
     assert stored(tmp_path) == expected(120)
-
-
-def test_tables_of_jobs_that_ended_are_closed(tmp_path, monkeypatch):
-    output, state = started(tmp_path)
-    write(output, state, 10)
-    assert len(output._file.open_tables) > 3
-    monkeypatch.setattr(open_tables, "IDLE_S", -1.0)
-    write(output, state, 20)
-    assert len(output._file.open_tables) == 0
-    monkeypatch.undo()
-    write(output, state, 30)
-    output.close()
-    assert stored(tmp_path) == expected(30)
 
 
 # -- starts --
@@ -401,13 +389,12 @@ def test_a_damaged_file_is_noticed_after_a_clean_stop_if_it_cannot_be_opened(tmp
 def test_a_file_that_goes_bad_while_it_is_written_is_replaced(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
-    output._file.open_tables.forget()
-    append, truncate = tables.Table.append, tables.Table.truncate
+    append, truncate = Dataset.append, tables.Table.truncate
 
     def fail(*_):
         raise tables.HDF5ExtError("unable to write raw data")
 
-    monkeypatch.setattr(tables.Table, "append", fail)
+    monkeypatch.setattr(Dataset, "append", fail)
     monkeypatch.setattr(tables.Table, "truncate", fail)
     for path in ("/job_1/site_default",):  # a part of the burst is there and cannot be taken back
         original, once = append, [path]
@@ -418,11 +405,11 @@ def test_a_file_that_goes_bad_while_it_is_written_is_replaced(tmp_path, monkeypa
                 return original(self, rows)
             raise tables.HDF5ExtError("unable to write raw data")
 
-        monkeypatch.setattr(tables.Table, "append", append_once)
+        monkeypatch.setattr(Dataset, "append", append_once)
     state.end = 30
     with pytest.raises(OutputUnavailable):
         output.write([record(number) for number in range(20, 30)])
-    monkeypatch.setattr(tables.Table, "append", append)
+    monkeypatch.setattr(Dataset, "append", append)
     with pytest.raises(OutputUnavailable, match="written again from the journal"):
         output.write([record(number) for number in range(20, 30)])
     assert state.position == 0
@@ -456,7 +443,7 @@ def test_whatever_pytables_raises_on_a_file_that_goes_bad_it_is_replaced_and_no_
 ):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
-    fail(monkeypatch, tables.Table, "append", error)
+    fail(monkeypatch, Dataset, "append", error)
     for place in places(tmp_path / "x.hdf5", b"SNOD"):
         zero(tmp_path / "x.hdf5", place, 16)
     state.end = 30
@@ -475,7 +462,7 @@ def test_for_one_defect_a_sound_file_is_looked_through_once(tmp_path, monkeypatc
     looked, verify = [], output_module.verify
     monkeypatch.setattr(output_module, "verify", lambda *arguments: (looked.append(arguments), verify(*arguments)))
     with monkeypatch.context() as broken:
-        broken.setattr(tables.Table, "append", lambda *_: 1 // 0)
+        broken.setattr(Dataset, "append", lambda *_: 1 // 0)
         for count in (10, 5, 2, 1):
             with pytest.raises(ZeroDivisionError):
                 output.write([record(number) for number in range(20, 20 + count)])
@@ -485,7 +472,7 @@ def test_for_one_defect_a_sound_file_is_looked_through_once(tmp_path, monkeypatc
     assert stored(tmp_path) == expected(40)
 
 
-@pytest.mark.parametrize(("where", "times"), [("table_names", 1), ("open_library", 2)])
+@pytest.mark.parametrize(("where", "times"), [("table_names", 1), ("LibraryFile", 2)])
 def test_a_file_that_cannot_be_opened_or_listed_is_a_damaged_one_whatever_pytables_raises(
     tmp_path, monkeypatch, where, times
 ):

@@ -42,6 +42,7 @@ LIBRARIES = {
     "ctypes": (
         "colmet.common.runtime.capabilities",
         "colmet.collector.malloc",
+        "colmet.collector.backends.hdf5.libhdf5",
         "colmet.node.system.clib",
         "colmet.node.kernel.netlink",
         "colmet.node.kernel.perfcounters",

@@ -27,25 +27,27 @@ from colmet.collector.backends.hdf5.h5table import (
     copy_rows,
     create_table,
     group_path,
-    is_filtered,
+    growth,
     last_chunk,
     reading,
     table_names,
     tail_is,
-    tail_of,
     temporary,
     title,
 )
+from colmet.collector.backends.hdf5.libhdf5 import LibraryFile, NotFlatError
 from colmet.collector.backends.hdf5.library import (
     STORAGE_ERRORS,
     cause,
     close_library,
     is_of_system,
     open_library,
+    opened_library,
     tables,
 )
 from colmet.collector.backends.hdf5.open_tables import OpenTable, OpenTables
-from colmet.collector.backends.hdf5.space import SPARE_BYTES, chunk_bytes, header_bytes, promise
+from colmet.collector.backends.hdf5.space import SPARE_BYTES, header_bytes, promise
+from colmet.collector.backends.hdf5.templates import Templates
 from colmet.collector.columnar import RowsByJob
 from colmet.collector.columns import (
     RowLayout,
@@ -65,7 +67,7 @@ log = logging.getLogger(__name__)
 
 
 # Jobs with rows converted together.
-MAX_BLOCK_JOBS = 128  # all of their tables are open, so far below the limit of open_tables.MAX_COLUMNS
+MAX_BLOCK_JOBS = 128  # all of their tables are open, so far below open_tables.MAX_TABLES
 MAX_LAYOUTS = 64  # each has a block
 MAX_WARNINGS = 1000
 # Of one table, for columns not declared by Colmet, while a file is open; a site runs few versions at a time.
@@ -126,10 +128,12 @@ class Hdf5File:
         self.tables: int | None = None
         self.left_out = [0, 0]
         self._filters = filters
-        self._file: Any = None
+        self._file: LibraryFile | None = None
+        self._templates = Templates(filters)
         self._lock = -1
         self.open_tables = OpenTables()
-        self._layout = lru_cache(MAX_LAYOUTS)(RowLayout)
+        self._layout = lru_cache(MAX_LAYOUTS)(lambda schema, form: RowLayout(schema, form.dtype))
+        self._columns = lru_cache(MAX_LAYOUTS)(lambda schema: grown({}, file_columns(schema)))
         self._rebuilds: dict[str, int] = {}
         self.replaced: list[str] = []
         self._header_bytes = 0
@@ -145,7 +149,12 @@ class Hdf5File:
     @property
     def size_bytes(self) -> int:
         """Return the file size in bytes."""
-        return int(self._file.get_filesize())
+        return self._library.size_bytes
+
+    @property
+    def _library(self) -> LibraryFile:
+        assert self._file is not None  # open
+        return self._file
 
     @property
     def inode(self) -> int:
@@ -197,8 +206,9 @@ class Hdf5File:
             if not tables.is_hdf5_file(self.path):
                 raise Damaged(f"{self.path}: exists and is not an HDF5 file")
             self.lock()
-            self._file = open_library(self.path, "a")
-            self.flush()
+            self._file = LibraryFile(self.path)
+            with opened_library(self.path, "r+"):  # PyTables checks the version of its format
+                self.flush()
         except ColmetError:
             self.close()
             raise
@@ -235,12 +245,13 @@ class Hdf5File:
         """Complete the file on disk and close it; return whether both succeeded."""
         clean = True
         file, self._file = self._file, None
-        self.open_tables.forget()
         self._rebuilds.clear()
         self.replaced.clear()
         if file is not None:
             try:
-                close_library(file)
+                self.open_tables.close()
+                self._templates.close()
+                file.close()
                 os.fsync(self._lock)
                 remove_tails(self.path)
             except Exception as err:  # noqa: BLE001 - after a failure of HDF5, PyTables raises anything
@@ -260,13 +271,9 @@ class Hdf5File:
         return not os.path.samestat(there, os.fstat(self._lock))
 
     def flush(self) -> None:
-        """Write HDF5's own structures to the file, or raise the failure; rows are already there.
-
-        PyTables ignores the result of HDF5's flush, so a full disk would go unnoticed. Closing a second handle of a
-        file flushes them as well, and PyTables checks its result. It costs 0.2 ms.
-        """
-        tables.open_file(self.path, "r+").close()
-        os.ftruncate(self._file.fileno(), self._file.get_filesize())  # release unused reserved space
+        """Write HDF5's own structures to the file, or raise the failure; rows are already there."""
+        self._library.flush()
+        os.ftruncate(self._lock, self.size_bytes)  # release unused reserved space
 
     def sync(self) -> None:
         """Sync the file to disk."""
@@ -276,8 +283,8 @@ class Hdf5File:
         """Count the tables once, at 0.2 ms per job; Damaged if they cannot be listed."""
         if self.tables is not None:
             return
-        with reading(self.path):
-            self.tables = sum(1 for _ in table_names(self._file))
+        with reading(self.path), opened_library(self.path, "r+") as file:
+            self.tables = sum(1 for _ in table_names(file))
 
     # -- a burst --
 
@@ -296,9 +303,10 @@ class Hdf5File:
                         if not found:
                             undo[path] = None
                         continue
-                    rows = undo[path] = int(handle.table.nrows)
-                    if is_filtered(handle.table) and last_chunk(handle.table, rows) < rows:
-                        tails.add(path, tail_of(handle.table, rows))
+                    rows = undo[path] = handle.dataset.rows
+                    form = handle.dataset.form
+                    if form.is_filtered and rows % form.chunk_rows:
+                        tails.add(path, handle.dataset.read(rows - rows % form.chunk_rows, rows).tobytes())
         return undo, tails.checksums
 
     def append(self, part: RowsByJob) -> None:
@@ -307,17 +315,17 @@ class Hdf5File:
         hosts = np.array([host.encode() for host in batch.hosts], dtype="S")
         involved = involved_jobs(batch)
         for block in _blocks(self._pieces(batch.schema, part.jobs, part.starts)):
-            self._reserve(sum([chunk_bytes(piece.handle.table, piece.last - piece.first) for piece in block]))
+            self._reserve(sum([piece.handle.growth(piece.last - piece.first) for piece in block]))
             start = block[0].first
             rows = block[0].layout.fill(batch, part.order[start : block[-1].last], hosts, involved)
             for handle, _, first, last in block:
-                handle.table.append(rows[first - start : last - start])
+                handle.dataset.append(rows[first - start : last - start])
 
     def _reserve(self, size: int) -> None:
         """Reserve space in the file system for `size` bytes and the burst's headers, or raise OSError."""
         # the last blocks of the file may be holes: allocated by HDF5, but not written yet
-        start = max(0, self._file.get_filesize() - SPARE_BYTES)
-        promise(self._file.fileno(), start, SPARE_BYTES + size + self._header_bytes + SPARE_BYTES)
+        start = max(0, self.size_bytes - SPARE_BYTES)
+        promise(self._lock, start, SPARE_BYTES + size + self._header_bytes + SPARE_BYTES)
 
     def _pieces(self, schema: Schema, jobs: Sequence[int], starts: Sequence[int]) -> Iterator[_Piece]:
         """Yield the rows of each job with their table, split into pieces of at most a block."""
@@ -341,21 +349,22 @@ class Hdf5File:
             Damaged: a table has fewer rows than before, or different ones.
             Exception: after a failure of HDF5, PyTables raises anything.
         """
-        self.open_tables.forget()  # a failed burst leaves closed tables among them
+        self.open_tables.close()
         self.replaced.clear()
         kept = KeptTails(self.path, tails)
-        for path, rows in undo.items():
-            self._settle(path)
-            if rows is None:
-                self._remove(path)
-                continue
-            table = self._file.get_node(path) if path in self._file else None
-            if table is None or table.nrows < rows:
-                raise Damaged(f"{self.path}: {path} has fewer than the {rows} rows that were written")
-            if path in tails and not tail_is(table, rows, tails[path]):
-                self._mend(table, rows, kept.get(path))
-            elif table.nrows > rows:
-                table.truncate(rows)
+        with opened_library(self.path, "r+") as file:
+            for path, rows in undo.items():
+                _settle(file, path)
+                if rows is None:
+                    _remove(file, path)
+                    continue
+                table = file.get_node(path) if path in file else None
+                if table is None or table.nrows < rows:
+                    raise Damaged(f"{self.path}: {path} has fewer than the {rows} rows that were written")
+                if path in tails and not tail_is(table, rows, tails[path]):
+                    self._mend(table, rows, kept.get(path))
+                elif table.nrows > rows:
+                    table.truncate(rows)
         self.tables = None
         self.count()
         self.flush()
@@ -366,30 +375,14 @@ class Hdf5File:
         if tail is None:
             raise Damaged(f"{self.path}: the last rows of {table._v_pathname} are others than those written")
         table.truncate(last_chunk(table, rows))
-        self._reserve(chunk_bytes(table, rows - int(table.nrows)))
+        self._reserve(growth(table, rows - int(table.nrows)))
         table.append(np.frombuffer(tail, table.dtype))
-
-    def _settle(self, path: str) -> None:
-        """Undo the rebuild of a table: its former version is unchanged."""
-        rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
-        if rebuilt in self._file:
-            self._file.remove_node(rebuilt)
-        if replaced in self._file:
-            if path in self._file:
-                self._file.remove_node(path)
-            self._file.rename_node(replaced, path.rsplit("/", 1)[1])
-
-    def _remove(self, path: str) -> None:
-        group = path.rsplit("/", 1)[0]
-        if path in self._file:
-            self._file.remove_node(path)
-        if group in self._file and self._file.get_node(group)._v_nchildren == 0:
-            self._file.remove_node(group)
 
     def drop_replaced(self) -> None:
         """Remove former tables, after the commit of the burst only, as HDF5 reuses their space."""
-        for path in self.replaced:
-            self._file.remove_node(path)
+        with opened_library(self.path, "r+") as file:
+            for path in self.replaced:
+                file.remove_node(path)
         self.replaced.clear()
         self.flush()
         self.sync()
@@ -402,20 +395,17 @@ class Hdf5File:
         if key in self.open_tables:
             return True, self.open_tables.use(key)
         group, path = group_path(job), f"{group_path(job)}/{name}"
-        in_the_way = None
-        if group not in self._file:
+        file = self._library
+        in_the_way = group
+        if not file.exists(group.encode()):
             return False, None
-        if not isinstance(self._file.get_node(group), tables.Group):
-            in_the_way = group
-        elif path not in self._file:
-            return False, None
-        else:
-            table = self._file.get_node(path)
-            if isinstance(table, tables.Table) and not table.description._v_is_nested:
-                return True, self.open_tables.keep(key, table)
-            if isinstance(table, tables.UnImplemented):
-                raise Damaged(f"{path} cannot be opened")
-            in_the_way = path
+        if file.is_group(group.encode()):
+            if not file.exists(path.encode()):
+                return False, None
+            try:
+                return True, self.open_tables.keep(key, file.open(path.encode()))
+            except NotFlatError:
+                in_the_way = path
         self.open_tables.keep(key, None)
         if self._is_news(in_the_way, ""):
             log.warning("rows dropped, another object has their path: path=%s node=%s", self.path, in_the_way)
@@ -432,29 +422,33 @@ class Hdf5File:
         for name in names:
             found, handle = self._find(job, name)
             if not found:
-                handle = self.open_tables.keep((job, name), self._new_table(job, name, schema))
+                handle = self._new_table(job, name, schema)
             if handle is None:
                 continue
             if handle.digest != schema.digest or handle.layout is None:
-                handle.layout = self._fitted(handle, schema, is_last=name == names[-1])
-                handle.digest = schema.digest
-            if handle.layout.unfit or handle.layout.left_out:
-                self._warn_of_misfits(schema.name, handle.layout, name, names[-1])
-            if handle.layout.fits:
+                handle = self._fitted(handle, job, name, schema, is_last=name == names[-1])
+            layout = handle.layout
+            assert layout is not None  # `_fitted` set it
+            if layout.unfit or layout.left_out:
+                self._warn_of_misfits(schema.name, layout, name, names[-1])
+            if layout.fits:
                 break
         return handle
 
-    def _fitted(self, handle: OpenTable, schema: Schema, is_last: bool) -> RowLayout:
-        """Return the layout of rows in a table, after adding its missing columns if the rows go there."""
-        layout = self._layout(schema, handle.table.dtype)
+    def _fitted(self, handle: OpenTable, job: int, name: str, schema: Schema, is_last: bool) -> OpenTable:
+        """Return the table with a layout for the rows, after adding its missing columns if the rows go there."""
+        layout = self._layout(schema, handle.dataset.form)
         own = column_types(schema.name)
-        if not layout.lacking or (layout.conflicting and not is_last):
-            return layout
         # all declared columns are added at once, so that one rebuild is enough
-        if any(name in own for name in layout.lacking) or self._may_rebuild(handle.table):
-            handle.table = self._widen(handle.table, schema)
-            layout = self._layout(schema, handle.table.dtype)
-        return layout
+        if (
+            layout.lacking
+            and (is_last or not layout.conflicting)
+            and (any(column in own for column in layout.lacking) or self._may_rebuild(job, name))
+        ):
+            handle = self._widen(job, name, schema)
+            layout = self._layout(schema, handle.dataset.form)
+        handle.layout, handle.digest = layout, schema.digest
+        return handle
 
     def _warn_of_misfits(self, table: str, layout: RowLayout, name: str, last: str) -> None:
         """Warn once of values without a column."""
@@ -472,9 +466,9 @@ class Hdf5File:
         elif layout.left_out:
             self._warn(table, f"{layout.left_out[0]}...", "more columns than HDF5 can describe")
 
-    def _may_rebuild(self, table: Any) -> bool:
+    def _may_rebuild(self, job: int, name: str) -> bool:
         """Count a rebuild of a table and return whether it is allowed: each one copies all rows."""
-        path = table._v_pathname
+        path = f"{group_path(job)}/{name}"
         self._rebuilds[path] = self._rebuilds.get(path, 0) + 1
         return self._rebuilds[path] <= MAX_REBUILDS
 
@@ -489,45 +483,74 @@ class Hdf5File:
             self._warned.add((table, name))
         return is_new
 
-    def _new_table(self, job: int, name: str, schema: Schema) -> Any:
-        columns = {n: column(d, i) for i, (n, d) in enumerate(grown({}, file_columns(schema)).items())}
-        table = self._create_table(group_path(job), name, columns, title(job), self._filters)
+    def _new_table(self, job: int, name: str, schema: Schema) -> OpenTable:
+        columns, key = self._columns(schema), schema.digest
+        group, path = group_path(job), f"{group_path(job)}/{name}"
+        self._add_header(columns)
+        if not self._library.exists(group.encode()):
+            self._templates.add_group(self._library, group)
+        self._templates.add_table(self._library, path, title(job), key, columns)
         self.tables = None if self.tables is None else self.tables + 1
-        return table
+        handle = self.open_tables.keep((job, name), self._library.open(path.encode()))
+        assert handle is not None
+        return handle
 
-    def _create_table(self, group: str, name: str, columns: Mapping[str, Any], title: str, filters: Any) -> Any:
-        row_bytes = sum([c.itemsize for c in columns.values()])
-        self._header_bytes += header_bytes(len(columns), row_bytes)
+    def _add_header(self, columns: Mapping[str, Any]) -> None:
+        """Reserve space for the description of another table."""
+        self._header_bytes += header_bytes(len(columns), sum([np.dtype(d).itemsize for d in columns.values()]))
         self._reserve(0)
-        return create_table(self._file, group, name, columns, title, filters)
 
-    def _widen(self, table: Any, schema: Schema) -> Any:
+    def _widen(self, job: int, name: str, schema: Schema) -> OpenTable:
         """Rebuild a table under its name with all columns of a schema, and return it.
 
         The former one stays under another name until the burst is committed. Each step is on disk before the next.
         """
-        wanted = {**declared_columns(schema.name), **file_columns(schema)}
-        dtypes = grown(columns_of(table.dtype), wanted)
-        defaults = {name: table.coldescrs[name].dflt for name in table.colnames}
-        columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
-        group, name, path = table._v_parent._v_pathname, table.name, table._v_pathname
+        group, path = group_path(job), f"{group_path(job)}/{name}"
         rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
-        if replaced in self._file:  # widened again in the same burst
-            replaced = ""
-        log.info("table gets more columns: path=%s table=%s rows=%d", self.path, path, table.nrows)
-        target = self._create_table(group, f"{REBUILT}{name}", columns, table.title, table.filters)
-        self._reserve(chunk_bytes(target, int(table.nrows)))
-        table.attrs._f_copy(target)
-        copy_rows(table, target)
+        self.open_tables.drop((job, name))
+        with opened_library(self.path, "r+") as file:
+            table = file.get_node(path)
+            wanted = {**declared_columns(schema.name), **file_columns(schema)}
+            dtypes = grown(columns_of(table.dtype), wanted)
+            defaults = {name: table.coldescrs[name].dflt for name in table.colnames}
+            columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
+            log.info("table gets more columns: path=%s table=%s rows=%d", self.path, path, table.nrows)
+            self._add_header(dtypes)
+            target = create_table(file, group, f"{REBUILT}{name}", columns, table.title, table.filters)
+            self._reserve(growth(target, int(table.nrows)))
+            table.attrs._f_copy(target)
+            copy_rows(table, target)
+            file.flush()
+            self.flush()
+            self.sync()
+            table._f_close(flush=False)
+            if replaced in file:  # widened again in the same burst
+                file.remove_node(path)
+            else:
+                file.rename_node(path, f"{REPLACED}{name}")
+                self.replaced.append(replaced)
+            file.rename_node(rebuilt, name)
         self.flush()
         self.sync()
-        table._f_close(flush=False)
-        if replaced:
-            self._file.rename_node(path, f"{REPLACED}{name}")
-            self.replaced.append(replaced)
-        else:
-            self._file.remove_node(path)
-        self._file.rename_node(rebuilt, name)
-        self.flush()
-        self.sync()
-        return target
+        handle = self.open_tables.keep((job, name), self._library.open(path.encode()))
+        assert handle is not None
+        return handle
+
+
+def _settle(file: Any, path: str) -> None:
+    """Undo the rebuild of a table: its former version is unchanged."""
+    rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
+    if rebuilt in file:
+        file.remove_node(rebuilt)
+    if replaced in file:
+        if path in file:
+            file.remove_node(path)
+        file.rename_node(replaced, path.rsplit("/", 1)[1])
+
+
+def _remove(file: Any, path: str) -> None:
+    group = path.rsplit("/", 1)[0]
+    if path in file:
+        file.remove_node(path)
+    if group in file and file.get_node(group)._v_nchildren == 0:
+        file.remove_node(group)

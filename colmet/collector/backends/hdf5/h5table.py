@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from colmet.collector.backends.hdf5.library import cause, is_of_system, tables
+from colmet.collector.backends.hdf5.space import chunk_bytes
 from colmet.collector.columns import missing
 from colmet.common.errors import ColmetError, OutputUnavailable
 
@@ -67,16 +68,15 @@ def last_chunk(table: Any, rows: int) -> int:
     return rows - rows % int(table.chunkshape[0])
 
 
-def tail_of(table: Any, rows: int) -> bytes:
-    """Return the rows in the last chunk of a table with `rows` rows, packed."""
-    tail: bytes = table.read(last_chunk(table, rows), rows).tobytes()
-    return tail
+def growth(table: Any, count: int) -> int:
+    """Return the maximum growth of a file, in bytes, for `count` more rows of a table."""
+    return chunk_bytes(int(table.nrows), count, int(table.chunkshape[0]), int(table.dtype.itemsize), is_filtered(table))
 
 
 def tail_is(table: Any, rows: int, checksum: int) -> bool:
     """Return whether the rows in the last chunk have this checksum; False if they are unreadable."""
     try:
-        return zlib.crc32(tail_of(table, rows)) == checksum
+        return zlib.crc32(table.read(last_chunk(table, rows), rows).tobytes()) == checksum
     except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise

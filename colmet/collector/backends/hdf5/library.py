@@ -78,8 +78,8 @@ def is_of_system(err: BaseException) -> bool:
     return isinstance(err, OSError) or (isinstance(err, tables.HDF5ExtError) and bool(_ERRNO_TEXT.search(str(err))))
 
 
-def open_library(path: str, mode: str) -> Any:
-    """Open a file in PyTables with Colmet's settings."""
+def open_library(path: str, mode: str, **options: Any) -> Any:
+    """Open a file in PyTables with Colmet's settings, and options of PyTables."""
     # PyTables warns of column names that are not Python identifiers, such as 0.6's utilization-gpu.
     warnings.filterwarnings("ignore", category=tables.NaturalNameWarning)
     return tables.open_file(
@@ -89,6 +89,7 @@ def open_library(path: str, mode: str) -> Any:
         # Both are only thresholds for PyTables' warnings.
         max_group_width=1 << 40,
         max_columns=1 << 20,
+        **options,
     )
 
 

@@ -426,7 +426,6 @@ class Hdf5Output(OutputBackend):
         self._counts["rows_left_out"] += file.left_out[1]
         if file.replaced:
             self._drop_replaced(file, done)
-        file.open_tables.close_idle()
 
     def _drop_replaced(self, file: Hdf5File, saved: Checkpoint) -> None:
         """Remove the former versions of widened tables, in a burst of its own with a saved checkpoint.

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import Any
-
-from colmet.collector.backends.hdf5.h5table import is_filtered
 
 # HDF5 does not survive a full disk: if it cannot write its own structures, the file becomes unreadable. So space is
 # reserved in the file system first: for rows, for the headers of new tables, and this for the rest.
@@ -14,15 +11,13 @@ SPARE_BYTES = 256 << 10
 NODE_BYTES = 4096  # of the index of a table's chunks; a new chunk may need another node
 
 
-def chunk_bytes(table: Any, count: int) -> int:
-    """Return the maximum growth of a file, in bytes, for `count` more rows of a table."""
-    chunk = int(table.chunkshape[0])
-    rows = int(table.nrows)
-    full = rows // chunk if is_filtered(table) else -(-rows // chunk)
-    chunks = -(-(rows + count) // chunk) - full
+def chunk_bytes(rows: int, count: int, chunk_rows: int, row_bytes: int, is_filtered: bool) -> int:
+    """Return the maximum growth of a file, in bytes, for `count` more rows of a table with `rows` rows."""
+    full = rows // chunk_rows if is_filtered else -(-rows // chunk_rows)
+    chunks = -(-(rows + count) // chunk_rows) - full
     # a checksum adds 4 bytes; some libraries enlarge incompressible data
-    more = chunk * int(table.dtype.itemsize) // 64 + 64 if is_filtered(table) else 0
-    return chunks * (chunk * int(table.dtype.itemsize) + more) + NODE_BYTES
+    more = chunk_rows * row_bytes // 64 + 64 if is_filtered else 0
+    return chunks * (chunk_rows * row_bytes + more) + NODE_BYTES
 
 
 def header_bytes(columns: int, row_bytes: int) -> int:

@@ -1,0 +1,287 @@
+"""The HDF5 library that PyTables has loaded, called directly.
+
+PyTables needs 4 ms to open a table and 3 ms to make one, most of it in Python; the library needs 0.1 ms. There is one
+library, so PyTables can open a file that is open here.
+
+Source: HDF5 Reference Manual, https://support.hdfgroup.org/documentation/hdf5/latest/_r_m.html
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.collector.backends.hdf5.library import CHUNK_CACHE_BYTES, tables
+
+_CHUNKED, _RDWR = 2, 1
+_FILE, _GROUP, _DATASET = 1, 2, 5  # H5I_type_t
+_INTEGER, _FLOAT, _STRING, _COMPOUND, _REFERENCE, _VLEN = 0, 1, 3, 6, 7, 9  # H5T_class_t
+_BIG_ENDIAN = 1
+_NOT_FLAT = frozenset({_COMPOUND, _VLEN, _REFERENCE})
+_ID, _SIZE, _INT = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int
+_TEXT, _BYTES = ctypes.c_char_p, ctypes.c_void_p
+_SIZES = ctypes.POINTER(ctypes.c_uint64)
+_One = _SIZE * 1
+
+MAX_FORMS = 256  # kept of a file; the columns of undeclared tables are their sender's choice
+
+# Symbols are looked up in the libraries of this module of PyTables. A PyDLL keeps the GIL: the threads of the collector
+# compete for it, and to get it back can cost more than the call. Rows are written, and the file flushed, without it.
+_holding, _releasing = (load(tables.hdf5extension.__file__) for load in (ctypes.PyDLL, ctypes.CDLL))
+
+
+def _checked(result: int, function: Any, _arguments: tuple[Any, ...]) -> int:
+    if result < 0:  # the exception has the library's own error stack
+        raise tables.HDF5ExtError(f"{function.__name__} failed")
+    return result
+
+
+def _function(name: str, result: Any, *arguments: Any, library: Any = _holding) -> Callable[..., int]:
+    found = library[name]
+    found.__name__, found.restype, found.argtypes, found.errcheck = name, result, arguments, _checked
+    return found  # type: ignore[no-any-return]
+
+
+_a_exists = _function("H5Aexists", _INT, _ID, _TEXT)
+_a_open = _function("H5Aopen", _ID, _ID, _TEXT, _ID)
+_a_write = _function("H5Awrite", _INT, _ID, _ID, _BYTES)
+_a_type = _function("H5Aget_type", _ID, _ID)
+_a_close = _function("H5Aclose", _INT, _ID)
+_d_create_plist = _function("H5Dget_create_plist", _ID, _ID)
+_d_extend = _function("H5Dset_extent", _INT, _ID, _SIZES)
+_d_read = _function("H5Dread", _INT, _ID, _ID, _ID, _ID, _ID, _BYTES)
+_d_space = _function("H5Dget_space", _ID, _ID)
+_d_type = _function("H5Dget_type", _ID, _ID)
+_d_write = _function("H5Dwrite", _INT, _ID, _ID, _ID, _ID, _ID, _BYTES, library=_releasing)
+_f_close = _function("H5Fclose", _INT, _ID, library=_releasing)
+_f_flush = _function("H5Fflush", _INT, _ID, _INT, library=_releasing)
+_f_open = _function("H5Fopen", _ID, _TEXT, ctypes.c_uint, _ID)
+_f_size = _function("H5Fget_filesize", _INT, _ID, _SIZES)
+_i_type = _function("H5Iget_type", _INT, _ID)
+_l_exists = _function("H5Lexists", _INT, _ID, _TEXT, _ID)
+_o_close = _function("H5Oclose", _INT, _ID)
+_o_copy = _function("H5Ocopy", _INT, _ID, _TEXT, _ID, _TEXT, _ID, _ID)
+_o_open = _function("H5Oopen", _ID, _ID, _TEXT, _ID)
+_p_chunk = _function("H5Pget_chunk", _INT, _ID, _INT, _SIZES)
+_p_close = _function("H5Pclose", _INT, _ID)
+_p_create = _function("H5Pcreate", _ID, _ID)
+_p_filters = _function("H5Pget_nfilters", _INT, _ID)
+_p_layout = _function("H5Pget_layout", _INT, _ID)
+_p_set_cache = _function("H5Pset_cache", _INT, _ID, _INT, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_double)
+_s_close = _function("H5Sclose", _INT, _ID)
+_s_create = _function("H5Screate_simple", _ID, _INT, _SIZES, _SIZES)
+_s_dims = _function("H5Sget_simple_extent_dims", _INT, _ID, _SIZES, _SIZES)
+_s_rank = _function("H5Sget_simple_extent_ndims", _INT, _ID)
+_s_select = _function("H5Sselect_hyperslab", _INT, _ID, _INT, _SIZES, _SIZES, _SIZES, _SIZES)
+_t_class = _function("H5Tget_class", _INT, _ID)
+_t_close = _function("H5Tclose", _INT, _ID)
+_t_copy = _function("H5Tcopy", _ID, _ID)
+_t_encode = _function("H5Tencode", _INT, _ID, _BYTES, ctypes.POINTER(ctypes.c_size_t))
+_t_is_variable = _function("H5Tis_variable_str", _INT, _ID)
+_t_member_name = _holding["H5Tget_member_name"]
+_t_member_name.restype, _t_member_name.argtypes = ctypes.c_void_p, [_ID, ctypes.c_uint]
+_free_memory = _function("H5free_memory", _INT, _BYTES)
+_t_member_offset = _holding["H5Tget_member_offset"]
+_t_member_offset.restype, _t_member_offset.argtypes = ctypes.c_size_t, [_ID, ctypes.c_uint]
+_t_member_type = _function("H5Tget_member_type", _ID, _ID, ctypes.c_uint)
+_t_members = _function("H5Tget_nmembers", _INT, _ID)
+_t_native = _function("H5Tget_native_type", _ID, _ID, _INT)
+_t_order = _function("H5Tget_order", _INT, _ID)
+_t_sign = _function("H5Tget_sign", _INT, _ID)
+_t_size = _holding["H5Tget_size"]
+_t_size.restype, _t_size.argtypes = ctypes.c_size_t, [_ID]
+
+
+@contextmanager
+def _closing(identifier: int, close: Callable[[int], int]) -> Iterator[int]:
+    try:
+        yield identifier
+    finally:
+        close(identifier)
+
+
+class NotFlatError(Exception):
+    """An object is no table, or its columns have columns or no fixed size."""
+
+
+class Form:
+    """What tables of the same columns have in common.
+
+    Args:
+        row: the library's type of a row in the file.
+        chunk_rows: rows in a chunk.
+        is_filtered: whether chunks are compressed or have checksums.
+
+    Attributes:
+        dtype: of a row in memory.
+        memory_type: the library's type for it.
+    """
+
+    def __init__(self, row: int, chunk_rows: int, is_filtered: bool) -> None:
+        names, kinds, is_foreign = [], [], False
+        for n in range(_t_members(row)):
+            pointer = _t_member_name(row, n)
+            names.append(ctypes.string_at(pointer).decode("utf-8", "surrogateescape"))
+            _free_memory(pointer)
+            with _closing(_t_member_type(row, n), _t_close) as member:
+                kinds.append(_kind(member))
+                is_foreign |= kinds[-1] in "iuf" and _t_order(member) == _BIG_ENDIAN
+        self.memory_type = _t_native(row, 0) if is_foreign else _t_copy(row)
+        size, starts = _t_size(self.memory_type), [_t_member_offset(self.memory_type, n) for n in range(len(names))]
+        formats = []
+        for n, kind in enumerate(kinds):
+            with _closing(_t_member_type(self.memory_type, n), _t_close) as member:
+                formats.append(f"{kind}{_t_size(member)}")
+        described = {"names": names, "formats": formats, "offsets": starts, "itemsize": size}
+        self.dtype = np.dtype(described)  # type: ignore[call-overload]
+        self.chunk_rows, self.is_filtered = chunk_rows, is_filtered
+
+    def __del__(self) -> None:
+        if hasattr(self, "memory_type"):
+            _t_close(self.memory_type)
+
+
+def _kind(member: int) -> str:
+    """Return numpy's letter for a column: V where Colmet has no such values."""
+    kind = _t_class(member)
+    if kind in _NOT_FLAT or (kind == _STRING and _t_is_variable(member)):
+        raise NotFlatError
+    if kind == _INTEGER:
+        return "i" if _t_sign(member) else "u"
+    return {_FLOAT: "f", _STRING: "S"}.get(kind, "V")
+
+
+class Dataset:
+    """A table open for appending.
+
+    Attributes:
+        form: of its rows.
+        rows: their number.
+    """
+
+    __slots__ = ("_id", "form", "rows")
+
+    def __init__(self, identifier: int, form: Form, rows: int) -> None:
+        self._id, self.form, self.rows = identifier, form, rows
+
+    def append(self, rows: npt.NDArray[Any]) -> None:
+        """Append rows of the form's type, contiguous in memory."""
+        self._transfer(_d_write, rows, self.rows, extend=True)
+        self.rows += len(rows)
+        if _a_exists(self._id, b"NROWS"):
+            write_attribute(self._id, b"NROWS", np.int64(self.rows))
+
+    def read(self, start: int, stop: int) -> npt.NDArray[Any]:
+        """Return rows."""
+        rows = np.empty(stop - start, self.form.dtype)
+        self._transfer(_d_read, rows, start)
+        return rows
+
+    def _transfer(self, way: Callable[..., int], rows: npt.NDArray[Any], start: int, extend: bool = False) -> None:
+        first, count = _One(start), _One(len(rows))
+        if extend:
+            _d_extend(self._id, _One(start + len(rows)))
+        with _closing(_d_space(self._id), _s_close) as place, _closing(_s_create(1, count, None), _s_close) as memory:
+            _s_select(place, 0, first, None, count, None)
+            way(self._id, self.form.memory_type, memory, place, 0, rows.ctypes.data)
+
+    def close(self) -> None:
+        """Close it; the rows are in the file."""
+        _o_close(self._id)
+
+
+def write_attribute(identifier: int, name: bytes, value: Any) -> None:
+    """Overwrite an attribute of an object with a value of the same size."""
+    attribute = _a_open(identifier, name, 0)
+    with _closing(attribute, _a_close), _closing(_a_type(attribute), _t_close) as kind:
+        _a_write(attribute, kind, np.array(value).ctypes.data)
+
+
+class LibraryFile:
+    """A file open for writing.
+
+    Args:
+        path: of an HDF5 file.
+
+    Raises:
+        HDF5ExtError: of PyTables, by this and all methods, with the library's error stack.
+    """
+
+    def __init__(self, path: str) -> None:
+        access = _ID.in_dll(_holding, "H5P_CLS_FILE_ACCESS_ID_g").value
+        with _closing(_p_create(access), _p_close) as properties:
+            _p_set_cache(properties, 0, 521, CHUNK_CACHE_BYTES, 0.75)
+            self._id = _f_open(os.fsencode(path), _RDWR, properties)
+        self._forms: dict[tuple[bytes, int, int], Form] = {}
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the file in bytes."""
+        size = _One()
+        _f_size(self._id, size)
+        return int(size[0])
+
+    def flush(self) -> None:
+        """Write the library's own structures to the file."""
+        _f_flush(self._id, 0)
+
+    def close(self) -> None:
+        """Close the file; its tables are closed before."""
+        _f_close(self._id)
+
+    def exists(self, path: bytes) -> bool:
+        """Return whether a path has an object; all above it have one."""
+        return bool(_l_exists(self._id, path, 0))
+
+    def is_group(self, path: bytes) -> bool:
+        """Return whether the object at a path is a group."""
+        with _closing(_o_open(self._id, path, 0), _o_close) as found:
+            return _i_type(found) == _GROUP
+
+    def open(self, path: bytes) -> Dataset:
+        """Open a table; NotFlatError if the object at the path is another thing."""
+        found = _o_open(self._id, path, 0)
+        try:
+            if _i_type(found) != _DATASET:
+                raise NotFlatError
+            rows = _One()
+            with _closing(_d_space(found), _s_close) as space:
+                if _s_rank(space) != 1:
+                    raise NotFlatError
+                _s_dims(space, rows, None)
+            return Dataset(found, self._form(found), int(rows[0]))
+        except BaseException:
+            _o_close(found)
+            raise
+
+    def copy(self, source: int, name: bytes, path: bytes) -> None:
+        """Copy an object, with all in it, from a group of any file to a free path of this one."""
+        _o_copy(source, name, self._id, path, 0, 0)
+
+    def set_title(self, path: bytes, title: bytes) -> None:
+        """Overwrite the title of a table with one of the same length."""
+        with _closing(_o_open(self._id, path, 0), _o_close) as found:
+            write_attribute(found, b"TITLE", title)
+
+    def _form(self, dataset: int) -> Form:
+        with _closing(_d_create_plist(dataset), _p_close) as plist, _closing(_d_type(dataset), _t_close) as kind:
+            if _p_layout(plist) != _CHUNKED or _t_class(kind) != _COMPOUND:
+                raise NotFlatError
+            chunk, size = _One(), ctypes.c_size_t()
+            _p_chunk(plist, 1, chunk)
+            _t_encode(kind, None, size)
+            encoded = ctypes.create_string_buffer(size.value)
+            _t_encode(kind, encoded, size)
+            key = encoded.raw, int(chunk[0]), _p_filters(plist)
+            form = self._forms.get(key)
+            if form is None:
+                if len(self._forms) >= MAX_FORMS:
+                    self._forms.clear()
+                form = self._forms[key] = Form(kind, key[1], key[2] > 0)
+            return form
