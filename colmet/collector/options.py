@@ -30,13 +30,13 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     """Return the command line of colmet-collector."""
     parser = cli.Parser(
         prog="colmet-collector",
-        description="Receive what colmet-node measures on every node, also of Colmet 0.6, and write it to at least one "
-        "output. SIGHUP starts the next HDF5 file and reads --config again.",
+        description="Receive the samples of all nodes, also of Colmet 0.6, and write them to at least one output. "
+        "SIGHUP starts the next HDF5 file and reads --config again.",
     )
     parser.older = OPTIONS_06
     startup.add_common_options(parser)
-    _add_receiving(parser.add_argument_group("what is received"))
-    _add_journal(parser.add_argument_group("journal of what is received"))
+    _add_receiving(parser.add_argument_group("reception"))
+    _add_journal(parser.add_argument_group("journal"))
     for output in outputs:
         output.add_options(parser.add_argument_group(f"output: {output.name}"))
     _add_writing(parser.add_argument_group("all outputs"))
@@ -58,8 +58,8 @@ def _add_receiving(receiving: cli.Options) -> None:
         "--zeromq-link-bind-uri",
         metavar="URI",
         help=cli.Rare(
-            "listen here for nodes that wait for acknowledgements; '': nowhere, and batches under way are lost when "
-            "the collector stops (default: the next port)"
+            "listen here for nodes, to acknowledge batches; '': no acknowledgements, and batches on their way are "
+            "lost when the collector stops (default: the next port)"
         ),
     )
     startup.add_queue_options(receiving)
@@ -71,8 +71,8 @@ def _add_journal(journal: cli.Options) -> None:
     journal.add_argument(
         "--journal-dir",
         metavar="DIR",
-        help="keep what is received here until all outputs have it; '': in memory only (default: PATH.journal beside "
-        "the HDF5 file; without one, memory)",
+        help="keep received data in this directory until all outputs have it; '': in memory only (default: "
+        "PATH.journal beside the HDF5 file; without one, memory)",
     )
     journal.add_argument(
         "--journal-size",
@@ -84,7 +84,7 @@ def _add_journal(journal: cli.Options) -> None:
     journal.add_argument(
         "--check-journal",
         action="store_true",
-        help="print what the journal holds, and exit; with the position of each output; status 1: it is damaged",
+        help="print the content of the journal, and exit; with the position of each output; status 1: it is damaged",
     )
 
 
@@ -95,7 +95,7 @@ def _add_writing(writing: cli.Options) -> None:
         metavar="S",
         type=cli.positive_seconds,
         default=5.0,
-        help="write rows after at most S seconds (default: %(default)g)",
+        help="write rows after at most S seconds; HDF5: see --hdf5-max-delay (default: %(default)g)",
     )
     writing.add_argument(
         "--buffer-size",

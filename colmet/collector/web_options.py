@@ -56,7 +56,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--http-users",
         metavar="FILE",
-        help="let in the users in this file, which `colmet access` writes; --http-listen requires this or --http-open",
+        help="admit the users in this file (see `colmet access`); --http-listen requires this or --http-open",
     )
     parser.add_argument("--http-open", action="store_true", help="show everything to everyone, without a login")
     parser.add_argument(
@@ -64,7 +64,7 @@ def add_options(parser: cli.Options) -> None:
         metavar="NAME",
         type=header_name,
         help=cli.Rare(
-            "let in the user that the proxy names in this header, such as X-Remote-User; for --http-listen unix:PATH"
+            "admit the user named by the proxy in this header, such as X-Remote-User; for --http-listen unix:PATH"
         ),
     )
     parser.add_argument(
@@ -80,12 +80,11 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument("--http-tls-key", metavar="FILE", help=cli.Rare("the key of --http-tls-cert (PEM)"))
     parser.add_argument(
         "--http-trusted-proxy",
-        metavar="WHO",
+        metavar="PROXY",
         action="append",
         type=trusted_proxy,
         help=cli.Rare(
-            "believe the X-Forwarded-For of this proxy, to distinguish its clients: an address, a network, or, "
-            "of a proxy on this machine, the user that it runs as"
+            "trust X-Forwarded-For from this proxy: an address, a network, or the user of a proxy on this machine"
         ),
     )
     parser.add_argument(
@@ -105,8 +104,8 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--gridengine",
         action="store_true",
-        help="serve Grid Engine's memory by host and job; from qhost and qstat, at /qhost and /qstat, for `colmet mem` "
-        "and qmemview (default: what the nodes sent)",
+        help="serve memory by host and job from Grid Engine's qhost and qstat; at /qhost and /qstat, for `colmet "
+        "mem` and qmemview (default: from the nodes)",
     )
     parser.add_argument(
         "--gridengine-period",

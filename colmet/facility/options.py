@@ -72,7 +72,7 @@ def build_parser(program: Program) -> cli.Parser:
         "--cluster",
         metavar="NAME",
         default=program.cluster,
-        help="name of this facility" + (" (default: %(default)s)" if program.cluster else ", required"),
+        help="name of this facility" + (" (default: %(default)s)" if program.cluster else " (required)"),
     )
     _add_sources(parser, program)
     _add_people(parser.add_argument_group("users and names"))
@@ -113,7 +113,7 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
         metavar="NAME",
         choices=list(SYSTEMS),
         action="append",
-        help=f"which one: {', '.join(SYSTEMS)}; repeatable; implies -b (default: condor)",
+        help=f"batch system: {', '.join(SYSTEMS)}; repeatable; implies -b (default: condor)",
     )
     group.add_argument(
         "-q",
@@ -122,7 +122,7 @@ def _add_sources(parser: cli.Parser, program: Program) -> None:
         type=queue,
         action="append",
         default=[],
-        help="HTCondor's jobs that meet the constraint, as a queue; repeatable; 'all:' is all jobs",
+        help="count HTCondor jobs under this constraint as the queue NAME; repeatable; 'all:' is all jobs",
     )
     group.add_argument("-j", "--jupyter", action="store_true", help="users with Jupyter notebooks in Kubernetes")
     group.add_argument(
@@ -158,11 +158,16 @@ def _add_people(group: cli.Options) -> None:
     group.add_argument(
         "-g", "--group", metavar="NAME", default="", help="only members of this Unix group; not in queues and hosts"
     )
-    group.add_argument("-o", "--obfuscate-users", action="store_true", help="replace users' names by hashes")
+    group.add_argument(
+        "-o",
+        "--obfuscate-users",
+        action="store_true",
+        help="replace user names by hashes (easily guessed: use --key-file)",
+    )
     group.add_argument(
         "--key-file",
         metavar="FILE",
-        help="replace them by HMAC-SHA-256 with the key in this file; recommended; implies -o",
+        help="replace user names by HMAC-SHA-256 with the key in this file; recommended; implies -o",
     )
     group.add_argument(
         "--make-key",
@@ -183,7 +188,7 @@ def _add_people(group: cli.Options) -> None:
         "--obfuscate-hosts",
         metavar="DOMAIN",
         default="",
-        help="call this machine 'atlas' and the digits of its name, in this domain",
+        help="name this machine 'atlas', the digits of its name and this domain",
     )
 
 
@@ -194,15 +199,27 @@ def _add_outputs(parser: cli.Parser, program: Program) -> None:
         "--url",
         metavar="URL",
         default=program.url,
-        help="post them to this endpoint" + (" (default: %(default)s)" if program.url else ""),
+        help="send the documents to this endpoint" + (" (default: %(default)s)" if program.url else ""),
     )
     tokens = group.add_mutually_exclusive_group()
-    tokens.add_argument("-t", "--token", metavar="TEXT", help="token in each; all users of this machine can read it")
-    tokens.add_argument("--token-file", metavar="FILE", help=f"the token is in this file (default: ${TOKEN_VARIABLE})")
+    tokens.add_argument(
+        "-t",
+        "--token",
+        metavar="TEXT",
+        help="put this token into each document (visible in the list of processes: use --token-file)",
+    )
+    tokens.add_argument(
+        "--token-file", metavar="FILE", help=f"read the token from this file (default: ${TOKEN_VARIABLE})"
+    )
     if not program.is_alias:
-        group.add_argument("--json-lines", action="store_true", help="print them, one a line, without the token")
+        group.add_argument(
+            "--json-lines", action="store_true", help="print the documents, one a line, without the token"
+        )
     group.add_argument(
-        "-d", "--debug", action="store_true", help="append them to files in the current directory, and send nothing"
+        "-d",
+        "--debug",
+        action="store_true",
+        help="append the documents to files in the current directory, and send nothing",
     )
     add_sending(group, program.name)
     add_collector(parser.add_argument_group("output to colmet-collector"))
@@ -289,8 +306,8 @@ def add_collector(parser: cli.Options) -> None:
         metavar="URI",
         action="append",
         help=Rare(
-            "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements "
-            "(default: the next port)"
+            "address of the collector for acknowledgements, in the order of --zeromq-uri; '': none (default: the "
+            "next port)"
         ),
     )
     curve.add_options(parser, "facility.secret")

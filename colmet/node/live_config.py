@@ -31,8 +31,8 @@ def add_options(parser: cli.Options) -> None:
         "--allow-remote-configure",
         action="store_true",
         help=cli.Rare(
-            "let the collector change the sample period and the perf events of this node without keys, too: then any "
-            "machine with the collector's address can (default: only with keys)"
+            "accept changes of the sample period and perf events from the collector without keys, too; any machine "
+            "with the collector's address can then make them (default: only with keys)"
         ),
     )
 

@@ -46,7 +46,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--once",
         action="store_true",
-        help="print what can be measured here and one sample, and exit; nothing is sent; status 1: nothing can be "
+        help="print the available measurements and one sample, send nothing, and exit; status 1: nothing can be "
         "measured",
     )
 

@@ -29,8 +29,8 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     """Return the command line of colmet-node."""
     parser = cli.Parser(
         prog="colmet-node",
-        description="Measure what every job on this compute node uses, and send it to colmet-collector. Run it as "
-        "root: other users' jobs can only be measured with its rights.",
+        description="Measure the resource use of each job on this compute node, and send it to colmet-collector. Run "
+        "it as root: measuring other users' jobs requires its rights.",
     )
     parser.older = OPTIONS_06
     startup.add_common_options(parser)
@@ -71,7 +71,7 @@ def _add_jobs(jobs: cli.Options) -> None:
         "--cpuset-rootpath",
         metavar="PATH",
         action="append",
-        help="look for jobs only in this directory, which has one cgroup a job; of cgroup v1 or v2; repeatable "
+        help="search for jobs only in this directory of one cgroup for each job; of cgroup v1 or v2; repeatable "
         "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
     )
     jobs.add_argument(
@@ -79,8 +79,8 @@ def _add_jobs(jobs: cli.Options) -> None:
         "--regex-job-id",
         metavar="RE",
         action="append",
-        help="read the job id in the name of its directory, as the first group of this expression; repeatable: the "
-        f"first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+        help="regular expression for the name of a job's directory, with the job id as its first group; repeatable: "
+        f"the first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
     )
 
 
@@ -91,11 +91,11 @@ def _add_unit(unit: cli.Options) -> None:
         metavar="PATH",
         action="append",
         default=[],
-        help="all tasks of this cgroup and of those inside it",
+        help="measure all tasks in this cgroup and below",
     )
     unit.add_argument(
-        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="this process"
+        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="measure this process"
     )
     unit.add_argument(
-        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="this one thread"
+        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="measure this thread"
     )

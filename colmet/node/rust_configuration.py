@@ -32,8 +32,8 @@ def add_options(parser: cli.Options) -> None:
         nargs="?",
         const=DEFAULT_URI,
         help=cli.Rare(
-            "accept another sample period and other perf events from the Rust node's senders; without a login, so any "
-            f"user of this machine can change them (default: off; without URI: {DEFAULT_URI})"
+            "accept changes of the sample period and perf events from clients of the Rust node; without a login: any "
+            f"user of this machine can make them (default: off; without URI: {DEFAULT_URI})"
         ),
     )
 

@@ -151,9 +151,9 @@ def add_options(parser: cli.Options) -> None:
         type=cli.whole_number(0),
         default=1000,
         help=cli.Rare(
-            "accept N messages a second from a node, without keys "
-            f"{NODES_OF_AN_ADDRESS} times as many from an address; others are dropped and counted, and sent again by "
-            "nodes that wait for acknowledgements; 0: no limit (default: %(default)s)"
+            f"limit of messages per second from a node (without keys: {NODES_OF_AN_ADDRESS} N from an address); "
+            "further ones are dropped, counted, and sent again by nodes with acknowledgements; 0: no limit (default: "
+            "%(default)s)"
         ),
     )
     parser.add_argument(
@@ -169,9 +169,8 @@ def add_options(parser: cli.Options) -> None:
         type=cli.whole_number(0),
         default=100,
         help=cli.Rare(
-            "let a node begin N tables a second, of which a job has 3 to 8, and 100 times as many at once; without "
-            f"keys {NODES_OF_AN_ADDRESS} times as many from an address; 0: no limit, also not for columns that this "
-            "version does not know (default: %(default)s)"
+            "limit of new tables per second from a node (a job has 3 to 8), and of 100 N at once; without keys: "
+            f"{NODES_OF_AN_ADDRESS} N from an address; 0: no limit, nor one of unknown columns (default: %(default)s)"
         ),
     )
 

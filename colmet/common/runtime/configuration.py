@@ -50,8 +50,8 @@ def add_options(parser: argparse._ActionsContainer) -> None:
     parser.add_argument(
         "--check-config",
         action="store_true",
-        help="check the options and the file of --config, and exit; with all that a start checks before it opens a "
-        "socket or writes a file, as the user of the daemon's unit; status 2: it would not start",
+        help="check the options and the file of --config, and exit; makes all checks of a start without opening a "
+        "socket or writing a file, as the user of the daemon's unit; status 2: the daemon would not start",
     )
 
 

@@ -62,8 +62,8 @@ def add_options(parser: cli.Options) -> None:
         OPTION,
         metavar="[HOST:]PORT",
         type=listen_address,
-        help="serve metrics of this daemon to Prometheus; at http://HOST:PORT/metrics, without a login; a port alone: "
-        "for this machine only (default: off)",
+        help="serve metrics of this daemon to Prometheus; at http://HOST:PORT/metrics, without a login; PORT alone "
+        "listens on 127.0.0.1 (default: off)",
     )
     parser.add_argument(
         "--metrics-jobs", action="store_true", help=cli.Rare("serve the latest values of every job there as well")

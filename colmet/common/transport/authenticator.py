@@ -313,8 +313,8 @@ def add_options(parser: cli.Options) -> None:
         metavar="DIR",
         default=default(NODES),
         help=cli.Rare(
-            "directory with the nodes' public keys, which `colmet enrol` writes: NAME.key lets in the node that "
-            f"`hostname` calls NAME; read again every 10 s (default: {DIRECTORY}/{NODES}, if it exists)"
+            "directory of the nodes' public keys, written by `colmet enrol`; NAME.key admits the node with hostname "
+            f"NAME; read again every 10 s (default: {DIRECTORY}/{NODES}, if it exists)"
         ),
     )
 

@@ -69,8 +69,8 @@ def add_options(parser: cli.Options, secret: str = "node.secret") -> None:
         metavar="FILE",
         default=default(secret),
         help=cli.Rare(
-            "encrypt and authenticate with this key pair, of `colmet enrol` on the collector's machine; '': no keys "
-            f"(default: {DIRECTORY}/{secret}, if it exists)"
+            "encrypt and authenticate with this key pair, made by `colmet enrol` on the collector's machine; '': no "
+            f"keys (default: {DIRECTORY}/{secret}, if it exists)"
         ),
     )
     parser.add_argument(

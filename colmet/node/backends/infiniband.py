@@ -318,8 +318,8 @@ class InfinibandBackend(InputBackend):
             "--infiniband-perfquery",
             action="store_true",
             help=Rare(
-                "run ibstat and perfquery -x instead of reading /sys/class/infiniband, for drivers that have no or "
-                "only 32-bit counters there"
+                "run ibstat and perfquery -x instead of reading /sys/class/infiniband, for drivers with no counters, "
+                "or only 32-bit ones, there"
             ),
         )
         require(parser, "--enable-infiniband", "--infiniband-", "--omnipath")

@@ -238,7 +238,7 @@ class IpmipowerBackend(InputBackend):
             metavar="WORD",
             nargs="+",
             help=Rare(
-                "read the power from this command, which no shell runs; quote it as one word if it has options: "
+                "command that prints the power, run without a shell; quote it as one word if it has options: "
                 "--ipmipower-cmd 'ipmi-oem -h bmc ...' (default: the first tool that works)"
             ),
         )
@@ -254,9 +254,9 @@ class IpmipowerBackend(InputBackend):
                 metavar="OPTIONS",
                 type=_words,
                 help=Rare(
-                    f"options of {tool} that name the BMC, as one word and after a =: "
-                    f"--ipmipower-{tool}='{example}'; disables the other tool, unless it has options, too. Give no "
-                    "password here: all users can read it in the list of processes"
+                    f"options of {tool} for the BMC, as one word after =: --ipmipower-{tool}='{example}'; disables "
+                    "the other tool, unless it has options, too. No passwords here: all users can read the command "
+                    "line"
                 ),
             )
         parser.add_argument(

@@ -96,14 +96,14 @@ class PerfhwBackend(InputBackend):
             metavar="NAME",
             nargs="+",
             default=list(DEFAULT_EVENTS),
-            help=f"count these events, at most {MAX_EVENTS}; by the names in colmet-node(8) or `perf list`; "
-            f"NAME:PERIOD:JOB limits one to every PERIOD seconds or to one job (default: {' '.join(DEFAULT_EVENTS)})",
+            help=f"count these events, at most {MAX_EVENTS}; names of colmet-node(8) or `perf list`; NAME:PERIOD:JOB "
+            f"counts an event every PERIOD seconds, or for one job, only (default: {' '.join(DEFAULT_EVENTS)})",
         )
         parser.add_argument(
             "--perfhw-make-cgroup",
             action="store_true",
             help=Rare(
-                "make a perf_event cgroup for each job that has none (OAR 2 by default), and remove it when it ends"
+                "make a perf_event cgroup for each job without one (OAR 2 by default), and remove it after the job"
             ),
         )
         parser.add_argument(

@@ -136,7 +136,7 @@ class TaskstatsBackend(InputBackend):
         parser.add_argument(
             "--no-fork-events",
             action="store_true",
-            help=Rare("do not listen to forks: attribute ended tasks by their parents alone"),
+            help=Rare("ignore the kernel's fork events: attribute ended tasks only by their parents (less exact)"),
         )
 
     @classmethod

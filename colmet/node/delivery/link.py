@@ -38,17 +38,17 @@ def add_options(parser: cli.Options) -> None:
         "--zeromq-uri",
         metavar="URI",
         action="append",
-        help="address of colmet-collector; repeatable: nodes spread over the collectors, and use another while theirs "
-        "is away; '': the address that `colmet enrol` wrote, and no measuring without one (default: that of `colmet "
-        f"enrol`, else {DEFAULT_URI})",
+        help="address of colmet-collector; repeatable: nodes spread over several collectors, and use another one "
+        "while theirs is unavailable; '': only the address written by `colmet enrol`, and no measurement without it "
+        f"(default: that of `colmet enrol`, else {DEFAULT_URI})",
     )
     parser.add_argument(
         "--zeromq-link-uri",
         metavar="URI",
         action="append",
         help=cli.Rare(
-            "address at which the collector acknowledges, in the order of --zeromq-uri; '': no acknowledgements, and "
-            "batches under way are lost when the collector stops (default: the next port)"
+            "address of the collector for acknowledgements, in the order of --zeromq-uri; '': none, and batches on "
+            "their way are lost when the collector stops (default: the next port)"
         ),
     )
     parser.add_argument(
@@ -56,8 +56,8 @@ def add_options(parser: cli.Options) -> None:
         choices=(AUTO, V1, COLMET06),
         default=AUTO,
         help=cli.Rare(
-            "send this format: v1 is that of this version, colmet06 that of Colmet 0.6; auto asks the collector first, "
-            "and sends colmet06 to one that receives data and does not answer (default: %(default)s)"
+            "format of the messages: v1 (this version), colmet06 (Colmet 0.6), or auto: v1, or colmet06 if the "
+            "collector receives data and does not answer (default: %(default)s)"
         ),
     )
     parser.add_argument(
@@ -65,7 +65,7 @@ def add_options(parser: cli.Options) -> None:
         metavar="DIR",
         help=cli.Rare(
             "keep batches in this directory until the collector acknowledges them; '': in memory only (default: "
-            f"{SPOOL_DIRECTORY} as root or where it is this user's, else memory)"
+            f"{SPOOL_DIRECTORY} as root or its owner, else in memory)"
         ),
     )
     parser.add_argument(
@@ -87,9 +87,7 @@ def add_options(parser: cli.Options) -> None:
         metavar="N",
         type=cli.whole_number(1, 100_000),
         default=200,
-        help=cli.Rare(
-            "send N waiting batches a second beside new ones, when the collector is back (default: %(default)s)"
-        ),
+        help=cli.Rare("after an outage, send N waiting batches a second, beside the new ones (default: %(default)s)"),
     )
 
 

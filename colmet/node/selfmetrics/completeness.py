@@ -52,7 +52,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--disable-ledger",
         action="store_true",
-        help=cli.Rare("do not send completeness_default and gaps_default: missing samples then cannot be noticed"),
+        help=cli.Rare("do not send completeness_default and gaps_default: missing samples then remain unnoticed"),
     )
 
 

@@ -31,7 +31,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--no-affinity",
         action="store_true",
-        help=cli.Rare("run on the CPUs of jobs, too (default: move to CPUs that no job has)"),
+        help=cli.Rare("run on the CPUs of jobs, too (default: on CPUs without jobs)"),
     )
 
 

@@ -19,7 +19,7 @@ def add_options(parser: cli.Options) -> None:
     parser.add_argument(
         "--keep-privileges",
         action="store_true",
-        help=cli.Rare("keep all rights of root (default: only those that measuring needs; -v logs them)"),
+        help=cli.Rare("keep all rights of root (default: only those required for measuring; -v logs them)"),
     )
 
 

@@ -196,9 +196,7 @@ def add_options(parser: Options, purpose: str) -> None:
         metavar="FILE",
         help=cli.Rare("file with one line, an API key as id:key or encoded, instead of -P"),
     )
-    parser.add_argument(
-        "--elastic-ca-file", metavar="FILE", help=cli.Rare("CA certificates (PEM) that the server's must be signed by")
-    )
+    parser.add_argument("--elastic-ca-file", metavar="FILE", help=cli.Rare("CA certificates (PEM) for the server"))
     parser.add_argument("--elastic-client-cert", metavar="FILE", help=cli.Rare("client certificate (PEM)"))
     parser.add_argument(
         "--elastic-client-key", metavar="FILE", help=cli.Rare("key of the client certificate, if in another file")

@@ -112,7 +112,7 @@ class ElasticsearchOutput(OutputBackend):
         parser.add_argument(
             "--elastic-no-template",
             action="store_true",
-            help=Rare("create no index templates, which requires rights; create indices with their types instead"),
+            help=Rare("create no index templates (they require a privilege), but each index with its types"),
         )
         parser.add_argument(
             "--elastic-reject-file",

@@ -55,8 +55,8 @@ def add_options(parser: Options) -> None:
         type=rotation,
         action="append",
         default=[],
-        help="start a new file each full 30m, 6h, 1d, or at 500M, 10G; in UTC; repeatable (default: at SIGHUP and "
-        "at a start)",
+        help="start a new file every 30m, 6h or 1d, or at 500M or 10G; in UTC; repeatable (default: at start and "
+        "SIGHUP)",
     )
     parser.add_argument(
         "--hdf5-complevel",
@@ -79,7 +79,7 @@ def add_options(parser: Options) -> None:
     parser.add_argument(
         "--hdf5-checksums",
         action="store_true",
-        help=cli.Rare("add checksums (Fletcher-32) to new tables, which all readers check"),
+        help=cli.Rare("add checksums (Fletcher-32) to new tables; readers check them"),
     )
     parser.add_argument(
         "--hdf5-max-delay",
@@ -87,8 +87,8 @@ def add_options(parser: Options) -> None:
         type=cli.positive_seconds,
         default=MAX_DELAY_S,
         help=cli.Rare(
-            "write rows at most S seconds late: they are collected so that writing takes 2 %% of the time "
-            "(default: %(default)g)"
+            "write rows at most S seconds after their arrival; within this, they are collected until writing costs 2 "
+            "%% of the time (default: %(default)g)"
         ),
     )
     require(parser, "--hdf5-filepath", "--hdf5-")
