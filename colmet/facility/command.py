@@ -1,6 +1,6 @@
 """colmet-facility: logins, queues, Jupyter users and this host as documents, once or repeatedly.
 
-Exit status: 0; 1 if a source did not answer, or a document is not yet delivered; 2 if the command line is invalid.
+Exit status: 0; 1 if a source failed, or a document is not yet delivered; 2 if the command line is invalid.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Show the memory that jobs reserved and used, by host and by job.
 
-The figures come from the JSON interface of a collector (--http-listen), which has them from Grid Engine if it runs with
---gridengine, else from the nodes of OAR and Slurm; or from a server of QmemTools.
+The source is the JSON interface of a collector (--http-listen), or a server of QmemTools. The collector has the figures
+from its nodes (OAR, Slurm), or with --gridengine from Grid Engine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def add_options(parser: cli.Parser) -> None:
         "url",
         metavar="URL",
         nargs="?",
-        help="URL of the server, or HOST:PORT (default: that of this machine's collector, as --config has it)",
+        help="URL of the server, or HOST:PORT (default: the collector of this machine, by --config)",
     )
     group = parser.add_argument_group("selection")
     group.add_argument("--host", metavar="HOST", dest="hostname", default="", help="only this host")

@@ -1130,7 +1130,7 @@ def test_a_key_of_a_node_that_is_damaged_and_a_folder_without_keys(machine, keys
     for path in keys.folder.iterdir():
         path.unlink()
     told = problem(network.check_keys, machine.target("collector", *keys.collector))
-    assert told.level == FAIL and "no node is let in" in told.found and "`colmet enrol NAME...`" in told.remedy
+    assert told.level == FAIL and "no node is admitted" in told.found and "`colmet enrol NAME...`" in told.remedy
 
 
 def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):

@@ -399,6 +399,6 @@ def _check_known(secret: str, nodes: str, uid: int) -> Iterator[Finding]:
     for text in take_warnings():
         yield warn(text.partition(": ")[2] or text, "`colmet enrol --replace NAME` makes new keys for that node")
     if not len(known):
-        yield fail(f"no key is in {nodes}: no node is let in", "`colmet enrol NAME...` makes keys for nodes")
+        yield fail(f"no key is in {nodes}: no node is admitted", "`colmet enrol NAME...` makes keys for nodes")
     else:
         yield good(f"{counted(len(known), 'keys')} of nodes in {nodes}")
