@@ -102,11 +102,7 @@ def unknown_form(command: str, text: str) -> BatchError:
 
 
 def json_values(text: str, command: str) -> list[object]:
-    """Return the JSON values of an answer: none, one, or several after one another.
-
-    Raises:
-        BatchError: not JSON.
-    """
+    """Return the JSON values of an answer: none, one, or several after one another; BatchError if not JSON."""
     values: list[object] = []
     at = 0
     try:

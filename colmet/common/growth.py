@@ -148,17 +148,11 @@ def gaps(times: Floats) -> npt.NDArray[np.bool_]:
 
 
 class Rates(NamedTuple):
-    """Growth of a counter per second, for each time with a value except the first; shape (n - 1,) each.
+    """Growth of a counter per second, for each time with a value except the first; shape (n - 1,) each."""
 
-    Attributes:
-        times: ends of the steps, unique and ascending.
-        seconds: duration of each step.
-        values: NaN if unknown.
-    """
-
-    times: Floats
-    seconds: Floats
-    values: Floats
+    times: Floats  # ends of the steps, unique and ascending
+    seconds: Floats  # duration of each step
+    values: Floats  # NaN if unknown
 
 
 def rates(times: npt.NDArray[np.number], values: Floats, most: float = math.inf) -> Rates:

@@ -56,29 +56,17 @@ def _field(table: str, column: str) -> Field:
 
 
 class Measure(NamedTuple):
-    """A quantity that people read.
+    """A quantity that people read."""
 
-    Attributes:
-        key: its name in commands and replies.
-        label: a few words, for a legend.
-        help: a sentence; of a counter, the counted things.
-        scope: `JOBS` or `NODES`.
-        sources: the best first.
-        hosts: fold of the values of several hosts: SUM, MEAN, MAX or ALL.
-        time: fold of the samples of one host: TOTAL (of counters), MEAN, MAX or LAST.
-        is_rate: whether the current value of a counter is its growth per second, and not the counter.
-        bound: bound of the growth of a time counter: BY_CPUS, BY_TASKS, BY_TIME; empty for others.
-    """
-
-    key: str
-    label: str
-    help: str
-    scope: str
-    sources: tuple[Source, ...]
-    hosts: str = SUM
-    time: str = TOTAL
-    is_rate: bool = True
-    bound: str = ""
+    key: str  # its name in commands and replies
+    label: str  # a few words, for a legend
+    help: str  # a sentence; of a counter, the counted things
+    scope: str  # `JOBS` or `NODES`
+    sources: tuple[Source, ...]  # the best first
+    hosts: str = SUM  # fold of the values of several hosts: SUM, MEAN, MAX or ALL
+    time: str = TOTAL  # fold of the samples of one host: TOTAL (of counters), MEAN, MAX or LAST
+    is_rate: bool = True  # whether the current value of a counter is its growth per second, and not the counter
+    bound: str = ""  # bound of the growth of a time counter: BY_CPUS, BY_TASKS, BY_TIME; empty for others
 
     @property
     def places(self) -> list[tuple[str, str]]:

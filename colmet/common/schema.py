@@ -42,23 +42,14 @@ Value = Union[int, float, bytes, None]
 
 @dataclass(frozen=True)
 class Field:
-    """One measured quantity, declared once.
+    """One measured quantity, declared once."""
 
-    Attributes:
-        name: the kernel's or Colmet 0.6's name.
-        unit: one of `colmet.common.units.UNITS`.
-        kind: counter (only grows), gauge, or label.
-        help: meaning; ends with its source (file, struct field, command column).
-        dtype: i8, f4, f8 or S<bytes>.
-        fold: how the values of tasks are combined into the job's value: sum, max, min or first.
-    """
-
-    name: str
-    unit: str
-    kind: str
-    help: str = ""
-    dtype: str = "i8"
-    fold: str = "sum"
+    name: str  # the kernel's or Colmet 0.6's name
+    unit: str  # one of `colmet.common.units.UNITS`
+    kind: str  # counter (only grows), gauge, or label
+    help: str = ""  # meaning; ends with its source (file, struct field, command column)
+    dtype: str = "i8"  # i8, f4, f8 or S<bytes>
+    fold: str = "sum"  # how the values of tasks are combined into the job's value: sum, max, min or first
 
     def __post_init__(self) -> None:
         if not NAME.fullmatch(self.name) or self.name in RESERVED:
@@ -193,17 +184,11 @@ class Schema:
 
 
 class Sample(NamedTuple):
-    """A row as a backend yields it. None, or an absent name, is a missing value.
+    """A row as a backend yields it. None, or an absent name, is a missing value."""
 
-    Attributes:
-        job_id: job of the row; 0 is the node.
-        values: by name.
-        schema: of the row's table; None for the backend's first.
-    """
-
-    job_id: int
-    values: Mapping[str, Value]
-    schema: Schema | None = None
+    job_id: int  # job of the row; 0 is the node
+    values: Mapping[str, Value]  # by name
+    schema: Schema | None = None  # of the row's table; None for the backend's first
 
 
 class Table:

@@ -55,11 +55,7 @@ UNNAMED = (
 
 
 def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
-    """Return the tasks of -c, -p and -t, as one unit; None without them.
-
-    Raises:
-        ConfigError: one of them does not exist.
-    """
+    """Return the tasks of -c, -p and -t, as one unit; None without them; ConfigError if one of them does not exist."""
     if not (options.cgroup or options.pid or options.tid):
         return None
     cgroups = [os.path.abspath(path) for path in options.cgroup]
@@ -75,11 +71,7 @@ def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
 
 
 def find_jobs(options: argparse.Namespace, host: Host) -> JobSource:
-    """Return the source of the jobs of the command line.
-
-    Raises:
-        ConfigError: an expression or a unit cannot be used.
-    """
+    """Return the source of the jobs of the command line; ConfigError if an expression or a unit cannot be used."""
     patterns = compile_patterns(options.regex_job_id or [DEFAULT_PATTERN])
     roots = options.cpuset_rootpath or (OAR2_ROOTS if options.regex_job_id else ())
     return JobSource(host, roots, patterns, find_unit(options, host))
@@ -97,19 +89,12 @@ def full_parser() -> cli.Parser:
 
 
 class NodeParts(NamedTuple):
-    """The parts of a node, before anything is opened.
+    """The parts of a node, before anything is opened."""
 
-    Attributes:
-        source: finds the jobs.
-        backends: measure them.
-        security: the node's keys; None without.
-        control_keys: of the clients over TCP; None without.
-    """
-
-    source: JobSource
-    backends: list[InputBackend]
-    security: curve.Client | None
-    control_keys: Keys | None
+    source: JobSource  # finds the jobs
+    backends: list[InputBackend]  # measure them
+    security: curve.Client | None  # the node's keys; None without
+    control_keys: Keys | None  # of the clients over TCP; None without
 
 
 def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> NodeParts:
@@ -133,11 +118,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
-    """Check that the node would start with these options.
-
-    Raises:
-        ConfigError: it would not.
-    """
+    """Check that the node would start with these options; ConfigError if it would not."""
     build(options, classes).source.close()
     if not link.collectors(options):
         log.warning("%s", UNNAMED)
@@ -249,21 +230,13 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
 
 
 class Sending(NamedTuple):
-    """The opened parts that send a node's samples.
+    """The opened parts that send a node's samples."""
 
-    Attributes:
-        host_name: sent with them.
-        queue: receives the batches of the agent.
-        uplinks: connections to the collectors.
-        link: its thread writes and sends the batches.
-        remote: answers the collectors' requests.
-    """
-
-    host_name: str
-    queue: SendQueue
-    uplinks: list[Uplink]
-    link: link.NodeLink
-    remote: live_config.Remote
+    host_name: str  # sent with them
+    queue: SendQueue  # receives the batches of the agent
+    uplinks: list[Uplink]  # connections to the collectors
+    link: link.NodeLink  # its thread writes and sends the batches
+    remote: live_config.Remote  # answers the collectors' requests
 
 
 def open_sending(

@@ -77,11 +77,7 @@ class Credential(NamedTuple):
 
 
 def make_password(given: str) -> Password:
-    """Hash a password.
-
-    Raises:
-        ValueError: the password is empty or too long.
-    """
+    """Hash a password; ValueError if the password is empty or too long."""
     if not given or len(given) > MAX_SECRET:
         raise ValueError(f"a password has 1 to {MAX_SECRET} characters")
     salt = os.urandom(16)
@@ -142,11 +138,7 @@ def _checked(pattern: re.Pattern[str], text: str, what: str) -> str:
 
 
 def parse_secret(text: str) -> Secret:
-    """Parse the secret of a line.
-
-    Raises:
-        ValueError: the secret is malformed, or too expensive to check.
-    """
+    """Parse the secret of a line; ValueError if the secret is malformed, or too expensive to check."""
     kind, *parts = text.split("$")
     if kind == "scrypt" and len(parts) == 5:
         try:

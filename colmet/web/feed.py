@@ -31,11 +31,7 @@ class FeedError(ColmetError):
 
 
 def inherited(environment: Mapping[str, str]) -> socket.socket:
-    """Return the inherited stream of the collector.
-
-    Raises:
-        FeedError: the environment names no stream.
-    """
+    """Return the inherited stream of the collector; FeedError if the environment names no stream."""
     number = environment.get(FEED, "")
     try:
         feed = socket.socket(fileno=int(number))
@@ -153,11 +149,7 @@ class Feed:
         return {"taken": self._taken, "bad": self._bad, "failures": self._failures}
 
     def run(self) -> None:
-        """Read to the end of the stream.
-
-        Raises:
-            FeedError: the stream is not from a collector.
-        """
+        """Read to the end of the stream; FeedError if the stream is not from a collector."""
         buffer = memoryview(bytearray(READ_BYTES))
         while True:
             try:

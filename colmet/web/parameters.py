@@ -71,11 +71,7 @@ SERIES = Depends(series_options)
 
 
 def split_metric(text: str) -> tuple[str, str]:
-    """Return table and column of a metric.
-
-    Raises:
-        HTTPException: 400 for any other text.
-    """
+    """Return table and column of a metric; HTTPException 400 for any other text."""
     table, dot, column = text.partition(".")
     if not (table and dot and column):
         raise HTTPException(400, "metric is not TABLE.COLUMN, such as cgroup_default.cpu_usage")

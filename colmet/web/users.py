@@ -74,11 +74,7 @@ def read_users(path: str) -> tuple[Users, Mark]:
 
 
 def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
-    """Return the lines of the file, and its status.
-
-    Raises:
-        ConfigError: the file cannot be read, or others may write it.
-    """
+    """Return the lines of the file, and its status; ConfigError if the file cannot be read, or others may write it."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
         with open(fd, "rb") as file:

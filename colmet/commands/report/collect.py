@@ -33,11 +33,7 @@ RARE = frozenset({LEDGER, GAPS, "agent_default", "mapping_default"})  # not at e
 
 
 def gather(history: History, asked: JobInterval, now: float) -> Report | None:
-    """Return the report of a job at a time; None if it has no rows.
-
-    Raises:
-        ColmetError: the store cannot be read.
-    """
+    """Return the report of a job at a time; None if it has no rows; ColmetError if the store cannot be read."""
     job = asked.job
     stays = read_stays(history, asked, {**COLUMNS, **gpus.COLUMNS})
     if not stays:

@@ -132,11 +132,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _request(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the request.
-
-    Raises:
-        ConfigError: the options exclude each other.
-    """
+    """Return the request; ConfigError if the options exclude each other."""
     if options.nodes and (options.job is not None or options.user):
         raise ConfigError("--nodes excludes --job and --user")
     name = "nodes" if options.nodes else "jobs" if options.job is None else "job"

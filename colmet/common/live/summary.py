@@ -163,11 +163,7 @@ class TopQuery(NamedTuple):
 
     @classmethod
     def of(cls, request: Mapping[str, Any]) -> TopQuery:
-        """Parse a request; missing values get their defaults.
-
-        Raises:
-            Refused: a value cannot be used.
-        """
+        """Parse a request; missing values get their defaults; Refused if a value cannot be used."""
         view = request.get("view", "jobs")
         if view not in VIEWS:
             raise Refused(f"top: view is {view!r:.80}; there are: {', '.join(VIEWS)}")

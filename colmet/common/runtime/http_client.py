@@ -54,19 +54,12 @@ class HttpFailure(ColmetError):
 
 
 class HttpResponse(NamedTuple):
-    """A response.
+    """A response."""
 
-    Attributes:
-        status: of HTTP.
-        headers: case-insensitive.
-        start: of the body, up to the client's limit.
-        failure: why the body is incomplete; None if it is complete.
-    """
-
-    status: int
-    headers: Mapping[str, str]
-    start: bytes
-    failure: HttpFailure | None
+    status: int  # of HTTP
+    headers: Mapping[str, str]  # case-insensitive
+    start: bytes  # of the body, up to the client's limit
+    failure: HttpFailure | None  # why the body is incomplete; None if it is complete
 
     def body(self) -> bytes:
         """Return the whole body; raise HttpFailure if it is incomplete."""
@@ -76,19 +69,12 @@ class HttpResponse(NamedTuple):
 
 
 class TlsOptions(NamedTuple):
-    """Certificates of servers and of this client.
+    """Certificates of servers and of this client."""
 
-    Attributes:
-        ca_file: certificates (PEM) of the accepted authorities; None for those of this machine.
-        certificate: of this client (PEM); None for none.
-        key: of the client's certificate; None if it is in the same file.
-        verify: whether the server's certificate is checked.
-    """
-
-    ca_file: str | None = None
-    certificate: str | None = None
-    key: str | None = None
-    verify: bool = True
+    ca_file: str | None = None  # certificates (PEM) of the accepted authorities; None for those of this machine
+    certificate: str | None = None  # of this client (PEM); None for none
+    key: str | None = None  # of the client's certificate; None if it is in the same file
+    verify: bool = True  # whether the server's certificate is checked
 
     def check(self, ca_option: str, certificate_option: str = "") -> None:
         """Load the files, now and not with the first request.

@@ -27,25 +27,15 @@ _DIRECTORIES = (("StateDirectory", "/var/lib", "STATE_DIRECTORY"), ("RuntimeDire
 
 
 class ServiceUnit(NamedTuple):
-    """Properties that a unit gives its service.
+    """Properties that a unit gives its service."""
 
-    Attributes:
-        name: of the unit.
-        user: its user.
-        group: its first group; "" for the user's own.
-        groups: names of more groups.
-        rights: capabilities of its user (AmbientCapabilities=).
-        directory: its working directory.
-        environment: variables added by the unit.
-    """
-
-    name: str
-    user: str
-    group: str
-    groups: tuple[str, ...]
-    rights: frozenset[str]
-    directory: str
-    environment: Mapping[str, str]
+    name: str  # of the unit
+    user: str  # its user
+    group: str  # its first group; "" for the user's own
+    groups: tuple[str, ...]  # names of more groups
+    rights: frozenset[str]  # capabilities of its user (AmbientCapabilities=)
+    directory: str  # its working directory
+    environment: Mapping[str, str]  # variables added by the unit
 
     def enter(self) -> None:
         """Adopt its environment, its working directory and, as root, its permissions, for good.

@@ -24,25 +24,15 @@ _HEAD = struct.Struct("<I")
 
 
 class KeptJob(NamedTuple):
-    """State of one job in the agent: see `Accumulator.keep` and `restore`.
+    """State of one job in the agent: see `Accumulator.keep` and `restore`."""
 
-    Attributes:
-        identity: of the job, see `Job.identity`.
-        sums: shape (2, fields).
-        keys: its tasks, shape (n,).
-        values: their values, shape (n, fields).
-        excess: their dropped waits, shape (n, waits), see `PlausibleWaits.excess`.
-        floor: lower bounds of the counters, shape (fields,).
-        beyond_ns: CPU time in no record.
-    """
-
-    identity: str
-    sums: Ints
-    keys: Ints
-    values: Ints
-    excess: Ints
-    floor: Ints | None
-    beyond_ns: int
+    identity: str  # of the job, see `Job.identity`
+    sums: Ints  # shape (2, fields)
+    keys: Ints  # its tasks, shape (n,)
+    values: Ints  # their values, shape (n, fields)
+    excess: Ints  # their dropped waits, shape (n, waits), see `PlausibleWaits.excess`
+    floor: Ints | None  # lower bounds of the counters, shape (fields,)
+    beyond_ns: int  # CPU time in no record
 
 
 def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
@@ -66,11 +56,7 @@ def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
 
 
 def unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
-    """Return the jobs given to `pack`.
-
-    Raises:
-        ValueError: another form, or of another version of Colmet.
-    """
+    """Return the jobs given to `pack`; ValueError if another form, or of another version of Colmet."""
     try:
         return _unpack(data, waits)
     except (KeyError, TypeError, OverflowError, struct.error) as err:

@@ -23,19 +23,12 @@ _NS_PER_US = 1001
 
 
 class _Seen(NamedTuple):
-    """A job's tasks as of their last reading.
+    """A job's tasks as of their last reading."""
 
-    Attributes:
-        keys: ascending, shape (n,).
-        ages: in us, shape (n,).
-        counted: their waits without the dropped part, shape (n, waits).
-        excess: the dropped part, shape (n, waits).
-    """
-
-    keys: Ints
-    ages: Ints
-    counted: Ints
-    excess: Ints
+    keys: Ints  # ascending, shape (n,)
+    ages: Ints  # in us, shape (n,)
+    counted: Ints  # their waits without the dropped part, shape (n, waits)
+    excess: Ints  # the dropped part, shape (n, waits)
 
 
 class PlausibleWaits:

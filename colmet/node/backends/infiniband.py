@@ -73,17 +73,11 @@ _BASIC = {  # names in perfquery, of counters missing in -x
 
 
 class Port(NamedTuple):
-    """A reading of one port.
+    """A reading of one port."""
 
-    Attributes:
-        name: device and number, ``mlx5_0/1``.
-        labels: state, physical_state, rate and link_layer, as far as known.
-        counters: by their names in sysfs, in the port's units: data in words. Unknown ones are missing.
-    """
-
-    name: str
-    labels: dict[str, str]
-    counters: dict[str, int]
+    name: str  # device and number, ``mlx5_0/1``
+    labels: dict[str, str]  # state, physical_state, rate and link_layer, as far as known
+    counters: dict[str, int]  # by their names in sysfs, in the port's units: data in words. Unknown ones are missing
 
     @property
     def is_active(self) -> bool:

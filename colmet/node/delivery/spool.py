@@ -41,19 +41,12 @@ PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EINTR)  # errors not 
 
 
 class EncodedBatch(NamedTuple):
-    """A batch, encoded.
+    """A batch, encoded."""
 
-    Attributes:
-        epoch: of the start of the agent that measured it.
-        seq: its number.
-        time_ns: time of the measurement, since the epoch.
-        message: in the form sent.
-    """
-
-    epoch: int
-    seq: int
-    time_ns: int
-    message: bytes
+    epoch: int  # of the start of the agent that measured it
+    seq: int  # its number
+    time_ns: int  # time of the measurement, since the epoch
+    message: bytes  # in the form sent
 
 
 def pack_head(seed: int, epoch: int, host: str) -> bytes:
@@ -74,23 +67,14 @@ def read_head(data: bytes) -> tuple[int, int, str, int] | None:
 
 
 class Dropped(NamedTuple):
-    """A range of dropped batches, from the first to the last number, both included.
+    """A range of dropped batches, from the first to the last number, both included."""
 
-    Attributes:
-        epoch: of the start of the agent that measured them.
-        first: number of the first.
-        last: number of the last.
-        since_ns: time of the first.
-        until_ns: time of the last.
-        cause: memory, size, age, damage or queue.
-    """
-
-    epoch: int
-    first: int
-    last: int
-    since_ns: int
-    until_ns: int
-    cause: str
+    epoch: int  # of the start of the agent that measured them
+    first: int  # number of the first
+    last: int  # number of the last
+    since_ns: int  # time of the first
+    until_ns: int  # time of the last
+    cause: str  # memory, size, age, damage or queue
 
 
 class _Segment:

@@ -26,21 +26,13 @@ _SLURM_CPU = "set JobAcctGatherType=jobacct_gather/cgroup in slurm.conf"
 
 
 class JobControllers(NamedTuple):
-    """The controllers of a job, or of a new one.
+    """The controllers of a job, or of a new one."""
 
-    Attributes:
-        directory: of the job; without one, the parent directory of new jobs.
-        is_job: whether it is a job's.
-        version: of the job's cgroups, 1 or 2.
-        has: controllers of the job, by the names of their own version.
-        lacks: missing controllers, by the names of `version`.
-    """
-
-    directory: str
-    is_job: bool
-    version: int
-    has: tuple[str, ...]
-    lacks: tuple[str, ...]
+    directory: str  # of the job; without one, the parent directory of new jobs
+    is_job: bool  # whether it is a job's
+    version: int  # of the job's cgroups, 1 or 2
+    has: tuple[str, ...]  # controllers of the job, by the names of their own version
+    lacks: tuple[str, ...]  # missing controllers, by the names of `version`
 
     @property
     def text(self) -> str:

@@ -16,17 +16,11 @@ _SLURM_V2_SCOPE = r"/system\.slice/(?:[^/]+_)?slurmstepd\.scope"
 
 
 class Claim(NamedTuple):
-    """The job named by a directory's path.
+    """The job named by a directory's path."""
 
-    Attributes:
-        job: the job's id; 0 if the path has a text id only.
-        user: the job's user, "" if the path does not name it.
-        sluid: the text id of Slurm 26.05 and later, else "".
-    """
-
-    job: int
-    user: str = ""
-    sluid: str = ""
+    job: int  # the job's id; 0 if the path has a text id only
+    user: str = ""  # the job's user, "" if the path does not name it
+    sluid: str = ""  # the text id of Slurm 26.05 and later, else ""
 
 
 class JobLayout(NamedTuple):

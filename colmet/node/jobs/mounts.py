@@ -19,17 +19,11 @@ _CONTROLLERS = frozenset(
 
 
 class CgroupMount(NamedTuple):
-    """One cgroup mount.
+    """One cgroup mount."""
 
-    Attributes:
-        point: the directory.
-        version: 1 or 2.
-        controllers: of a v1 hierarchy; one without controllers has "name=...".
-    """
-
-    point: str
-    version: int
-    controllers: tuple[str, ...] = ()
+    point: str  # the directory
+    version: int  # 1 or 2
+    controllers: tuple[str, ...] = ()  # of a v1 hierarchy; one without controllers has "name=..."
 
 
 def unescape(field: bytes) -> bytes:

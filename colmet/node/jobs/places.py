@@ -49,21 +49,13 @@ def compile_patterns(patterns: Sequence[str]) -> list[re.Pattern[str]]:
 
 
 class PlaceState(NamedTuple):
-    """The state of one place.
+    """The state of one place."""
 
-    Attributes:
-        name: of the layout, "root" for a place named by the command line.
-        help: one line on the layout.
-        path: the directory.
-        state: the result of the search there, for people.
-        unmatched: names of some directories not matched by any expression.
-    """
-
-    name: str
-    help: str
-    path: str
-    state: str
-    unmatched: tuple[str, ...] = ()
+    name: str  # of the layout, "root" for a place named by the command line
+    help: str  # one line on the layout
+    path: str  # the directory
+    state: str  # the result of the search there, for people
+    unmatched: tuple[str, ...] = ()  # names of some directories not matched by any expression
 
 
 class JobPlace(ABC):

@@ -29,17 +29,11 @@ FULL_WALK_S = 10.0
 
 
 class JobScan(NamedTuple):
-    """The result of one scan.
+    """The result of one scan."""
 
-    Attributes:
-        jobs: all existing ones, by ascending id; the unit first. A job is the same object from scan to scan.
-        changed: jobs that began since the last scan, or had tasks moved in or out.
-        ended: jobs that existed at the last scan, or began after it, and do not exist any more.
-    """
-
-    jobs: list[Job]
-    changed: list[Job]
-    ended: list[Job]
+    jobs: list[Job]  # all existing ones, by ascending id; the unit first. A job is the same object from scan to scan
+    changed: list[Job]  # jobs that began since the last scan, or had tasks moved in or out
+    ended: list[Job]  # jobs that existed at the last scan, or began after it, and do not exist any more
 
 
 class JobSource:

@@ -22,19 +22,12 @@ _NS = 10**9
 
 
 class DeliveryTotals(NamedTuple):
-    """Counts of batches by outcome, as of now.
+    """Counts of batches by outcome, as of now."""
 
-    Attributes:
-        batches: numbers of batches sent, acknowledged and dropped.
-        by_table: the same for batches with rows of each table.
-        dropped: the latest ranges of dropped batches.
-        duplicates: batches that the collector reports as received more than once.
-    """
-
-    batches: Mapping[str, int]
-    by_table: Mapping[str, Mapping[str, int]]
-    dropped: Sequence[Dropped]
-    duplicates: int
+    batches: Mapping[str, int]  # numbers of batches sent, acknowledged and dropped
+    by_table: Mapping[str, Mapping[str, int]]  # the same for batches with rows of each table
+    dropped: Sequence[Dropped]  # the latest ranges of dropped batches
+    duplicates: int  # batches that the collector reports as received more than once
 
 
 def add_options(parser: cli.Options) -> None:

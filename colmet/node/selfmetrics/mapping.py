@@ -25,19 +25,12 @@ PERIOD_S = 3600.0
 
 
 class CounterName(NamedTuple):
-    """The meaning of a numbered column of a table on this node.
+    """The meaning of a numbered column of a table on this node."""
 
-    Attributes:
-        counter: the column, ``counter_7``.
-        name: of the counted event or zone, ``package-0``, ``instructions``.
-        unit: of its values.
-        zone: the measured part of the node, "" for the whole node.
-    """
-
-    counter: str
-    name: str
-    unit: str
-    zone: str = ""
+    counter: str  # the column, ``counter_7``
+    name: str  # of the counted event or zone, ``package-0``, ``instructions``
+    unit: str  # of its values
+    zone: str = ""  # the measured part of the node, "" for the whole node
 
 
 def add_options(parser: cli.Options) -> None:

@@ -38,17 +38,11 @@ _FUTEX = {"x86_64": b"202", "ppc64le": b"221", "s390x": b"238", "aarch64": b"98"
 
 
 class Question(NamedTuple):
-    """A question about a process.
+    """A question about a process."""
 
-    Attributes:
-        pid: the process, or a thread of it.
-        party: able to make it wait, in most cases a user; bounds apply by party, so that others lose nothing.
-        find: returns the answer, in another thread, and may block there.
-    """
-
-    pid: int
-    party: str
-    find: Callable[[], Any]
+    pid: int  # the process, or a thread of it
+    party: str  # able to make it wait, in most cases a user; bounds apply by party, so that others lose nothing
+    find: Callable[[], Any]  # returns the answer, in another thread, and may block there
 
 
 class NoAnswer:
