@@ -183,7 +183,7 @@ class PrivateDirectory:
         write_whole(name, data, directory=self._fd, durable=durable)
 
     def create(self, name: str) -> int:
-        """Create a file; return a descriptor to append to it; FileExistsError if the name exists, or another OSError."""
+        """Create a file; return a descriptor to append to it; FileExistsError or another OSError if it cannot."""
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         return os.open(name, flags, 0o600, dir_fd=self._fd)
 
