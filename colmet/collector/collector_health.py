@@ -214,8 +214,8 @@ class CollectorHealth:
             yield from families_of(name, part, status[part])
         if self._jobs is not None:
             text = "Rows of jobs that are too many to tell."
+            yield from self._jobs.families()  # which counts them
             yield single(f"{name}_latest_left_out_rows_total", "counter", text, self._jobs.counters()["left_out"])
-            yield from self._jobs.families()
 
     def _output(self, worker: OutputWorker) -> dict[str, Any]:
         why = worker.why

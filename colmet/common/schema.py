@@ -225,7 +225,8 @@ class Table:
     @property
     def packed(self) -> bytes:
         """Return the rows as contiguous bytes."""
-        return self._rows if isinstance(self._rows, bytes) else self._rows.tobytes()
+        rows = self._rows  # read once: another thread may convert it meanwhile
+        return rows if isinstance(rows, bytes) else rows.tobytes()
 
     @classmethod
     def from_samples(cls, schema: Schema, time_ns: int, samples: Sequence[Sample]) -> Table:

@@ -201,3 +201,34 @@ def test_one_sender_with_large_tables_leaves_room_to_the_others(clock, monkeypat
     for n in range(20):
         watched.take([batch((1,), 5, host=f"n{n}")], f"[10.0.0.{n}]")
     assert {f"n{n}" for n in range(20)} < dict(watched.look()).keys()
+
+
+def test_batches_sent_again_at_once_have_the_period_of_their_samples(clock):
+    watched = LatestTables(["t_default"], always=True, monotonic=clock)
+    for n in range(10):
+        watched.take([batch((1,), 60 * n)])
+        clock.now += 0.005
+    assert pair(watched).period_s == 60 and pair(watched).stale_s == 5 * 60
+    clock.now += 1
+    watched.take([batch((1, 2), 541, rows=[2])])
+    assert pair(watched).latest.time_ns == 540 * 10**9 and pair(watched).later is not None
+
+
+def test_tables_with_a_name_of_its_own_are_kept_whatever_else_the_host_sends(clock):
+    watched = LatestTables(["t_default"], always=True, all_jobs=True, monotonic=clock)
+    others = [Schema(f"x{n}_default", "job", SCHEMA.fields) for n in range(MAX_TABLES)]
+    made = tuple(table([1], 5, schema) for schema in (*others, SCHEMA))
+    watched.take([Batch("n1", 1, 1, 5 * 10**9, (1,), made)])
+    ((_, kept),) = watched.look()
+    assert len(kept.tables) == MAX_TABLES + 1 and "t_default" in kept.tables and watched.left_out == 0
+
+
+def test_one_slow_sample_with_several_times_is_one_table(clock):
+    """A node of Colmet 0.6 gives each job a time of its own, and names no jobs."""
+    watched = LatestTables(["t_default"], always=True, monotonic=clock)
+    for at in (5, 10):
+        watched.take([batch(None, at, rows=[1, 2]), batch(None, at + 1, rows=[3])])
+        assert pair(watched).latest.rows["job_id"].tolist() == [1, 2, 3]
+        clock.now += 5
+    assert times(watched) == (5, 10) and pair(watched).former.rows["job_id"].tolist() == [1, 2, 3]
+    assert watched._bytes.total == sum(kept.size_bytes for _, kept in watched.look())

@@ -24,7 +24,7 @@ def bed():
 
 
 def told(bed):
-    kept = bed.watch.look()
+    kept = bed.latest.look()
     jobs = measure_jobs(kept)
     nodes = measure_nodes(kept, bed.now, int((bed.now + 500) * 1e9), {})
     hosts, owners = hosts_of(jobs, nodes), owners_of(jobs, lambda user: {"bob": "1002"}.get(user, ""))
@@ -123,13 +123,13 @@ def test_a_node_without_jobs_is_there_and_one_of_which_only_jobs_tell_too(bed):
     hosts, _ = told(bed)
     assert hosts["n1"] == {"num_proc": "-", "mem_total": "16.0G", "jobs": {}}
     assert hosts["n2"]["mem_total"] == "-"
-    kept = bed.watch.look()
+    kept = bed.latest.look()
     assert list(hosts_of(measure_jobs(kept), [])) == ["n2"]
 
 
 def test_a_number_of_processors_is_told_where_a_row_has_one(bed):
     bed.take("n1", 10, {7: {"memory_current": G}})
-    hosts = hosts_of(measure_jobs(bed.watch.look()), [{"node": "n1", "memory_total": None, "cpus": 64}])
+    hosts = hosts_of(measure_jobs(bed.latest.look()), [{"node": "n1", "memory_total": None, "cpus": 64}])
     assert hosts["n1"]["num_proc"] == "64"
 
 
@@ -145,7 +145,7 @@ def test_users_of_this_machine_have_numbers():
 
 def test_a_sender_that_makes_values_up_makes_no_numbers_of_them(bed):
     bed.take("n1", 10, {7: {"user": b"bob", "memory_current": G, "memory_limit": G, "cpus_allocated": 2}})
-    jobs = measure_jobs(bed.watch.look())
+    jobs = measure_jobs(bed.latest.look())
     jobs.values["cpus"][:] = np.inf
     jobs.values["memory_limit"][:] = -5.0
     jobs.values["memory"][:] = np.inf

@@ -25,7 +25,7 @@ class Stderr:
             monkeypatch.setenv("JOURNAL_STREAM", f"{status.st_dev}:{status.st_ino}")
         else:
             monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-        monkeypatch.setattr(logs.is_journal, "__defaults__", (self._file.fileno(),))
+        monkeypatch.setattr(logs, "STDERR", self._file.fileno())
         monkeypatch.setattr(sys, "stderr", self._file)
         monkeypatch.setattr(logging.getLogger(), "handlers", [])
         monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)

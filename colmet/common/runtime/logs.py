@@ -14,6 +14,7 @@ from typing import Any
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 JOURNAL_FORMAT = "%(levelname)s %(name)s: %(message)s"
+STDERR = 2  # descriptor
 _TIMED = re.compile(r"[-\d]{10} [:,\d]+ ((DEBUG|INFO|WARNING|ERROR|CRITICAL) .*)", re.DOTALL)
 # sd-daemon(3); a line without a prefix is information
 _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
@@ -22,7 +23,7 @@ _PRIORITIES = {"DEBUG": 7, "INFO": 6, "WARNING": 4, "ERROR": 3, "CRITICAL": 2}
 def is_journal() -> bool:
     """Return whether standard error writes to the journal, by JOURNAL_STREAM (systemd.exec(5))."""
     try:
-        status = os.fstat(2)
+        status = os.fstat(STDERR)
     except OSError:
         return False
     return os.environ.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"

@@ -45,7 +45,7 @@ from colmet.collector.backends.hdf5.library import (
     opened_library,
     tables,
 )
-from colmet.collector.backends.hdf5.open_tables import OpenTable, OpenTables
+from colmet.collector.backends.hdf5.open_tables import MAX_BLOCK_JOBS, OpenTable, OpenTables
 from colmet.collector.backends.hdf5.space import SPARE_BYTES, header_bytes, promise
 from colmet.collector.backends.hdf5.templates import Templates
 from colmet.collector.columnar import RowsByJob
@@ -66,8 +66,6 @@ from colmet.common.tables import column_types
 log = logging.getLogger(__name__)
 
 
-# Jobs with rows converted together.
-MAX_BLOCK_JOBS = 128  # all of their tables are open, so far below open_tables.MAX_TABLES
 MAX_LAYOUTS = 64  # each has a block
 MAX_WARNINGS = 1000
 # Of one table, for columns not declared by Colmet, while a file is open; a site runs few versions at a time.
@@ -210,10 +208,10 @@ class Hdf5File:
             with opened_library(self.path, "r+"):  # PyTables checks the version of its format
                 self.flush()
         except ColmetError:
-            self.close()
+            self.close(keep_tails=True)
             raise
         except Exception as err:  # on a damaged file, PyTables raises anything
-            self.close()
+            self.close(keep_tails=True)
             if _BUSY.search(str(err)):
                 raise OutputUnavailable(f"{self.path} is held open by a reader; waiting until that closes it") from err
             if not is_of_system(err):
@@ -241,20 +239,28 @@ class Hdf5File:
                 os.unlink(new)
             raise
 
-    def close(self) -> bool:
-        """Complete the file on disk and close it; return whether both succeeded."""
+    def close(self, keep_tails: bool = False) -> bool:
+        """Complete the file on disk and close it; return whether both succeeded.
+
+        Args:
+            keep_tails: whether a later rollback needs the backup of the last chunks.
+        """
         clean = True
         file, self._file = self._file, None
         self._rebuilds.clear()
         self.replaced.clear()
         if file is not None:
+            # all of them: a table left open would keep the file open in the library, with its damaged cache
+            for step in (self.open_tables.close, self._templates.close, file.close, self.sync):
+                try:
+                    step()
+                except Exception as err:  # noqa: BLE001 - after a failure of HDF5, PyTables raises anything
+                    log.warning("file not closed cleanly: path=%s cause=%s", self.path, cause(err))
+                    clean = False
             try:
-                self.open_tables.close()
-                self._templates.close()
-                file.close()
-                os.fsync(self._lock)
-                remove_tails(self.path)
-            except Exception as err:  # noqa: BLE001 - after a failure of HDF5, PyTables raises anything
+                if clean and not keep_tails:
+                    remove_tails(self.path)
+            except OSError as err:
                 log.warning("file not closed cleanly: path=%s cause=%s", self.path, cause(err))
                 clean = False
         if self._lock >= 0:

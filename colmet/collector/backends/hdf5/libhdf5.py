@@ -21,7 +21,7 @@ from colmet.collector.backends.hdf5.library import CHUNK_CACHE_BYTES, tables
 
 _CHUNKED, _RDWR = 2, 1
 _FILE, _GROUP, _DATASET = 1, 2, 5  # H5I_type_t
-_INTEGER, _FLOAT, _STRING, _COMPOUND, _REFERENCE, _VLEN = 0, 1, 3, 6, 7, 9  # H5T_class_t
+_INTEGER, _FLOAT, _TIME, _STRING, _COMPOUND, _REFERENCE, _VLEN, _ARRAY = 0, 1, 2, 3, 6, 7, 9, 10  # H5T_class_t
 _BIG_ENDIAN = 1
 _NOT_FLAT = frozenset({_COMPOUND, _VLEN, _REFERENCE})
 _ID, _SIZE, _INT = ctypes.c_int64, ctypes.c_uint64, ctypes.c_int
@@ -49,13 +49,14 @@ def _function(name: str, result: Any, *arguments: Any, library: Any = _holding) 
 
 
 _a_exists = _function("H5Aexists", _INT, _ID, _TEXT)
+_a_size = _function("H5Aget_storage_size", _SIZE, _ID)
 _a_open = _function("H5Aopen", _ID, _ID, _TEXT, _ID)
 _a_write = _function("H5Awrite", _INT, _ID, _ID, _BYTES)
 _a_type = _function("H5Aget_type", _ID, _ID)
 _a_close = _function("H5Aclose", _INT, _ID)
 _d_create_plist = _function("H5Dget_create_plist", _ID, _ID)
 _d_extend = _function("H5Dset_extent", _INT, _ID, _SIZES)
-_d_read = _function("H5Dread", _INT, _ID, _ID, _ID, _ID, _ID, _BYTES)
+_d_read = _function("H5Dread", _INT, _ID, _ID, _ID, _ID, _ID, _BYTES, library=_releasing)
 _d_space = _function("H5Dget_space", _ID, _ID)
 _d_type = _function("H5Dget_type", _ID, _ID)
 _d_write = _function("H5Dwrite", _INT, _ID, _ID, _ID, _ID, _ID, _BYTES, library=_releasing)
@@ -64,6 +65,14 @@ _f_flush = _function("H5Fflush", _INT, _ID, _INT, library=_releasing)
 _f_open = _function("H5Fopen", _ID, _TEXT, ctypes.c_uint, _ID)
 _f_size = _function("H5Fget_filesize", _INT, _ID, _SIZES)
 _i_type = _function("H5Iget_type", _INT, _ID)
+_l_info = _function(
+    "H5Lget_info2" if hasattr(_holding, "H5Lget_info2") else "H5Lget_info",
+    _INT,
+    _ID,
+    _TEXT,
+    _BYTES,
+    _ID,  # 1.12, 1.10
+)
 _l_exists = _function("H5Lexists", _INT, _ID, _TEXT, _ID)
 _o_close = _function("H5Oclose", _INT, _ID)
 _o_copy = _function("H5Ocopy", _INT, _ID, _TEXT, _ID, _TEXT, _ID, _ID)
@@ -92,6 +101,8 @@ _t_member_offset.restype, _t_member_offset.argtypes = ctypes.c_size_t, [_ID, cty
 _t_member_type = _function("H5Tget_member_type", _ID, _ID, ctypes.c_uint)
 _t_members = _function("H5Tget_nmembers", _INT, _ID)
 _t_native = _function("H5Tget_native_type", _ID, _ID, _INT)
+_t_pack = _function("H5Tpack", _INT, _ID)
+_t_super = _function("H5Tget_super", _ID, _ID)
 _t_order = _function("H5Tget_order", _INT, _ID)
 _t_sign = _function("H5Tget_sign", _INT, _ID)
 _t_size = _holding["H5Tget_size"]
@@ -110,7 +121,7 @@ class NotFlatError(Exception):
     """An object is no table, or its columns have columns or no fixed size."""
 
 
-class Form:
+class TableForm:
     """What tables of the same columns have in common.
 
     Args:
@@ -127,19 +138,26 @@ class Form:
         names, kinds, is_foreign = [], [], False
         for n in range(_t_members(row)):
             pointer = _t_member_name(row, n)
+            if not pointer:
+                raise tables.HDF5ExtError("H5Tget_member_name failed")
             names.append(ctypes.string_at(pointer).decode("utf-8", "surrogateescape"))
             _free_memory(pointer)
             with _closing(_t_member_type(row, n), _t_close) as member:
                 kinds.append(_kind(member))
                 is_foreign |= kinds[-1] in "iuf" and _t_order(member) == _BIG_ENDIAN
         self.memory_type = _t_native(row, 0) if is_foreign else _t_copy(row)
+        if is_foreign:
+            _t_pack(self.memory_type)  # as PyTables has them in memory
         size, starts = _t_size(self.memory_type), [_t_member_offset(self.memory_type, n) for n in range(len(names))]
         formats = []
         for n, kind in enumerate(kinds):
             with _closing(_t_member_type(self.memory_type, n), _t_close) as member:
                 formats.append(f"{kind}{_t_size(member)}")
         described = {"names": names, "formats": formats, "offsets": starts, "itemsize": size}
-        self.dtype = np.dtype(described)  # type: ignore[call-overload]
+        try:
+            self.dtype = np.dtype(described)  # type: ignore[call-overload]
+        except (TypeError, ValueError, OverflowError) as err:  # numbers of 3 bytes, a name used twice
+            raise NotFlatError from err
         self.chunk_rows, self.is_filtered = chunk_rows, is_filtered
 
     def __del__(self) -> None:
@@ -152,6 +170,11 @@ def _kind(member: int) -> str:
     kind = _t_class(member)
     if kind in _NOT_FLAT or (kind == _STRING and _t_is_variable(member)):
         raise NotFlatError
+    if kind == _TIME and _t_order(member) == _BIG_ENDIAN:  # has no native type
+        raise NotFlatError
+    if kind == _ARRAY:
+        with _closing(_t_super(member), _t_close) as base:
+            _kind(base)
     if kind == _INTEGER:
         return "i" if _t_sign(member) else "u"
     return {_FLOAT: "f", _STRING: "S"}.get(kind, "V")
@@ -167,7 +190,7 @@ class Dataset:
 
     __slots__ = ("_id", "form", "rows")
 
-    def __init__(self, identifier: int, form: Form, rows: int) -> None:
+    def __init__(self, identifier: int, form: TableForm, rows: int) -> None:
         self._id, self.form, self.rows = identifier, form, rows
 
     def append(self, rows: npt.NDArray[Any]) -> None:
@@ -179,7 +202,7 @@ class Dataset:
 
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows."""
-        rows = np.empty(stop - start, self.form.dtype)
+        rows = np.zeros(stop - start, self.form.dtype)  # padding included
         self._transfer(_d_read, rows, start)
         return rows
 
@@ -197,10 +220,17 @@ class Dataset:
 
 
 def write_attribute(identifier: int, name: bytes, value: Any) -> None:
-    """Overwrite an attribute of an object with a value of the same size."""
+    """Overwrite a text or a number of 8 bytes with a value of the same size; one of another type stays."""
+    data = np.array(value)
     attribute = _a_open(identifier, name, 0)
     with _closing(attribute, _a_close), _closing(_a_type(attribute), _t_close) as kind:
-        _a_write(attribute, kind, np.array(value).ctypes.data)
+        is_text = data.dtype.kind == "S"
+        if _a_size(attribute) != data.nbytes or _t_class(kind) != (_STRING if is_text else _INTEGER):
+            return
+        if not is_text:
+            _a_write(attribute, _ID.in_dll(_holding, "H5T_NATIVE_INT64_g").value, data.ctypes.data)
+        elif not _t_is_variable(kind):
+            _a_write(attribute, kind, data.ctypes.data)
 
 
 class LibraryFile:
@@ -218,7 +248,7 @@ class LibraryFile:
         with _closing(_p_create(access), _p_close) as properties:
             _p_set_cache(properties, 0, 521, CHUNK_CACHE_BYTES, 0.75)
             self._id = _f_open(os.fsencode(path), _RDWR, properties)
-        self._forms: dict[tuple[bytes, int, int], Form] = {}
+        self._forms: dict[tuple[bytes, int, int], TableForm] = {}
 
     @property
     def size_bytes(self) -> int:
@@ -239,13 +269,23 @@ class LibraryFile:
         """Return whether a path has an object; all above it have one."""
         return bool(_l_exists(self._id, path, 0))
 
+    def _is_linked(self, path: bytes) -> bool:
+        """Return whether a path is a link to another path, maybe in another file."""
+        info = (ctypes.c_int * 16)()  # H5L_info_t has at most 40 bytes and begins with the type, 0 for an object's own
+        _l_info(self._id, path, info, 0)
+        return info[0] != 0
+
     def is_group(self, path: bytes) -> bool:
         """Return whether the object at a path is a group."""
+        if self._is_linked(path):
+            return False
         with _closing(_o_open(self._id, path, 0), _o_close) as found:
             return _i_type(found) == _GROUP
 
     def open(self, path: bytes) -> Dataset:
         """Open a table; NotFlatError if the object at the path is another thing."""
+        if self._is_linked(path):
+            raise NotFlatError
         found = _o_open(self._id, path, 0)
         try:
             if _i_type(found) != _DATASET:
@@ -269,7 +309,7 @@ class LibraryFile:
         with _closing(_o_open(self._id, path, 0), _o_close) as found:
             write_attribute(found, b"TITLE", title)
 
-    def _form(self, dataset: int) -> Form:
+    def _form(self, dataset: int) -> TableForm:
         with _closing(_d_create_plist(dataset), _p_close) as plist, _closing(_d_type(dataset), _t_close) as kind:
             if _p_layout(plist) != _CHUNKED or _t_class(kind) != _COMPOUND:
                 raise NotFlatError
@@ -283,5 +323,5 @@ class LibraryFile:
             if form is None:
                 if len(self._forms) >= MAX_FORMS:
                     self._forms.clear()
-                form = self._forms[key] = Form(kind, key[1], key[2] > 0)
+                form = self._forms[key] = TableForm(kind, key[1], key[2] > 0)
             return form

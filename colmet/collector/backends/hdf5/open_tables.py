@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import OrderedDict
 
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.space import chunk_bytes
 from colmet.collector.columns import RowLayout
 
+MAX_BLOCK_JOBS = 128  # jobs with rows converted together: all of their tables are open
 MAX_TABLES = 1024  # an open one uses 40 kB of memory, most of it in the cache of the library; opening one needs 0.15 ms
+
+
+MAX_COLUMNS = 1 << 17  # of all open tables: 0.9 kB each, and senders choose those of undeclared tables
 
 
 class OpenTable:
     """An open table, and the layout of its latest rows."""
 
-    __slots__ = ("dataset", "digest", "layout")
+    __slots__ = ("columns", "dataset", "digest", "layout")
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
+        self.columns = len(dataset.form.dtype)
         self.digest = b""
         self.layout: RowLayout | None = None
 
@@ -32,6 +38,7 @@ class OpenTables:
 
     def __init__(self) -> None:
         self._tables: OrderedDict[tuple[int, str], OpenTable | None] = OrderedDict()
+        self._columns = 0
 
     def __len__(self) -> int:
         return len(self._tables)
@@ -45,9 +52,12 @@ class OpenTables:
         return self._tables[key]
 
     def keep(self, key: tuple[int, str], dataset: Dataset | None) -> OpenTable | None:
-        """Keep a table, or None, and close the least recently used ones beyond `MAX_TABLES`."""
+        """Keep a table, or None, and close the least recently used ones beyond the limits."""
         kept = self._tables[key] = None if dataset is None else OpenTable(dataset)
-        while len(self._tables) > MAX_TABLES:
+        self._columns += 0 if kept is None else kept.columns
+        while len(self._tables) > MAX_TABLES or (
+            self._columns > MAX_COLUMNS and len(self._tables) > 2 * MAX_BLOCK_JOBS + 2
+        ):
             self._close(self._tables.popitem(last=False)[1])
         return kept
 
@@ -56,10 +66,12 @@ class OpenTables:
         self._close(self._tables.pop(key, None))
 
     def close(self) -> None:
-        """Close all tables."""
-        while self._tables:
-            self._close(self._tables.popitem()[1])
+        """Close all tables; the first failure is raised behind the last."""
+        with contextlib.ExitStack() as stack:
+            while self._tables:
+                stack.callback(self._close, self._tables.popitem()[1])
 
     def _close(self, table: OpenTable | None) -> None:
         if table is not None:
+            self._columns -= table.columns
             table.dataset.close()

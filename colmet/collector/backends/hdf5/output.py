@@ -338,7 +338,7 @@ class Hdf5Output(OutputBackend):
     def _close_file(self) -> bool:
         """Close the file, if any; return whether that succeeded."""
         file, self._file = self._file, None
-        return file is None or file.close()
+        return file is None or file.close(keep_tails=self._burst.is_pending)
 
     def _forget_file(self) -> None:
         """Give up a moved or removed file: the next record begins another one."""
