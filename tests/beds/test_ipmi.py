@@ -95,10 +95,14 @@ def bmc(request):
         one.down()
 
 
+def made(words=(), tools=None, sensor="", timeout_s=10):
+    """A backend that runs a command, or these tools."""
+    return IpmipowerBackend(Host(), words, {"freeipmi": None, "ipmitool": None, **(tools or {})}, sensor, timeout_s)
+
+
 def backend(bmc, *tools, **options):
     """A backend that asks this BMC with these tools."""
-    words = {tool: getattr(bmc, tool).split() if tool in tools else None for tool in ("freeipmi", "ipmitool")}
-    return IpmipowerBackend(Host(), **{**words, **options})
+    return made(tools={tool: getattr(bmc, tool).split() for tool in tools}, **options)
 
 
 def row(opened):
@@ -163,14 +167,14 @@ def test_a_command_of_the_command_line_is_asked_as_it_is(bmc):
         ("dell power-monitoring-over-interval 5 systempower", values(207)),
         ("dell power-monitoring-over-interval 60 systempower", values(207, None, 180, 260)),
     ):
-        opened = IpmipowerBackend(Host(), ["ipmi-oem", *one.freeipmi.split(), *tail.split()])
+        opened = made(["ipmi-oem", *one.freeipmi.split(), *tail.split()])
         opened.open()
         assert row(opened) == ("command", expected)
     for words in (
         ["ipmi-dcmi", *one.freeipmi.split(), "--get-system-power-statistics"],
         ["ipmitool", *one.ipmitool.split(), "dcmi", "power", "reading"],
     ):
-        opened = IpmipowerBackend(Host(), words)
+        opened = made(words)
         opened.open()
         assert row(opened) == ("command", wanted)
 
@@ -178,9 +182,7 @@ def test_a_command_of_the_command_line_is_asked_as_it_is(bmc):
 @pytest.mark.parametrize("tool", ["freeipmi", "ipmitool"])
 def test_a_wrong_password_is_one_clear_remark_that_does_not_show_it(bmc, tool):
     one = bmc()
-    opened = IpmipowerBackend(
-        Host(), **{**dict.fromkeys(("freeipmi", "ipmitool")), tool: one.wrong[tool].split()}, timeout_s=5
-    )
+    opened = made(tools={tool: one.wrong[tool].split()}, timeout_s=5)
     with pytest.raises(BackendUnavailable) as failed:
         opened.open()
     said = str(failed.value)

@@ -116,7 +116,7 @@ def allocating(site):
 
     def is_stored():
         with contextlib.suppress(tables.NoSuchNodeError):
-            return stored(site, job, "jobprocstats_default")["memory_used"].max() > 0.9 * ALLOCATED
+            return stored(site, job, "jobprocstats_default")["memory_used"].max() >= ALLOCATED
         return False
 
     assert eventually(is_stored), site.colmet.node.log.read_text()

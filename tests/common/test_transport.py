@@ -22,6 +22,24 @@ from colmet.common.transport import (
 from colmet.common.transport.outgoing import Outgoing
 
 
+def test_a_connection_can_be_opened_again_at_any_time(monkeypatch):
+    """libzmq frees the address of a monitor some time after the monitor is closed."""
+
+    class Shared(zmq.Context):
+        def term(self):
+            pass
+
+    context = Shared()
+    with monkeypatch.context() as patched:
+        patched.setattr(zmq, "Context", lambda: context)
+        many = [Push("tcp://127.0.0.1:1", 10, 0) for _ in range(50)]
+    for push in many * 5:
+        push.reopen()
+    for push in many:
+        push.close()
+    zmq.Context.term(context)
+
+
 @pytest.fixture
 def pull():
     made = Pull("tcp://127.0.0.1:*", 100)

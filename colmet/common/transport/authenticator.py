@@ -28,6 +28,7 @@ from colmet.common.transport.connection_limit import Crowd, spare
 from colmet.common.transport.connections import Connections, Readings
 from colmet.common.transport.curve import HANDSHAKE_MS, KeyFiles, key_files, read_own_pair
 from colmet.common.transport.inherited import Listeners
+from colmet.common.transport.waiting import monitor_address
 
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,7 @@ class Authenticator:
             socket.setsockopt(zmq.CURVE_SECRETKEY, self._pair.secret.encode("ascii"))
             socket.setsockopt(zmq.ZAP_DOMAIN, _DOMAIN)
             socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without an answer from ZAP, refuse
-        address = f"inproc://monitor-{id(socket)}"
+        address = monitor_address()
         socket.monitor(address, _EVENTS)
         monitor = self.context.socket(zmq.PAIR)
         monitor.setsockopt(zmq.LINGER, 0)

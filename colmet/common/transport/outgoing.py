@@ -13,7 +13,7 @@ import zmq
 from colmet.common.errors import ConfigError
 from colmet.common.transport.curve import Client
 from colmet.common.transport.uris import check_target
-from colmet.common.transport.waiting import Socket
+from colmet.common.transport.waiting import Socket, monitor_address
 
 ANEW_S = 60.0
 CONNECT_TIMEOUT_MS = 5000
@@ -87,7 +87,7 @@ class Outgoing:
             socket.setsockopt(setting, value)
         if self._security is not None:
             self._security.secure(socket)
-        address = f"inproc://monitor-{id(socket)}"
+        address = monitor_address()
         socket.monitor(address, _EVENTS)
         monitor = self._context.socket(zmq.PAIR)
         monitor.setsockopt(zmq.LINGER, 0)

@@ -1,12 +1,14 @@
-"""Waiting for sockets and descriptors at once."""
+"""Waiting for sockets and descriptors at once; addresses of their monitors."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 
 import zmq
 
 Socket = zmq.Socket[bytes]
+_monitors = itertools.count(1)
 
 
 def wait(readable: Iterable[int | Socket], writable: Iterable[Socket], timeout_s: float) -> None:
@@ -17,3 +19,8 @@ def wait(readable: Iterable[int | Socket], writable: Iterable[Socket], timeout_s
     for socket in writable:
         poller.register(socket, zmq.POLLOUT)
     poller.poll(max(0, int(timeout_s * 1000 + 0.999)))
+
+
+def monitor_address() -> str:
+    """Return the address of a new monitor, used once: libzmq frees that of a closed one later."""
+    return f"inproc://monitor-{next(_monitors)}"
