@@ -20,6 +20,7 @@ FILE = "hdf5:colmet.collector.backends.hdf5.h5file:Hdf5File"
 
 
 # A burst is taken back, or the file is replaced where that cannot be.
+LIBRARY = "hdf5:colmet.collector.backends.hdf5.libhdf5"
 REPLACEMENT = "hdf5:colmet.collector.backends.hdf5.replacement"
 RECOVERY = "|".join(
     f"{what}:{{0}}:1" for what in (f"{FILE}.restore", f"{REPLACEMENT}:_replay", f"{REPLACEMENT}:_salvage")
@@ -38,10 +39,10 @@ STATE = "colmet.collector.journal.output_state:OutputState"
 PLACES = [
     # in a burst
     [f"{FILE}.plan:after:{{n}}"],
-    ["hdf5:tables:Table.append:before:{n}"],
-    ["hdf5:tables:Table.append:after:{n}"],
-    ["hdf5:tables:File.create_table:before:{n}"],
-    ["hdf5:tables:File.create_table:after:{n}"],
+    [f"{LIBRARY}:Dataset.append:before:{{n}}"],
+    [f"{LIBRARY}:Dataset.append:after:{{n}}"],
+    [f"{LIBRARY}:LibraryFile.copy:before:{{n}}"],
+    [f"{LIBRARY}:LibraryFile.copy:after:{{n}}"],
     [f"{FILE}.flush:before:{{n}}"],
     [f"{FILE}.sync:before:{{n}}"],
     [f"{FILE}.sync:after:{{n}}"],
@@ -51,7 +52,7 @@ PLACES = [
     ["hdf5:os:rename:before:{n}"],
     ["hdf5:os:rename:after:{n}"],
     # while a burst is taken back, and again
-    ["hdf5:tables:Table.append:after:{n}", RECOVERY.format("before"), RECOVERY.format("after")],
+    [f"{LIBRARY}:Dataset.append:after:{{n}}", RECOVERY.format("before"), RECOVERY.format("after")],
     [f"{FILE}.sync:before:{{n}}", f"{HDF5}.recover:before:1", RECOVERY.format("after"), f"{HDF5}.recover:after:1"],
     # while the next file is begun
     [f"{HDF5}.reopen:before:1"],
