@@ -187,7 +187,7 @@ def cgroup_us(jobs: list[Job]) -> tuple[float, float]:
     for _ in range(50):
         backend.sample(jobs)  # files that are not there are tried again less and less
     whole = cpu_us(lambda: backend.sample(jobs), len(jobs))
-    paths = [file.path for group in backend._groups.values() for file in group.fast if not file.absent]
+    paths = [file.kept.path for group in backend._groups.values() for file in group.fast if not file.absent]
     least = reads_us(paths, len(jobs))
     backend.close()
     return whole, least
