@@ -285,3 +285,39 @@ def test_a_damaged_message_is_refused_whole_and_says_why(message: bytes, text: s
 def test_an_empty_message_is_none_of_any_dialect() -> None:
     with pytest.raises(WireError, match="no dialect"):
         Decoder().decode(b"")
+
+
+def test_messages_decoded_together_are_what_each_is_alone() -> None:
+    node = raw_record("procstats_default", 0, involved_jobs=b"[5, 6]", uptime_total=7)
+    tasks = [raw_record("taskstats_default", job, ac_btime=job, cpu_count=2**64 - job) for job in (5, 6, 7)]
+    other = raw_record("taskstats_default", 5, host=b"dahu-8", time_s=1_700_000_001, cpu_count=11)
+    messages = [
+        node + tasks[0] + raw_record("jobprocstats_default", 5, VmRSS=-1) + tasks[1],
+        b"".join(tasks),
+        b"".join(tasks)[:-1],
+        tasks[0] + other + tasks[1],
+        raw_record("taskstats_default", 2**63),
+        b"".join(tasks),
+        raw_record("taskstats_default", host=b"a b"),
+        other,
+    ]
+    for message, found in zip(messages, colmet06.decode_all(messages)):
+        if isinstance(found, WireError):
+            with pytest.raises(WireError) as alone:
+                colmet06.decode(message)
+            assert str(found) == str(alone.value)
+        else:
+            assert rows_of(found) == rows_of(colmet06.decode(message)) and len(found) == 1 + (other in message[1:])
+    assert [isinstance(found, WireError) for found in colmet06.decode_all(messages)].count(True) == 3
+    assert colmet06.decode_all([]) == []
+
+
+def test_a_message_has_so_many_jobs() -> None:
+    records = np.tile(
+        np.frombuffer(raw_record("perfhwstats_default"), colmet06.RECORDS["perfhwstats_default"].dtype), 9000
+    )
+    records["job_id"] = np.arange(9000) % 4096
+    assert len(colmet06.decode(records.tobytes())[0].tables[0]) == 9000
+    records["job_id"][-1] = 4096
+    with pytest.raises(WireError, match="4097 jobs"):
+        colmet06.decode(records.tobytes())

@@ -6,7 +6,7 @@ with a msgpack map. Its first key is text in ours (v1) and an integer in the Rus
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import WireError
@@ -46,6 +46,10 @@ def dialect_of(message: bytes) -> str:
     return "v1" if 0xA0 <= key <= 0xBF or key == 0xD9 else "colmet_rs"
 
 
+def _fits(message: bytes) -> bool:
+    return len(message) <= MAX_MESSAGE_BYTES
+
+
 class Decoder:
     """Decodes messages of every dialect, from any number of senders.
 
@@ -70,12 +74,20 @@ class Decoder:
         self._schemas.allow(new_fields)
         return self._decoded(message, self._schemas)
 
+    def decode_together(self, messages: Sequence[bytes]) -> list[Decoded | WireError | None]:
+        """Return what is cheaper to decode for many messages together: those of Colmet 0.6; None for each other one."""
+        found: list[Decoded | WireError | None] = [None] * len(messages)
+        those = [n for n, message in enumerate(messages) if b"A" <= message[:1] <= b"z" and _fits(message)]
+        for n, batches in zip(those, colmet06.decode_all([messages[n] for n in those])):
+            found[n] = batches if isinstance(batches, WireError) else Decoded("colmet06", batches)
+        return found
+
     def heads(self, message: bytes) -> tuple[Batch, ...]:
         """Return the batches, those of our own dialect without tables, at little cost; only WireError is raised."""
         return self._decoded(message, None).batches
 
     def _decoded(self, message: bytes, schemas: v1.SchemaCache | None) -> Decoded:
-        if len(message) > MAX_MESSAGE_BYTES:
+        if not _fits(message):
             raise WireError(f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
         dialect = dialect_of(message)
         if dialect == "v1":
