@@ -27,7 +27,8 @@ from colmet.common.transport import Pull
 log = logging.getLogger(__name__)
 
 # Messages received before the signals are handled again.
-BURST = 1000
+BURST = 1024
+LOOK, LOOK_BYTES = 64, 1 << 20  # of these, handled together
 BURST_S = 0.2  # at most: acknowledgements and the control socket wait no longer
 REPORT_S = 3600.0
 NO_LINK = "another program has the port after that of the data: give --zeromq-link-bind-uri, here and on the nodes"
@@ -182,21 +183,21 @@ class Collector:
     def _receive(self) -> bool:
         """Receive the waiting messages, up to a bound; return whether it was reached."""
         until = time.monotonic() + BURST_S
-        for _ in range(BURST):
+        for _ in range(BURST // LOOK):
             if self._journal.full or time.monotonic() > until:
                 return True
-            received = self._pull.receive()
-            if received is None:
+            look = self._pull.receive_all(LOOK, LOOK_BYTES)
+            if not look:
                 return False
-            batches = self._receiver.take(*received)
-            sender, _ = rate_limit.sender_of(received.user, received.peer)
-            if self._link is not None:
-                self._link.took(batches, self._receiver.again)
-            for message, kept in self._receiver.messages:
-                self._journal.append(message, kept, sender)
-                self.health.take(kept, sender)
-                if self._interface is not None:
-                    self._interface.put(message, sender)
+            for n, batches in enumerate(self._receiver.take_all(look)):
+                sender, _ = rate_limit.sender_of(look[n].user, look[n].peer)
+                if self._link is not None:
+                    self._link.took(batches, self._receiver.again)
+                for message, kept in self._receiver.messages:
+                    self._journal.append(message, kept, sender)
+                    self.health.take(kept, sender)
+                    if self._interface is not None:
+                        self._interface.put(message, sender)
         return True
 
     def _report(self) -> None:

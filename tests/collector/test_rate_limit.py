@@ -66,7 +66,7 @@ def test_senders_are_forgotten_before_they_fill_memory(clock, monkeypatch):
     for n in range(100):
         limit.admits(f"sender-{n}", "", 1)
         assert not limit.admits("busy", "", 1), "who was heard last is remembered"
-    assert len(limit._messages._buckets) <= 10
+    assert len(limit._used) <= 10
 
 
 def test_an_address_may_send_for_several_nodes_and_a_key_for_one(clock):

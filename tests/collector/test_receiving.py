@@ -26,9 +26,13 @@ class Queue:
         table = Table.from_samples(SCHEMA, 1, [Sample(n, {"cpu": n}) for n in range(1000)])
         return Received(v1.encode(Batch("h", 1, self.taken, 1, (), (table,))), "10.0.0.1")
 
+    def receive_all(self, most, most_bytes):
+        return [self.receive() for _ in range(most)]
+
 
 def test_nothing_is_taken_in_beyond_what_may_wait_for_the_journal(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "MAX_PENDING_BYTES", 200_000)
+    monkeypatch.setattr(main_loop, "LOOK", 2)
     queue = Queue()
     journal = Journal(str(tmp_path / "j"), 1 << 30)  # nothing goes to disk before it is started
     with Errands() as errands:
@@ -50,6 +54,7 @@ class Unheard:
 def test_nodes_that_take_no_acknowledgements_are_told_of_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(main_loop, "ACQUAINTED_S", 0)
     monkeypatch.setattr(main_loop, "BURST", 3)
+    monkeypatch.setattr(main_loop, "LOOK", 3)
     journal = Journal(str(tmp_path / "j"), 1 << 30)
     with Errands() as errands:
         collector = Collector(Queue(), journal, [], errands, Service(), link=Unheard())

@@ -60,6 +60,24 @@ class Budget:
             self._buckets.popitem(last=False)
 
 
+class _Used:
+    """The use of one sender that is not available again yet."""
+
+    __slots__ = ("as_of", "bytes", "messages", "work_s")
+
+    def __init__(self, now: float) -> None:
+        self.as_of = now
+        self.messages = self.bytes = self.work_s = 0.0
+
+    def pass_time(self, now: float, messages: float, size: float, work_s: float) -> None:
+        """Reduce the use by the amounts of a second, for each second since the last call."""
+        passed, self.as_of = now - self.as_of, now
+        if passed > 0:
+            self.messages = max(0.0, self.messages - passed * messages)
+            self.bytes = max(0.0, self.bytes - passed * size)
+            self.work_s = max(0.0, self.work_s - passed * work_s)
+
+
 class RateLimit:
     """The limits of all senders. A sender without a key is an address, possibly of several nodes.
 
@@ -74,10 +92,9 @@ class RateLimit:
     def __init__(
         self, per_s: float = 0, bytes_per_s: float = 0, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        self._per_s, self._bytes_per_s = per_s, bytes_per_s
-        self._messages = Budget(INFINITE, INFINITE, monotonic)
-        self._bytes = Budget(INFINITE, INFINITE, monotonic)
-        self._work = Budget(WORK_S, WORK_S * BURST_S, monotonic)
+        self._monotonic = monotonic
+        self._per_s = self._bytes_per_s = INFINITE
+        self._used: OrderedDict[str, _Used] = OrderedDict()
         self._fields = Budget(NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE, monotonic)
         self._hosts = Budget(NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE, monotonic)
         self.limited = dict.fromkeys(("messages", "bytes", "work", "fields", "tables", "hosts", "journal"), 0)
@@ -90,29 +107,40 @@ class RateLimit:
 
     def limit(self, per_s: float | None = None, bytes_per_s: float | None = None) -> None:
         """Set the limits of one node; 0 is no limit, None leaves a limit unchanged."""
-        self._per_s = self._per_s if per_s is None else per_s
-        self._bytes_per_s = self._bytes_per_s if bytes_per_s is None else bytes_per_s
-        for budget, rate in ((self._messages, self._per_s), (self._bytes, self._bytes_per_s)):
-            budget.limit(rate or INFINITE, rate * BURST_S or INFINITE)
+        self._per_s = self._per_s if per_s is None else per_s or INFINITE
+        self._bytes_per_s = self._bytes_per_s if bytes_per_s is None else bytes_per_s or INFINITE
 
     def admits(self, user: str, peer: str, size: int) -> bool:
         """Return whether a message of this size is admitted from a user or, without keys, from an address."""
         sender, nodes = sender_of(user, peer)
-        beyond = ""
-        if self._messages.left(sender, nodes) < 1:
+        messages, size_s, work_s = self._per_s * nodes, self._bytes_per_s * nodes, _work_s(nodes)
+        used = self._use_of(sender)
+        used.pass_time(self._monotonic(), messages, size_s, work_s)
+        if messages * BURST_S - used.messages < 1:
             beyond = "messages"
-        elif self._bytes.left(sender, nodes) < size:
+        elif size_s * BURST_S - used.bytes < size:
             beyond = "bytes"
-        elif self._work.left(sender, _workers(nodes)) <= 0:
+        elif work_s * BURST_S - used.work_s <= 0:
             beyond = "work"
         elif not self._has_room(sender, size):
             beyond = "journal"
-        if beyond:
-            self.limited[beyond] += 1
-            self._work.use(sender, 0, _workers(nodes))  # keeps an active sender in memory
-        self._messages.use(sender, 0 if beyond else 1, nodes)
-        self._bytes.use(sender, 0 if beyond else size, nodes)
-        return not beyond
+        else:
+            used.messages += 1
+            used.bytes += size
+            return True
+        self.limited[beyond] += 1
+        return False
+
+    def _use_of(self, sender: str) -> _Used:
+        """Return the use of a sender; those silent for longest are forgotten."""
+        used = self._used.get(sender)
+        if used is None:
+            used = self._used[sender] = _Used(self._monotonic())
+            if len(self._used) > MAX_SENDERS:
+                self._used.popitem(last=False)
+        else:
+            self._used.move_to_end(sender)
+        return used
 
     def admits_host(self, peer: str) -> bool:
         """Return whether one more host is admitted from an address."""
@@ -127,8 +155,8 @@ class RateLimit:
 
     def worked(self, user: str, peer: str, seconds: float, new_fields: int) -> None:
         """Charge a sender for a message: CPU time in seconds, and parsed fields."""
-        sender, nodes = sender_of(user, peer)
-        self._work.use(sender, seconds, _workers(nodes))
+        sender, _ = sender_of(user, peer)
+        self._use_of(sender).work_s += seconds
         if new_fields:
             self._fields.use(sender, new_fields)
 
@@ -138,9 +166,9 @@ def sender_of(user: str, peer: str) -> tuple[str, int]:
     return (user, 1) if user else (f"[{peer}]", NODES_OF_AN_ADDRESS)
 
 
-def _workers(nodes: int) -> float:
-    """Return the limit of CPU time for these nodes, as a multiple of one node's."""
-    return 1 if nodes == 1 else WORK_OF_AN_ADDRESS_S / WORK_S
+def _work_s(nodes: int) -> float:
+    """Return the limit of CPU time for these nodes in a second."""
+    return WORK_S if nodes == 1 else WORK_OF_AN_ADDRESS_S
 
 
 def add_options(parser: cli.Options) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 from colmet.collector.ingest.checksums import checksum
@@ -77,14 +77,43 @@ class Receiver:
         An unreadable message is counted for `peer`, its address, and gives none. Nor does a message with the key of
         `user` and data of another host, or one beyond the limits of a sender.
         """
-        self.again, self.messages = [], []
-        if not self._rates.admits(user, peer, len(message)):
-            self._limit(peer, user)
-            return []
-        self._look(1)
+        (batches,) = self.take_all([(message, peer, user)])
+        return batches
+
+    def take_all(self, received: Sequence[tuple[bytes, str, str]]) -> Iterator[list[Batch]]:
+        """Yield the new batches of each message, given with its address and user; otherwise as `take`.
+
+        Messages of Colmet 0.6 are decoded together. Read it to its end: a message is charged to its sender after that.
+        """
+        admitted = [self._rates.admits(user, peer, len(message)) for message, peer, user in received]
+        self._look(len(received))
         began = time.thread_time()
+        together = self._decoder.decode_together(
+            [message if is_admitted else b"" for (message, _, _), is_admitted in zip(received, admitted)]
+        )
+        now = time.thread_time()
+        size = sum([len(message) for (message, _, _), decoded in zip(received, together) if decoded is not None])
+        s_per_byte = (now - began) / max(1, size)
+        for (message, peer, user), is_admitted, decoded in zip(received, admitted, together):
+            self.again, self.messages = [], []
+            if not is_admitted:
+                self._limit(peer, user)
+                yield []
+                continue
+            yield self._take(message, peer, user, decoded)
+            began, now = now, time.thread_time()
+            if decoded is None:
+                self._rates.worked(user, peer, now - began, self._decoder.new_fields)
+            else:
+                self._rates.worked(user, peer, now - began + len(message) * s_per_byte, 0)
+
+    def _take(self, message: bytes, peer: str, user: str, decoded: Decoded | WireError | None) -> list[Batch]:
+        """Return the new batches of a message, decoded or not."""
         try:
-            decoded = self._decoder.decode(message, self._rates.new_fields(user, peer))
+            if decoded is None:
+                decoded = self._decoder.decode(message, self._rates.new_fields(user, peer))
+            elif isinstance(decoded, WireError):
+                raise decoded
             for batch in decoded.batches:
                 if is_namesake(batch.host):
                     raise WireError(f"{batch.host} is a name that a collector gives, not that of a host")
@@ -94,8 +123,6 @@ class Receiver:
             self._limit(peer, user)
         except WireError as err:
             self._reject(err, message, peer)
-        finally:
-            self._rates.worked(user, peer, time.thread_time() - began, self._decoder.new_fields)
         return []
 
     def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str) -> list[Batch]:
@@ -104,19 +131,21 @@ class Receiver:
         Raises:
             OverBudget: they have more new fields, hosts or tables than the limits allow now.
         """
-        if user and any(batch.host != user for batch in decoded.batches):
-            self._refuse_foreign(next(batch.host for batch in decoded.batches if batch.host != user), peer, user)
-            return []
+        for batch in decoded.batches:
+            if user and batch.host != user:
+                self._refuse_foreign(batch.host, peer, user)
+                return []
         self.dialects[decoded.dialect] = self.dialects.get(decoded.dialect, 0) + 1
-        if not all(self.admits_host(batch.host, peer, user) for batch in decoded.batches):
-            raise OverBudget("more new hosts than an address may have now", "hosts")
+        for batch in decoded.batches:
+            if not self.admits_host(batch.host, peer, user):
+                raise OverBudget("more new hosts than an address may have now", "hosts")
         if decoded.skipped:
             self._skip(decoded.batches[0].host if decoded.batches else peer, decoded.skipped)
         if decoded.unfit:
             self._leave_out(decoded.batches[0].host, decoded.unfit, "columns of Colmet's tables are of another kind")
         batches = tuple([self._affordable(batch, peer, user) for batch in decoded.batches])
         kept = message
-        if any(batch is not one for batch, one in zip(batches, decoded.batches)):
+        if batches != decoded.batches:
             kept, decoded = v1.encode(batches[0], checksum(message)), decoded._replace(batches=batches)
         return self._keep(message, kept, decoded, peer, bool(user))
 
@@ -142,7 +171,7 @@ class Receiver:
             sender.rows += rows
             log.debug("batch received host=%s rows=%d seq=%s dialect=%s", name, rows, batch.seq, decoded.dialect)
             fresh.append(batch if name == batch.host else self._renamed(batch, name))
-        if all(batch is one for batch, one in zip(fresh, decoded.batches)) and len(fresh) == len(decoded.batches):
+        if tuple(fresh) == decoded.batches:
             self.messages = [(message, fresh)] if fresh else []
         elif fresh:
             fresh = [self._renamed(batch, batch.host) for batch in fresh]

@@ -105,6 +105,14 @@ class Pull(Listening):
             if user is not None:
                 return Received(frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
 
+    def receive_all(self, most: int, most_bytes: int) -> list[Received]:
+        """Return the next messages, at most this many, and none behind the one that exceeds this size of all."""
+        found: list[Received] = []
+        while len(found) < most and most_bytes > 0 and (received := self.receive()) is not None:
+            found.append(received)
+            most_bytes -= len(received.message)
+        return found
+
     def counters(self) -> dict[str, int]:
         """Return counters of the connections; see `Authenticator.counters`."""
         return self._authenticator.counters()
