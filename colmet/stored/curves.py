@@ -16,6 +16,7 @@ from colmet.common.units import UNITS, Unit
 from colmet.stored.series import Series
 
 Floats = npt.NDArray[np.float64]
+Places = npt.NDArray[np.int64]
 
 MAX_NAME = 40  # characters shown of a host's or a GPU's name
 
@@ -120,16 +121,19 @@ def thinned(line: Line, most: int) -> Line:
     if count <= most:
         return line
     edges = np.linspace(0, count, most // 2 + 1).astype(int)
-    keep: list[int] = []
-    for first, end in zip(edges[:-1], edges[1:]):
-        part = line.values[first:end]
-        missing = np.isnan(part)
-        if missing.any():
-            keep.append(int(first + missing.argmax()))
-        if not missing.all():
-            keep += [int(first + np.nanargmin(part)), int(first + np.nanargmax(part))]
-    at = np.unique(keep)
+    starts, sizes = edges[:-1], np.diff(edges)
+    low, high = [np.repeat(of.reduceat(line.values, starts), sizes) for of in (np.fmin, np.fmax)]
+    masks = np.isnan(line.values), line.values == low, line.values == high
+    keep = [_first_in(starts, edges[1:], mask) for mask in masks]
+    at = np.unique(np.concatenate(keep))
     return Line(line.host, line.label, line.times[at], line.values[at])
+
+
+def _first_in(starts: Places, ends: Places, mask: npt.NDArray[np.bool_]) -> Places:
+    """Return the first place of a mask in each part, without parts that have none."""
+    places = np.append(np.flatnonzero(mask), len(mask))
+    found = places[np.searchsorted(places, starts)]
+    return np.asarray(found[found < ends])
 
 
 @dataclass(frozen=True)

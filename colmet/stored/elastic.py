@@ -10,8 +10,8 @@ import json
 import math
 import re
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,9 +21,9 @@ from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ColmetError
 from colmet.common.schema import MISSING_INT, NAME
 from colmet.common.tables import schemas
-from colmet.stored.series import History, Series, by_host, missing_values
+from colmet.stored.series import HeldRows, History, HostRows, Series, by_host, missing_values
 
-MAX_INDICES = 10_000  # with rows of one job
+MAX_INDICES = MAX_HOSTS = 10_000  # with rows of one job
 MIN_PAGE_ROWS = 100
 MAX_PAGE_ROWS = 10_000  # a server's default limit for one answer
 PAGE_BYTES = 16 << 20  # about half of an answer's limit
@@ -108,25 +108,68 @@ class ElasticHistory(History):
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
         """Return the rows of a job; see `History`. `involved_jobs` is the text of a JSON list, as in HDF5."""
-        first, last = _interval(since, until)
-        if not 0 <= job < 1 << 63 or not NAME.fullmatch(table) or first > last:
+        found = self._filters(job, table, since, until)
+        if found is None:
             return []
-        types = self._fields(table)
-        # a site's own template may lack the second; in the indices of 0.6 the first is text
-        host = "hostname.keyword" if "hostname.keyword" in types else "hostname"
-        kinds = _kinds(types)
+        host, filters = found
+        kinds = _kinds(self._fields(table))
         wanted = list(kinds) if columns is None else [name for name in dict.fromkeys(columns) if name in kinds]
-        filters: list[dict[str, Any]] = [
-            {"term": {"job_id": job}},
-            {"exists": {"field": host}},
-            {"range": {"timestamp": {"gte": first, "lte": last, "format": "epoch_second"}}},
-        ]
         if hosts is not None:
             filters.append({"terms": {host: sorted(hosts)}})
         rows = _PagedColumns(table, wanted, kinds)
         for page in self._pages(table, filters, host, wanted):
             rows.add(page)
         return rows.series(job)
+
+    def by_hosts(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str],
+        since: float | None = None,
+        until: float | None = None,
+    ) -> HostRows:
+        """Return access to the rows of single hosts; see `History.by_hosts`. The database counts them."""
+        found = self._filters(job, table, since, until)
+        if found is None:
+            return HeldRows([])
+        host, filters = found
+        edges = {name: {name: {"field": "timestamp"}} for name in ("min", "max")}
+        query = {
+            "size": 0,
+            "query": {"bool": {"filter": filters}},
+            "aggs": {"hosts": {"terms": {"field": host, "size": MAX_HOSTS}}, **edges},
+        }
+        answer = self._search(self._pattern(table), query, "aggregations")
+        try:
+            parts: Mapping[str, Any] = answer.get("aggregations", {})
+            by_host: Mapping[str, Any] = parts.get("hosts", {})
+            counts = {str(bucket["key"]): int(bucket["doc_count"]) for bucket in by_host.get("buckets", ())}
+            left_out = by_host.get("sum_other_doc_count", 0)
+            first, last = [int((parts.get(name, {}).get("value") or 0) // 1000) for name in edges]
+        except (LookupError, TypeError, ValueError, AttributeError) as err:
+            raise _unexpected(err) from err
+        if left_out:
+            raise ColmetError(f"{table}: job {job} has rows of more than {MAX_HOSTS} hosts; ask for some of them")
+        read = partial(self.read, job, table, columns, since, until)
+        if sum(counts.values()) <= MAX_PAGE_ROWS:
+            return HeldRows(read())
+        return _HostPages(counts, first, last, read)
+
+    def _filters(
+        self, job: int, table: str, since: float | None, until: float | None
+    ) -> tuple[str, list[dict[str, Any]]] | None:
+        """Return the field of the host, and the filters for rows of an interval; None if there can be none."""
+        first, last = _interval(since, until)
+        if not 0 <= job < 1 << 63 or not NAME.fullmatch(table) or first > last:
+            return None
+        # a site's own template may lack the second; in the indices of 0.6 the first is text
+        host = "hostname.keyword" if "hostname.keyword" in self._fields(table) else "hostname"
+        return host, [
+            {"term": {"job_id": job}},
+            {"exists": {"field": host}},
+            {"range": {"timestamp": {"gte": first, "lte": last, "format": "epoch_second"}}},
+        ]
 
     def _pages(
         self, table: str, filters: list[dict[str, Any]], host: str, columns: Sequence[str]
@@ -227,6 +270,20 @@ class ElasticHistory(History):
             except (LookupError, TypeError, AttributeError) as err:
                 raise _unexpected(err) from err
         return self._types[key]
+
+
+class _HostPages(HostRows):
+    """Rows in the database, read for some hosts at a time by `read_hosts`."""
+
+    def __init__(
+        self, counts: Mapping[str, int], first: int, last: int, read_hosts: Callable[[Collection[str]], list[Series]]
+    ) -> None:
+        self.counts, self.first, self.last = counts, first, last
+        self._read_hosts = read_hosts
+
+    def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
+        """Return the rows of some hosts; see `HostRows`."""
+        return HeldRows(self._read_hosts(hosts)).read(hosts, columns)
 
 
 def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Callable, NamedTuple, TypeVar
@@ -12,9 +13,9 @@ from typing import Any, Callable, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from colmet.common.errors import ConfigError
-from colmet.stored.rows import Reader, Rows, Unreadable, rows_of, tables_of
-from colmet.stored.series import History, Series, by_host, missing_values
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.stored.rows import Reader, Rows, Spooled, Unreadable, rows_of, spool_of, tables_of
+from colmet.stored.series import History, HostRows, Series, by_host, missing_values
 
 SUFFIX = ".hdf5"
 # A file has the rows received while it was written. Late rows come from nodes that could not send: they keep them for
@@ -127,16 +128,39 @@ class Hdf5History(History):
         wanted = None if columns is None else frozenset(columns)
         read = partial(rows_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=names)
         found = [rows for rows in self._each(read, since, until) if rows is not None]
-        nameless = sum([rows.nameless for rows in found])
-        if nameless:
-            self._warn(f"job_{job}/{table}: rows without a host or a time skipped: {nameless}")
+        self._count_nameless(job, table, sum([rows.nameless for rows in found]))
         return _series(found, table, job)
+
+    def by_hosts(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str],
+        since: float | None = None,
+        until: float | None = None,
+    ) -> HostRows:
+        """Return access to the rows of single hosts; see `History.by_hosts`. Each file is read once, now."""
+        read = partial(spool_of, job=job, table=table, columns=frozenset(columns), since=since, until=until)
+        what = f"read {table}"
+        found = [one for one in self._each(read, since, until, lambda share: self.progress(what, share)) if one]
+        self._count_nameless(job, table, sum([one.nameless for one in found]))
+        return _SpooledRows(self._reader, found, table, job)
+
+    def _count_nameless(self, job: int, table: str, count: int) -> None:
+        if count:
+            self._warn(f"job_{job}/{table}: rows without a host or a time skipped: {count}")
 
     def close(self) -> None:
         """End the reading process."""
         self._reader.close()
 
-    def _each(self, read: partial[T], since: float | None, until: float | None) -> list[T]:
+    def _each(
+        self,
+        read: partial[T],
+        since: float | None,
+        until: float | None,
+        progress: Callable[[float], None] = lambda _: None,
+    ) -> list[T]:
         """Return the results of `read` for each file with possible rows of an interval.
 
         Raises:
@@ -147,7 +171,7 @@ class Hdf5History(History):
         for file in self._files:
             if file.overlaps(since, until):
                 try:
-                    done.append(ask(self._reader, file.path, read, _is_torn))
+                    done.append(ask(self._reader, file.path, read, _is_torn, progress))
                 except ConfigError as err:
                     failed.append(str(err))
         if failed and not done:
@@ -162,10 +186,75 @@ class Hdf5History(History):
 
 
 def _is_torn(found: object) -> bool:
-    return isinstance(found, Rows) and found.nameless > 0
+    return isinstance(found, (Rows, Spooled)) and found.nameless > 0
 
 
-def ask(reader: Reader, path: str, read: partial[T], torn: Callable[[T], bool]) -> T:
+class _SpooledRows(HostRows):
+    """Rows of some files, each in the spool of the reading process."""
+
+    def __init__(self, reader: Reader, files: Sequence[Spooled], table: str, job: int) -> None:
+        self._reader = reader
+        self._files = files
+        self._of = table, job
+        counts: Counter[str] = Counter()
+        self._hosts = [[_host(name) for name in file.names] for file in files]
+        self._counts = [file.counts.reshape(len(file.segments), len(file.names)) for file in files]
+        for names, by_segment in zip(self._hosts, self._counts):
+            for host, count in zip(names, by_segment.sum(axis=0).tolist()):
+                counts[host] += count
+        self.counts = counts
+        self.first = min([file.first for file in files if file.names], default=0)
+        self.last = max([file.last for file in files if file.names], default=0)
+
+    def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
+        """Return the rows of some hosts; see `HostRows`."""
+        try:
+            return _series([self._part(n, hosts, columns) for n in range(len(self._files))], *self._of)
+        except (Unreadable, ValueError, TypeError) as err:
+            raise ColmetError(f"rows of {self._of[0]} cannot be read: {err}") from err
+
+    def _part(self, file: int, hosts: Collection[str], columns: Collection[str] | None) -> Rows:
+        """Return the rows of some hosts in a file."""
+        spooled = self._files[file]
+        wanted = frozenset(hosts)
+        numbers = np.flatnonzero([host in wanted for host in self._hosts[file]])
+        every = [("", "i"), *[(name, kind) for name, kind in spooled.columns]]  # the times come first
+        chosen = [n for n, (name, _) in enumerate(every) if not n or columns is None or name in columns]
+        parts: list[list[Column]] = [[] for _ in chosen]
+        owners = [np.empty(0, np.int64)]
+        for (offset, types), counts in zip(spooled.segments, self._counts[file]):
+            kind = np.dtype([(f"c{n}", one) for n, one in enumerate(types)])
+            ends = np.cumsum(counts)
+            for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):  # hosts side by side
+                count = int(counts[run].sum())
+                if count:
+                    start = int(ends[run[0]] - counts[run[0]])
+                    data = self._reader.spooled(offset + start * kind.itemsize, count * kind.itemsize)
+                    packed = np.frombuffer(data, kind)
+                    owners.append(np.repeat(run, counts[run]))
+                    for n, part in zip(chosen, parts):
+                        part.append(packed[f"c{n}"])
+        made = {every[n][0]: _as_one(part, every[n][1]) for n, part in zip(chosen, parts)}
+        return Rows(made.pop(""), np.concatenate(owners), made, spooled.names, 0)
+
+
+def _host(name: bytes) -> str:
+    return name.decode("utf-8", "replace")
+
+
+def _as_one(parts: Sequence[Column], kind: str) -> Column:
+    """Return a column of segments with the types of `rows.Rows`."""
+    found = np.concatenate([missing_values(0, kind), *parts])
+    return found if kind == "S" else found.astype(np.int64 if kind == "i" else np.float64, copy=False)
+
+
+def ask(
+    reader: Reader,
+    path: str,
+    read: partial[T],
+    torn: Callable[[T], bool],
+    progress: Callable[[float], None] = lambda _: None,
+) -> T:
     """Return the result of `read` for a file; for one being written, with retries.
 
     Args:
@@ -173,13 +262,14 @@ def ask(reader: Reader, path: str, read: partial[T], torn: Callable[[T], bool]) 
         path: of the file.
         read: one of `colmet.stored.rows.READS` with its keyword arguments.
         torn: whether a result is from the middle of a burst, with rows ahead of their values.
+        progress: called with the share of a table that is read.
 
     Raises:
         ConfigError: it cannot be read.
     """
     for left in reversed(range(TRIES)):
         try:
-            found = reader.ask(path, read)
+            found = reader.ask(path, read, progress)
             if not left or not torn(found) or not is_live(path):
                 return found
         except Unreadable as err:
@@ -205,15 +295,18 @@ def _series(files: Sequence[Rows], table: str, job: int) -> list[Series]:
     at = {name: n for n, name in enumerate(names)}
     hosts = np.concatenate([np.array([at[n] for n in rows.names], np.int64)[rows.hosts] for rows in files])
     times = np.concatenate([rows.times for rows in files])
-    source = np.repeat(np.arange(len(files)), [len(rows.times) for rows in files])
     columns = {
         name: _joined([rows.columns.get(name) for rows in files], [len(rows.times) for rows in files])
         for name in dict.fromkeys([name for rows in files for name in rows.columns])
     }
-    order = np.lexsort((source, times, hosts))
+    order = np.argsort(hosts.astype(np.uint16) if len(names) <= 1 << 16 else hosts, kind="stable")
+    in_order = times[order]
+    if ((np.diff(in_order) < 0) & (np.diff(hosts[order]) == 0)).any():
+        order = np.lexsort((times, hosts))
     if len(files) > 1:
+        source = np.repeat(np.arange(len(files)), [len(rows.times) for rows in files])
         order = order[_once(hosts[order], times[order], source[order], {n: c[order] for n, c in columns.items()})]
-    return by_host(table, job, [name.decode("utf-8", "replace") for name in names], hosts, times, columns, order)
+    return by_host(table, job, [_host(name) for name in names], hosts, times, columns, order)
 
 
 def _joined(parts: Sequence[Column | None], counts: Sequence[int]) -> Column:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
 from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence_s, holes_of_job
 from colmet.stored.series import NODE, History, Series
-from colmet.stored.stays import Number, Stay, largest
+from colmet.stored.stays import OUTLINE_COLUMNS, JobInterval, JobRows, Number, Outline, Stay
 
 DELAY_S = 150  # longest time from the measurement of a row to its storage
 LATER_S = 600  # after the last row, the search range for rows of the nodes themselves
@@ -64,30 +64,28 @@ class JobCompleteness:
         return self.here / due if due else None
 
 
-def completeness_of(
-    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
-) -> JobCompleteness:
-    """Return the completeness of a job's rows; `tables` are those of the nodes themselves, with their columns.
+class FoundRows(NamedTuple):
+    """The rows of a job on some hosts: by table, and the gaps before the first and after the last rows."""
 
-    Rows of other jobs are not read: their missing rows leave no hole in this job's.
-    """
-    return _completeness(*_found(history, job, stays, tables))
+    lines: list[TableOnHost]
+    unseen: list[JobGap]
 
 
-def hosts_of(
-    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
-) -> dict[str, JobCompleteness]:
-    """Return the completeness by host; `completeness_of` has the arguments."""
-    lines, unseen = _found(history, job, stays, tables)
-    return {
-        stay.host: _completeness(
-            [line for line in lines if line.host == stay.host], [gap for gap in unseen if gap.host == stay.host]
-        )
-        for stay in stays
-    }
+def hosts_of(history: History, asked: JobInterval) -> dict[str, JobCompleteness]:
+    """Return the completeness by host; empty for a job without rows."""
+    rows = JobRows(history, asked, OUTLINE_COLUMNS)
+    if rows.outline is None:
+        return {}
+    tables = history.tables(NODE, rows.outline.start, rows.outline.last)
+    found = [(stay.host, found_of(rows, [stay], tables)) for stays in rows.groups() for stay in stays]
+    return {host: completeness_of([one]) for host, one in found}
 
 
-def _completeness(lines: Sequence[TableOnHost], unseen: Sequence[JobGap]) -> JobCompleteness:
+def completeness_of(found: Iterable[FoundRows]) -> JobCompleteness:
+    """Return the completeness of a job's rows on some hosts."""
+    parts = list(found)
+    lines = [line for part in parts for line in part.lines]
+    unseen = [gap for part in parts for gap in part.unseen]
     told = sum(line.found.until > 0 for line in lines)
     gaps = [
         JobGap(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
@@ -101,25 +99,29 @@ def _completeness(lines: Sequence[TableOnHost], unseen: Sequence[JobGap]) -> Job
     )
 
 
-def _found(
-    history: History, job: int, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]
-) -> tuple[list[TableOnHost], list[JobGap]]:
-    """Return the rows of each table of each host, and the gaps before the first and after the last rows."""
+def found_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> FoundRows:
+    """Return the rows of each table of some hosts; `tables` are those of the nodes themselves, with their columns.
+
+    Rows of other jobs are not read: their missing rows leave no hole in this job's.
+    """
+    outline = rows.outline
+    assert outline is not None, "there are stays"
     hosts = {stay.host: StoredHost() for stay in stays}
     for stay in stays:
         for table, series in stay.tables.items():
-            hosts[stay.host].add(table, job, series.times)
-    since, until = min(stay.first for stay in stays) - MARGIN_S, max(stay.last for stay in stays) + MARGIN_S
+            hosts[stay.host].add(table, rows.job, series.times)
+    since, until = outline.first - MARGIN_S, outline.last + MARGIN_S
     of_job = {table for stay in stays for table in stay.tables}
     for name in (LEDGER, GAPS):
         wanted = (*LABELS[name], *COUNTS[name])
         if set(wanted) <= set(tables.get(name, ())):
-            for series in history.read(NODE, name, wanted, since, until, list(hosts)):
+            for series in rows.read(NODE, name, wanted, since, until, list(hosts)):
                 for row in _rows(series, of_job | {"*"}):
                     hosts[series.host].note(name, row)
-    lines = [_by_steps(line, hosts[line.host].times[line.table][job]) for line in look(hosts, job, None, None)]
-    period_s = largest(stay.period_s for stay in stays)
-    return lines, [] if period_s is None else _unseen(history, stays, tables, period_s)
+    lines = [
+        _by_steps(line, hosts[line.host].times[line.table][rows.job]) for line in look(hosts, rows.job, None, None)
+    ]
+    return FoundRows(lines, [] if outline.period_s is None else _unseen(rows, stays, tables, outline, outline.period_s))
 
 
 def is_past(times: Times, last: int) -> bool:
@@ -128,10 +130,10 @@ def is_past(times: Times, last: int) -> bool:
 
 
 def _unseen(
-    history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], period_s: float
+    rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], outline: Outline, period_s: float
 ) -> list[JobGap]:
     """Return the gaps before the first rows, and of hosts silent up to the end of the job."""
-    delay_s, end = DELAY_S + period_s, max(stay.last for stay in stays)
+    delay_s, end = DELAY_S + period_s, outline.last
     found = [
         _lacks(stay, stay.start, stay.first, UNSEEN, period_s) for stay in stays if stay.first > stay.start + delay_s
     ]
@@ -139,8 +141,7 @@ def _unseen(
     table = next((name for name in NODE_TABLES if name in tables), None)
     if not early or table is None:
         return found
-    since = min(stay.last for stay in early.values()) - LATER_S
-    for node in history.read(NODE, table, [], since, end, list(early)):
+    for node in rows.read(NODE, table, [], outline.earliest_last - LATER_S, end, list(early)):
         stay = early[node.host]
         if is_past(node.times, stay.last):
             continue  # the job has left the host
@@ -152,7 +153,7 @@ def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> JobG
     """Return a gap of all tables of a job on a host, before its first row or after its last one."""
     rows = 0
     for series in stay.tables.values():
-        once = np.unique(series.times)
+        once = series.seconds
         rows += round((last - first) / cadence_s(once, stay.period_s or period_s) * len(series) / len(once))
     return JobGap(stay.host, first, last, why, tuple(sorted(stay.tables)), rows)
 

@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import stat
+import tempfile
 import time
 import warnings
 from collections import OrderedDict
@@ -30,7 +31,9 @@ from colmet.common.schema import NAME
 from colmet.stored import messages
 
 HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # every table's columns besides its own
-BLOCK_BYTES = 4 << 20  # read at a time
+BLOCK_BYTES = 1 << 20  # read at a time: it stays in the processor's cache
+SEGMENT_BYTES = 24 << 20  # of rows sorted by host at a time
+PROGRESS_S = 0.2  # between reports of progress
 MAX_HELD = 8  # files kept open
 MAX_RATIO = 10_000  # largest ratio of the rows' size to that of their file, compressed
 QUIET_S = 600.0  # limit for the longest table
@@ -62,14 +65,24 @@ class _Failure(NamedTuple):
     may_change: bool
 
 
+class _Progress(NamedTuple):
+    """A report of progress, before the answer."""
+
+    share: float  # of the table
+
+
 class Reader:
-    """The reading process. It starts at the first request, and ends with its client."""
+    """The reading process. It starts at the first request, and ends with its client.
+
+    Both processes share an unnamed temporary file, the spool: see `spool_of`.
+    """
 
     def __init__(self) -> None:
         self._child = 0
         self._pipes: list[IO[bytes]] = []
+        self._spool: IO[bytes] | None = None
 
-    def ask(self, path: str, read: partial[T]) -> T:
+    def ask(self, path: str, read: partial[T], progress: Callable[[float], None] = lambda _: None) -> T:
         """Return the result of one of READS, with its arguments, for a file; raise Unreadable with the cause."""
         if not self._child:
             self._start()
@@ -77,6 +90,9 @@ class Reader:
         try:
             messages.send(questions, [path, read.func.__name__, read.keywords])
             found = messages.receive(answers, ANSWERS)
+            while isinstance(found, _Progress):
+                progress(found.share)
+                found = messages.receive(answers, ANSWERS)
         except (EOFError, BrokenPipeError, ValueError) as err:
             status = self._end(signal.SIGTERM)
             if status & 127 == signal.SIGALRM:
@@ -90,11 +106,24 @@ class Reader:
         answer: T = found
         return answer
 
+    def spooled(self, offset: int, size: int) -> bytes:
+        """Return a part of the spool; raise Unreadable if it is not there."""
+        data = os.pread(self._spool.fileno(), size, offset) if self._spool is not None else b""
+        if len(data) != size:
+            raise Unreadable("the reading process did not keep its rows")
+        return data
+
     def close(self) -> None:
         """End the process."""
         self._end(signal.SIGTERM)
+        if self._spool is not None:
+            self._spool.close()
+            self._spool = None
 
     def _start(self) -> None:
+        if self._spool is None:
+            with contextlib.suppress(OSError):  # few requests need it
+                self._spool = tempfile.TemporaryFile(buffering=0, dir=_spool_folder())  # noqa: SIM115 - open until close
         read_questions, write_questions = os.pipe2(os.O_CLOEXEC)
         read_answers, write_answers = os.pipe2(os.O_CLOEXEC)
         with warnings.catch_warnings():
@@ -109,7 +138,7 @@ class Reader:
             try:
                 os.close(write_questions)
                 os.close(read_answers)
-                _serve(os.fdopen(read_questions, "rb"), os.fdopen(write_answers, "wb"))
+                _serve(os.fdopen(read_questions, "rb"), os.fdopen(write_answers, "wb"), self._spool)
             finally:
                 os._exit(1)
         os.close(read_questions)
@@ -131,10 +160,15 @@ class Reader:
         return status
 
 
+def _spool_folder() -> str | None:
+    """Return the directory of large temporary files; None for Python's choice."""
+    return "/var/tmp" if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK) else None
+
+
 # -- in the other process --
 
 
-def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
+def _serve(questions: IO[bytes], answers: IO[bytes], spool: IO[bytes] | None) -> None:
     """Answer until the client is gone; output of libraries is discarded."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -155,7 +189,10 @@ def _serve(questions: IO[bytes], answers: IO[bytes]) -> None:
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, QUIET_S)  # the client may be gone before
-        found = files.read(path, partial(READS[name], **arguments))
+        read = partial(READS[name], **arguments)
+        if name == spool_of.__name__:
+            read = partial(read, spool=spool, answers=answers)
+        found = files.read(path, read)
         signal.setitimer(signal.ITIMER_REAL, 0)
         messages.send(answers, found)
 
@@ -268,30 +305,167 @@ def rows_of(
     Raises:
         ValueError: the file claims an impossible size.
     """
+    node = _table_of(file, job, table)
+    if node is None:
+        return None
+    part = _Part(node, columns)
+    nameless = 0
+    for block, odd in _blocks(node, since, until, hosts):
+        nameless += odd
+        part.add(block)
+    return part.rows(nameless)
+
+
+def _table_of(file: Any, job: int, table: str) -> Any:
+    """Return a table with rows; None if it is missing or empty."""
     path = f"/job_{job}/{table}"
     if not NAME.fullmatch(table) or path not in file:
         return None
     node = file.get_node(path)
-    if not isinstance(node, tables.Table) or not node.nrows or not _has_header(node):
+    return node if isinstance(node, tables.Table) and node.nrows and _has_header(node) else None
+
+
+class _Part:
+    """Columns gathered from blocks of a table; `columns` are the wanted ones, None for all."""
+
+    def __init__(self, table: Any, columns: Collection[str] | None) -> None:
+        self.names = [n for n in _kinds(table) if n not in HEADER and (columns is None or n in columns)]
+        self.hosts: dict[bytes, int] = {}  # numbers of hosts
+        self._dtype = table.dtype
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the gathered rows."""
+        self.count = 0
+        self._times, self._numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        self._columns = {name: [_plain(np.empty(0, self._dtype[name]))] for name in self.names}
+
+    def add(self, block: npt.NDArray[Any]) -> None:
+        """Add the rows of a block."""
+        self.count += len(block)
+        self._times.append(block["timestamp"].astype(np.int64))
+        ids = self.hosts
+        self._numbers.append(
+            np.array([ids.setdefault(name, len(ids)) for name in block["hostname"].tolist()], np.int64)
+        )
+        for name, parts in self._columns.items():
+            parts.append(_plain(block[name]))
+
+    def rows(self, nameless: int = 0) -> Rows:
+        """Return the gathered rows."""
+        columns = {name: np.concatenate(some) for name, some in self._columns.items()}
+        return Rows(np.concatenate(self._times), np.concatenate(self._numbers), columns, list(self.hosts), nameless)
+
+
+class Spooled(NamedTuple):
+    """Selected rows of a table, in segments of the spool, each sorted by host.
+
+    Attributes:
+        names: of hosts.
+        columns: name and kind of each.
+        segments: of each, its offset in the spool, and the types of the time and of each column.
+        counts: rows of each host (number in `names`) in each segment, one segment after the other.
+        first: time of the first row.
+        last: time of the last row.
+        nameless: number of rows without a host or a valid time, skipped.
+    """
+
+    names: list[bytes]
+    columns: list[list[str]]
+    segments: list[list[Any]]
+    counts: npt.NDArray[np.int64]
+    first: int
+    last: int
+    nameless: int
+
+
+def spool_of(
+    file: Any,
+    job: int,
+    table: str,
+    columns: Collection[str] | None,
+    since: float | None,
+    until: float | None,
+    spool: IO[bytes] | None,
+    answers: IO[bytes],
+) -> Spooled | None:
+    """Write the selected rows of a table to the spool, sorted by host; None if it is missing or empty.
+
+    The memory is that of a segment: rows of a host can then be read without the others.
+
+    Raises:
+        OSError: there is no spool, or no space.
+        ValueError: the file claims an impossible size.
+    """
+    node = _table_of(file, job, table)
+    if node is None:
         return None
-    wanted = [n for n in _kinds(node) if n not in HEADER and (columns is None or n in columns)]
-    ids: dict[bytes, int] = {}
+    if spool is None:
+        raise OSError("no temporary file can be made; set TMPDIR to a directory with space")
+    part = _Part(node, columns)
+    row_bytes = 16 + sum(node.dtype[name].itemsize for name in part.names)
+    segments: list[list[Any]] = []
+    counts: list[npt.NDArray[np.int64]] = []
+    bounds: list[int] = []
     nameless = 0
-    times, indexes = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-    parts = {name: [_plain(np.empty(0, node.dtype[name]))] for name in wanted}
-    for block, odd in _blocks(node, since, until, hosts):
+    reported = time.monotonic()
+    for done, (block, odd) in enumerate(_blocks(node, since, until, None)):
         nameless += odd
-        times.append(block["timestamp"].astype(np.int64))
-        indexes.append(np.array([ids.setdefault(name, len(ids)) for name in block["hostname"].tolist()], np.int64))
-        for name in wanted:
-            parts[name].append(_plain(block[name]))
-    return Rows(
-        np.concatenate(times),
-        np.concatenate(indexes),
-        {name: np.concatenate(some) for name, some in parts.items()},
-        list(ids),
-        nameless,
+        part.add(block)
+        if part.count * row_bytes >= SEGMENT_BYTES:
+            counts.append(_write(part, spool, segments, bounds))
+        if time.monotonic() > reported + PROGRESS_S:
+            reported = time.monotonic()
+            messages.send(answers, _Progress(min(1.0, done * _step(node) / node.nrows)))
+    if part.count:
+        counts.append(_write(part, spool, segments, bounds))
+    names = list(part.hosts)
+    return Spooled(
+        names=names,
+        columns=[[name, _plain(np.empty(0, node.dtype[name])).dtype.kind] for name in part.names],
+        segments=segments,
+        counts=np.concatenate([np.empty(0, np.int64), *[np.pad(one, (0, len(names) - len(one))) for one in counts]]),
+        first=min(bounds, default=0),
+        last=max(bounds, default=0),
+        nameless=nameless,
     )
+
+
+def _write(part: _Part, spool: IO[bytes], segments: list[list[Any]], bounds: list[int]) -> npt.NDArray[np.int64]:
+    """Append a segment to the spool; return the number of its rows by host."""
+    rows = part.rows()
+    order = np.argsort(rows.hosts.astype(np.uint16 if len(rows.names) <= 1 << 16 else np.int64), kind="stable")
+    columns = [rows.times, *rows.columns.values()]
+    kinds = [_narrowed(column) for column in columns]
+    packed = np.empty(len(order), np.dtype([(f"c{n}", kind) for n, kind in enumerate(kinds)]))
+    for n, column in enumerate(columns):
+        packed[f"c{n}"] = column[order]
+    offset = spool.seek(0, os.SEEK_END)
+    data = packed.view(np.uint8).data
+    try:
+        while data:
+            data = data[spool.write(data) :]
+    except OSError as err:
+        raise OSError(f"its temporary file: {err.strerror}; set TMPDIR to a directory with more space") from err
+    segments.append([offset, [kind.str for kind in kinds]])
+    bounds += [int(rows.times.min()), int(rows.times.max())]
+    part.clear()
+    return np.bincount(rows.hosts, minlength=len(rows.names))
+
+
+def _narrowed(column: Column) -> np.dtype[Any]:
+    """Return the smallest type for all values of a column of `_plain`."""
+    if column.dtype.kind != "i":
+        return column.dtype
+    low, high = column.min(), column.max()
+    return next(
+        one for one in map(np.dtype, ("i1", "i2", "i4", "i8")) if np.iinfo(one).min <= low and high <= np.iinfo(one).max
+    )
+
+
+def _step(table: Any) -> int:
+    """Return the number of rows in a block."""
+    return max(1, BLOCK_BYTES // int(table.dtype.itemsize))
 
 
 def _blocks(
@@ -299,15 +473,18 @@ def _blocks(
 ) -> Iterator[tuple[npt.NDArray[Any], int]]:
     """Yield the selected rows of a table, block by block, and the number of rows without a host or a valid time.
 
+    A block is valid up to the next one.
+
     Raises:
         ValueError: the file claims an impossible size.
     """
     count, size = int(table.nrows), int(table.dtype.itemsize)
     if count * size > MAX_RATIO * os.stat(table._v_file.filename).st_size or size > BLOCK_BYTES:
         raise ValueError(f"{table._v_pathname} is said to have {count} rows of {size} bytes")
-    step = max(1, BLOCK_BYTES // size)
+    step = _step(table)
+    buffer = np.empty(min(step, count), table.dtype)
     for start in range(0, count, step):
-        block = table.read(start, min(start + step, count))
+        block = table.read(start, min(start + step, count), out=buffer[: min(step, count - start)])
         names, times = block["hostname"], block["timestamp"]
         # Colmet 0.6 has rows without time, host and job; rows being written look the same
         keep = (names != b"") & (times >= 0) & (times < END_S)
@@ -405,5 +582,5 @@ def _plain(column: Column) -> Column:
     return column.astype(f"S{max(1, width)}")
 
 
-READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in (tables_of, rows_of, marks_of)}
-ANSWERS = {kind.__name__: kind for kind in (Rows, Marks, _Failure)}
+READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in (tables_of, rows_of, spool_of, marks_of)}
+ANSWERS = {kind.__name__: kind for kind in (Rows, Spooled, Marks, _Failure, _Progress)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,6 +37,16 @@ class Series:
     def __len__(self) -> int:
         return len(self.times)
 
+    @property
+    def seconds(self) -> npt.NDArray[np.int64]:
+        """Return the times without repetition."""
+        return np.asarray(self.times[np.append(True, self.times[1:] != self.times[:-1])[: len(self)]])
+
+    def within(self, first: int, last: int) -> Series:
+        """Return the rows of an interval, both ends included."""
+        part = slice(np.searchsorted(self.times, first, "left"), np.searchsorted(self.times, last, "right"))
+        return replace(self, times=self.times[part], columns={n: column[part] for n, column in self.columns.items()})
+
     def values(self, name: str) -> npt.NDArray[np.float64]:
         """Return a column of numbers, NaN for a missing value or a missing column; shape (n,)."""
         column = self.columns.get(name)
@@ -47,16 +57,54 @@ class Series:
         return values
 
 
+class HostRows(ABC):
+    """The selected rows of a table, for reading them by host.
+
+    Attributes:
+        counts: number of rows of each host.
+        first: time of the first row, seconds since 1970; 0 without rows.
+        last: time of the last row.
+    """
+
+    counts: Mapping[str, int]
+    first: int
+    last: int
+
+    @abstractmethod
+    def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
+        """Return the rows of some hosts, a series for each, sorted by host; of the columns, only these."""
+
+
+class HeldRows(HostRows):
+    """Rows in memory."""
+
+    def __init__(self, found: Sequence[Series]) -> None:
+        having = [series for series in found if len(series)]
+        self._found = {series.host: series for series in having}
+        self.counts = {series.host: len(series) for series in having}
+        self.first = min([int(series.times[0]) for series in having], default=0)
+        self.last = max([int(series.times[-1]) for series in having], default=0)
+
+    def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
+        """Return the rows of some hosts; see `HostRows`."""
+        found = [self._found[host] for host in sorted(hosts) if host in self._found]
+        if columns is None:
+            return found
+        return [replace(one, columns={n: v for n, v in one.columns.items() if n in columns}) for one in found]
+
+
 class History(ABC):
     """The stored rows. Also a context manager that closes it.
 
     Attributes:
         warnings: unreadable parts of a readable store, a line each.
+        progress: called with what is done, in words, and the done share of it.
 
     Every method raises `colmet.common.errors.ColmetError`, with a remedy, if the store cannot be read.
     """
 
     warnings: Sequence[str] = ()
+    progress: Callable[[str, float], None] = staticmethod(lambda _what, _share: None)
 
     @abstractmethod
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
@@ -88,6 +136,20 @@ class History(ABC):
             until: seconds since 1970, inclusive.
             hosts: only these.
         """
+
+    def by_hosts(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str],
+        since: float | None = None,
+        until: float | None = None,
+    ) -> HostRows:
+        """Return access to the rows of single hosts, without all rows in memory; see `read` for the arguments.
+
+        It is valid up to `close`.
+        """
+        return HeldRows(self.read(job, table, columns, since, until))
 
     @abstractmethod
     def close(self) -> None:

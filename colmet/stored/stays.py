@@ -8,23 +8,48 @@ same (an agent lost its state), its growth from there on is added; impossible gr
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import NamedTuple, Optional
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, wraps
+from typing import Any, NamedTuple, Optional, TypeVar, cast
 
 import numpy as np
 
 from colmet.common import measures
-from colmet.common.growth import NODE_CPUS, Capacity, Sum, ceiling, is_late, summed
+from colmet.common.errors import ColmetError
+from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, summed
 from colmet.common.growth import largest as most_of
-from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, Measure, Source
+from colmet.common.live.namesakes import base_of
+from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, START, Measure, Source, columns_of
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.series import NODE, History, Series, of_one_agent
+from colmet.stored.series import NODE, History, HostRows, Series, of_one_agent
 
 Number = Optional[float]  # None: unknown
 OLDEST_S = 400 * 86400  # an older start is not believed
+ROW_VALUES = 3  # of a row besides its columns, in memory
+GROUP_BYTES = 12 << 20  # of the rows of several hosts at a time; copies come on top
+MAX_HOST_BYTES = 1 << 30  # of the rows of one host
+OUTLINE_COLUMNS = columns_of([START])
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _kept(figure: F) -> F:
+    """Return a method of `Stay` that computes its result once, and never from the rows of a stay without them."""
+
+    @wraps(figure)
+    def known(stay: Stay, *arguments: Any) -> Any:
+        key = (figure.__name__, *arguments)
+        if key not in stay.known:
+            if stay.is_folded:
+                raise LookupError(f"{key} is not known of {stay.host}")
+            stay.known[key] = figure(stay, *arguments)
+        return stay.known[key]
+
+    return cast(F, known)
 
 
 class JobInterval(NamedTuple):
@@ -35,6 +60,13 @@ class JobInterval(NamedTuple):
     until: int | None = None
 
 
+class Growth(NamedTuple):
+    """The growth of a counter."""
+
+    total: float
+    left_out: int  # number of impossible steps, not in it
+
+
 @dataclass(frozen=True)
 class Stay:
     """The rows of a job on one host, by table."""
@@ -43,32 +75,49 @@ class Stay:
     tables: Mapping[str, Series]  # with at least one row each
     since: int | None = None  # start of the interval; None for all of the job
     node_cpus: float = math.nan  # CPUs of the host, for a job with an unknown number of its own
+    known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # computed figures
+    is_folded: bool = False  # whether the rows are dropped
+
+    def folded(self) -> Stay:
+        """Return the stay with the figures computed so far, and without its rows."""
+        empty = {name: Series(name, self.host, one.job, one.times[:0], {}) for name, one in self.tables.items()}
+        return replace(self, tables=empty, is_folded=True)
 
     @property
+    @_kept
     def first(self) -> int:
         """Return the time of the first row."""
         return min(int(series.times[0]) for series in self.tables.values())
 
     @property
+    @_kept
     def last(self) -> int:
         """Return the time of the last row."""
         return max(int(series.times[-1]) for series in self.tables.values())
 
     @property
-    def samples(self) -> int:
-        """Return the largest number of sample times of a table."""
-        return max(len(np.unique(series.times)) for series in self.tables.values())
+    def longest(self) -> str:
+        """Return the table with most rows."""
+        return max(self.tables, key=lambda name: len(self.tables[name]))
 
     @property
+    @_kept
+    def samples(self) -> int:
+        """Return the largest number of sample times of a table."""
+        return max(len(series.seconds) for series in self.tables.values())
+
+    @property
+    @_kept
     def period_s(self) -> Number:
         """Return the median of the seconds between samples; None for too few samples."""
-        period = max(cadence_s(np.unique(series.times), 0) for series in self.tables.values())
+        period = max(cadence_s(series.seconds, 0) for series in self.tables.values())
         return period or None
 
     @property
+    @_kept
     def began(self) -> int | None:
         """Return the start of the job's first task; None if unknown."""
-        times = self.values(measures.START.best)
+        times = self.values(START.best)
         times = times[times > self.first - OLDEST_S]
         return min(int(times.min()), self.first) if len(times) else None
 
@@ -87,6 +136,17 @@ class Stay:
         """Return whether the figures cover the job from its start, so that the first value counts as well."""
         return self.since is None or (self.began is not None and self.began >= self.since)
 
+    @_kept
+    def count(self, source: Source) -> int:
+        """Return the number of stored values of a column."""
+        return len(self.values(source))
+
+    @_kept
+    def ends(self, source: Source) -> tuple[float, float]:
+        """Return the first and the last stored value of a column with values."""
+        values = self.values(source)
+        return float(values[0]), float(values[-1])
+
     def values(self, source: Source) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Return the stored values of a column, without missing ones."""
         series = self.tables.get(source.table)
@@ -101,6 +161,7 @@ class Stay:
         return found._replace(cpus=self.node_cpus) if np.isnan(found.cpus) else found
 
     @property
+    @_kept
     def counted_since(self) -> float | None:
         """Return the time at which the job's counters were 0; None if only their growth counts."""
         if not self.whole:
@@ -108,10 +169,11 @@ class Stay:
         if self.began is not None:
             return float(self.began)
         # it began after the last sample without it: estimated from the distance of its first two samples
-        firsts = [np.unique(series.times)[:2] for series in self.tables.values()]
+        firsts = [series.seconds[:2] for series in self.tables.values()]
         return self.first - 2.0 * max([int(times[-1] - times[0]) for times in firsts])
 
-    def sum_of(self, source: Source) -> Sum | None:
+    @_kept
+    def sum_of(self, source: Source) -> Growth | None:
         """Return the growth of a counter, and its impossible part; None if it is missing."""
         series = self.tables.get(source.table)
         if series is None:
@@ -120,9 +182,9 @@ class Stay:
         bound = float(ceiling(table, column, self.capacity))
         values = series.values(column) * source.factor
         found = summed(series.times, values, bound, self.counted_since, is_late(table, column))
-        return found if len(found.times) >= (1 if self.whole else 2) else None
+        return Growth(found.total, found.left_out) if len(found.times) >= (1 if self.whole else 2) else None
 
-    def growth(self, measure: Measure) -> Sum | None:
+    def growth(self, measure: Measure) -> Growth | None:
         """Return the growth of the first source with values; None if all are missing."""
         found = (self.sum_of(source) for source in measure.sources)
         return next((one for one in found if one is not None), None)
@@ -132,11 +194,13 @@ class Stay:
         found = self.growth(measure)
         return None if found is None else found.total
 
+    @_kept
     def most(self, measure: Measure) -> Number:
         """Return the largest value of the first source with values."""
         found = (self.values(source) * source.factor for source in measure.sources)
         return next((float(values.max()) for values in found if len(values)), None)
 
+    @_kept
     def latest(self, measure: Measure) -> Number:
         """Return the value of the last row of the first source with one there."""
         for source in measure.sources:
@@ -146,13 +210,14 @@ class Stay:
                 return value * source.factor
         return None
 
+    @_kept
     def kernel_peak(self, measure: Measure) -> Number:
         """Return a peak kept by the kernel; None if the job reached it before the interval."""
         values = self.values(measure.best)
         return float(values.max()) if len(values) and (self.whole or values.max() > values[0]) else None
 
-    @cached_property
-    def _cpu(self) -> Sum | None:
+    @property
+    def _cpu(self) -> Growth | None:
         return self.growth(CPU_USED)
 
     @property
@@ -166,6 +231,7 @@ class Stay:
         return self._cpu is not None and self._cpu.left_out > 0
 
     @property
+    @_kept
     def cpus(self) -> Number:
         """Return the number of CPUs the job may run on."""
         values = self.values(measures.CPUS.best)
@@ -181,7 +247,7 @@ class Stay:
         """Return the origin of the memory, one of `ORIGINS`; empty if it was not measured."""
         if self.kernel_peak(measures.MEMORY_PEAK) is not None:
             return CGROUP
-        return next((one.origin for one in MEMORY.sources if len(self.values(one))), "")
+        return next((one.origin for one in MEMORY.sources if self.count(one)), "")
 
     @property
     def tasks_peak(self) -> Number:
@@ -189,17 +255,19 @@ class Stay:
         return first_of(self.kernel_peak(measures.TASKS_PEAK), self.most(measures.TASKS_NOW))
 
     @property
+    @_kept
     def memory_limit(self) -> Number:
         """Return the limit of the job's memory; None without one."""
         values = self.values(measures.MEMORY_LIMIT.best)
         return float(values[-1]) if len(values) else None
 
     @property
+    @_kept
     def user(self) -> str:
         """Return the user of the job; empty if unknown."""
         series = self.tables.get(CGROUP_TABLE)
-        names = [] if series is None else labels(series, "user").tolist()
-        return next((text_of(name) for name in reversed(names) if name), "")
+        names = np.empty(0, "S1") if series is None else labels(series, "user")
+        return next((text_of(name) for name in names[names != b""][-1:].tolist()), "")
 
 
 def labels(series: Series, name: str) -> np.ndarray[tuple[int], np.dtype[np.bytes_]]:
@@ -232,21 +300,116 @@ def largest(values: Iterable[Number]) -> Number:
     return max([value for value in values if value is not None], default=None)
 
 
-def read_stays(history: History, asked: JobInterval, columns: Mapping[str, Sequence[str]]) -> list[Stay]:
-    """Return the rows of a job by host, with these columns of its tables; of other tables only the times."""
-    found: dict[str, dict[str, Series]] = {}
-    tables = history.tables(asked.job)
-    for table in sorted(tables):
-        wanted = [column for column in columns.get(table, ()) if column in tables[table]]
-        for series in of_one_agent(history.read(asked.job, table, wanted, asked.since, asked.until)):
-            if len(series):
-                found.setdefault(series.host, {})[table] = series
-    stays = [Stay(host, found[host], asked.since) for host in sorted(found)]
-    unsure = [stay.host for stay in stays if np.isnan(stay.capacity.cpus)]
-    if unsure:
-        first, last = min(stay.first for stay in stays), max(stay.last for stay in stays)
+class Outline(NamedTuple):
+    """The times of a job's rows on all hosts, seconds since 1970."""
+
+    first: int  # the first row
+    start: int  # the start of the figures, on the first host
+    earliest_last: int  # the last row on the host with the earliest
+    last: int  # the last row
+    period_s: Number  # the longest between samples
+
+
+class JobRows:
+    """The rows of a job and of its nodes, a group of hosts at a time: their memory is bounded.
+
+    Args:
+        history: the store.
+        asked: the job and the interval.
+        columns: columns of the job's tables, by table; of other tables only the times are read.
+    """
+
+    def __init__(self, history: History, asked: JobInterval, columns: Mapping[str, Sequence[str]]) -> None:
+        self.job = asked.job
+        self._history = history
+        self._asked = asked
+        self._opened: dict[tuple[Any, ...], HostRows] = {}
+        self._is_bounded = CGROUP_TABLE in columns  # whether the CPUs are of interest
+        tables = history.tables(asked.job)
+        self._tables = {
+            table: history.by_hosts(
+                *(asked.job, table, [column for column in columns.get(table, ()) if column in tables[table]]),
+                *(asked.since, asked.until),
+            )
+            for table in sorted(tables)
+        }
+        sizes: Counter[str] = Counter()  # agents that share a host name are read together
+        self._hosts: dict[str, list[str]] = {}
+        for table, rows in self._tables.items():
+            row_bytes = 8 * (ROW_VALUES + len(columns.get(table, ())))
+            for host, count in rows.counts.items():
+                sizes[base_of(host)] += count * row_bytes
+                self._hosts.setdefault(base_of(host), [])
+                if host not in self._hosts[base_of(host)]:
+                    self._hosts[base_of(host)].append(host)
+        self._groups: list[list[str]] = []
+        room = 0
+        for base in sorted(self._hosts):
+            if sizes[base] > MAX_HOST_BYTES:
+                raise ColmetError(
+                    f"the rows of job {asked.job} on {text_of(base)} require {sizes[base] >> 20} MiB, and the limit is "
+                    f"{MAX_HOST_BYTES >> 20} MiB; ask for a shorter interval"
+                )
+            if sizes[base] > room:
+                self._groups.append([])
+                room = GROUP_BYTES
+            self._groups[-1] += self._hosts[base]
+            room -= sizes[base]
+
+    @cached_property
+    def outline(self) -> Outline | None:
+        """Return the times of the job; None without rows."""
+        stays = [
+            (stay.first, stay.start, stay.last, stay.period_s)
+            for hosts in self._groups
+            for stay in self._read(hosts, OUTLINE_COLUMNS)
+        ]
+        if not stays:
+            return None
+        firsts, starts, lasts, periods = zip(*stays)
+        return Outline(min(firsts), min(starts), min(lasts), max(lasts), largest(periods))
+
+    def groups(self) -> Iterator[list[Stay]]:
+        """Yield the rows of groups of hosts, sorted by host."""
+        for done, hosts in enumerate(self._groups):
+            yield [self._with_cpus(stay) for stay in self._read(hosts)]
+            self._history.progress("compute", (done + 1) / len(self._groups))
+
+    def _read(self, hosts: Sequence[str], columns: Mapping[str, Sequence[str]] | None = None) -> list[Stay]:
+        """Return the rows of some hosts, with these columns, all by default."""
+        found: dict[str, dict[str, Series]] = {}
+        for table, rows in self._tables.items():
+            wanted = None if columns is None else columns.get(table, ())
+            for series in of_one_agent(rows.read(hosts, wanted)):
+                if len(series):
+                    found.setdefault(series.host, {})[table] = series
+        return [Stay(host, found[host], self._asked.since) for host in sorted(found)]
+
+    def _with_cpus(self, stay: Stay) -> Stay:
+        """Return a stay, with the CPUs of its node if those of the job are unknown."""
+        if not self._is_bounded or not np.isnan(stay.capacity.cpus):
+            return stay
         table, column = NODE_CPUS
-        read = history.read(NODE, table, [column], first, last, unsure)
-        cpus = {series.host: most_of(series.values(column)) for series in read}
-        stays = [replace(stay, node_cpus=cpus.get(stay.host, math.nan)) for stay in stays]
-    return stays
+        if self.outline is None:
+            return stay
+        read = self.read(NODE, table, [column], self.outline.first, self.outline.last, [stay.host])
+        return replace(stay, node_cpus=next((most_of(series.values(column)) for series in read), math.nan))
+
+    def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
+        """Return the tables with rows of a job; see `History.tables`."""
+        return self._history.tables(job, since, until)
+
+    def read(
+        self,
+        job: int,
+        table: str,
+        columns: Sequence[str],
+        since: float | None,
+        until: float | None,
+        hosts: Collection[str],
+    ) -> list[Series]:
+        """Return rows of a group of hosts; see `History.read`. For the next group, the store is not read again."""
+        key = job, table, tuple(columns), since, until
+        if key not in self._opened:
+            self._opened[key] = self._history.by_hosts(*key)
+        return self._opened[key].read(hosts)

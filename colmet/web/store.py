@@ -17,9 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from colmet.common.errors import ColmetError
-from colmet.common.measures import START, columns_of
 from colmet.stored.capacity import capacities
-from colmet.stored.series import NODE, History, Series
+from colmet.stored.series import History, Series
 from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
@@ -32,7 +31,6 @@ TABLES_S = 60.0  # the tables of a job
 UNKNOWN_S = 10.0  # no users or tables: they may appear any time
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20  # answers in the cache
 GRID_S = 60.0  # times in queries are rounded to minutes, so that repeated queries are equal
-START_COLUMNS = columns_of([START])
 
 T = TypeVar("T")
 
@@ -174,13 +172,9 @@ class StoreReader:
 
         def work(history: History) -> Any:
             from colmet.stored.job_completeness import hosts_of
-            from colmet.stored.stays import JobInterval, read_stays
+            from colmet.stored.stays import JobInterval
 
-            stays = read_stays(history, JobInterval(job, since, until), START_COLUMNS)
-            if not stays:
-                return None
-            tables = history.tables(NODE, min(stay.start for stay in stays), max(stay.last for stay in stays))
-            return hosts_of(history, job, stays, tables)
+            return hosts_of(history, JobInterval(job, since, until)) or None
 
         return self._ask(("completeness", job, since, until), work, KEEP_S)
 

@@ -412,3 +412,26 @@ def test_a_command_line_that_cannot_be_used_is_refused(opened, arguments, caplog
     caplog.set_level(logging.CRITICAL)
     with pytest.raises(ConfigError):
         opened(*arguments)
+
+
+def test_rows_of_single_hosts_are_read_without_those_of_others(elastic, opened, tmp_path, monkeypatch):
+    write(elastic, tmp_path, [batch(tick, host=f"node-{tick % 3}") for tick in range(12)])
+    history = opened()
+    whole = history.read(7, "job_default", ["cpu", "load"])
+    held = history.by_hosts(7, "job_default", ["cpu", "load"])
+    monkeypatch.setattr(history_module, "MAX_PAGE_ROWS", 5)
+    paged = history.by_hosts(7, "job_default", ["cpu", "load"])
+    asked = len(elastic.requests)
+    for rows in (held, paged):
+        assert rows.counts == {"node-0": 4, "node-1": 4, "node-2": 4}
+        assert (rows.first, rows.last) == (TIME, TIME + 55)
+        some = rows.read(["node-2", "node-0", "none"], ["cpu"])
+        assert [(one.host, one.times.tolist(), list(one.columns)) for one in some] == [
+            (one.host, one.times.tolist(), ["cpu"]) for one in (whole[0], whole[2])
+        ]
+        assert some[0].columns["cpu"].tolist() == whole[0].columns["cpu"].tolist()
+    assert all(b"node-1" not in body for _, _, _, body in elastic.requests[asked:])
+    assert not history.by_hosts(7, "other", []).counts
+    monkeypatch.setattr(history_module, "MAX_HOSTS", 2)
+    with pytest.raises(ColmetError, match="more than 2 hosts"):
+        history.by_hosts(7, "job_default", [])

@@ -63,6 +63,19 @@ def error(status, kind, reason="because"):
     return status, {"error": {"type": kind, "reason": reason}, "status": status}
 
 
+def aggregated(about, found):
+    """The answer to one aggregation."""
+    ((how, options),) = about.items()
+    field = options["field"].partition(".")[0]
+    if how != "terms":
+        values = [document[field] * 1000 for _, _, document in found]
+        return {"value": {"min": min, "max": max}[how](values) if values else None}
+    values = [name if field == "_index" else document[field] for name, _, document in found]
+    counts = collections.Counter(values).most_common()
+    buckets = [{"key": key, "doc_count": count} for key, count in counts[: options["size"]]]
+    return {"buckets": buckets, "sum_other_doc_count": sum(count for _, count in counts[options["size"] :])}
+
+
 def fits(how, wanted, value):
     """Whether a value passes a filter."""
     if how == "range":
@@ -180,11 +193,7 @@ class Elastic:
             field = field.partition(".")[0]
             found = [hit for hit in found if fits(how, value, hit[2].get(field))]
         if "aggs" in query:
-            counts = collections.Counter(name for name, _, _ in found).most_common()
-            size = query["aggs"]["indices"]["terms"]["size"]
-            buckets = [{"key": name, "doc_count": count} for name, count in counts[:size]]
-            left_out = sum(count for _, count in counts[size:])
-            return 200, {"aggregations": {"indices": {"buckets": buckets, "sum_other_doc_count": left_out}}}
+            return 200, {"aggregations": {name: aggregated(about, found) for name, about in query["aggs"].items()}}
         hits = [
             {
                 "_index": name,

@@ -13,6 +13,7 @@ from typing import Any
 
 from colmet.commands import selection
 from colmet.commands.completeness import shown
+from colmet.commands.progress import shown_progress
 from colmet.commands.report.collect import gather
 from colmet.commands.report.model import Report
 from colmet.common.errors import ColmetError, ConfigError
@@ -78,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
     selection.check_interval(options)
     asked = JobInterval(options.job, options.since, options.until)
     try:
-        with open_history(options) as history:
+        with open_history(options) as history, shown_progress(history, "colmet report"):
             report = gather(history, asked, time.time())
             if report is None:
                 raise ColmetError(nothing_of(history, asked))

@@ -36,18 +36,26 @@ CURVES: Sequence[tuple[str, str, str, bool, Sequence[Source]]] = (
 )
 
 
-def curves_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> tuple[Curve, ...]:
-    """Return all curves with values, from the job's rows and its shares of the energy."""
+Lines = dict[str, list[Line]]  # by name of a curve
+
+
+def lines_of(stays: Sequence[Stay], shares: Mapping[str, Share]) -> Lines:
+    """Return the lines of some hosts, from the job's rows and its shares of the energy."""
+    return {
+        **{name: _lines(stays, sources, is_rate) for name, _, _, is_rate, sources in CURVES},
+        "power": _power(shares),
+    }
+
+
+def curves_of(stays: Sequence[Stay], lines: Mapping[str, Sequence[Line]]) -> tuple[Curve, ...]:
+    """Return all curves with lines."""
     bounds = {
         "cpu": _same([stay.cpus for stay in stays]),
         "memory": _same([stay.memory_limit for stay in stays]),
         "gpu": 100.0,
     }
-    found = [
-        Curve(name, title, unit, _lines(stays, sources, is_rate), bounds.get(name))
-        for name, title, unit, is_rate, sources in CURVES
-    ]
-    found.append(Curve("power", "Power, the job's share", "watts", tuple(_power(shares))))
+    found = [Curve(name, title, unit, tuple(lines[name]), bounds.get(name)) for name, title, unit, _, _ in CURVES]
+    found.append(Curve("power", "Power, the job's share", "watts", tuple(lines["power"])))
     return tuple([curve for curve in found if curve.lines])
 
 
@@ -55,7 +63,7 @@ def _same(values: Sequence[Number]) -> Number:
     return values[0] if len(set(values)) == 1 else None
 
 
-def _lines(stays: Sequence[Stay], sources: Sequence[Source], is_rate: bool) -> tuple[Line, ...]:
+def _lines(stays: Sequence[Stay], sources: Sequence[Source], is_rate: bool) -> list[Line]:
     lines = []
     for stay in stays:
         for source in sources:
@@ -72,10 +80,10 @@ def _lines(stays: Sequence[Stay], sources: Sequence[Source], is_rate: bool) -> t
                 if not np.isnan(values).all():
                     lines.append(thinned(Line(stay.host, "", times, values), MOST_POINTS))
                 break
-    return tuple(lines)
+    return lines
 
 
-def _power(shares: Mapping[str, Share]) -> Sequence[Line]:
+def _power(shares: Mapping[str, Share]) -> list[Line]:
     lines = [
         Line(host, "", *broken(share.steps.ends, share.job / (share.steps.ends - share.steps.starts)))
         for host, share in shares.items()

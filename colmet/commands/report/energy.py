@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,8 +22,8 @@ from colmet.common.growth import MOST_WATTS, NODE_CPUS, ceiling, grown, rates, s
 from colmet.common.measures import CPU_USED, NODE_CPU, NODE_MEAN_POWER, POWER_TABLE, ZONE_ENERGY, ZONES, Source
 from colmet.common.units import UNITS
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.series import NODE, History, Series
-from colmet.stored.stays import Stay, text_of
+from colmet.stored.series import NODE, Series
+from colmet.stored.stays import JobRows, Outline, Stay, added, text_of
 
 Floats = npt.NDArray[np.float64]
 Tables = Mapping[str, Sequence[str]]
@@ -71,48 +72,69 @@ class Share:
     busy_s: float  # CPU time used in the shared steps; NaN if unknown
     available_s: float  # CPU time available in them
 
-    @property
-    def job_joules(self) -> Number:
-        """The job's share of the shared energy."""
-        return total([self.job])
 
-
-def total(parts: Iterable[Floats]) -> Number:
+def total(values: Floats) -> Number:
     """Return the sum of the known values; None if there are none."""
-    known = np.concatenate([np.empty(0), *parts])
-    known = known[~np.isnan(known)]
+    known = values[~np.isnan(values)]
     return float(known.sum()) if len(known) else None
 
 
-def energy_of(shares: Mapping[str, Share], stays: Sequence[Stay], gpu_joules: Number) -> Energy:
-    """Return the energy of all hosts together, with the shares of those with known energy."""
-    every = list(shares.values())
-    if not every:
-        return Energy(gpu_joules=gpu_joules)
-    others = [share.others for share in every if share.others is not None]
-    return Energy(
-        job_joules=total(share.job for share in every),
-        others_joules=total(others) if len(others) == len(every) else None,
-        nobody_joules=total(share.nobody for share in every),
-        unshared_joules=float(sum(share.steps.joules[np.isnan(share.job)].sum() for share in every)),
-        nodes_joules=float(sum(share.steps.joules.sum() for share in every)),
-        source=" and ".join(sorted({share.steps.source for share in every})),
-        method=METHOD,
-        covered_ratio=_covered(shares, stays),
-        busy_ratio=ratio(math.fsum(share.busy_s for share in every), math.fsum(share.available_s for share in every)),
-        gpu_joules=gpu_joules,
+class NodeEnergy(NamedTuple):
+    """The energy of one node, and its shares."""
+
+    source: str
+    job_joules: Number
+    others_joules: Number
+    nobody_joules: Number
+    unshared_joules: float
+    joules: float
+    busy_s: float
+    available_s: float
+    covered_s: float  # the part of the job's time on it with known energy
+    knows_others: bool  # whether the other jobs are known
+
+
+def node_energy(share: Share, stay: Stay) -> NodeEnergy:
+    """Return the sums of the shares of a node."""
+    steps = share.steps
+    within = np.minimum(steps.ends, stay.last) - np.maximum(steps.starts, stay.start)
+    return NodeEnergy(
+        steps.source,
+        total(share.job),
+        None if share.others is None else total(share.others),
+        total(share.nobody),
+        float(steps.joules[np.isnan(share.job)].sum()),
+        float(steps.joules.sum()),
+        share.busy_s,
+        share.available_s,
+        float(within[within > 0].sum()),
+        share.others is not None,
     )
 
 
-def _covered(shares: Mapping[str, Share], stays: Sequence[Stay]) -> Number:
-    covered = 0.0
-    for stay in stays:
-        if stay.host in shares:
-            steps = shares[stay.host].steps
-            within = np.minimum(steps.ends, stay.last) - np.maximum(steps.starts, stay.start)
-            covered += float(within[within > 0].sum())
-    wall_s = math.fsum(stay.wall_s for stay in stays)
-    return min(1.0, covered / wall_s) if wall_s else None
+def energy_of(nodes: Sequence[NodeEnergy], wall_s: float, gpu_joules: Number) -> Energy:
+    """Return the energy of all hosts together, with the shares of those with known energy.
+
+    Args:
+        nodes: those with known energy.
+        wall_s: time of the job, summed over all its nodes.
+        gpu_joules: energy of its GPUs.
+    """
+    if not nodes:
+        return Energy(gpu_joules=gpu_joules)
+    is_shared = all(node.knows_others for node in nodes)
+    return Energy(
+        job_joules=added(node.job_joules for node in nodes),
+        others_joules=added(node.others_joules for node in nodes) if is_shared else None,
+        nobody_joules=added(node.nobody_joules for node in nodes),
+        unshared_joules=math.fsum(node.unshared_joules for node in nodes),
+        nodes_joules=math.fsum(node.joules for node in nodes),
+        source=" and ".join(sorted({node.source for node in nodes})),
+        method=METHOD,
+        covered_ratio=min(1.0, math.fsum(node.covered_s for node in nodes) / wall_s) if wall_s else None,
+        busy_ratio=ratio(math.fsum(node.busy_s for node in nodes), math.fsum(node.available_s for node in nodes)),
+        gpu_joules=gpu_joules,
+    )
 
 
 @dataclass(frozen=True)
@@ -160,14 +182,14 @@ def _cpus_at_most(series: Series, all_s: Floats) -> float:
     return max(1.0, round(float(np.nanmedian(found)))) if not np.isnan(found).all() else math.inf
 
 
-def shares_of(history: History, job: int, stays: Sequence[Stay], tables: Tables) -> dict[str, Share]:
-    """Return the job's share of the energy of each host with known energy; `tables` are those of the nodes."""
-    around = _Around(history, stays, tables)
+def shares_of(rows: JobRows, stays: Sequence[Stay], tables: Tables, span: Outline) -> dict[str, Share]:
+    """Return the job's share of the energy of some hosts, if known; `tables` are those of the nodes."""
+    around = _Around(rows, stays, tables, span)
     steps = {host: found for host, found in around.steps().items() if len(found.joules)}
     if not steps:
         return {}
     node = around.node_cpu()
-    others = around.other_cpu(job, sorted(steps), node)
+    others = around.other_cpu(rows.job, sorted(steps), node)
     return {
         stay.host: share(stay, steps[stay.host], others.get(stay.host), node.get(stay.host))
         for stay in stays
@@ -215,20 +237,20 @@ def _job_cpu(stay: Stay) -> Used | None:
 
 
 class _Around:
-    """Stored rows of the nodes of a job, from a little before it to a little after."""
+    """Stored rows of some nodes of a job, from a little before it to a little after."""
 
-    def __init__(self, history: History, stays: Sequence[Stay], tables: Tables) -> None:
-        self._history = history
+    def __init__(self, rows: JobRows, stays: Sequence[Stay], tables: Tables, span: Outline) -> None:
+        self._rows = rows
         self._tables = tables
         self._stays = {stay.host: stay for stay in stays}
-        self._since = min(stay.start for stay in stays) - MARGIN_S
-        self._until = max(stay.last for stay in stays) + MARGIN_S
+        self._since = span.start - MARGIN_S
+        self._until = span.last + MARGIN_S
 
     def _read(self, table: str, columns: Sequence[str]) -> list[Series]:
         there = [column for column in columns if column in self._tables.get(table, ())]
         if not there:
             return []
-        return self._history.read(NODE, table, there, self._since, self._until, list(self._stays))
+        return self._rows.read(NODE, table, there, self._since, self._until, list(self._stays))
 
     def steps(self) -> dict[str, Steps]:
         """Return the energy of each node during the job: from RAPL's zones, else from the power reported by the BMC."""
@@ -289,7 +311,7 @@ class _Around:
         for source in CPU_USED.sources:
             left = [host for host in hosts if host not in found]
             for one in (
-                self._history.read(job, source.table, [source.column], self._since, self._until, left) if left else ()
+                self._rows.read(job, source.table, [source.column], self._since, self._until, left) if left else ()
             ):
                 if not np.isnan(one.values(source.column)).all():
                     found[one.host] = one, source
@@ -305,7 +327,7 @@ class _Around:
         tables = [table for table in (WHOLE, IPMI, RAPL) if "involved_jobs" in self._tables.get(table, ())]
         if not unsure or not tables:
             return found
-        for series in self._history.read(NODE, tables[0], ["involved_jobs"], self._since, self._until, unsure):
+        for series in self._rows.read(NODE, tables[0], ["involved_jobs"], self._since, self._until, unsure):
             texts = np.unique(series.columns.get("involved_jobs", np.empty(0, "S1")))
             found[series.host] = {int(number) for text in texts for number in _NUMBER.findall(text_of(text))}
         return {host: jobs - {job} for host, jobs in found.items() if host not in unsure or job in jobs}

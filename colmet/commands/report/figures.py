@@ -23,8 +23,8 @@ from colmet.common.measures import (
     columns_of,
 )
 from colmet.common.measures import TASKS as OF_TASKS
-from colmet.stored.series import NODE, History, Series
-from colmet.stored.stays import Number, Stay, added, largest
+from colmet.stored.series import NODE, Series
+from colmet.stored.stays import JobRows, Number, Outline, Stay, added, largest
 
 REFAULTS = (measures.REFAULTS_ANON, measures.REFAULTS_FILE)
 WAITS = {
@@ -56,7 +56,7 @@ SHARED = {
 
 def cpu_of(stays: Sequence[Stay]) -> Cpu:
     """Return the CPU time and the allocated CPUs of all hosts."""
-    by_cgroup = any(len(stay.values(CPU_USED.best)) for stay in stays)
+    by_cgroup = any(stay.count(CPU_USED.best) for stay in stays)
     used = added(stay.cpu_s for stay in stays)
     allocated = [(stay.wall_s, stay.cpus) for stay in stays if stay.cpus is not None and stay.cpu_s is not None]
     is_known = len(allocated) == len(stays)  # else a part would be taken for the whole
@@ -79,10 +79,10 @@ def _sum(stays: Sequence[Stay], measure: Measure) -> Number:
 
 def _unattributed_s(stay: Stay) -> Number:
     source = measures.CPU_UNATTRIBUTED.best
-    values = stay.values(source)
-    if len(values) < (1 if stay.whole else 2):
+    if stay.count(source) < (1 if stay.whole else 2):
         return None
-    found = max(0.0, float(values[-1] - (0 if stay.whole else values[0]))) * source.factor
+    first, last = stay.ends(source)
+    found = max(0.0, last - (0 if stay.whole else first)) * source.factor
     return min(found, stay.cpu_s or 0.0)  # a part of the CPU time
 
 
@@ -169,7 +169,7 @@ def _why_no_memory(stays: Sequence[Stay]) -> str:
 def io_of(stays: Sequence[Stay]) -> InputOutput:
     """Return the I/O: bytes charged to the tasks, including cached writes; if missing, bytes of block devices."""
     moved = [_sum(stays, measure) for measure in (CHARGED_READ, CHARGED_WRITE)]
-    by_tasks = any(len(stay.values(source)) for stay in stays for source in CHARGED_READ.of(OF_TASKS, PROCESSES))
+    by_tasks = any(stay.count(source) for stay in stays for source in CHARGED_READ.of(OF_TASKS, PROCESSES))
     asked = [_sum(stays, measure) for measure in (measures.CALLS_READ, measures.CALLS_WRITE)]
     calls = [_sum(stays, measure) for measure in (measures.READ_CALLS, measures.WRITE_CALLS)]
     return InputOutput(
@@ -185,22 +185,25 @@ def io_of(stays: Sequence[Stay]) -> InputOutput:
     )
 
 
-def shared_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> Shared:
-    """Return the bytes sent, received, read and written by each node from the job's start on it to its last row."""
+def shared_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], span: Outline) -> Shared:
+    """Return the bytes sent, received, read and written by some nodes from the job's start on each to its last row."""
     wanted = columns_of(SHARED.values())
+    of_host = {stay.host: stay for stay in stays}
     read: dict[str, list[Series]] = {}
     for table, columns in wanted.items():
         here = [column for column in columns if column in tables.get(table, ())]
-        read[table] = [
-            series
-            for stay in (stays if here else ())
-            for series in history.read(NODE, table, here, stay.start, stay.last, [stay.host])
-        ]
+        found = rows.read(NODE, table, here, span.start, span.last, list(of_host)) if here else []
+        read[table] = [series.within(of_host[series.host].start, of_host[series.host].last) for series in found]
     sums = {
         name: added(_growth(series, measure.best.column) for series in read[measure.best.table])
         for name, measure in SHARED.items()
     }
     return Shared(**sums)
+
+
+def shared_by_all(parts: Sequence[Shared]) -> Shared:
+    """Return the sums over groups of nodes."""
+    return Shared(**{name: added(getattr(part, name) for part in parts) for name in SHARED})
 
 
 def _growth(series: Series, column: str) -> Number:

@@ -14,8 +14,8 @@ from colmet.common import measures
 from colmet.common.growth import MOST_WATTS, grown
 from colmet.common.measures import Measure
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.series import NODE, History, Series
-from colmet.stored.stays import Stay, labels, text_of
+from colmet.stored.series import NODE, Series
+from colmet.stored.stays import JobRows, Outline, Stay, labels, text_of
 
 OF_JOB, OF_NODE, SUMMED = measures.GPUS_OF_JOBS, measures.GPUS, measures.JOB_GPUS
 _OF_NODE = (measures.GPU_ENERGY, measures.GPU_POWER, measures.GPU_USE, measures.GPU_MEMORY_TOTAL)
@@ -31,14 +31,13 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> tuple[GpuUse, ...]:
-    """Return the job's GPUs, by host; `tables` are those of the nodes, with their columns."""
+def gpus_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], span: Outline) -> list[GpuUse]:
+    """Return the job's GPUs on some hosts; `tables` are those of the nodes, with their columns."""
     holding = [stay for stay in stays if OF_JOB in stay.tables]
     of_node: dict[str, Series] = {}
     wanted = [column for column in NODE_COLUMNS if column in tables.get(OF_NODE, ())]
     if holding and "uuid" in wanted:
-        since, until = min(stay.start for stay in holding), max(stay.last for stay in holding)
-        read = history.read(NODE, OF_NODE, wanted, since, until, [stay.host for stay in holding])
+        read = rows.read(NODE, OF_NODE, wanted, span.start, span.last, [stay.host for stay in holding])
         of_node = {series.host: series for series in read}
     found: list[GpuUse] = []
     for stay in stays:
@@ -48,7 +47,7 @@ def gpus_of(history: History, stays: Sequence[Stay], tables: Mapping[str, Sequen
             found += [_gpu(stay, uuid, series, of_node.get(stay.host)) for uuid in uuids]
         elif SUMMED in stay.tables:
             found.append(_summed(stay, stay.tables[SUMMED]))
-    return tuple(found)
+    return found
 
 
 def _gpu(stay: Stay, uuid: bytes, series: Series, of_node: Series | None) -> GpuUse:

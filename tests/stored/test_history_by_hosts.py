@@ -1,0 +1,142 @@
+"""Rows of single hosts: the same as those of all hosts, from every store."""
+
+from __future__ import annotations
+
+import errno
+import random
+
+import numpy as np
+import pytest
+
+from colmet.commands.report.collect import gather
+from colmet.commands.report.command import document_of
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.stored import rows as reading
+from colmet.stored import stays
+from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.stays import JobInterval, JobRows
+from tests.support.hdf5_writer import write_once
+from tests.support.made_up_history import START, MadeUp, job_rows, ledger_rows, node_rows
+
+JOBS = Schema(
+    "taskstats_default",
+    "job",
+    [
+        Field("cpu", "nsec", "counter"),
+        Field("load", "none", "gauge", dtype="f8"),
+        Field("label", "none", "label", dtype="S16"),
+        Field("unused", "none", "gauge"),
+    ],
+)
+
+
+def equal(found, wanted):
+    assert [one.host for one in found] == [one.host for one in wanted]
+    for one, other in zip(found, wanted):
+        assert one.times.tolist() == other.times.tolist() and one.columns.keys() == other.columns.keys()
+        for name, column in one.columns.items():
+            np.testing.assert_array_equal(column, other.columns[name])
+            assert column.dtype.kind == other.columns[name].dtype.kind
+
+
+def random_batches(rng, count):
+    """Rows in nearly the order of time: some late, some twice, some with more than one row of a time."""
+    batches = []
+    for number in range(count):
+        time_s = START + 5 * number - rng.choice([0, 0, 0, 0, 300])
+        host = f"node-{rng.randrange(9)}"
+        values = {
+            "cpu": rng.choice([None, number, number << 40]),
+            "load": rng.choice([None, number / 3]),
+            "label": rng.choice([b"", b"a", b"a longer label"]),
+        }
+        samples = [Sample(7, values)] * rng.choice([1, 1, 2])
+        table = Table.from_samples(JOBS, time_s * 10**9, samples)
+        batches.append(Batch(host, 1, number, time_s * 10**9, (7,), (table,)))
+    return batches
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_rows_of_some_hosts_are_those_of_a_whole_read(tmp_path, monkeypatch, seed):
+    rng = random.Random(seed)
+    monkeypatch.setattr(reading, "SEGMENT_BYTES", rng.choice([1, 3000, 1 << 20]))
+    monkeypatch.setattr(reading, "BLOCK_BYTES", rng.choice([2000, 1 << 20]))
+    batches = random_batches(rng, 120)
+    half = rng.randrange(20, 100)
+    for begins, part in ((START, batches[: half + 10]), (START + 5 * half, batches[half:])):  # some are in both
+        write_once(tmp_path / "made.hdf5", part)
+        (tmp_path / "made.hdf5").rename(tmp_path / f"cluster.{begins}.hdf5")
+    with Hdf5History([str(tmp_path / "cluster")]) as history:
+        for limits in ((None, None), (START + 100, START + 300), (START + 10**6, None)):
+            columns = ["cpu", "load", "label", "unused", "missing"]
+            whole = history.read(7, "taskstats_default", columns, *limits)
+            rows = history.by_hosts(7, "taskstats_default", columns, *limits)
+            assert dict(rows.counts).keys() == {one.host for one in whole}
+            assert all(rows.counts[one.host] >= len(one) for one in whole), "rows in two files count twice"
+            if whole:
+                assert rows.first == min(one.times[0] for one in whole)
+                assert rows.last == max(one.times[-1] for one in whole)
+            names = sorted(rows.counts)
+            rng.shuffle(names)
+            for hosts in (names[:1], names[1:4], names, [*names[4:], "no-node"]):
+                equal(rows.read(hosts), [one for one in whole if one.host in hosts])
+            some = rows.read(names, ["load"])
+            equal(some, history.read(7, "taskstats_default", ["load"], *limits))
+        assert not history.by_hosts(7, "no_table", []).counts
+
+
+def test_a_full_disk_is_an_error_with_a_remedy(tmp_path, monkeypatch):
+    def full(*_, **_options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write_once(tmp_path / "a.hdf5", random_batches(random.Random(1), 3))
+    monkeypatch.setattr(reading, "_narrowed", full)
+    with Hdf5History([str(tmp_path / "a.hdf5")]) as history, pytest.raises(ConfigError, match="No space left"):
+        history.by_hosts(7, "taskstats_default", ["cpu"])
+    monkeypatch.undo()
+    monkeypatch.setattr(reading.tempfile, "TemporaryFile", full)
+    with Hdf5History([str(tmp_path / "a.hdf5")]) as history:
+        assert history.read(7, "taskstats_default"), "it needs no temporary file"
+        with pytest.raises(ConfigError, match="set TMPDIR to a directory with space"):
+            history.by_hosts(7, "taskstats_default", ["cpu"])
+
+
+@pytest.fixture
+def cluster():
+    history = MadeUp()
+    for number in range(6):
+        host, more = f"node-{number}", {"cores": 1 + number % 3}
+        start = START + 7 * number
+        job_rows(history, host=host, start=start, count=121 - 3 * number, **more)
+        job_rows(history, job=43, host=host, count=90, cores=0.5)
+        node_rows(history, host=host, jobs=(42, 43))
+        ledger_rows(history, host=host, lost=number % 2)
+    times, columns = history.rows[42, "cgroup_default"]["node-3"]
+    columns["cpu_usage"] = np.where(np.arange(len(times)) > 60, columns["cpu_usage"] // 3, columns["cpu_usage"])
+    job_rows(history, host="node-5~2", cores=9, count=140)
+    return history
+
+
+@pytest.mark.parametrize(("since", "until"), [(None, None), (START + 100, START + 400)])
+def test_a_report_is_the_same_whatever_number_of_hosts_is_in_memory(cluster, monkeypatch, since, until):
+    found = []
+    for room in (1, 100_000, 1 << 30):
+        monkeypatch.setattr(stays, "GROUP_BYTES", room)
+        report = gather(cluster, JobInterval(42, since, until), START + 10**6)
+        lines = [
+            (curve.name, line.host, line.times.tolist(), line.values) for curve in report.curves for line in curve.lines
+        ]
+        found.append((document_of(report), lines))
+    for document, lines in found[1:]:
+        assert document == found[0][0]
+        for one, other in zip(lines, found[0][1]):
+            assert one[:3] == other[:3]
+            np.testing.assert_array_equal(one[3], other[3])
+    assert len(found[0][0]["hosts"]) == 6 and found[0][0]["energy"]["job_joules"] > 0
+
+
+def test_more_rows_of_a_host_than_memory_allows_are_an_error(cluster, monkeypatch):
+    monkeypatch.setattr(stays, "MAX_HOST_BYTES", 1000)
+    with pytest.raises(ColmetError, match="the rows of job 42 on node-0 require 0 MiB"):
+        JobRows(cluster, JobInterval(42), {})
