@@ -84,9 +84,10 @@ class OutputBackend(ABC):
 
     @abstractmethod
     def write(self, records: Sequence[JournalRecord]) -> None:
-        """Write all rows of records, starting at `OutputState.position`, and save the position after the last one.
+        """Write the rows of records, starting at `OutputState.position`, and save the position after the last one.
 
-        It may save positions in between, each after all rows before it. Rows written after the last saved position are
+        It may save positions in between, each after all rows before it. It may end early, so that a stop need not wait
+        for all of them, and is called again for the others. Rows written after the last saved position are
         passed again, by this or the next process: they must not be stored twice.
 
         Raises:

@@ -12,6 +12,7 @@ from colmet.common.schema import Batch, Rows, Schema, Table
 
 NS = 1_000_000_000
 Ints = npt.NDArray[np.int64]
+PLACES = 1 << 32
 
 
 class ColumnBatch(NamedTuple):
@@ -30,14 +31,17 @@ class ColumnBatch(NamedTuple):
     # for each source, the jobs on its node at that tick, or None if its dialect lacks them
     jobs: list[tuple[int, ...] | None]
 
-    def by_job(self) -> RowsByJob:
-        """Return the rows grouped by job, within a job in order of arrival."""
+    def by_job(self, first: int = 0, stop: int = PLACES) -> RowsByJob:
+        """Return the rows grouped by job, within a job in order of arrival; only jobs with a place from `first` on."""
         job_ids = self.rows["job_id"]
-        count = len(job_ids)
-        if count == 0:
-            return RowsByJob(self, np.arange(0), [], [0])
         order = np.argsort(job_ids, kind="stable")
+        if first > 0 or stop < PLACES:
+            places = place(job_ids)
+            order = order[((places >= first) & (places < stop))[order]]
         ordered = job_ids[order]
+        count = len(ordered)
+        if count == 0:
+            return RowsByJob(self, order, [], [0])
         starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()]
         return RowsByJob(self, order, ordered[starts].tolist(), [*starts, count])
 
@@ -49,6 +53,11 @@ class RowsByJob(NamedTuple):
     order: Ints  # of the rows
     jobs: list[int]
     starts: list[int]  # of each job in that order, and the row count
+
+
+def place(jobs: Ints) -> npt.NDArray[np.uint64]:
+    """Return a number below `PLACES` for each job: neighbours get distant ones."""
+    return jobs.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(32)
 
 
 def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:

@@ -65,6 +65,8 @@ class OutputWorker:
         self._counters_failed = False
         self._since: float | None = None  # start of the wait for the next write
         self._not_before = 0.0  # so that rows are gathered
+        self._left: list[JournalRecord] = []  # of those due, as the output ended early
+        self._used_s = 0.0  # CPU time for those due
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, monotonic)
         self._reopen_at: int | None = None
         self._stop_by: float | None = None
@@ -186,7 +188,7 @@ class OutputWorker:
         if self._since is None:
             self._since = now
         behind, size, rows = self._journal.waiting(self._state.position)
-        if behind or size >= MAX_GATHERED_BYTES or self._reopen_at is not None:
+        if self._left or behind or size >= MAX_GATHERED_BYTES or self._reopen_at is not None:
             return True
         return now >= self._not_before and (rows >= self._max_rows or now >= self._since + self._max_age_s)
 
@@ -219,17 +221,26 @@ class OutputWorker:
         began = time.thread_time()
         if not self._attempt(self._write_burst):
             return
-        used = time.thread_time() - began
-        self._not_before = self._monotonic() + min(used * (1 / self.output.share - 1), self.output.max_delay_s)
-        self._since = None
+        self._used_s += time.thread_time() - began
+        if not self._left:
+            pause_s = self._used_s * (1 / self.output.share - 1)
+            self._not_before = self._monotonic() + min(pause_s, self.output.max_delay_s)
+            self._since, self._used_s = None, 0.0
 
     def _write_burst(self) -> None:
-        most_bytes = MAX_BURST_BYTES if self._stop_by is None else LAST_BURST_BYTES
-        reading = self._cursor.read(self._state.position, most_bytes)
-        if reading.lost:
-            self._count_lost(reading)
+        position = self._state.position
+        records, self._left = [record for record in self._left if record.number >= position], []
+        if records and records[0].number == position:
+            after = records[-1].number + 1
+        else:
+            most_bytes = MAX_BURST_BYTES if self._stop_by is None else LAST_BURST_BYTES
+            reading = self._cursor.read(position, most_bytes)
+            if reading.lost:
+                self._count_lost(reading)
+            records, after = reading.records, reading.after
         self._state.oldest, self._state.end = self._journal.oldest, self._journal.end
-        self._write(reading.records, reading.after)
+        self._write(records, after)
+        self._left = [record for record in records if record.number >= self._state.position]
 
     def _count_lost(self, reading: Reading) -> None:
         """Count the lost records of a reading; a repeated reading has them again."""
@@ -278,15 +289,12 @@ class OutputWorker:
             if after > position:  # only lost ones
                 self._state.save(after, keep_from=self._state.keep_from)
             return
-        rows = sum([batch.row_count for record in records for batch in record.batches])
         try:
             self.output.write(records)
-            self.written += rows
-            log.debug("rows written output=%s rows=%d", self.output.name, rows)
+            self._count_written(records)
             return
         except OutputUnavailable:
-            done = [record for record in records if record.number < self._state.position]
-            self.written += sum([batch.row_count for record in done for batch in record.batches])
+            self._count_written(records)
             raise
         except Exception:
             if len(records) == 1:
@@ -295,7 +303,8 @@ class OutputWorker:
                     log.exception("output failed output=%s host=%s", self.output.name, records[0].batches[0].host)
         if len(records) == 1:
             self._state.save(records[0].number + 1, keep_from=self._state.keep_from)
-            before, self.dropped = self.dropped, self.dropped + rows
+            before = self.dropped
+            self.dropped += sum([batch.row_count for batch in records[0].batches])
             if powers_of_ten(self.dropped, before):
                 log.error(
                     "rows dropped output=%s dropped=%d, because of the defect above", self.output.name, self.dropped
@@ -304,4 +313,11 @@ class OutputWorker:
             # halves, so that finding one culprit among thousands takes a dozen more writes, not thousands
             middle = len(records) // 2
             self._write(records[:middle], records[middle].number)
-            self._write(records[middle:], after)
+            if self._state.position > records[middle - 1].number:  # else the output ended early
+                self._write(records[middle:], after)
+
+    def _count_written(self, records: Sequence[JournalRecord]) -> None:
+        done = [record for record in records if record.number < self._state.position]
+        rows = sum([batch.row_count for record in done for batch in record.batches])
+        self.written += rows
+        log.debug("rows written output=%s rows=%d", self.output.name, rows)

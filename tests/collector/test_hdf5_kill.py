@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from colmet.collector.backends.hdf5 import output, repair, replacement
+from colmet.collector.backends.hdf5 import output, pace, repair, replacement
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
@@ -151,9 +151,20 @@ KINDS = {
     "rotated": {"rotate_s": 25},
     "one file": {"path": "x.hdf5"},
     "by size": {"rotate_bytes": 400_000},
+    "in parts": {},
+    "compressed in parts": {"complevel": 1},
+    "by size in parts": {"rotate_bytes": 400_000},
 }
 
 
+@pytest.fixture
+def parts(monkeypatch, kind):
+    """Have some tables in a burst, and not all."""
+    if kind.endswith("in parts"):
+        monkeypatch.setattr(pace, "MAX_BYTES", 3 * pace.TABLE_BYTES)
+
+
+@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("has_all", [True, False], ids=["journal", "no journal"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_any_step_each_row_is_there_once(tmp_path, kind, has_all):
@@ -176,6 +187,7 @@ def test_killed_at_any_step_each_row_is_there_once(tmp_path, kind, has_all):
         assert stored(folder) == expected(end), f"step {step} of {steps}"
 
 
+@pytest.mark.usefixtures("parts")
 @pytest.mark.parametrize("kind", KINDS)
 def test_killed_at_random_moments_each_row_is_there_once(tmp_path, kind):
     rng = random.Random(kind)

@@ -19,6 +19,7 @@ import numpy as np
 import pytest
 
 import colmet
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import h5file, isolated, library, open_tables, repair
 from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
@@ -27,10 +28,13 @@ from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.options import rotation
 from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, Pace
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
-from tests.support.hdf5_killed import expected, record, stored
+from colmet.common.schema import Batch, Table
+from tests.support.hdf5_killed import NARROW, TIME_S, expected, record, stored
 from tests.support.hdf5_writer import JOURNAL
+from tests.support.waiting import Clock
 
 tables = library.tables
 
@@ -135,6 +139,79 @@ def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp
     monkeypatch.undo()
     output.close()
     assert stored(tmp_path) == expected(120)
+
+
+# -- bursts that end in time --
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that a new table sets forward."""
+    clock = Clock()
+
+    def new_table(self, *arguments, _original=h5file.Hdf5File._new_table):
+        clock.now += 0.02
+        return _original(self, *arguments)
+
+    monkeypatch.setattr(h5file.Hdf5File, "_new_table", new_table)
+    return clock
+
+
+def many_jobs(number, jobs=1000):
+    """A record with rows of this many jobs."""
+    rows = NARROW.empty_rows(jobs)
+    rows["job_id"] = np.arange(jobs) * 4
+    rows["number"] = number
+    batches = (Batch("node", 1, number, 0, (), (Table(NARROW, 0, rows),)),)
+    return JournalRecord(number, TIME_S * 10**9, batches)
+
+
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_burst_with_many_new_tables_is_written_in_parts(tmp_path, clock, is_stopped):
+    """Also if another start has fewer or more records at hand."""
+    output, state = started(tmp_path, end=9, monotonic=clock)
+    calls, counts = 0, [3, 9, 9, 2]
+    while state.position < 9:
+        before, output._pace._bytes_per_s = clock.now, 3 << 20
+        output.write([many_jobs(number) for number in range(state.position, counts[calls % 4] if is_stopped else 9)])
+        calls += 1
+        assert clock.now - before < 4.6 or state.position == 2  # all of fewer records than at first
+        if is_stopped:
+            output.close()
+            output, state = started(tmp_path, end=9, monotonic=clock)
+    output.close()
+    assert calls > (3 if is_stopped else 6) and clock.now == pytest.approx(1020)
+    assert Checkpoint.load(state).places == 0
+    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(1000) for n in range(9)])
+
+
+@pytest.mark.parametrize("path", ["x", "x.hdf5"])
+def test_a_file_moved_between_two_parts_keeps_its_rows_and_the_next_one_has_the_others(tmp_path, clock, path):
+    output, state = started(tmp_path, path, end=2, monotonic=clock)
+    records = [many_jobs(number) for number in range(2)]
+    output.write(records)
+    assert state.position == 0
+    os.rename(output.path, tmp_path / "x0.hdf5")
+    while state.position < 2:
+        output.write(records)
+    assert Checkpoint.load(state).first is None  # the journal alone cannot rebuild it
+    output.close()
+    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(1000) for n in range(2)])
+
+
+def test_bursts_become_as_large_as_their_speed_allows():
+    pace = Pace()
+    sizes = []
+    for _ in range(10):
+        pieces = pace.pieces(1 << 30)
+        sizes.append((1 << 30) / pieces)
+        pace.note(int(sizes[-1]), sizes[-1] / (5 << 20))  # 5 MiB a second
+    assert sizes[0] > 40e6 and all(size / (5 << 20) <= 1.25 * BURST_S for size in sizes[2:])
+    pace.note(1000, 0.1)  # an fsync
+    assert (1 << 30) / pace.pieces(1 << 30) > 8 << 20
+    for _ in range(10):
+        pace.note(1 << 30, 1.0)
+    assert (1 << 30) / pace.pieces(1 << 30) <= 1.25 * 4096 * TABLE_BYTES
 
 
 # -- starts --

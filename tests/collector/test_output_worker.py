@@ -35,6 +35,7 @@ class Fake(OutputBackend):
         self.error = self.recover_error = self.culprit = None
         self.events = []
         self.partly = 0  # records that it writes before it meets the error
+        self.most = MUCH  # records that it writes at once
 
     @classmethod
     def add_options(cls, parser):
@@ -54,7 +55,7 @@ class Fake(OutputBackend):
 
     def write(self, records):
         assert records[0].number >= self.state.position
-        done = records
+        done = records[: self.most]
         if self.error:
             done = records[: self.partly]
         elif self.culprit is not None and self.culprit in [one.batches[0].seq for one in records]:
@@ -174,6 +175,46 @@ def test_what_was_written_before_it_failed_is_not_written_again(rig):
     rig.output.error = None
     rig.turn(61)
     assert rig.output.bursts == [[0, 1], [2, 3, 4]] and rig.worker.written == 5
+
+
+def test_an_output_that_ends_early_is_called_again_at_once_and_waits_for_its_share_behind_the_last_row(
+    rig, monkeypatch
+):
+    cpu_s = Clock(0.0)
+    monkeypatch.setattr(module.time, "thread_time", cpu_s)
+    written = rig.output.write
+    rig.output.write = lambda records: (written(records), setattr(cpu_s, "now", cpu_s.now + 1.0))
+    rig.output.share, rig.output.most = 0.25, 2
+    rig.put(*range(5))
+    reads = []
+    read = rig.worker._cursor.read
+    monkeypatch.setattr(rig.worker._cursor, "read", lambda *arguments: (reads.append(arguments), read(*arguments))[1])
+    assert [rig.turn(), rig.turn(), rig.turn()] == [0, 0, None]
+    assert rig.output.bursts == [[0, 1], [2, 3], [4]] and rig.worker.written == 5 and len(reads) == 1
+    rig.put(*range(5, 10))
+    assert rig.turn() == 9.0  # three times the seconds of all
+
+
+def test_a_stop_waits_for_one_of_the_parts(rig):
+    """What is left stays in the journal."""
+    rig.output.most = 2
+    rig.put(*range(9))
+    assert rig.turn() == 0
+    written = rig.output.write
+    rig.output.write = lambda records: (written(records), setattr(rig.clock, "now", rig.clock.now + 2.0))
+    rig.worker.stop(3.0)
+    rig.worker._last_turns()
+    assert rig.output.written == list(range(6)) and rig.worker.waiting == 3
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_with_a_defect_in_a_part_no_record_is_skipped(rig, most):
+    rig.output.most, rig.output.culprit = most, 3
+    rig.put(*range(9))
+    while rig.turn() == 0:
+        pass
+    assert rig.output.written == [0, 1, 2, 4, 5, 6, 7, 8]
+    assert (rig.worker.written, rig.worker.dropped) == (8, 1)
 
 
 def test_nothing_is_written_before_it_has_recovered(rig):

@@ -29,6 +29,9 @@ class Checkpoint(NamedTuple):
     # progress
     plan: str = ""
     aside: str = ""  # new path of the damaged file, once it is moved
+    # records before this number are partly written: the rows of jobs whose `columnar.place` is below `places`
+    until: int = 0
+    places: int = 0
 
     @classmethod
     def parse(cls, notes: Mapping[str, Any]) -> Checkpoint:
@@ -38,7 +41,7 @@ class Checkpoint(NamedTuple):
         except TypeError as err:
             raise ValueError(str(err)) from err
         texts = (read.file, read.boot, read.plan, read.aside)
-        counts = [n for n in (read.first, read.tables) if n is not None]
+        counts = [n for n in (read.first, read.tables, read.until, read.places) if n is not None]
         if not isinstance(read.undo, dict) or not isinstance(read.tails, dict):
             raise ValueError("undo or tails")
         counts += [read.inode, *[n for n in read.undo.values() if n is not None], *read.tails.values()]
@@ -59,7 +62,10 @@ class Checkpoint(NamedTuple):
 
     def save(self, state: OutputState, position: int) -> None:
         """Save this checkpoint with a journal position; the journal keeps the records for rebuilding the file."""
-        state.save(position, self._asdict(), position if self.first is None else self.first)
+        notes = self._asdict()
+        if not self.places:  # unknown to earlier versions of Colmet
+            del notes["until"], notes["places"]
+        state.save(position, notes, position if self.first is None else self.first)
 
 
 def last_file(journal_dir: str, output: str) -> str:

@@ -11,7 +11,7 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 
 from colmet.collector.backend import JournalRecord, OutputBackend
@@ -24,9 +24,10 @@ from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.backends.hdf5.options import MAX_DELAY_S
+from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, Pace
 from colmet.collector.backends.hdf5.rotation import FileNames, Rotation, received_s
 from colmet.collector.backends.hdf5.suspicion import Suspicion
-from colmet.collector.columnar import join
+from colmet.collector.columnar import PLACES, ColumnBatch, RowsByJob, join
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
@@ -90,6 +91,7 @@ class Hdf5Output(OutputBackend):
         rotate_s: int = 0,
         rotate_bytes: int = 0,
         max_delay_s: float = MAX_DELAY_S,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.max_delay_s = max_delay_s
         # dropped for lack of a column or a table; damaged files set aside; their rows that the journal lacks, too
@@ -102,6 +104,8 @@ class Hdf5Output(OutputBackend):
         self._state = OutputState("", "", 0, 0)
         self._burst = Burst(self._state)
         self._suspicion = Suspicion()
+        self._monotonic = monotonic
+        self._pace = Pace()
         self._file: Hdf5File | None = None
         self._first: int | None = None  # see `Checkpoint`
 
@@ -227,7 +231,7 @@ class Hdf5Output(OutputBackend):
         self._suspicion.is_doubted = False
 
     def write(self, records: Sequence[JournalRecord]) -> None:
-        """Append all rows of all records and flush.
+        """Append rows and flush, in bursts; none begins after `BURST_S`, and the caller passes the other rows again.
 
         Raises:
             OutputUnavailable: the disk is full or similar; appended rows have been or will be rolled back.
@@ -236,11 +240,19 @@ class Hdf5Output(OutputBackend):
         self._prepare(records[0])
         if self._state.position != before:
             raise OutputUnavailable(f"{self.path} is written again from the journal")
-        while records:
-            self._rotate(records[0])
-            count = self.rotation.count(self.path, records)
-            self._write(records[:count])
-            records = records[count:]
+        began = self._monotonic()
+        while records and self._monotonic() - began < BURST_S:
+            saved = Checkpoint.load(self._state)
+            is_partly = records[0].number < saved.until
+            if is_partly:
+                count = sum(1 for record in records if record.number < saved.until)
+            else:
+                self._rotate(records[0])
+                count = self.rotation.count(self.path, records)
+            self._write(
+                records[:count], saved.places if is_partly else 0, max(saved.until, records[count - 1].number + 1)
+            )
+            records = [record for record in records if record.number >= self._state.position]
 
     def reopen(self) -> None:
         """Complete the file and go on with the next one; earlier records still go to the former one.
@@ -302,7 +314,10 @@ class Hdf5Output(OutputBackend):
     def _checkpoint(self, undo: Undo | None = None, tails: Tails | None = None) -> Checkpoint:
         """Return the checkpoint of the open file, with the rollback data of a burst."""
         assert self._file is not None
+        saved = Checkpoint.load(self._state)
         return Checkpoint(
+            until=saved.until,
+            places=saved.places,
             file=self.path,
             inode=self._file.inode,
             first=self._first,
@@ -325,7 +340,7 @@ class Hdf5Output(OutputBackend):
         self._file = file
         saved = Checkpoint.load(self._state)
         if file.created:
-            self._first = self._state.position
+            self._first = None if saved.until > self._state.position else self._state.position
         elif saved.file != self.path:
             self._first = None  # its rows do not come from the journal
         elif saved.inode in (0, file.inode):
@@ -352,8 +367,11 @@ class Hdf5Output(OutputBackend):
 
     def _save_new(self, path: str) -> None:
         """Save the path of the next file before its creation, so that each existing file is known."""
-        position = self._state.position
-        Checkpoint(path, first=position, tables=0).save(self._state, position)
+        position, saved = self._state.position, Checkpoint.load(self._state)
+        if saved.until > position:  # some of their rows went to the former file
+            Checkpoint(path, tables=0, until=saved.until, places=saved.places).save(self._state, position)
+        else:
+            Checkpoint(path, first=position, tables=0).save(self._state, position)
 
     def _begin(self, path: str, reopen: bool = False) -> None:
         """Complete the file and go on with the one at `path`, if that is another one or with `reopen`."""
@@ -397,11 +415,30 @@ class Hdf5Output(OutputBackend):
 
     # -- a burst --
 
-    def _write(self, records: Sequence[JournalRecord]) -> None:
-        """Append the rows of records to the file, as one burst."""
+    def _part(self, joined: Sequence[ColumnBatch], first: int, is_whole: bool) -> tuple[list[RowsByJob], int, int]:
+        """Return the rows of one burst, of jobs with a place from `first` on, the place of its end, and its size."""
+        stop = PLACES
+        while True:
+            parts = [columns.by_job(first, stop) for columns in joined]
+            size = sum([p.starts[-1] * p.batch.schema.row_bytes + TABLE_BYTES * len(p.jobs) for p in parts])
+            pieces = self._pace.pieces(size)
+            if pieces <= 1 or is_whole or max([len(p.jobs) for p in parts]) <= 1:
+                return parts, stop, size
+            stop = first + max(1, (stop - first) // pieces)
+
+    def _write(self, records: Sequence[JournalRecord], first: int, until: int) -> None:
+        """Append rows of records to the file as one burst: of jobs with a place from `first` on, as fit into it.
+
+        Args:
+            records: the first ones that are not written, or partly.
+            first: end of the places written before.
+            until: end of the records written up to there.
+        """
         file = self._file
         assert file is not None  # `_prepare` opened it
-        parts = [columns.by_job() for columns in join([batch for record in records for batch in record.batches])]
+        began = self._monotonic()
+        joined = join([batch for record in records for batch in record.batches])
+        parts, stop, size = self._part(joined, first, is_whole=records[-1].number + 1 < until)
         try:
             undo, tails = file.plan(parts)
             self._burst.begin(self._checkpoint(undo, tails))
@@ -409,8 +446,12 @@ class Hdf5Output(OutputBackend):
                 file.append(part)
             file.flush()
             file.sync()
-            done = self._checkpoint(dict.fromkeys(file.replaced))
-            self._burst.commit(records[-1].number + 1, done)
+            position = self._state.position
+            if stop == PLACES:
+                position = records[-1].number + 1
+                until, stop = (until, first) if position < until else (0, 0)
+            done = self._checkpoint(dict.fromkeys(file.replaced))._replace(until=until, places=stop)
+            self._burst.commit(position, done)
         except BaseException as err:
             self._roll_back()
             if isinstance(err, STORAGE_ERRORS):
@@ -421,6 +462,7 @@ class Hdf5Output(OutputBackend):
                 self._suspect_file(records, err)
             raise
         self._burst.end()
+        self._pace.note(size, self._monotonic() - began)
         self._suspicion.written()
         self._counts["values_left_out"] += file.left_out[0]
         self._counts["rows_left_out"] += file.left_out[1]

@@ -78,7 +78,7 @@ def _salvage(path: str, planned: Checkpoint, position: int) -> Replaced:
             "tables_lost=%d rows_lost=%d; keep the latter if rows were lost that matter to you, else remove it",
             *(path, aside, saved.tables, saved.rows, saved.lost_tables, saved.lost_rows),
         )
-    return Replaced(Checkpoint(path), position, rows_lost)
+    return Replaced(Checkpoint(path, until=planned.until, places=planned.places), position, rows_lost)
 
 
 def _unused(path: str) -> str:

@@ -1,0 +1,29 @@
+"""Size of a burst: it has to end soon, so that a stop or a kill costs little time and little work."""
+
+from __future__ import annotations
+
+import math
+
+BURST_S = 2.0  # aim for one burst
+TABLE_BYTES = 64 << 10  # of rows, whose writing costs as much as another table: it is made, or opened
+FIRST_BYTES_PER_S = 16 << 20
+MAX_BYTES = 4096 * TABLE_BYTES  # of a burst
+
+
+class Pace:
+    """Speed of the latest bursts, in bytes of rows."""
+
+    def __init__(self) -> None:
+        self._bytes_per_s = float(FIRST_BYTES_PER_S)
+
+    def pieces(self, size: int) -> int:
+        """Return the number of equal bursts for this many bytes."""
+        return math.ceil(size / (1.25 * min(BURST_S * self._bytes_per_s, MAX_BYTES)))
+
+    def note(self, size: int, took_s: float) -> None:
+        """Note the duration of a burst."""
+        if took_s <= 0:
+            return
+        pace, former = size / took_s, self._bytes_per_s
+        if took_s >= BURST_S / 8 or pace > former:  # the fixed costs of a small burst say nothing
+            self._bytes_per_s = min(max(pace, former / 4), former * 4)
