@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from colmet.collector.collector_health import ACQUAINTED_S, CollectorHealth
-from colmet.collector.ingest import rate_limit
 from colmet.collector.ingest.link import CollectorLink
 from colmet.collector.ingest.linkport import LinkPort
 from colmet.collector.ingest.receiver import Receiver
@@ -189,15 +188,14 @@ class Collector:
             look = self._pull.receive_all(LOOK, LOOK_BYTES)
             if not look:
                 return False
-            for n, batches in enumerate(self._receiver.take_all(look)):
-                sender, _ = rate_limit.sender_of(look[n].user, look[n].peer)
-                if self._link is not None:
-                    self._link.took(batches, self._receiver.again)
-                for message, kept in self._receiver.messages:
-                    self._journal.append(message, kept, sender)
-                    self.health.take(kept, sender)
-                    if self._interface is not None:
-                        self._interface.put(message, sender)
+            taken = self._receiver.take_all(look)
+            if self._link is not None:
+                self._link.took(taken.fresh, taken.again)
+            self._journal.append_all(taken.kept)
+            for message, batches, sender in taken.kept:
+                self.health.take(batches, sender)
+                if self._interface is not None:
+                    self._interface.put(message, sender)
         return True
 
     def _report(self) -> None:

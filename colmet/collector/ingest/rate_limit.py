@@ -153,12 +153,13 @@ class RateLimit:
         """Return the number of new fields that may be parsed for a sender now."""
         return max(0, int(self._fields.left(sender_of(user, peer)[0])))
 
-    def worked(self, user: str, peer: str, seconds: float, new_fields: int) -> None:
-        """Charge a sender for a message: CPU time in seconds, and parsed fields."""
-        sender, _ = sender_of(user, peer)
-        self._use_of(sender).work_s += seconds
-        if new_fields:
-            self._fields.use(sender, new_fields)
+    def worked(self, user: str, peer: str, seconds: float) -> None:
+        """Charge a sender for the CPU time of its messages."""
+        self._use_of(sender_of(user, peer)[0]).work_s += seconds
+
+    def parsed(self, user: str, peer: str, new_fields: int) -> None:
+        """Charge a sender for parsed fields of descriptions."""
+        self._fields.use(sender_of(user, peer)[0], new_fields)
 
 
 def sender_of(user: str, peer: str) -> tuple[str, int]:

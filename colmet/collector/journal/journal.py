@@ -173,7 +173,7 @@ class Journal:
         self._senders = senders
         if self.store is not None:
             self._shares.add("", self.store.size_bytes if self._passed() < self.end else 0, self.end)
-            self._add(SENDERS, self._senders(), (), 0)
+            self._add_senders()
             self._thread = threading.Thread(target=self._run, args=(self.store,), name="journal", daemon=True)
             self._thread.start()
 
@@ -187,26 +187,39 @@ class Journal:
 
     def append(self, message: bytes, batches: Sequence[Batch], sender: str = "") -> None:
         """Append a message of a sender. Never waits."""
-        size = sum([batch.size_bytes for batch in batches])
-        self._appended += 1
-        self._shares.add(sender, len(message) if self.store is not None else size, self._appended)
-        if self.store is None:
-            record = JournalRecord(self._next, time.time_ns(), tuple(batches))
-            self._next += 1
-            self._show([record], [size])
-            self._durable([record])
-            return
-        self._add(MESSAGE, message, tuple(batches), size)
-        if self._since_senders >= self.store.segment_bytes:
-            # after all messages covered by it, and before any other
-            self._add(SENDERS, self._senders(), (), 0)
+        self.append_all([(message, batches, sender)])
 
-    def _add(self, kind: int, content: bytes, batches: tuple[Batch, ...], size: int) -> None:
-        self._since_senders = 0 if kind == SENDERS else self._since_senders + len(content)
+    def append_all(self, messages: Sequence[tuple[bytes, Sequence[Batch], str]]) -> None:
+        """Append messages, each with its batches and its sender. Never waits."""
+        if not messages:
+            return
+        now_ns = time.time_ns()
+        found = []
+        for content, batches, sender in messages:
+            size = sum([batch.size_bytes for batch in batches])
+            self._appended += 1
+            self._shares.add(sender, len(content) if self.store is not None else size, self._appended)
+            found.append(_PendingRecord(MESSAGE, now_ns, content, tuple(batches), size))
+        if self.store is None:
+            records = [JournalRecord(n, now_ns, entry.batches) for n, entry in enumerate(found, self._next)]
+            self._next += len(records)
+            self._show(records, [entry.size_bytes for entry in found])
+            self._durable(records)
+            return
+        self._add(found)
+        self._since_senders += sum([len(entry.content) for entry in found])
+        if self._since_senders >= self.store.segment_bytes:
+            self._add_senders()  # after all messages covered by it, and before any other
+
+    def _add_senders(self) -> None:
+        self._since_senders = 0
+        self._add([_PendingRecord(SENDERS, time.time_ns(), self._senders(), (), 0)])
+
+    def _add(self, found: Sequence[_PendingRecord]) -> None:
         with self.changed:
             first = not self._pending
-            self._pending.append(_PendingRecord(kind, time.time_ns(), content, batches, size))
-            self.pending_bytes += len(content) + size
+            self._pending += found
+            self.pending_bytes += sum([len(entry.content) + entry.size_bytes for entry in found])
             if first:
                 self.changed.notify_all()
 
