@@ -191,11 +191,13 @@ class Collector:
             taken = self._receiver.take_all(look)
             if self._link is not None:
                 self._link.took(taken.fresh, taken.again)
+                for host, epoch in taken.undescribed:
+                    self._link.ask_descriptions(host, epoch)
             self._journal.append_all(taken.kept)
             for message, batches, sender in taken.kept:
                 self.health.take(batches, sender)
                 if self._interface is not None:
-                    self._interface.put(message, sender)
+                    self._interface.put(message, sender, batches)
         return True
 
     def _report(self) -> None:

@@ -29,6 +29,8 @@ from colmet.common.runtime import logs
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.pacing import Backoff
 from colmet.common.runtime.readable import readable
+from colmet.common.schema import Batch
+from colmet.common.wire.v1 import Described
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +90,8 @@ class WebLauncher:
         self._lock = threading.Lock()  # of the following attributes; never held for long
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._queue: deque[tuple[bytes, bytes]] = deque()  # senders, messages
+        self._queue: deque[tuple[bytes, bytes]] = deque()  # heads of frames, messages
+        self._described = Described()  # by the queued and sent notes
         self._heard_back = b""  # the beginning of a line
         self._dropped = dict.fromkeys(DROPPED, 0)
         self._rest = memoryview(b"")  # of a partly sent piece
@@ -118,13 +121,17 @@ class WebLauncher:
 
     # -- in the main thread --
 
-    def put(self, message: bytes, sender: str = "") -> None:
-        """Queue a message of a sender, for `flush` to send."""
+    def put(self, message: bytes, sender: str = "", batches: Sequence[Batch] = ()) -> None:
+        """Queue a message of a sender with these batches, for `flush` to send; a note describes its new tables."""
         head = sender.encode()[: MAX_SENDER_BYTES - 1] + b"\0"
+        head = LENGTH.pack(len(head) + len(message)) + head
         with self._lock:
             if self._socket is not None and self._waiting + len(message) <= MAX_WAITING_BYTES:
+                for schema in self._described.new(batches):
+                    self._queue.append((_note({"description": schema.text}), b""))
+                    self._waiting += len(self._queue[-1][0])
                 self._queue.append((head, message))
-                self._waiting += LENGTH.size + len(head) + len(message)
+                self._waiting += len(head) + len(message)
                 return
         self._leave_out()
 
@@ -176,9 +183,9 @@ class WebLauncher:
         size = 0
         while self._queue and size < PIECE_BYTES:
             head, message = self._queue.popleft()
-            parts += [LENGTH.pack(len(head) + len(message)), head, message]
+            parts += [head, message]
             size += len(message)
-            self._sent += 1
+            self._sent += bool(message)
         return b"".join(parts)
 
     def _put_note(self, frame: bytes) -> None:
@@ -188,6 +195,7 @@ class WebLauncher:
 
     def _clear(self) -> None:
         self._queue.clear()
+        self._described.clear()
         self._rest = memoryview(b"")
         self._waiting = 0
         self._moved_at = None

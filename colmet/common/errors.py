@@ -30,6 +30,17 @@ class OverBudget(WireError):
         self.budget = budget
 
 
+class Undescribed(WireError):
+    """A message in the short form, with a table whose description its reader does not have.
+
+    Attributes:
+        host: its sender.
+        epoch: the sender's start.
+    """
+
+    host, epoch = "", 0
+
+
 class ParseError(ColmetError):
     """A file with another form than its source documents."""
 

@@ -89,6 +89,11 @@ def gauge(name: str, unit: str, text: str, source: str, dtype: str = "i8") -> Fi
     return Field(name, unit, "gauge", f"{text} Source: {source}.", dtype)
 
 
+def digest_of(text: bytes) -> bytes:
+    """Return the digest of a description's text."""
+    return blake2b(text, digest_size=16).digest()
+
+
 class Schema:
     """An ordered set of fields under a table name.
 
@@ -156,7 +161,7 @@ class Schema:
     @cached_property
     def digest(self) -> bytes:
         """Return 16 bytes that identify this description for ever (BLAKE2b of `text`)."""
-        return blake2b(self.text.encode(), digest_size=16).digest()
+        return digest_of(self.text.encode())
 
     @classmethod
     def parse(cls, text: str) -> Schema:

@@ -162,7 +162,11 @@ class Feed:
             for is_note, content in self._frames.add(buffer[:count]):
                 try:
                     if is_note:
-                        self._note(_parse_note(content))
+                        note = _parse_note(content)
+                        if "description" in note:
+                            self._decoder.learn(str(note["description"]).encode())
+                        else:
+                            self._note(note)
                     else:
                         sender, _, message = content.partition(b"\0")
                         self._take(self._decoder.decode(message).batches, sender.decode(errors="replace"))

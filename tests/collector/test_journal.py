@@ -294,8 +294,8 @@ def test_damage_all_over_fills_neither_disk_nor_log(rig, monkeypatch, caplog):
     path = journal.store.paths[-1][1]
     rig.close()
     content = bytearray(Path(path).read_bytes())
-    parts = content.split(segments.FORM.magic)  # header, account, records
-    for n in range(3, len(parts) - 1, 2):
+    parts = content.split(segments.FORM.magic)  # header, account, description, records
+    for n in range(4, len(parts) - 1, 2):
         parts[n][-1] ^= 0xFF
     Path(path).write_bytes(segments.FORM.magic.join(parts))
     journal = rig.open()
@@ -751,3 +751,87 @@ def umask():
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
+
+
+def put_short(journal, *seqs):
+    for seq in seqs:
+        one = batch(seq)
+        journal.append(v1.encode(one, is_short=True), [one])
+    seen(journal, seqs[-1])
+
+
+def kinds(path, journal):
+    with contextlib.closing(segments.SegmentReader(path, journal.journal)) as reader:
+        return [found.kind for found in reader.read()]
+
+
+def test_short_messages_are_read_by_the_next_process_from_any_position(rig):
+    journal = rig.open(segment_bytes=1024)
+    put_short(journal, *range(20))
+    for seq in range(20, 60):
+        put_short(journal, seq)
+    rig.close()
+    journal = rig.open()
+    assert len(journal.store.paths) > 3 and seqs(journal) == list(range(60))
+    for position in range(60):
+        assert seqs(journal, position) == list(range(position, 60))
+    for _, path in journal.store.paths[:-1]:
+        assert kinds(path, journal)[:3] == [segments.SENDERS, segments.DESCRIPTION, segments.MESSAGE]
+        assert kinds(path, journal).count(segments.DESCRIPTION) == 1
+
+
+def test_damage_to_a_description_costs_the_messages_up_to_the_next_one(rig, monkeypatch):
+    monkeypatch.setattr(module, "DESCRIBE_BYTES", 1)
+    journal = rig.open()
+    put_short(journal, 0, 1, 2)
+    put_short(journal, 3)
+    rig.close()
+    (_, path), *_ = journal.store.paths
+    content = Path(path).read_bytes()
+    at = content.index(batch(0).tables[0].schema.text.encode())
+    Path(path).write_bytes(content[:at] + b"X" + content[at + 1 :])
+    journal = rig.open()
+    assert seqs(journal)[-1:] == [3] and journal.counters()["unreadable"] >= 1 and journal.store.damages == 1
+
+
+def test_after_a_failed_write_the_tables_are_described_again(rig, monkeypatch):
+    journal = rig.open()
+    put_short(journal, 0)
+    sync, failures = os.fdatasync, [OSError(errno.EIO, "Input/output error")]
+
+    def fails_once(descriptor):
+        sync(descriptor)
+        if failures:
+            raise failures.pop()
+
+    monkeypatch.setattr(module, "RETRY_S", 0.01)
+    monkeypatch.setattr(os, "fdatasync", fails_once)
+    put_short(journal, 1)
+    put_short(journal, 2)
+    rig.close()
+    journal = rig.open()
+    assert seqs(journal, 1) == [1, 2] and seqs(journal) == [0, 1, 2]
+
+
+def test_the_journal_of_an_earlier_version_is_continued_and_that_version_ends_at_this_one(rig):
+    path = Path(rig.directory) / store_module.NAME_FILE
+    journal = rig.open()
+    put(journal, 1)
+    rig.close()
+    path.write_bytes(path.read_bytes().replace(b'"form": 2', b'"form": 1'))
+    journal = rig.open()
+    put_short(journal, 2)
+    rig.close()
+    assert b'"form": 2' in path.read_bytes(), "which reads form 1 alone"
+    journal = rig.open()
+    assert seqs(journal) == [1, 2]
+
+
+def test_a_description_that_cannot_be_read_is_counted(rig, monkeypatch):
+    with monkeypatch.context() as patched:
+        patched.setitem(batch(0).tables[0].schema.__dict__, "text", "no description")
+        journal = rig.open()
+        put(journal, 1)
+        rig.close()
+    journal = rig.open()
+    assert seqs(journal) == [1] and journal.counters()["unreadable"] == 1

@@ -221,3 +221,24 @@ def test_a_request_goes_to_one_node_and_its_answer_comes_back(world):
     world.server.inbox.append(Called(b"node-1", wire.encode(wire.Answer(5, b"!")), ""))
     world.said()
     assert world.answers == [("node-1", 5, b"!")]
+
+
+def test_a_start_of_a_node_is_asked_for_descriptions_and_not_too_often(world):
+    world.link.ask_descriptions("node-1", 1)
+    assert world.link.asked == 0, "it is not connected"
+    world.hello()
+    world.said()
+    for epoch, asked in ((2, 0), (1, 1), (1, 1)):
+        world.link.ask_descriptions("node-1", epoch)
+        assert world.link.counters()["asked"] == asked
+    assert world.server.sent == [(b"node-1", wire.Describe(1))]
+    world.now += module.ASK_S
+    world.link.ask_descriptions("node-1", 1)
+    assert world.link.asked == 2
+
+
+def test_an_acknowledgement_names_the_short_form_among_what_is_read(world):
+    world.hello()
+    world.link.serve()
+    ((_, ack),) = world.server.sent
+    assert wire.SHORT in ack.version.split(" ")[1:]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import random
+import zlib
 
 import msgpack
 import pytest
@@ -240,3 +241,76 @@ def test_tables_that_do_not_fit_let_no_more_hosts_in():
         receiver.take(v1.encode(Batch(f"h{n}", 1, 1, 1, (), (Table(bad, 1, bad.empty_rows(3)),))), "10.0.0.66")
     assert [name for name in receiver.senders if name.startswith("h")] == [f"h{n}" for n in range(5)]
     assert limits.limited["hosts"] == 15
+
+
+ONE = batch(1)
+SHORT = [v1.encode(batch(number), is_short=True) for number in range(5)]
+
+
+def test_a_short_message_is_taken_by_who_knows_its_tables_and_refused_else(caplog):
+    receiver = Receiver()
+    assert receiver.take(SHORT[1], "10.0.0.1") == [] and receiver.undescribed == {(ONE.host, ONE.epoch)}
+    assert receiver.senders["[10.0.0.1]"].undescribed == 1, "no entry for a made-up name"
+    assert caplog.text.count("message refused, it lacks a description") == 1
+    assert take(receiver, 1) == [1] and not receiver.undescribed
+    assert [one.seq for one in receiver.take(SHORT[2], "10.0.0.1")] == [2]
+    ((message, _),) = receiver.messages
+    assert message == SHORT[2], "stored as it came"
+    receiver._decoder = type(receiver._decoder)()  # one that has forgotten all
+    assert receiver.take(SHORT[3], "10.0.0.1") == [] and receiver.senders[ONE.host].undescribed == 1
+    assert receiver.senders[ONE.host].rejects == 0 and "undescribed=1" in "".join(receiver.report())
+    assert take(receiver, 3) == [3], "it comes in full"
+
+
+def test_a_short_message_with_the_key_or_the_name_of_another_is_refused_as_ever():
+    receiver = Receiver()
+    assert receiver.take(SHORT[1], "10.0.0.1", "other") == [] and not receiver.undescribed
+    assert receiver.senders["other"].foreign == 1
+    named = v1.rename(SHORT[1], ONE.host, ONE.host + "~2")
+    assert receiver.take(named, "10.0.0.1") == [] and not receiver.undescribed and receiver.rejects == 1
+
+
+@pytest.mark.parametrize("first", ["short", "full"])
+def test_both_forms_are_one_batch_also_after_a_restart(first):
+    receiver = Receiver()
+    assert take(receiver, 0) == [0]
+    forms = [SHORT[1], v1.encode(ONE)]
+    came, again = forms if first == "short" else forms[::-1]
+    assert [one.seq for one in receiver.take(came, "10.0.0.1")] == [1]
+    assert receiver.take(again, "10.0.0.1") == [] and [one.seq for one in receiver.again] == [1]
+    for restored_from in ((receiver.dump_senders(), []), (b"", [came])):
+        other = Receiver()
+        other.restore(*restored_from)
+        assert take(other, 0) == ([0] if restored_from[1] else [])
+        assert other.take(again, "10.0.0.1") == [] and [one.seq for one in other.again] == [1]
+    assert receiver.senders[ONE.host].conflicts == 0
+
+
+def test_a_batch_kept_by_an_earlier_version_is_known_by_the_checksum_of_its_message():
+    former = Receiver()
+    former.sender(ONE.host).note(ONE.epoch, ONE.seq, zlib.crc32(v1.encode(ONE)))
+    receiver = Receiver()
+    receiver.restore(former.dump_senders(), [])
+    assert take(receiver, 1) == [] and [one.seq for one in receiver.again] == [1]
+
+
+def test_a_short_message_of_a_second_agent_is_stored_under_its_name():
+    receiver = Receiver()
+    assert take(receiver, 0, 1) == [0, 1]
+    other = batch(1)._replace(time_ns=batch(1).time_ns + 1)
+    (kept,) = receiver.take(v1.encode(other, is_short=True), "10.0.0.1")
+    assert kept.host == ONE.host + "~2"
+    ((message, _),) = receiver.messages
+    assert len(message) < len(v1.encode(other)) and v1.decode(message, receiver._decoder._schemas)[0].host == kept.host
+    assert receiver.take(v1.encode(other), "10.0.0.1") == [] and len(receiver.again) == 1
+
+
+def test_a_short_message_is_stored_without_its_unfit_tables():
+    unfit = Schema("taskstats_default", "job", [Field("cpu_run_real_total", "nsec", "counter", dtype="f8")])
+    mixed = ONE._replace(tables=(*ONE.tables, Table(unfit, ONE.time_ns, unfit.empty_rows(1))))
+    receiver = Receiver()
+    receiver.take(v1.encode(mixed._replace(seq=0)), "10.0.0.1")
+    assert receiver.take(v1.encode(mixed, is_short=True), "10.0.0.1")
+    ((message, _),) = receiver.messages
+    assert [table.schema for table in v1.decode(message, v1.SchemaCache())[0].tables] == [ONE.tables[0].schema]
+    assert receiver.take(v1.encode(mixed), "10.0.0.1") == [] and len(receiver.again) == 1

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colmet.common.errors import WireError
+from colmet.common.errors import Undescribed, WireError
 from colmet.common.schema import FOLDS, KINDS, RESERVED, Batch, Field, Sample, Schema, Table
 from colmet.common.units import UNITS
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder, colmet06, dialect_of, v1
@@ -262,7 +262,7 @@ def test_a_damaged_description_is_refused(description: Any) -> None:
         Decoder().decode(with_table(description=description))
 
 
-@pytest.mark.parametrize("description", [None, "text", 5, [], {}])
+@pytest.mark.parametrize("description", [False, "text", 5, [], {}])
 def test_a_description_is_bytes_where_the_digest_is_known_too(description: Any) -> None:
     decoder = Decoder()
     decoder.decode(GOOD)
@@ -463,3 +463,78 @@ def test_the_example_in_the_documentation_decodes_to_what_it_says() -> None:
     assert table.schema.text == said[1] and table.schema.digest.hex() in text
     assert list(table.samples()) == [Sample(7, {"cpu_time": 1000, "load": None})]
     assert_same(Decoder().decode(v1.encode(batch)).batches[0], batch)
+
+
+# The short form
+
+SHORT = v1.encode(BATCH, is_short=True)
+
+
+def test_a_message_in_the_short_form_is_read_by_who_has_read_a_full_one() -> None:
+    decoder = Decoder()
+    with pytest.raises(Undescribed, match=SCHEMA.digest.hex()) as caught:
+        decoder.decode(SHORT)
+    assert (caught.value.host, caught.value.epoch) == (BATCH.host, BATCH.epoch)
+    full = decoder.decode(GOOD)
+    short = decoder.decode(SHORT)
+    assert_same(short.batches[0], BATCH)
+    assert short.checksum == full.checksum == decoder.heads(SHORT).checksum == decoder.heads(GOOD).checksum
+
+
+def test_a_description_is_learnt_by_its_text() -> None:
+    decoder = Decoder()
+    for _ in range(2):
+        decoder.learn(SCHEMA.text.encode())
+    assert_same(decoder.decode(SHORT).batches[0], BATCH)
+    for text in (b"", b"demo", b"\xff", SCHEMA.text.encode() + b"\n"):
+        with pytest.raises(WireError):
+            decoder.learn(text)
+
+
+def test_the_full_form_of_a_short_message_is_what_encode_makes_of_the_batch() -> None:
+    descriptions = {SCHEMA.digest: v1.pack_description(SCHEMA)}
+    assert v1.describe(SHORT, descriptions) == v1.describe(GOOD, {}) == GOOD
+    assert v1.describe(SHORT, descriptions) == GOOD
+    with pytest.raises(KeyError):
+        v1.describe(SHORT, {})
+
+
+def test_the_checksum_is_of_the_content() -> None:
+    checksum = Decoder().decode(GOOD).checksum
+    decoder = Decoder()
+    decoder.decode(GOOD)
+    named = v1.rename(SHORT, BATCH.host, BATCH.host + "~2")
+    assert named is not None and decoder.heads(named).checksum == checksum
+    row = Table(SCHEMA, 5, TABLE.rows[:1])
+    others = [
+        BATCH._replace(time_ns=6),
+        BATCH._replace(jobs=(7,)),
+        BATCH._replace(jobs=None),
+        BATCH._replace(tables=()),
+        BATCH._replace(tables=(row,)),
+        BATCH._replace(tables=(Table(SCHEMA, 4, TABLE.rows),)),
+    ]
+    assert checksum not in [decoder.decode(v1.encode(other)).checksum for other in others]
+    for odd in ([["d", None, None, b""]], [[b"d", None, None, "rows"]], [[b"d", b"", None, 5]]):
+        with pytest.raises(WireError):
+            Decoder().heads(changed(tables=odd))
+
+
+def test_a_reader_has_all_that_counts_as_described_however_many_schemas_there_are() -> None:
+    rng = random.Random(5)
+    schemas = [
+        Schema(f"t{n}", "job", [Field(f"f{m}", "count", "gauge") for m in range(rng.choice([1, 3, 100]))])
+        for n in range(1500)
+    ]
+    described, decoder = v1.Described(), Decoder()
+    count = 0
+    for n in range(4000):
+        some = rng.sample(schemas[: 40 if n % 100 else None], rng.randrange(1, 5))
+        sent = BATCH._replace(tables=tuple([Table(schema, 5, b"") for schema in some]))
+        for schema in described.new([sent]):
+            decoder.learn(schema.text.encode())
+            count += 1
+        assert decoder.decode(v1.encode(sent, is_short=True)).batches == (sent,) or sent.tables
+    assert count < 1000
+    described.clear()
+    assert described.new([BATCH, BATCH]) == [SCHEMA]

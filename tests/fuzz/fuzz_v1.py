@@ -24,11 +24,11 @@ def outcome(read, message):
     schemas = v1.SchemaCache()
     schemas.get(KNOWN.digest, v1.pack_description(KNOWN))
     try:
-        batch = read(message, schemas)
+        batch, checksum = read(message, schemas)
     except WireError:
         return None
     tables = [(table.schema, table.time_ns, table.packed) for table in batch.tables]
-    return batch._replace(tables=()), tables, batch
+    return batch._replace(tables=()), [*tables, checksum], batch
 
 
 def read_slowly(message, schemas):
@@ -41,7 +41,7 @@ def read_slowly(message, schemas):
         raise WireError(str(err)) from err
     if v1.KEYS - fields.keys():
         raise WireError("keys are missing")
-    return v1._batch(fields, schemas)
+    return v1._batch(fields, schemas), v1._checksum(fields)
 
 
 def one(data: bytes) -> None:

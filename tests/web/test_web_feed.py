@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from colmet.collector import web_launcher
 from colmet.collector.web_launcher import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, WebLauncher
 from colmet.common.live.summary import Heard
-from colmet.common.wire import MAX_MESSAGE_BYTES
+from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder, v1
 from colmet.web import feed as feed_module
 from colmet.web.feed import Feed, FeedError, Frames, inherited
 from tests.support.waiting import wait_for
@@ -276,3 +276,62 @@ def test_it_ends_with_the_collector_and_one_that_does_not_is_killed(start, monke
     with pytest.raises(ProcessLookupError):
         os.kill(int(out.read_text()), 0)
     assert not [thread for thread in threading.enumerate() if thread.name == "web"]
+
+
+# -- descriptions --
+
+
+def short_messages(count):
+    """Short messages, each with its batches."""
+    found = []
+    decoder = Decoder()
+    for message in Cluster().messages():
+        (one,) = decoder.decode(message).batches
+        found.append((v1.encode(one, is_short=True), [one]))
+    return (found * count)[:count]
+
+
+def test_tables_are_described_once_a_connection():
+    one = WebLauncher([])
+    messages = short_messages(20)
+    for _ in range(2):
+        ours, theirs = socket.socketpair()
+        with ours, theirs, one._feeding(ours, None):
+            for message, batches in messages:
+                one.put(message, "n", batches)
+            one.flush()
+            taken, notes = [], []
+            reader = Feed(theirs, lambda batches, sender: taken.extend(batches), notes.append)  # noqa: B023
+            theirs.shutdown(socket.SHUT_RD)
+            reader.run()
+            assert reader.counters() == {"taken": 20, "bad": 0, "failures": 0} and len(taken) == 20
+            assert [table.schema for table in taken[-1].tables] == [t.schema for t in messages[-1][1][0].tables]
+            assert len(notes) == 1, "a description is none for the others"
+
+
+def test_dropped_messages_leave_no_table_without_its_description(monkeypatch):
+    messages = short_messages(20)
+    ours, theirs = socket.socketpair()
+    one = WebLauncher([])
+    with ours, theirs, one._feeding(ours, None):
+        monkeypatch.setattr(web_launcher, "MAX_WAITING_BYTES", 10)
+        one.put(*messages[0][:1], "n", messages[0][1])
+        assert one.counters()["left_out"] == 1
+        monkeypatch.undo()
+        for message, batches in messages:
+            one.put(message, "n", batches)
+        one.flush()
+        theirs.shutdown(socket.SHUT_RD)
+        reader = Feed(theirs, lambda batches, sender: None, lambda note: None)
+        reader.run()
+        assert reader.counters() == {"taken": 20, "bad": 0, "failures": 0}
+
+
+def test_a_malformed_description_is_counted():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(b"".join(frame(json.dumps({"description": text}).encode(), NOTE) for text in ("x", 5, "\ud800")))
+        ours.close()
+        reader = Feed(theirs, lambda batches, sender: None, lambda note: None)
+        reader.run()
+        assert reader.counters()["bad"] + reader.counters()["failures"] == 3

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import base64
-import zlib
 from array import array
 
 # Of one start of an agent: more than its unacknowledged batches in flight, so a re-sent one is recognised.
 KEPT = 1024
 FEWEST = 16
 LOW = (1 << 32) - 1
-
-
-def checksum(message: bytes) -> int:
-    """Return the CRC-32 of a message as sent: a re-sent message has the same bytes."""
-    return zlib.crc32(message)
 
 
 class Checksums:

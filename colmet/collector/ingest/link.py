@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 BURST = 1000  # messages received in one turn, before the next look at the data
 RATE, BYTE_RATE = 500, 4 << 20  # per second of one node, with one Hello every few seconds
 FORGET_S = 60.0  # of silence of a node
+ASK_S = 1.0  # between two requests for descriptions to one node
+READS = f"{__version__} {wire.SHORT}"
 MAX_NAMESAKES = 8  # nodes of one host name: those heard last
 Key = tuple[str, int, int]  # host, epoch and number
 
@@ -92,6 +94,7 @@ class CollectorLink:
         refused: messages unreadable, unexpected, or with the key of another host.
         limited: messages dropped beyond the rate limit of a node.
         unsent: acknowledgements for disconnected nodes.
+        asked: requests for descriptions.
     """
 
     def __init__(
@@ -104,7 +107,7 @@ class CollectorLink:
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.is_open = True
-        self.hellos = self.refused = self.limited = self.unsent = 0
+        self.hellos = self.refused = self.limited = self.unsent = self.asked = 0
         self._rates = RateLimit(RATE, BYTE_RATE, monotonic)
         self._server = server
         self._receiver = receiver
@@ -115,6 +118,7 @@ class CollectorLink:
         self._started = time.time_ns()
         self._callers: OrderedDict[bytes, Caller] = OrderedDict()  # the least recently heard first
         self._by_host: dict[str, list[bytes]] = {}  # the same, latest heard last
+        self._asked_at: OrderedDict[str, float] = OrderedDict()  # by host, when it was asked for descriptions
         self._pending: dict[str, set[tuple[int, int]]] = {}  # by name: received, not on disk yet
         self._again: list[Key] = []
 
@@ -199,7 +203,7 @@ class CollectorLink:
         duplicates = self._receiver.sender(self._callers[caller].host).duplicates
         for start in range(0, max(1, len(ranges)), wire.MAX_RANGES):
             some = tuple(ranges[start : start + wire.MAX_RANGES])
-            ack = wire.Ack(__version__, self._started, self._on_disk, duplicates, some)
+            ack = wire.Ack(READS, self._started, self._on_disk, duplicates, some)
             if not self._server.send(caller, wire.encode(ack)):
                 self.unsent += 1
                 self._forget(caller)
@@ -253,6 +257,19 @@ class CollectorLink:
         if not same:
             del self._by_host[host]
 
+    def ask_descriptions(self, host: str, epoch: int) -> None:
+        """Have a start of a node send its unacknowledged batches in full; at most once in `ASK_S`."""
+        now = self._monotonic()
+        if now - self._asked_at.get(host, -ASK_S) < ASK_S:
+            return
+        for caller in self._by_host.get(host, ()):
+            if self._callers[caller].epoch == epoch and self._server.send(caller, wire.encode(wire.Describe(epoch))):
+                self.asked += 1
+                self._asked_at[host] = now
+                self._asked_at.move_to_end(host)
+        if len(self._asked_at) > MAX_SENDERS:
+            self._asked_at.popitem(last=False)
+
     def ask(self, host: str, number: int, content: bytes) -> bool:
         """Send a request to a node; return False if it is not connected. Its answer goes to `answered`."""
         known = self._by_host.get(host)
@@ -275,6 +292,7 @@ class CollectorLink:
             "refused": self.refused,
             "limited": self.limited,
             "unsent": self.unsent,
+            "asked": self.asked,
             "namesakes": len(self._receiver.shared_names()),
             "waiting": sum([len(waiting) for waiting in self._pending.values()]),
         }

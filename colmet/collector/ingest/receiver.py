@@ -8,17 +8,16 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from colmet.collector.ingest.checksums import checksum
 from colmet.collector.ingest.namesakes import Namesakes
 from colmet.collector.ingest.novelty import Novelty
 from colmet.collector.ingest.rate_limit import RateLimit, sender_of
 from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
-from colmet.common.errors import OverBudget, WireError
+from colmet.common.errors import OverBudget, Undescribed, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
 from colmet.common.live.summary import Heard
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
-from colmet.common.wire import Decoded, Decoder, dialect_of, v1
+from colmet.common.wire import Decoded, Decoder, v1
 from colmet.common.wire.link import Hello
 
 log = logging.getLogger(__name__)
@@ -42,6 +41,7 @@ class Taken(NamedTuple):
     fresh: list[Batch]  # new ones
     again: list[Batch]  # duplicates
     kept: list[tuple[bytes, list[Batch], str]]  # for the outputs: each message with its new batches and its sender
+    undescribed: set[tuple[str, int]]  # hosts and starts with messages that lack a description
 
 
 class Receiver:
@@ -60,6 +60,7 @@ class Receiver:
         messages: the latest message for the outputs: each message with its decoded batches.
         forgotten: senders forgotten for want of room; their counts are added to the others.
         apart: batches stored under another name than that of their host.
+        undescribed: host and start of the latest message, if it lacks a description that has not come.
     """
 
     def __init__(self, rates: RateLimit | None = None, novelty: Novelty | None = None) -> None:
@@ -70,6 +71,7 @@ class Receiver:
         self.dialects: dict[str, int] = {}
         self.rejects = 0
         self.apart = 0
+        self.undescribed: set[tuple[str, int]] = set()
         self.again: list[Batch] = []
         self.messages: list[tuple[bytes, list[Batch]]] = []
         self._namesakes: dict[str, Namesakes] = {}  # by host
@@ -86,6 +88,7 @@ class Receiver:
         `user` and data of another host, or one beyond the limits of a sender.
         """
         taken = self.take_all([(message, peer, user)])
+        self.undescribed = taken.undescribed
         self.again, self.messages = taken.again, [(message, batches) for message, batches, _ in taken.kept]
         return taken.fresh
 
@@ -96,7 +99,7 @@ class Receiver:
         """
         admitted = [self._rates.admits(user, peer, len(message)) for message, peer, user in received]
         self._look(len(received))
-        taken = Taken([], [], [])
+        taken = Taken([], [], [], set())
         spent: dict[tuple[str, str], float] = {}
         began_cpu, began = time.thread_time(), time.perf_counter()
         together = self._decoder.decode_together(
@@ -137,6 +140,14 @@ class Receiver:
         except OverBudget as err:
             self._rates.limited[err.budget] += 1
             self._limit(peer, user)
+        except Undescribed as err:
+            if user and err.host != user:
+                self._refuse_foreign(err.host, peer, user)
+            elif is_namesake(err.host):
+                self._reject(err, message, peer)
+            else:
+                self._refuse_undescribed(err, peer)
+                taken.undescribed.add((err.host, err.epoch))
         except WireError as err:
             self._reject(err, message, peer)
 
@@ -160,8 +171,8 @@ class Receiver:
             self._leave_out(decoded.batches[0].host, decoded.unfit, "columns of Colmet's tables are of another kind")
         batches = tuple([self._affordable(batch, peer, user) for batch in decoded.batches])
         kept = message
-        if batches != decoded.batches:
-            kept, decoded = v1.encode(batches[0], checksum(message)), decoded._replace(batches=batches)
+        if decoded.unfit or batches != decoded.batches:
+            kept, decoded = v1.encode(batches[0], decoded.checksum), decoded._replace(batches=batches)
         self._keep(message, kept, decoded, peer, user, taken)
 
     def _keep(self, came: bytes, message: bytes, decoded: Decoded, peer: str, user: str, taken: Taken) -> None:
@@ -176,7 +187,7 @@ class Receiver:
             if batch.host not in self.senders:  # names beyond the limit are counted together: each batch is accepted
                 name: str | None = batch.host
             else:
-                name = self._name(came, batch, decoded.dialect, peer, bool(user), now_ns, taken.again)
+                name = self._name(came, batch, decoded, peer, bool(user), now_ns, taken.again)
                 if name and name != batch.host:
                     sender = self.sender(name)
             sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
@@ -199,7 +210,7 @@ class Receiver:
         taken.fresh.extend(fresh)
 
     def _name(
-        self, message: bytes, batch: Batch, dialect: str, peer: str, keyed: bool, now_ns: int, again: list[Batch]
+        self, came: bytes, batch: Batch, decoded: Decoded, peer: str, keyed: bool, now_ns: int, again: list[Batch]
     ) -> str | None:
         """Return the stored name for a batch; None for a duplicate, or for one that cannot be kept."""
         host, epoch, number = batch.host, batch.epoch, batch.seq
@@ -207,12 +218,12 @@ class Receiver:
         if namesakes is None:
             namesakes = self._namesakes[host] = Namesakes(host)
         if epoch is None or number is None:
-            name = name_of(host, namesakes.place(dialect, peer, batch.time_ns, now_ns))
+            name = name_of(host, namesakes.place(decoded.dialect, peer, batch.time_ns, now_ns))
         else:
-            crc = checksum(message)
+            crc = decoded.checksum
             for name in namesakes.names:
                 sender = self.senders.get(name)
-                if sender is not None and sender.has(epoch, number, crc, keyed):
+                if sender is not None and sender.has(epoch, number, crc, came, keyed):
                     sender.duplicates += 1
                     again.append(batch if name == host else batch._replace(host=name))
                     log.debug("batch came twice host=%s epoch=%s seq=%s", name, epoch, number)
@@ -319,15 +330,15 @@ class Receiver:
                 log.error("state of the senders unreadable, duplicates may be stored: %r", err)
         for message in messages:
             try:
-                batches = self._decoder.heads(message)
+                decoded = self._decoder.heads(message)
             except WireError:
                 continue
-            for batch in batches:
-                self._know(message, batch, now_ns)
+            for batch in decoded.batches:
+                self._know(message, batch, decoded, now_ns)
         for sender in self.senders.values():
             sender.seen_ns = now_ns  # silent only after a full timeout from now
 
-    def _know(self, message: bytes, batch: Batch, now_ns: int) -> None:
+    def _know(self, message: bytes, batch: Batch, decoded: Decoded, now_ns: int) -> None:
         """Note a batch stored before a restart."""
         sender = self.sender(batch.host)
         if batch.host not in self.senders:
@@ -338,12 +349,10 @@ class Receiver:
             namesakes = self._namesakes[host] = Namesakes(host)
         namesakes.add(batch.host)
         if batch.epoch is None or batch.seq is None:
-            namesakes.replay(place_of(batch.host), dialect_of(message), batch.time_ns, now_ns)
+            namesakes.replay(place_of(batch.host), decoded.dialect, batch.time_ns, now_ns)
         else:
-            came = message if batch.host == host else v1.rename(message, batch.host, host)
             shortened = v1.shortened_from(message)
-            crc = checksum(came or message) if shortened is None else shortened
-            sender.note(batch.epoch, batch.seq, crc)
+            sender.note(batch.epoch, batch.seq, decoded.checksum if shortened is None else shortened)
             namesakes.replay(place_of(batch.host), batch.epoch, batch.time_ns, now_ns)
 
     def sender(self, name: str) -> Sender:
@@ -399,6 +408,17 @@ class Receiver:
         self.rejects += 1
         if powers_of_ten(sender.rejects):
             log.warning("message refused from=%s refused=%d bytes=%d: %.300s", name, sender.rejects, len(message), err)
+
+    def _refuse_undescribed(self, err: Undescribed, peer: str) -> None:
+        """Refuse a message in the short form with an unknown table; its sender sends it again in full."""
+        name = err.host if err.host in self.senders else f"[{peer or 'local'}]"
+        sender = self.sender(name)
+        sender.undescribed += 1
+        if powers_of_ten(sender.undescribed):
+            log.warning(
+                "message refused, it lacks a description; its sender sends it again in full from=%s refused=%d: %s",
+                *(name, sender.undescribed, err),
+            )
 
     def _refuse_foreign(self, host: str, peer: str, user: str) -> None:
         sender = self.sender(user)
@@ -468,7 +488,7 @@ class Receiver:
             f"sender {name} {_counts([s])}"
             for name, s in sorted(self.senders.items())
             if (s.missing and not s.version)
-            or any((s.duplicates, s.rejects, s.skipped, s.foreign, s.limited, s.left_out, s.conflicts))
+            or any((s.duplicates, s.rejects, s.skipped, s.foreign, s.limited, s.left_out, s.conflicts, s.undescribed))
         ]
         return [total, *wrong]
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from zlib import crc32
 
 from colmet.collector.ingest.checksums import Checksums
 from colmet.common.ranges import Ranges
@@ -34,6 +35,7 @@ COUNTS = {
     "left_out": ("counter", "Rows left out, of tables that do not fit or are beyond what one sender may make."),
     "conflicts": ("counter", "Batches with the number of one that had come and other content; both are kept."),
     "overfull": ("counter", "Batches beyond eight of one number, refused and not acknowledged."),
+    "undescribed": ("counter", "Messages without a description that has not come either, refused; they come again."),
 }
 
 
@@ -138,6 +140,7 @@ class Sender:
     left_out: int = 0  # rows dropped from accepted batches, as their tables do not fit
     conflicts: int = 0  # batches with the number of an earlier one and other content; both are kept
     overfull: int = 0  # batches beyond the copies kept of one number, refused and not acknowledged
+    undescribed: int = 0  # messages in the short form with a table unknown here, refused and not acknowledged
     _forgotten_missing: int = 0
     _epochs: dict[int, Sequence64] = field(default_factory=dict)
     _checked: list[int] = field(default_factory=list)  # epochs with checksums
@@ -176,8 +179,8 @@ class Sender:
         sequence = self._epochs.get(epoch)
         return sequence is not None and number in sequence
 
-    def has(self, epoch: int, number: int, crc: int, keyed: bool = False) -> bool:
-        """Return whether exactly this batch has come.
+    def has(self, epoch: int, number: int, crc: int, message: bytes, keyed: bool = False) -> bool:
+        """Return whether exactly this batch has come: by the checksum of its content, or the one of an earlier version.
 
         Without a checksum in memory, the number alone decides: the batch is a duplicate if no other agent can have used
         the number, as its sender has a key, or if the number is older than the checksums.
@@ -186,7 +189,9 @@ class Sender:
         if sequence is None or number not in sequence:
             return False
         kept = sequence.checksums.get(number)
-        return keyed or number < sequence.unchecked if kept is None else kept == crc
+        if kept is None:
+            return keyed or number < sequence.unchecked
+        return kept == crc or kept == crc32(message)  # earlier versions kept that of the message
 
     def note(self, epoch: int, number: int, crc: int, epochs: int = MAX_EPOCHS, runs: int = MAX_RUNS) -> None:
         """Note a new batch.

@@ -9,7 +9,7 @@ from contextlib import closing
 
 from colmet.collector.journal import segments
 from colmet.collector.journal.segment_store import NAME_FILE, read_name, read_positions
-from colmet.collector.journal.segments import MESSAGE, SegmentReader
+from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SegmentReader
 from colmet.common.errors import ConfigError, WireError
 from colmet.common.record_log import Damage, LogRecord
 from colmet.common.wire import Decoder
@@ -73,6 +73,8 @@ class _SegmentReport:
                     self.damages += 1
                 elif record.kind == MESSAGE:
                     self._count(record, decoder)
+                elif record.kind == DESCRIPTION:
+                    self._learn(record, decoder)
             self.size = reader.size()
             self.rest = self.size - reader.offset
 
@@ -83,6 +85,12 @@ class _SegmentReport:
         self.after, self._last_ns = record.number + 1, record.time_ns
         try:
             self.rows += sum([batch.row_count for batch in decoder.decode(record.content).batches])
+        except WireError:
+            self.unreadable += 1
+
+    def _learn(self, record: LogRecord, decoder: Decoder) -> None:
+        try:
+            decoder.learn(record.content)
         except WireError:
             self.unreadable += 1
 

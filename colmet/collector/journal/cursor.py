@@ -7,9 +7,9 @@ from typing import NamedTuple
 from colmet.collector.backend import JournalRecord
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segment_store import SegmentStore
-from colmet.collector.journal.segments import MESSAGE, SegmentReader
+from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SegmentReader
 from colmet.common.errors import OutputUnavailable, WireError
-from colmet.common.record_log import Damage
+from colmet.common.record_log import Damage, LogRecord
 from colmet.common.wire import Decoder
 
 
@@ -73,6 +73,8 @@ class Cursor:
                     self._reader.offset = found.offset  # memory has it
                     self._position = limit
                     return records
+                elif found.kind == DESCRIPTION:
+                    self._learn(found)
                 elif found.kind == MESSAGE and found.number >= position:
                     size += len(found.content)
                     position = found.number + 1  # after a failed write, one may be in two segments
@@ -87,6 +89,12 @@ class Cursor:
                 self._next_segment(store)
         self._position = records[-1].number + 1 if records else -1
         return records
+
+    def _learn(self, found: LogRecord) -> None:
+        try:
+            self._decoder.learn(found.content)
+        except WireError as err:  # of another version of Colmet
+            self._journal.refuse(found.number, err)
 
     def _open(self, store: SegmentStore, segment: tuple[int, str] | None) -> None:
         """Open a segment, or the first existing one after it, if any."""

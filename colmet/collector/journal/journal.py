@@ -20,17 +20,20 @@ from colmet.collector.journal import segments
 from colmet.collector.journal.output_state import OutputState
 from colmet.collector.journal.recent_records import RecentRecords
 from colmet.collector.journal.segment_store import SegmentStore
-from colmet.collector.journal.segments import MESSAGE, SENDERS
+from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SENDERS
 from colmet.collector.journal.sender_shares import SenderShares
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
+from colmet.common.wire.v1 import Described
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
 # Records received within this time share one fsync.
 COMMIT_S = 0.2
+# Then descriptions are repeated: damage to one costs at most the messages of this many bytes.
+DESCRIBE_BYTES = 4 << 20
 # Limit of received records not on disk yet. Beyond it reception stops, and the nodes keep their batches.
 MAX_PENDING_BYTES = 256 << 20
 # Decoded records in memory: with a directory a short cut, without one the only copy.
@@ -101,6 +104,8 @@ class Journal:
         self._seed = segments.seed_of(self.journal)
         self._senders: Callable[[], bytes] = lambda: b""
         self._since_senders = 0  # bytes after the latest state of the senders
+        self._described = Described()
+        self._since_described = 0  # bytes in the segment, after the first description
         self._durable = durable
         self._states: list[OutputState] = []
         self._pending: list[_PendingRecord] = []
@@ -252,9 +257,11 @@ class Journal:
             try:
                 self._write(store, pending[at:end])
             except OSError as err:
+                self._described.clear()
                 self._failed(store, err)
                 return pending[at:]
             except Exception:  # a defect must not end the thread
+                self._described.clear()
                 log.exception("journal: defect, records=%d are tried again", len(pending) - at)
                 return pending[at:]
             if self.failures:
@@ -268,15 +275,23 @@ class Journal:
         records: list[JournalRecord] = []
         sizes: list[int] = []
         number, seed, header = self._next, self._seed, segments.FORM.header
+        begins = group[0].kind == SENDERS
+        if begins or not store.is_begun or self._since_described >= DESCRIBE_BYTES:
+            self._described.clear()
+            self._since_described = 0
         for kind, received_ns, content, batches, size in group:
+            for schema in self._described.new(batches):
+                text = schema.text.encode()
+                parts += [header(seed, number, received_ns, text, DESCRIPTION), text]
             parts.append(header(seed, number, received_ns, content, kind))
             parts.append(content)
             if kind == MESSAGE:
                 records.append(JournalRecord(number, received_ns, batches))
                 sizes.append(size)
                 number += 1
-        begins = group[0].kind == SENDERS
-        store.write(self._next, b"".join(parts), begins)
+        packed = b"".join(parts)
+        store.write(self._next, packed, begins)
+        self._since_described += len(packed)
         self._next = number
         with self.changed:
             self.pending_bytes -= sum([len(entry.content) + entry.size_bytes for entry in group])

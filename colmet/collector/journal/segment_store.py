@@ -25,7 +25,8 @@ from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 
-FORM = 1  # of the directory
+FORM = 2  # of the directory; 1: all messages in the full form
+FORMS = (1, FORM)
 NAME_FILE = "journal.json"
 JOURNAL = re.compile("[0-9a-f]{16}", re.ASCII)
 LOCK_FILE = "lock"
@@ -108,12 +109,13 @@ class SegmentStore:
                 f"or let --journal-dir name another directory"
             ) from err
         self.paths = segments.list_segments(self.directory)
-        if name := read_name(self.directory):
+        name, form = _read_name(self.directory)
+        if name:
             self.journal = name
-        else:
-            if self.paths:  # under another name, its own records would be garbage to it
-                self.journal = _name_in(self.paths)
-                log.warning("journal: %s was missing, its segments name it: path=%s", NAME_FILE, self.directory)
+        elif self.paths:  # under another name, its own records would be garbage to it
+            self.journal = _name_in(self.paths)
+            log.warning("journal: %s was missing, its segments name it: path=%s", NAME_FILE, self.directory)
+        if form != FORM:  # an earlier version ends at the form, instead of skipping messages in the short form
             text = json.dumps({"form": FORM, "journal": self.journal})
             write_whole(os.path.join(self.directory, NAME_FILE), text.encode())
         self.sizes = {path: os.path.getsize(path) for _, path in self.paths}
@@ -160,6 +162,11 @@ class SegmentStore:
                         yield record.content
 
     # -- writing --
+
+    @property
+    def is_begun(self) -> bool:
+        """Return whether the next record goes to a segment with records."""
+        return self._writer is not None
 
     def write(self, number: int, packed: bytes, begins: bool) -> None:
         """Write records and sync them; after a failure of the disk itself, the next ones go to another segment.
@@ -323,20 +330,25 @@ def _unusable(directory: str, err: OSError) -> ConfigError:
 
 def read_name(directory: str) -> str:
     """Return the name of the journal in a directory; empty without one; ConfigError if the file is malformed."""
+    return _read_name(directory)[0]
+
+
+def _read_name(directory: str) -> tuple[str, int]:
+    """Return the same, and the form of the directory; 0 without one."""
     path = os.path.join(directory, NAME_FILE)
     try:
         with open(path, "rb") as file:
             document = json.loads(file.read(4096))
-        name = document["journal"]
-        if document["form"] != FORM or not isinstance(name, str) or not JOURNAL.fullmatch(name):
-            raise ValueError(f"form {document['form']!r}, journal {name!r}")
+        name, form = document["journal"], document["form"]
+        if form not in FORMS or not isinstance(name, str) or not JOURNAL.fullmatch(name):
+            raise ValueError(f"form {form!r}, journal {name!r}")
     except FileNotFoundError:
-        return ""
+        return "", 0
     except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise ConfigError(
             f"{path}: not the name of a journal of this version ({err}); move the directory away to start a new journal"
         ) from err
-    return name
+    return name, form
 
 
 def read_positions(directory: str) -> dict[str, tuple[int, int]]:

@@ -2,8 +2,10 @@
 
     segment  8s "ColmetJ1", Q journal, Q first record, Q created (ns since the epoch), I CRC-32 of these; then records
 
-The content of a record is a message as received, or the state of the senders, according to its kind. The seed is the
-journal's random name. A segment is written only by the process that created it.
+The content of a record is a message as received, the state of the senders, or the text of a table's description,
+according to its kind. In a segment, each table of a message is described before its first message, and again after
+some MiB: messages in the short form have no descriptions. The seed is the journal's random name. A segment is written
+only by the process that created it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from typing import NamedTuple
 
 from colmet.common.record_log import LogReader, RecordForm, is_sealed, seal
 
-MESSAGE, SENDERS = 0, 1  # kinds of records: a message; the state of the senders, at the start of each segment
+# Kinds of records: a message; the state of the senders, at the start of each segment; a description
+MESSAGE, SENDERS, DESCRIPTION = 0, 1, 2
 
 SUFFIX = ".segment"
 NAME = re.compile(r"(\d{20})\.segment", re.ASCII)
@@ -24,7 +27,7 @@ SEGMENT_MAGIC = b"ColmetJ1"
 _SEGMENT = struct.Struct("<8sQQQ")
 SEGMENT_HEADER_BYTES = _SEGMENT.size + 4
 # 256 MiB: the state of very many senders; messages are bounded by the transport
-FORM = RecordForm(b"\xc7JR\n", kinds=2, max_bytes=256 << 20)
+FORM = RecordForm(b"\xc7JR\n", kinds=3, max_bytes=256 << 20)
 MAX_NUMBER = 1 << 63
 
 

@@ -26,6 +26,7 @@ class Decoded(NamedTuple):
     batches: tuple[Batch, ...]
     skipped: int = 0  # values unknown to the dialect's tables
     unfit: int = 0  # dropped rows, of tables with Colmet's own names but other kinds of values
+    checksum: int = 0  # of the content; 0 in the dialects without numbers
 
 
 def dialect_of(message: bytes) -> str:
@@ -69,6 +70,7 @@ class Decoder:
 
         Raises:
             OverBudget: its descriptions have more new fields.
+            Undescribed: it is in the short form, and one of its descriptions has not come.
             WireError: for any other defect; no other exception is raised.
         """
         self._schemas.allow(new_fields)
@@ -82,17 +84,21 @@ class Decoder:
             found[n] = batches if isinstance(batches, WireError) else Decoded("colmet06", batches)
         return found
 
-    def heads(self, message: bytes) -> tuple[Batch, ...]:
-        """Return the batches, those of our own dialect without tables, at little cost; only WireError is raised."""
-        return self._decoded(message, None).batches
+    def heads(self, message: bytes) -> Decoded:
+        """Return the same, batches of our own dialect without tables, at little cost; only WireError is raised."""
+        return self._decoded(message, None)
+
+    def learn(self, text: bytes) -> None:
+        """Keep a description for messages in the short form, by its text; WireError if it is not one."""
+        self._schemas.learn(text)
 
     def _decoded(self, message: bytes, schemas: v1.SchemaCache | None) -> Decoded:
         if not _fits(message):
             raise WireError(f"{len(message)} bytes, more than the {MAX_MESSAGE_BYTES} that a message may have")
         dialect = dialect_of(message)
         if dialect == "v1":
-            batch = v1.decode(message, schemas)
-            return Decoded(dialect, (batch,), 0, schemas.unfit_rows if schemas is not None else 0)
+            batch, checksum = v1.decode(message, schemas)
+            return Decoded(dialect, (batch,), 0, schemas.unfit_rows if schemas is not None else 0, checksum)
         if dialect == "colmet06":
             return Decoded(dialect, colmet06.decode(message))
         batches, skipped = colmet_rs.decode(message)

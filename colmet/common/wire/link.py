@@ -19,6 +19,7 @@ VERSION = 1
 MAX_MESSAGE_BYTES = 1 << 20
 MAX_RANGES = 4096
 MAX_TEXT = 64 << 10
+SHORT = "short"  # after the version in an Ack: the collector reads the short form of v1
 
 
 class Range(NamedTuple):
@@ -44,11 +45,17 @@ class Hello(NamedTuple):
 class Ack(NamedTuple):
     """Sent by the collector: batches it will not lose any more."""
 
-    version: str  # of Colmet, the collector's
+    version: str  # of Colmet, the collector's; after a space, what else it reads: `SHORT`
     started: int  # start of the collector, ns since the epoch: after a restart, batches in transit are lost
     durable: bool  # whether they are on disk there, not only in memory
     duplicates: int  # batches of this host received more than once, since the collector's start
     ranges: tuple[Range, ...]  # acknowledged batches
+
+
+class Describe(NamedTuple):
+    """Sent by the collector: it lacks a description. The node sends its unacknowledged batches again, in full."""
+
+    epoch: int  # of the batch without it
 
 
 class Request(NamedTuple):
@@ -65,8 +72,14 @@ class Answer(NamedTuple):
     content: bytes
 
 
-Message = Union[Hello, Ack, Request, Answer]
-KINDS: dict[str, type[Any]] = {"hello": Hello, "ack": Ack, "request": Request, "answer": Answer}
+Message = Union[Hello, Ack, Describe, Request, Answer]
+KINDS: dict[str, type[Any]] = {
+    "hello": Hello,
+    "ack": Ack,
+    "describe": Describe,
+    "request": Request,
+    "answer": Answer,
+}
 _NAMES = {kind: name for name, kind in KINDS.items()}
 
 

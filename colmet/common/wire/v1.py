@@ -1,22 +1,24 @@
 """Colmet's own dialect: one msgpack map a batch (docs/wire.md).
 
 Each table has the digest of its schema, the schema's description as one opaque byte string, and its rows as another. A
-reader parses a description only once for each digest.
+reader parses a description only once for each digest. A message in the short form lacks descriptions: its reader has
+them from earlier messages.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 import msgpack
 import numpy as np
 
-from colmet.common.errors import OverBudget, WireError
-from colmet.common.schema import Batch, Schema, Table
+from colmet.common.errors import OverBudget, Undescribed, WireError
+from colmet.common.schema import Batch, Schema, Table, digest_of
 from colmet.common.tables import misfits
 from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int, scalars
 
@@ -33,7 +35,7 @@ MAX_TABLES = 256
 MAX_DESCRIPTION_BYTES = 256 << 10
 # Of all tables of a message. A node with every backend sends some 450; parsing 1,000 takes 5 ms.
 MAX_MESSAGE_FIELDS = 4096
-# Kept by a reader; the least recently used is dropped first. A field needs about 0.8 kB.
+# Kept by a reader; the least recently used is dropped first. A field needs about 0.8 kB. `Described` counts on them.
 MAX_SCHEMAS = 1024
 MAX_SCHEMA_FIELDS = 65536
 
@@ -94,37 +96,84 @@ class SchemaCache:
         """Return the schema with this digest; its description is parsed if the digest is new.
 
         Raises:
+            Undescribed: the description is None, and the digest is new.
             WireError: it is not a schema.
             OverBudget: it has more fields than allowed.
         """
-        if type(digest) is not bytes or type(description) is not bytes:
+        if type(digest) is not bytes or not (description is None or type(description) is bytes):
             raise WireError("a table's digest or description is not a byte string")
         schema = self._schemas.get(digest)
         if schema is None:
+            if description is None:
+                raise Undescribed(f"the description of table {digest[:16].hex()} has not come")
             text = inflated(description)
             fields = text.count(b"\n")
             if self.new_fields + fields > self._allowed:
                 raise OverBudget(f"descriptions of more than {self._allowed} new fields", "fields")
             self.new_fields += fields
-            schema = self._schemas[digest] = parse_description(digest, text)
-            self._fields += len(schema.fields)
-            if columns := misfits(schema):
-                self.unfit[digest] = f"{schema.name}.{columns[0]}"
-            while len(self._schemas) > MAX_SCHEMAS or self._fields > MAX_SCHEMA_FIELDS:
-                oldest, former = self._schemas.popitem(last=False)
-                self._fields -= len(former.fields)
-                self.unfit.pop(oldest, None)
+            schema = self._add(digest, text)
         else:
             self._schemas.move_to_end(digest)
         return schema
 
+    def learn(self, text: bytes) -> None:
+        """Keep the schema of a description's text; WireError if it is not one."""
+        digest = digest_of(text)
+        if digest in self._schemas:
+            self._schemas.move_to_end(digest)
+        else:
+            self._add(digest, text)
 
-def encode(batch: Batch, came: int | None = None) -> bytes:
+    def _add(self, digest: bytes, text: bytes) -> Schema:
+        schema = self._schemas[digest] = parse_description(digest, text)
+        self._fields += len(schema.fields)
+        if columns := misfits(schema):
+            self.unfit[digest] = f"{schema.name}.{columns[0]}"
+        while len(self._schemas) > MAX_SCHEMAS or self._fields > MAX_SCHEMA_FIELDS:
+            oldest, former = self._schemas.popitem(last=False)
+            self._fields -= len(former.fields)
+            self.unfit.pop(oldest, None)
+        return schema
+
+
+class Described:
+    """Schemas described to one reader: at most half of those that a `SchemaCache` keeps, so the reader still has them.
+
+    Beyond that all are forgotten, and described again.
+    """
+
+    def __init__(self) -> None:
+        self._digests: set[bytes] = set()
+        self._fields = 0
+
+    def new(self, batches: Iterable[Batch]) -> list[Schema]:
+        """Return the schemas of these batches to describe first; they count as described."""
+        found = []
+        for batch in batches:
+            for table in batch.tables:
+                schema = table.schema
+                if schema.digest not in self._digests:
+                    self._fields += len(schema.fields)
+                    if len(self._digests) >= MAX_SCHEMAS // 2 or self._fields > MAX_SCHEMA_FIELDS // 2:
+                        self.clear()
+                        self._fields = len(schema.fields)
+                    self._digests.add(schema.digest)
+                    found.append(schema)
+        return found
+
+    def clear(self) -> None:
+        """Forget all: the reader may have none."""
+        self._digests.clear()
+        self._fields = 0
+
+
+def encode(batch: Batch, came: int | None = None, is_short: bool = False) -> bytes:
     """Return one message for one batch. A batch without epoch and seq (from an older dialect) raises ValueError.
 
     Args:
         batch: to encode.
-        came: CRC-32 of the original message, if rows of it were dropped; for `shortened_from`.
+        came: checksum of the original message, if rows of it were dropped; for `shortened_from`.
+        is_short: whether to leave out the descriptions.
     """
     if batch.epoch is None or batch.seq is None:
         raise ValueError("a batch without epoch and seq cannot be sent")
@@ -132,7 +181,7 @@ def encode(batch: Batch, came: int | None = None) -> bytes:
     for table in batch.tables:
         time_ns = None if table.time_ns == batch.time_ns else table.time_ns
         schema = table.schema
-        tables.append([schema.digest, pack_description(schema), time_ns, table.packed])
+        tables.append([schema.digest, None if is_short else pack_description(schema), time_ns, table.packed])
     message: bytes = msgpack.packb(
         {
             "v": VERSION,
@@ -145,6 +194,16 @@ def encode(batch: Batch, came: int | None = None) -> bytes:
         }
     )
     return message if came is None else bytes([FIXMAP_OF_ALL_KEYS + 1]) + message[1:] + CAME + came.to_bytes(4, "big")
+
+
+def describe(message: bytes, descriptions: Mapping[bytes, bytes]) -> bytes:
+    """Return the full form of a message from `encode`; KeyError if the description of a digest is missing."""
+    fields = msgpack.unpackb(message)
+    for parts in fields["tables"]:
+        if parts[1] is None:
+            parts[1] = descriptions[parts[0]]
+    full: bytes = msgpack.packb(fields)
+    return full
 
 
 def shortened_from(message: bytes) -> int | None:
@@ -210,6 +269,17 @@ def _table(parts: list[Any], batch_time_ns: int, schemas: SchemaCache) -> Table:
     return Table(schema, time_ns, packed)
 
 
+def _checksum(fields: dict[str, Any]) -> int:
+    """Return a checksum of the measured content: one for both forms of a message, and for all names of its host."""
+    batch_time_ns = fields["time"]
+    crc: int = (batch_time_ns + sum(fields["jobs"] or ())) & 0xFFFFFFFF
+    for digest, _, time_ns, rows in fields["tables"]:
+        if time_ns is not None and time_ns != batch_time_ns:
+            crc = crc32(b"%d" % time_ns, crc)
+        crc = crc32(rows, crc32(digest, crc))
+    return crc
+
+
 def _batch(fields: dict[str, Any], schemas: SchemaCache | None) -> Batch:
     """Return the batch of a map's entries; every value is checked here, its type and its range.
 
@@ -271,10 +341,11 @@ def _read_small(message: bytes) -> dict[str, Any] | None:
     return fields
 
 
-def decode(message: bytes, schemas: SchemaCache | None) -> Batch:
-    """Return the batch in a message; without a cache of schemas, its tables are ignored.
+def decode(message: bytes, schemas: SchemaCache | None) -> tuple[Batch, int]:
+    """Return the batch in a message and the checksum of its content; without a cache of schemas, it has no tables.
 
     Raises:
+        Undescribed: it is in the short form, and `schemas` lacks one of its descriptions.
         WireError: the message is not a whole, allowed batch of version 1.
         OverBudget: its descriptions have more fields than `schemas` allows.
     """
@@ -288,4 +359,12 @@ def decode(message: bytes, schemas: SchemaCache | None) -> Batch:
             raise WireError(f"not a whole message of this dialect: {type(err).__name__} {err}") from err
         if KEYS - fields.keys():
             raise WireError(f"the map lacks {', '.join(sorted(KEYS - fields.keys()))}")
-    return _batch(fields, schemas)
+    try:
+        batch = _batch(fields, schemas)
+    except Undescribed as err:
+        err.host, err.epoch = checked_host(fields["host"]), fields["epoch"]
+        raise
+    try:
+        return batch, _checksum(fields)
+    except (TypeError, ValueError) as err:  # without schemas the tables are unchecked
+        raise WireError(f"a table has parts of another type: {err}") from err
