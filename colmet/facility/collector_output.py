@@ -17,8 +17,8 @@ from colmet.common.runtime import keys
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch, Table
 from colmet.common.transport import curve
-from colmet.common.wire import ENCODERS
 from colmet.common.wire import control as control_wire
+from colmet.common.wire import v1
 from colmet.facility.options import spool_directory
 from colmet.facility.rows import rows_of, tables_of
 from colmet.facility.sender import Outcome
@@ -181,7 +181,7 @@ class CollectorOutput:
         self._seq = 0
         self._told = (0, 0)  # acknowledged and dropped by the end of the run before
         self._is_open = True
-        self._queue = SendQueue(ENCODERS[WIRE], outbox)
+        self._queue = SendQueue(v1.encode_short, outbox)
         requests = Requests(_nothing_to_configure)
         self._link = NodeLink(
             host_name, outbox, uplinks, self._queue.take, self._queue.fd, HWM, RATE, times, requests=requests

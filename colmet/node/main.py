@@ -260,7 +260,7 @@ def open_sending(
     uplinks = link.open_uplinks(options, host_name, times, security)
     for uplink in uplinks:
         stack.callback(uplink.close)
-    queue = SendQueue(v1.encode, outbox)
+    queue = SendQueue(v1.encode_short, outbox)
     remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
     sender = link.NodeLink(
         host_name,

@@ -8,6 +8,8 @@ import threading
 
 import pytest
 
+from colmet.common.schema import Batch, Table
+from colmet.common.wire import Decoder, colmet06, v1
 from colmet.common.wire import link as wire
 from colmet.node.delivery.requests import MAX_WAITING, Requests
 from colmet.node.delivery.spool import EncodedBatch
@@ -439,3 +441,142 @@ def test_what_an_earlier_start_left_is_acknowledged_once_this_one_has_sent_it():
     world.links[0].inbox.append(wire.encode(wire.Ack("1.0", 1, True, 0, (wire.Range(1, 0, 2),))))
     world.run(0.3)
     assert not len(world.outbox)
+
+
+# Descriptions, once
+
+
+@pytest.fixture
+def reader(world):
+    """A collector that reads the short form, and has the table `a`."""
+    world.version = "1.0 short"
+    world.run(11)
+    world.put_batch("a")
+    assert world.push.take_forms() == [1]
+    world.ack((1, 1))
+    world.link.step()
+    return world
+
+
+def test_descriptions_are_sent_until_a_batch_with_them_is_acknowledged(reader):
+    for _ in range(3):
+        reader.put_batch("a")
+    assert reader.push.take_forms() == [-2, -3, -4]
+    reader.put_batch("a", "b")
+    reader.put_batch("a", "b")
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [5, 6, -7]
+    reader.ack((6, 6))
+    reader.put_batch("b")
+    assert reader.push.take_forms() == [-8]
+    assert reader.uplinks[0].version == "1.0"
+
+
+def test_a_collector_that_does_not_announce_it_gets_no_short_message(world):
+    for version in ("1.0", "shorter", "1.0 other"):
+        world.version = version
+        world.run(11)
+        for _ in range(3):
+            world.put_batch("a")
+            sent = world.push.take_forms()
+            assert sent[0] > 0
+            world.ack((sent[0], sent[0]))
+            world.link.step()
+
+
+def test_without_acknowledgements_all_is_in_full():
+    world = World(linked=False)
+    for _ in range(5):
+        world.put_batch("a")
+    assert world.push.take_forms() == [1, 2, 3, 4, 5]
+
+
+def test_what_is_sent_again_is_in_full_and_so_is_what_follows_a_retry(reader):
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [-2]
+    reader.run(20)
+    assert reader.push.take_forms() == [2]
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [3], "what is not acknowledged may have been refused"
+    reader.ack((2, 3))
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [-4]
+
+
+def test_another_process_of_the_collector_gets_all_in_full(reader):
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [-2]
+    reader.started[0] = 2
+    reader.ack()
+    reader.put_batch("a")
+    assert sorted(reader.push.take_forms()) == [2, 3]
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [4]
+    reader.ack((4, 4))
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [-5]
+
+
+def test_over_another_data_connection_all_is_in_full(reader):
+    reader.push.connection = 2
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [2]
+    reader.ack((2, 2))
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [-3]
+    reader.push.connection = 3
+    reader.ack((3, 3))
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [4]
+
+
+def test_a_collector_that_asks_for_descriptions_gets_at_once_what_it_may_have_refused(reader, caplog):
+    reader.put_batch("a")
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [-2, -3]
+    reader.links[0].inbox.append(wire.encode(wire.Describe(EPOCH - 1)))
+    reader.link.step()
+    assert reader.push.take_forms() == [], "not for this start"
+    reader.links[0].inbox += [wire.encode(wire.Describe(EPOCH))] * 3
+    reader.run(0.2)
+    assert reader.push.take_forms() == [2, 3]
+    assert reader.link.counters()["descriptions_asked"] == 3
+    assert caplog.text.count("collector asks for descriptions") == 1
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [4]
+
+
+def test_a_short_batch_is_kept_where_the_collector_ceases_to_acknowledge(reader):
+    reader.put_batch("a")
+    assert reader.push.take_forms() == [-2]
+    reader.links[0].connected = False
+    reader.uplinks[0]._become_mute(reader.clock.now)
+    reader.link._take_back(reader.uplinks[0], only_short=True)
+    reader.run(0.2)
+    assert reader.push.take_forms() == [2] and len(reader.outbox) == 0
+
+
+def test_what_a_collector_has_is_remembered_within_bounds(reader):
+    for n in range(900):
+        reader.put_batch(f"t{n}")
+        (sent,) = reader.push.take_forms()
+        if n % 3:
+            reader.ack((sent, sent))
+    uplink = reader.uplinks[0]
+    assert len(uplink._carried) <= 64 and len(uplink._described) <= 512
+
+
+def test_a_short_batch_is_converted_for_a_collector_of_colmet_06():
+    world = World(wire="colmet06", linked=False)
+    world.number = 1
+    batch = Batch("node-1", EPOCH, 1, 5 * 10**9, (7,), (procstats(),))
+    world.new.append(EncodedBatch(EPOCH, 1, 10**18, v1.encode_short(batch), (batch.tables[0].schema,)))
+    world.link.step()
+    (message,) = world.push.sent
+    (read,) = Decoder().decode(message).batches
+    assert [table.schema.name for table in read.tables] == ["procstats_default"]
+
+
+def procstats():
+    schema = colmet06.RECORDS["procstats_default"].schema
+    return Table(schema, 5 * 10**9, schema.empty_rows(1))

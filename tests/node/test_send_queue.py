@@ -30,7 +30,7 @@ def batch(seq, epoch=1):
 
 @pytest.fixture
 def queue():
-    made = SendQueue(v1.encode, Outbox(1, max_age_s=9e9))
+    made = SendQueue(v1.encode_short, Outbox(1, max_age_s=9e9))
     yield made
     made.close()
 
@@ -40,7 +40,7 @@ def test_what_is_put_is_taken_in_order_with_its_number(queue):
         queue.put(batch(seq))
     entries = queue.take()
     assert [entry[:3] for entry in entries] == [(1, 1, 1), (1, 2, 1), (1, 3, 1)]
-    assert [Decoder().decode(entry.message).batches[0].seq for entry in entries] == [1, 2, 3]
+    assert [Decoder().decode(entry.full).batches[0].seq for entry in entries] == [1, 2, 3]
     assert queue.take() == [] and queue.taken == 3
     assert queue.outbox.stats.by_table() == {"t_default": {"taken": 3, "sent": 0, "acknowledged": 0, "dropped": 0}}
 
@@ -67,7 +67,7 @@ def test_putting_calls_nothing_that_could_wait(queue):
 def test_a_thread_that_hangs_does_not_delay_the_tick_and_what_overflows_is_named(caplog):
     """As on a disk that does not answer: then memory is bounded, and the oldest go."""
     outbox = Outbox(1, max_age_s=9e9)
-    queue = SendQueue(v1.encode, outbox, max_bytes=1 << 20)
+    queue = SendQueue(v1.encode_short, outbox, max_bytes=1 << 20)
     hangs, go_on = threading.Event(), threading.Event()
 
     def hang(entries):
@@ -120,7 +120,7 @@ class NoRoute:
 
 def test_counters_say_what_became_of_all():
     outbox = Outbox(1, max_age_s=9e9)
-    queue = SendQueue(v1.encode, outbox)
+    queue = SendQueue(v1.encode_short, outbox)
     for seq in range(1, 6):
         queue.put(batch(seq))
     outbox.add(queue.take())

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import msgpack
+
+from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import link as wire
+from colmet.common.wire import v1
 from colmet.node.delivery.link import NodeLink
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.spool import EncodedBatch
@@ -33,7 +37,20 @@ class FakePush:
 
     def take(self):
         sent, self.sent = self.sent, []
-        return [int(message) for message in sent]
+        return [int(message) if message.isdigit() else seq_of(message) for message in sent]
+
+    def take_forms(self):
+        """What was sent: the number of each batch, negative if it was in the short form."""
+        sent, self.sent = self.sent, []
+        return [-seq_of(one) if None in [parts[1] for parts in tables_of(one)] else seq_of(one) for one in sent]
+
+
+def tables_of(message):
+    return msgpack.unpackb(message)["tables"]
+
+
+def seq_of(message):
+    return msgpack.unpackb(message)["seq"]
 
 
 class FakeLink(FakePush):
@@ -71,6 +88,7 @@ class World:
         self._number = 0
         self.answering = set(range(count))
         self.started = dict.fromkeys(range(count), 1)
+        self.version = "1.0"  # as the collectors say it
 
     def _take(self):
         new, self.new = self.new, []
@@ -81,8 +99,17 @@ class World:
             self._number += 1
             self.new.append(EncodedBatch(EPOCH, self._number, 10**18, b"%d" % self._number))
 
+    def put_batch(self, *names):
+        """A batch with tables of these names, as the agent puts it."""
+        self._number += 1
+        schemas = tuple([Schema(name, "node", [Field("n", "count", "gauge")]) for name in names])
+        tables = tuple([Table(schema, 5, schema.empty_rows(1)) for schema in schemas])
+        short = v1.encode_short(Batch("node-1", EPOCH, self._number, 5, (), tables))
+        self.new.append(EncodedBatch(EPOCH, self._number, 10**18, short, schemas))
+        self.link.step()
+
     def ack(self, *ranges, n=0):
-        ack = wire.Ack("1.0", self.started[n], True, 0, tuple([wire.Range(EPOCH, *one) for one in ranges]))
+        ack = wire.Ack(self.version, self.started[n], True, 0, tuple([wire.Range(EPOCH, *one) for one in ranges]))
         self.links[n].inbox.append(wire.encode(ack))
 
     def run(self, seconds, tick=0.1):

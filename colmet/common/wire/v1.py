@@ -196,6 +196,11 @@ def encode(batch: Batch, came: int | None = None, is_short: bool = False) -> byt
     return message if came is None else bytes([FIXMAP_OF_ALL_KEYS + 1]) + message[1:] + CAME + came.to_bytes(4, "big")
 
 
+def encode_short(batch: Batch) -> bytes:
+    """Return the same in the short form."""
+    return encode(batch, is_short=True)
+
+
 def describe(message: bytes, descriptions: Mapping[bytes, bytes]) -> bytes:
     """Return the full form of a message from `encode`; KeyError if the description of a digest is missing."""
     fields = msgpack.unpackb(message)

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from colmet.common.errors import ConfigError, WireError
 from colmet.common.runtime import cli
@@ -210,6 +211,14 @@ def open_uplinks(
     return uplinks
 
 
+class _Sent(NamedTuple):
+    """A batch on its way."""
+
+    uplink: Uplink
+    again_at: float  # time of the next retry
+    is_short: bool  # without descriptions
+
+
 class NodeLink:
     """Sender of batches until they are acknowledged: new ones at once, others in order at a bounded rate.
 
@@ -255,7 +264,7 @@ class NodeLink:
         self._times = times or Times()
         self._requests = requests or Requests(None)
         self._monotonic = monotonic
-        self._outstanding: dict[Key, tuple[Uplink, float]] = {}  # and the time of the next retry
+        self._outstanding: dict[Key, _Sent] = {}
         self._tries: dict[Key, int] = {}  # of batches sent more than once
         self._most_tries = window
         self._cursor: Key | None = (0, 0)  # the next key to send is not before it; None: none to send
@@ -286,6 +295,7 @@ class NodeLink:
             "bad_messages": sum([uplink.bad_messages for uplink in self._uplinks]),
             "acknowledgements_doubted": sum([uplink.doubted for uplink in self._uplinks]),
             "acknowledgements_false": self.false_acknowledgements,
+            "descriptions_asked": sum([uplink.asked for uplink in self._uplinks]),
             "duplicates": sum([uplink.duplicates for uplink in self._uplinks]),
             "requests": self._requests.answered,
             "requests_refused": self._requests.refused,
@@ -379,9 +389,8 @@ class NodeLink:
                 uplink.link.send(wire.encode(wire.Answer(number, content)))
         self._choose(now)
         for entry in entries:
-            key = entry[:2]
-            if len(self._outstanding) >= self._window or not self._send(key, entry.message, now):
-                self._set_back(key)
+            if len(self._outstanding) >= self._window or not self._send(entry, now):
+                self._set_back(entry[:2])
         self._send_waiting(now)
         self._look(now)
 
@@ -393,6 +402,8 @@ class NodeLink:
             self._forget_done()
             if another:  # it lacks the batches not acknowledged by the former process
                 self._take_back(uplink)
+        elif isinstance(message, wire.Describe):
+            self._describe(uplink, message.epoch)
         elif isinstance(message, wire.Request):
             self._requests.ask(message.number, message.content, uplink)
         else:
@@ -402,6 +413,7 @@ class NodeLink:
         """Remove acknowledged batches that this collector can have; count the others as doubted, and keep them."""
         for first, last in uplink.sent_of(one):
             self._outbox.acknowledge(one.epoch, first, last)
+            uplink.carried(one.epoch, first, last)
         left = self._outbox.count_in(*one)
         if not left:
             return
@@ -424,11 +436,25 @@ class NodeLink:
         """Have a batch sent when its turn comes."""
         self._cursor = key if self._cursor is None else min(key, self._cursor)
 
-    def _take_back(self, uplink: Uplink) -> None:
-        """Have all unacknowledged batches of an uplink sent again."""
-        for key in [key for key, (way, _) in self._outstanding.items() if way is uplink]:
-            del self._outstanding[key]
-            self._set_back(key)
+    def _take_back(self, uplink: Uplink, only_short: bool = False) -> None:
+        """Have the unacknowledged batches of an uplink sent again: all, or those without descriptions."""
+        for key, sent in list(self._outstanding.items()):
+            if sent.uplink is uplink and (sent.is_short or not only_short):
+                del self._outstanding[key]
+                self._set_back(key)
+
+    def _describe(self, uplink: Uplink, epoch: int) -> None:
+        """Send in full what a collector may have refused, as it lacks a description."""
+        if epoch != self._outbox.epoch:
+            return
+        uplink.asked += 1
+        if powers_of_ten(uplink.asked):
+            log.warning(
+                "collector asks for descriptions of tables, batches are sent again in full: collector=%s times=%d",
+                *(uplink.uri, uplink.asked),
+            )
+        uplink.forget_descriptions()
+        self._take_back(uplink, only_short=True)
 
     def _choose(self, now: float) -> None:
         """Choose the uplink: the present one while usable, or a preferred one that has been there for `back_s`."""
@@ -446,12 +472,15 @@ class NodeLink:
                 log.warning("collector replaces the other: collector=%s other=%s", best.uri, self._uplink.uri)
             self._uplink = best
 
-    def _send(self, key: Key, message: bytes, now: float) -> bool:
+    def _send(self, entry: EncodedBatch, now: float) -> bool:
         """Send a batch over the chosen uplink; return False if not possible now."""
         uplink = self._uplink
+        key = entry[:2]
         dialect = uplink.dialect
         if not dialect or not uplink.usable(now):
             return False
+        is_short = dialect == V1 and bool(entry.schemas) and uplink.described(entry.schemas)
+        message = entry.message if is_short else entry.full
         if dialect == COLMET06:
             try:
                 (batch,) = self._decoder.decode(message).batches
@@ -463,12 +492,14 @@ class NodeLink:
             return False
         self._outbox.sent(key)
         uplink.sent(*key)
+        if not is_short:
+            uplink.carry(key, entry.schemas)
         if uplink.state is UplinkState.MUTE:
             self._outbox.release(key)
             return True
         tries = self._tries.get(key, 0)
         pause_s = growing_pause_s(tries + 1, self._times.resend_s, self._times.resend_most_s)
-        self._outstanding[key] = (uplink, now + pause_s)
+        self._outstanding[key] = _Sent(uplink, now + pause_s, is_short)
         return True
 
     @property
@@ -503,7 +534,7 @@ class NodeLink:
                     self._tokens.use(self._tokens.left() + self._rate)  # rest for a second
                     return
                 if message is not None:
-                    if not self._send(key, message, now):
+                    if not self._send(EncodedBatch(*key, 0, message), now):
                         self._cursor = key
                         return
                     self.resent += 1
@@ -515,8 +546,9 @@ class NodeLink:
         waiting = bool(self._outstanding)
         for uplink in self._uplinks:
             if uplink.look(now):
-                if uplink.state is UplinkState.MUTE:  # it has received all sent batches
-                    for key in [key for key, (way, _) in self._outstanding.items() if way is uplink]:
+                if uplink.state is UplinkState.MUTE:  # all sent batches were received, short ones maybe refused
+                    self._take_back(uplink, only_short=True)
+                    for key in [key for key, sent in self._outstanding.items() if sent.uplink is uplink]:
                         self._outbox.release(key)
                     self._forget_done()
                 else:
@@ -530,8 +562,10 @@ class NodeLink:
             epochs = frozenset([epoch for epoch, _, _ in self._outbox.ranges()])
             for uplink in self._uplinks:
                 uplink.forget_sent(epochs)
-            for key in [key for key, (_, again_at) in self._outstanding.items() if now >= again_at]:
+            for key, sent in [(key, sent) for key, sent in self._outstanding.items() if now >= sent.again_at]:
                 del self._outstanding[key]
+                if sent.is_short:
+                    sent.uplink.forget_descriptions()
                 self._tries[key] = self._tries.get(key, 0) + 1
                 self._set_back(key)
             self._forget_done()

@@ -108,14 +108,14 @@ class Outbox:
             self.memory_bytes -= len(entry.message) + ENTRY_BYTES
 
     def message(self, key: tuple[int, int]) -> bytes | None:
-        """Return the message of a batch; drop the batch and return None if it is damaged.
+        """Return the message of a batch, in the full form; drop the batch and return None if it is damaged.
 
         Raises:
             OSError: it cannot be read now.
         """
         entry = self._memory.get(key)
         if entry is not None:
-            return entry.message
+            return entry.full
         message = self.spool.read(*key) if self.spool is not None else None
         if message is None:
             self.drop_damaged(key)

@@ -24,7 +24,7 @@ class SendQueue:
     While that thread is blocked, the queue drops its oldest batches beyond `max_bytes` and counts them.
 
     Args:
-        encode: a dialect's encoder.
+        encode: encoder of v1, of its short form or the full one.
         outbox: keeps the batches, in the thread of the link.
         max_bytes: limit of the queue.
 
@@ -51,8 +51,9 @@ class SendQueue:
     def put(self, batch: Batch) -> None:
         """Encode a batch and queue it."""
         message = self._encode(batch)
-        entry = EncodedBatch(self.outbox.epoch, batch.seq or 0, batch.time_ns, message)
-        self.outbox.stats.take(entry.seq, tuple([table.schema.name for table in batch.tables]))
+        schemas = tuple([table.schema for table in batch.tables])
+        entry = EncodedBatch(self.outbox.epoch, batch.seq or 0, batch.time_ns, message, schemas)
+        self.outbox.stats.take(entry.seq, tuple([schema.name for schema in schemas]))
         self.taken += 1
         self._bytes_in += len(message) + ENTRY_BYTES
         self._queue.append(entry)

@@ -23,6 +23,8 @@ from typing import NamedTuple
 from colmet.common.ranges import Ranges
 from colmet.common.record_log import CRC, Damage, LogReader, LogRecord, LogWriter, RecordForm, is_sealed, seal
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.schema import Schema
+from colmet.common.wire import v1
 from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
@@ -46,7 +48,15 @@ class EncodedBatch(NamedTuple):
     epoch: int  # of the start of the agent that measured it
     seq: int  # its number
     time_ns: int  # time of the measurement, since the epoch
-    message: bytes  # in the form sent
+    message: bytes  # v1; in the short form if there are schemas
+    schemas: tuple[Schema, ...] = ()  # of its tables
+
+    @property
+    def full(self) -> bytes:
+        """The message in the full form."""
+        if not self.schemas:
+            return self.message
+        return v1.describe(self.message, {one.digest: v1.pack_description(one) for one in self.schemas})
 
 
 def pack_head(seed: int, epoch: int, host: str) -> bytes:
@@ -283,13 +293,14 @@ class Spool:
         self._retry_at = self._monotonic()
 
     def _append(self, item: EncodedBatch) -> None:
-        size = FORM.header_bytes + len(item.message)
+        message = item.full
+        size = FORM.header_bytes + len(message)
         writer = self._writer
         if writer is None or (self._segments[-1].numbers.count and writer.size + size > self._segment_bytes):
             writer = self._begin(item.seq)
         segment = self._segments[-1]
         try:
-            writer.append(FORM.header(self._seed, item.seq, item.time_ns, item.message) + item.message)
+            writer.append(FORM.header(self._seed, item.seq, item.time_ns, message) + message)
         except OSError:
             try:
                 writer.cut()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -13,12 +13,15 @@ from colmet import __version__
 from colmet.common.errors import WireError
 from colmet.common.ranges import Ranges
 from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.schema import Schema
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import link as wire
 
 log = logging.getLogger(__name__)
 
 MAX_RUNS = 1024  # ranges of numbers sent over one uplink, of one epoch
+MAX_CARRIED = 64  # batches with new descriptions, on their way over one uplink
+MAX_DESCRIBED = 512  # half of what a collector keeps
 AUTO, V1, COLMET06 = "auto", "v1", "colmet06"
 
 
@@ -103,6 +106,7 @@ class Uplink:
         duplicates: batches of this node received by it more than once, since the node was started.
         bad_messages: unreadable messages of the link.
         doubted: batches acknowledged by it, but not sent to it since it was started.
+        asked: its requests for descriptions.
     """
 
     def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float, wire: str = V1) -> None:
@@ -116,7 +120,7 @@ class Uplink:
         self.blocked_at: float | None = None
         self.version = ""
         self.durable = True
-        self.duplicates = self.bad_messages = self.doubted = 0
+        self.duplicates = self.bad_messages = self.doubted = self.asked = 0
         self._times = times
         self._asked_at = now  # the first question without an answer; infinite without one
         self._said_at = -math.inf
@@ -131,6 +135,10 @@ class Uplink:
         self._collector = 0
         self._reported_duplicates = 0  # by it, since it was started
         self._sent: dict[int, Ranges] = {}  # to the present process, by epoch
+        self._reads_short = False  # the present process
+        self._described: set[bytes] = set()  # digests whose descriptions it has acknowledged
+        self._described_over = 0  # the data connection of these
+        self._carried: dict[tuple[int, int], tuple[Schema, ...]] = {}  # by batches on their way, in full
         self._times_away = self._times_mute = self._times_blocked = 0
 
     def _become(self, state: UplinkState, now: float) -> None:
@@ -220,6 +228,36 @@ class Uplink:
         if len(numbers) > MAX_RUNS:  # forgotten numbers are sent again
             numbers.remove(*next(iter(numbers)))
 
+    def described(self, schemas: Iterable[Schema]) -> bool:
+        """Return whether the collector has the descriptions of these schemas, and reads messages without them.
+
+        Only what its present process has acknowledged over the present data connection counts.
+        """
+        if self.push.connection != self._described_over:
+            self.forget_descriptions()
+        is_there = self._reads_short and self.state is UplinkState.THERE
+        return is_there and all(schema.digest in self._described for schema in schemas)
+
+    def carry(self, key: tuple[int, int], schemas: tuple[Schema, ...]) -> None:
+        """Note that this batch was sent with the descriptions of these schemas."""
+        if self._reads_short and schemas:
+            self._carried[key] = schemas
+            if len(self._carried) > MAX_CARRIED:
+                del self._carried[next(iter(self._carried))]
+
+    def carried(self, epoch: int, first: int, last: int) -> None:
+        """Note that the collector has acknowledged these batches, with their descriptions."""
+        for key in [key for key in self._carried if key[0] == epoch and first <= key[1] <= last]:
+            if len(self._described) >= MAX_DESCRIBED:
+                self._described.clear()
+            self._described.update([schema.digest for schema in self._carried.pop(key)])
+
+    def forget_descriptions(self) -> None:
+        """Forget what the collector has: the next batches are sent in full."""
+        self._described.clear()
+        self._carried.clear()
+        self._described_over = self.push.connection
+
     def sent_of(self, one: wire.Range) -> list[tuple[int, int]]:
         """Return the numbers of a range sent to the collector's present process: it can have no others."""
         numbers = self._sent.get(one.epoch)
@@ -253,13 +291,15 @@ class Uplink:
                 self.uri,
             )
         self.durable = ack.durable
-        self.version = ack.version
+        self.version, *reads = ack.version.split(" ")
+        self._reads_short = wire.SHORT in reads
         another = self._collector not in (0, ack.started)
         if self._collector == 0:  # duplicates of an earlier start of this node
             self._reported_duplicates = ack.duplicates
         elif another:
             self._reported_duplicates = 0
             self._sent.clear()
+            self.forget_descriptions()
         self.duplicates += max(0, ack.duplicates - self._reported_duplicates)
         self._reported_duplicates = ack.duplicates
         self._collector = ack.started
@@ -269,7 +309,7 @@ class Uplink:
         elif self.state is UplinkState.AWAY:
             log.warning("collector is there again collector=%s", self.uri)
         elif self.state is UplinkState.UNKNOWN:
-            log.info("collector is there collector=%s version=%s", self.uri, ack.version)
+            log.info("collector is there collector=%s version=%s", self.uri, self.version)
         self._was_mute = False
         self._answered = self._connection
         self._become(UplinkState.THERE, now)
