@@ -30,8 +30,8 @@ NAVIGATION = (
     (
         "Inputs",
         (
-            *("inputs/perfhw", "inputs/nvidia", "inputs/rapl", "inputs/temperature", "inputs/ipmipower"),
-            *("inputs/infiniband", "inputs/lustre"),
+            *("inputs/taskstats", "inputs/perfhw", "inputs/nvidia", "inputs/rapl", "inputs/temperature"),
+            *("inputs/ipmipower", "inputs/infiniband", "inputs/lustre"),
         ),
     ),
     ("Services", ("tools/http", "tools/grafana", "tools/mem", "tools/oar", "tools/facility")),

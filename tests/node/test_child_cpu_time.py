@@ -21,7 +21,7 @@ class Machine:
         self.stat = {}
         self.owner = {}
         self.processes = Processes()
-        self.reaped = ChildCpuTime(self, self.owner.get, now_ns=since * TICK)
+        self.reaped = ChildCpuTime(self, self.owner.get, lambda pids: pids - self.owner.keys(), now_ns=since * TICK)
         self.records = []
         self.told = 0  # with what was estimated
         self.found = {}

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.errors import ParseError
+from colmet.node.accounting import idle_jobs
 from colmet.node.backends import taskstats
 from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
 from colmet.node.jobs.job import Job
@@ -189,7 +190,9 @@ class Node:
 
 @pytest.fixture
 def node(fake):
-    return Node(fake)
+    made = Node(fake)
+    yield made
+    made.backend.close()
 
 
 @pytest.fixture
@@ -926,11 +929,112 @@ def test_what_is_estimated_is_not_more_than_the_cgroup_used_and_does_not_fall(no
     node.fake.write("/group/cpuacct.usage", "100\n")
     assert node.row()["cpu_total"] == 130, "never less than before"
     directory[0] = "/gone"
+    node.backend._group_cpu.forget(1)  # its file cannot be read any more
     node.backend._cpu_time.beyond[1] = 500
     assert node.row()["cpu_total"] == 130, "nothing has ended since it was read"
     kernel.start(11, 10, told=True)
     kernel.end(11, cpu=1)
     assert node.row()["cpu_total"] >= 601
+
+
+# Jobs whose cgroup has used no CPU time
+
+
+@pytest.fixture
+def idle(node, kernel):
+    """Job 1 is idle: its cgroup has the CPU time that its task 10 had at the last tick."""
+    in_group(node, 1, 100)
+    node.tick()
+    kernel.asked.clear()
+    return node
+
+
+def test_the_tasks_of_an_idle_job_are_not_read_and_its_row_stays_but_for_its_age(idle, kernel, monkeypatch):
+    first = idle.row()
+    now_ns = taskstats.time.monotonic_ns()
+    monkeypatch.setattr(taskstats.time, "monotonic_ns", lambda: now_ns + 5_000_000_000)
+    second = idle.row()
+    assert not kernel.asked
+    age = second.pop("ac_etime") - first.pop("ac_etime")
+    assert second == first and age >= 5_000_000
+
+
+def test_an_idle_job_that_wakes_up_between_two_ticks_loses_nothing(idle, kernel):
+    assert idle.tick() == {1: 100}
+    kernel.run(10, 7)
+    in_group(idle, 1, 107)
+    kernel.start(11, 10, told=True)
+    kernel.end(11, cpu=5)
+    in_group(idle, 1, 112)
+    kernel.start(12, 10, told=True)
+    idle.job(1, 10, 12)
+    assert idle.tick() == {1: 112} and kernel.asked[-1] == [10, 12]
+
+
+def test_a_task_that_enters_or_leaves_an_idle_job_is_noticed_at_the_next_tick(idle, kernel):
+    kernel.start(20, 90, cpu=30)
+    idle.job(1, 10, 20)
+    assert idle.tick() == {1: 130} and kernel.asked[-1] == [10, 20]
+    idle.job(1, 10)
+    idle.tick()
+    assert kernel.asked[-1] == [10, 20]
+    kernel.end(20, cpu=500)
+    assert idle.tick() == {1: 130}, "what it used elsewhere"
+
+
+def test_the_record_of_a_task_that_finds_its_idle_job_late_is_counted(idle, kernel):
+    kernel.start(11, 10)  # its fork was not reported
+    kernel.start(12, 11)
+    kernel.tasks[12].parent = 11
+    kernel.end(12, cpu=3)
+    assert idle.tick() == {1: 100}, "11 is not known yet"
+    kernel.end(11, cpu=4)
+    assert idle.tick() == {1: 107} and not kernel.asked
+
+
+def test_a_dying_task_that_an_idle_job_lists_does_not_count_twice(node, kernel):
+    kernel.start(11, 10, cpu=30)
+    node.job(1, 10, 11)
+    in_group(node, 1, 140)
+    node.tick()
+    kernel.die(11, cpu=10)
+    for _ in range(2 * idle_jobs.FULL_TICKS):
+        assert node.tick() == {1: 140}
+
+
+def test_an_idle_job_is_read_now_and_then_and_always_if_its_cgroup_does_not_count_its_tasks(idle, kernel):
+    kernel.run(10, 50 * MS)  # the cgroup's CPU time stays as it was
+    for _ in range(idle_jobs.FULL_TICKS):
+        found = idle.tick()
+    assert found == {1: 100 + 50 * MS}
+    kernel.asked.clear()
+    for number in range(1, 4):
+        kernel.run(10, 1)
+        assert idle.tick() == {1: 100 + 50 * MS + number}
+
+
+def test_a_job_whose_cpu_time_nothing_counts_is_always_read(node, kernel):
+    kernel.asked.clear()
+    node.tick()
+    assert node.tick() == {1: 100} and kernel.asked == [[10], [10]]
+
+
+def test_the_totals_of_idle_jobs_are_kept_once(fake, monkeypatch):
+    node = Node(fake, state=True)
+    node.kernel.start(10, cpu=100)
+    node.job(1, 10)
+    in_group(node, 1, 100)
+    node.tick()
+    saved = []
+    monkeypatch.setattr(node.backend._state, "save", lambda payload: saved.append(payload) or True)
+    node.tick()
+    node.tick()
+    assert not saved
+    node.kernel.run(10, 5)
+    in_group(node, 1, 105)
+    node.tick()
+    assert len(saved) == 1
+    node.backend.close()
 
 
 # Tasks that came, and had used some of it in the job before they were seen there
@@ -1004,6 +1108,7 @@ def test_a_task_that_came_and_ended_unseen_brings_no_more_than_the_cgroup_used_a
     kernel.start(11, 10, told=True)
     kernel.end(11, cpu=30 * MS)
     node.jobs[1].directory = lambda asked: None
+    node.backend._group_cpu.forget(1)  # its file cannot be read any more
     assert node.row()["cpu_total"] == 100 + 32 * MS
 
 

@@ -6,8 +6,9 @@ cgroup, and their forks since.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
 
 from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel.taskstats import Exits
@@ -82,8 +83,10 @@ class Attribution:
                     owner[child] = ~job
                     alive[job] = alive.get(job, 0) + 1
 
-    def unknown(self, job: int, tids: Iterable[int]) -> list[int]:
+    def unknown(self, job: int, tids: Collection[int]) -> list[int]:
         """Return the tasks not yet known as the job's."""
+        if dict.fromkeys(tids, job).items() <= self._owner.items():  # the usual tick
+            return []
         get = self._owner.get
         return [tid for tid in tids if get(tid) not in (job, ~job)]
 
@@ -110,9 +113,14 @@ class Attribution:
         self._closed = frozenset(closed)
         self._former, self._owner = self._owner, {}
         self._former_parents, self._parents = self._parents, {}
-        self._alive = {}
+        owner = self._owner
         for job, members in tids.items():
-            self.list_one(job, members)
+            owner.update(dict.fromkeys(members, job))
+        self._alive = Counter(owner.values())
+        if self._waiting and not owner.items() <= self._former.items():
+            self._news = True
+        if self._departed:
+            self._departed.difference_update(owner)
         for child, job in self._forked.items():
             if job in tids and child not in self._owner:
                 self._add(child, ~job)
@@ -128,6 +136,13 @@ class Attribution:
                 self._news = True
             self._add(tid, job)
             self._departed.discard(tid)
+
+    def without_owner(self, tids: AbstractSet[int]) -> set[int]:
+        """Return the tasks for which `owner` returns None."""
+        gone = tids - self._owner.keys()
+        if self._closed:
+            gone |= {tid for tid in tids if self.owner(tid) is None}
+        return gone
 
     def owner(self, tid: int) -> int | None:
         """Return the job of a live task if the task's children are the job's, too; otherwise None."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from colmet.node.kernel.procstat import Stat, ask_stats
 from colmet.node.system.host import Host
@@ -56,6 +57,7 @@ class ChildCpuTime:
     Args:
         host: the machine.
         owner: returns the job of a live process, None without one.
+        without_owner: returns the processes for which `owner` returns None.
         now_ns: time since boot; the exit records of children of an older process may be missing.
         party: returns the party that can delay the reading of a job's processes (`system.processes`).
     """
@@ -67,11 +69,13 @@ class ChildCpuTime:
         self,
         host: Host,
         owner: Callable[[int], int | None],
+        without_owner: Callable[[AbstractSet[int]], set[int]],
         now_ns: int | None = None,
         party: Callable[[int], str] = "job {}".format,
     ) -> None:
         self._host = host
         self._owner = owner
+        self._without_owner = without_owner
         self._party = party
         self._since_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) if now_ns is None else now_ns
         self._parents: dict[int, _Parent] = {}
@@ -189,7 +193,7 @@ class ChildCpuTime:
         for pid in [pid for pid, parent in self._parents.items() if parent.job not in jobs]:
             del self._parents[pid]
         vanished, self._vanished = self._vanished, set()
-        vanished |= {pid for pid in self._parents if self._owner(pid) is None}
+        vanished |= self._without_owner(self._parents.keys())
         if len(self._parents) > self.MAX_PARENTS:
             stats = self._stats({pid: parent.job for pid, parent in self._parents.items()})
             vanished |= {pid for pid, stat in stats.items() if stat is None}

@@ -44,9 +44,14 @@ class FinishedTasks:
         """Return the tasks that may still be listed: the finished and the dying."""
         return np.concatenate([*self._finished, np.fromiter(self._dying, dtype=np.int64)])
 
-    def forget(self) -> None:
-        """Forget all, at a tick; tasks that are still listed are noted as dying again."""
-        self._finished, self._count, self._dying = [], 0, set()
+    def forget(self, unread: Collection[int] = ()) -> None:
+        """Forget all, at a tick, except tasks of jobs that are not read; those still listed are noted as dying again.
+
+        Args:
+            unread: the tasks listed for these jobs.
+        """
+        left: set[int] = set(self.all().tolist()).intersection(unread) if unread else set()
+        self._finished, self._count, self._dying = [], 0, left
 
     def note_dying(self, tids: Collection[int]) -> None:
         """Note finished tasks that are still listed."""

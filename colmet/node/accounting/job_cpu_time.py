@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 from colmet.node.jobs.job import Job
 
 # Bound on the rounding error of a group's CPU time against the sum of its tasks: cgroup v2 counts in us.
-_ROUNDING_NS = 1_000_000
+ROUNDING_NS = 1_000_000
 
 
 class JobCpuTime:
@@ -60,8 +60,12 @@ class JobCpuTime:
         """
         if group_ns is None or not newcomers_ns:
             return 1.0 if are_migrated else 0.0
-        excess_ns = counted_ns - group_ns + (self.beyond.get(job, 0) if are_migrated else -_ROUNDING_NS)
+        excess_ns = counted_ns - group_ns + (self.beyond.get(job, 0) if are_migrated else -ROUNDING_NS)
         return min(1.0, max(0, excess_ns) / newcomers_ns)
+
+    def group_ns(self, job: int) -> int | None:
+        """Return the CPU time of the job's cgroup at the last update; None if not measured, or if a task has ended."""
+        return self._group_ns.get(job)
 
     def update(self, job: Job, counted_ns: int, group_ns: int | None) -> int:
         """Update a job's attributed CPU time, and return it.

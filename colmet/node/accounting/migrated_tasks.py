@@ -59,10 +59,11 @@ class MigratedTasks:
         for job in jobs:
             if job.id not in self._seen and not job.witnessed:
                 continue
+            unknown = self._owners.unknown(job.id, listed[job.id])
+            if not unknown:
+                continue
             tids = set(listed[job.id])
-            unknown = self._owners.unknown(job.id, tids)
-            known = self._known(job.id) if unknown else []
-            new = sorted(set(unknown).difference(known))
+            new = sorted(set(unknown).difference(self._known(job.id)))
             migrated = {tid for tid in new if self._owners.has_left(tid)}
             if forks_are_known and not tick:
                 # a task that does not answer counts as the job's own: nothing is subtracted

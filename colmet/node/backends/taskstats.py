@@ -10,7 +10,9 @@ import argparse
 import contextlib
 import logging
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -24,6 +26,8 @@ from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.child_cpu_time import ChildCpuTime
 from colmet.node.accounting.finished_tasks import FinishedTasks
+from colmet.node.accounting.group_cpu_time import GroupCpuTime
+from colmet.node.accounting.idle_jobs import IdleJobs, Reading
 from colmet.node.accounting.job_cpu_time import JobCpuTime
 from colmet.node.accounting.kept_totals import KeptJob
 from colmet.node.accounting.migrated_tasks import MigratedTasks
@@ -33,7 +37,7 @@ from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import TaskSource
 from colmet.node.kernel.taskstats import FIELDS, Exits
-from colmet.node.system.host import Host, is_gone
+from colmet.node.system.host import Host
 from colmet.node.system.state import DIRECTORY, StateFile, default_directory
 
 log = logging.getLogger(__name__)
@@ -57,12 +61,24 @@ tests the kernel."""
 WAITS = ("cpu_delay_total", "blkio_delay_total", "swapin_delay_total", "freepages_delay_total")
 
 _NO_TASKS: Ints = np.empty(0, dtype=np.int64)
+_NO_VALUES: Ints = np.empty((0, len(FIELDS)), dtype=np.int64)
 _TASK = Schema(SCHEMA.name, "job", SCHEMA.fields[: len(FIELDS)])  # the kernel's values of a task
 _REAL, _VIRTUAL = FIELDS.index("cpu_run_real_total"), FIELDS.index("cpu_run_virtual_total")
+_AGE = FIELDS.index("ac_etime")
 # Some clock ticks: the run time of an ended task is known to its last tick, and by counted ticks only on average.
 _LONG_NS = 20_000_000
 FEW = 4  # tasks: with so few left, a job may be about to end
 MAX_KEPT_TASKS = 16384  # about 4 MB of state
+
+
+class _ByJob(Protocol):
+    """A part with a state of each job."""
+
+    def keep_only(self, jobs: Collection[int]) -> None:
+        """Forget every other job."""
+
+    def forget(self, job: int) -> None:
+        """Forget a job."""
 
 
 class TaskstatsBackend(InputBackend):
@@ -75,7 +91,7 @@ class TaskstatsBackend(InputBackend):
             +------exit records--> Attribution ------------+   +--> JobCpuTime ------> cpu_total
             |                          |      FinishedTasks          ^        ^
             +------forks---------------+      MigratedTasks          |        |
-                                                       ChildCpuTime--+   the job's cgroup
+                                                       ChildCpuTime--+   GroupCpuTime --> IdleJobs
 
     `_measure` has the order of the steps.
 
@@ -103,10 +119,15 @@ class TaskstatsBackend(InputBackend):
         self._totals = Accumulator(_TASK, age="ac_etime", steady=("cpu_run_virtual_total", "nvcsw", "ac_minflt"))
         self._waits = PlausibleWaits(_TASK, "ac_etime", WAITS)
         self._owners = Attribution()
-        self._child_cpu = ChildCpuTime(host, self._owners.owner, party=self._states.party)
+        self._child_cpu = ChildCpuTime(host, self._owners.owner, self._owners.without_owner, party=self._states.party)
         self._finished = FinishedTasks()
         self._migrated = MigratedTasks(self._owners, self._totals, self._finished, self._states)
         self._cpu_time = JobCpuTime()
+        self._group_cpu = GroupCpuTime(host)
+        self._idle = IdleJobs()
+        self._rows: dict[int, dict[str, int | None]] = {}  # values of each job's last row
+        self._ended: set[int] = set()  # jobs with tasks ended since their last rows
+        self._is_kept = False  # whether the kept totals are those of the last rows
         self._received: list[Exits] = []  # not attributed yet
         self._last_totals: dict[int, Ints] = {}  # of each job's last row
         self._state = StateFile(host, state_dir) if state_dir else None
@@ -199,16 +220,21 @@ class TaskstatsBackend(InputBackend):
         rows = self._measure([job], tick=False)
         self._sampled = [other for other in self._sampled if other is not job]
         self._last_totals.pop(job.id, None)
+        self._rows.pop(job.id, None)
         self._owners.forget(job.id)
-        for part in (self._totals, self._waits, self._states, self._migrated, self._cpu_time):
+        for part in self._parts():
             part.forget(job.id)
         return rows[0] if rows else None
 
     def _keep_only(self, jobs: Collection[int]) -> None:
         self._last_totals = {job: totals for job, totals in self._last_totals.items() if job in jobs}
-        for part in (self._totals, self._waits, self._states, self._migrated, self._cpu_time):
+        self._rows = {job: values for job, values in self._rows.items() if job in jobs}
+        for part in self._parts():
             part.keep_only(jobs)
         self._child_cpu.tick(jobs)
+
+    def _parts(self) -> tuple[_ByJob, ...]:
+        return (self._totals, self._waits, self._states, self._migrated, self._cpu_time, self._group_cpu, self._idle)
 
     def job_value(self, name: str) -> JobValue:
         """Return `cpu_attributed`: known CPU time in ns of the job's tasks, live and ended."""
@@ -236,7 +262,7 @@ class TaskstatsBackend(InputBackend):
 
         ::
 
-            list       the tasks listed by cgroups, and those no longer listed
+            list       the tasks listed by cgroups, and those no longer listed; of idle jobs, no task is read
             charges    CPU time charged to processes for children      before `receive`: all of it has its record there
             query      the values of all these tasks, in one query, as tasks share the cost of a message
             receive    exit records and forks                          after `query`: a task without answer has a record
@@ -252,32 +278,42 @@ class TaskstatsBackend(InputBackend):
         Raises:
             BackendUnavailable: it is not open.
         """
+        before_ns = {job.id: self._group_cpu.read(job) for job in jobs}
         members = {job.id: job.tids() for job in jobs}
-        listed = [np.array(members[job.id], dtype=np.int64) for job in jobs]
-        absent = [_without(self._totals.last_seen(job.id)[0], tids) for job, tids in zip(jobs, listed)]
+        is_idle = self._idle.is_idle
+        idle = {job.id for job in jobs if tick and is_idle(job.id, before_ns[job.id], members[job.id])}
+        asked = [job for job in jobs if job.id not in idle]
+        listed = [np.array(members[job.id], dtype=np.int64) for job in asked]
+        absent = [_without(self._totals.last_seen(job.id)[0], tids) for job, tids in zip(asked, listed)]
+        now_ns = time.monotonic_ns()
         if self._source.exits is not None:
             self._child_cpu.read()
-        found, values = self._source.query(_union([*listed, *absent]))
+        found, values = self._source.query(_union([*listed, *absent])) if asked else (_NO_TASKS, _NO_VALUES)
         self._receive()
-        self._states.note(jobs)
+        self._states.note(asked)
         overflows = None if self._source.forks is None else self._source.forks.overflows
-        migrated = self._migrated.find(jobs, members, overflows, tick)
+        migrated = self._migrated.find(asked, members, overflows, tick)
         self._own(jobs, members, tick)
         self._attribute()
         self._end(self._owners.retry())
         self._settle()
         finished = self._finished.all()
         if tick:
-            self._finished.forget()
-        rows = []
-        for job, tids, gone in zip(jobs, listed, absent):
+            self._finished.forget([tid for job in idle for tid in members[job]] if len(finished) else ())
+        for job in jobs:
+            if job.id in idle:
+                self._continue(job, before_ns[job.id], now_ns)
+        for job, tids, gone in zip(asked, listed, absent):
             if len(gone):
                 self._note_departed(job.id, gone, found, finished)
             keys, counters = _select(found, values, tids)
-            row = self._row(job, keys, counters, finished, migrated.get(job.id, ()))
-            if row is not None:
-                rows.append(row)
-        return rows
+            totals = self._row(job, keys, counters, finished, migrated.get(job.id, ()))
+            if totals is not None:
+                oldest_us = int(counters[:, _AGE].max()) if len(counters) else -1
+                after_ns = self._cpu_time.group_ns(job.id)
+                reading = Reading(before_ns[job.id], members[job.id], int(totals[_VIRTUAL]), oldest_us, now_ns)
+                self._is_kept &= not self._idle.note(job.id, reading, after_ns)
+        return [Sample(job.id, self._rows[job.id]) for job in jobs if job.id in self._rows]
 
     def _receive(self) -> None:
         """Receive the pending exit records, then the forks before them."""
@@ -308,6 +344,8 @@ class TaskstatsBackend(InputBackend):
         jobs = []
         for job, exits in shares:
             tids = exits.ids[:, 0]
+            self._ended.add(job)
+            self._is_kept = False
             self._totals.end(job, tids, self._waits.end(job, tids, exits.values))
             self._cpu_time.end_tasks(job)
             counted = exits.values[:, _VIRTUAL]
@@ -322,11 +360,32 @@ class TaskstatsBackend(InputBackend):
         """Count CPU time charged to processes beyond the records of their descendants."""
         for job, beyond_ns in self._child_cpu.settle().items():
             self._cpu_time.add_beyond(job, beyond_ns)
+            self._is_kept = False
 
     # -- the row of a job --
 
-    def _row(self, job: Job, keys: Ints, values: Ints, finished: Ints, migrated: Collection[int]) -> Sample | None:
-        """Update a job's totals; return its row, or None if it never had a task.
+    def _continue(self, job: Job, group_ns: int | None, now_ns: int) -> None:
+        """Update the row of an idle job: its tasks have grown older."""
+        totals = self._last_totals.get(job.id)
+        if totals is None:
+            return
+        if job.id in self._ended:  # a task whose record has only now found its job
+            totals = self._totals.update(job.id, *self._totals.last_seen(job.id))
+            assert totals is not None  # it had a row before
+        else:
+            totals = totals.copy()
+        totals[_AGE] = max(int(totals[_AGE]), self._idle.age_us(job.id, now_ns))
+        self._cpu_time.update(job, int(totals[_VIRTUAL]), group_ns)
+        self._show(job, totals)
+
+    def _show(self, job: Job, totals: Ints) -> None:
+        """Set the values of a job's row."""
+        self._ended.discard(job.id)
+        self._last_totals[job.id] = totals
+        self._rows[job.id] = {**as_values(_TASK, totals), "cpu_total": self._cpu_time.attributed[job]}
+
+    def _row(self, job: Job, keys: Ints, values: Ints, finished: Ints, migrated: Collection[int]) -> Ints | None:
+        """Update a job's totals and its row; return the totals, or None if it never had a task.
 
         Args:
             job: the job.
@@ -343,10 +402,9 @@ class TaskstatsBackend(InputBackend):
         # migrated tasks that are still listed and have ended are counted already
         totals = self._totals_of(job, keys, values, reused, migrated)
         self._migrated.note_seen(job.id)
-        if totals is None:
-            return None
-        self._last_totals[job.id] = totals
-        return Sample(job.id, {**as_values(_TASK, totals), "cpu_total": self._cpu_time.attributed[job]})
+        if totals is not None:
+            self._show(job, totals)
+        return totals
 
     def _totals_of(
         self, job: Job, keys: Ints, values: Ints, reused: Collection[int], migrated: Collection[int]
@@ -357,7 +415,7 @@ class TaskstatsBackend(InputBackend):
         """
         is_new = np.isin(keys, list(migrated) or _without(keys, self._totals.last_seen(job.id)[0]))
         totals = self._totals.update(job.id, keys, values, reused=reused)
-        group_ns = self._group_cpu_ns(job)
+        group_ns = self._group_cpu.read(job)
         if totals is not None and is_new.any():
             newcomers_ns = int(values[is_new, _VIRTUAL].sum())
             share = self._cpu_time.share_elsewhere(
@@ -371,25 +429,6 @@ class TaskstatsBackend(InputBackend):
         if totals is not None:
             self._cpu_time.update(job, int(totals[_VIRTUAL]), group_ns)
         return totals
-
-    def _group_cpu_ns(self, job: Job) -> int | None:
-        """Return the CPU time of all tasks ever in the job's cgroup; None if nothing counts it."""
-        for controller, name, start, unit_ns in (
-            ("cpuacct", "cpuacct.usage", b"", 1),
-            ("unified", "cpu.stat", b"usage_usec ", 1000),
-        ):
-            directory = job.directory(controller)
-            if directory is None:
-                continue
-            try:
-                line = self._host.read(f"{directory}/{name}").partition(b"\n")[0]
-            except OSError as err:
-                if not is_gone(err):
-                    raise
-                continue
-            if line.startswith(start) and line[len(start) :].isdigit():
-                return int(line[len(start) :]) * unit_ns
-        return None
 
     def _note_departed(self, job: int, gone: Ints, found: Ints, finished: Ints) -> None:
         """Record the fate of tasks without record that the job's cgroup no longer lists.
@@ -429,7 +468,7 @@ class TaskstatsBackend(InputBackend):
 
     def _keep(self, jobs: Sequence[Job]) -> None:
         """Keep all totals for a restart, before they are sent: so they never decrease across it."""
-        if self._state is None:
+        if self._state is None or self._is_kept:
             return
         kept_jobs, tasks = {}, 0
         for job in jobs:
@@ -445,7 +484,7 @@ class TaskstatsBackend(InputBackend):
             floor = None if floor is None else totals
             beyond_ns -= int(totals[_VIRTUAL])
             kept_jobs[job.id] = KeptJob(job.identity, sums, keys, values, excess, floor, beyond_ns)
-        self._state.save(kept_totals.pack(kept_jobs, len(WAITS)))
+        self._is_kept = self._state.save(kept_totals.pack(kept_jobs, len(WAITS)))
 
     def _restore(self, data: bytes | None) -> None:
         """Read the output of `_keep`; used as its jobs are found again."""
@@ -476,14 +515,18 @@ class TaskstatsBackend(InputBackend):
         self._sampled = ()
         self.fd = -1
         self._source.close()
+        self._group_cpu.close()
         if self._state is not None:
             self._state.close()
 
 
 def _union(arrays: Sequence[Ints]) -> Ints:
     """Return the keys of all arrays, ascending, each once; each array is ascending."""
-    some = [array for array in arrays if len(array)]
-    return some[0] if len(some) == 1 else np.unique(np.concatenate([_NO_TASKS, *some]))
+    keys = np.concatenate([_NO_TASKS, *arrays])
+    keys.sort(kind="stable")  # of few ascending runs
+    different = np.ones(len(keys), dtype=bool)
+    np.not_equal(keys[1:], keys[:-1], out=different[1:])
+    return keys if different.all() else keys[different]
 
 
 def _without(keys: Ints, others: Ints) -> Ints:
@@ -498,5 +541,12 @@ def _select(found: Ints, values: Ints, tids: Ints) -> tuple[Ints, Ints]:
     if np.array_equal(found, tids):
         return found, values
     place = np.searchsorted(found, tids)
-    place = place[np.append(found, -1)[place] == tids]
+    if len(found):
+        np.minimum(place, len(found) - 1, out=place)
+        keys = found[place]
+        if np.array_equal(keys, tids):  # the usual tick
+            return tids, values[place]
+        place = place[keys == tids]
+    else:
+        place = place[:0]
     return found[place], values[place]

@@ -66,6 +66,8 @@ class Job:
         self._named_pids = tuple(pids)
         self._named_tids = tuple(tids)
         self._tids: list[int] | None = None
+        self._last_lists: list[bytes] = []  # texts of the lists of threads, and the threads in them
+        self._last_tids: list[int] = sorted(set(self._named_tids))
         self._pids: list[int] | None = None
         self._kept: dict[str, Kept] = {}
         self._unified: dict[str, bool] = {}
@@ -204,14 +206,21 @@ class Job:
         self._tids = self._pids = None
 
     def tids(self) -> list[int]:
-        """Return the threads, ascending. Source: ``tasks`` of cgroup v1, ``cgroup.threads`` of v2."""
+        """Return the threads, ascending; the same list while they are the same.
+
+        Source: ``tasks`` of cgroup v1, ``cgroup.threads`` of v2.
+        """
         if self._tids is None:
+            lists = [self._threads(cgroup) for cgroup in self.cgroups]
+            if lists == self._last_lists and not self._named_pids:
+                self._tids = self._last_tids
+                return self._tids
             found = set(self._named_tids)
-            for cgroup in self.cgroups:
-                found.update(self._threads(cgroup))
+            found.update([int(number) for data in lists for number in data.split()])
             for names in self._ask(self._named_pids, lambda pid: self._host.names(f"/proc/{pid}/task")):
                 found.update(map(int, names))
-            self._tids = sorted(found)
+            self._last_lists, self._tids = lists, sorted(found)
+            self._last_tids = self._tids
         return self._tids
 
     def pids(self) -> list[int]:
@@ -220,12 +229,12 @@ class Job:
             found = set(self._named_pids)
             for cgroup in self.cgroups:
                 try:
-                    found.update(self._listed(f"{cgroup}/cgroup.procs", self._is_unified(cgroup)))
+                    found.update(map(int, self._listed(f"{cgroup}/cgroup.procs", self._is_unified(cgroup)).split()))
                 except OSError as err:
                     if err.errno != errno.EOPNOTSUPP:
                         raise
                     # a threaded group of v2 lists threads only
-                    found.update(self._processes(self._threads(cgroup)))
+                    found.update(self._processes(map(int, self._threads(cgroup).split())))
             found.update(self._processes(self._named_tids))
             self._pids = sorted(found)
         return self._pids
@@ -249,7 +258,7 @@ class Job:
             elif answer is not NO_ANSWER:
                 yield answer
 
-    def _threads(self, cgroup: str) -> list[int]:
+    def _threads(self, cgroup: str) -> bytes:
         unified = self._is_unified(cgroup)
         return self._listed(f"{cgroup}/{'cgroup.threads' if unified else 'tasks'}", unified)
 
@@ -259,7 +268,8 @@ class Job:
             known = self._unified[cgroup] = self._mounts is not None and self._mounts.is_unified(cgroup)
         return known
 
-    def _listed(self, path: str, keep: bool) -> list[int]:
+    def _listed(self, path: str, keep: bool) -> bytes:
+        """Return the text of a list of tasks; empty if its directory is removed."""
         # A v1 file is opened for each read: through a kept descriptor, the kernel answers from a list kept for a second
         # after each read, and at a period of a second or less would never update it. v2 makes the list at each read.
         try:
@@ -267,14 +277,12 @@ class Job:
                 kept = self._kept.get(path)
                 if kept is None:
                     kept = self._kept[path] = self._host.keep(path)
-                data = self._read_kept(kept)
-            else:
-                data = self._host.read(path)
-            return [int(number) for number in data.split()]
+                return self._read_kept(kept)
+            return self._host.read(path)
         except OSError as err:
             if not is_gone(err):
                 raise
-            return []
+            return b""
 
     @staticmethod
     def _read_kept(kept: Kept) -> bytes:

@@ -69,8 +69,7 @@ class Kept:
             except BaseException:
                 self._host.release(1)
                 raise
-        data = os.pread(fd, _FIRST_READ, 0)
-        return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
+        return _whole(fd)
 
     def fileno(self) -> int:
         """Return the descriptor, to poll; -1 before the first read, or if it could not be kept open."""
@@ -98,6 +97,12 @@ def _plain(path: str, max_bytes: int, dir_fd: int | None = None) -> bytes:
         return _rest(fd, 0)
     finally:
         os.close(fd)
+
+
+def _whole(fd: int) -> bytes:
+    """Return the whole content of a file of /proc, /sys or a cgroup."""
+    data = os.pread(fd, _FIRST_READ, 0)
+    return data if len(data) < _WHOLE_BELOW else data + _rest(fd, len(data))
 
 
 def _rest(fd: int, offset: int) -> bytes:
@@ -244,7 +249,7 @@ class Host:
         """Return the whole file, opened for this one read."""
         fd = self.open(path)
         try:
-            return _rest(fd, 0)
+            return _whole(fd)
         finally:
             os.close(fd)
 
