@@ -105,7 +105,9 @@ def per_second(grown: Floats, seconds: Floats, most: float | Floats = math.inf) 
 def in_order(times: npt.NDArray[np.number], values: Floats) -> tuple[Floats, Floats]:
     """Return the known readings of a counter by time, those of one second by value: stores need not keep order."""
     here = np.isfinite(values)
-    at, values = times[here].astype(np.float64), values[here]
+    if not here.all():
+        times, values = times[here], values[here]
+    at = times.astype(np.float64)
     if (np.diff(values) >= 0).all() and (np.diff(at) >= 0).all():
         return at, values
     order = np.lexsort((values, at))
@@ -140,8 +142,8 @@ def gaps(times: Floats) -> npt.NDArray[np.bool_]:
     The sampling period may change later: the two steps before and after define it.
     """
     steps = np.diff(times)
-    if not len(steps):
-        return np.zeros(0, bool)
+    if not len(steps) or steps.max() <= GAP_PERIODS * steps.min():
+        return np.zeros(len(steps), bool)
     around = np.sort(np.lib.stride_tricks.sliding_window_view(np.pad(steps, 2, constant_values=np.inf), 5), axis=1)
     middle = (np.isfinite(around).sum(axis=1) - 1) // 2
     return np.asarray(steps > GAP_PERIODS * around[np.arange(len(steps)), middle])
@@ -227,16 +229,15 @@ def summed(
     at, values = in_order(times, values)
     if not len(at):
         return Sum(at, values, 0)
-    steps, seconds = np.diff(values), np.diff(at)
-    highest = np.maximum.accumulate(values)[:-1]
-    leaps = _leaps_up(values)
-    steps = np.where(leaps, values[1:] - highest, steps)
-    was_highest = np.maximum.accumulate(np.where(values[:-1] >= highest, np.arange(len(steps)), 0))
-    seconds = np.where(leaps, at[1:] - at[was_highest], seconds)
-    if since is None:
-        steps, seconds = np.insert(steps, 0, 0.0), np.insert(seconds, 0, 0.0)
-    else:
-        steps, seconds = np.insert(steps, 0, values[0]), np.insert(seconds, 0, max(0.0, at[0] - since))
+    # the first step leads from 0 to the first value, or is none
+    steps = np.diff(values, prepend=0.0 if since is not None else values[0])
+    seconds = np.diff(at, prepend=at[0] if since is None else min(since, at[0]))
+    leaps = np.flatnonzero(_leaps_up(values)) + 1
+    if len(leaps):
+        highest = np.maximum.accumulate(values)
+        was_highest = np.maximum.accumulate(np.where(values >= highest, np.arange(len(values)), 0))
+        steps[leaps] = values[leaps] - highest[leaps - 1]
+        seconds[leaps] = at[leaps] - at[was_highest[leaps - 1]]
     elapsed = at - at[0] + seconds[0]
     known = plausible(steps, elapsed if late else seconds, most)
     left_out = int(np.count_nonzero(np.isnan(known) & (steps > 0)))

@@ -31,7 +31,7 @@ from colmet.common.schema import NAME
 from colmet.stored import messages
 
 HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # every table's columns besides its own
-BLOCK_BYTES = 1 << 20  # read at a time: it stays in the processor's cache
+BLOCK_BYTES = 4 << 20  # read at a time
 SEGMENT_BYTES = 24 << 20  # of rows sorted by host at a time
 PROGRESS_S = 0.2  # between reports of progress
 MAX_HELD = 8  # files kept open
@@ -344,10 +344,11 @@ class _Part:
         """Add the rows of a block."""
         self.count += len(block)
         self._times.append(block["timestamp"].astype(np.int64))
-        ids = self.hosts
-        self._numbers.append(
-            np.array([ids.setdefault(name, len(ids)) for name in block["hostname"].tolist()], np.int64)
-        )
+        names = block["hostname"].tolist()
+        numbers = [*map(self.hosts.get, names)]
+        if None in numbers:
+            numbers = [self.hosts.setdefault(name, len(self.hosts)) for name in names]
+        self._numbers.append(np.array(numbers, np.int64))
         for name, parts in self._columns.items():
             parts.append(_plain(block[name]))
 
