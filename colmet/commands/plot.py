@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy as np
 
 from colmet.commands import selection
 from colmet.commands.extract_rows import ALL_ROWS, Interval, interval_of
+from colmet.commands.progress import shown_progress
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
@@ -30,13 +31,16 @@ from colmet.common.tables import schemas
 from colmet.common.units import Unit
 from colmet.stored import sources
 from colmet.stored.capacity import capacities, ceilings
-from colmet.stored.curves import Line, is_rate, lines, shown, unit_of
+from colmet.stored.curves import Line, averaged, is_rate, lines, shown, thinned, unit_of
+from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.names import names_of, near
-from colmet.stored.series import NODE, History, Series, of_one_agent
+from colmet.stored.series import NODE, HeldRows, History, HostRows, Series, of_one_agent
 
 KINDS = ("png", "svg")
 PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
 MAX_HEIGHT, MAX_METRICS = 8000, 36
+MAX_SAMPLES = 2 << 20  # in whole lines; beyond it, lines have `MAX_POINTS`, more than a picture has pixels
+MAX_POINTS = 8000
 _UNDECLARED = Field("unknown", "none", "gauge")  # for a column not declared in this version
 
 
@@ -182,8 +186,11 @@ def gather(
     texts: Sequence[str],
     wanted: Interval = ALL_ROWS,
     rates: bool | None = None,
+    is_drawn: bool = False,
 ) -> list[Plotted]:
     """Return the charts of the columns or measures named by texts, of counters as rates unless `rates` says otherwise.
+
+    The rows of a group of hosts are in memory at a time. With `is_drawn`, lines are shortened if there are many values.
 
     Raises:
         ColmetError: nothing is stored of the job, or of the requested columns.
@@ -194,41 +201,55 @@ def gather(
     if job != NODE:
         tables[NODE] = history.tables(NODE)
     chosen = choose(texts, tables)
-    found: dict[tuple[int, str], list[Series]] = {}
+    grouped = GroupedRows(history)
     columns = [column for choice in chosen for column in choice.columns]
+    # access to the rows of each job and table, and their number of columns
+    read: dict[tuple[int, str], tuple[HostRows, int]] = {}
+    of_nodes: Interval | None = None
     for choice in columns:
         key = choice.job, choice.table
-        if key not in found:
-            names = list(dict.fromkeys([one.column for one in columns if one[:2] == key]))
-            if choice.table == CGROUP_TABLE:
-                names += CAPACITY_COLUMNS
-            if label := _label(choice.table):
-                names.append(label)
-            limits = wanted
-            if choice.job != job:  # of nodes: several tables of the job, as one may lack some of its hosts
-                limits = interval_of([one for table in tables[job] for one in history.read(job, table, (), *wanted)])
-            read = history.read(choice.job, choice.table, names, *limits)
-            found[key] = read if choice.job == NODE else of_one_agent(read)
+        if key in read:
+            continue
+        names = list(dict.fromkeys([one.column for one in columns if one[:2] == key]))
+        if choice.table == CGROUP_TABLE:
+            names += CAPACITY_COLUMNS
+        if label := _label(choice.table):
+            names.append(label)
+        limits = wanted
+        if choice.job != job:  # of nodes: several tables of the job, as one may lack some of its hosts
+            limits = of_nodes = of_nodes or _interval_of(grouped, job, tables[job], wanted)
+        if wanted.hosts is not None:  # few
+            read[key] = HeldRows(history.read(choice.job, choice.table, names, *limits)), len(names)
+        else:
+            found = grouped.rows(*key, names, limits.since, limits.until)
+            read[key] = found if limits.hosts is None else _OfHosts(found, limits.hosts), len(names)
+    groups = groups_of(read.values())
+    samples = sum([sum(rows.counts.values()) for rows, _ in read.values()])
+    if samples > MAX_SAMPLES and not is_drawn:
+        raise ColmetError(
+            f"{samples} values are too many for --json, and the limit is {MAX_SAMPLES}; ask for fewer hosts or a "
+            "shorter interval"
+        )
+    hosts = sum(map(len, groups))
+    made: list[list[tuple[Line, Choice]]] = [[] for _ in chosen]
+    rated = [is_rate(choice.field) if rates is None else rates for choice in chosen]
+    for done, group in enumerate(groups):
+        series = {
+            key: rows.read(group) if key[0] == NODE else of_one_agent(rows.read(group))
+            for key, (rows, _) in read.items()
+        }
+        there: dict[int, dict[str, Capacity]] = {}
+        for choice, rate, drawn in zip(chosen, rated, made):
+            found_lines = _lines_of(grouped, choice, rate, series, wanted._replace(hosts=group), there)
+            if samples > MAX_SAMPLES:
+                found_lines = [(shortened(line, hosts), column) for line, column in found_lines]
+            drawn += found_lines
+        history.progress("compute", (done + 1) / len(groups))
     plotted = []
-    there: dict[int, dict[str, Capacity]] = {}
-    for choice in chosen:
-        rate = is_rate(choice.field) if rates is None else rates
-        made: list[tuple[Line, Choice]] = []
-        for column in choice.columns:
-            most: dict[str, float] = {}
-            if rate and is_bounded(column.table, column.column):
-                if column.job not in there:
-                    there[column.job] = capacities(history, column.job, *wanted, found.get((column.job, CGROUP_TABLE)))
-                most = ceilings(column.table, column.column, there[column.job])
-            known = {line.host for line, _ in made}
-            series = [one for one in found[column.job, column.table] if one.host not in known]
-            factor = unit_of(column.field, rate).factor
-            drawn = lines(series, column.column, _label(column.table), rate, factor, most)
-            made += [(line, column) for line in drawn]
-        if choice.measure:
-            made.sort(key=lambda pair: pair[0].host)
+    for choice, rate, drawn in zip(chosen, rated, made):
+        drawn.sort(key=lambda pair: pair[0].host)
         unit = unit_of(choice.field, rate)
-        plotted.append(Plotted(choice, rate, unit, [line for line, _ in made], [column for _, column in made]))
+        plotted.append(Plotted(choice, rate, unit, [line for line, _ in drawn], [column for _, column in drawn]))
     if not any(one.lines for one in plotted):
         where = "there" if wanted == ALL_ROWS else "there in this time and on these hosts"
         instead = [
@@ -240,6 +261,64 @@ def gather(
         hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate requires two samples"
         raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn{hint}")
     return plotted
+
+
+class _OfHosts(HostRows):
+    """Rows of some hosts alone."""
+
+    def __init__(self, rows: HostRows, hosts: Collection[str]) -> None:
+        self._rows = rows
+        self.counts = {host: count for host, count in rows.counts.items() if host in hosts}
+        self.first, self.last = rows.first, rows.last
+
+    def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
+        """Return the rows of some hosts; see `HostRows`."""
+        return self._rows.read([host for host in hosts if host in self.counts], columns)
+
+
+def _interval_of(history: GroupedRows, job: int, tables: Iterable[str], wanted: Interval) -> Interval:
+    """Return the time range and the hosts of a job's rows."""
+    if wanted.hosts is not None:
+        return interval_of([one for table in tables for one in history.read(job, table, (), *wanted)])
+    every = [history.rows(job, table, (), wanted.since, wanted.until) for table in tables]
+    having = [rows for rows in every if rows.counts]
+    if not having:
+        return Interval(hosts=())
+    hosts = sorted({host for rows in having for host in rows.counts})
+    return Interval(min(rows.first for rows in having), max(rows.last for rows in having), hosts)
+
+
+def _lines_of(
+    history: History,
+    choice: Choice,
+    rate: bool,
+    found: Mapping[tuple[int, str], Sequence[Series]],
+    wanted: Interval,
+    there: dict[int, dict[str, Capacity]],
+) -> list[tuple[Line, Choice]]:
+    """Return the lines of some hosts, each with its column; `there` keeps the capacities of these hosts, by job."""
+    made: list[tuple[Line, Choice]] = []
+    for column in choice.columns:
+        most: dict[str, float] = {}
+        if rate and is_bounded(column.table, column.column):
+            if column.job not in there:
+                there[column.job] = capacities(history, column.job, *wanted, found.get((column.job, CGROUP_TABLE)))
+            most = ceilings(column.table, column.column, there[column.job])
+        known = {line.host for line, _ in made}
+        series = [one for one in found[column.job, column.table] if one.host not in known]
+        factor = unit_of(column.field, rate).factor
+        drawn = lines(series, column.column, _label(column.table), rate, factor, most)
+        made += [(line, column) for line in drawn]
+    return made
+
+
+def shortened(line: Line, hosts: int) -> Line:
+    """Return a long line with the extremes of many parts, or with their means if the chart will be a band."""
+    from colmet.commands.charts import MAX_LINES
+
+    if len(line.times) <= MAX_POINTS:
+        return line
+    return averaged(line, MAX_POINTS // 2) if hosts > MAX_LINES else thinned(line, MAX_POINTS)
 
 
 def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
@@ -312,9 +391,9 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--json and --output - both go to standard output; name a file")
     path, kind = target(options) if draws else ("", "")
     rates = True if options.rate else False if options.absolute else None
-    with sources.open_history(options) as history:
+    with sources.open_history(options) as history, shown_progress(history, "colmet plot"):
         wanted = Interval(options.since, options.until, options.host)
-        plotted = gather(history, options.job, options.metrics, wanted, rates)
+        plotted = gather(history, options.job, options.metrics, wanted, rates, is_drawn=not options.json)
         for text in history.warnings:
             print(f"colmet plot: {text}", file=sys.stderr)
     if draws:

@@ -8,8 +8,7 @@ same (an agent lost its state), its growth from there on is added; impossible gr
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
 from typing import Any, NamedTuple, Optional, TypeVar, cast
@@ -17,20 +16,16 @@ from typing import Any, NamedTuple, Optional, TypeVar, cast
 import numpy as np
 
 from colmet.common import measures
-from colmet.common.errors import ColmetError
 from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, summed
 from colmet.common.growth import largest as most_of
-from colmet.common.live.namesakes import base_of
 from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, START, Measure, Source, columns_of
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.series import NODE, History, HostRows, Series, of_one_agent
+from colmet.stored.groups import GroupedRows, groups_of
+from colmet.stored.series import NODE, History, Series, of_one_agent
 
 Number = Optional[float]  # None: unknown
 OLDEST_S = 400 * 86400  # an older start is not believed
-ROW_VALUES = 3  # of a row besides its columns, in memory
-GROUP_BYTES = 12 << 20  # of the rows of several hosts at a time; copies come on top
-MAX_HOST_BYTES = 1 << 30  # of the rows of one host
 OUTLINE_COLUMNS = columns_of([START])
 
 
@@ -310,7 +305,7 @@ class Outline(NamedTuple):
     period_s: Number  # the longest between samples
 
 
-class JobRows:
+class JobRows(GroupedRows):
     """The rows of a job and of its nodes, a group of hosts at a time: their memory is bounded.
 
     Args:
@@ -320,41 +315,19 @@ class JobRows:
     """
 
     def __init__(self, history: History, asked: JobInterval, columns: Mapping[str, Sequence[str]]) -> None:
+        super().__init__(history)
         self.job = asked.job
-        self._history = history
         self._asked = asked
-        self._opened: dict[tuple[Any, ...], HostRows] = {}
         self._is_bounded = CGROUP_TABLE in columns  # whether the CPUs are of interest
         tables = history.tables(asked.job)
         self._tables = {
-            table: history.by_hosts(
+            table: self.rows(
                 *(asked.job, table, [column for column in columns.get(table, ()) if column in tables[table]]),
                 *(asked.since, asked.until),
             )
             for table in sorted(tables)
         }
-        sizes: Counter[str] = Counter()  # agents that share a host name are read together
-        self._hosts: dict[str, list[str]] = {}
-        for table, rows in self._tables.items():
-            row_bytes = 8 * (ROW_VALUES + len(columns.get(table, ())))
-            for host, count in rows.counts.items():
-                sizes[base_of(host)] += count * row_bytes
-                self._hosts.setdefault(base_of(host), [])
-                if host not in self._hosts[base_of(host)]:
-                    self._hosts[base_of(host)].append(host)
-        self._groups: list[list[str]] = []
-        room = 0
-        for base in sorted(self._hosts):
-            if sizes[base] > MAX_HOST_BYTES:
-                raise ColmetError(
-                    f"the rows of job {asked.job} on {text_of(base)} require {sizes[base] >> 20} MiB, and the limit is "
-                    f"{MAX_HOST_BYTES >> 20} MiB; ask for a shorter interval"
-                )
-            if sizes[base] > room:
-                self._groups.append([])
-                room = GROUP_BYTES
-            self._groups[-1] += self._hosts[base]
-            room -= sizes[base]
+        self._groups = groups_of([(rows, len(columns.get(table, ()))) for table, rows in self._tables.items()])
 
     @cached_property
     def outline(self) -> Outline | None:
@@ -373,7 +346,7 @@ class JobRows:
         """Yield the rows of groups of hosts, sorted by host."""
         for done, hosts in enumerate(self._groups):
             yield [self._with_cpus(stay) for stay in self._read(hosts)]
-            self._history.progress("compute", (done + 1) / len(self._groups))
+            self.progress("compute", (done + 1) / len(self._groups))
 
     def _read(self, hosts: Sequence[str], columns: Mapping[str, Sequence[str]] | None = None) -> list[Stay]:
         """Return the rows of some hosts, with these columns, all by default."""
@@ -394,22 +367,3 @@ class JobRows:
             return stay
         read = self.read(NODE, table, [column], self.outline.first, self.outline.last, [stay.host])
         return replace(stay, node_cpus=next((most_of(series.values(column)) for series in read), math.nan))
-
-    def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
-        """Return the tables with rows of a job; see `History.tables`."""
-        return self._history.tables(job, since, until)
-
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str],
-        since: float | None,
-        until: float | None,
-        hosts: Collection[str],
-    ) -> list[Series]:
-        """Return rows of a group of hosts; see `History.read`. For the next group, the store is not read again."""
-        key = job, table, tuple(columns), since, until
-        if key not in self._opened:
-            self._opened[key] = self._history.by_hosts(*key)
-        return self._opened[key].read(hosts)

@@ -8,12 +8,13 @@ import random
 import numpy as np
 import pytest
 
+from colmet.commands import plot
 from colmet.commands.report.collect import gather
 from colmet.commands.report.command import document_of
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
+from colmet.stored import groups
 from colmet.stored import rows as reading
-from colmet.stored import stays
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.stays import JobInterval, JobRows
 from tests.support.hdf5_writer import write_once
@@ -122,7 +123,7 @@ def cluster():
 def test_a_report_is_the_same_whatever_number_of_hosts_is_in_memory(cluster, monkeypatch, since, until):
     found = []
     for room in (1, 100_000, 1 << 30):
-        monkeypatch.setattr(stays, "GROUP_BYTES", room)
+        monkeypatch.setattr(groups, "GROUP_BYTES", room)
         report = gather(cluster, JobInterval(42, since, until), START + 10**6)
         lines = [
             (curve.name, line.host, line.times.tolist(), line.values) for curve in report.curves for line in curve.lines
@@ -137,6 +138,29 @@ def test_a_report_is_the_same_whatever_number_of_hosts_is_in_memory(cluster, mon
 
 
 def test_more_rows_of_a_host_than_memory_allows_are_an_error(cluster, monkeypatch):
-    monkeypatch.setattr(stays, "MAX_HOST_BYTES", 1000)
-    with pytest.raises(ColmetError, match="the rows of job 42 on node-0 require 0 MiB"):
+    monkeypatch.setattr(groups, "MAX_HOST_BYTES", 1000)
+    with pytest.raises(ColmetError, match="the rows on node-0 require 0 MiB"):
         JobRows(cluster, JobInterval(42), {})
+
+
+def test_lines_of_a_picture_are_the_same_whatever_number_of_hosts_is_in_memory(cluster, monkeypatch):
+    found = []
+    for room in (1, 1 << 30):
+        monkeypatch.setattr(groups, "GROUP_BYTES", room)
+        found.append(plot.document(42, plot.gather(cluster, 42, ["cpu_used", "memory", "stat_cpu_user", "energy"])))
+    assert found[0] == found[1] and len(found[0]["metrics"][0]["series"]) == 6
+
+
+def test_lines_of_very_many_values_are_shortened_with_their_peaks_and_means(cluster, monkeypatch):
+    whole = plot.gather(cluster, 42, ["cpu_used"])[0].lines
+    monkeypatch.setattr(plot, "MAX_SAMPLES", 500)
+    monkeypatch.setattr(plot, "MAX_POINTS", 20)
+    with pytest.raises(ColmetError, match="too many for --json"):
+        plot.gather(cluster, 42, ["cpu_used"])
+    short = plot.gather(cluster, 42, ["cpu_used"], is_drawn=True)[0].lines
+    for one, other in zip(short, whole):
+        assert one.host == other.host and len(one.times) <= 30
+        assert (np.nanmin(one.values), np.nanmax(one.values)) == (np.nanmin(other.values), np.nanmax(other.values))
+    means = [plot.shortened(line, 11) for line in whole]
+    for one, other in zip(means, whole):
+        assert len(one.times) <= 10 and np.mean(one.values) == pytest.approx(np.nanmean(other.values), rel=0.1)
