@@ -13,7 +13,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -221,9 +221,10 @@ def gather(
         if wanted.hosts is not None:  # few
             read[key] = HeldRows(history.read(choice.job, choice.table, names, *limits)), len(names)
         else:
-            found = grouped.rows(*key, names, limits.since, limits.until)
-            read[key] = found if limits.hosts is None else _OfHosts(found, limits.hosts), len(names)
+            found = grouped.rows(*key, names, limits.since, limits.until, limits.hosts)
+            read[key] = found, len(names)
     groups = groups_of(read.values())
+    grouped.hosts = [host for group in groups for host in group]
     samples = sum([sum(rows.counts.values()) for rows, _ in read.values()])
     if samples > MAX_SAMPLES and not is_drawn:
         raise ColmetError(
@@ -261,19 +262,6 @@ def gather(
         hint = f"; {', '.join(instead)} may be: no cgroup counted it" if instead else "; a rate requires two samples"
         raise ColmetError(f"nothing is stored of job {job} {where} that could be drawn{hint}")
     return plotted
-
-
-class _OfHosts(HostRows):
-    """Rows of some hosts alone."""
-
-    def __init__(self, rows: HostRows, hosts: Collection[str]) -> None:
-        self._rows = rows
-        self.counts = {host: count for host, count in rows.counts.items() if host in hosts}
-        self.first, self.last = rows.first, rows.last
-
-    def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
-        """Return the rows of some hosts; see `HostRows`."""
-        return self._rows.read([host for host in hosts if host in self.counts], columns)
 
 
 def _interval_of(history: GroupedRows, job: int, tables: Iterable[str], wanted: Interval) -> Interval:

@@ -11,7 +11,7 @@ import math
 import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,14 +108,12 @@ class ElasticHistory(History):
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
         """Return the rows of a job; see `History`. `involved_jobs` is the text of a JSON list, as in HDF5."""
-        found = self._filters(job, table, since, until)
+        found = self._filters(job, table, since, until, hosts)
         if found is None:
             return []
         host, filters = found
         kinds = _kinds(self._fields(table))
         wanted = list(kinds) if columns is None else [name for name in dict.fromkeys(columns) if name in kinds]
-        if hosts is not None:
-            filters.append({"terms": {host: sorted(hosts)}})
         rows = _PagedColumns(table, wanted, kinds)
         for page in self._pages(table, filters, host, wanted):
             rows.add(page)
@@ -128,9 +126,10 @@ class ElasticHistory(History):
         columns: Sequence[str],
         since: float | None = None,
         until: float | None = None,
+        hosts: Collection[str] | None = None,
     ) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`. The database counts them."""
-        found = self._filters(job, table, since, until)
+        found = self._filters(job, table, since, until, hosts)
         if found is None:
             return HeldRows([])
         host, filters = found
@@ -151,13 +150,17 @@ class ElasticHistory(History):
             raise _unexpected(err) from err
         if left_out:
             raise ColmetError(f"{table}: job {job} has rows of more than {MAX_HOSTS} hosts; ask for some of them")
-        read = partial(self.read, job, table, columns, since, until)
         if sum(counts.values()) <= MAX_PAGE_ROWS:
-            return HeldRows(read())
+            return HeldRows(self.read(job, table, columns, since, until, hosts))
+
+        def read(some: Collection[str], wanted: Collection[str] | None) -> list[Series]:
+            chosen = [name for name in columns if wanted is None or name in wanted]
+            return self.read(job, table, chosen, since, until, some)
+
         return _HostPages(counts, first, last, read)
 
     def _filters(
-        self, job: int, table: str, since: float | None, until: float | None
+        self, job: int, table: str, since: float | None, until: float | None, hosts: Collection[str] | None
     ) -> tuple[str, list[dict[str, Any]]] | None:
         """Return the field of the host, and the filters for rows of an interval; None if there can be none."""
         first, last = _interval(since, until)
@@ -167,7 +170,7 @@ class ElasticHistory(History):
         host = "hostname.keyword" if "hostname.keyword" in self._fields(table) else "hostname"
         return host, [
             {"term": {"job_id": job}},
-            {"exists": {"field": host}},
+            {"exists": {"field": host}} if hosts is None else {"terms": {host: sorted(hosts)}},
             {"range": {"timestamp": {"gte": first, "lte": last, "format": "epoch_second"}}},
         ]
 
@@ -276,14 +279,18 @@ class _HostPages(HostRows):
     """Rows in the database, read for some hosts at a time by `read_hosts`."""
 
     def __init__(
-        self, counts: Mapping[str, int], first: int, last: int, read_hosts: Callable[[Collection[str]], list[Series]]
+        self,
+        counts: Mapping[str, int],
+        first: int,
+        last: int,
+        read_hosts: Callable[[Collection[str], Collection[str] | None], list[Series]],
     ) -> None:
         self.counts, self.first, self.last = counts, first, last
         self._read_hosts = read_hosts
 
     def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
         """Return the rows of some hosts; see `HostRows`."""
-        return HeldRows(self._read_hosts(hosts)).read(hosts, columns)
+        return [series for series in self._read_hosts(hosts, columns) if len(series)]
 
 
 def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:

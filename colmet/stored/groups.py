@@ -16,11 +16,16 @@ MAX_HOST_BYTES = 1 << 30  # of the rows of one host
 
 
 class GroupedRows(History):
-    """A history that reads each table once, for all groups of hosts; not closed by `close`."""
+    """A history that reads each table once, for all groups of hosts; not closed by `close`.
+
+    Attributes:
+        hosts: of all groups; None for all in the store.
+    """
 
     def __init__(self, history: History) -> None:
         self._history = history
         self._opened: dict[tuple[Any, ...], HostRows] = {}
+        self.hosts: Collection[str] | None = None
         self.progress = history.progress
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
@@ -28,10 +33,16 @@ class GroupedRows(History):
         return self._history.tables(job, since, until)
 
     def rows(
-        self, job: int, table: str, columns: Iterable[str], since: float | None = None, until: float | None = None
+        self,
+        job: int,
+        table: str,
+        columns: Iterable[str],
+        since: float | None = None,
+        until: float | None = None,
+        hosts: Collection[str] | None = None,
     ) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`."""
-        key = job, table, tuple(columns), since, until
+        key = job, table, tuple(columns), since, until, None if hosts is None else tuple(hosts)
         if key not in self._opened:
             self._opened[key] = self._history.by_hosts(*key)
         return self._opened[key]
@@ -45,10 +56,10 @@ class GroupedRows(History):
         until: float | None = None,
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
-        """Return the rows of a job; see `History.read`. Rows of some hosts are read with those of all, once."""
+        """Return the rows of a job; see `History.read`. Rows of some hosts are read with those of all groups, once."""
         if hosts is None or columns is None:
             return self._history.read(job, table, columns, since, until, hosts)
-        return self.rows(job, table, columns, since, until).read(hosts)
+        return self.rows(job, table, columns, since, until, self.hosts).read(hosts)
 
     def close(self) -> None:
         """Do nothing."""

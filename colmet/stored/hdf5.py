@@ -124,9 +124,8 @@ class Hdf5History(History):
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
         """Return the rows of a job; see `History.read`."""
-        names = None if hosts is None else [host.encode("utf-8", "replace") for host in hosts]
         wanted = None if columns is None else frozenset(columns)
-        read = partial(rows_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=names)
+        read = partial(rows_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=_names(hosts))
         found = [rows for rows in self._each(read, since, until) if rows is not None]
         self._count_nameless(job, table, sum([rows.nameless for rows in found]))
         return _series(found, table, job)
@@ -138,9 +137,11 @@ class Hdf5History(History):
         columns: Sequence[str],
         since: float | None = None,
         until: float | None = None,
+        hosts: Collection[str] | None = None,
     ) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`. Each file is read once, now."""
-        read = partial(spool_of, job=job, table=table, columns=frozenset(columns), since=since, until=until)
+        wanted = frozenset(columns)
+        read = partial(spool_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=_names(hosts))
         what = f"read {table}"
         found = [one for one in self._each(read, since, until, lambda share: self.progress(what, share)) if one]
         self._count_nameless(job, table, sum([one.nameless for one in found]))
@@ -236,6 +237,10 @@ class _SpooledRows(HostRows):
                         part.append(packed[f"c{n}"])
         made = {every[n][0]: _as_one(part, every[n][1]) for n, part in zip(chosen, parts)}
         return Rows(made.pop(""), np.concatenate(owners), made, spooled.names, 0)
+
+
+def _names(hosts: Collection[str] | None) -> list[bytes] | None:
+    return None if hosts is None else [host.encode("utf-8", "replace") for host in hosts]
 
 
 def _host(name: bytes) -> str:

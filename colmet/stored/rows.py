@@ -387,6 +387,7 @@ def spool_of(
     columns: Collection[str] | None,
     since: float | None,
     until: float | None,
+    hosts: Sequence[bytes] | None,
     spool: IO[bytes] | None,
     answers: IO[bytes],
 ) -> Spooled | None:
@@ -410,7 +411,7 @@ def spool_of(
     bounds: list[int] = []
     nameless = 0
     reported = time.monotonic()
-    for done, (block, odd) in enumerate(_blocks(node, since, until, None)):
+    for done, (block, odd) in enumerate(_blocks(node, since, until, hosts)):
         nameless += odd
         part.add(block)
         if part.count * row_bytes >= SEGMENT_BYTES:

@@ -144,12 +144,13 @@ class History(ABC):
         columns: Sequence[str],
         since: float | None = None,
         until: float | None = None,
+        hosts: Collection[str] | None = None,
     ) -> HostRows:
         """Return access to the rows of single hosts, without all rows in memory; see `read` for the arguments.
 
         It is valid up to `close`.
         """
-        return HeldRows(self.read(job, table, columns, since, until))
+        return HeldRows(self.read(job, table, columns, since, until, hosts))
 
     @abstractmethod
     def close(self) -> None:

@@ -18,6 +18,7 @@ import numpy as np
 from colmet.common import measures
 from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, summed
 from colmet.common.growth import largest as most_of
+from colmet.common.live.namesakes import base_of
 from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, START, Measure, Source, columns_of
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
@@ -328,6 +329,7 @@ class JobRows(GroupedRows):
             for table in sorted(tables)
         }
         self._groups = groups_of([(rows, len(columns.get(table, ()))) for table, rows in self._tables.items()])
+        self.hosts = sorted({base_of(host) for group in self._groups for host in group})
 
     @cached_property
     def outline(self) -> Outline | None:
@@ -343,9 +345,11 @@ class JobRows(GroupedRows):
         return Outline(min(firsts), min(starts), min(lasts), max(lasts), largest(periods))
 
     def groups(self) -> Iterator[list[Stay]]:
-        """Yield the rows of groups of hosts, sorted by host."""
+        """Yield the rows of groups of hosts, sorted by host; a database may have lost those of some."""
         for done, hosts in enumerate(self._groups):
-            yield [self._with_cpus(stay) for stay in self._read(hosts)]
+            stays = [self._with_cpus(stay) for stay in self._read(hosts)]
+            if stays:
+                yield stays
             self.progress("compute", (done + 1) / len(self._groups))
 
     def _read(self, hosts: Sequence[str], columns: Mapping[str, Sequence[str]] | None = None) -> list[Stay]:

@@ -82,6 +82,9 @@ def test_rows_of_some_hosts_are_those_of_a_whole_read(tmp_path, monkeypatch, see
             rng.shuffle(names)
             for hosts in (names[:1], names[1:4], names, [*names[4:], "no-node"]):
                 equal(rows.read(hosts), [one for one in whole if one.host in hosts])
+            only = history.by_hosts(7, "taskstats_default", columns, *limits, hosts=names[:2])
+            assert dict(only.counts) == {host: rows.counts[host] for host in names[:2]}
+            equal(only.read(names), [one for one in whole if one.host in names[:2]])
             some = rows.read(names, ["load"])
             equal(some, history.read(7, "taskstats_default", ["load"], *limits))
         assert not history.by_hosts(7, "no_table", []).counts
@@ -135,6 +138,26 @@ def test_a_report_is_the_same_whatever_number_of_hosts_is_in_memory(cluster, mon
             assert one[:3] == other[:3]
             np.testing.assert_array_equal(one[3], other[3])
     assert len(found[0][0]["hosts"]) == 6 and found[0][0]["energy"]["job_joules"] > 0
+
+
+def test_rows_of_other_hosts_of_the_cluster_are_not_read(cluster, monkeypatch):
+    asked = []
+    read = cluster.read
+    monkeypatch.setattr(cluster, "read", lambda *limits: asked.append(limits) or read(*limits))
+    job_rows(cluster, job=43, host="elsewhere")
+    node_rows(cluster, host="elsewhere", jobs=(43,))
+    assert gather(cluster, JobInterval(42), START + 10**6).energy.others_joules > 0
+    others = [limits for limits in asked if limits[0] != 42]
+    assert others and all("elsewhere" not in limits[5] and "node-0" in limits[5] for limits in others)
+
+
+def test_rows_removed_while_they_are_read_are_no_defect(cluster, monkeypatch):
+    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    rows = JobRows(cluster, JobInterval(42), {})
+    assert rows.outline is not None
+    for table in rows._tables.values():
+        table._found.pop("node-0", None)
+    assert [[stay.host for stay in group] for group in rows.groups()] == [[f"node-{n}"] for n in range(1, 6)]
 
 
 def test_more_rows_of_a_host_than_memory_allows_are_an_error(cluster, monkeypatch):

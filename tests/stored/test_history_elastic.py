@@ -430,8 +430,9 @@ def test_rows_of_single_hosts_are_read_without_those_of_others(elastic, opened, 
             (one.host, one.times.tolist(), ["cpu"]) for one in (whole[0], whole[2])
         ]
         assert some[0].columns["cpu"].tolist() == whole[0].columns["cpu"].tolist()
-    assert all(b"node-1" not in body for _, _, _, body in elastic.requests[asked:])
+    assert all(b"node-1" not in body and b"load" not in body for _, _, _, body in elastic.requests[asked:])
     assert not history.by_hosts(7, "other", []).counts
     monkeypatch.setattr(history_module, "MAX_HOSTS", 2)
     with pytest.raises(ColmetError, match="more than 2 hosts"):
         history.by_hosts(7, "job_default", [])
+    assert history.by_hosts(7, "job_default", [], None, None, ["node-0", "node-2"]).counts == {"node-0": 4, "node-2": 4}

@@ -76,6 +76,8 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
             hosts.append(host_of(stay, None if energy is None else energy.job_joules))
             _figures_of([stay])
             stays.append(stay.folded())
+    if not stays:  # removed meanwhile
+        return None
     report = Report(
         **_figures_of(stays),
         job=asked.job,
@@ -143,7 +145,7 @@ def state_of(
     """
     last = {stay.host: stay.last for stay in stays}
     if asked.until is not None:  # rows may follow the interval
-        later_rows = history.by_hosts(asked.job, table, [], asked.until)
+        later_rows = history.by_hosts(asked.job, table, [], asked.until, None, list(last))
         for host in last:
             for series in later_rows.read([host]):
                 last[series.host] = max(last[series.host], int(series.times[-1]))
