@@ -788,7 +788,7 @@ def test_damage_to_a_description_costs_the_messages_up_to_the_next_one(rig, monk
     rig.close()
     (_, path), *_ = journal.store.paths
     content = Path(path).read_bytes()
-    at = content.index(batch(0).tables[0].schema.text.encode())
+    at = content.index(v1.pack_description(batch(0).tables[0].schema))
     Path(path).write_bytes(content[:at] + b"X" + content[at + 1 :])
     journal = rig.open()
     assert seqs(journal)[-1:] == [3] and journal.counters()["unreadable"] >= 1 and journal.store.damages == 1
@@ -828,10 +828,11 @@ def test_the_journal_of_an_earlier_version_is_continued_and_that_version_ends_at
 
 
 def test_a_description_that_cannot_be_read_is_counted(rig, monkeypatch):
+    message = v1.encode(batch(1))
     with monkeypatch.context() as patched:
-        patched.setitem(batch(0).tables[0].schema.__dict__, "text", "no description")
+        patched.setattr(v1, "pack_description", lambda schema: b"no description")
         journal = rig.open()
-        put(journal, 1)
+        journal.append(message, [batch(1)])
         rig.close()
     journal = rig.open()
     assert seqs(journal) == [1] and journal.counters()["unreadable"] == 1

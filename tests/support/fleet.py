@@ -1,7 +1,8 @@
 """Simulated nodes that number their rows and keep each batch until the collector acknowledges it on the link; and what
 was stored of them.
 
-They send again all at once and without a reason, more than real ones do.
+They send again all at once and without a reason, more than real ones do. What is sent again is in full; new batches are
+in the short form where the same process of the collector has acknowledged one in full.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class Node:
         self.to_send = collections.deque()
         self.rows = []
         self.acknowledged = 0
+        self._started = 0  # of the collector's process
+        self._is_short = False  # new batches
 
     def restart(self):
         """It has numbered its batches from 0 on again, under another epoch."""
@@ -84,9 +87,9 @@ class Node:
                 self.rows.append(Row(self.host, self._number, schema.name, job, now // 10**9, check))
                 self._number += 1
             parts.append(Table.from_samples(schema, now, samples))
-        message = v1.encode(Batch(self.host, self._epoch, self._seq, now, tuple(jobs), tuple(parts)))
-        self.unacknowledged[self._epoch, self._seq] = message
-        self.to_send.append(message)
+        batch = Batch(self.host, self._epoch, self._seq, now, tuple(jobs), tuple(parts))
+        self.unacknowledged[self._epoch, self._seq] = v1.encode(batch)
+        self.to_send.append(v1.encode(batch, is_short=self._is_short))
         self._seq += 1
 
     def talk(self, now):
@@ -99,7 +102,13 @@ class Node:
             held = [link.Range(epoch, min(some), max(some)) for epoch, some in sorted(numbers.items())]
             self.link.send(link.encode(link.Hello(self.host, self._epoch, self._seq, "1", tuple(held))))
         while (message := self.link.receive()) is not None:
-            for epoch, first, last in link.decode(message).ranges:
+            said = link.decode(message)
+            if isinstance(said, link.Describe):
+                self.resend(anew=False)
+                continue
+            is_same, self._started = said.started == self._started, said.started
+            self._is_short = is_same and (self._is_short or bool(said.ranges))
+            for epoch, first, last in said.ranges:
                 for seq in range(first, last + 1):
                     # what was sent twice may be acknowledged twice
                     self.acknowledged += self.unacknowledged.pop((epoch, seq), None) is not None
@@ -118,6 +127,7 @@ class Node:
             self.push.close()
             self.push = Push(self._uri, 1000, 0)
         self.to_send = collections.deque(self.unacknowledged.values())
+        self._is_short = False
 
 
 class Fleet:

@@ -42,7 +42,7 @@ class FakePush:
     def take_forms(self):
         """What was sent: the number of each batch, negative if it was in the short form."""
         sent, self.sent = self.sent, []
-        return [-seq_of(one) if None in [parts[1] for parts in tables_of(one)] else seq_of(one) for one in sent]
+        return [-seq_of(one) if 3 in map(len, tables_of(one)) else seq_of(one) for one in sent]
 
 
 def tables_of(message):

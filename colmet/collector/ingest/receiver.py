@@ -416,7 +416,7 @@ class Receiver:
         sender.undescribed += 1
         if powers_of_ten(sender.undescribed):
             log.warning(
-                "message refused, it lacks a description; its sender sends it again in full from=%s refused=%d: %s",
+                "message refused, it lacks a description; its sender sends it again in full from=%s times=%d: %s",
                 *(name, sender.undescribed, err),
             )
 

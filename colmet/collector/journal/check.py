@@ -12,7 +12,7 @@ from colmet.collector.journal.segment_store import NAME_FILE, read_name, read_po
 from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SegmentReader
 from colmet.common.errors import ConfigError, WireError
 from colmet.common.record_log import Damage, LogRecord
-from colmet.common.wire import Decoder
+from colmet.common.wire import Decoder, v1
 
 NS = 1_000_000_000
 
@@ -90,7 +90,7 @@ class _SegmentReport:
 
     def _learn(self, record: LogRecord, decoder: Decoder) -> None:
         try:
-            decoder.learn(record.content)
+            decoder.learn(v1.inflated(record.content))
         except WireError:
             self.unreadable += 1
 

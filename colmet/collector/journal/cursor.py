@@ -10,7 +10,7 @@ from colmet.collector.journal.segment_store import SegmentStore
 from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SegmentReader
 from colmet.common.errors import OutputUnavailable, WireError
 from colmet.common.record_log import Damage, LogRecord
-from colmet.common.wire import Decoder
+from colmet.common.wire import Decoder, v1
 
 
 class Reading(NamedTuple):
@@ -92,7 +92,7 @@ class Cursor:
 
     def _learn(self, found: LogRecord) -> None:
         try:
-            self._decoder.learn(found.content)
+            self._decoder.learn(v1.inflated(found.content))
         except WireError as err:  # of another version of Colmet
             self._journal.refuse(found.number, err)
 

@@ -25,7 +25,7 @@ from colmet.collector.journal.sender_shares import SenderShares
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
-from colmet.common.wire.v1 import Described
+from colmet.common.wire import v1
 
 log = logging.getLogger(__name__)
 
@@ -104,7 +104,7 @@ class Journal:
         self._seed = segments.seed_of(self.journal)
         self._senders: Callable[[], bytes] = lambda: b""
         self._since_senders = 0  # bytes after the latest state of the senders
-        self._described = Described()
+        self._described = v1.Described()
         self._since_described = 0  # bytes in the segment, after the first description
         self._durable = durable
         self._states: list[OutputState] = []
@@ -281,8 +281,8 @@ class Journal:
             self._since_described = 0
         for kind, received_ns, content, batches, size in group:
             for schema in self._described.new(batches):
-                text = schema.text.encode()
-                parts += [header(seed, number, received_ns, text, DESCRIPTION), text]
+                description = v1.pack_description(schema)
+                parts += [header(seed, number, received_ns, description, DESCRIPTION), description]
             parts.append(header(seed, number, received_ns, content, kind))
             parts.append(content)
             if kind == MESSAGE:

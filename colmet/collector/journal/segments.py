@@ -2,7 +2,7 @@
 
     segment  8s "ColmetJ1", Q journal, Q first record, Q created (ns since the epoch), I CRC-32 of these; then records
 
-The content of a record is a message as received, the state of the senders, or the text of a table's description,
+The content of a record is a message as received, the state of the senders, or a table's description as sent,
 according to its kind. In a segment, each table of a message is described before its first message, and again after
 some MiB: messages in the short form have no descriptions. The seed is the journal's random name. A segment is written
 only by the process that created it.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 from typing import Any
 from zlib import crc32
@@ -27,6 +27,8 @@ KEYS = frozenset({"v", "host", "epoch", "seq", "time", "jobs", "tables"})
 NIL = b"\xc0"
 FIXMAP_OF_ALL_KEYS = 0x80 + len(KEYS)
 BEGIN = b"\xa1v\x01\xa4host"  # start of a message from `encode`, behind the number of keys; the host follows
+SHORT_BYTES = 8  # of a digest in a table without its description
+LEFT_OUT: Any = object()  # in place of the description
 CAME = b"\xa4came\xce"  # ends a shortened message, with the CRC-32 of the original behind it; readers skip it
 MAX_SMALL_BYTES = 64 << 10
 MAX_INT = (1 << 63) - 1
@@ -83,6 +85,7 @@ class SchemaCache:
         self.unfit: dict[bytes, str] = {}
         self._allowed = MAX_INT
         self._schemas: OrderedDict[bytes, Schema] = OrderedDict()
+        self._by_start: dict[bytes, Schema] = {}  # the same, by the start of the digest
         self._fields = 0
 
     def __len__(self) -> int:
@@ -95,17 +98,23 @@ class SchemaCache:
     def get(self, digest: Any, description: Any) -> Schema:
         """Return the schema with this digest; its description is parsed if the digest is new.
 
+        Without a description, the start of the digest is enough.
+
         Raises:
-            Undescribed: the description is None, and the digest is new.
+            Undescribed: the description is `LEFT_OUT`, and the digest is new.
             WireError: it is not a schema.
             OverBudget: it has more fields than allowed.
         """
-        if type(digest) is not bytes or not (description is None or type(description) is bytes):
+        if type(digest) is not bytes or not (type(description) is bytes or description is LEFT_OUT):
             raise WireError("a table's digest or description is not a byte string")
+        if description is LEFT_OUT:
+            schema = self._by_start.get(digest)
+            if schema is None:
+                raise Undescribed(f"the description of table {digest[:SHORT_BYTES].hex()} has not come")
+            self._schemas.move_to_end(schema.digest)
+            return schema
         schema = self._schemas.get(digest)
         if schema is None:
-            if description is None:
-                raise Undescribed(f"the description of table {digest[:16].hex()} has not come")
             text = inflated(description)
             fields = text.count(b"\n")
             if self.new_fields + fields > self._allowed:
@@ -125,7 +134,7 @@ class SchemaCache:
             self._add(digest, text)
 
     def _add(self, digest: bytes, text: bytes) -> Schema:
-        schema = self._schemas[digest] = parse_description(digest, text)
+        schema = self._schemas[digest] = self._by_start[digest[:SHORT_BYTES]] = parse_description(digest, text)
         self._fields += len(schema.fields)
         if columns := misfits(schema):
             self.unfit[digest] = f"{schema.name}.{columns[0]}"
@@ -133,6 +142,7 @@ class SchemaCache:
             oldest, former = self._schemas.popitem(last=False)
             self._fields -= len(former.fields)
             self.unfit.pop(oldest, None)
+            self._by_start.pop(oldest[:SHORT_BYTES], None)
         return schema
 
 
@@ -181,7 +191,10 @@ def encode(batch: Batch, came: int | None = None, is_short: bool = False) -> byt
     for table in batch.tables:
         time_ns = None if table.time_ns == batch.time_ns else table.time_ns
         schema = table.schema
-        tables.append([schema.digest, None if is_short else pack_description(schema), time_ns, table.packed])
+        if is_short:
+            tables.append([schema.digest[:SHORT_BYTES], time_ns, table.packed])
+        else:
+            tables.append([schema.digest, pack_description(schema), time_ns, table.packed])
     message: bytes = msgpack.packb(
         {
             "v": VERSION,
@@ -201,12 +214,14 @@ def encode_short(batch: Batch) -> bytes:
     return encode(batch, is_short=True)
 
 
-def describe(message: bytes, descriptions: Mapping[bytes, bytes]) -> bytes:
-    """Return the full form of a message from `encode`; KeyError if the description of a digest is missing."""
+def describe(message: bytes, schemas: Iterable[Schema]) -> bytes:
+    """Return the full form of a message from `encode`, with these schemas; KeyError if one is missing."""
+    by_start = {schema.digest[:SHORT_BYTES]: schema for schema in schemas}
     fields = msgpack.unpackb(message)
     for parts in fields["tables"]:
-        if parts[1] is None:
-            parts[1] = descriptions[parts[0]]
+        if len(parts) == 3:
+            schema = by_start[parts[0]]
+            parts[:1] = schema.digest, pack_description(schema)
     full: bytes = msgpack.packb(fields)
     return full
 
@@ -251,6 +266,8 @@ def _read(message: bytes) -> dict[str, Any]:
 
 
 def _parts(unpack: Callable[[], Any], count: int) -> list[Any]:
+    if count == 3:
+        return [unpack(), LEFT_OUT, unpack(), unpack()]
     if count != 4:
         raise WireError("a table is not a list of digest, description, time and rows")
     return [unpack(), unpack(), unpack(), unpack()]
@@ -281,7 +298,7 @@ def _checksum(fields: dict[str, Any]) -> int:
     for digest, _, time_ns, rows in fields["tables"]:
         if time_ns is not None and time_ns != batch_time_ns:
             crc = crc32(b"%d" % time_ns, crc)
-        crc = crc32(rows, crc32(digest, crc))
+        crc = crc32(rows, crc32(digest[:SHORT_BYTES], crc))
     return crc
 
 
@@ -339,7 +356,11 @@ def _read_small(message: bytes) -> dict[str, Any] | None:
         if type(tables) is not list or len(tables) > MAX_TABLES:
             return None
         for parts in tables:
-            if type(parts) is not list or len(parts) != 4:
+            if type(parts) is not list:
+                return None
+            if len(parts) == 3:
+                parts.insert(1, LEFT_OUT)
+            elif len(parts) != 4:
                 return None
     except Exception:  # noqa: BLE001 - msgpack's own types, ValueError, KeyError, ...
         return None

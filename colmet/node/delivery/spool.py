@@ -54,9 +54,7 @@ class EncodedBatch(NamedTuple):
     @property
     def full(self) -> bytes:
         """The message in the full form."""
-        if not self.schemas:
-            return self.message
-        return v1.describe(self.message, {one.digest: v1.pack_description(one) for one in self.schemas})
+        return v1.describe(self.message, self.schemas) if self.schemas else self.message
 
 
 def pack_head(seed: int, epoch: int, host: str) -> bytes:
