@@ -35,6 +35,7 @@ from colmet.collector import main as collector_main
 from colmet.collector.backends.hdf5 import open_tables
 from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.collector.collector import LOOK
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
@@ -134,11 +135,12 @@ class Chain:
         step = -(-len(messages) // COMMITS_PER_S)
         began = time.process_time()
         for first in range(0, len(messages), step):
-            for message in messages[first : first + step]:
-                batches = self._receiver.take(message, "127.0.0.1")
-                self._journal.append(message, batches)
-                self._count += 1
-                self._came_s.append(self._now_s)
+            came = [(message, "127.0.0.1", "") for message in messages[first : first + step]]
+            for look in range(0, len(came), LOOK):
+                kept = self._receiver.take_all(came[look : look + LOOK]).kept
+                self._journal.append_all(kept)
+                self._count += len(kept)
+                self._came_s += [self._now_s] * len(kept)
             with self._journal.changed:
                 self._journal.changed.wait_for(lambda: self._journal.end == self._count)
             self._now_s += 1 / COMMITS_PER_S
