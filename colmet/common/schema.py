@@ -8,9 +8,10 @@ its own.
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple, Union
 
 import numpy as np
@@ -34,6 +35,7 @@ DTYPE = re.compile(r"i8|f4|f8|S[1-9][0-9]{0,3}", re.ASCII)
 RESERVED = frozenset({"job_id", "hostname", "timestamp", "metric_backend", "involved_jobs"})
 MAX_FIELDS = 1024
 
+FEW_ROWS = 16  # read without an array
 MISSING_INT = -1  # in packed rows; NaN for floats, an empty string for strings
 
 Rows = npt.NDArray[np.void]
@@ -196,6 +198,12 @@ class Sample(NamedTuple):
     schema: Schema | None = None  # of the row's table; None for the backend's first
 
 
+@lru_cache(maxsize=1024)
+def _ids_of(row_bytes: int, count: int) -> struct.Struct:
+    """Return the layout of the job ids in packed rows."""
+    return struct.Struct("<" + f"q{row_bytes - 8}x" * count)
+
+
 class Table:
     """Rows of one schema, measured at one time.
 
@@ -226,6 +234,15 @@ class Table:
         if isinstance(self._rows, bytes):
             self._rows = np.frombuffer(self._rows, self.schema.dtype)
         return self._rows
+
+    @property
+    def job_ids(self) -> Sequence[int]:
+        """Return the job of each row."""
+        rows = self._rows
+        if type(rows) is bytes and len(rows) <= FEW_ROWS * self.schema.row_bytes:
+            return _ids_of(self.schema.row_bytes, len(rows) // self.schema.row_bytes).unpack(rows)
+        ids: list[int] = self.rows["job_id"].tolist()
+        return ids
 
     @property
     def packed(self) -> bytes:

@@ -150,10 +150,10 @@ class Novelty:
         for at, table in enumerate(batch.tables):
             schema = table.schema
             if schema.undeclared and self._is_limited and not self._undeclared.admits(sender, schema):
-                out[at] = set(table.rows["job_id"].tolist())
+                out[at] = set(table.job_ids)
                 continue
             key = schema.digest if schema.undeclared else schema.name
-            jobs = known.new(key, set(table.rows["job_id"].tolist()))
+            jobs = known.new(key, set(table.job_ids))
             if jobs:
                 found.append(_New(at, key, jobs, price(schema)))
         if not found:
@@ -202,7 +202,7 @@ def without(batch: Batch, jobs: dict[int, set[int]]) -> tuple[Batch, int]:
     tables, count = [], 0
     for at, table in enumerate(batch.tables):
         if at in jobs:
-            kept = [n for n, job in enumerate(table.rows["job_id"].tolist()) if job not in jobs[at]]
+            kept = [n for n, job in enumerate(table.job_ids) if job not in jobs[at]]
             count += len(table) - len(kept)
             if kept:
                 tables.append(Table(table.schema, table.time_ns, table.rows[kept]))

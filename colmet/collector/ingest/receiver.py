@@ -183,12 +183,12 @@ class Receiver:
         now_ns = time.time_ns()
         fresh = []
         for batch in decoded.batches:
-            sender = self.senders.get(batch.host) or self.sender(batch.host)
-            if batch.host not in self.senders:  # names beyond the limit are counted together: each batch is accepted
-                name: str | None = batch.host
-            else:
+            host = batch.host
+            name: str | None = host
+            sender = self.senders.get(host) or self.sender(host)
+            if host in self.senders:  # names beyond the limit are counted together: each batch is accepted
                 name = self._name(came, batch, decoded, peer, bool(user), now_ns, taken.again)
-                if name and name != batch.host:
+                if name and name != host:
                     sender = self.sender(name)
             sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
             if name is None:
@@ -197,7 +197,7 @@ class Receiver:
             sender.batches += 1
             sender.rows += rows
             log.debug("batch received host=%s rows=%d seq=%s dialect=%s", name, rows, batch.seq, decoded.dialect)
-            fresh.append(batch if name == batch.host else self._renamed(batch, name))
+            fresh.append(batch if name == host else self._renamed(batch, name))
         if not fresh:
             return
         origin, _ = sender_of(user, peer)

@@ -187,8 +187,14 @@ class Journal:
 
         For the appending thread. While an output is unavailable, no sender may displace the records of others.
         """
-        self._shares.passed(max(self._passed(), self.oldest), self._appended)
+        if self._shares.admits(sender, size):
+            return True
+        self._release()
         return self._shares.admits(sender, size)
+
+    def _release(self) -> None:
+        """Release the shares of records that every output has written, or that are dropped."""
+        self._shares.passed(max(self._passed(), self.oldest), self._appended)
 
     def append(self, message: bytes, batches: Sequence[Batch], sender: str = "") -> None:
         """Append a message of a sender. Never waits."""
@@ -198,6 +204,7 @@ class Journal:
         """Append messages, each with its batches and its sender. Never waits."""
         if not messages:
             return
+        self._release()
         now_ns = time.time_ns()
         found = []
         for content, batches, sender in messages:

@@ -210,13 +210,13 @@ def _is_of_some(table: Table, before: Table, jobs: tuple[int, ...] | None) -> bo
     """Return whether the table lacks running jobs: a job that ends between two samples has last rows of its own."""
     if jobs is None or len(table) >= max(len(before), len(jobs)):
         return False
-    here = {*before.rows["job_id"].tolist()} & {*jobs, 0}
-    return not here <= {*table.rows["job_id"].tolist()}
+    here = {*before.job_ids} & {*jobs, 0}
+    return not here <= {*table.job_ids}
 
 
 def _common(one: Table, other: Table) -> set[int]:
     """Return the jobs with rows in both tables."""
-    return {*one.rows["job_id"].tolist()} & {*other.rows["job_id"].tolist()}
+    return {*one.job_ids} & {*other.job_ids}
 
 
 def _size_beside(jobs: tuple[int, ...] | None) -> int:

@@ -32,7 +32,7 @@ def place_of(name: str) -> int:
 
 def is_namesake(name: str) -> bool:
     """Return whether a name is that of a second, third, ... agent of one host name."""
-    return _NAME.fullmatch(name) is not None
+    return "~" in name and _NAME.fullmatch(name) is not None
 
 
 def counted_once(names: Iterable[str]) -> list[str]:

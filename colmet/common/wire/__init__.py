@@ -79,7 +79,7 @@ class Decoder:
     def decode_together(self, messages: Sequence[bytes]) -> list[Decoded | WireError | None]:
         """Return what is cheaper to decode for many messages together: those of Colmet 0.6; None for each other one."""
         found: list[Decoded | WireError | None] = [None] * len(messages)
-        those = [n for n, message in enumerate(messages) if b"A" <= message[:1] <= b"z" and _fits(message)]
+        those = [n for n, message in enumerate(messages) if message and 0x41 <= message[0] <= 0x7A and _fits(message)]
         for n, batches in zip(those, colmet06.decode_all([messages[n] for n in those])):
             found[n] = batches if isinstance(batches, WireError) else Decoded("colmet06", batches)
         return found
