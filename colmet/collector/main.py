@@ -25,12 +25,12 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.check import check as check_journal
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segment_store import check_directory
-from colmet.collector.malloc import tame_malloc
 from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
+from colmet.common.runtime.malloc import tame_malloc
 from colmet.common.runtime.reload import Prepare, Settings, at_once
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
@@ -38,6 +38,8 @@ from colmet.common.transport import Pull, authenticator, check_uri
 from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
+
+ARENAS = 2  # pools of memory, see `tame_malloc`
 
 
 def changes(
@@ -156,7 +158,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         journal, workers, unstarted = open_storage(options, parts, reception, stack)
         settings.add(changes(journal, workers, reception.limits, reception.novelty))
         startup.tune_garbage_collector()
-        tame_malloc()
+        tame_malloc(ARENAS)
         log_start(options, parts, reception)
         asked = stack.enter_context(contextlib.closing(control.Control({})))
         # ends before the threads that call it, so none of them waits for the main thread then

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
+from colmet.common.runtime.malloc import tame_malloc, trim_malloc
 from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
@@ -25,7 +26,7 @@ from colmet.common.tables.mapping import SCHEMA as MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.transport.authenticator import Keys
 from colmet.common.wire import v1
-from colmet.node import live_config, once, rust_configuration
+from colmet.node import live_config, rust_configuration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend, check_declarations
 from colmet.node.backends import NAMES
@@ -154,10 +155,14 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
             worker.join(END_S)
             return 128 + min(signals.pending)
     text, status = answer.result()
+    from colmet.node import once  # here and below: a daemon does not need it
+
     return status if once.show(text) else 1
 
 
 def _look_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> tuple[str, int]:
+    from colmet.node import once
+
     source = find_jobs(options, host)
     try:
         return once.report(options, classes, host, socket.gethostname(), source)
@@ -177,6 +182,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         ConfigError: the options cannot be used; nothing was started.
     """
     startup.raise_open_file_limit()
+    tame_malloc(arenas=1)  # before any thread
     service = Service.from_environment()  # first, so that no started program inherits it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignores it, no program has an exit status
     host = Host()
@@ -214,6 +220,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         stack.callback(asked.close)
         stack.callback(host.stop_commands)
         startup.tune_garbage_collector()
+        trim_malloc()
         settings.add({**agent.changes(), "spool_rate": at_once(sending.link.pace)})
         with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
             with control.Errands() as errands:

@@ -7,9 +7,9 @@ import pytest
 
 HOLES = """
 import gc, sys, threading
-from colmet.collector.malloc import tame_malloc
+from colmet.common.runtime.malloc import tame_malloc
 if sys.argv[1] == "tamed":
-    assert tame_malloc()
+    assert tame_malloc(2)
 
 def rss():
     with open("/proc/self/statm") as file:

@@ -41,7 +41,7 @@ LIBRARIES = {
     ),
     "ctypes": (
         "colmet.common.runtime.capabilities",
-        "colmet.collector.malloc",
+        "colmet.common.runtime.malloc",
         "colmet.collector.backends.hdf5.libhdf5",
         "colmet.node.system.clib",
         "colmet.node.kernel.netlink",

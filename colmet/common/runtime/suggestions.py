@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 
 MAX_WORD = 100  # compared characters
@@ -13,6 +12,8 @@ def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
     The minimum similarity `cutoff` is from 0 to 1.
     """
+    import difflib  # here: it is large, and rarely needed
+
     forms = {_form(one): one for one in known}
     form = _form(word[:MAX_WORD])
     begins = [one for one in forms if len(form) > 2 and one.startswith(form)]

@@ -5,9 +5,8 @@ Source: Linux include/uapi/linux/perf_event.h, and /sys/bus/event_source/devices
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from colmet.node.system.host import Host
@@ -109,9 +108,15 @@ def find(name: str, host: Host) -> Event:
     return _of_pmu(name, pmu, terms, host)
 
 
+def _near(word: str, known: Sequence[str]) -> list[str]:
+    from difflib import get_close_matches  # here: it is large, and rarely needed
+
+    return get_close_matches(word, known, n=3)
+
+
 def _unknown(name: str, host: Host) -> str:
     known = [*NAMES_06, *_KERNEL_NAMES, *_listed(host)]
-    near = difflib.get_close_matches(name, known, n=3)
+    near = _near(name, known)
     hint = f"; did you mean {' or '.join(near)}?" if near else "."
     return (
         f"{name!r} is no event{hint} There are {', '.join(NAMES_06)}, the generic names of `perf list`, r<hex>, and "
@@ -172,7 +177,7 @@ def _terms(name: str, folder: str, text: str, host: Host) -> dict[str, int]:
         elif _read(host, f"{folder}/format/{key}") is not None:
             found[key] = "1"
         else:
-            near = difflib.get_close_matches(key, host.sorted_names(f"{folder}/events"), n=3)
+            near = _near(key, host.sorted_names(f"{folder}/events"))
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             raise Absent(f"{name}: there is no {folder}/events/{key}{hint}")
     return {key: _number(name, key, number) for key, number in found.items()}
