@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Iterator
@@ -42,8 +43,17 @@ class _Line:
         self._next, self._is_there = now + EVERY_S, True
         done = round(min(1.0, max(0.0, share)) * WIDTH)
         bar = "#" * done + "." * (WIDTH - done)
-        print(f"\r{self._command}: {bar} {share:4.0%} {what}\033[K", end="", file=sys.stderr, flush=True)
+        line = f"{self._command}: {bar} {share:4.0%} {what}"
+        print(f"\r{line[: _columns() - 1]}\033[K", end="", file=sys.stderr, flush=True)
 
     def remove(self) -> None:
         if self._is_there:
             print("\r\033[K", end="", file=sys.stderr, flush=True)
+
+
+def _columns() -> int:
+    """Return the width of the terminal: a longer line would be repeated instead of replaced."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80

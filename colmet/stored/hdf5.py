@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -94,6 +95,7 @@ class Hdf5History(History):
         self.warnings: list[str] = []
         self._files: list[HeldFile] = []
         self._reader = Reader()
+        self._spooled = 0  # tables in the spool
         seen = set()
         for path in paths:
             found = files_of(path)
@@ -143,9 +145,22 @@ class Hdf5History(History):
         wanted = frozenset(columns)
         read = partial(spool_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=_names(hosts))
         what = f"read {table}"
-        found = [one for one in self._each(read, since, until, lambda share: self.progress(what, share)) if one]
+        self._spooled += 1
+        try:
+            found = [one for one in self._each(read, since, until, lambda share: self.progress(what, share)) if one]
+        except BaseException:
+            self._forget_spooled()
+            raise
         self._count_nameless(job, table, sum([one.nameless for one in found]))
-        return _SpooledRows(self._reader, found, table, job)
+        rows = _SpooledRows(self._reader, found, table, job)
+        weakref.finalize(rows, self._forget_spooled).atexit = False
+        return rows
+
+    def _forget_spooled(self) -> None:
+        """Empty the spool after its last table: a process that serves requests keeps the history open."""
+        self._spooled -= 1
+        if not self._spooled:
+            self._reader.cut_spool(0)
 
     def _count_nameless(self, job: int, table: str, count: int) -> None:
         if count:
@@ -272,13 +287,16 @@ def ask(
     Raises:
         ConfigError: it cannot be read.
     """
+    kept_bytes = reader.spool_bytes
     for left in reversed(range(TRIES)):
+        reader.cut_spool(kept_bytes)
         try:
             found = reader.ask(path, read, progress)
             if not left or not torn(found) or not is_live(path):
                 return found
         except Unreadable as err:
             if not left or not err.may_change or not is_live(path):
+                reader.cut_spool(kept_bytes)
                 raise ConfigError(f"{_shown(path)}: cannot be read: {err}") from err
         time.sleep(WAIT_S)
     raise AssertionError("unreachable")

@@ -77,8 +77,15 @@ def hosts_of(history: History, asked: JobInterval) -> dict[str, JobCompleteness]
     if rows.outline is None:
         return {}
     tables = history.tables(NODE, rows.outline.start, rows.outline.last)
-    found = [(stay.host, found_of(rows, [stay], tables)) for stays in rows.groups() for stay in stays]
-    return {host: completeness_of([one]) for host, one in found}
+    found: dict[str, FoundRows] = {}
+    for stays in rows.groups():
+        found.update({stay.host: FoundRows([], []) for stay in stays})
+        lines, unseen = found_of(rows, stays, tables)
+        for line in lines:
+            found[line.host].lines.append(line)
+        for gap in unseen:
+            found[gap.host].unseen.append(gap)
+    return {host: completeness_of([one]) for host, one in found.items()}
 
 
 def completeness_of(found: Iterable[FoundRows]) -> JobCompleteness:

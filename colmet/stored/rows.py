@@ -113,6 +113,16 @@ class Reader:
             raise Unreadable("the reading process did not keep its rows")
         return data
 
+    @property
+    def spool_bytes(self) -> int:
+        """Return the size of the spool."""
+        return os.fstat(self._spool.fileno()).st_size if self._spool is not None else 0
+
+    def cut_spool(self, size: int) -> None:
+        """Drop the content of the spool from this size on."""
+        if self._spool is not None:
+            os.ftruncate(self._spool.fileno(), size)
+
     def close(self) -> None:
         """End the process."""
         self._end(signal.SIGTERM)

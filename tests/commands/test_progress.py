@@ -27,5 +27,11 @@ def test_progress_is_shown_on_a_terminal_alone_and_after_a_while(monkeypatch, ki
         history.progress("read cgroup_default", 0.5)
         history.progress("read cgroup_default", 0.6)
     history.progress("compute", 1)
+    if shown:
+        line = stderr.getvalue()
+        with progress.shown_progress(history, "colmet report"):
+            history.progress("read " + "x" * 100, 0.5)
+        assert len(stderr.getvalue()[len(line) :].partition("\x1b")[0]) == len("\r") + 79
+        stderr.truncate(len(line))
     line = f"\rcolmet report: {'#' * 15}{'.' * 15}  50% read cgroup_default\x1b[K\r\x1b[K"
     assert stderr.getvalue() == (line if shown else "")

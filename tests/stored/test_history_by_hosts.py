@@ -7,15 +7,18 @@ import random
 
 import numpy as np
 import pytest
+import tables
 
 from colmet.commands import plot
 from colmet.commands.report.collect import gather
 from colmet.commands.report.command import document_of
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.stored import groups
+from colmet.stored import groups, hdf5
 from colmet.stored import rows as reading
 from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.job_completeness import hosts_of
+from colmet.stored.series import HeldRows
 from colmet.stored.stays import JobInterval, JobRows
 from tests.support.hdf5_writer import write_once
 from tests.support.made_up_history import START, MadeUp, job_rows, ledger_rows, node_rows
@@ -106,6 +109,27 @@ def test_a_full_disk_is_an_error_with_a_remedy(tmp_path, monkeypatch):
             history.by_hosts(7, "taskstats_default", ["cpu"])
 
 
+def test_the_temporary_file_has_the_rows_in_use_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(hdf5, "WAIT_S", 0.01)
+    write_once(tmp_path / "a.hdf5", random_batches(random.Random(1), 60))
+    with tables.open_file(str(tmp_path / "a.hdf5"), "a") as file:  # a row without a host, as within a burst
+        file.get_node("/job_7/taskstats_default").row.append()
+    columns = ["cpu", "load"]
+    with Hdf5History([str(tmp_path / "a.hdf5")]) as history:
+        with monkeypatch.context() as patched:
+            patched.setattr(hdf5, "is_live", lambda path: False)
+            rows = history.by_hosts(7, "taskstats_default", columns)
+        bytes_once = history._reader.spool_bytes
+        more = history.by_hosts(7, "taskstats_default", columns)
+        assert more.counts == rows.counts and history._reader.spool_bytes == 2 * bytes_once
+        wanted = rows.read(["node-1"])
+        del rows
+        equal(more.read(["node-1"]), wanted)
+        del more
+        assert history._reader.spool_bytes == 0, "a process that serves requests keeps the history open"
+        equal(history.by_hosts(7, "taskstats_default", columns).read(["node-1"]), wanted)
+
+
 @pytest.fixture
 def cluster():
     history = MadeUp()
@@ -149,6 +173,19 @@ def test_rows_of_other_hosts_of_the_cluster_are_not_read(cluster, monkeypatch):
     assert gather(cluster, JobInterval(42), START + 10**6).energy.others_joules > 0
     others = [limits for limits in asked if limits[0] != 42]
     assert others and all("elsewhere" not in limits[5] and "node-0" in limits[5] for limits in others)
+
+
+def test_completeness_by_host_is_that_of_each_host_alone_and_read_by_group(cluster, monkeypatch):
+    found = hosts_of(cluster, JobInterval(42))
+    assert [*found] == [f"node-{n}" for n in range(6)]
+    assert found["node-1"].here < found["node-0"].here
+    asked = []
+    read = HeldRows.read
+    monkeypatch.setattr(HeldRows, "read", lambda rows, *limits: asked.append(limits) or read(rows, *limits))
+    assert hosts_of(cluster, JobInterval(42)) == found
+    assert len(asked) < 20, "of all hosts together"
+    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    assert hosts_of(cluster, JobInterval(42)) == found
 
 
 def test_rows_removed_while_they_are_read_are_no_defect(cluster, monkeypatch):
