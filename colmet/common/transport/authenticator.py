@@ -204,9 +204,7 @@ class Authenticator:
                 self._close_ended()
             for one in guarded:
                 poller.register(one.monitor, zmq.POLLIN)
-            delay_s, pause_s = check_at - time.monotonic(), self._crowd.pause_left_s
-            delay_s = delay_s if pause_s is None else min(delay_s, pause_s)
-            came = {source for source, _ in poller.poll(max(0, int(1000 * delay_s)) + 1)}
+            came = {source for source, _ in poller.poll(_timeout_ms(guarded, check_at, self._crowd.pause_left_s))}
             if self._wakeup.fd in came:
                 self._wakeup.clear()
             if self._known is not None:
@@ -296,6 +294,14 @@ class Authenticator:
                 guarded.failed = False
             else:  # the event of this connection's end comes next
                 guarded.failed = True
+
+
+def _timeout_ms(guarded: Sequence[Guarded], check_at: float, pause_s: float | None) -> int | None:
+    """Return the time until a check of connections or the end of a pause is due; None without any: an event wakes."""
+    due_s = [] if pause_s is None else [pause_s]
+    if any(one.connections.known for one in guarded):
+        due_s.append(check_at - time.monotonic())
+    return max(0, int(1000 * min(due_s))) + 1 if due_s else None
 
 
 def add_options(parser: cli.Options) -> None:
