@@ -32,7 +32,6 @@ from measuring import TIME_NS, Figure, free_uri, rss_mb, show, warm_memory
 
 from colmet import __version__
 from colmet.collector import main as collector_main
-from colmet.collector.backends.hdf5 import open_tables
 from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.collector import LOOK
@@ -248,9 +247,6 @@ def run_steady(rounds: int = 1) -> list[Figure]:
 def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
     """A collector that says on a descriptor what its threads are, and how many records are durable."""
     told = False
-    handles = os.environ.get("BENCH_HDF5_HANDLES")
-    if handles:
-        open_tables.MAX_TABLES = int(handles)
 
     def durable(acknowledge: Callable[[Sequence[Any]], None], records: Sequence[Any]) -> None:
         nonlocal told

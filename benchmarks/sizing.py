@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import requests
 from bench_collector import Collector, Senders, tables
-from measuring import TIME_NS, discarding_server, free_uri, rss_mb
+from measuring import TIME_NS, discarding_server, free_uri
 
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
@@ -54,7 +54,6 @@ FEW, MANY = 100, 600  # nodes
 SHARE = 0.5  # of a core that a collector, and of its cores that a database node, is to be busy: the rest is to catch up
 LEVELS = (0, 1)  # of compression
 BURST_S = 60.0  # between two bursts to HDF5, where they are dear
-HDF5_HANDLES = 1024  # tables that a collector keeps open
 DATABASE_CORES = 8  # of one of its nodes
 
 Costs = dict[str, float]
@@ -79,7 +78,6 @@ UNITS = {
     "hdf5_1_row_bytes": "compressed: bytes of file for a row, beside its values",
     "hdf5_1_value_bytes": "compressed: bytes of file for a value",
     "hdf5_1_table_bytes": "compressed: bytes of file for a table with its first row",
-    "hdf5_handle_bytes": "bytes of memory for each open table",
     "document_us": "us of the collector's CPU for a document",
     "document_value_us": "us of the collector's CPU for each value in it",
     "database_document_us": "us of the database's CPU for a document, in the first copy",
@@ -235,7 +233,7 @@ def hdf5() -> Costs:
     jobs = 100
     found: Costs = {}
     for level in LEVELS:
-        bursts, sizes, create_us, first_bytes, handle_bytes = [], [], [], [], []
+        bursts, sizes, create_us, first_bytes = [], [], [], []
         for name in ("jobprocstats_default", "perfhwstats_default", "taskstats_default", "cgroup_default"):
             schema = known[name]
             with tempfile.TemporaryDirectory() as folder:
@@ -244,7 +242,6 @@ def hdf5() -> Costs:
                 output.open(state)
                 nodes = [Node(f"node-{n}.example.org", range(1 + n, 1 + jobs, 10), [schema]) for n in range(10)]
                 seq = 0
-                before = rss_mb()
                 for per_table in (1, 10, 10, 10, 100, 100):
                     records = decoded(nodes, range(seq, seq + per_table), state.position)
                     used_us = cpu_s(output, records) * 1e6
@@ -254,7 +251,6 @@ def hdf5() -> Costs:
                     else:
                         create_us.append(used_us / jobs)
                         first_bytes.append(os.path.getsize(output.path) / jobs)
-                        handle_bytes.append((rss_mb() - before) * 1e6 / jobs)
                     seq += per_table
                 sizes.append(((seq * jobs, seq * jobs * values_of(schema)), os.path.getsize(output.path)))
                 output.close()
@@ -264,8 +260,6 @@ def hdf5() -> Costs:
         found[f"hdf5_{level}_append_us"] = append_us
         found[f"hdf5_{level}_create_us"] = max(0.0, statistics.median(create_us) - append_us)
         found[f"hdf5_{level}_table_bytes"] = statistics.median(first_bytes)
-        if not level:  # later ones use memory that these have left
-            found["hdf5_handle_bytes"] = max(handle_bytes)
         if level:
             found[f"hdf5_{level}_row_bytes"], found[f"hdf5_{level}_value_bytes"] = fit(sizes)
     return found
@@ -390,10 +384,9 @@ def site(options: argparse.Namespace, costs: Mapping[str, float]) -> list[Line]:
 
     # with every collector more, a job's rows are in more files
     collectors = next(n for n in range(1, 1000) if are_enough(n))
-    hdf5_all, open_tables = hdf5_cores(collectors)
-    handles = min(open_tables, HDF5_HANDLES)
+    hdf5_all, written_tables = hdf5_cores(collectors)
     nodes_each = math.ceil(options.nodes / max(1, collectors - 1))  # while one of them is away
-    memory = costs["collector_bytes"] + nodes_each * costs["connection_bytes"] + handles * costs["hdf5_handle_bytes"]
+    memory = costs["collector_bytes"] + nodes_each * costs["connection_bytes"]
     journal = per_s * (message + costs["journal_bytes"])
     tables_a_day = day_jobs * collectors * (1 - (1 - 1 / collectors) ** options.nodes_per_job) * len(of_jobs)
     if options.complevel:
@@ -419,7 +412,7 @@ def site(options: argparse.Namespace, costs: Mapping[str, float]) -> list[Line]:
         ("each collector: busy, with all of them there", (receive + index + hdf5_all) / collectors, "cores"),
         ("each collector: memory while one is away", memory / 1e6, "MB"),
         ("each collector: descriptors while one is away", nodes_each * costs["connection_fds"] + 100, ""),
-        ("each collector: HDF5 tables of running jobs", open_tables, ""),
+        ("each collector: HDF5 tables of running jobs", written_tables, ""),
         (f"all journals: {options.away:g} h without an output", journal * options.away * 3600 / 1e9, "GB"),
         (f"all HDF5 files, --hdf5-complevel {options.complevel}", hdf5_day / 1e9, "GB a day"),
         (f"database: disk, {copies} copies", copies * database_day / 1e9, "GB a day"),

@@ -1,8 +1,7 @@
 """A real collector over a long time: memory, descriptors and threads as rows arrive and jobs start and end.
 
 Nodes send to it; it writes to HDF5 and to a database in another process that discards all documents. Flat means: after
-a third of the rows, memory stays within 10 % of its size then. All bounded stores must be full by then, so use
---handles 512 to bound the open tables.
+a third of the rows, memory stays within 10 % of its size then.
 
     python benchmarks/soak_collector.py --rows 2000000
 """
@@ -10,7 +9,6 @@ a third of the rows, memory stays within 10 % of its size then. All bounded stor
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 import time
@@ -81,11 +79,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=400, help="at a time (default: %(default)s)")
     parser.add_argument("--churn", type=float, default=0.04, help="share of the jobs replaced in a second")
     parser.add_argument("--complevel", type=int, default=0, help="of the HDF5 file")
-    parser.add_argument("--handles", type=int, help="tables that HDF5 keeps open at most (default: as it is)")
     parser.add_argument("--elastic", action="store_true", help="write to a database, too, which discards everything")
     options = parser.parse_args()
-    if options.handles:
-        os.environ["BENCH_HDF5_HANDLES"] = str(options.handles)  # to the collector
     with discarding_server() as port, tempfile.TemporaryDirectory() as name:
         return 0 if soak(options, Path(name), port) else 1
 

@@ -24,7 +24,7 @@ import pytest
 
 import colmet
 from colmet.collector import columns
-from colmet.collector.backends.hdf5 import h5file, h5table, libhdf5, open_tables
+from colmet.collector.backends.hdf5 import h5file, h5table, known_tables, libhdf5
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -695,21 +695,18 @@ def test_after_sigkill_between_bursts_every_table_opens_with_all_its_rows(tmp_pa
     assert counts(path)["/job_5/taskstats_default"] == 151
 
 
-# -- handles --
+# -- memory --
 
 
 @pytest.mark.slow
-def test_more_jobs_than_handles_are_written_right_and_handles_stay_bounded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(open_tables, "MAX_TABLES", 16)
-    monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 8)
+def test_tables_are_not_kept_open_and_those_known_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(known_tables, "MAX_TABLES", 16)
     path = tmp_path / "x.hdf5"
     output = opened(path)
     for burst in range(3):
         output.write([b for job in range(60) for b in numbers(job, 2, first=2 * burst)])
         datasets = libhdf5._function("H5Fget_obj_count", ctypes.c_ssize_t, ctypes.c_int64, ctypes.c_uint)
-        assert len(output.file.open_tables) == datasets(output.file._file._id, 2) == 16
+        assert len(output.file.known_tables) == 16 and datasets(output.file._file._id, 2) == 0
     output.close()
     for job in range(60):
         assert stored(path, f"/job_{job}/taskstats_default")["cpu_count"].tolist() == list(range(6))

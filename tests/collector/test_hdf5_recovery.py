@@ -20,7 +20,7 @@ import pytest
 
 import colmet
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import h5file, isolated, library, open_tables, repair
+from colmet.collector.backends.hdf5 import h5file, isolated, known_tables, library, repair
 from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
@@ -124,17 +124,15 @@ def test_a_position_that_cannot_be_remembered_is_a_burst_that_was_not_written(tm
     assert stored(tmp_path) == expected(30)
 
 
-def test_records_for_more_tables_than_may_be_open_are_one_burst_all_the_same(tmp_path, monkeypatch):
-    """Each table is opened twice then, and not once for a few records."""
-    monkeypatch.setattr(open_tables, "MAX_TABLES", 8)
-    monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 4)
+def test_records_for_more_tables_than_are_known_are_one_burst_all_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(known_tables, "MAX_TABLES", 8)
     saved = []
     output, state = started(tmp_path)
     save = OutputState.save
     monkeypatch.setattr(OutputState, "save", lambda self, p, n, k: (saved.append((p, n["undo"])), save(self, p, n, k)))
     write(output, state, 80, step=80)
     assert {position for position, _ in saved} == {0, 80}
-    assert max(len(undo) for _, undo in saved) > 8 >= len(output._file.open_tables)
+    assert max(len(undo) for _, undo in saved) > 8 >= len(output._file.known_tables)
     write(output, state, 120, step=40)  # tables that are there, too
     monkeypatch.undo()
     output.close()

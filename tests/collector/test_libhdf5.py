@@ -8,9 +8,10 @@ import h5py
 import numpy as np
 import pytest
 
-from colmet.collector.backends.hdf5 import h5file, open_tables
+from colmet.collector.backends.hdf5 import libhdf5
 from colmet.collector.backends.hdf5.libhdf5 import Dataset, LibraryFile, NotFlatError
 from colmet.collector.backends.hdf5.library import tables
+from colmet.common.errors import OutputUnavailable
 from colmet.common.schema import Field, Schema
 from tests.support.hdf5_files import batch, numbers, stored, table
 from tests.support.hdf5_writer import opened, write_once
@@ -66,16 +67,17 @@ def test_a_link_in_place_of_a_table_or_a_job_is_never_followed(tmp_path, kind, c
 def test_a_failure_to_close_one_table_leaves_no_file_open(tmp_path, monkeypatch):
     path = tmp_path / "x.hdf5"
     output = opened(path)
-    output.write([b for job in range(5) for b in numbers(job, 2)])
-    close, failures = Dataset.close, [tables.HDF5ExtError("a failure")]
+    close, failures = libhdf5._o_close, [tables.HDF5ExtError("a failure")]
 
-    def failing(self):
-        close(self)
+    def failing(identifier):
+        close(identifier)
         if failures:
             raise failures.pop()
 
-    monkeypatch.setattr(Dataset, "close", failing)
-    assert not output.file.close()
+    monkeypatch.setattr(libhdf5, "_o_close", failing)
+    with pytest.raises(OutputUnavailable, match="a failure"):
+        output.write([b for job in range(5) for b in numbers(job, 2)])
+    assert output.file.close()
     assert descriptors(path) == []
 
 
@@ -115,21 +117,20 @@ def test_objects_that_are_no_flat_tables_are_refused(tmp_path):
     file = LibraryFile(str(path))
     for name in (b"nested", b"text", b"array", b"contiguous", b"matrix", b"group"):
         with pytest.raises(NotFlatError):
-            file.open(name)
+            file.find(name)
     with pytest.raises(tables.HDF5ExtError):
-        file.open(b"nothing")
+        file.find(b"nothing")
     file.close()
     assert descriptors(path) == []
 
 
-def test_wide_tables_are_closed_before_narrow_ones_would_be(tmp_path, monkeypatch):
-    monkeypatch.setattr(open_tables, "MAX_COLUMNS", 1000)
-    monkeypatch.setattr(open_tables, "MAX_BLOCK_JOBS", 4)
-    monkeypatch.setattr(h5file, "MAX_BLOCK_JOBS", 4)
+def test_forms_of_tables_are_forgotten_beyond_a_number_of_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr(libhdf5, "MAX_COLUMNS", 100)
     path = tmp_path / "x.hdf5"
     output = opened(path)
-    for first in (0, 2):
-        output.write([b for job in range(40) for b in numbers(job, 2, first=first)])
-    assert 10 <= len(output.file.open_tables) < 40
+    schemas = [Schema(f"x{n}_default", "job", [Field(f"c{n}", "count", "gauge")]) for n in range(40)]
+    for _ in range(2):
+        output.write([batch(table(schema, (1, {schema.names[0]: 5}))) for schema in schemas])
+        assert output.file._file._columns <= 100 + 5 and len(output.file.known_tables) < 30
     output.close()
-    assert {len(stored(path, f"/job_{job}/taskstats_default")) for job in range(40)} == {4}
+    assert {len(stored(path, f"/job_1/{schema.name}")) for schema in schemas} == {2}

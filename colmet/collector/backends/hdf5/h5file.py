@@ -35,7 +35,8 @@ from colmet.collector.backends.hdf5.h5table import (
     temporary,
     title,
 )
-from colmet.collector.backends.hdf5.libhdf5 import LibraryFile, NotFlatError
+from colmet.collector.backends.hdf5.known_tables import KnownTables
+from colmet.collector.backends.hdf5.libhdf5 import Dataset, LibraryFile, NotFlatError
 from colmet.collector.backends.hdf5.library import (
     STORAGE_ERRORS,
     cause,
@@ -45,7 +46,6 @@ from colmet.collector.backends.hdf5.library import (
     opened_library,
     tables,
 )
-from colmet.collector.backends.hdf5.open_tables import MAX_BLOCK_JOBS, OpenTable, OpenTables
 from colmet.collector.backends.hdf5.space import SPARE_BYTES, header_bytes, promise
 from colmet.collector.backends.hdf5.templates import Templates
 from colmet.collector.columnar import RowsByJob
@@ -82,7 +82,7 @@ Tails = Mapping[str, int]
 class _Piece(NamedTuple):
     """Rows `first` to `last`, in the order by job, for one table."""
 
-    handle: OpenTable
+    table: Dataset
     layout: RowLayout
     first: int
     last: int
@@ -96,7 +96,6 @@ def _blocks(pieces: Iterator[_Piece]) -> Iterator[list[_Piece]]:
             piece.layout is not block[0].layout
             or piece.first != block[-1].last
             or piece.last - block[0].first > piece.layout.capacity
-            or len(block) == MAX_BLOCK_JOBS
         ):
             yield block
             block = []
@@ -115,7 +114,7 @@ class Hdf5File:
     Attributes:
         created: whether `open` created it.
         tables: number of its tables; None if not counted.
-        open_tables: those of recent rows.
+        known_tables: those of recent rows.
         left_out: counts of values and of rows dropped by the current burst.
         replaced: former versions of tables rebuilt by the last burst; see `drop_replaced`.
     """
@@ -129,7 +128,7 @@ class Hdf5File:
         self._file: LibraryFile | None = None
         self._templates = Templates(filters)
         self._lock = -1
-        self.open_tables = OpenTables()
+        self.known_tables = KnownTables()
         self._layout = lru_cache(MAX_LAYOUTS)(lambda schema, form: RowLayout(schema, form.dtype))
         self._columns = lru_cache(MAX_LAYOUTS)(lambda schema: grown({}, file_columns(schema)))
         self._rebuilds: dict[str, int] = {}
@@ -250,8 +249,8 @@ class Hdf5File:
         self._rebuilds.clear()
         self.replaced.clear()
         if file is not None:
-            # all of them: a table left open would keep the file open in the library, with its damaged cache
-            for step in (self.open_tables.close, self._templates.close, file.close, self.sync):
+            self.known_tables.clear()
+            for step in (self._templates.close, file.close, self.sync):
                 try:
                     step()
                 except Exception as err:  # noqa: BLE001 - after a failure of HDF5, PyTables raises anything
@@ -303,16 +302,16 @@ class Hdf5File:
             for part in parts:
                 names = names_for(part.batch.schema)
                 for job, name in ((job, name) for job in part.jobs for name in names):
-                    found, handle = self._find(job, name)
+                    found, table = self._find(job, name)
                     path = f"{group_path(job)}/{name}"
-                    if handle is None:
+                    if table is None:
                         if not found:
                             undo[path] = None
                         continue
-                    rows = undo[path] = handle.dataset.rows
-                    form = handle.dataset.form
+                    rows = undo[path] = table.rows
+                    form = table.form
                     if form.is_filtered and rows % form.chunk_rows:
-                        tails.add(path, handle.dataset.read(rows - rows % form.chunk_rows, rows).tobytes())
+                        tails.add(path, table.read(rows - rows % form.chunk_rows, rows).tobytes())
         return undo, tails.checksums
 
     def append(self, part: RowsByJob) -> None:
@@ -321,11 +320,11 @@ class Hdf5File:
         hosts = np.array([host.encode() for host in batch.hosts], dtype="S")
         involved = involved_jobs(batch)
         for block in _blocks(self._pieces(batch.schema, part.jobs, part.starts)):
-            self._reserve(sum([piece.handle.growth(piece.last - piece.first) for piece in block]))
+            self._reserve(sum([piece.table.growth(piece.last - piece.first) for piece in block]))
             start = block[0].first
             rows = block[0].layout.fill(batch, part.order[start : block[-1].last], hosts, involved)
-            for handle, _, first, last in block:
-                handle.dataset.append(rows[first - start : last - start])
+            for table, _, first, last in block:
+                table.append(rows[first - start : last - start])
 
     def _reserve(self, size: int) -> None:
         """Reserve space in the file system for `size` bytes and the burst's headers, or raise OSError."""
@@ -336,15 +335,13 @@ class Hdf5File:
     def _pieces(self, schema: Schema, jobs: Sequence[int], starts: Sequence[int]) -> Iterator[_Piece]:
         """Yield the rows of each job with their table, split into pieces of at most a block."""
         for job, start, stop in zip(jobs, starts, starts[1:]):
-            handle = self._handle(job, schema)
-            if handle is None:
+            table, layout = self._table(job, schema)
+            if table is None or layout is None:
                 self.left_out[1] += stop - start
                 continue
-            layout = handle.layout
-            assert layout is not None  # `_handle` set it
             self.left_out[0] += (len(layout.unfit) + len(layout.left_out)) * (stop - start)
             for first in range(start, stop, layout.capacity):
-                yield _Piece(handle, layout, first, min(first + layout.capacity, stop))
+                yield _Piece(table, layout, first, min(first + layout.capacity, stop))
 
     # -- rollback --
 
@@ -355,7 +352,7 @@ class Hdf5File:
             Damaged: a table has fewer rows than before, or different ones.
             Exception: after a failure of HDF5, PyTables raises anything.
         """
-        self.open_tables.close()
+        self.known_tables.clear()
         self.replaced.clear()
         kept = KeptTails(self.path, tails)
         with opened_library(self.path, "r+") as file:
@@ -395,11 +392,11 @@ class Hdf5File:
 
     # -- tables --
 
-    def _find(self, job: int, name: str) -> tuple[bool, OpenTable | None]:
-        """Return whether the table's path is in use, and the opened table; None if another object is there."""
+    def _find(self, job: int, name: str) -> tuple[bool, Dataset | None]:
+        """Return whether the table's path is in use, and the table; None if another object is there."""
         key = (job, name)
-        if key in self.open_tables:
-            return True, self.open_tables.use(key)
+        if key in self.known_tables:
+            return True, self.known_tables.use(key)
         group, path = group_path(job), f"{group_path(job)}/{name}"
         file = self._library
         in_the_way = group
@@ -409,41 +406,48 @@ class Hdf5File:
             if not file.exists(path.encode()):
                 return False, None
             try:
-                return True, self.open_tables.keep(key, file.open(path.encode()))
+                return True, self._look_up(job, name)
             except NotFlatError:
                 in_the_way = path
-        self.open_tables.keep(key, None)
+        self.known_tables.keep(key, None)
         if self._is_news(in_the_way, ""):
             log.warning("rows dropped, another object has their path: path=%s node=%s", self.path, in_the_way)
         return True, None
 
-    def _handle(self, job: int, schema: Schema) -> OpenTable | None:
-        """Return the open table for a job's rows; None if there can be none.
+    def _look_up(self, job: int, name: str) -> Dataset:
+        """Return the table that the file has; NotFlatError if it is another thing."""
+        if self._library.forget_forms():
+            self.known_tables.clear()
+        table = self._library.find(f"{group_path(job)}/{name}".encode())
+        self.known_tables.keep((job, name), table)
+        return table
+
+    def _table(self, job: int, schema: Schema) -> tuple[Dataset | None, RowLayout | None]:
+        """Return the table for a job's rows, and their layout there; None if there can be none.
 
         It has all columns of the rows. If earlier rows had conflicting columns, these rows go to another table. This
         concerns only columns not declared by Colmet: rows of its own tables never do.
         """
-        handle = None
+        table, layout = None, None
         names = names_for(schema)
         for name in names:
-            found, handle = self._find(job, name)
+            found, table = self._find(job, name)
             if not found:
-                handle = self._new_table(job, name, schema)
-            if handle is None:
+                table = self._new_table(job, name, schema)
+            if table is None:
                 continue
-            if handle.digest != schema.digest or handle.layout is None:
-                handle = self._fitted(handle, job, name, schema, is_last=name == names[-1])
-            layout = handle.layout
-            assert layout is not None  # `_fitted` set it
+            if table.digest != schema.digest:
+                table = self._fitted(table, job, name, schema, is_last=name == names[-1])
+            layout = self._layout(schema, table.form)
             if layout.unfit or layout.left_out:
                 self._warn_of_misfits(schema.name, layout, name, names[-1])
             if layout.fits:
                 break
-        return handle
+        return table, layout
 
-    def _fitted(self, handle: OpenTable, job: int, name: str, schema: Schema, is_last: bool) -> OpenTable:
-        """Return the table with a layout for the rows, after adding its missing columns if the rows go there."""
-        layout = self._layout(schema, handle.dataset.form)
+    def _fitted(self, table: Dataset, job: int, name: str, schema: Schema, is_last: bool) -> Dataset:
+        """Return the table, with its missing columns added if the rows go there."""
+        layout = self._layout(schema, table.form)
         own = column_types(schema.name)
         # all declared columns are added at once, so that one rebuild is enough
         if (
@@ -451,10 +455,9 @@ class Hdf5File:
             and (is_last or not layout.conflicting)
             and (any(column in own for column in layout.lacking) or self._may_rebuild(job, name))
         ):
-            handle = self._widen(job, name, schema)
-            layout = self._layout(schema, handle.dataset.form)
-        handle.layout, handle.digest = layout, schema.digest
-        return handle
+            table = self._widen(job, name, schema)
+        table.digest = schema.digest
+        return table
 
     def _warn_of_misfits(self, table: str, layout: RowLayout, name: str, last: str) -> None:
         """Warn once of values without a column."""
@@ -489,7 +492,7 @@ class Hdf5File:
             self._warned.add((table, name))
         return is_new
 
-    def _new_table(self, job: int, name: str, schema: Schema) -> OpenTable:
+    def _new_table(self, job: int, name: str, schema: Schema) -> Dataset:
         columns, key = self._columns(schema), schema.digest
         group, path = group_path(job), f"{group_path(job)}/{name}"
         self._add_header(columns)
@@ -497,23 +500,21 @@ class Hdf5File:
             self._templates.add_group(self._library, group)
         self._templates.add_table(self._library, path, title(job), key, columns)
         self.tables = None if self.tables is None else self.tables + 1
-        handle = self.open_tables.keep((job, name), self._library.open(path.encode()))
-        assert handle is not None
-        return handle
+        return self._look_up(job, name)
 
     def _add_header(self, columns: Mapping[str, Any]) -> None:
         """Reserve space for the description of another table."""
         self._header_bytes += header_bytes(len(columns), sum([np.dtype(d).itemsize for d in columns.values()]))
         self._reserve(0)
 
-    def _widen(self, job: int, name: str, schema: Schema) -> OpenTable:
+    def _widen(self, job: int, name: str, schema: Schema) -> Dataset:
         """Rebuild a table under its name with all columns of a schema, and return it.
 
         The former one stays under another name until the burst is committed. Each step is on disk before the next.
         """
         group, path = group_path(job), f"{group_path(job)}/{name}"
         rebuilt, replaced = temporary(path, REBUILT), temporary(path, REPLACED)
-        self.open_tables.drop((job, name))
+        self.known_tables.drop((job, name))
         with opened_library(self.path, "r+") as file:
             table = file.get_node(path)
             wanted = {**declared_columns(schema.name), **file_columns(schema)}
@@ -538,9 +539,7 @@ class Hdf5File:
             file.rename_node(rebuilt, name)
         self.flush()
         self.sync()
-        handle = self.open_tables.keep((job, name), self._library.open(path.encode()))
-        assert handle is not None
-        return handle
+        return self._look_up(job, name)
 
 
 def _settle(file: Any, path: str) -> None:
