@@ -305,9 +305,10 @@ def test_a_short_message_of_a_second_agent_is_stored_under_its_name():
     assert receiver.take(v1.encode(other), "10.0.0.1") == [] and len(receiver.again) == 1
 
 
-def test_a_short_message_is_stored_without_its_unfit_tables():
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_short_message_is_stored_without_its_unfit_tables(rows):
     unfit = Schema("taskstats_default", "job", [Field("cpu_run_real_total", "nsec", "counter", dtype="f8")])
-    mixed = ONE._replace(tables=(*ONE.tables, Table(unfit, ONE.time_ns, unfit.empty_rows(1))))
+    mixed = ONE._replace(tables=(*ONE.tables, Table(unfit, ONE.time_ns, unfit.empty_rows(rows))))
     receiver = Receiver()
     receiver.take(v1.encode(mixed._replace(seq=0)), "10.0.0.1")
     assert receiver.take(v1.encode(mixed, is_short=True), "10.0.0.1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 import re
 import string
@@ -513,9 +514,9 @@ def test_the_checksum_is_of_the_content() -> None:
         BATCH._replace(tables=(Table(SCHEMA, 4, TABLE.rows),)),
     ]
     assert checksum not in [decoder.decode(v1.encode(other)).checksum for other in others]
-    for odd in ([["d", None, None, b""]], [[b"d", None, None, "rows"]], [[b"d", b"", None, 5]]):
+    for odd in (["d", None, None, b""], [b"d", None, None, "rows"], [b"d", b"", None, 5], [b"d", b"", math.inf, b""]):
         with pytest.raises(WireError):
-            Decoder().heads(changed(tables=odd))
+            Decoder().heads(changed(tables=[odd]))
 
 
 def test_a_reader_has_all_that_counts_as_described_however_many_schemas_there_are() -> None:

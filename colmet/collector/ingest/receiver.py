@@ -171,7 +171,7 @@ class Receiver:
             self._leave_out(decoded.batches[0].host, decoded.unfit, "columns of Colmet's tables are of another kind")
         batches = tuple([self._affordable(batch, peer, user) for batch in decoded.batches])
         kept = message
-        if decoded.unfit or batches != decoded.batches:
+        if decoded.unfit_tables or batches != decoded.batches:  # the kept message has the tables of its batch alone
             kept, decoded = v1.encode(batches[0], decoded.checksum), decoded._replace(batches=batches)
         self._keep(message, kept, decoded, peer, user, taken)
 

@@ -27,6 +27,7 @@ class Decoded(NamedTuple):
     skipped: int = 0  # values unknown to the dialect's tables
     unfit: int = 0  # dropped rows, of tables with Colmet's own names but other kinds of values
     checksum: int = 0  # of the content; 0 in the dialects without numbers
+    unfit_tables: int = 0  # the tables of these rows, and such tables without rows
 
 
 def dialect_of(message: bytes) -> str:
@@ -98,7 +99,9 @@ class Decoder:
         dialect = dialect_of(message)
         if dialect == "v1":
             batch, checksum = v1.decode(message, schemas)
-            return Decoded(dialect, (batch,), 0, schemas.unfit_rows if schemas is not None else 0, checksum)
+            if schemas is None:
+                return Decoded(dialect, (batch,), checksum=checksum)
+            return Decoded(dialect, (batch,), 0, schemas.unfit_rows, checksum, schemas.unfit_tables)
         if dialect == "colmet06":
             return Decoded(dialect, colmet06.decode(message))
         batches, skipped = colmet_rs.decode(message)

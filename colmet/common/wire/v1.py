@@ -77,11 +77,12 @@ class SchemaCache:
     Attributes:
         new_fields: number of fields in descriptions parsed, or refused, since `allow`.
         unfit: digests of descriptions with another kind of value in a column of Colmet's own tables; with that column.
-        unfit_rows: rows of such tables, dropped since `allow`.
+        unfit_tables: number of such tables dropped since `allow`, also those without rows.
+        unfit_rows: their rows.
     """
 
     def __init__(self) -> None:
-        self.new_fields = self.unfit_rows = 0
+        self.new_fields = self.unfit_tables = self.unfit_rows = 0
         self.unfit: dict[bytes, str] = {}
         self._allowed = MAX_INT
         self._schemas: OrderedDict[bytes, Schema] = OrderedDict()
@@ -93,7 +94,8 @@ class SchemaCache:
 
     def allow(self, new_fields: int) -> None:
         """Set the maximum number of fields in the descriptions to parse from now on."""
-        self.new_fields, self.unfit_rows, self._allowed = 0, 0, new_fields
+        self.new_fields = self.unfit_tables = self.unfit_rows = 0
+        self._allowed = new_fields
 
     def get(self, digest: Any, description: Any) -> Schema:
         """Return the schema with this digest; its description is parsed if the digest is new.
@@ -331,6 +333,7 @@ def _batch(fields: dict[str, Any], schemas: SchemaCache | None) -> Batch:
         if columns > MAX_MESSAGE_FIELDS:
             raise WireError(f"more than {MAX_MESSAGE_FIELDS} fields in the tables of a message")
         if schemas.unfit and table.schema.digest in schemas.unfit:
+            schemas.unfit_tables += 1
             schemas.unfit_rows += len(table)
             continue
         tables.append(table)
@@ -392,5 +395,5 @@ def decode(message: bytes, schemas: SchemaCache | None) -> tuple[Batch, int]:
         raise
     try:
         return batch, _checksum(fields)
-    except (TypeError, ValueError) as err:  # without schemas the tables are unchecked
+    except (TypeError, ValueError, OverflowError) as err:  # without schemas the tables are unchecked
         raise WireError(f"a table has parts of another type: {err}") from err
