@@ -111,13 +111,14 @@ class Receiver:
         for (message, peer, user), is_admitted, decoded in zip(received, admitted, together):
             if not is_admitted:
                 self._limit(peer, user)
+                now = time.perf_counter()  # charged to nobody
                 continue
             cost_s = len(message) * s_per_byte if decoded is not None else 0.0
             self._take(message, peer, user, decoded, taken)
             before, now = now, time.perf_counter()
             spent[user, peer] = spent.get((user, peer), 0.0) + now - before + cost_s
         # the CPU time of all, by their shares of the real time, which costs less to read
-        share = (time.thread_time() - began_cpu) / max(1e-9, sum(spent.values()))
+        share = (time.thread_time() - began_cpu) / max(1e-9, now - began)
         for (user, peer), real_s in spent.items():
             self._rates.worked(user, peer, real_s * share)
         return taken
