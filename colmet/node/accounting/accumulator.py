@@ -59,9 +59,12 @@ class Accumulator:
         self._width = len(schema.fields)
         self._age = None if age is None else schema.names.index(age)
         self._steady = np.array([schema.names.index(name) for name in steady], dtype=np.intp)
+        # none of these shrinks while a number is one task's
+        self._growing = self._steady if self._age is None else np.append(self._steady, np.intp(self._age))
         self._sum = np.array([f.fold == "sum" for f in schema.fields])
         self._max = np.array([f.fold == "max" for f in schema.fields])
         self._min = np.array([f.fold == "min" for f in schema.fields])
+        self._max_places, self._min_places = np.flatnonzero(self._max), np.flatnonzero(self._min)
         self._gauge = np.array([f.kind == "gauge" for f in schema.fields])
         self._adds = self._sum & ~self._gauge
         self._jobs: defaultdict[int, _JobTasks] = defaultdict(lambda: _JobTasks(len(schema.fields)))
@@ -73,6 +76,7 @@ class Accumulator:
         values: Ints,
         inherited: Collection[int] = (),
         reused: Collection[int] = (),
+        present: Ints | None = None,
     ) -> Ints | None:
         """Update a job with its live tasks at one tick; return its totals.
 
@@ -82,6 +86,7 @@ class Accumulator:
             values: their values: shape (n, fields), fields in the schema's order, -1 for a missing value.
             inherited: ended tasks with values taken over by a live task, not to be counted twice.
             reused: live tasks passed to `end` before: their numbers belong to other tasks now.
+            present: the fold of `values`, if known (`fold_each`).
 
         Returns:
             Totals, shape (fields,), -1 for fields without a value of any task; None before the job's first task.
@@ -92,7 +97,7 @@ class Accumulator:
         known.keys, known.values = keys, values
         if not len(keys) and known.ended is None:
             return None if known.floor is None else np.where(self._gauge, 0, known.floor)
-        totals = self._fold(values, known.ended)
+        totals = self._fold(values, known.ended, present)
         if not len(keys):
             totals[self._gauge] = 0  # known to use none: not the same as unknown
         if known.before is not None:
@@ -201,6 +206,9 @@ class Accumulator:
         if len(keys):
             place: Place = slice(None)
             if np.array_equal(keys, known.keys):  # the usual tick: no change of tasks
+                growing = self._growing
+                if not reused and not (values.take(growing, 1) < known.values.take(growing, 1)).any():
+                    return
                 lives = np.ones(len(keys), dtype=bool)
             else:
                 place = np.minimum(np.searchsorted(keys, known.keys), len(keys) - 1)
@@ -254,15 +262,37 @@ class Accumulator:
                 taken.add(int(known.keys[best]))
         return taken
 
-    def _fold(self, values: Ints, former: Ints | None) -> Ints:
-        """Fold tasks and the result of a former fold into one row."""
+    def fold_each(self, values: Ints, starts: Ints) -> Ints | None:
+        """Fold several groups of tasks at once; None if a column has values of some tasks only.
+
+        Args:
+            values: of all tasks, group by group: shape (n, fields).
+            starts: the first task of each group; no group is empty.
+
+        Returns:
+            A row for each group.
+        """
+        missing = values == MISSING_INT
+        some = np.flatnonzero(missing.any(axis=0))
+        if len(some) and not missing[:, some].all():
+            return None
+        totals: Ints = np.add.reduceat(values, starts, axis=0)
+        totals[:, self._max_places] = np.maximum.reduceat(values.take(self._max_places, 1), starts, axis=0)
+        totals[:, self._min_places] = np.minimum.reduceat(values.take(self._min_places, 1), starts, axis=0)
+        totals[:, some] = MISSING_INT
+        return totals
+
+    def _fold(self, values: Ints, former: Ints | None, present: Ints | None = None) -> Ints:
+        """Fold tasks and the result of a former fold into one row; `present`: the fold of the tasks, if known."""
         if former is not None:
             if not len(values):
                 return former.copy()
-            values = np.vstack((self._fold(values, None), former))
+            values = np.vstack((self._fold(values, None) if present is None else present, former))
+        elif present is not None:
+            return present.copy()
         totals: Ints = values.sum(axis=0)
-        totals[self._max] = values[:, self._max].max(axis=0)
-        totals[self._min] = values[:, self._min].min(axis=0)
+        totals[self._max_places] = values.take(self._max_places, 1).max(axis=0)
+        totals[self._min_places] = values.take(self._min_places, 1).min(axis=0)
         missing = values == MISSING_INT
         some = np.flatnonzero(missing.any(axis=0))
         if len(some):  # in few columns, if any

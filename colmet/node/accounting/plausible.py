@@ -56,15 +56,25 @@ class PlausibleWaits:
         self.dropped = 0
         self.largest_ns = 0
 
-    def update(self, job: int, keys: Ints, values: Ints) -> Ints:
+    def are_plausible(self, values: Ints) -> bool:
+        """Return whether values of tasks need no correction: those of a usual kernel."""
+        limits = values[:, self._age, None] * _NS_PER_US + _MARGIN_NS
+        return not (self._wrong.any() or (values.take(self._waits, 1) > limits).any())
+
+    def update(self, job: int, keys: Ints, values: Ints, are_plausible: bool = False) -> Ints:
         """Return the corrected values of a job's live tasks, and note them.
 
         Args:
             job: the job's id.
             keys: its live tasks, all of them, ascending, each once: shape (n,).
             values: their values, shape (n, fields), -1 for a missing one.
+            are_plausible: whether they are known to need no correction.
         """
-        values, counted, excess = self._correct(job, keys, values)
+        if are_plausible:
+            counted: Ints = values.take(self._waits, 1)
+            excess: Ints = np.zeros(counted.shape, dtype=np.int64)
+        else:
+            values, counted, excess = self._correct(job, keys, values)
         self._jobs[job] = _Seen(keys, values[:, self._age].copy(), counted, excess)
         return values
 

@@ -12,7 +12,7 @@ import logging
 import os
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -61,7 +61,6 @@ tests the kernel."""
 WAITS = ("cpu_delay_total", "blkio_delay_total", "swapin_delay_total", "freepages_delay_total")
 
 _NO_TASKS: Ints = np.empty(0, dtype=np.int64)
-_NO_VALUES: Ints = np.empty((0, len(FIELDS)), dtype=np.int64)
 _TASK = Schema(SCHEMA.name, "job", SCHEMA.fields[: len(FIELDS)])  # the kernel's values of a task
 _REAL, _VIRTUAL = FIELDS.index("cpu_run_real_total"), FIELDS.index("cpu_run_virtual_total")
 _AGE = FIELDS.index("ac_etime")
@@ -69,6 +68,14 @@ _AGE = FIELDS.index("ac_etime")
 _LONG_NS = 20_000_000
 FEW = 4  # tasks: with so few left, a job may be about to end
 MAX_KEPT_TASKS = 16384  # about 4 MB of state
+
+
+class _Answer(NamedTuple):
+    """The kernel's answers for the tasks of a job."""
+
+    keys: Ints  # the tasks that answered
+    values: Ints  # their values
+    fold: Ints | None  # the fold of these, if known; then the values need no correction
 
 
 class _ByJob(Protocol):
@@ -288,7 +295,7 @@ class TaskstatsBackend(InputBackend):
         now_ns = time.monotonic_ns()
         if self._source.exits is not None:
             self._child_cpu.read()
-        found, values = self._source.query(_union([*listed, *absent])) if asked else (_NO_TASKS, _NO_VALUES)
+        found, values = self._source.query(_union([*listed, *absent]))
         self._receive()
         self._states.note(asked)
         overflows = None if self._source.forks is None else self._source.forks.overflows
@@ -303,11 +310,12 @@ class TaskstatsBackend(InputBackend):
         for job in jobs:
             if job.id in idle:
                 self._continue(job, before_ns[job.id], now_ns)
-        for job, tids, gone in zip(asked, listed, absent):
+        answers = self._answers(listed, found, values)
+        for job, gone, answer in zip(asked, absent, answers):
             if len(gone):
                 self._note_departed(job.id, gone, found, finished)
-            keys, counters = _select(found, values, tids)
-            totals = self._row(job, keys, counters, finished, migrated.get(job.id, ()))
+            counters = answer.values
+            totals = self._row(job, answer, finished, migrated.get(job.id, ()))
             if totals is not None:
                 oldest_us = int(counters[:, _AGE].max()) if len(counters) else -1
                 after_ns = self._cpu_time.group_ns(job.id)
@@ -384,47 +392,70 @@ class TaskstatsBackend(InputBackend):
         self._last_totals[job.id] = totals
         self._rows[job.id] = {**as_values(_TASK, totals), "cpu_total": self._cpu_time.attributed[job]}
 
-    def _row(self, job: Job, keys: Ints, values: Ints, finished: Ints, migrated: Collection[int]) -> Ints | None:
+    def _answers(self, listed: Sequence[Ints], found: Ints, values: Ints) -> Iterable[_Answer]:
+        """Return the answers for the tasks of each job, given by lists."""
+        all_listed = np.concatenate([_NO_TASKS, *listed])
+        places = np.searchsorted(found, all_listed)
+        is_usual = len(found) > 0 and all(map(len, listed)) and int(places.max(initial=0)) < len(found)
+        if is_usual and np.array_equal(found[places], all_listed):  # the usual tick: all tasks answer
+            values = values[places]
+            ends = np.cumsum([len(tids) for tids in listed])
+            starts = np.append(0, ends[:-1])
+            folds = self._totals.fold_each(values, starts) if self._waits.are_plausible(values) else None
+            for number, (tids, start, end) in enumerate(zip(listed, starts.tolist(), ends.tolist())):
+                yield _Answer(tids, values[start:end], None if folds is None else folds[number])
+            return
+        for tids in listed:
+            yield _Answer(*_select(found, values, tids), None)
+
+    def _row(self, job: Job, answer: _Answer, finished: Ints, migrated: Collection[int]) -> Ints | None:
         """Update a job's totals and its row; return the totals, or None if it never had a task.
 
         Args:
             job: the job.
-            keys: its tasks that answered.
-            values: their values.
+            answer: of its tasks.
             finished: tasks whose final values are counted.
             migrated: its tasks known to come from elsewhere.
         """
-        keys, values, reused = self._without_finished(job.id, keys, values, finished)
-        values = self._waits.update(job.id, keys, values)
+        keys, values, reused = self._without_finished(job.id, answer.keys, answer.values, finished)
+        fold = answer.fold if len(keys) == len(answer.keys) else None
+        values = self._waits.update(job.id, keys, values, are_plausible=fold is not None)
         self._owners.list_one(job.id, reused)
         if reused:  # its parent's charges include children that it had waited for
             self._child_cpu.watch(reused, job.id)
         # migrated tasks that are still listed and have ended are counted already
-        totals = self._totals_of(job, keys, values, reused, migrated)
+        totals = self._totals_of(job, keys, values, reused, migrated, fold)
         self._migrated.note_seen(job.id)
         if totals is not None:
             self._show(job, totals)
         return totals
 
     def _totals_of(
-        self, job: Job, keys: Ints, values: Ints, reused: Collection[int], migrated: Collection[int]
+        self,
+        job: Job,
+        keys: Ints,
+        values: Ints,
+        reused: Collection[int],
+        migrated: Collection[int],
+        fold: Ints | None,
     ) -> Ints | None:
         """Update a job's totals and its attributed CPU time, less the use of newcomers elsewhere.
 
         The other counters of newcomers are assumed to have grown with their CPU time.
         """
-        is_new = np.isin(keys, list(migrated) or _without(keys, self._totals.last_seen(job.id)[0]))
-        totals = self._totals.update(job.id, keys, values, reused=reused)
+        new = list(migrated) or _without(keys, self._totals.last_seen(job.id)[0])
+        totals = self._totals.update(job.id, keys, values, reused=reused, present=fold)
         group_ns = self._group_cpu.read(job)
-        if totals is not None and is_new.any():
+        if totals is not None and len(new) and (is_new := np.isin(keys, new)).any():
             newcomers_ns = int(values[is_new, _VIRTUAL].sum())
             share = self._cpu_time.share_elsewhere(
                 job.id, int(totals[_VIRTUAL]), group_ns, newcomers_ns, are_migrated=bool(migrated)
             )
             if migrated or share:
                 self._child_cpu.watch(keys[is_new].tolist(), job.id)
-                new = values[is_new]
-                self._totals.subtract(job.id, np.where(new == MISSING_INT, MISSING_INT, (new * share).astype(np.int64)))
+                news = values[is_new]
+                elsewhere = np.where(news == MISSING_INT, MISSING_INT, (news * share).astype(np.int64))
+                self._totals.subtract(job.id, elsewhere)
                 totals = self._totals.update(job.id, keys, values)
         if totals is not None:
             self._cpu_time.update(job, int(totals[_VIRTUAL]), group_ns)

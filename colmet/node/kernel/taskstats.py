@@ -182,6 +182,8 @@ class TaskstatsClient:
             PermissionError: the process lacks CAP_NET_ADMIN.
             OSError: answers were lost three times over.
         """
+        if not len(tids):
+            return _NO_TASKS, _NO_VALUES
         found, values = [_NO_TASKS], [_NO_VALUES]
         for start in range(0, len(tids), self.BATCH):
             some = tids[start : start + self.BATCH]
