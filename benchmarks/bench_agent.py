@@ -135,7 +135,7 @@ def agent_of(root: JobRoot, period_s: float, **more: Any) -> tuple[Agent, SendQu
     options = build_parser(classes).parse_args(["--state-dir", ""])
     backends = [backend for cls in classes if (backend := cls.from_options(options, host)) is not None]
     source = JobSource(host, [str(root.path)], compile_patterns([DEFAULT_PATTERN]))
-    queue = SendQueue(v1.encode, Outbox(time.time_ns()))
+    queue = SendQueue(v1.encode_short, Outbox(time.time_ns()))
     return Agent("bench", source, backends, queue, Schedule(period_s), **more), queue
 
 

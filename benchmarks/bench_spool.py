@@ -77,7 +77,7 @@ class Node:
         directory.lock(LOCK)
         epoch = time.time_ns()
         self.outbox = Outbox(epoch, Spool(directory, "bench", epoch, 1 << 30, 86400))
-        self.queue = SendQueue(v1.encode, self.outbox)
+        self.queue = SendQueue(v1.encode_short, self.outbox)
         uri = f"ipc://{folder}/collector"
         times = Times().faster(FACTOR)
         self.uplink = Uplink(uri, Push(uri, 1000, 0), LinkClient(f"{uri}.link"), times, time.monotonic())

@@ -40,7 +40,7 @@ def test_a_journal_of_earlier_versions_is_read_and_written_the_same(tmp_path):
 
 
 def test_a_spool_of_earlier_versions_is_read_and_written_the_same():
-    seed, epoch, host, start = spool.read_head(SPOOL)
+    seed, epoch, host, start, _ = spool.read_head(SPOOL)
     found = [
         (one.number, one.time_ns, one.content) for one in LogReader.of_bytes(spool.FORM, seed, SPOOL, start).read()
     ]

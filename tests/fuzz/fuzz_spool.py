@@ -42,7 +42,7 @@ def one(data: bytes) -> None:
     head = spool.read_head(data)
     if head is None:
         return
-    seed, epoch, host, start = head
+    seed, epoch, host, start, _ = head
     assert isinstance(host, str) and 0 <= epoch < 1 << 64
     at = start
     reader = LogReader.of_bytes(spool.FORM, seed, data, start, checks_content=False)

@@ -7,6 +7,9 @@ import random
 import pytest
 
 from colmet.common.record_log import LogReader
+from colmet.common.schema import Batch, Field, Schema, Table
+from colmet.common.wire import v1
+from colmet.node.delivery import spool as spool_module
 from colmet.node.delivery.link import NodeLink
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.spool import FORM, EncodedBatch, Spool
@@ -250,3 +253,85 @@ def test_batches_of_earlier_starts_are_held_in_order_and_not_loaded(spool):
     outbox.acknowledge(6, 1, 2)
     assert outbox.ranges() == [(5, 1, 3), (6, 3, 3), (7, 1, 3), (99, 1, 1)]
     assert Spool.last_epoch(Host().private_directory(str(spool))) == 99
+
+
+# -- descriptions --
+
+
+def short_entries(epoch, numbers, *names):
+    schemas = tuple([Schema(name, "node", [Field(f"number{n}", "count", "gauge") for n in range(9)]) for name in names])
+    found = []
+    for number in numbers:
+        tables = tuple([Table(schema, NOW, schema.empty_rows(1)) for schema in schemas])
+        one = Batch("node-1", epoch, number, NOW, (), tables)
+        found.append(EncodedBatch(epoch, number, NOW + number, v1.encode_short(one), schemas))
+    return found
+
+
+def described(path):
+    return sorted(entry.name for entry in path.iterdir() if entry.suffix == ".spool2")
+
+
+def test_batches_are_kept_in_the_short_form_and_read_in_full(spool):
+    files = open_files(spool, 5, segment_bytes=4000)
+    wanted = [*short_entries(5, range(1, 30), "a"), *short_entries(5, range(30, 60), "a", "b")]
+    assert files.append(wanted) == len(wanted) and len(files) > 3 and not names(spool)
+    assert files.size_bytes < 0.8 * sum(len(entry.full) for entry in wanted)
+    again, found = reopened(spool)
+    assert found == [(5, n) for n in range(1, 60)]
+    for reader in (files, again):
+        assert [reader.read(5, entry.seq) for entry in wanted] == [entry.full for entry in wanted]
+    assert again.damaged == again.torn_bytes == 0
+    assert Spool.last_epoch(Host().private_directory(str(spool))) == 5
+
+
+def test_an_emptied_segment_keeps_its_descriptions_and_another_one_follows_for_new_tables(spool):
+    files = open_files(spool, 5)
+    sizes = set()
+    for number in range(1, 10):
+        files.append(short_entries(5, [number], "a"))
+        sizes.add(files.size_bytes)
+        files.remove(5, number, number)
+    assert described(spool) == [f"{5:020d}-{1:020d}.spool2"] and len(sizes) == 1
+    for number in range(10, 20):
+        files.append(short_entries(5, [number], *("a", "b")[: 1 + number % 2]))
+        assert files.read(5, number) == short_entries(5, [number], *("a", "b")[: 1 + number % 2])[0].full
+        files.remove(5, number, number)
+    assert described(spool) == [f"{5:020d}-{11:020d}.spool2"]
+
+
+def test_descriptions_too_long_for_a_head_stay_in_the_batches(spool, monkeypatch):
+    monkeypatch.setattr(v1, "MAX_DESCRIPTION_BYTES", 10)
+    files = open_files(spool, 5, segment_bytes=10**6)
+    for number in range(1, 5):
+        files.append(short_entries(5, [number], "a"))
+    assert len(names(spool)) == 1 and not described(spool)
+    again, found = reopened(spool)
+    assert [again.read(*key) for key in found] == [entry.full for entry in short_entries(5, range(1, 5), "a")]
+
+
+def test_a_head_with_damaged_descriptions_costs_its_segment_which_is_told(spool, caplog):
+    files = open_files(spool, 5)
+    files.append(short_entries(5, [1], "a"))
+    (name,) = described(spool)
+    content = bytearray((spool / name).read_bytes())
+    for at in range(len(content) - FORM.header_bytes):
+        damaged = bytearray(content)
+        damaged[at] ^= 1
+        (spool / name).write_bytes(damaged)
+        again, found = reopened(spool)
+        if found:
+            assert again.read(5, 1) in (None, short_entries(5, [1], "a")[0].full)
+        (spool / name).write_bytes(content)
+    for size in range(len(content)):
+        (spool / name).write_bytes(content[:size])
+        assert reopened(spool)[1] == []
+
+
+def test_descriptions_of_another_version_cost_their_batches_which_are_counted(spool, monkeypatch):
+    monkeypatch.setattr(spool_module, "_pack_schemas", lambda schemas: b"something else")
+    files = open_files(spool, 5)
+    files.append(short_entries(5, [1], "a"))
+    monkeypatch.undo()
+    again, found = reopened(spool)
+    assert found == [(5, 1)] and again.read(5, 1) is None and again.damaged

@@ -103,7 +103,7 @@ def main(host_name, directory, notes, spool_bytes, factor, *uris):
     files = Spool(private, host_name, epoch, room, 86400, segment_bytes=min(SEGMENT_BYTES, room // 8))
     outbox = Noting(epoch, files)
     outbox.notes = os.open(notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-    queue = SendQueue(v1.encode, outbox)
+    queue = SendQueue(v1.encode_short, outbox)
     now = time.monotonic()
     uris = by_preference(host_name, uris)
     uplinks = [Uplink(uri, Push(uri, 1000, 0), LinkClient(link_uri(uri)), times, now) for uri in uris]

@@ -149,7 +149,7 @@ class World:
 
     def held(self, name):
         """About how many batches lie in its spool."""
-        files = glob.glob(str(self.directory / f"{name}.spool" / "*.spool"))
+        files = glob.glob(str(self.directory / f"{name}.spool" / "*.spool*"))
         size = 0
         for path in files:
             try:

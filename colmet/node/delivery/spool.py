@@ -3,9 +3,11 @@
 It survives any death of the process: each batch is one write, and none is synced. Little-endian:
 
     segment  8s "ColmetS1", Q random number, Q epoch, B bytes of the host's name, the name, I CRC-32 of these
+             or the same with "ColmetS2", and I bytes of descriptions, the descriptions, deflated, I CRC-32 of these
 
-Then come records (`common.record_log`): the message of each is a batch in the form sent. The seed is random for each
-segment. A segment has batches of one epoch, and is only written by the process that created it.
+Then come records (`common.record_log`): the message of each is a batch, in the short form if all its tables are
+described in the head. The seed is random for each segment. A segment has batches of one epoch, and is only written by
+the process that created it. One with descriptions has another suffix: earlier versions leave it alone.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ import re
 import secrets
 import struct
 import time
+import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from colmet.common.errors import WireError
 from colmet.common.ranges import Ranges
 from colmet.common.record_log import CRC, Damage, LogReader, LogRecord, LogWriter, RecordForm, is_sealed, seal
 from colmet.common.runtime.logs import powers_of_ten
@@ -29,9 +33,11 @@ from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
 
-MAGIC = b"ColmetS1"
+MAGIC, DESCRIBED_MAGIC = b"ColmetS1", b"ColmetS2"
 _SEGMENT = struct.Struct("<8sQQB")
-NAME = re.compile(r"(\d{20})-(\d{20})\.spool", re.ASCII)
+_SIZE = struct.Struct("<I")
+NAME = re.compile(r"(\d{20})-(\d{20})\.spool2?", re.ASCII)
+MAX_SCHEMAS = 256  # in a head
 LOCK = "lock"
 MAX_MESSAGE_BYTES = 8 << 20
 SEGMENT_BYTES, MAX_SEGMENT_BYTES = 1 << 20, 16 << 20
@@ -57,21 +63,51 @@ class EncodedBatch(NamedTuple):
         return v1.describe(self.message, self.schemas) if self.schemas else self.message
 
 
-def pack_head(seed: int, epoch: int, host: str) -> bytes:
+class Head(NamedTuple):
+    """The head of a segment."""
+
+    seed: int
+    epoch: int
+    host: str
+    start: int  # offset of the first record
+    descriptions: bytes  # deflated
+
+
+def pack_head(seed: int, epoch: int, host: str, descriptions: bytes = b"") -> bytes:
     """Return the head of a segment."""
     name = host.encode()
-    return seal(_SEGMENT.pack(MAGIC, seed, epoch, len(name)) + name)
+    head = seal(_SEGMENT.pack(DESCRIBED_MAGIC if descriptions else MAGIC, seed, epoch, len(name)) + name)
+    return head + seal(_SIZE.pack(len(descriptions)) + descriptions) if descriptions else head
 
 
-def read_head(data: bytes) -> tuple[int, int, str, int] | None:
-    """Return seed, epoch, host and offset of the first record; None if the head is damaged."""
+def read_head(data: bytes) -> Head | None:
+    """Return the head of a segment; None if it is damaged."""
     if len(data) < _SEGMENT.size:
         return None
     magic, seed, epoch, length = _SEGMENT.unpack_from(data)
     end = _SEGMENT.size + length
-    if magic != MAGIC or not is_sealed(data, end):
+    if magic not in (MAGIC, DESCRIBED_MAGIC) or not is_sealed(data, end):
         return None
-    return seed & 0xFFFFFFFF, epoch, data[_SEGMENT.size : end].decode(errors="replace"), end + CRC.size
+    head = Head(seed & 0xFFFFFFFF, epoch, data[_SEGMENT.size : end].decode(errors="replace"), end + CRC.size, b"")
+    if magic == MAGIC:
+        return head
+    rest = memoryview(data)[head.start :]
+    size = _SIZE.size + (_SIZE.unpack_from(rest)[0] if len(rest) >= _SIZE.size else 0)
+    if size == _SIZE.size or not is_sealed(bytes(rest[: size + CRC.size]), size):
+        return None
+    return head._replace(start=head.start + size + CRC.size, descriptions=bytes(rest[_SIZE.size : size]))
+
+
+def _pack_schemas(schemas: Iterable[Schema]) -> bytes:
+    """Return the descriptions for a head; empty without schemas, or if they are too long."""
+    text = "\n\n".join([schema.text for schema in schemas]).encode()
+    return zlib.compress(text) if 0 < len(text) <= v1.MAX_DESCRIPTION_BYTES else b""
+
+
+def _read_schemas(descriptions: bytes) -> list[Schema]:
+    """Return the schemas described in a head; ValueError or WireError if they are malformed."""
+    texts = v1.inflated(descriptions).decode().split("\n\n") if descriptions else []
+    return [Schema.parse(text) for text in texts]
 
 
 class Dropped(NamedTuple):
@@ -144,6 +180,10 @@ class Spool:
         self._segments: list[_Segment] = []  # ascending by epoch and first number
         self._head = b""
         self._seed = 0
+        self._known: dict[bytes, Schema] = {}  # by digest, for the next head
+        self._latest: tuple[Schema, ...] = ()  # of the latest batch
+        self._digests: list[bytes] = []  # of these
+        self._tried = self._described = frozenset[bytes]()  # known at the last segment's begin, and in its head
         self._writer: LogWriter | None = None  # of the last segment, while it is written to
         self._failing = False
         self._retry_at = monotonic()
@@ -181,14 +221,14 @@ class Spool:
                 self._note_damage(name, 0, err.strerror or str(err))
                 continue
             head = read_head(data)
-            if head is not None and head[2] != self._host:
+            if head is not None and head.host != self._host:
                 foreign += 1
                 continue
-            epoch, first = [int(digits) for digits in name[: -len(".spool")].split("-")]
+            epoch, first = [int(digits) for digits in name.partition(".")[0].split("-")]
             segment = _Segment(name, epoch, first, len(data))
             if head is not None:
                 # the content is checked in `read`, so that a damaged batch is counted with its number
-                reader = LogReader.of_bytes(FORM, head[0], data, head[3], checks_content=False)
+                reader = LogReader.of_bytes(FORM, head.seed, data, head.start, checks_content=False)
                 for found_one in reader.read():
                     if isinstance(found_one, Damage):
                         self._note_damage(name, found_one.offset, f"{found_one.size} bytes are no batch")
@@ -248,10 +288,14 @@ class Spool:
         head = read_head(data)
         if head is None:
             return
-        seed, _, _, start = head
-        for record in LogReader.of_bytes(FORM, seed, data, start).read():
-            if isinstance(record, LogRecord) and record.number in segment.numbers:
-                self._messages[segment.epoch, record.number] = record.content
+        try:
+            schemas = _read_schemas(head.descriptions)
+            for record in LogReader.of_bytes(FORM, head.seed, data, head.start).read():
+                if isinstance(record, LogRecord) and record.number in segment.numbers:
+                    message = v1.describe(record.content, schemas) if schemas else record.content
+                    self._messages[segment.epoch, record.number] = message
+        except (KeyError, ValueError, WireError) as err:  # the checksums are right: written by another version
+            self._note_damage(segment.name, 0, f"descriptions: {err!r}")
 
     def _note_damage(self, name: str, offset: int, why: str) -> None:
         self.damaged += 1
@@ -291,12 +335,23 @@ class Spool:
         self._retry_at = self._monotonic()
 
     def _append(self, item: EncodedBatch) -> None:
-        message = item.full
-        size = FORM.header_bytes + len(message)
+        if item.schemas != self._latest:  # most batches have the tables of the one before
+            self._latest, self._digests = item.schemas, [schema.digest for schema in item.schemas]
+            if not self._known.keys() >= set(self._digests):
+                if len(self._known) >= MAX_SCHEMAS:
+                    self._known.clear()
+                self._known.update(zip(self._digests, item.schemas))
         writer = self._writer
-        if writer is None or (self._segments[-1].numbers.count and writer.size + size > self._segment_bytes):
+        if writer is None:
+            begins = True
+        elif self._segments[-1].numbers.count:
+            begins = writer.size + FORM.header_bytes + len(item.message) > self._segment_bytes
+        else:
+            begins = not self._tried.issuperset(self._digests)
+        if writer is None or begins:
             writer = self._begin(item.seq)
         segment = self._segments[-1]
+        message = item.message if self._described.issuperset(self._digests) else item.full
         try:
             writer.append(FORM.header(self._seed, item.seq, item.time_ns, message) + message)
         except OSError:
@@ -311,8 +366,11 @@ class Spool:
     def _begin(self, first: int) -> LogWriter:
         self._end_segment()
         seed = secrets.randbits(63)
-        self._seed, self._head = seed & 0xFFFFFFFF, pack_head(seed, self._epoch, self._host)
-        name = f"{self._epoch:020d}-{first:020d}.spool"
+        descriptions = _pack_schemas(self._known.values())
+        self._tried = frozenset(self._known)
+        self._described = self._tried if descriptions else frozenset()
+        self._seed, self._head = seed & 0xFFFFFFFF, pack_head(seed, self._epoch, self._host, descriptions)
+        name = f"{self._epoch:020d}-{first:020d}.spool{'2' if descriptions else ''}"
         try:
             descriptor = self._directory.create(name)
         except FileExistsError:  # of a write that failed here

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -137,6 +137,7 @@ class Uplink:
         self._sent: dict[int, Ranges] = {}  # to the present process, by epoch
         self._reads_short = False  # the present process
         self._described: set[bytes] = set()  # digests whose descriptions it has acknowledged
+        self._latest: tuple[Schema, ...] = ()  # of the latest batch, all among these
         self._described_over = 0  # the data connection of these
         self._carried: dict[tuple[int, int], tuple[Schema, ...]] = {}  # by batches on their way, in full
         self._times_away = self._times_mute = self._times_blocked = 0
@@ -228,15 +229,20 @@ class Uplink:
         if len(numbers) > MAX_RUNS:  # forgotten numbers are sent again
             numbers.remove(*next(iter(numbers)))
 
-    def described(self, schemas: Iterable[Schema]) -> bool:
+    def described(self, schemas: tuple[Schema, ...]) -> bool:
         """Return whether the collector has the descriptions of these schemas, and reads messages without them.
 
         Only what its present process has acknowledged over the present data connection counts.
         """
         if self.push.connection != self._described_over:
             self.forget_descriptions()
-        is_there = self._reads_short and self.state is UplinkState.THERE
-        return is_there and all(schema.digest in self._described for schema in schemas)
+        if not self._reads_short or self.state is not UplinkState.THERE:
+            return False
+        if schemas != self._latest:  # most batches have the tables of the one before
+            if not self._described.issuperset([schema.digest for schema in schemas]):
+                return False
+            self._latest = schemas
+        return True
 
     def carry(self, key: tuple[int, int], schemas: tuple[Schema, ...]) -> None:
         """Note that this batch was sent with the descriptions of these schemas."""
@@ -250,11 +256,13 @@ class Uplink:
         for key in [key for key in self._carried if key[0] == epoch and first <= key[1] <= last]:
             if len(self._described) >= MAX_DESCRIBED:
                 self._described.clear()
+                self._latest = ()
             self._described.update([schema.digest for schema in self._carried.pop(key)])
 
     def forget_descriptions(self) -> None:
         """Forget what the collector has: the next batches are sent in full."""
         self._described.clear()
+        self._latest = ()
         self._carried.clear()
         self._described_over = self.push.connection
 
