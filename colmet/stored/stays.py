@@ -18,7 +18,6 @@ import numpy as np
 from colmet.common import measures
 from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, summed
 from colmet.common.growth import largest as most_of
-from colmet.common.live.namesakes import base_of
 from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, START, Measure, Source, columns_of
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
@@ -329,7 +328,7 @@ class JobRows(GroupedRows):
             for table in sorted(tables)
         }
         self._groups = groups_of([(rows, len(columns.get(table, ()))) for table, rows in self._tables.items()])
-        self.hosts = sorted({base_of(host) for group in self._groups for host in group})
+        self.hosts = [host for group in self._groups for host in group]
 
     @cached_property
     def outline(self) -> Outline | None:

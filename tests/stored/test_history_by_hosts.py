@@ -170,7 +170,10 @@ def test_rows_of_other_hosts_of_the_cluster_are_not_read(cluster, monkeypatch):
     monkeypatch.setattr(cluster, "read", lambda *limits: asked.append(limits) or read(*limits))
     job_rows(cluster, job=43, host="elsewhere")
     node_rows(cluster, host="elsewhere", jobs=(43,))
-    assert gather(cluster, JobInterval(42), START + 10**6).energy.others_joules > 0
+    job_rows(cluster, host="node-7~2", count=9)  # the rows of the first agent are in no file
+    node_rows(cluster, host="node-7~2", jobs=(42, 43))
+    found = gather(cluster, JobInterval(42), START + 10**6)
+    assert found.energy.others_joules > 0 and all(host.energy_joules for host in found.hosts)
     others = [limits for limits in asked if limits[0] != 42]
     assert others and all("elsewhere" not in limits[5] and "node-0" in limits[5] for limits in others)
 
