@@ -8,6 +8,7 @@ import numpy as np
 
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, ceiling, largest, of_columns
 from colmet.common.measures import CGROUP_TABLE
+from colmet.stored.groups import each_series
 from colmet.stored.series import NODE, History, Series
 
 
@@ -31,12 +32,12 @@ def capacities(
     found: dict[str, Capacity] = {}
     if job != NODE:
         if rows is None:
-            rows = history.read(job, CGROUP_TABLE, CAPACITY_COLUMNS, since, until, hosts)
+            rows = each_series(history, job, CGROUP_TABLE, CAPACITY_COLUMNS, since, until, hosts)
         found = {series.host: of_job(series) for series in rows}
         if found and not any(np.isnan(one.cpus) for one in found.values()):
             return found
     table, column = NODE_CPUS
-    for series in history.read(NODE, table, [column], since, until, hosts):
+    for series in each_series(history, NODE, table, [column], since, until, hosts):
         of_it = found.get(series.host, Capacity())
         if np.isnan(of_it.cpus):
             found[series.host] = of_it._replace(cpus=largest(series.values(column)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.common.errors import ColmetError
@@ -94,3 +94,21 @@ def groups_of(tables: Iterable[tuple[HostRows, int]]) -> list[list[str]]:
         groups[-1] += hosts[base]
         room -= sizes[base]
     return groups
+
+
+def each_series(
+    history: History,
+    job: int,
+    table: str,
+    columns: Sequence[str],
+    since: float | None = None,
+    until: float | None = None,
+    hosts: Collection[str] | None = None,
+) -> Iterator[Series]:
+    """Yield the rows of a job by host, with those of a group of hosts in memory; see `History.read`."""
+    if hosts is not None:
+        yield from history.read(job, table, columns, since, until, hosts)
+        return
+    rows = history.by_hosts(job, table, columns, since, until)
+    for group in groups_of([(rows, len(columns))]):
+        yield from rows.read(group)

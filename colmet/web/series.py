@@ -200,13 +200,27 @@ def unit_of(unit: str | None, is_rate: bool) -> tuple[str | None, float]:
     return f"{unit}/s", 1.0
 
 
-def step_of(parts: Sequence[SeriesPart], points: int) -> float:
+class Extent(NamedTuple):
+    """The number of points of one or more series, of those with most, and their times."""
+
+    points: int = 0
+    first: float = math.inf
+    last: float = -math.inf
+
+    def joined(self, part: SeriesPart) -> Extent:
+        """Return the extent with that of another series."""
+        if not len(part.times):
+            return self
+        points = len(part.times) + int(np.count_nonzero(gaps(part.times)))
+        first, last = float(part.times[0]), float(part.times[-1])
+        return Extent(max(self.points, points), min(self.first, first), max(self.last, last))
+
+
+def step_of(extent: Extent, points: int) -> float:
     """Return the interval width in seconds to limit each series to `points` values; 0 if every sample fits."""
-    if all(len(part.times) + int(np.count_nonzero(gaps(part.times))) <= points for part in parts):
+    if extent.points <= points:
         return 0.0
-    first = min([float(part.times[0]) for part in parts if len(part.times)])
-    last = max([float(part.times[-1]) for part in parts if len(part.times)])
-    least = (last - first) / (points - 1)  # first and last interval may be partial: one interval more
+    least = (extent.last - extent.first) / (points - 1)  # first and last interval may be partial: one interval more
     if least > DAY_S:
         return DAY_S * math.ceil(least / DAY_S)
     scale = 1.0

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
 
 from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
+from colmet.common.live.namesakes import base_of
 from colmet.common.measures import CGROUP_TABLE
 from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
 from colmet.stored.capacity import ceilings
-from colmet.stored.series import NODE, Series
+from colmet.stored.groups import groups_of
+from colmet.stored.series import NODE, HeldRows, HostRows
 from colmet.web.catalogue import declared, labels_of
 from colmet.web.interface import SeriesQuery, StoreWarning
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
 from colmet.web.series import (
+    Extent,
     RawSeries,
     SeriesPart,
     before,
@@ -38,7 +42,12 @@ from colmet.web.store import StoreReader
 
 MAX_VALUES = 1 << 20  # in one answer
 MAX_PARTS = 4096  # series in one answer
+ROW_VALUES = 6  # memory of a row with its labels, in numbers
+NO_ROWS = HeldRows([])
 NO_STORE = "nothing is stored that can be read: the collector writes neither HDF5 files nor to a database"
+
+Groups = list[list[str]]  # of hosts
+T = TypeVar("T")
 
 
 class _Span(NamedTuple):
@@ -65,9 +74,64 @@ class _Recent(NamedTuple):
 class _Stored(NamedTuple):
     """A column in the store."""
 
-    series: Sequence[Series] = ()  # the series read; empty if not needed
+    rows: HostRows = NO_ROWS  # empty if not needed
     has_column: bool = False  # whether the store has the column
-    warnings: Sequence[str] = ()  # one for each failure to read
+    warnings: list[str] = []  # one for each failure to read; more may follow  # noqa: RUF012
+    ceilings: Mapping[str, float] = {}  # the upper bound of the rates, by host, as far as known
+
+
+class _Rows:
+    """The samples of a query, by groups of hosts."""
+
+    def __init__(
+        self, cache: RecentCache, query: SeriesQuery, span: _Span, recent: _Recent, stored: _Stored, groups: Groups
+    ) -> None:
+        self._cache = cache
+        self._query = query
+        self._span = span
+        self._recent = recent
+        self._rows = stored.rows
+        self._groups = groups
+        self._held: list[list[RawSeries]] = []  # the samples, if they are one group
+        self._labels = labels_of(query.table, recent.schema)
+        self._keys: list[str] | None = None
+        self.has_later = self.has_earlier = False  # whether there are any in the recent cache, and in the store
+
+    def parts(self) -> Iterator[SeriesPart]:
+        """Yield a part for each host and set of labels."""
+        if self._keys is None:
+            needed = {name for raws in self._raws() for name in keys_of(raws, self._labels)} if self._labels else set()
+            self._keys = [name for name in self._labels if name in needed]
+        for raws in self._raws():
+            yield from [part for part in parts_of(raws, self._keys) if len(part.times)]
+
+    def _raws(self) -> Iterator[list[RawSeries]]:
+        """Yield the samples of each group: rows of the recent cache, and the earlier rows of the store."""
+        if self._held:
+            yield from self._held
+            return
+        query, span, recent = self._query, self._span, self._recent
+        for hosts in self._groups:
+            later = [
+                of_samples(samples, query.column, self._labels)
+                for host in hosts
+                if host in recent.begins
+                for samples in self._cache.read(query.job, query.table, [host], span.start(host), span.until)
+            ]
+            earlier = [
+                before(
+                    of_series(one, query.column, self._labels),
+                    *(span.start(one.host), span.until, recent.begins.get(one.host, math.inf)),
+                )
+                for one in self._rows.read([host for host in hosts if query.own is None or host in query.own])
+            ]
+            self.has_later = self.has_later or bool(later)
+            self.has_earlier = self.has_earlier or any(len(raw.times) for raw in earlier)
+            whole = joined([*earlier, *later])
+            found = whole if query.job == NODE else of_one_agent(whole)
+            if len(self._groups) == 1:
+                self._held = [found]
+            yield found
 
 
 class SeriesReader:
@@ -100,31 +164,36 @@ class SeriesReader:
         now = self._now()
         span = self._span(query)
         recent = self._look(query, span)
-        stored = self._read_store(query, span, recent)
+        return self._read_store(query, span, recent, lambda stored: self._answer(query, now, span, recent, stored))
+
+    def _answer(
+        self, query: SeriesQuery, now: float, span: _Span, recent: _Recent, stored: _Stored
+    ) -> Mapping[str, Any] | None:
+        """Return the values, from the recent cache and from rows of the store; asks the store for nothing."""
         fields = () if recent.schema is None else recent.schema.fields
         field = next((one for one in fields if one.name == query.column), None)
-        if (field is None and not stored.has_column) or (field is not None and field.dtype[0] == "S"):
+        groups = _groups(recent, stored)
+        has_column = stored.has_column and _has_numbers(query, stored.rows, groups)
+        if (field is None and not has_column) or (field is not None and field.dtype[0] == "S"):
             return None
         is_recent = span.known is None or query.table in span.known.tables
-        if not is_recent and not stored.has_column:
+        if not is_recent and not has_column:
             return None  # other jobs of these hosts have the table
         unit, kind, _ = declared(query.table, query.column)
         if field is not None:
             unit, kind = field.unit, field.kind
-        later, earlier = self._raw(query, span, recent, stored)
         warnings = list(stored.warnings)
-        parts = self._parts(query, recent.schema, [*earlier, *later], warnings)
         is_rate = query.rate and kind in ("counter", None)
         if query.rate and not is_rate:
             warnings.append(f"{query.table}.{query.column} is not a counter: its values are shown, not their growth")
         shown_unit, factor = unit_of(unit, is_rate)
-        if is_rate:
-            most = self._ceilings(query, span, bool(stored.series), warnings)
-            parts = [rates(part, factor, most.get(part.host, math.inf)) for part in parts]
-        else:
-            parts = [levels(part) for part in parts]
-        step, series = _folded(parts, query, warnings)
-        if self._recent.missed and later:
+        most = stored.ceilings if is_rate else {}
+        read = _Rows(self._recent, query, span, recent, stored, groups)
+        made = lambda: (  # noqa: E731
+            rates(part, factor, most.get(part.host, math.inf)) if is_rate else levels(part) for part in read.parts()
+        )
+        step, series = _folded(made, query, warnings)
+        if self._recent.missed and read.has_later:
             warnings.append(
                 f"{counted(self._recent.missed, 'messages')} did not reach memory; source=stored has their rows"
             )
@@ -138,7 +207,7 @@ class SeriesReader:
             "since": query.since if query.since is not None else min(times, default=None),
             "until": query.until if query.until is not None else now,
             "step": step,
-            "source": _origin(bool(later), any(len(raw.times) for raw in earlier)),
+            "source": _origin(read.has_later, read.has_earlier),
             "warnings": warnings,
             "series": series,
         }
@@ -164,20 +233,24 @@ class SeriesReader:
         begins = {host: self._recent.begins(host, query.table) for host in span.hosts}
         return _Recent(schema, {host: at for host, at in begins.items() if at is not None})
 
-    def _read_store(self, query: SeriesQuery, span: _Span, recent: _Recent) -> _Stored:
-        """Read rows missing in the recent cache; a failure is a warning if the cache has the table."""
-        if self._store is None:
-            return _Stored(warnings=[NO_STORE] if query.source == "stored" else [])
-        if query.source == "memory" or (query.source == "auto" and self._covers(query, span, recent)):
-            return _Stored()
+    def _read_store(self, query: SeriesQuery, span: _Span, recent: _Recent, use: Callable[[_Stored], T]) -> T:
+        """Return the result of `use` for the rows missing in the recent cache.
+
+        A failure is a warning if the cache has the table.
+        """
+        warnings = [NO_STORE] if self._store is None and query.source == "stored" else []
+        is_unneeded = query.source == "memory" or (query.source == "auto" and self._covers(query, span, recent))
+        if self._store is None or is_unneeded:
+            return use(_Stored(warnings=warnings, ceilings=self._ceilings(query, span, None, warnings)))
         has_all = bool(recent.begins) and len(recent.begins) == len(span.hosts)
         until = min(span.until, max(recent.begins.values()) if has_all else math.inf)
         try:
-            return self._read_column(self._store, query, recent.schema, span.since, until)
+            return self._read_column(self._store, query, span, recent, until, use)
         except ColmetError as err:
             if recent.schema is None:
                 raise
-            return _Stored(warnings=[StoreWarning(err)])
+            warnings = [StoreWarning(err)]
+            return use(_Stored(warnings=warnings, ceilings=self._ceilings(query, span, None, warnings)))
 
     def _covers(self, query: SeriesQuery, span: _Span, recent: _Recent) -> bool:
         """Return whether the recent cache has all rows of the store."""
@@ -192,63 +265,38 @@ class SeriesReader:
             since = max(since, known.first)
         return since >= max(recent.begins.values())
 
-    @staticmethod
     def _read_column(
-        store: StoreReader, query: SeriesQuery, schema: Schema | None, since: float, until: float
-    ) -> _Stored:
-        first = None if since == -math.inf else since
+        self,
+        store: StoreReader,
+        query: SeriesQuery,
+        span: _Span,
+        recent: _Recent,
+        until: float,
+        use: Callable[[_Stored], T],
+    ) -> T:
+        """Return the result of `use` for a column of the store."""
+        first = None if span.since == -math.inf else span.since
         last = None if until == math.inf else until
         tables = store.tables(query.job, first)
+        warnings = list(tables.warnings)
         columns = tables.value.get(query.table, ())
         if query.column not in columns:
-            return _Stored(warnings=tables.warnings)
-        labels = [name for name in labels_of(query.table, schema) if name in columns]
+            return use(_Stored(warnings=warnings, ceilings=self._ceilings(query, span, None, warnings)))
+        labels = [name for name in labels_of(query.table, recent.schema) if name in columns]
         hosts = [query.node] if query.node else None if query.own is None else [*query.own]
-        answer = store.read(query.job, query.table, [query.column, *labels], first, last, hosts)
-        found: list[Series] = answer.value
-        is_number = any(one.columns[query.column].dtype.kind in "iuf" for one in found if query.column in one.columns)
-        more = [one for one in answer.warnings if one not in tables.warnings]
-        return _Stored(found, is_number if found else query.job != NODE, [*tables.warnings, *more])
+        most = self._ceilings(query, span, store, warnings)  # first: `use` must not ask the store
+        found = store.read(
+            *(query.job, query.table, [query.column, *labels], first, last, hosts),
+            lambda rows: use(_Stored(rows, True, warnings, most)),
+        )
+        warnings += [one for one in found[1] if one not in warnings]
+        return found[0]
 
-    def _raw(
-        self, query: SeriesQuery, span: _Span, recent: _Recent, stored: _Stored
-    ) -> tuple[list[RawSeries], list[RawSeries]]:
-        """Return the rows of the recent cache, and the earlier rows of the store."""
-        labels = labels_of(query.table, recent.schema)
-        later = [
-            of_samples(samples, query.column, labels)
-            for host in recent.begins
-            for samples in self._recent.read(query.job, query.table, [host], span.start(host), span.until)
-        ]
-        earlier = [
-            before(
-                of_series(one, query.column, labels),
-                span.start(one.host),
-                span.until,
-                recent.begins.get(one.host, math.inf),
-            )
-            for one in stored.series
-            if query.own is None or one.host in query.own
-        ]
-        return later, earlier
-
-    @staticmethod
-    def _parts(
-        query: SeriesQuery, schema: Schema | None, raws: Sequence[RawSeries], warnings: list[str]
-    ) -> list[SeriesPart]:
-        """Join the rows, and return a part for each host and set of labels."""
-        whole = joined(raws)
-        if query.job != NODE:
-            whole = of_one_agent(whole)
-        keys = keys_of(whole, labels_of(query.table, schema))
-        parts = [part for part in parts_of(whole, keys) if len(part.times)]
-        if len(parts) > MAX_PARTS:
-            warnings.append(f"{len(parts)} series are too many, the first {MAX_PARTS} are shown; choose one node")
-        return parts[:MAX_PARTS]
-
-    def _ceilings(self, query: SeriesQuery, span: _Span, is_stored: bool, warnings: list[str]) -> Mapping[str, float]:
+    def _ceilings(
+        self, query: SeriesQuery, span: _Span, store: StoreReader | None, warnings: list[str]
+    ) -> Mapping[str, float]:
         """Return the upper bound of the rates of a column, by host; hosts without a known bound are missing."""
-        if not is_bounded(query.table, query.column):
+        if not query.rate or not is_bounded(query.table, query.column):
             return {}
         found: dict[str, Capacity] = {}
         since, until, hosts = max(span.since, 0.0), span.until, span.hosts
@@ -260,10 +308,10 @@ class SeriesReader:
             cpus = largest(of_samples(samples, column, ()).values)
             if not found.get(samples.host, Capacity()).cpus > 0:
                 found[samples.host] = found.get(samples.host, Capacity())._replace(cpus=cpus)
-        if is_stored and self._store is not None:
+        if store is not None:
             limits = None if span.since == -math.inf else span.since, None if until == math.inf else until
             try:
-                earlier = self._store.capacities(query.job, *limits, [query.node] if query.node else None).value
+                earlier = store.capacities(query.job, *limits, [query.node] if query.node else None).value
             except ColmetError as err:
                 warnings.append(f"the CPUs and tasks that bound these rates are not known: {err}")
                 earlier = {}
@@ -278,22 +326,48 @@ def _origin(is_recent: bool, is_stored: bool) -> str:
     return "stored" if is_stored else "none"
 
 
-def _folded(parts: Sequence[SeriesPart], query: SeriesQuery, warnings: list[str]) -> tuple[float, list[dict[str, Any]]]:
-    """Return the width of intervals, and the series with one value for each interval."""
-    parts = [part for part in parts if len(part.times)]
-    points = max(2, min(query.points, MAX_VALUES // max(1, len(parts))))
+def _groups(recent: _Recent, stored: _Stored) -> Groups:
+    """Return the hosts in the store and in the recent cache, in groups of limited size."""
+    groups = groups_of([(stored.rows, ROW_VALUES)]) or [[]]
+    group_of = {base_of(host): group for group in groups for host in group}
+    for host in recent.begins:
+        if host not in stored.rows.counts:
+            group_of.setdefault(base_of(host), groups[-1]).append(host)
+    return groups
+
+
+def _has_numbers(query: SeriesQuery, rows: HostRows, groups: Groups) -> bool:
+    """Return whether a column of the store has numbers; without rows, whether it is one of a job."""
+    found = [one.columns.get(query.column) for hosts in groups[:1] for one in rows.read(hosts)]
+    kinds = {column.dtype.kind for column in found if column is not None}
+    return bool(kinds & {*"iuf"}) if found else query.job != NODE
+
+
+def _folded(
+    parts: Callable[[], Iterable[SeriesPart]], query: SeriesQuery, warnings: list[str]
+) -> tuple[float, list[dict[str, Any]]]:
+    """Return the width of intervals, and the series with one value for each interval; `parts` is called twice."""
+    extent, count, total = Extent(), 0, 0
+    for part in parts():
+        total += 1
+        if total <= MAX_PARTS:
+            extent, count = extent.joined(part), count + bool(len(part.times))
+    if total > MAX_PARTS:
+        warnings.append(f"{total} series are too many, the first {MAX_PARTS} are shown; choose one node")
+    points = max(2, min(query.points, MAX_VALUES // max(1, count)))
     if points < query.points:
-        warnings.append(f"{points} points of each of {len(parts)} series are shown")
-    step = step_of(parts, points)
+        warnings.append(f"{points} points of each of {count} series are shown")
+    step = step_of(extent, points)
     series = []
-    for part in parts:
-        times, values = folded(part, step, query.fold)
-        series.append(
-            {
-                "node": part.host,
-                "labels": dict(part.labels),
-                "times": times.round(3).tolist(),
-                "values": json_values(values),
-            }
-        )
-    return step, series
+    for part in islice(parts(), MAX_PARTS):
+        if len(part.times):
+            times, values = folded(part, step, query.fold)
+            series.append(
+                {
+                    "node": part.host,
+                    "labels": dict(part.labels),
+                    "times": times.round(3).tolist(),
+                    "values": json_values(values),
+                }
+            )
+    return step, sorted(series, key=lambda one: str(one["node"]))

@@ -18,7 +18,8 @@ import numpy as np
 
 from colmet.common.errors import ColmetError
 from colmet.stored.capacity import capacities
-from colmet.stored.series import History, Series
+from colmet.stored.groups import GroupedRows, groups_of
+from colmet.stored.series import HeldRows, History, HostRows, Series
 from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
@@ -30,6 +31,8 @@ OWNER_S = 3600.0  # the users of a job
 TABLES_S = 60.0  # the tables of a job
 UNKNOWN_S = 10.0  # no users or tables: they may appear any time
 MAX_KEPT, MAX_KEPT_BYTES = 2000, 64 << 20  # answers in the cache
+MAX_HELD_ROWS = 1 << 19  # rows of a read in memory; more are read by groups of hosts
+USER_VALUES = 8  # memory of a user's name, in numbers
 GRID_S = 60.0  # times in queries are rounded to minutes, so that repeated queries are equal
 
 T = TypeVar("T")
@@ -47,6 +50,13 @@ class RowOwners(NamedTuple):
 
     users: frozenset[str]  # names as reported by the nodes; "" among them if some rows belong to a job without a user
     last: float  # time of the last row with a user, seconds since 1970; -inf if there is none
+
+
+class _Used(NamedTuple):
+    """What a client made of rows that are too many to be kept."""
+
+    by: Callable[..., Any]
+    result: Any
 
 
 class _CachedAnswer(NamedTuple):
@@ -133,11 +143,28 @@ class StoreReader:
         since: float | None,
         until: float | None,
         hosts: Collection[str] | None,
-    ) -> StoreAnswer:
-        """Return some columns of a job's rows in a table, as `History.read`, for a slightly longer interval."""
+        use: Callable[[HostRows], T],
+    ) -> tuple[T, tuple[str, ...]]:
+        """Return the result of `use` for some columns of a job's rows in a table, and warnings of the store.
+
+        The interval is slightly longer than requested. `use` may run while one of the readers is taken: it must not ask
+        the store. More than `MAX_HELD_ROWS` rows are read by groups of hosts, and not kept.
+        """
         limits = (*_wider(since, until), None if hosts is None else tuple(sorted(hosts)))
         key = ("read", job, table, tuple(columns), *limits)
-        return self._ask(key, lambda history: history.read(job, table, list(columns), *limits), KEEP_S)
+
+        def work(history: History) -> Any:
+            rows = history.by_hosts(job, table, list(columns), *limits)
+            if sum(rows.counts.values()) <= MAX_HELD_ROWS:
+                return rows.read(rows.counts)
+            return _Used(use, use(rows))
+
+        while True:
+            answer = self._ask(key, work, lambda found: 0.0 if isinstance(found, _Used) else KEEP_S)
+            if not isinstance(answer.value, _Used):
+                return use(HeldRows(answer.value)), answer.warnings
+            if answer.value.by is use:  # else it was read for another client
+                return answer.value.result, answer.warnings
 
     def capacities(
         self, job: int, since: float | None, until: float | None, hosts: Collection[str] | None
@@ -154,11 +181,15 @@ class StoreReader:
             if not tables:
                 return None
             names = sorted([name for name in tables if "user" in tables[name]])
-            found: dict[str, list[Series]] = {}
-            for name in names:
-                for series in history.read(job, name, ["user"]):
-                    found.setdefault(series.host, []).append(series)
-            return {host: _owners(series) for host, series in found.items()}
+            grouped = GroupedRows(history)
+            rows = [grouped.rows(job, name, ["user"]) for name in names]
+            found: dict[str, RowOwners] = {}
+            for hosts in groups_of([(one, USER_VALUES) for one in rows]):
+                of_host: dict[str, list[Series]] = {}
+                for series in [series for one in rows for series in one.read(hosts)]:
+                    of_host.setdefault(series.host, []).append(series)
+                found.update({host: _owners(series) for host, series in of_host.items()})
+            return found
 
         found: Mapping[str, RowOwners] | None = self._ask(
             ("owners", job),

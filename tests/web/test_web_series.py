@@ -13,6 +13,7 @@ from colmet.common.schema import Field, Schema, label
 from colmet.stored.series import Series
 from colmet.web.recent_cache import JobSamples
 from colmet.web.series import (
+    Extent,
     RawSeries,
     SeriesPart,
     before,
@@ -61,7 +62,7 @@ def shown(pair):
 
 def test_where_every_sample_fits_every_sample_is_told():
     one = part([0, 5, 10], [1, 2, 3])
-    assert step_of([one], 3) == 0 and shown(folded(one, 0, "mean")) == [(0, 1), (5, 2), (10, 3)]
+    assert step_of(Extent().joined(one), 3) == 0 and shown(folded(one, 0, "mean")) == [(0, 1), (5, 2), (10, 3)]
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_there_are_never_more_points_than_asked_for_and_never_a_value_that_was_n
     times = np.array(ms) / 1000
     values = np.arange(len(times), dtype=float)
     one = part(times, values)
-    step = step_of([one], points)
+    step = step_of(Extent().joined(one), points)
     at, made = folded(one, step, fold)
     known = made[~np.isnan(made)]
     assert len(at) <= points and len(known) and (np.diff(at) > 0).all()
@@ -110,21 +111,23 @@ def test_there_are_never_more_points_than_asked_for_and_never_a_value_that_was_n
 
 def test_intervals_begin_at_the_same_times_whenever_it_is_asked():
     first, later = part(range(0, 1000, 5), range(200)), part(range(0, 1020, 5), range(204))
-    step = step_of([first], 50)
-    assert step == step_of([later], 50) == 30
+    step = step_of(Extent().joined(first), 50)
+    assert step == step_of(Extent().joined(later), 50) == 30
     assert set(folded(first, step, "mean")[0].tolist()) < set(folded(later, step, "mean")[0].tolist())
 
 
 def test_years_take_days():
-    assert step_of([part(np.arange(0, 3 * 365 * 86400, 3600), np.zeros(3 * 365 * 24))], 100) == 12 * 86400
+    assert (
+        step_of(Extent().joined(part(np.arange(0, 3 * 365 * 86400, 3600), np.zeros(3 * 365 * 24))), 100) == 12 * 86400
+    )
 
 
 def test_samples_of_milliseconds_take_parts_of_a_second():
-    assert step_of([part(np.arange(0, 1, 0.01), np.zeros(100))], 11) == pytest.approx(0.1)
+    assert step_of(Extent().joined(part(np.arange(0, 1, 0.01), np.zeros(100))), 11) == pytest.approx(0.1)
 
 
 def test_nothing_is_told_of_nothing():
-    assert shown(folded(part([], []), 0, "mean")) == [] and step_of([part([], [])], 2) == 0
+    assert shown(folded(part([], []), 0, "mean")) == [] and step_of(Extent().joined(part([], [])), 2) == 0
 
 
 # -- rates --

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from colmet.common.errors import ColmetError
+from colmet.stored import groups
 from colmet.web import store as store_module
 from colmet.web.interface import JobsQuery, NodesQuery, earliest
 from colmet.web.queries import NO_STORE, Queries
@@ -31,14 +32,18 @@ def store(history, clock):
 # -- the store alone --
 
 
+def hosts_of(rows):
+    return sorted(rows.counts)
+
+
 def test_the_same_question_is_read_once_in_a_while(store, history, clock):
     job_rows(history)
     for _ in range(3):
-        assert store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None).value[0].host == "node-1"
-        store.read(42, "cgroup_default", ["cpu_usage"], START + 8, None, None)
+        assert store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None, hosts_of) == (["node-1"], ())
+        store.read(42, "cgroup_default", ["cpu_usage"], START + 8, None, None, hosts_of)
     assert store.counters() == {"asked": 6, "read": 1, "failures": 0}
     clock.now += store_module.KEEP_S + 1
-    store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None)
+    store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None, hosts_of)
     assert store.counters()["read"] == 2 and history.closed, "opened anew: there may be another file"
 
 
@@ -98,10 +103,10 @@ def test_answers_that_are_kept_are_bounded(store, history, monkeypatch):
     monkeypatch.setattr(store_module, "MAX_KEPT_BYTES", 100_000)
     for job in range(100):
         history.add(job, "t_default", "n1", np.arange(100), value=1)
-        store.read(job, "t_default", ["value"], None, None, None)
+        store.read(job, "t_default", ["value"], None, None, None, hosts_of)
     assert store._kept_bytes <= 100_000 and 5 < len(store._kept) < 100
     history.add(100, "t_default", "n1", np.arange(100_000), value=1)
-    assert len(store.read(100, "t_default", ["value"], None, None, None).value[0]) == 100_000
+    assert store.read(100, "t_default", ["value"], None, None, None, lambda rows: rows.counts)[0] == {"n1": 100_000}
     assert store._kept_bytes <= 100_000
 
 
@@ -427,3 +432,46 @@ def test_administrators_are_told_that_grid_engine_gives_no_answer(clock):
     known = Queries(RecentCache(1 << 20, 3600, clock, clock), None, Silent(), dict, clock, clock)
     assert known.cluster(None)["warnings"] == ["Grid Engine does not answer: why"]
     assert known.cluster("alice")["warnings"] == [], "it has names of hosts and files"
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"rate": True}, {"rate": True, "points": 4}, {"metric": "memory_current"}, {"points": 3}]
+)
+def test_series_of_very_many_rows_are_made_by_groups_of_hosts(bed, monkeypatch, asked):
+    job_rows(bed.history, job=1000, host="n7", count=50)
+    job_rows(bed.history, job=1000, host="n7~2", count=70)
+    bed.go(10, take=False)
+    bed.go(10)
+    whole = bed.series(**asked)
+    assert {one["node"] for one in whole["series"]} >= {"n7", "n0"} and whole["source"] == "both"
+    bed.clock.now += store_module.KEEP_S + 1
+    monkeypatch.setattr(store_module, "MAX_HELD_ROWS", 3)
+    monkeypatch.setattr(groups, "GROUP_BYTES", 1)
+    found = bed.series(**asked)
+    assert {**found, "until": None} == {**whole, "until": None}
+
+
+def test_rows_that_are_too_many_to_be_kept_are_read_for_each_client(history, monkeypatch):
+    monkeypatch.setattr(store_module, "MAX_HELD_ROWS", 3)
+    job_rows(history)
+    store = StoreReader(lambda: history)
+    inside, go_on = threading.Semaphore(0), threading.Event()
+
+    def use(rows, name):
+        inside.release()
+        assert go_on.wait(30)
+        return name, sum(rows.counts.values())
+
+    found = []
+    asked = (42, "cgroup_default", ["cpu_usage"], None, None, None)
+    threads = [
+        threading.Thread(target=lambda n=n: found.append(store.read(*asked, lambda rows: use(rows, n)))) for n in (1, 2)
+    ]
+    for thread in threads:
+        thread.start()
+    assert inside.acquire(timeout=30)
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert sorted(found) == [((1, 121), ()), ((2, 121), ())]
+    store.close()
