@@ -19,8 +19,8 @@ from typing import IO, TYPE_CHECKING, Any
 # here, so no library needs to start threads.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
-from colmet.commands.extract_formats import ALWAYS, FORMATS, opened_output, write, write_json
-from colmet.commands.extract_rows import FIRST, Found, Interval, OutputColumn, choose, fetch, join
+from colmet.commands.extract_formats import ALWAYS, BY_PARTS, FORMATS, opened_output, write, write_json
+from colmet.commands.extract_rows import FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.plural import counted
 from colmet.stored.names import natural, near
@@ -33,6 +33,7 @@ USAGE, NO_FILE, NO_DATA = 1, 2, 4  # exit statuses of the form called by OAR, as
 FAILED = 3  # not in Colmet 0.6
 ARGUMENTS = ("PREFIX", "JOB_ID", "START", "STOP", "METRICS")
 MAX_METRICS = 1000
+MAX_VALUES = 8 << 20  # of formats that are not written part by part
 _METRIC = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,255}(\*)?", re.ASCII)
 _JOB = re.compile(r"\d{1,19}", re.ASCII)
 _TIME = re.compile(r"[+-]?\d{1,15}(\.\d{0,9})?", re.ASCII)
@@ -237,6 +238,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _run(options: argparse.Namespace) -> int:
     from colmet.commands import selection
+    from colmet.commands.progress import shown_progress
     from colmet.stored import sources
 
     if options.job is None:
@@ -260,16 +262,33 @@ def _run(options: argparse.Namespace) -> int:
             if chosen and len(unknown) == len(chosen):
                 names = ", ".join([_shown(name) for name in unknown[:5]])
                 raise ColmetError(f"job {options.job} has none of {names}; {hints[0]}; --list prints what is stored")
-            found = fetch(history, options.job, chosen, wanted)
+            with shown_progress(history, "colmet extract"):
+                planned = plan(history, options.job, chosen, wanted)
         finally:
-            _warn(history.warnings)
-    _warn([f"no table has {name}; {hint}" for name, hint in zip(unknown, hints)])
-    if not any(found.values()):
-        raise ColmetError(f"nothing is stored of job {options.job} in this interval; --list prints what is")
-    chosen = [column for column in chosen if column.table]
-    with opened_output(options.output) as out:
-        write(form, out, options.job, found, chosen)
+            warned = [*history.warnings]
+            _warn(warned)
+        _warn([f"no table has {name}; {hint}" for name, hint in zip(unknown, hints)])
+        if not planned.values:
+            raise ColmetError(f"nothing is stored of job {options.job} in this interval; --list prints what is")
+        if form not in BY_PARTS:
+            if planned.values > MAX_VALUES:
+                raise ColmetError(
+                    f"{planned.values} values are too many for --format {form}, and the limit is {MAX_VALUES}; give "
+                    f"--format {' or '.join(BY_PARTS)}, fewer metrics or a shorter interval"
+                )
+            planned = planned._replace(windows=[wanted], of_job=None)
+        columns = [column for column in chosen if column.table]
+        with opened_output(options.output) as out, shown_progress(history, "colmet extract"):
+            write(form, out, options.job, _parts(history, options.job, chosen, planned), columns)
+        _warn([text for text in history.warnings if text not in warned])
     return 0
+
+
+def _parts(history: History, job: int, chosen: Sequence[OutputColumn], planned: Plan) -> Iterator[Found]:
+    """Yield the rows of each window of time."""
+    for done, window in enumerate(planned.windows):
+        yield fetch(history, job, chosen, window, planned.of_job)
+        history.progress("write", (done + 1) / len(planned.windows))
 
 
 def _hints(history: History, job: int, wanted: Interval, unknown: Sequence[str]) -> list[str]:
@@ -307,14 +326,19 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
     units = {schema.name: {field.name: field.unit for field in schema.fields} for schema in schemas().values()}
     listed = []
     for table, columns in history.tables(job, wanted.since, wanted.until).items():
-        rows = history.read(job, table, [], *wanted)
+        rows = history.by_hosts(job, table, [], *wanted)
+        of_host = [
+            (one.host, len(one), int(one.times[0]), int(one.times[-1]))
+            for host in sorted(rows.counts)
+            for one in rows.read([host])
+        ]
         listed.append(
             {
                 "table": table,
-                "rows": sum(map(len, rows)),
-                "hosts": [series.host for series in rows],
-                "from": min([int(series.times[0]) for series in rows], default=None),
-                "to": max([int(series.times[-1]) for series in rows], default=None),
+                "rows": sum([count for _, count, _, _ in of_host]),
+                "hosts": [host for host, _, _, _ in of_host],
+                "from": min([first for _, _, first, _ in of_host], default=None),
+                "to": max([last for _, _, _, last in of_host], default=None),
                 "columns": {name: units.get(table, {}).get(name, "") for name in sorted(columns, key=natural)},
             }
         )

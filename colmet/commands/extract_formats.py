@@ -8,7 +8,7 @@ import io
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import IO, Any
 
@@ -82,30 +82,55 @@ def opened_output(path: str | None) -> Iterator[IO[bytes]]:
             os.unlink(part)
 
 
-def _write_csv(out: IO[bytes], answer: Extraction) -> None:
+def _write_csv(out: IO[bytes], parts: Iterable[Extraction], _chosen: Sequence[OutputColumn]) -> None:
     import csv
 
-    names = host_names(answer)
     block = io.StringIO()
     writer = csv.writer(block, lineterminator="\n")
-    writer.writerow([*ALWAYS, *answer.columns])
-    for begin in range(0, len(answer.times), BLOCK_ROWS):
-        rows = slice(begin, begin + BLOCK_ROWS)
-        hosts = [names[n] for n in answer.hosts[rows].tolist()]
-        columns = [plain(column[rows], "") for column in answer.columns.values()]
-        writer.writerows(zip(answer.times[rows].tolist(), hosts, *columns))
-        out.write(block.getvalue().encode())
-        block.seek(0)
-        block.truncate()
+    for number, answer in enumerate(parts):
+        names = host_names(answer)
+        if not number:
+            writer.writerow([*ALWAYS, *answer.columns])
+        for begin in range(0, len(answer.times), BLOCK_ROWS):
+            rows = slice(begin, begin + BLOCK_ROWS)
+            hosts = [names[n] for n in answer.hosts[rows].tolist()]
+            columns = [plain(column[rows], "") for column in answer.columns.values()]
+            writer.writerows(zip(answer.times[rows].tolist(), hosts, *columns))
+            out.write(block.getvalue().encode())
+            block.seek(0)
+            block.truncate()
     out.write(block.getvalue().encode())  # the line of names, if there are no rows
 
 
-def _write_parquet(out: IO[bytes], answer: Extraction) -> None:
+def _write_parquet(out: IO[bytes], parts: Iterable[Extraction], chosen: Sequence[OutputColumn]) -> None:
     try:
         import pyarrow
         import pyarrow.parquet
     except ModuleNotFoundError as err:
         raise ConfigError(f"--format parquet requires the Python module pyarrow: {how_to_install('pyarrow')}") from err
+    from colmet.common.tables import schemas  # the whole catalogue, which OAR's form does not need
+
+    tables = (_arrow_table(pyarrow, answer) for answer in parts)
+    table = next(tables)
+    following = next(tables, None)
+    if following is None:
+        pyarrow.parquet.write_table(table, out)
+        return
+    kinds = {"i": pyarrow.int64(), "f": pyarrow.float64(), "S": pyarrow.string()}
+    declared = {
+        (schema.name, field.name): kinds[field.dtype[0]] for schema in schemas().values() for field in schema.fields
+    }
+    types = {column.name: declared[column[1:3]] for column in chosen if column[1:3] in declared}
+    schema = pyarrow.schema([field.with_type(types.get(field.name, field.type)) for field in table.schema])
+    try:
+        with pyarrow.parquet.ParquetWriter(out, schema) as writer:
+            for part in chain([table, following], tables):
+                writer.write_table(part.cast(schema))
+    except pyarrow.ArrowInvalid as err:
+        raise ColmetError(f"a column has values of several types; give --format csv: {err}") from err
+
+
+def _arrow_table(pyarrow: Any, answer: Extraction) -> Any:
     columns: dict[str, Any] = {
         "timestamp": pyarrow.array(answer.times),
         "hostname": pyarrow.DictionaryArray.from_arrays(
@@ -117,7 +142,7 @@ def _write_parquet(out: IO[bytes], answer: Extraction) -> None:
             columns[name] = pyarrow.array(plain(column, None), pyarrow.string())
         else:
             columns[name] = pyarrow.array(column, mask=~has(column))
-    pyarrow.parquet.write_table(pyarrow.table(columns), out)
+    return pyarrow.table(columns)
 
 
 def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
@@ -148,22 +173,27 @@ def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputC
         raise OSError(cause(err)) from err
 
 
-_WRITERS: Mapping[str, Callable[[IO[bytes], Extraction], None]] = {
-    "json": lambda out, answer: write_json(out, answer, dict.fromkeys("ifS")),
-    "csv": _write_csv,
-    "parquet": _write_parquet,
+def _write_json(out: IO[bytes], parts: Iterable[Extraction], _chosen: Sequence[OutputColumn]) -> None:
+    (answer,) = parts
+    write_json(out, answer, dict.fromkeys("ifS"))
+
+
+_WRITERS: Mapping[str, Callable[[IO[bytes], Iterable[Extraction], Sequence[OutputColumn]], None]] = {
+    **{"json": _write_json, "csv": _write_csv, "parquet": _write_parquet},
 }
 FORMATS = (*_WRITERS, "hdf5")
+BY_PARTS = ("csv", "parquet")  # formats written part by part, so that their memory is bounded
 
 
-def write(form: str, out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
-    """Write the rows in one of the formats.
+def write(form: str, out: IO[bytes], job: int, found: Iterable[Found], chosen: Sequence[OutputColumn]) -> None:
+    """Write the rows in one of the formats, of which only `BY_PARTS` have several parts.
 
     Raises:
         ConfigError: a Python module is missing.
         OSError: they cannot be written.
     """
     if form == "hdf5":
-        _write_hdf5(out, job, found, chosen)
+        (one,) = found
+        _write_hdf5(out, job, one, chosen)
     else:
-        _WRITERS[form](out, join(found, chosen))
+        _WRITERS[form](out, (join(one, chosen) for one in found), chosen)

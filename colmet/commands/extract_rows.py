@@ -9,11 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.schema import MISSING_INT
+from colmet.stored.groups import groups_of
 from colmet.stored.names import natural, short
 from colmet.stored.series import NODE, History, Series
 
 # Precedence of tables with equal column names; the others follow in the order of their names.
 FIRST = ("taskstats_default", "jobprocstats_default", "perfhwstats_default", "procstats_default", "RAPLstats_default")
+
+WINDOW_VALUES = 2 << 20  # read at a time
+BUCKETS = 10_000  # of the time, from which windows are made
 
 Values = npt.NDArray[Any]
 Place = tuple[str, bool]  # a table, and whether it has rows of nodes
@@ -94,22 +98,39 @@ def _find(text: str, tables: Mapping[str, Sequence[str]], of_node: bool) -> list
     return []
 
 
-def fetch(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Interval) -> dict[Place, list[Series]]:
-    """Read the rows of each table with requested columns; those of nodes only for the job's time and hosts."""
+def fetch(
+    history: History, job: int, chosen: Sequence[OutputColumn], wanted: Interval, of_job: Interval | None = None
+) -> dict[Place, list[Series]]:
+    """Read the rows of each table with requested columns; those of nodes only for the job's time and hosts.
+
+    `of_job` has these for a part of the job's time; by default they are those of the rows read.
+    """
+    found: dict[Place, list[Series]] = {}
+    for (table, of_node), names in _places(history, job, chosen, wanted).items():
+        if of_node and job != NODE:
+            of_job = of_job or _of_job(history, job, wanted, found)
+            found[table, of_node] = history.read(NODE, table, names, *_both(of_job, wanted))
+        else:
+            found[table, of_node] = history.read(job, table, names, *wanted)
+    return found
+
+
+def _places(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Interval) -> dict[Place, list[str]]:
+    """Return the columns to read, by table; tables of nodes come last."""
     by_table: dict[Place, list[str]] = {}
     for column in chosen:
         if column.table:
             by_table.setdefault((column.table, column.of_node), []).append(column.column)
     if not chosen:  # time and host alone
         by_table = {(table, job == NODE): [] for table in _main(history, job, wanted)}
-    found: dict[Place, list[Series]] = {}
-    of_job: Interval | None = wanted if job == NODE else None
-    for (table, of_node), names in sorted(by_table.items(), key=lambda one: one[0][1]):
-        if of_node and of_job is None:
-            of_job = _of_job(history, job, wanted, found)
-        read = (NODE, of_job) if of_node and of_job is not None else (job, wanted)
-        found[table, of_node] = history.read(read[0], table, names, *read[1])
-    return found
+    return dict(sorted(by_table.items(), key=lambda one: one[0][1]))
+
+
+def _both(one: Interval, other: Interval) -> Interval:
+    """Return the common part of two intervals, with the hosts of the first."""
+    since = max([at for at in (one.since, other.since) if at is not None], default=None)
+    until = min([at for at in (one.until, other.until) if at is not None], default=None)
+    return Interval(since, until, one.hosts)
 
 
 def _main(history: History, job: int, wanted: Interval) -> list[str]:
@@ -124,6 +145,52 @@ def _of_job(history: History, job: int, wanted: Interval, found: Found) -> Inter
         if (table, False) not in found:
             rows += history.read(job, table, [], *wanted)
     return interval_of(rows)
+
+
+class Plan(NamedTuple):
+    """How to read an answer in bounded memory."""
+
+    values: int  # number of all values
+    windows: list[Interval]  # intervals to read one after the other
+    of_job: Interval | None  # the time and the hosts of the job, for rows of nodes; None for one window
+
+
+def plan(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Interval) -> Plan:
+    """Return the number of values, and intervals of at most `WINDOW_VALUES` each; more if they have one second.
+
+    Each table is read once for this, without its columns.
+    """
+    tables = _places(history, job, chosen, wanted)
+    rows = {
+        place: history.by_hosts(job, place[0], [], *wanted)
+        for place in [*tables, *[(table, False) for table in _main(history, job, wanted)]]
+        if job == NODE or not place[1]
+    }
+    having = [one for one in rows.values() if one.counts]
+    if not having:
+        return Plan(0, [wanted], None)
+    first, last = min(one.first for one in having), max(one.last for one in having)
+    of_job = Interval(first, last, sorted({host for one in having for host in one.counts}))
+    for place in tables:
+        if place not in rows:
+            rows[place] = history.by_hosts(NODE, place[0], [], *of_job)
+    edges = np.unique(np.linspace(first, last + 1, BUCKETS + 1).astype(np.int64))
+    values = np.zeros(len(edges) - 1, np.int64)
+    for place, names in tables.items():
+        for group in groups_of([(rows[place], 0)]):
+            for series in rows[place].read(group):
+                values += np.histogram(series.times, edges)[0] * (len(names) + 2)
+    total = int(values.sum())
+    if total <= WINDOW_VALUES:
+        return Plan(total, [wanted], None)
+    windows, begin, held = [], 0, 0
+    for n, count in enumerate(values.tolist()):
+        if held and held + count > WINDOW_VALUES:
+            windows.append(Interval(int(edges[begin]), int(edges[n]) - 1, wanted.hosts))
+            begin, held = n, 0
+        held += count
+    windows.append(Interval(int(edges[begin]), last, wanted.hosts))
+    return Plan(total, windows, of_job)
 
 
 class Extraction(NamedTuple):

@@ -485,7 +485,8 @@ def _blocks(
 ) -> Iterator[tuple[npt.NDArray[Any], int]]:
     """Yield the selected rows of a table, block by block, and the number of rows without a host or a valid time.
 
-    A block is valid up to the next one.
+    A block is valid up to the next one. The times of each block are kept with the open file: later reads of an interval
+    skip the other blocks. These are nearly all, as rows are nearly in the order of time.
 
     Raises:
         ValueError: the file claims an impossible size.
@@ -495,12 +496,23 @@ def _blocks(
         raise ValueError(f"{table._v_pathname} is said to have {count} rows of {size} bytes")
     step = _step(table)
     buffer = np.empty(min(step, count), table.dtype)
+    spans: dict[int, tuple[int, int, int]] = (
+        vars(table._v_file).setdefault("colmet_spans", {}).setdefault(table._v_pathname, {})
+    )
     for start in range(0, count, step):
+        if start in spans:
+            first, last, nameless = spans[start]
+            if (since is not None and last < since) or (until is not None and first > until):
+                yield buffer[:0], nameless
+                continue
         block = table.read(start, min(start + step, count), out=buffer[: min(step, count - start)])
         names, times = block["hostname"], block["timestamp"]
         # Colmet 0.6 has rows without time, host and job; rows being written look the same
         keep = (names != b"") & (times >= 0) & (times < END_S)
         nameless = int(len(keep) - keep.sum())
+        if start not in spans:
+            valid = times[keep]
+            spans[start] = int(valid.min(initial=END_S)), int(valid.max(initial=-1)), nameless
         if since is not None:
             keep &= times >= since
         if until is not None:

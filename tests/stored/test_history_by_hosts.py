@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import tables
 
-from colmet.commands import plot
+from colmet.commands import colmet, extract, extract_rows, plot
 from colmet.commands.report.collect import gather
 from colmet.commands.report.command import document_of
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.stored import groups, hdf5
+from colmet.stored import groups, hdf5, sources
 from colmet.stored import rows as reading
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.job_completeness import hosts_of
@@ -227,3 +227,32 @@ def test_lines_of_very_many_values_are_shortened_with_their_peaks_and_means(clus
     means = [plot.shortened(line, 11) for line in whole]
     for one, other in zip(means, whole):
         assert len(one.times) <= 10 and np.mean(one.values) == pytest.approx(np.nanmean(other.values), rel=0.1)
+
+
+@pytest.mark.parametrize(
+    "limits", [[], ["--since", str(START + 100), "--until", str(START + 400)], ["--host", "node-3"]]
+)
+def test_an_extract_is_the_same_in_windows_of_time(cluster, monkeypatch, tmp_path, limits):
+    monkeypatch.setattr(sources, "open_history", lambda _options: cluster)
+    names = ["cpu_usage", "user", "ac_btime", "stat_cpu_user", "raplzones.energy", "raplzones.name"]
+    parquet = pytest.importorskip("pyarrow.parquet")
+    found = {}
+    for values in (1 << 20, 100, 1):
+        monkeypatch.setattr(extract_rows, "WINDOW_VALUES", values)
+        for form in ("csv", "parquet"):
+            path = tmp_path / f"{values}.{form}"
+            asked = ["extract", "-j", "42", "--metrics", ",".join(names), "--format", form, "--output", str(path)]
+            assert colmet.main([*asked, *limits]) == 0
+            content = path.read_text() if form == "csv" else parquet.read_table(path).to_pydict()
+            assert found.setdefault(form, content) == content
+    assert found["csv"].count("\n") > 150
+
+
+def test_an_extract_too_large_for_its_format_is_refused_with_a_remedy(cluster, monkeypatch, capsys):
+    monkeypatch.setattr(sources, "open_history", lambda _options: cluster)
+    monkeypatch.setattr(extract, "MAX_VALUES", 1000)
+    assert colmet.main(["extract", "-j", "42", "--json"]) == 1
+    assert (
+        "values are too many for --format json, and the limit is 1000; give --format csv or parquet"
+        in capsys.readouterr().err
+    )
