@@ -344,6 +344,7 @@ class Agent:
         self._ticked_ns = 0  # the time of the last tick's rows
         self._looks, self._drains = Pace(*LOOKS), Pace(*DRAINS)
         self._jobs: dict[int, Job] = {}
+        self._poll, self._polled = select.poll(), set[int]()
 
     def changes(self) -> dict[str, Prepare]:
         """Return the options that can change between two ticks."""
@@ -543,20 +544,21 @@ class Agent:
 
         Events of jobs and backends count only while their wake-ups need no rest.
         """
-        poll = select.poll()
-        for fd in always:
-            poll.register(fd, select.POLLIN)
+        waited = set(always)
         backend_fds = [runner.fd for runner in self.runners]
         for pace, fds in ((self._looks, [self._source.fd]), (self._drains, backend_fds)):
             rest_s = pace.rest_s()
             if rest_s:
                 delay_s = min(delay_s, rest_s)
             else:
-                for fd in fds:
-                    if fd >= 0:
-                        poll.register(fd, select.POLLIN)
+                waited.update(fds)
+        waited.discard(-1)
+        if waited != self._polled:
+            self._poll, self._polled = select.poll(), waited
+            for fd in waited:
+                self._poll.register(fd, select.POLLIN)
         # rounded up: a poll that ends early would only be called again
-        return {fd for fd, _ in poll.poll(delay_s * 1000 + 0.5)}
+        return {fd for fd, _ in self._poll.poll(delay_s * 1000 + 0.5)}
 
     def _send_last(self) -> None:
         """Send the rows measured since the last tick, and log all counts."""

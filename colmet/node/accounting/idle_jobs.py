@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from colmet.node.accounting.job_cpu_time import ROUNDING_NS
 
-FULL_TICKS = 12  # a job's tasks are read at one tick in 12 at least
+FULL_TICKS = 30  # a job's tasks are read at one of these ticks at least
 
 
 class Reading(NamedTuple):

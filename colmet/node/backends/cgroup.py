@@ -246,13 +246,15 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
 class _OpenFile:
     """An open file of one job, a part's."""
 
-    __slots__ = ("_host", "_which", "absent", "directory", "kept", "part", "source")
+    __slots__ = ("_host", "_which", "absent", "data", "directory", "found", "kept", "part", "source")
 
     def __init__(self, host: Host, part: _ControllerPart, directory: str, source: CgroupFile) -> None:
         self.part = part
         self.directory = directory
         self.source = source
         self.absent = False  # else it did not exist, and is retried at the next slow tick
+        self.data: bytes | None = None  # parsed last
+        self.found: Values = {}  # the values in it
         self._host = host
         self._which = 0
         self.kept = host.keep(f"{directory}/{source.names[0]}")
@@ -565,9 +567,18 @@ class CgroupBackend(InputBackend):
                     self._absent(group.job, file, err)
                 continue
             file.part.settled = True
+            if data == file.data:
+                values.update(file.found)
+                continue
+            is_alone = not (source.slow or source.empty)  # its values depend on no other file
+            found: Values = {} if is_alone else values
             try:
-                source.parse(data, values)
+                source.parse(data, found)
+                if is_alone:
+                    file.data, file.found = data, found
+                    values.update(found)
             except (ValueError, IndexError) as err:
+                values.update(found)  # those before the fault
                 self._failed(group.job, f"{ParseError(file.kept.path, data[:80])} ({err})")
                 continue
             if source.empty and source.empty[0] not in values:
