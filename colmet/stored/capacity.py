@@ -34,7 +34,8 @@ def capacities(
         if rows is None:
             rows = each_series(history, job, CGROUP_TABLE, CAPACITY_COLUMNS, since, until, hosts)
         found = {series.host: of_job(series) for series in rows}
-        if found and not any(np.isnan(one.cpus) for one in found.values()):
+        is_whole = found.keys() >= set(found if hosts is None else hosts)
+        if found and is_whole and not any(np.isnan(one.cpus) for one in found.values()):
             return found
     table, column = NODE_CPUS
     for series in each_series(history, NODE, table, [column], since, until, hosts):

@@ -13,12 +13,14 @@ from colmet.commands import colmet, extract, extract_rows, plot
 from colmet.commands.report.collect import gather
 from colmet.commands.report.command import document_of
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.growth import NODE_CPUS
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.stored import groups, hdf5, sources
 from colmet.stored import rows as reading
+from colmet.stored.capacity import capacities
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.job_completeness import hosts_of
-from colmet.stored.series import HeldRows
+from colmet.stored.series import NODE, HeldRows
 from colmet.stored.stays import JobInterval, JobRows
 from tests.support.hdf5_writer import write_once
 from tests.support.made_up_history import START, MadeUp, job_rows, ledger_rows, node_rows
@@ -189,6 +191,12 @@ def test_completeness_by_host_is_that_of_each_host_alone_and_read_by_group(clust
     assert len(asked) < 20, "of all hosts together"
     monkeypatch.setattr(groups, "GROUP_BYTES", 1)
     assert hosts_of(cluster, JobInterval(42)) == found
+
+
+def test_the_bound_of_a_host_is_the_same_whatever_hosts_are_read_with_it(cluster):
+    cluster.add(NODE, NODE_CPUS[0], "bare", [START, START + 5], **{NODE_CPUS[1]: 4})
+    alone = capacities(cluster, 42, hosts=["bare"])["bare"]
+    assert alone.cpus == 4 and capacities(cluster, 42, hosts=["bare", "node-0"])["bare"] == alone
 
 
 def test_rows_removed_while_they_are_read_are_no_defect(cluster, monkeypatch):
