@@ -291,16 +291,16 @@ class OutputWorker:
             return
         try:
             self.output.write(records)
-            self._count_written(records)
             return
         except OutputUnavailable:
-            self._count_written(records)
             raise
         except Exception:
             if len(records) == 1:
                 self._defects += 1
                 if powers_of_ten(self._defects):
                     log.exception("output failed output=%s host=%s", self.output.name, records[0].batches[0].host)
+        finally:
+            self._count_written(records)
         if len(records) == 1:
             self._state.save(records[0].number + 1, keep_from=self._state.keep_from)
             before = self.dropped

@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 
 import colmet
+from colmet.collector import columnar
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import h5file, isolated, known_tables, library, repair
 from colmet.collector.backends.hdf5 import output as output_module
+from colmet.collector.backends.hdf5 import pace as pace_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, tails_path
 from colmet.collector.backends.hdf5.h5table import Damaged
@@ -183,6 +185,20 @@ def test_a_burst_with_many_new_tables_is_written_in_parts(tmp_path, clock, is_st
     assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(1000) for n in range(9)])
 
 
+def test_jobs_that_share_a_place_are_written_in_one_burst(tmp_path, monkeypatch):
+    """A sender can choose them."""
+    monkeypatch.setattr(pace_module, "MAX_BYTES", TABLE_BYTES)
+    of_first_place = pow(0x9E3779B97F4A7C15, -1, 1 << 64)
+    jobs = [job for job in (of_first_place * n % (1 << 64) for n in range(1, 50)) if job < 1 << 63]
+    rows = NARROW.empty_rows(len(jobs))
+    rows["job_id"] = jobs
+    assert not columnar.place(rows["job_id"]).any()
+    output, state = started(tmp_path, end=1)
+    output.write([JournalRecord(0, TIME_S * 10**9, (Batch("node", 1, 0, 0, (), (Table(NARROW, 0, rows),)),))])
+    output.close()
+    assert state.position == 1 and [job for job, _, _ in stored(tmp_path)] == sorted(jobs)
+
+
 @pytest.mark.parametrize("path", ["x", "x.hdf5"])
 def test_a_file_moved_between_two_parts_keeps_its_rows_and_the_next_one_has_the_others(tmp_path, clock, path):
     output, state = started(tmp_path, path, end=2, monotonic=clock)
@@ -210,6 +226,15 @@ def test_bursts_become_as_large_as_their_speed_allows():
     for _ in range(10):
         pace.note(1 << 30, 1.0)
     assert (1 << 30) / pace.pieces(1 << 30) <= 1.25 * 4096 * TABLE_BYTES
+
+
+def test_bursts_do_not_shrink_to_single_tables_where_each_one_is_slow():
+    """As where an fsync takes longer than the aim for a burst."""
+    pace = Pace()
+    for _ in range(100):
+        size = (1 << 30) // pace.pieces(1 << 30)
+        pace.note(size, 3.0 + size / (60 << 20))
+    assert size >= 128 * TABLE_BYTES
 
 
 # -- starts --

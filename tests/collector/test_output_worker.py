@@ -207,6 +207,21 @@ def test_a_stop_waits_for_one_of_the_parts(rig):
     assert rig.output.written == list(range(6)) and rig.worker.waiting == 3
 
 
+def test_what_was_written_before_a_defect_is_counted(rig):
+    rig.output.most = 2
+    written = rig.output.write
+
+    def write(records):
+        written(records)
+        if len(records) > 2:
+            raise ZeroDivisionError
+
+    rig.output.write = write
+    rig.put(*range(5))
+    rig.turn()
+    assert rig.output.written == [0, 1, 2, 3, 4] and (rig.worker.written, rig.worker.dropped) == (5, 0)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_with_a_defect_in_a_part_no_record_is_skipped(rig, most):
     rig.output.most, rig.output.culprit = most, 3

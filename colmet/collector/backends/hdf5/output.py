@@ -422,7 +422,8 @@ class Hdf5Output(OutputBackend):
             parts = [columns.by_job(first, stop) for columns in joined]
             size = sum([p.starts[-1] * p.batch.schema.row_bytes + TABLE_BYTES * len(p.jobs) for p in parts])
             pieces = self._pace.pieces(size)
-            if pieces <= 1 or is_whole or max([len(p.jobs) for p in parts]) <= 1:
+            # jobs can share a place: a sender may choose them so
+            if pieces <= 1 or is_whole or stop - first <= 1 or max([len(p.jobs) for p in parts]) <= 1:
                 return parts, stop, size
             stop = first + max(1, (stop - first) // pieces)
 

@@ -7,7 +7,8 @@ import math
 BURST_S = 2.0  # aim for one burst
 TABLE_BYTES = 64 << 10  # of rows, whose writing costs as much as another table: it is made, or opened
 FIRST_BYTES_PER_S = 16 << 20
-MAX_BYTES = 4096 * TABLE_BYTES  # of a burst
+# Of a burst. The minimum limits the number of bursts where each takes longer than the aim, as on a slow disk.
+MIN_BYTES, MAX_BYTES = 128 * TABLE_BYTES, 4096 * TABLE_BYTES
 
 
 class Pace:
@@ -18,7 +19,7 @@ class Pace:
 
     def pieces(self, size: int) -> int:
         """Return the number of equal bursts for this many bytes."""
-        return math.ceil(size / (1.25 * min(BURST_S * self._bytes_per_s, MAX_BYTES)))
+        return math.ceil(size / (1.25 * min(max(BURST_S * self._bytes_per_s, MIN_BYTES), MAX_BYTES)))
 
     def note(self, size: int, took_s: float) -> None:
         """Note the duration of a burst."""
