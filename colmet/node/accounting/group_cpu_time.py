@@ -20,14 +20,18 @@ class GroupCpuTime:
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._files: dict[int, tuple[Kept, bytes, int]] = {}  # by job, with the start and the unit
+        # by job, with the start and the unit, and the job's own directories then
+        self._files: dict[int, tuple[Kept, bytes, int, tuple[str, ...]]] = {}
 
     def read(self, job: Job) -> int | None:
         """Return the CPU time in ns; None if nothing counts it."""
         known = self._files.get(job.id)
+        if known is not None and known[3] != job.tops:  # another directory, or no directory has all of the job
+            self.forget(job.id)
+            known = None
         if known is not None:
             try:
-                return _parse(known[0].read(), *known[1:])
+                return _parse(known[0].read(), *known[1:3])
             except OSError as err:
                 self.forget(job.id)
                 if not is_gone(err):
@@ -44,7 +48,7 @@ class GroupCpuTime:
                     raise
                 continue
             if found is not None:
-                self._files[job.id] = file, start, unit_ns
+                self._files[job.id] = file, start, unit_ns, job.tops
                 return found
         return None
 

@@ -403,7 +403,8 @@ class TaskstatsBackend(InputBackend):
             starts = np.append(0, ends[:-1])
             folds = self._totals.fold_each(values, starts) if self._waits.are_plausible(values) else None
             for number, (tids, start, end) in enumerate(zip(listed, starts.tolist(), ends.tolist())):
-                yield _Answer(tids, values[start:end], None if folds is None else folds[number])
+                own = values[start:end].copy()  # an idle job keeps them: not those of all jobs
+                yield _Answer(tids, own, None if folds is None else folds[number])
             return
         for tids in listed:
             yield _Answer(*_select(found, values, tids), None)
