@@ -27,6 +27,22 @@ def test_a_large_file_is_read_whole(fake):
     assert len(fake.host.read("/proc/big")) == 100_001
 
 
+def test_a_file_is_read_whole_if_a_read_ends_before_a_long_record(fake, monkeypatch):
+    """As the kernel ends a read of /proc/mounts before a mount with many layers."""
+    records = [b"a" * 1000 + b"\n", b"b" * 3500 + b"\n", b"c" * 100 + b"\n"]
+    fake.write("/mounts", b"".join(records))
+    ends = [0, 1001, 4502, 4603]
+
+    def pread(fd, count, offset, _original=os.pread):
+        return _original(fd, next((end for end in ends if end > offset), offset) - offset, offset)
+
+    monkeypatch.setattr(os, "pread", pread)
+    assert fake.host.read("/mounts", has_long_records=True) == b"".join(records)
+    kept = fake.host.keep("/mounts")
+    assert kept.read(has_long_records=True) == b"".join(records)
+    kept.close()
+
+
 def test_no_more_of_a_file_is_read_than_was_asked_for(fake):
     fake.write("/large", bytes(range(256)) * 100)
     assert fake.host.read_start("/large", 300) == bytes(range(256)) + bytes(range(44))

@@ -221,7 +221,7 @@ class LustreBackend(InputBackend):
 
     def _mount_points(self) -> dict[str, bytes | None]:
         try:
-            return parse_mount_points(self._host.read("/proc/mounts"))
+            return parse_mount_points(self._host.read("/proc/mounts", has_long_records=True))
         except OSError as err:
             self._failed(err)
             return {}

@@ -74,7 +74,7 @@ class Mounts:
         if not (is_reported or anyway):
             return False
         try:
-            mounts = parse_mounts(self._file.read())
+            mounts = parse_mounts(self._file.read(has_long_records=True))
         except OSError:
             mounts = []  # no /proc: named roots need none
         if self._registered != self._file.fileno():

@@ -54,8 +54,11 @@ class Kept:
         self.path = path
         self._fd = -1
 
-    def read(self) -> bytes:
+    def read(self, has_long_records: bool = False) -> bytes:
         """Return the current content of the whole file.
+
+        Args:
+            has_long_records: see `Host.read`.
 
         Raises:
             OSError: FileNotFoundError, ProcessLookupError (ESRCH) or ENODEV if it is gone.
@@ -63,13 +66,13 @@ class Kept:
         fd = self._fd
         if fd < 0:
             if not self._host.reserve(1):
-                return self._host.read(self.path)
+                return self._host.read(self.path, has_long_records)
             try:
                 fd = self._fd = self._host.open(self.path)
             except BaseException:
                 self._host.release(1)
                 raise
-        return _whole(fd)
+        return _rest(fd, 0) if has_long_records else _whole(fd)
 
     def fileno(self) -> int:
         """Return the descriptor, to poll; -1 before the first read, or if it could not be kept open."""
@@ -245,11 +248,17 @@ class Host:
         """Open a file; return its descriptor for reading."""
         return os.open(self.root + path, os.O_RDONLY | os.O_CLOEXEC)
 
-    def read(self, path: str) -> bytes:
-        """Return the whole file, opened for this one read."""
+    def read(self, path: str, has_long_records: bool = False) -> bytes:
+        """Return the whole file, opened for this one read.
+
+        Args:
+            path: of the file.
+            has_long_records: whether a record may have more than 2 kB, such as a mount with many layers in a file of
+                /proc: a read ends before it.
+        """
         fd = self.open(path)
         try:
-            return _whole(fd)
+            return _rest(fd, 0) if has_long_records else _whole(fd)
         finally:
             os.close(fd)
 
