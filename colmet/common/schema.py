@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import struct
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -164,6 +165,11 @@ class Schema:
     def digest(self) -> bytes:
         """Return 16 bytes that identify this description for ever (BLAKE2b of `text`)."""
         return digest_of(self.text.encode())
+
+    @cached_property
+    def deflated(self) -> bytes:
+        """Return `text` in zlib format. It is kept as long as the schema, so a limit on schemas limits it too."""
+        return zlib.compress(self.text.encode(), 9)
 
     @classmethod
     def parse(cls, text: str) -> Schema:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import math
 import random
 import re
 import string
 import tracemalloc
+import weakref
 import zlib
 from pathlib import Path
 from typing import Any
@@ -537,3 +539,12 @@ def test_a_reader_has_all_that_counts_as_described_however_many_schemas_there_ar
     assert count < 1000
     described.clear()
     assert described.new([BATCH, BATCH]) == [SCHEMA]
+
+
+def test_a_packed_description_is_made_once_and_keeps_no_schema_in_memory() -> None:
+    schema = Schema("t", "job", [Field("f", "count", "gauge")])
+    assert v1.pack_description(schema) is v1.pack_description(schema)
+    gone = weakref.ref(schema)
+    del schema
+    gc.collect()
+    assert gone() is None, "the limit of a SchemaCache is that of the memory"

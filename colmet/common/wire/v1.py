@@ -10,7 +10,6 @@ from __future__ import annotations
 import zlib
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
-from functools import lru_cache
 from typing import Any
 from zlib import crc32
 
@@ -42,10 +41,9 @@ MAX_SCHEMAS = 1024
 MAX_SCHEMA_FIELDS = 65536
 
 
-@lru_cache(maxsize=256)
 def pack_description(schema: Schema) -> bytes:
-    """Return a schema's description as sent: its text, deflated."""
-    return zlib.compress(schema.text.encode(), 9)
+    """Return a schema's description as sent."""
+    return schema.deflated
 
 
 def inflated(description: bytes) -> bytes:
