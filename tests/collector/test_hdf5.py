@@ -28,7 +28,7 @@ from colmet.collector.backends.hdf5 import h5file, h5table, known_tables, libhdf
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.columnar import join
+from colmet.collector.columnar import PLACES, join, place
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Schema, Table
@@ -92,10 +92,15 @@ def test_rows_of_many_messages_are_joined_by_schema_in_order_of_arrival() -> Non
 
 def test_splitting_by_job_keeps_the_order_of_arrival_within_a_job() -> None:
     (joined,) = join([batch(table(TASKSTATS, (job, {"cpu_count": n}))) for n, job in enumerate([5, 3, 5, 3, 4, 5])])
-    _, order, jobs, starts = joined.by_job()
-    assert jobs == [3, 4, 5]
-    assert starts == [0, 2, 3, 6]
-    assert joined.rows["cpu_count"][order].tolist() == [1, 3, 4, 0, 2, 5]
+    by_job = joined.by_job()
+    found = {}
+    for part in (by_job.between(0, PLACES // 2), by_job.between(PLACES // 2, PLACES)):
+        rows = part.batch.rows["cpu_count"][part.order].tolist()
+        assert len(rows) == part.starts[-1]
+        found.update({job: rows[start:stop] for job, start, stop in zip(part.jobs, part.starts, part.starts[1:])})
+        assert 0 < len(part.jobs) < 3
+    assert found == {3: [1, 3], 4: [4], 5: [0, 2, 5]}
+    assert by_job.jobs == sorted(by_job.jobs, key=lambda job: place(np.array([job]))[0])
 
 
 def test_joining_takes_tables_without_rows_and_rows_that_are_not_contiguous() -> None:

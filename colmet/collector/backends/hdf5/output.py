@@ -27,7 +27,7 @@ from colmet.collector.backends.hdf5.options import MAX_DELAY_S
 from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, Pace
 from colmet.collector.backends.hdf5.rotation import FileNames, Rotation, received_s
 from colmet.collector.backends.hdf5.suspicion import Suspicion
-from colmet.collector.columnar import PLACES, ColumnBatch, RowsByJob, join
+from colmet.collector.columnar import PLACES, RowsByJob, join
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
@@ -106,6 +106,7 @@ class Hdf5Output(OutputBackend):
         self._suspicion = Suspicion()
         self._monotonic = monotonic
         self._pace = Pace()
+        self._joined: tuple[tuple[int, ...], list[RowsByJob]] = (), []  # records by first, last and number; their rows
         self._file: Hdf5File | None = None
         self._first: int | None = None  # see `Checkpoint`
 
@@ -288,6 +289,7 @@ class Hdf5Output(OutputBackend):
                 log.warning("clean end not remembered: output=hdf5 cause=%s", err)
         self._close_file()
         self._burst.end()
+        self._joined = (), []
 
     # -- the file --
 
@@ -415,11 +417,19 @@ class Hdf5Output(OutputBackend):
 
     # -- a burst --
 
-    def _part(self, joined: Sequence[ColumnBatch], first: int, is_whole: bool) -> tuple[list[RowsByJob], int, int]:
+    def _rows(self, records: Sequence[JournalRecord]) -> list[RowsByJob]:
+        """Return the rows of records, kept until all of them are written."""
+        key = records[0].number, records[-1].number, len(records)
+        if self._joined[0] != key:
+            batches = [batch for record in records for batch in record.batches]
+            self._joined = key, [columns.by_job() for columns in join(batches)]
+        return self._joined[1]
+
+    def _part(self, whole: Sequence[RowsByJob], first: int, is_whole: bool) -> tuple[list[RowsByJob], int, int]:
         """Return the rows of one burst, of jobs with a place from `first` on, the place of its end, and its size."""
         stop = PLACES
         while True:
-            parts = [columns.by_job(first, stop) for columns in joined]
+            parts = [part.between(first, stop) for part in whole]
             size = sum([p.starts[-1] * p.batch.schema.row_bytes + TABLE_BYTES * len(p.jobs) for p in parts])
             pieces = self._pace.pieces(size)
             # jobs can share a place: a sender may choose them so
@@ -437,9 +447,9 @@ class Hdf5Output(OutputBackend):
         """
         file = self._file
         assert file is not None  # `_prepare` opened it
+        rows = self._rows(records)
         began = self._monotonic()
-        joined = join([batch for record in records for batch in record.batches])
-        parts, stop, size = self._part(joined, first, is_whole=records[-1].number + 1 < until)
+        parts, stop, size = self._part(rows, first, is_whole=records[-1].number + 1 < until)
         try:
             undo, tails = file.plan(parts)
             self._burst.begin(self._checkpoint(undo, tails))
@@ -449,11 +459,13 @@ class Hdf5Output(OutputBackend):
             file.sync()
             position = self._state.position
             if stop == PLACES:
+                self._joined = (), []
                 position = records[-1].number + 1
                 until, stop = (until, first) if position < until else (0, 0)
             done = self._checkpoint(dict.fromkeys(file.replaced))._replace(until=until, places=stop)
             self._burst.commit(position, done)
         except BaseException as err:
+            self._joined = (), []
             self._roll_back()
             if isinstance(err, STORAGE_ERRORS):
                 if not is_of_system(err) and self._suspicion.blames(records):
