@@ -76,11 +76,11 @@ class Cursor:
                 elif found.kind == DESCRIPTION:
                     self._learn(found)
                 elif found.kind == MESSAGE and found.number >= position:
-                    size += len(found.content)
                     position = found.number + 1  # after a failed write, one may be in two segments
                     try:
                         batches = self._decoder.decode(found.content).batches
                         records.append(JournalRecord(found.number, found.time_ns, batches))
+                        size += sum([batch.size_bytes for batch in batches])
                     except WireError as err:  # of another version of Colmet
                         self._journal.refuse(found.number, err)
                     if position >= limit or (size >= most_bytes and records):
