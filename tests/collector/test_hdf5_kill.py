@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 import time
 
+import h5py
+import numpy as np
 import pytest
 
+from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import output, pace, repair, replacement
 from colmet.collector.backends.hdf5.h5file import Hdf5File
+from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import OutputUnavailable
+from colmet.common.schema import Batch, Field, Schema, Table
 from tests.support.hdf5_killed import expected, record, stored, tables
 from tests.support.hdf5_writer import JOURNAL
 from tests.support.machine import fork
@@ -208,3 +214,39 @@ def test_killed_at_random_moments_each_row_is_there_once(tmp_path, kind):
     assert not collector.until_killed_or_done()
     assert stored(tmp_path) == expected(collector.end)
     assert reached > 10
+
+
+@pytest.mark.parametrize("at", [300, 1500])
+def test_a_kill_during_the_appends_of_many_tables_leaves_the_others_readable(tmp_path, at):
+    """Although the library writes some of its structures before the end of a burst, for room in its cache."""
+    schema = Schema("site_default", "job", [Field(f"column{n}", "none", "gauge") for n in range(30)])
+
+    def of_jobs(number, jobs):
+        rows = schema.empty_rows(jobs)
+        rows["job_id"] = np.arange(1560 - jobs, 1560)
+        return JournalRecord(number, 10**18, (Batch("node", 1, number, 0, (), (Table(schema, 0, rows),)),))
+
+    file = Hdf5Output(str(tmp_path / "x.hdf5"))
+    state = OutputState(str(tmp_path / "state"), JOURNAL, 0, 0)
+    file.open(state)
+    file.recover()
+    while not state.position:
+        file.write([of_jobs(0, 1500)])
+    file.close()
+    child = os.fork()
+    if child == 0:
+        appends = itertools.count(1)
+
+        def append(self, rows, _original=Dataset.append):
+            if next(appends) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            _original(self, rows)
+
+        Dataset.append = append
+        file.open(state)
+        file.recover()
+        file.write([of_jobs(1, 1560)])
+        os._exit(1)
+    assert os.waitpid(child, 0)[1] == signal.SIGKILL
+    with h5py.File(tmp_path / "x.hdf5", "r", locking=False) as found:
+        assert sum(len(found[name]["site_default"]) for name in found if int(name[4:]) >= 60) >= 1500

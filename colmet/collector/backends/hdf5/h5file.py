@@ -1,7 +1,7 @@
 """One HDF5 file for appending rows: its tables, its lock, its space, and the rollback of a failed write.
 
-A burst is `plan`, any number of `append`, `flush` and `sync`; `restore` rolls it back. Between bursts the file is
-complete on disk: other programs can open it, and a kill harms nothing.
+A burst is `plan`, `make_tables`, any number of `append`, `flush` and `sync`; `restore` rolls it back. Between bursts
+the file is complete on disk: other programs can open it, and a kill harms nothing.
 """
 
 from __future__ import annotations
@@ -313,6 +313,22 @@ class Hdf5File:
                     if form.is_filtered and rows % form.chunk_rows:
                         tails.add(path, table.read(rows - rows % form.chunk_rows, rows).tobytes())
         return undo, tails.checksums
+
+    def make_tables(self, parts: Iterable[RowsByJob], undo: Undo) -> None:
+        """Make the tables that a burst lacks, and write the library's structures to the file.
+
+        The library writes some of them at any time, for room in its cache. If these refer to groups that are not in the
+        file yet, a kill during the appends makes all of the file unreadable.
+        """
+        new = {path for path, rows in undo.items() if rows is None}
+        if not new:
+            return
+        for part in parts:
+            name = names_for(part.batch.schema)[0]
+            for job in part.jobs:
+                if f"{group_path(job)}/{name}" in new:
+                    self._table(job, part.batch.schema)
+        self._library.flush()
 
     def append(self, part: RowsByJob) -> None:
         """Convert the rows of one schema and append them to their jobs' tables."""

@@ -453,6 +453,7 @@ class Hdf5Output(OutputBackend):
         try:
             undo, tails = file.plan(parts)
             self._burst.begin(self._checkpoint(undo, tails))
+            file.make_tables(parts, undo)
             for part in parts:
                 file.append(part)
             file.flush()
