@@ -322,10 +322,13 @@ def test_a_head_with_damaged_descriptions_costs_its_segment_which_is_told(spool,
         again, found = reopened(spool)
         if found:
             assert again.read(5, 1) in (None, short_entries(5, [1], "a")[0].full)
+        again.close()
         (spool / name).write_bytes(content)
     for size in range(len(content)):
         (spool / name).write_bytes(content[:size])
-        assert reopened(spool)[1] == []
+        again, found = reopened(spool)
+        again.close()
+        assert found == []
 
 
 def test_descriptions_of_another_version_cost_their_batches_which_are_counted(spool, monkeypatch):
