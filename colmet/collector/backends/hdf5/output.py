@@ -452,10 +452,13 @@ class Hdf5Output(OutputBackend):
         parts, stop, size = self._part(rows, first, is_whole=records[-1].number + 1 < until)
         try:
             undo, tails = file.plan(parts)
+            took_s = self._monotonic() - began
             self._burst.begin(self._checkpoint(undo, tails))
+            began = self._monotonic()
             file.make_tables(parts, undo)
             for part in parts:
                 file.append(part)
+            took_s += self._monotonic() - began
             file.flush()
             file.sync()
             position = self._state.position
@@ -476,7 +479,7 @@ class Hdf5Output(OutputBackend):
                 self._suspect_file(records, err)
             raise
         self._burst.end()
-        self._pace.note(size, self._monotonic() - began)
+        self._pace.note(size, took_s)
         self._suspicion.written()
         self._counts["values_left_out"] += file.left_out[0]
         self._counts["rows_left_out"] += file.left_out[1]

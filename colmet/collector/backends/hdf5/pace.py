@@ -7,7 +7,7 @@ import math
 BURST_S = 2.0  # aim for one burst
 TABLE_BYTES = 64 << 10  # of rows, whose writing costs as much as another table: it is made, or opened
 FIRST_BYTES_PER_S = 16 << 20
-# Of a burst. The minimum limits the number of bursts where each takes longer than the aim, as on a slow disk.
+# Of a burst. The minimum limits the number of bursts, each with some fsyncs, on a slow machine.
 MIN_BYTES, MAX_BYTES = 128 * TABLE_BYTES, 4096 * TABLE_BYTES
 
 
@@ -22,7 +22,7 @@ class Pace:
         return math.ceil(size / (1.25 * min(max(BURST_S * self._bytes_per_s, MIN_BYTES), MAX_BYTES)))
 
     def note(self, size: int, took_s: float) -> None:
-        """Note the duration of a burst."""
+        """Note the time of a burst that depends on its size: without fsyncs, which smaller bursts only repeat."""
         if took_s <= 0:
             return
         pace, former = size / took_s, self._bytes_per_s
