@@ -233,7 +233,7 @@ def test_a_kill_during_the_appends_of_many_tables_leaves_the_others_readable(tmp
     while not state.position:
         file.write([of_jobs(0, 1500)])
     file.close()
-    child = os.fork()
+    child = fork()
     if child == 0:
         appends = itertools.count(1)
 
