@@ -92,7 +92,10 @@ def is_bounded(table: str, column: str) -> bool:
 def plausible(grown: Floats, seconds: Floats, most: float | Floats = math.inf) -> Floats:
     """Return `grown`, the growth of each step; NaN if it is impossible: beyond `most` in a second, if that is known."""
     with np.errstate(invalid="ignore"):
-        return np.where((grown >= 0) & (seconds >= 0) & ~(grown > most * (seconds + SLACK_S)), grown, np.nan)
+        possible = (grown >= 0) & (seconds >= 0)
+        if np.any(most < math.inf):
+            possible &= ~(grown > most * (seconds + SLACK_S))
+        return grown if possible.all() else np.where(possible, grown, np.nan)
 
 
 def per_second(grown: Floats, seconds: Floats, most: float | Floats = math.inf) -> Floats:
@@ -120,8 +123,11 @@ def _without_strays(at: Floats, values: Floats) -> tuple[Floats, Floats]:
     A single low reading comes from a clock that was set back. If every other one is low, there is a second sender: they
     stay, and no step is known.
     """
+    falls = values[1:-1] < values[:-2]
+    if not falls.any():
+        return at, values
     low = np.zeros(len(values) + 4, bool)
-    low[3:-3] = (values[1:-1] < values[:-2]) & (values[2:] >= values[:-2])
+    low[3:-3] = falls & (values[2:] >= values[:-2])
     keep = ~low[2:-2] | low[:-4] | low[4:]
     return at[keep], values[keep]
 
@@ -131,8 +137,10 @@ def grown(times: Floats, values: Floats, most: float = math.inf) -> Floats:
 
     `times` are ascending, `values` without NaN, shape (n,); `most` is the maximum growth in a second.
     """
-    found = plausible(np.diff(values), np.diff(times), most)
-    found[_leaps_up(values) | _leaps_up(-values[::-1])[::-1]] = np.nan
+    steps = np.diff(values)
+    found = plausible(steps, np.diff(times), most)
+    if (steps < 0).any():
+        found[_leaps_up(values) | _leaps_up(-values[::-1])[::-1]] = np.nan
     return found
 
 
@@ -171,10 +179,14 @@ def rates(times: npt.NDArray[np.number], values: Floats, most: float = math.inf)
     at, values = _without_strays(*in_order(times, values))
     if len(at) < 2:
         return Rates(at[:0], at[:0], at[:0])
-    first = np.append(True, at[1:] != at[:-1])
-    at, values = at[first], values[first]
     seconds = np.diff(at)
-    found = per_second(grown(at, values, most), seconds, most)
+    if not seconds.all():
+        first = np.append(True, seconds != 0)
+        at, values = at[first], values[first]
+        seconds = np.diff(at)
+    found = grown(at, values, most) / seconds
+    if most < math.inf:
+        np.minimum(found, most, out=found)
     found[gaps(at)] = np.nan
     return Rates(at[1:], seconds, found)
 
@@ -192,6 +204,34 @@ def _leaps_up(values: Floats) -> npt.NDArray[np.bool_]:
     fell = np.append(True, steps < 0)
     low = values[np.maximum.accumulate(np.where(fell, np.arange(len(values)), 0))][:-1]
     return np.asarray((values[:-1] < highest) & (values[1:] >= highest) & (steps > 0.5 * (highest - low)))
+
+
+def steady_growth(
+    times: npt.NDArray[np.integer],
+    column: npt.NDArray[np.number],
+    factor: float,
+    most: float = math.inf,
+    since: float | None = None,
+    late: bool = False,
+) -> float | None:
+    """Return the total of `summed`, for a counter that only grows and no faster than possible; None for any other.
+
+    Nearly all counters do. The arguments are those of `summed`, with rows in the order of time, stored values, and the
+    factor of these.
+    """
+    if column.dtype.kind not in "iuf" or not len(column):
+        return None
+    if not column[0] >= 0 or not (column[1:] >= column[:-1]).all() or not np.isfinite(column[-1]):
+        return None
+    base, start = (column[0], times[0]) if since is None else (column.dtype.type(0), min(since, times[0]))
+    if math.isfinite(most):
+        elapsed = times - start
+        seconds = elapsed if late else np.diff(elapsed, prepend=0)
+        if (np.diff(column, prepend=base) * factor > most * (seconds + SLACK_S)).any():
+            return None
+        if ((column - base) * factor > most * (elapsed + SLACK_S)).any():
+            return None
+    return float((column[-1] - base) * factor)
 
 
 class Sum(NamedTuple):

@@ -44,7 +44,13 @@ class Series:
 
     def within(self, first: int, last: int) -> Series:
         """Return the rows of an interval, both ends included."""
-        part = slice(np.searchsorted(self.times, first, "left"), np.searchsorted(self.times, last, "right"))
+        return self._part(slice(np.searchsorted(self.times, first, "left"), np.searchsorted(self.times, last, "right")))
+
+    def tail(self, count: int) -> Series:
+        """Return the last rows."""
+        return self._part(slice(max(0, len(self) - count), None))
+
+    def _part(self, part: slice) -> Series:
         return replace(self, times=self.times[part], columns={n: column[part] for n, column in self.columns.items()})
 
     def values(self, name: str) -> npt.NDArray[np.float64]:
@@ -53,7 +59,9 @@ class Series:
         if column is None or column.dtype.kind not in "iuf":
             return np.full(len(self), np.nan)
         values = column.astype(np.float64)
-        values[column == -1] = np.nan  # 0.6 and HDF5 files have -1 in columns of any type
+        missing = column == -1  # 0.6 and HDF5 files have -1 in columns of any type
+        if missing.any():
+            values[missing] = np.nan
         return values
 
 

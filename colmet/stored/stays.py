@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Optional, TypeVar, cast
 import numpy as np
 
 from colmet.common import measures
-from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, summed
+from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, steady_growth, summed
 from colmet.common.growth import largest as most_of
 from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, START, Measure, Source, columns_of
 from colmet.stored.capacity import of_job
@@ -146,7 +146,8 @@ class Stay:
         """Return the stored values of a column, without missing ones."""
         series = self.tables.get(source.table)
         values = np.empty(0) if series is None else series.values(source.column)
-        return values[~np.isnan(values)]
+        missing = np.isnan(values)
+        return values[~missing] if missing.any() else values
 
     @cached_property
     def capacity(self) -> Capacity:
@@ -175,6 +176,11 @@ class Stay:
             return None
         table, column = source.table, source.column
         bound = float(ceiling(table, column, self.capacity))
+        if column in series.columns and len(series) >= (1 if self.whole else 2):
+            how = bound, self.counted_since, is_late(table, column)
+            steady = steady_growth(series.times, series.columns[column], source.factor, *how)
+            if steady is not None:
+                return Growth(steady, 0)
         values = series.values(column) * source.factor
         found = summed(series.times, values, bound, self.counted_since, is_late(table, column))
         return Growth(found.total, found.left_out) if len(found.times) >= (1 if self.whole else 2) else None
@@ -200,7 +206,7 @@ class Stay:
         """Return the value of the last row of the first source with one there."""
         for source in measure.sources:
             series = self.tables.get(source.table)
-            value = math.nan if series is None else float(series.values(source.column)[-1])
+            value = math.nan if series is None else float(series.tail(1).values(source.column)[0])
             if not math.isnan(value):
                 return value * source.factor
         return None

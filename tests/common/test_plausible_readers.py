@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from colmet.commands import plot
 from colmet.commands.report.collect import gather
+from colmet.common import growth
 from colmet.common.errors import ColmetError
 from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
@@ -259,3 +260,24 @@ def test_what_a_counter_that_begins_anew_counts_is_there(way):
     (plotted,) = plot.gather(history, JOB, ["cpu_usage"])
     values = plotted.lines[0].values
     assert np.flatnonzero(np.isnan(values)).tolist() == [59] and np.allclose(values[~np.isnan(values)], 1)
+
+
+@pytest.mark.parametrize("most", [np.inf, 4.37])
+@pytest.mark.parametrize("since", [None, 900, 1001])
+def test_a_steady_counter_has_the_sum_of_its_steps(most, since):
+    rng = np.random.default_rng(7)
+    steady = 0
+    for length in [*range(1, 30)] * 20:
+        times = 1000 + np.cumsum(rng.choice([0, 1, 5], length))
+        column = np.cumsum(rng.choice([0, 1, 3, 20], length)) * NS
+        column[rng.choice([-1, *range(12)], 1) == rng.integers(0, 12, length)] = -1
+        values = np.where(column == -1, np.nan, column / NS)
+        for late in (False, True):
+            found = growth.steady_growth(times, column, 1 / NS, most, since, late)
+            wanted = growth.summed(times, values, most, since, late)
+            steady += found is not None
+            if found is not None:
+                assert (len(wanted.times), wanted.left_out) == (length, 0) and found == pytest.approx(wanted.total)
+            else:
+                assert wanted.left_out or len(wanted.times) < length
+    assert steady > 100
