@@ -312,6 +312,10 @@ def test_the_fast_reader_of_small_messages_takes_and_refuses_what_the_careful_on
     good = GOOD["v1"][0]
     fields = msgpack.unpackb(good)
     taken = 0
+    knowing, also_knowing = v1.SchemaCache(), v1.SchemaCache()
+    for schemas in (knowing, also_knowing):
+        v1.decode(good, schemas)
+    assert v1.decode_known(good, knowing)
     for _ in range(10_000):
         if rng.random() < 0.5:
             flipped = bytearray(good)
@@ -323,13 +327,15 @@ def test_the_fast_reader_of_small_messages_takes_and_refuses_what_the_careful_on
             key = rng.choice(sorted(changed))
             odd = [None, True, -1, 1 << 63, 1.0, "x", b"x", [], [[]], {}, {"a": 1}, [1, 2], [True], [[1, 2, 3, 4]]]
             odd.append([[*fields["tables"][0][:3], rng.choice(odd)]])
+            odd.append([[fields["tables"][0][0][: v1.SHORT_BYTES], *fields["tables"][0][2:]]])
+            odd.append([[rng.choice(odd), *fields["tables"][0][2:]]])
             odd.append([[*fields["tables"][0][:2], rng.choice(odd[:-1]), fields["tables"][0][3]]])
             changed[key] = rng.choice(odd)
             message = msgpack.packb(changed)
-        fast = outcome(v1.decode, message, v1.SchemaCache())
+        fast = outcome(v1.decode, message, knowing)
         with monkeypatch.context() as patched:
-            patched.setattr(v1, "_read_small", lambda message: None)
-            careful = outcome(v1.decode, message, v1.SchemaCache())
+            patched.setattr(v1, "decode_known", lambda message, schemas: None)
+            careful = outcome(v1.decode, message, also_knowing)
         assert fast == careful, message
         taken += fast != "refused"
     assert 500 < taken < 9500, "both kinds were among them"
