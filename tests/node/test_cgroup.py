@@ -315,7 +315,7 @@ def test_io_is_missing_where_the_kernel_does_not_count(fake, backend, caplog):
     (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert "counts no I/O" in record.getMessage() and "/cgroup/blkio/oar/bob_42" in record.getMessage()
     blkio(fake, job, top=4096)
-    for _ in range(SLOW_TICKS):
+    for _ in range(2 * SLOW_TICKS):
         values = values_of(backend, job)
     assert {values[name] for name in IO} == {0}
 
@@ -338,7 +338,8 @@ def test_io_is_missing_where_the_kernel_lists_devices_and_counts_none_of_them(fa
         "/cgroup/blkio/oar/bob_42/blkio.throttle.io_service_bytes_recursive",
         "254:0 Read 512\n254:0 Write 0\nTotal 512\n",
     )
-    values = values_of(backend, job)
+    for _ in range(SLOW_TICKS):
+        values = values_of(backend, job)
     assert {name: values.get(name) for name in IO} == {
         **{"io_read_bytes": 512, "io_write_bytes": 0, "io_read_ops": None, "io_write_ops": None}
     }
@@ -351,7 +352,7 @@ def test_before_any_disk_was_used_io_is_missing_and_that_is_no_warning(fake, bac
     assert not IO & set(values_of(backend, job))
     assert "counts no I/O" not in caplog.text
     blkio(fake, job, top=4096)
-    for _ in range(SLOW_TICKS):
+    for _ in range(2 * SLOW_TICKS):
         values = values_of(backend, job)
     assert {values[name] for name in IO} == {0}
 
@@ -527,6 +528,26 @@ def test_changed_limits_are_seen_before_long(fake, backend):
     for _ in range(SLOW_TICKS):
         values = values_of(backend, job)
     assert values["pids_limit"] == 5
+
+
+@pytest.mark.parametrize("name", ["cpuacct/oar/bob_42/cpuacct.usage", "memory/oar/bob_42/memory.usage_in_bytes"])
+def test_of_a_job_without_cpu_time_and_with_the_same_memory_few_files_are_read(fake, backend, name):
+    job = make_v1(fake)
+    for _ in range(5 * SLOW_TICKS):
+        list(backend.sample([job]))
+    fake.write("/cgroup/memory/oar/bob_42/memory.failcnt", "7\n")
+    fake.write("/cgroup/pids/oar/bob_42/pids.current", "4\n")
+    values = values_of(backend, job)
+    assert values["memory_limit_hits"] == 0 and values["pids_current"] == 4
+    fake.write(f"/cgroup/{name}", "5\n")
+    assert values_of(backend, job)["memory_limit_hits"] == 7
+    fake.write("/cgroup/memory/oar/bob_42/memory.failcnt", "8\n")
+    for _ in range(SLOW_TICKS):
+        values = values_of(backend, job)
+    assert values["memory_limit_hits"] == 8
+    fake.write("/cgroup/memory/oar/bob_42/memory.failcnt", "9\n")
+    backend.notice(job)
+    assert values_of(backend, job)["memory_limit_hits"] == 9
 
 
 class Removed:

@@ -56,6 +56,16 @@ def test_job_and_user_are_read_from_the_names_that_oar_makes(fake, source_of, na
     assert ids(source_of().scan().jobs) == [job]
 
 
+def test_a_job_is_watched_if_all_its_directories_are(fake, source_of, monkeypatch):
+    fake.mkdir("/oar/bob_1/step")
+    source = source_of()
+    (job,) = source.scan().jobs
+    assert job.is_watched
+    monkeypatch.setattr(source._directories, "_watch", lambda path, *_, **__: path != "/oar/bob_2")
+    fake.mkdir("/oar/bob_2")
+    assert [job.is_watched for job in source.scan().jobs] == [True, False]
+
+
 @pytest.mark.parametrize("name", ["bob", "bob_", "bob_x", "_", "bob_0", "bob_99999999999999999999", "bob_٣"])
 def test_other_directories_are_no_jobs(fake, source_of, name):
     fake.mkdir(f"/oar/{name}")

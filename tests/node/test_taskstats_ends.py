@@ -982,6 +982,22 @@ def test_a_task_that_enters_or_leaves_an_idle_job_is_noticed_at_the_next_tick(id
     assert idle.tick() == {1: 130}, "what it used elsewhere"
 
 
+def test_the_list_of_a_watched_idle_job_is_read_after_a_move_and_now_and_then(idle, kernel):
+    job = idle.jobs[1]
+    job.is_watched = True
+    idle.tick()
+    idle.job(1)  # its task was moved out
+    assert idle.tick() == {1: 100} and not any(kernel.asked)
+    for _ in range(idle_jobs.FULL_TICKS):
+        idle.tick()
+    assert [10] in kernel.asked, "it has left"
+    kernel.asked.clear()
+    kernel.start(20, 90, cpu=30)
+    idle.job(1, 20)
+    idle.backend.notice(job)
+    assert idle.tick() == {1: 100} and [20] in kernel.asked
+
+
 def test_the_record_of_a_task_that_finds_its_idle_job_late_is_counted(idle, kernel):
     kernel.start(11, 10)  # its fork was not reported
     kernel.start(12, 11)

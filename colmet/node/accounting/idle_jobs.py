@@ -25,6 +25,8 @@ class IdleJobs:
 
     All counters of a task except its age grow only while the task itself runs, and its cgroup counts that time (see
     docs/inputs/taskstats.md). So a job is idle while its cgroup's CPU time and its list of tasks stay as they were.
+    A task also runs when it forks or ends: without CPU time, the list changes only if a task is moved. The agent
+    notices a move into a job's cgroup.
 
     A job is never idle if its cgroup counts no CPU time, or not that of its tasks.
     """
@@ -40,23 +42,23 @@ class IdleJobs:
         self._readings = {job: reading for job, reading in self._readings.items() if job in jobs}
         self._uncounted.intersection_update(jobs)
 
-    def is_idle(self, job: int, group_ns: int | None, tids: Sequence[int]) -> bool:
-        """Return whether the last values of a job's tasks are still true.
+    def tids(self, job: int, group_ns: int | None) -> Sequence[int] | None:
+        """Return the tasks of a job if no task of the last reading has run since; otherwise None.
 
         Args:
             job: the job's id.
             group_ns: CPU time of its cgroup now; None if not measured.
-            tids: its listed tasks.
         """
         last = self._readings.get(job)
-        return (
-            last is not None
-            and group_ns is not None
-            and group_ns == last.group_ns
-            and (job + self._ticks) % FULL_TICKS != 0  # not all jobs at one tick
-            and job not in self._uncounted
-            and (tids is last.tids or tids == last.tids)
-        )
+        if (
+            last is None
+            or group_ns is None
+            or group_ns != last.group_ns
+            or (job + self._ticks) % FULL_TICKS == 0  # not all jobs at one tick
+            or job in self._uncounted
+        ):
+            return None
+        return last.tids
 
     def note(self, job: int, reading: Reading, after_ns: int | None) -> bool:
         """Note a reading of a job's tasks; return whether values may have changed since the last one.

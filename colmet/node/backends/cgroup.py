@@ -18,7 +18,7 @@ from typing import NamedTuple
 from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.logs import OnceLog, powers_of_ten
-from colmet.common.schema import Sample
+from colmet.common.schema import Sample, Value
 from colmet.common.tables.cgroup import AGENT_COUNTERS, SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 _STAY = {"memory_peak", "memory_limit", "memory_swap_limit", "pids_peak", "pids_limit", "cpus_allocated"}
 IN_USE = frozenset({field.name for field in SCHEMA.fields if field.kind == "gauge"} - _STAY)
 
-# Limits and CPUs change only when they are set: they, and missing files, are read at every 12th tick.
+# Limits and CPUs change only when they are set: they, missing files, and all files of idle jobs, are read at every 12th
+# tick.
 SLOW_TICKS = 12
 _TICKS_NS = 20_000_000  # largest difference of CPU times read one after the other
 # Largest excess of the tasks' summed CPU times over their group's, which is in us in v2.
@@ -157,6 +158,7 @@ class CgroupFile(NamedTuple):
     names: tuple[str, ...]  # candidates; the first existing one is read
     parse: Parser
     slow: bool = False  # whether it is read at every `SLOW_TICKS`-th tick only
+    lively: bool = False  # whether its values may change while the group's CPU time and memory in use do not
     # columns set to 0 if it names no device and the kernel counts, missing if all numbers are 0; see `BlkioProbe`
     empty: tuple[str, ...] = ()
 
@@ -183,7 +185,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
     events = {"max": "memory_limit_hits", "oom_kill": "memory_oom_kills"}
     io_bytes, io_ops = ("io_read_bytes", "io_write_bytes"), ("io_read_ops", "io_write_ops")
     pids = (
-        CgroupFile(("pids.current",), number("pids_current")),
+        CgroupFile(("pids.current",), number("pids_current"), lively=True),
         CgroupFile(("pids.peak",), number("pids_peak")),
         CgroupFile(("pids.events",), Keyed({"max": "pids_limit_hits"})),
         CgroupFile(("pids.max",), limit("pids_limit"), slow=True),
@@ -207,7 +209,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
         ControllerFiles(
             "memory",
             (
-                CgroupFile(("memory.usage_in_bytes",), number("memory_current")),
+                CgroupFile(("memory.usage_in_bytes",), number("memory_current"), lively=True),
                 CgroupFile(("memory.stat",), memory_stat_v1()),
                 CgroupFile(("memory.max_usage_in_bytes",), number("memory_peak")),
                 CgroupFile(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
@@ -215,7 +217,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
                 CgroupFile(("memory.oom_control",), Keyed({"oom_kill": "memory_oom_kills"})),
             ),
             (
-                CgroupFile(("memory.current",), number("memory_current")),
+                CgroupFile(("memory.current",), number("memory_current"), lively=True),
                 CgroupFile(("memory.stat",), memory_stat_v2()),
                 CgroupFile(("memory.peak",), number("memory_peak")),
                 CgroupFile(("memory.swap.current",), number("memory_swap")),
@@ -234,11 +236,13 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
                     empty=io_ops,
                 ),
             ),
-            (CgroupFile(("io.stat",), blocks.v2),),
+            (CgroupFile(("io.stat",), blocks.v2, lively=True),),
         ),
         ControllerFiles("pids", pids, pids),
         ControllerFiles(
-            "", (), tuple([CgroupFile((f"{what}.pressure",), pressure(what)) for what in ("cpu", "memory", "io")])
+            "",
+            (),
+            tuple([CgroupFile((f"{what}.pressure",), pressure(what), lively=True) for what in ("cpu", "memory", "io")]),
         ),
     )
 
@@ -321,11 +325,14 @@ class _Group:
         self.known: Values = {}  # the last value of each column ever read
         self.values: Values = {}  # of this tick so far
         self.slow_values: Values = {}  # of the slow files
+        self.calm_values: Values = {}  # of the files that are neither slow nor lively
+        self.calm_at: tuple[Value, Value] = (None, None)  # CPU time and memory in use as of these
         self.listed = True  # whether the job existed at the last tick
         self.attributed_ns: int | None = None  # known CPU time of its tasks at the last reading of its own
-        self.fast: list[_OpenFile] = []
+        self.first: list[_OpenFile] = []  # that of the CPU time
+        self.lively: list[_OpenFile] = []
+        self.calm: list[_OpenFile] = []
         self.slow: list[_OpenFile] = []
-        self.rest: list[_OpenFile] = []  # still to be read at this tick
         self.lost: list[_ControllerPart] = []  # of removed groups
         self._parts = parts
         self._pending = list(parts)
@@ -381,7 +388,7 @@ class _Group:
             self._arrange()
 
     def is_slow_tick(self) -> bool:
-        """Return whether to read the slow files, and to retry missing ones.
+        """Return whether to read all files, and to retry missing ones.
 
         More often soon after a part was found, as the setup of the job may be incomplete.
         """
@@ -390,7 +397,7 @@ class _Group:
             return False
         self._slow_in = self._slow_every
         self._slow_every = min(2 * self._slow_every, SLOW_TICKS)
-        for file in self.fast + self.slow:
+        for file in (*self.first, *self.lively, *self.calm, *self.slow):
             file.absent = False
         return True
 
@@ -401,7 +408,11 @@ class _Group:
                 # one cpu.stat of v2 has the values of two controllers of v1: the first reads them all
                 files.setdefault(file.kept.path, file)
         self.slow = [file for file in files.values() if file.source.slow]
-        self.fast = [file for file in files.values() if not file.source.slow]
+        self.first, fast = [], [file for file in files.values() if not file.source.slow]
+        if fast:
+            self.first = [fast.pop(0)]
+        self.lively = [file for file in fast if file.source.lively]
+        self.calm = [file for file in fast if not file.source.lively]
         self._slow_in = self._slow_every = 1
 
     def close(self) -> None:
@@ -458,7 +469,7 @@ class CgroupBackend(InputBackend):
         """Read the job's files: they may be removed by the next tick."""
         group = self._group(job)
         self._begin(group)
-        self._finish(group)
+        self._finish(group, is_whole=True)
 
     def last(self, job: Job) -> Sample | None:
         """Return the row of the last values of each file; None without any."""
@@ -468,7 +479,7 @@ class CgroupBackend(InputBackend):
         read = False
         if group.listed:  # else its files were closed, and their names may be another job's by now
             self._begin(group)
-            self._finish(group)
+            self._finish(group, is_whole=True)
             group.close()
             read = "cpu_usage" in group.values
         attributed_ns = self._cpu_attributed(job)
@@ -529,29 +540,31 @@ class CgroupBackend(InputBackend):
     def _begin(self, group: _Group) -> None:
         """Read the first file alone: the job's CPU time."""
         group.look(self._host)
-        group.values = {}
-        group.rest = group.fast[1:]
-        self._read(group, group.fast[:1])
+        group.values = self._read(group, group.first, {})
 
-    def _finish(self, group: _Group) -> None:
-        """Read the other files."""
-        values = group.values
+    def _finish(self, group: _Group, is_whole: bool = False) -> None:
+        """Read the other files; with `is_whole`, all of them but the slow ones.
+
+        Without CPU time of its tasks and with the same memory in use, the other values stay as they were, except for
+        the kernel's own work in the background: they are read at slow ticks only.
+        """
+        values = self._read(group, group.lively, group.values)
+        used = values.get("cpu_usage"), values.get("memory_current")
         if group.is_slow_tick():
-            group.values = {}
-            self._read(group, group.slow)
-            group.slow_values = group.values
-            group.values = values
+            is_whole = True
+            group.slow_values = self._read(group, group.slow, {})
+        if is_whole or None in used or used != group.calm_at:
+            group.calm_values, group.calm_at = self._read(group, group.calm, {}), used
         values.update(group.slow_values)
-        self._read(group, group.rest)
+        values.update(group.calm_values)
         group.lose()
         group.known = values if len(values) >= len(group.known) else {**group.known, **values}
         group.counted = _IN_USE_NOW.intersection(values)
         if "cpu_usage" in values:
             group.attributed_ns = self._cpu_attributed(group.job)
 
-    def _read(self, group: _Group, files: Sequence[_OpenFile]) -> None:
-        """Add the values of files; the columns of an unreadable file are missing."""
-        values = group.values
+    def _read(self, group: _Group, files: Sequence[_OpenFile], values: Values) -> Values:
+        """Add the values of files, and return all; the columns of an unreadable file are missing."""
         for file in files:
             if file.absent:
                 continue
@@ -562,7 +575,7 @@ class CgroupBackend(InputBackend):
                 if err.errno == errno.ENODEV:  # its descriptor is open, the group is removed
                     group.lost.append(file.part)
                 elif err.errno == errno.ENOENT and file.use_next_name():
-                    self._read(group, [file])
+                    self._read(group, [file], values)
                 else:
                     self._absent(group.job, file, err)
                 continue
@@ -586,6 +599,7 @@ class CgroupBackend(InputBackend):
                     self._probe.warn(file.directory)
                 elif self._probe.counts(file.directory):
                     values.update(dict.fromkeys(source.empty, 0))
+        return values
 
     def _absent(self, job: Job, file: _OpenFile, err: OSError) -> None:
         """Skip a missing or unreadable file until the next slow tick."""

@@ -140,6 +140,7 @@ class TaskstatsBackend(InputBackend):
         self._state = StateFile(host, state_dir) if state_dir else None
         self._restored: dict[int, KeptJob] = {}
         self._sampled: Sequence[Job] = ()  # at the last tick
+        self._noticed = False  # whether tasks of any job may have been moved since the last tick
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -218,6 +219,7 @@ class TaskstatsBackend(InputBackend):
 
     def notice(self, job: Job) -> None:
         """Measure a job's tasks, so that those they fork are known."""
+        self._noticed = True
         self._recognize([job])
         self._measure([job], tick=False)
 
@@ -269,7 +271,7 @@ class TaskstatsBackend(InputBackend):
 
         ::
 
-            list       the tasks listed by cgroups, and those no longer listed; of idle jobs, no task is read
+            list       the tasks listed by cgroups, and those no longer listed; of idle jobs, nothing is read
             charges    CPU time charged to processes for children      before `receive`: all of it has its record there
             query      the values of all these tasks, in one query, as tasks share the cost of a message
             receive    exit records and forks                          after `query`: a task without answer has a record
@@ -286,9 +288,7 @@ class TaskstatsBackend(InputBackend):
             BackendUnavailable: it is not open.
         """
         before_ns = {job.id: self._group_cpu.read(job) for job in jobs}
-        members = {job.id: job.tids() for job in jobs}
-        is_idle = self._idle.is_idle
-        idle = {job.id for job in jobs if tick and is_idle(job.id, before_ns[job.id], members[job.id])}
+        members, idle = self._list(jobs, before_ns, tick)
         asked = [job for job in jobs if job.id not in idle]
         listed = [np.array(members[job.id], dtype=np.int64) for job in asked]
         absent = [_without(self._totals.last_seen(job.id)[0], tids) for job, tids in zip(asked, listed)]
@@ -322,6 +322,20 @@ class TaskstatsBackend(InputBackend):
                 reading = Reading(before_ns[job.id], members[job.id], int(totals[_VIRTUAL]), oldest_us, now_ns)
                 self._is_kept &= not self._idle.note(job.id, reading, after_ns)
         return [Sample(job.id, self._rows[job.id]) for job in jobs if job.id in self._rows]
+
+    def _list(
+        self, jobs: Sequence[Job], group_ns: Mapping[int, int | None], tick: bool
+    ) -> tuple[dict[int, Sequence[int]], set[int]]:
+        """Return the tasks of each job, and the idle jobs; the list of a watched idle job is read only after a move."""
+        members: dict[int, Sequence[int]] = {}
+        idle = set()
+        for job in jobs:
+            last = self._idle.tids(job.id, group_ns[job.id]) if tick else None
+            members[job.id] = tids = last if last is not None and job.is_watched and not self._noticed else job.tids()
+            if tids == last:
+                idle.add(job.id)
+        self._noticed &= not tick
+        return members, idle
 
     def _receive(self) -> None:
         """Receive the pending exit records, then the forks before them."""

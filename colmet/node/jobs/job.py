@@ -44,6 +44,7 @@ class Job:
         cgroups: all directories that list tasks of the job, those of its steps included.
         witnessed: whether the agent was running at the job's start: earlier usage of a task first seen in the job was
             elsewhere.
+        is_watched: whether the agent notices each task that is moved into the job.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Job:
         self.cgroups = tuple(cgroups)
         self.tops = self.cgroups
         self.witnessed = False
+        self.is_watched = False
         self._host = host
         self._mounts = mounts
         self._named_pids = tuple(pids)
@@ -100,6 +102,11 @@ class Job:
         except OSError:
             inode = 0  # removed already
         self._identity = f"{self.tops[0]} {inode}"
+
+    @property
+    def has_named(self) -> bool:
+        """Whether it has processes or threads named by the command line."""
+        return bool(self._named_pids or self._named_tids)
 
     @property
     def party(self) -> str:

@@ -199,12 +199,14 @@ class JobSource:
             for path in cgroups:
                 owners.setdefault(path, []).append(job_id)
             self._update(job_id, job, keys, cgroups)
+            self._jobs[job_id].is_watched = directories.are_watched(cgroups)
         for job_id in [job_id for job_id in self._jobs if job_id not in found]:
             self._end(job_id)
         if self._unit is not None:
             cgroups = self._finder.groups(self._unit_tops, NODE_JOB) or list(self._unit_tops)
             for path in cgroups:
                 owners.setdefault(path, []).append(NODE_JOB)
+            self._unit.is_watched = not self._unit.has_named and directories.are_watched(cgroups)
             if self._unit.regroup(self._unit.tops, cgroups):
                 self._changed.add(NODE_JOB)
         self._found = found

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pyinotify
 
@@ -160,6 +160,11 @@ class Directories:
         if self.fd >= 0:
             self._manager.close()
             self.fd = -1
+
+    def are_watched(self, paths: Iterable[str]) -> bool:
+        """Return whether writes to the lists of tasks of all these directories are noticed."""
+        entries = [self._entries.get(path) for path in paths]
+        return all(entry is not None and entry.tasks and entry.watch >= 0 for entry in entries)
 
     @property
     def watched(self) -> int:
