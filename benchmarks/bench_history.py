@@ -16,6 +16,7 @@ import statistics
 import sys
 import tempfile
 import time
+import zlib
 from functools import partial
 from pathlib import Path
 
@@ -63,9 +64,9 @@ def _rows(names: list[str], tick: int, count: int, dtype: np.dtype[np.void]) -> 
     rows = np.zeros(len(names) * count, dtype)
     ticks = np.repeat(tick + np.arange(count), len(names))
     hosts = np.tile(np.arange(len(names)), count)
-    for number, name in enumerate(dtype.names or ()):
+    for name in dtype.names or ():
         if dtype[name].kind == "i":
-            rows[name] = (ticks + 1) * (number % 7) * (1000 + hosts)
+            rows[name] = (ticks + 1) * (zlib.crc32(name.encode()) % 7) * (1000 + hosts)
     rows["job_id"] = JOB
     elapsed = (ticks + 1) * PERIOD_S
     some = {

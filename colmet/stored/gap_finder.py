@@ -86,8 +86,12 @@ def latest(reports: Iterable[ReportedGap]) -> list[ReportedGap]:
 
 
 def cadence_s(times: Times, default_s: float) -> float:
-    """Return the median of the seconds from one sample to the next; the default for fewer than four samples."""
-    steps = np.diff(np.unique(times[-1000:]))
+    """Return the median of the seconds from one sample to the next; the default for fewer than four samples.
+
+    The times are sorted.
+    """
+    steps = np.diff(times[-1000:])
+    steps = steps[steps > 0]
     return float(np.median(steps)) if len(steps) > 2 else default_s
 
 

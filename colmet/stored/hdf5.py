@@ -8,7 +8,7 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import numpy as np
@@ -234,28 +234,33 @@ class _SpooledRows(HostRows):
         spooled = self._files[file]
         wanted = frozenset(hosts)
         numbers = np.flatnonzero([host in wanted for host in self._hosts[file]])
+        # hosts side by side
+        runs = np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1) if len(numbers) else []
         every = [("", "i"), *[(name, kind) for name, kind in spooled.columns]]  # the times come first
         chosen = [n for n, (name, _) in enumerate(every) if not n or columns is None or name in columns]
         parts: list[list[Column]] = [[] for _ in chosen]
         owners = [np.empty(0, np.int64)]
         for (offset, types), counts in zip(spooled.segments, self._counts[file]):
-            kind = np.dtype([(f"c{n}", one) for n, one in enumerate(types)])
-            ends = np.cumsum(counts)
-            for run in np.split(numbers, np.flatnonzero(np.diff(numbers) > 1) + 1):  # hosts side by side
-                count = int(counts[run].sum())
+            kinds = [*map(_dtype, types)]
+            ends = np.concatenate(([0], np.cumsum(counts)))
+            offsets = offset + int(ends[-1]) * np.cumsum([0, *[kind.itemsize for kind in kinds]])
+            for run in runs:
+                start, count = int(ends[run[0]]), int(ends[run[-1] + 1] - ends[run[0]])
                 if count:
-                    start = int(ends[run[0]] - counts[run[0]])
-                    data = self._reader.spooled(offset + start * kind.itemsize, count * kind.itemsize)
-                    packed = np.frombuffer(data, kind)
                     owners.append(np.repeat(run, counts[run]))
                     for n, part in zip(chosen, parts):
-                        part.append(packed[f"c{n}"])
+                        size = kinds[n].itemsize
+                        data = self._reader.spooled(int(offsets[n]) + start * size, count * size)
+                        part.append(np.frombuffer(data, kinds[n]))
         made = {every[n][0]: _as_one(part, every[n][1]) for n, part in zip(chosen, parts)}
         return Rows(made.pop(""), np.concatenate(owners), made, spooled.names, 0)
 
 
 def _names(hosts: Collection[str] | None) -> list[bytes] | None:
     return None if hosts is None else [host.encode("utf-8", "replace") for host in hosts]
+
+
+_dtype = cache(np.dtype)  # segments have few types
 
 
 def _host(name: bytes) -> str:
@@ -335,6 +340,8 @@ def _series(files: Sequence[Rows], table: str, job: int) -> list[Series]:
 def _joined(parts: Sequence[Column | None], counts: Sequence[int]) -> Column:
     """Return a column of some files, missing in files without it or with another kind of value than the last."""
     there = [part for part in parts if part is not None]
+    if len(parts) == 1:
+        return there[0]
     kind = there[-1].dtype.kind
     if kind in "if" and any(part.dtype.kind == "f" for part in there):
         kind = "f"

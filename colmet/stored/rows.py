@@ -32,7 +32,8 @@ from colmet.stored import messages
 
 HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # every table's columns besides its own
 BLOCK_BYTES = 4 << 20  # read at a time
-SEGMENT_BYTES = 24 << 20  # of rows sorted by host at a time
+SEGMENT_BYTES = 48 << 20  # of rows sorted by host at a time
+MIN_TEXT = 2  # width of text at first
 PROGRESS_S = 0.2  # between reports of progress
 MAX_HELD = 8  # files kept open
 MAX_RATIO = 10_000  # largest ratio of the rows' size to that of their file, compressed
@@ -318,7 +319,7 @@ def rows_of(
     node = _table_of(file, job, table)
     if node is None:
         return None
-    part = _Part(node, columns)
+    part = _Part(node, columns, BLOCK_BYTES)
     nameless = 0
     for block, odd in _blocks(node, since, until, hosts):
         nameless += odd
@@ -336,43 +337,82 @@ def _table_of(file: Any, job: int, table: str) -> Any:
 
 
 class _Part:
-    """Columns gathered from blocks of a table; `columns` are the wanted ones, None for all."""
+    """Columns gathered from blocks of a table, in arrays that are used again.
 
-    def __init__(self, table: Any, columns: Collection[str] | None) -> None:
+    Args:
+        table: an open one.
+        columns: the wanted ones; None for all.
+        room_bytes: of the arrays at first; they grow.
+
+    Attributes:
+        names: of the gathered columns.
+        hosts: their numbers.
+        count: number of gathered rows.
+    """
+
+    def __init__(self, table: Any, columns: Collection[str] | None, room_bytes: int) -> None:
         self.names = [n for n in _kinds(table) if n not in HEADER and (columns is None or n in columns)]
-        self.hosts: dict[bytes, int] = {}  # numbers of hosts
-        self._dtype = table.dtype
-        self.clear()
-
-    def clear(self) -> None:
-        """Drop the gathered rows."""
+        self.hosts: dict[bytes, int] = {}
         self.count = 0
-        self._times, self._numbers = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
-        self._columns = {name: [_plain(np.empty(0, self._dtype[name]))] for name in self.names}
+        self._name_bytes = MIN_TEXT
+        self._most = int(table.nrows)
+        self._times, self._numbers = np.empty(0, np.int64), np.empty(0, np.int32)
+        self._columns = {name: np.empty(0, _type(table.dtype[name])) for name in self.names}
+        self._grow(min(room_bytes // self.row_bytes, self._most))
+
+    @property
+    def row_bytes(self) -> int:
+        """Return the size of a row in the arrays."""
+        return 12 + sum(column.itemsize for column in self._columns.values())
 
     def add(self, block: npt.NDArray[Any]) -> None:
         """Add the rows of a block."""
-        self.count += len(block)
-        self._times.append(block["timestamp"].astype(np.int64))
-        names = block["hostname"].tolist()
-        numbers = [*map(self.hosts.get, names)]
-        if None in numbers:
-            numbers = [self.hosts.setdefault(name, len(self.hosts)) for name in names]
-        self._numbers.append(np.array(numbers, np.int64))
-        for name, parts in self._columns.items():
-            parts.append(_plain(block[name]))
+        part = slice(self.count, self.count + len(block))
+        if part.stop > len(self._times):
+            self._grow(max(part.stop, min(2 * len(self._times), self._most)))
+        self._times[part] = block["timestamp"]
+        self._numbers[part] = self._numbers_of(block["hostname"])
+        for name, column in self._columns.items():
+            values = block[name]
+            if column.dtype.kind == "S":
+                values = _text(values, column.itemsize)
+                if values.itemsize > column.itemsize:
+                    column = self._columns[name] = column.astype(values.dtype)
+            column[part] = values
+            if column.dtype.kind == "f":
+                column[part][values == -1] = np.nan
+        self.count = part.stop
 
     def rows(self, nameless: int = 0) -> Rows:
-        """Return the gathered rows."""
-        columns = {name: np.concatenate(some) for name, some in self._columns.items()}
-        return Rows(np.concatenate(self._times), np.concatenate(self._numbers), columns, list(self.hosts), nameless)
+        """Return the gathered rows; valid up to the next `add`."""
+        columns = {name: column[: self.count] for name, column in self._columns.items()}
+        hosts = self._numbers[: self.count].astype(np.int64)
+        return Rows(self._times[: self.count], hosts, columns, list(self.hosts), nameless)
+
+    def _grow(self, count: int) -> None:
+        self._times, self._numbers = self._longer(self._times, count), self._longer(self._numbers, count)
+        self._columns = {name: self._longer(column, count) for name, column in self._columns.items()}
+
+    def _longer(self, column: Column, count: int) -> Column:
+        longer = np.empty(count, column.dtype)
+        longer[: self.count] = column[: self.count]
+        return longer
+
+    def _numbers_of(self, names: Column) -> npt.NDArray[np.int32]:
+        names = _text(names, self._name_bytes)
+        self._name_bytes = names.itemsize
+        texts = names.tolist()
+        try:
+            return np.fromiter(map(self.hosts.__getitem__, texts), np.int32, len(texts))
+        except KeyError:
+            return np.array([self.hosts.setdefault(name, len(self.hosts)) for name in texts], np.int32)
 
 
 class Spooled(NamedTuple):
-    """Selected rows of a table, in segments of the spool, each sorted by host.
+    """Selected rows of a table, in segments of the spool, each column by column, and sorted by host.
 
     Attributes:
-        names: of hosts.
+        names: of hosts, sorted.
         columns: name and kind of each.
         segments: of each, its offset in the spool, and the types of the time and of each column.
         counts: rows of each host (number in `names`) in each segment, one segment after the other.
@@ -414,8 +454,7 @@ def spool_of(
         return None
     if spool is None:
         raise OSError("no temporary file can be made; set TMPDIR to a directory with space")
-    part = _Part(node, columns)
-    row_bytes = 16 + sum(node.dtype[name].itemsize for name in part.names)
+    part = _Part(node, columns, SEGMENT_BYTES)
     segments: list[list[Any]] = []
     counts: list[npt.NDArray[np.int64]] = []
     bounds: list[int] = []
@@ -423,20 +462,22 @@ def spool_of(
     reported = time.monotonic()
     for done, (block, odd) in enumerate(_blocks(node, since, until, hosts)):
         nameless += odd
-        part.add(block)
-        if part.count * row_bytes >= SEGMENT_BYTES:
+        if part.count and (part.count + len(block)) * part.row_bytes > SEGMENT_BYTES:
             counts.append(_write(part, spool, segments, bounds))
+        part.add(block)
         if time.monotonic() > reported + PROGRESS_S:
             reported = time.monotonic()
             messages.send(answers, _Progress(min(1.0, done * _step(node) / node.nrows)))
     if part.count:
         counts.append(_write(part, spool, segments, bounds))
     names = list(part.hosts)
+    order = np.argsort(_ranks(names))
+    every = [np.pad(one, (0, len(names) - len(one)))[order] for one in counts]
     return Spooled(
-        names=names,
-        columns=[[name, _plain(np.empty(0, node.dtype[name])).dtype.kind] for name in part.names],
+        names=[names[n] for n in order.tolist()],
+        columns=[[name, _type(node.dtype[name]).kind] for name in part.names],
         segments=segments,
-        counts=np.concatenate([np.empty(0, np.int64), *[np.pad(one, (0, len(names) - len(one))) for one in counts]]),
+        counts=np.concatenate([np.empty(0, np.int64), *every]),
         first=min(bounds, default=0),
         last=max(bounds, default=0),
         nameless=nameless,
@@ -444,29 +485,36 @@ def spool_of(
 
 
 def _write(part: _Part, spool: IO[bytes], segments: list[list[Any]], bounds: list[int]) -> npt.NDArray[np.int64]:
-    """Append a segment to the spool; return the number of its rows by host."""
+    """Append a segment to the spool, column by column; return the number of its rows by host."""
     rows = part.rows()
-    order = np.argsort(rows.hosts.astype(np.uint16 if len(rows.names) <= 1 << 16 else np.int64), kind="stable")
-    columns = [rows.times, *rows.columns.values()]
-    kinds = [_narrowed(column) for column in columns]
-    packed = np.empty(len(order), np.dtype([(f"c{n}", kind) for n, kind in enumerate(kinds)]))
-    for n, column in enumerate(columns):
-        packed[f"c{n}"] = column[order]
+    ranks = _ranks(rows.names)
+    order = np.argsort(ranks.astype(np.uint16 if len(ranks) <= 1 << 16 else np.int64)[rows.hosts], kind="stable")
     offset = spool.seek(0, os.SEEK_END)
-    data = packed.view(np.uint8).data
-    try:
-        while data:
-            data = data[spool.write(data) :]
-    except OSError as err:
-        raise OSError(f"its temporary file: {err.strerror}; set TMPDIR to a directory with more space") from err
-    segments.append([offset, [kind.str for kind in kinds]])
+    kinds = []
+    for column in (rows.times, *rows.columns.values()):
+        kind = _narrowed(column)
+        kinds.append(kind.str)
+        data = column.astype(kind, copy=False)[order].view(np.uint8).data
+        try:
+            while data:
+                data = data[spool.write(data) :]
+        except OSError as err:
+            raise OSError(f"its temporary file: {err.strerror}; set TMPDIR to a directory with more space") from err
+    segments.append([offset, kinds])
     bounds += [int(rows.times.min()), int(rows.times.max())]
-    part.clear()
+    part.count = 0
     return np.bincount(rows.hosts, minlength=len(rows.names))
 
 
+def _ranks(names: Sequence[bytes]) -> npt.NDArray[np.int64]:
+    """Return the place of each name among the sorted names."""
+    ranks = np.empty(len(names), np.int64)
+    ranks[sorted(range(len(names)), key=names.__getitem__)] = np.arange(len(names))
+    return ranks
+
+
 def _narrowed(column: Column) -> np.dtype[Any]:
-    """Return the smallest type for all values of a column of `_plain`."""
+    """Return the smallest type for all values of a column of `Rows`."""
     if column.dtype.kind != "i":
         return column.dtype
     low, high = column.min(), column.max()
@@ -594,16 +642,19 @@ def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks)
     return nameless
 
 
-def _plain(column: Column) -> Column:
-    """Return a column as int64, as float64 with NaN for a missing value, or as bytes of the smallest width."""
-    if column.dtype.kind in "iu":
-        return column.astype(np.int64)
-    if column.dtype.kind == "f":
-        floats = column.astype(np.float64)
-        floats[floats == -1] = np.nan
-        return floats
-    width = int(np.char.str_len(column).max()) if len(column) else 0
-    return column.astype(f"S{max(1, width)}")
+def _type(stored: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type of a column of `Rows`, of text at first."""
+    return np.dtype({"f": "f8", "S": f"S{MIN_TEXT}"}.get(stored.kind, "i8"))
+
+
+def _text(column: Column, width: int) -> Column:
+    """Return a column of text that ends at its first zero byte, in about its smallest width, at least this one."""
+    while width < column.dtype.itemsize:
+        narrow = column.astype(f"S{width}")
+        if not narrow.view(np.uint8)[width - 1 :: width].any():
+            return narrow
+        width *= 2
+    return column
 
 
 READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in (tables_of, rows_of, spool_of, marks_of)}

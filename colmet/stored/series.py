@@ -192,10 +192,11 @@ def by_host(
     `hosts` is the index of each row's host in the sorted `names`; `order` has the wanted rows by host and time.
     """
     bounds = np.searchsorted(hosts[order], np.arange(len(names) + 1)).tolist()
+    is_in_order = bool((order[1:] == order[:-1] + 1).all())  # rows of one host
     found = []
     for name, first, last in zip(names, bounds, bounds[1:]):
         if last > first:
-            rows = order[first:last]
+            rows = slice(int(order[first]), int(order[first]) + last - first) if is_in_order else order[first:last]
             values = {column: values[rows] for column, values in columns.items()}
             found.append(Series(table, name, job, times[rows], values))
     return found

@@ -161,7 +161,7 @@ def test_what_is_missing_is_minus_one_nan_or_empty(prefix):
     (series,) = read(prefix)
     assert series.columns["cpu"].tolist() == [1, -1]
     assert series.columns["load"][0] == 0.5 and np.isnan(series.columns["load"][1])
-    assert series.columns["label"].tolist() == [b"x", b""] and series.columns["label"].dtype.itemsize == 1
+    assert series.columns["label"].tolist() == [b"x", b""] and series.columns["label"].dtype.itemsize == 2
 
 
 def test_a_column_that_another_file_lacks_is_missing_there(prefix):
