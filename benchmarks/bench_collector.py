@@ -38,6 +38,7 @@ from colmet.collector.collector import LOOK
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
+from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Schema, Table
@@ -261,11 +262,9 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
     def journal(directory: str, max_bytes: int, acknowledge: Callable[[Sequence[Any]], None]) -> Journal:
         return Journal(directory, max_bytes, functools.partial(durable, acknowledge))
 
-    collector_main.Journal = journal  # type: ignore[assignment,misc]
+    collector_main.Journal = journal  # type: ignore[assignment,attr-defined]
     backends = collector_main.load_backends()
-    return startup.run_daemon(
-        backends, collector_main.build_parser, collector_main.check, collector_main.run, arguments
-    )
+    return startup.run_daemon(backends, build_parser, collector_main.check, collector_main.run, arguments)
 
 
 class Collector:
@@ -543,6 +542,7 @@ def run_restart(mbytes: int = 1024) -> list[Figure]:
             while journal.pending_bytes > 64 << 20:
                 time.sleep(0.01)
         journal.finish()
+        assert journal.store is not None
         size = journal.store.size_bytes
         journal.close()
         uri = free_uri()

@@ -99,7 +99,7 @@ class Plain:
         self._url = f"http://127.0.0.1:{port}/_bulk"
         self._session = requests.Session()
         decode = Decoder().decode
-        self._documents = []
+        self._documents: list[tuple[object, dict[str, object]]] = []
         for message in messages:
             for batch in decode(message).batches:
                 for table in batch.tables:

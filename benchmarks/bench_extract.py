@@ -26,10 +26,9 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Table
-from colmet.node.backends.cgroup import SCHEMA as CGROUP
-from colmet.node.backends.taskstats import SCHEMA as TASKSTATS
+from colmet.common.tables import cgroup, taskstats
 
-SCHEMAS = (TASKSTATS, CGROUP)  # tables of a job by default
+SCHEMAS = (taskstats.SCHEMA, cgroup.SCHEMA)  # tables of a job by default
 START_S = 1_700_000_000
 PERIOD_S = 5
 HOSTS = 4  # of each job

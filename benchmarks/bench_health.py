@@ -25,6 +25,7 @@ from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.metrics_http import ListenAddress, MetricsServer
 from colmet.common.runtime.prometheus_text import render
 from colmet.common.runtime.startup import load
+from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import encode
@@ -63,6 +64,7 @@ def bench_node() -> list[Figure]:
             root.job(f"bob_{number}").start(["/bin/sleep", "600"])
         health = NodeHealth({}, metrics_jobs=True)
         agent, _ = agent_of(root, PERIOD_S, health=health)
+        service = Service()
         stack.callback(agent.close)
         endpoint = MetricsServer(ListenAddress("127.0.0.1", 0), health.families, health.pause)
         stack.callback(endpoint.close)
@@ -73,7 +75,7 @@ def bench_node() -> list[Figure]:
                 start = time.perf_counter()
                 agent._sample()
                 took.append((time.perf_counter() - start) * 1000)
-                agent._tell(SimpleNamespace(status=lambda make: None))  # type: ignore[arg-type]
+                agent._note_state(service)
                 time.sleep(PERIOD_S / 4)
             return took
 
@@ -85,7 +87,7 @@ def bench_node() -> list[Figure]:
             time.sleep(0.5)
             scraped = ticks()
             client.kill()
-        note = cpu_us(lambda: agent._tell(SimpleNamespace(status=lambda make: None)), calls=200)  # type: ignore[arg-type]
+        note = cpu_us(lambda: agent._note_state(service), calls=200)
         lines = "".join(render(health.families())).count("\n")
         page = cpu_us(lambda: "".join(render(health.families())), calls=1)
         served = endpoint.counters()["served"] - before
@@ -157,7 +159,7 @@ def bench_top() -> list[Figure]:
         start = time.thread_time()
         decode()
         base.append((time.thread_time() - start) / TOP_NODES * 1e6)
-    unseen = cpu_us(lambda: [watch.take([batch]) for batch in taken[0]], TOP_NODES, calls=5)
+    unseen = cpu_us(lambda: [watch.take([batch]) for batch in taken[0]], TOP_NODES, calls=5)  # type: ignore[func-returns-value]
     seen = []
     for _ in range(5):
         watch = LatestTables(TABLES)

@@ -29,10 +29,9 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Rows, Table
-from colmet.node.backends.cgroup import SCHEMA as CGROUP
-from colmet.node.backends.taskstats import SCHEMA as TASKSTATS
+from colmet.common.tables import cgroup, taskstats
 
-SCHEMAS = (CGROUP, TASKSTATS)
+SCHEMAS = (cgroup.SCHEMA, taskstats.SCHEMA)
 START_S = 1_700_000_000
 PERIOD_S = 5
 JOB = 4242
@@ -89,7 +88,7 @@ def _rows(names: list[str], tick: int, count: int, dtype: np.dtype[np.void]) -> 
         "cpu_run_real_total": elapsed * CORES * 10**9 * 8 // 10,
     }
     for name, values in some.items():
-        if name in rows.dtype.names:
+        if name in (rows.dtype.names or ()):
             rows[name] = values
     return rows
 
@@ -105,9 +104,7 @@ def make(path: Path, hosts: int, samples: int) -> None:
         tables = []
         for schema in SCHEMAS:
             rows = _rows([name], 0, 1, np.dtype([*schema.dtype.descr, ("timestamp", "<i8"), ("hostname", "S255")]))
-            tables.append(
-                Table(schema, (START_S + PERIOD_S) * 10**9, rows[list(schema.dtype.names)].astype(schema.dtype))
-            )
+            tables.append(Table(schema, (START_S + PERIOD_S) * 10**9, rows[list(schema.names)].astype(schema.dtype)))
         batch = Batch(name, START_S, number, (START_S + PERIOD_S) * 10**9, (JOB,), tuple(tables))
         records.append(JournalRecord(number, batch.time_ns, (batch,)))
     state.end = len(records)

@@ -156,12 +156,12 @@ def bench_memory() -> list[Figure]:
     kept = recent.counters()["bytes"]
     one = Queries(recent, None, now=wall, monotonic=lambda: clock[0])
     one.prepare()
-    cluster = Cluster(NODES, JOBS)
+    whole = Cluster(NODES, JOBS)
     latest = RecentCache(1 << 30, 36000, monotonic=lambda: clock[0], now=wall)
     queries = Queries(latest, None, now=wall, monotonic=lambda: clock[0])
     for _ in range(3):
-        clock[0] += cluster.period
-        latest.take(cluster.batches())
+        clock[0] += whole.period
+        latest.take(whole.batches())
 
     cpu_ms = partial(cpu_us, units=1000, calls=1, rounds=5, clock=time.thread_time)
     asked = SeriesQuery(1000, "cgroup_default", "cpu_usage", rate=True)

@@ -119,10 +119,10 @@ def load(jobs: int, processes: int, threads: int, works: bool) -> Iterator[Path]
 
 def compare(name: str, trees: Sequence[Path], seconds: float, options: Sequence[str]) -> None:
     """Print a line for each tree."""
-    *shape, more = LOADS[name]
+    jobs, processes, threads, works, more = LOADS[name]
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir="/dev/shm")))
-        path = stack.enter_context(load(*shape))
+        path = stack.enter_context(load(jobs, processes, threads, works))
         agents = []
         for number, tree in enumerate(trees):
             own = folder / str(number)

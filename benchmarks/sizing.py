@@ -28,12 +28,13 @@ from pathlib import Path
 
 import numpy as np
 import requests
-from bench_collector import Collector, Senders, tables
+from bench_collector import Collector, Senders
 from measuring import TIME_NS, discarding_server, free_uri
 
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
+from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import file_columns
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
@@ -157,7 +158,7 @@ def receiving() -> Costs:
     """A real collector and real connections; how much of it is due to tables, in this process."""
     found: Costs = {}
     with tempfile.TemporaryDirectory() as name, discarding_server() as port:
-        held = []
+        held: list[tuple[float, int, int]] = []
         for count, rate, seconds in ((FEW, 0.2, 10.0), (MANY, 0.2, 10.0), (MANY // 2, 4.0, 10.0)):
             folder = Path(name, str(len(held)))
             folder.mkdir()
@@ -202,7 +203,8 @@ def receiving() -> Costs:
                     journal.append(message, receiver.take(message, "127.0.0.1"))
                 journal.finish()
                 rounds.append((time.process_time() - began) / len(messages) * 1e6)
-                size = journal.size_bytes
+                assert journal.store is not None
+                size = journal.store.size_bytes
                 journal.close()
         costs.append(statistics.median(rounds))
     found["table_us"] = max(0.0, (costs[1] - costs[0]) / 8)
@@ -310,7 +312,7 @@ def database(url: str) -> Costs:
 
     def busy_us() -> float:
         nodes = json.loads(session.get(f"{url}/_nodes/stats/process", timeout=60).text)["nodes"]
-        return sum([node["process"]["cpu"]["total_in_millis"] for node in nodes.values()]) * 1000.0
+        return float(sum([node["process"]["cpu"]["total_in_millis"] for node in nodes.values()])) * 1000.0
 
     cpu_points, size_points = [], []
     try:
@@ -380,7 +382,7 @@ def site(options: argparse.Namespace, costs: Mapping[str, float]) -> list[Line]:
 
     def are_enough(collectors: int) -> bool:
         busy = (receive + index + hdf5_cores(collectors)[0]) / collectors
-        return busy <= SHARE and options.nodes <= MAX_SENDERS * max(1, collectors - 1)
+        return bool(busy <= SHARE and options.nodes <= MAX_SENDERS * max(1, collectors - 1))
 
     # with every collector more, a job's rows are in more files
     collectors = next(n for n in range(1, 1000) if are_enough(n))
