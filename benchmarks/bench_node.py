@@ -187,7 +187,9 @@ def cgroup_us(jobs: list[Job]) -> tuple[float, float]:
     for _ in range(50):
         backend.sample(jobs)  # files that are not there are tried again less and less
     whole = cpu_us(lambda: backend.sample(jobs), len(jobs))
-    paths = [file.kept.path for group in backend._groups.values() for file in group.fast if not file.absent]
+    groups = backend._groups.values()
+    files = [file for group in groups for file in (*group.first, *group.lively, *group.calm) if not file.absent]
+    paths = [file.kept.path for file in files]
     least = reads_us(paths, len(jobs))
     backend.close()
     return whole, least
