@@ -116,7 +116,9 @@ class Attribution:
         owner = self._owner
         for job, members in tids.items():
             owner.update(dict.fromkeys(members, job))
-        self._alive = Counter(owner.values())
+        self._alive = {job: len(members) for job, members in tids.items()}
+        if len(owner) != sum(self._alive.values()):  # a task is listed by two jobs
+            self._alive = Counter(owner.values())
         if self._waiting and not owner.items() <= self._former.items():
             self._news = True
         if self._departed:
@@ -139,10 +141,8 @@ class Attribution:
 
     def without_owner(self, tids: AbstractSet[int]) -> set[int]:
         """Return the tasks for which `owner` returns None."""
-        gone = tids - self._owner.keys()
-        if self._closed:
-            gone |= {tid for tid in tids if self.owner(tid) is None}
-        return gone
+        owner = self.owner if self._closed else self._owner.get
+        return {tid for tid in tids if owner(tid) is None}
 
     def owner(self, tid: int) -> int | None:
         """Return the job of a live task if the task's children are the job's, too; otherwise None."""

@@ -30,7 +30,7 @@ class KeptJob(NamedTuple):
     sums: Ints  # shape (2, fields)
     keys: Ints  # its tasks, shape (n,)
     values: Ints  # their values, shape (n, fields)
-    excess: Ints  # their dropped waits, shape (n, waits), see `PlausibleWaits.excess`
+    excess: Ints  # their dropped waits, shape (n, waits), see `PlausibleWaits.excess`; not packed without waits
     floor: Ints | None  # lower bounds of the counters, shape (fields,)
     beyond_ns: int  # CPU time in no record
 
@@ -52,7 +52,8 @@ def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
         one = {"job": job_id, "identity": job.identity, "tasks": len(job.keys), "floor": has_floor}
         head.append({**one, "beyond": job.beyond_ns})
     text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head, "waits": waits}).encode()
-    return b"".join([_HEAD.pack(len(text)), text, *[array.tobytes() for array in arrays + excess]])
+    arrays += excess if waits else []
+    return b"".join([_HEAD.pack(len(text)), text, *[np.ascontiguousarray(array).data for array in arrays]])
 
 
 def unpack(data: bytes, waits: int) -> dict[int, KeptJob]:

@@ -56,6 +56,11 @@ class PlausibleWaits:
         self.dropped = 0
         self.largest_ns = 0
 
+    @property
+    def is_needed(self) -> bool:
+        """Whether any counter of this kernel is known to be wrong."""
+        return bool(self._wrong.any())
+
     def are_plausible(self, values: Ints) -> bool:
         """Return whether values of tasks need no correction: those of a usual kernel."""
         limits = values[:, self._age, None] * _NS_PER_US + _MARGIN_NS

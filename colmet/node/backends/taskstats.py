@@ -517,6 +517,7 @@ class TaskstatsBackend(InputBackend):
         if self._state is None or self._is_kept:
             return
         kept_jobs, tasks = {}, 0
+        waits = len(WAITS) if self._waits.is_needed else 0
         for job in jobs:
             kept, totals = self._totals.keep(job.id), self._last_totals.get(job.id)
             if kept is None or totals is None:
@@ -526,11 +527,11 @@ class TaskstatsBackend(InputBackend):
                 # its totals will not decrease, but are too low until the use of its tasks has caught up
                 keys, values, floor = keys[:0], values[:0], totals
             tasks += len(keys)
-            excess, beyond_ns = self._waits.excess(job.id, keys), self._cpu_time.attributed.get(job, 0)
+            excess = self._waits.excess(job.id, keys) if waits else _NO_TASKS
             floor = None if floor is None else totals
-            beyond_ns -= int(totals[_VIRTUAL])
+            beyond_ns = self._cpu_time.attributed.get(job, 0) - int(totals[_VIRTUAL])
             kept_jobs[job.id] = KeptJob(job.identity, sums, keys, values, excess, floor, beyond_ns)
-        self._is_kept = self._state.save(kept_totals.pack(kept_jobs, len(WAITS)))
+        self._is_kept = self._state.save(kept_totals.pack(kept_jobs, waits))
 
     def _restore(self, data: bytes | None) -> None:
         """Read the output of `_keep`; used as its jobs are found again."""

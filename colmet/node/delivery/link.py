@@ -29,6 +29,8 @@ log = logging.getLogger(__name__)
 DEFAULT_URI = "tcp://127.0.0.1:5556"
 SPOOL_DIRECTORY = "/var/spool/colmet"
 TOKEN_BYTES = 32 << 10  # a larger batch counts as several at the bounded rate
+FEW = 4  # unacknowledged batches on their way
+CALM = 0.75  # of the time between two questions: longest wait while nothing is urgent
 UNASKED = frozenset({"nvidiastats_default"})  # makes a collector of 0.6.10 with HDF5 output exit
 Key = tuple[int, int]
 
@@ -353,7 +355,10 @@ class NodeLink:
         return [uplink.link.socket for uplink in self._uplinks if uplink.link is not None]
 
     def _wait(self) -> None:
-        """Wait until there is work."""
+        """Wait until there is work. Acknowledgements alone are no hurry: most are read when the next batch comes."""
+        if self._is_calm():
+            wait([self._wake_fd, self._requests.fd], (), CALM * self._times.ask_s)
+            return
         writable = [r.link.socket for r in self._uplinks if r.link is not None and not r.link.connected]
         timeout_s = self._times.ask_s / 2
         if self._cursor is not None:
@@ -362,6 +367,14 @@ class NodeLink:
             elif self._may_send_again() and len(self._outstanding) < self._window_of_old:
                 timeout_s = min(timeout_s, self._tokens.wait_s())
         wait([self._wake_fd, self._requests.fd, *self._sockets()], writable, timeout_s)
+
+    def _is_calm(self) -> bool:
+        """Return whether all collectors are there and nothing is due but some acknowledgements."""
+        return (
+            self._cursor is None
+            and len(self._outstanding) <= FEW
+            and all(uplink.state is UplinkState.THERE and not uplink.is_asked for uplink in self._uplinks)
+        )
 
     # -- the work of a step --
 

@@ -113,7 +113,9 @@ class ForkEvents:
             parts.append(numbers if whole.all() else numbers[whole])
             if len(slots) < len(self._inbox.slots):
                 break
-        return parts[0] if len(parts) == 1 else np.concatenate([_NO_FORKS, *parts])
+        if len(parts) > 1:
+            return np.concatenate(parts)
+        return parts[0] if parts else _NO_FORKS
 
     def close(self) -> None:
         """Stop listening; can be called twice."""

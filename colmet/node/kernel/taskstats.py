@@ -267,6 +267,9 @@ class Exits(NamedTuple):
     values: Ints  # their final counters; shape (n, fields), in the order of `FIELDS`
 
 
+_NO_EXITS = Exits(_NO_IDS, _NO_VALUES)
+
+
 class SequenceCount:
     """Count of the gaps in one CPU's record numbers.
 
@@ -383,7 +386,10 @@ class ExitRecords:
         values: list[Ints] = []
         room, used = len(self._inbox.slots), 0
         parts: list[tuple[SequenceCount, int]] = []  # CPUs with records in the inbox, and the ends of their records
-        for fd, _ in self._epoll.poll(0):
+        ready = self._epoll.poll(0)
+        if not ready:
+            return _NO_EXITS
+        for fd, _ in ready:
             listener, count = self._sockets[fd]
             while True:
                 try:
