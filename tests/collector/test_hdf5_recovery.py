@@ -918,7 +918,7 @@ def test_options_of_rotation():
         86400,
         10 << 30,
         7,
-        0.02,
+        0.005,
     )
     with pytest.raises(ConfigError, match=r"ends in \.hdf5, so it is the one file.*give --hdf5-filepath x,"):
         from_command_line("--hdf5-filepath=x.hdf5", "--hdf5-rotate=1d")

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 # Share of the time spent writing: the fewer and larger the appends, the cheaper a row. Small sites are not affected:
 # they stay well within this share, and write whenever rows have waited for the maximum delay.
-SHARE = 0.02
+SHARE = 0.005
 
 
 class FileState(Enum):
