@@ -24,6 +24,15 @@ from colmet.common.transport.outgoing import Outgoing
 from tests.support.waiting import wait_for
 
 
+def test_a_socket_beside_another_has_no_thread_of_its_own():
+    push = Push("tcp://127.0.0.1:1", 10, 0)
+    threads = len(os.listdir("/proc/self/task"))
+    link = LinkClient("tcp://127.0.0.1:1", beside=push)
+    assert len(os.listdir("/proc/self/task")) == threads
+    link.close()
+    push.close()
+
+
 def test_a_connection_can_be_opened_again_at_any_time(monkeypatch):
     """libzmq frees the address of a monitor some time after the monitor is closed."""
 

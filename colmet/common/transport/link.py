@@ -30,13 +30,14 @@ class LinkClient(Outgoing):
     Args:
         uri: of the collector.
         security: keys, or None.
+        beside: see `Outgoing`.
 
     Raises:
         ConfigError: the URI cannot be used.
     """
 
-    def __init__(self, uri: str, security: Client | None = None) -> None:
-        super().__init__(zmq.DEALER, uri, "--zeromq-link-uri", {**_SETTINGS, zmq.LINGER: 0}, security)
+    def __init__(self, uri: str, security: Client | None = None, beside: Outgoing | None = None) -> None:
+        super().__init__(zmq.DEALER, uri, "--zeromq-link-uri", {**_SETTINGS, zmq.LINGER: 0}, security, beside)
 
     def receive(self) -> bytes | None:
         """Return the next message, or None."""

@@ -43,6 +43,7 @@ class Outgoing:
         option: of the URI, for errors.
         settings: of the socket, besides those of all.
         security: keys, or None.
+        beside: a socket whose thread of libzmq serves this one, too; it is closed after this one.
         monotonic: a clock, in seconds.
 
     Attributes:
@@ -59,6 +60,7 @@ class Outgoing:
         option: str,
         settings: Mapping[zmq.SocketOption, int],
         security: Client | None = None,
+        beside: Outgoing | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         check_target(uri, option)
@@ -68,11 +70,12 @@ class Outgoing:
         self._security = security
         self._monotonic = monotonic
         self._connections = 0
-        self._context = zmq.Context()
+        self._is_guest = beside is not None
+        self._context: zmq.Context[Socket] = zmq.Context() if beside is None else beside._context
         try:
             self._open()
         except zmq.ZMQError as err:
-            self._context.term()
+            self._end()
             raise ConfigError(f"{option} {uri}: {err}; give tcp://HOST:PORT of the collector") from err
 
     def _open(self) -> None:
@@ -173,7 +176,11 @@ class Outgoing:
     def close(self) -> None:
         """Close; idempotent."""
         _close(self.socket, self._monitor)
-        self._context.term()
+        self._end()
+
+    def _end(self) -> None:
+        if not self._is_guest:
+            self._context.term()
 
 
 def _close(socket: Socket, monitor: Socket, linger_ms: int | None = None) -> None:

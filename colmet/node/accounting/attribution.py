@@ -141,6 +141,8 @@ class Attribution:
 
     def without_owner(self, tids: AbstractSet[int]) -> set[int]:
         """Return the tasks for which `owner` returns None."""
+        if not self._closed and tids <= self._owner.keys():  # the usual tick
+            return set()
         owner = self.owner if self._closed else self._owner.get
         return {tid for tid in tids if owner(tid) is None}
 

@@ -11,10 +11,14 @@ from colmet.common.schema import Sample, Value
 from colmet.common.tables.procstats import CPU, LOAD, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
+from colmet.node.kernel.cgroupfiles import Keyed
 from colmet.node.system.host import Host
 
-_MEMINFO_KEYS = {f.name[8:]: f.name for f in SCHEMA.fields if f.name.startswith("meminfo_")}
-_VMSTAT_KEYS = {f.name[7:].encode(): f.name for f in SCHEMA.fields if f.name.startswith("vmstat_")}
+_MEMINFO = Keyed(
+    {f.name[8:]: f.name for f in SCHEMA.fields if f.name.startswith("meminfo_")},
+    name=lambda key: key.rstrip(b":").lower(),
+)
+_VMSTAT = Keyed({f.name[7:]: f.name for f in SCHEMA.fields if f.name.startswith("vmstat_")})
 _STAT_KEYS = {key.encode(): f"stat_{key}" for key in ("intr", "ctxt", "processes", "procs_blocked")}
 
 
@@ -27,22 +31,14 @@ def parse_uptime(data: bytes) -> dict[str, Value]:
 def parse_meminfo(data: bytes) -> dict[str, Value]:
     """Return the values of /proc/meminfo: ``MemTotal:  24590436 kB``."""
     values: dict[str, Value] = {}
-    for line in data.splitlines():
-        key, _, rest = line.partition(b":")
-        name = _MEMINFO_KEYS.get(key.decode("ascii", "replace").lower())
-        if name is not None:
-            values[name] = int(rest.split()[0])
+    _MEMINFO(data.replace(b" kB\n", b"\n"), values)
     return values
 
 
 def parse_vmstat(data: bytes) -> dict[str, Value]:
     """Return the values of /proc/vmstat: ``pgfault 12345``."""
     values: dict[str, Value] = {}
-    for line in data.splitlines():
-        key, _, number = line.partition(b" ")
-        name = _VMSTAT_KEYS.get(key)
-        if name is not None:
-            values[name] = int(number)
+    _VMSTAT(data, values)
     return values
 
 

@@ -201,7 +201,7 @@ def open_uplinks(
         for uri in by_preference(host_name, list(by_uri)):
             push = Push(uri, options.zeromq_hwm, linger_ms, security)
             try:
-                link = LinkClient(by_uri[uri], security=security) if acknowledged and by_uri[uri] else None
+                link = LinkClient(by_uri[uri], security, push) if acknowledged and by_uri[uri] else None
             except BaseException:
                 push.close()
                 raise

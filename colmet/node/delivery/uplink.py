@@ -409,9 +409,9 @@ class Uplink:
 
     def close(self) -> None:
         """Close both sockets; can be called twice."""
-        self.push.close()
         if self.link is not None:
             self.link.close()
+        self.push.close()
 
 
 def hello(host: str, epoch: int, coming: int, outbox: Sequence[tuple[int, int, int]]) -> wire.Hello:

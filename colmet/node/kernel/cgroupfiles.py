@@ -61,13 +61,20 @@ class Keyed:
     Args:
         columns: the keys to read; the column of a missing key is missing.
         limits: the columns of limits, by key; the column is missing without a limit.
+        name: the key in `columns` of a key in the file.
     """
 
-    def __init__(self, columns: Columns, limits: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        columns: Columns,
+        limits: Mapping[str, str] | None = None,
+        name: Callable[[bytes], bytes] = lambda key: key,
+    ) -> None:
         self._columns = {
             key.encode(): (column, 1) if isinstance(column, str) else column for key, column in columns.items()
         }
         self._limits = {key.encode(): column for key, column in (limits or {}).items()}
+        self._name = name
         self._keys: list[bytes] | None = None
         self._names: list[str] = []
         self._places: list[tuple[int, int]] = []
@@ -94,14 +101,14 @@ class Keyed:
         values.update(zip(self._names, found))
 
     def _learn(self, words: list[bytes]) -> None:
-        keys = words[::2]
+        keys = [self._name(key) for key in words[::2]]
         if not words or len(words) % 2 or not all(word.isdigit() for word in words[1::2]):
             raise ValueError("not lines of a key and a number each")
         known = [(*self._columns[key], 2 * at + 1) for at, key in enumerate(keys) if key in self._columns]
         self._names = [column for column, _, _ in known]
         self._places = [(place, factor) for _, factor, place in known]
         self._limit_places = [(self._limits[key], 2 * at + 1) for at, key in enumerate(keys) if key in self._limits]
-        self._keys = keys
+        self._keys = words[::2]
 
 
 def count_cpus(data: bytes, values: Values) -> None:
