@@ -39,12 +39,19 @@ class Ranges:
         """Return the highest number; IndexError if empty."""
         return self._lasts[-1]
 
+    def follow(self, number: int) -> bool:
+        """Add the number after the highest one; return False for any other number, which is not added."""
+        lasts = self._lasts
+        if not lasts or number != lasts[-1] + 1:
+            return False
+        lasts[-1] = number
+        self.count += 1
+        return True
+
     def add(self, first: int, last: int) -> int:
         """Add a range; return how many of its numbers were new."""
-        if self._lasts and first == self._lasts[-1] + 1:  # by far the most frequent
-            self._lasts[-1] = last
-            self.count += last - first + 1
-            return last - first + 1
+        if first == last and self.follow(first):  # by far the most frequent
+            return 1
         # overlapping and adjacent ranges are merged
         start = bisect_left(self._lasts, first - 1)
         end = bisect_right(self._firsts, last + 1)

@@ -168,9 +168,9 @@ def test_the_time_of_dropped_messages_is_not_that_of_another_sender(clock, monke
     spent = [0.0]
     for name in ("thread_time", "perf_counter"):
         monkeypatch.setattr(f"colmet.collector.ingest.receiver.time.{name}", lambda: spent[0])
-    limit, name = receiver._limit, receiver._name
+    limit, take = receiver._limit, receiver._take
     monkeypatch.setattr(receiver, "_limit", lambda *of: (spent.__setitem__(0, spent[0] + 100), limit(*of)))
-    monkeypatch.setattr(receiver, "_name", lambda *of: (spent.__setitem__(0, spent[0] + 1), name(*of))[1])
+    monkeypatch.setattr(receiver, "_take", lambda *of: (spent.__setitem__(0, spent[0] + 1), take(*of)))
     evil = [(v1.encode(batch(n, host="evil")), "10.0.0.1", "evil") for n in range(12)]
     receiver.take_all([*evil, (v1.encode(batch(1, host="good")), "10.0.0.2", "good")])
     assert receiver.senders["evil"].limited == 2

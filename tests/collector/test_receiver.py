@@ -10,13 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.collector.ingest import receiver as module
+from colmet.collector.ingest.novelty import Novelty
 from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import OTHERS, Receiver
 from colmet.collector.ingest.sender import Sequence64
 from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.common.wire import v1
+from colmet.common.wire import colmet06, v1
 from colmet.common.wire.link import Hello
+from colmet.node.backends.cgroup import SCHEMA as CGROUP
 from tests.support.batches import DATA, batch
+
+OLD = colmet06.RECORDS["taskstats_default"]
 
 
 def take(receiver, *numbers, **options):
@@ -315,3 +319,59 @@ def test_a_short_message_is_stored_without_its_unfit_tables(rows):
     ((message, _),) = receiver.messages
     assert [table.schema for table in v1.decode(message, v1.SchemaCache())[0].tables] == [ONE.tables[0].schema]
     assert receiver.take(v1.encode(mixed), "10.0.0.1") == [] and len(receiver.again) == 1
+
+
+def declared(seq, host, epoch, job, time_ns, crowd):
+    """A batch with a table of Colmet's own, by which it can follow the one before without a closer look."""
+    rows = CGROUP.empty_rows(crowd)
+    rows["job_id"] = range(job, job + crowd)
+    return Batch(host, epoch, seq, time_ns, (job,), (Table(CGROUP, time_ns, rows),))
+
+
+def messages_of_agents(rng, count):
+    """Messages of agents that restart, share host names, change addresses, and send again; with address and key."""
+    agents = [[f"n{n % 9}", n, 0, f"10.0.0.{n}"] for n in range(11)]
+    sent = [(b"\xc1", "10.0.0.1", "")]
+    for n in range(count):
+        agent = rng.choice(agents[: 3 + n * len(agents) // count])
+        kind = rng.random() if agent[1] % 3 else 0.5  # every third agent sends in order
+        agent[2] += 1 if kind < 0.97 else rng.randrange(-1, 3)
+        agent[3] = "10.0.0.9" if kind < 0.005 else agent[3]
+        if kind > 0.99:
+            agent[1], agent[2] = agent[1] + 12, 0
+        host, epoch, seq = agent[0] if rng.random() > 0.01 else "n1~2", agent[1], max(0, agent[2])
+        job = rng.choice([1, 1, 1, 1, 1, n % 50])
+        one = declared(seq, host, epoch, job, 10**18 + n * 10**9, rng.choice([1, 1, 1, 30]))
+        user = rng.choice([*[""] * 20, "n2", "n3"]) if host != "n3" else host
+        table = Table(OLD.schema, one.time_ns, OLD.schema.empty_rows(1))
+        old = Batch(host, None, None, one.time_ns, one.jobs, (table,))
+        message = v1.encode(one, is_short=rng.random() < 0.3) if rng.random() < 0.98 else colmet06.encode(old)
+        sent.append((message, agent[3], user) if rng.random() < 0.9 else sent[-1])
+    return sent
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_batch_that_follows_is_taken_as_any_other(seed, monkeypatch):
+    """With and without the short way of batches that follow: the same rows, names, counts and state."""
+    messages = messages_of_agents(random.Random(seed), 800)
+    now = [10**18]
+    monkeypatch.setattr(module.time, "time_ns", lambda: now[0])
+    results, followed = [], []
+    for way in (Receiver._follows, lambda *of: False):
+        monkeypatch.setattr(Receiver, "_follows", lambda *of, way=way: followed.append(way(*of)) or followed[-1])
+        now[0] = 10**18
+        receiver = Receiver(RateLimit(1000, 0, lambda: now[0] / 1e9), Novelty(0.1, lambda: now[0] / 1e9))
+        receiver._numbered = 1, 0
+        looks = []
+        for first in range(0, len(messages), 16):
+            now[0] += 16 * 10**9
+            taken = receiver.take_all(messages[first : first + 16])
+            kept = [(message, [outline(batch) for batch in batches], origin) for message, batches, origin in taken.kept]
+            looks.append((kept, list(map(outline, taken.fresh)), list(map(outline, taken.again)), taken.undescribed))
+        results.append((looks, receiver.report(), receiver.dump_senders(), receiver.dialects, receiver.heard()))
+    assert results[0] == results[1]
+    assert 100 < sum(followed) < 700
+
+
+def outline(batch):
+    return (*batch[:5], [(table.schema.name, table.time_ns, table.packed) for table in batch.tables])

@@ -92,6 +92,18 @@ class Namesakes:
         start.note(time_ns, now_ns)
         return start.place
 
+    def alone(self, ident: int | str, peer: str, now_ns: int) -> Start | None:
+        """Return this start if it was heard last, all others have ended, and the host has no other name; else None."""
+        starts = self._starts
+        if not starts or len(self.names) != 1:
+            return None
+        start = starts[-1]
+        if start.ident != ident or start.place != 0 or (peer and start.peer != peer):
+            return None
+        if len(starts) > 1 and any(other.is_live(now_ns) for other in starts[:-1]):
+            return None
+        return start
+
     def _start(self, ident: int | str, peer: str, place: int) -> Start:
         """Return the start of an agent; a new one is at this place."""
         for start in reversed(self._starts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Union
 
 from colmet.collector.columns import names_for
@@ -55,6 +55,10 @@ class _RecentTables:
         if now - self._since >= REMEMBERED_S or self._count >= MAX_KNOWN:
             self._before = self._now if now - self._since < 2 * REMEMBERED_S else {}
             self._now, self._count, self._since = {}, 0, now
+
+    def has(self, key: _Key, jobs: Iterable[int]) -> bool:
+        """Return whether the sender had such a table for all these jobs, since the last turn."""
+        return self._now.get(key, _NONE).issuperset(jobs)
 
     def new(self, key: _Key, jobs: set[int]) -> set[int]:
         """Return the jobs without such a table of this sender."""
@@ -137,6 +141,14 @@ class Novelty:
         self._is_limited = bool(per_s)
         self._tables.limit(per_s or INFINITE, per_s * TABLES_BURST_S or INFINITE)
         self._columns.limit(COLUMNS_PER_S if per_s else INFINITE, COLUMNS_AT_ONCE if per_s else INFINITE)
+
+    def knows(self, sender: str, batch: Batch) -> bool:
+        """Return whether all tables of a batch are declared ones, and a sender had them for its jobs before."""
+        known = self._known(sender)
+        for table in batch.tables:
+            if table.schema.undeclared or not known.has(table.schema.name, table.job_ids):
+                return False
+        return True
 
     def admits(self, sender: str, nodes: int, batch: Batch) -> tuple[Batch | None, int]:
         """Return the admitted part of a batch, and the number of rows dropped from it.

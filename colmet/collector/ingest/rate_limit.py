@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from colmet.common.runtime import cli
 from colmet.common.runtime.pacing import TokenBucket
@@ -60,22 +60,30 @@ class Budget:
             self._buckets.popitem(last=False)
 
 
-class _Used:
-    """The use of one sender that is not available again yet."""
+class Use:
+    """The use of one sender that is not available again yet; `sender` is its name, `nodes` the nodes behind it."""
 
-    __slots__ = ("as_of", "bytes", "messages", "work_s")
+    __slots__ = ("as_of", "bytes", "messages", "nodes", "sender", "work_s")
 
-    def __init__(self, now: float) -> None:
+    def __init__(self, sender: str, nodes: int, now: float) -> None:
+        self.sender = sender
+        self.nodes = nodes
         self.as_of = now
         self.messages = self.bytes = self.work_s = 0.0
 
     def pass_time(self, now: float, messages: float, size: float, work_s: float) -> None:
         """Reduce the use by the amounts of a second, for each second since the last call."""
-        passed, self.as_of = now - self.as_of, now
+        passed = now - self.as_of
+        if passed:
+            self.as_of = now
         if passed > 0:
-            self.messages = max(0.0, self.messages - passed * messages)
-            self.bytes = max(0.0, self.bytes - passed * size)
-            self.work_s = max(0.0, self.work_s - passed * work_s)
+            # `max` costs more than all the rest
+            left = self.messages - passed * messages
+            self.messages = left if left > 0 else 0.0
+            left = self.bytes - passed * size
+            self.bytes = left if left > 0 else 0.0
+            left = self.work_s - passed * work_s
+            self.work_s = left if left > 0 else 0.0
 
 
 class RateLimit:
@@ -94,7 +102,7 @@ class RateLimit:
     ) -> None:
         self._monotonic = monotonic
         self._per_s = self._bytes_per_s = INFINITE
-        self._used: OrderedDict[str, _Used] = OrderedDict()
+        self._used: OrderedDict[str, Use] = OrderedDict()
         self._fields = Budget(NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE, monotonic)
         self._hosts = Budget(NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE, monotonic)
         self.limited = dict.fromkeys(("messages", "bytes", "work", "fields", "tables", "hosts", "journal"), 0)
@@ -112,10 +120,25 @@ class RateLimit:
 
     def admits(self, user: str, peer: str, size: int) -> bool:
         """Return whether a message of this size is admitted from a user or, without keys, from an address."""
+        return self.admit(user, peer, size, self._monotonic()) is not None
+
+    def admit_all(self, received: Sequence[tuple[bytes, str, str]]) -> list[Use | None]:
+        """Return the use of the sender of each message, given with its address and user; None if it is not admitted."""
+        now = self._monotonic()
+        return [self.admit(user, peer, len(message), now) for message, peer, user in received]
+
+    def admit(self, user: str, peer: str, size: int, now: float) -> Use | None:
+        """Return the use of a sender if a message of this size is admitted, None otherwise."""
         sender, nodes = sender_of(user, peer)
+        used = self._used.get(sender)
+        if used is None:
+            used = self._used[sender] = Use(sender, nodes, now)
+            if len(self._used) > MAX_SENDERS:  # those silent for longest are forgotten
+                self._used.popitem(last=False)
+        else:
+            self._used.move_to_end(sender)
         messages, size_s, work_s = self._per_s * nodes, self._bytes_per_s * nodes, _work_s(nodes)
-        used = self._use_of(sender)
-        used.pass_time(self._monotonic(), messages, size_s, work_s)
+        used.pass_time(now, messages, size_s, work_s)
         if messages * BURST_S - used.messages < 1:
             beyond = "messages"
         elif size_s * BURST_S - used.bytes < size:
@@ -127,20 +150,9 @@ class RateLimit:
         else:
             used.messages += 1
             used.bytes += size
-            return True
+            return used
         self.limited[beyond] += 1
-        return False
-
-    def _use_of(self, sender: str) -> _Used:
-        """Return the use of a sender; those silent for longest are forgotten."""
-        used = self._used.get(sender)
-        if used is None:
-            used = self._used[sender] = _Used(self._monotonic())
-            if len(self._used) > MAX_SENDERS:
-                self._used.popitem(last=False)
-        else:
-            self._used.move_to_end(sender)
-        return used
+        return None
 
     def admits_host(self, peer: str) -> bool:
         """Return whether one more host is admitted from an address."""
@@ -149,17 +161,13 @@ class RateLimit:
             self._hosts.use(peer, 1)
         return admitted
 
-    def new_fields(self, user: str, peer: str) -> int:
+    def new_fields(self, sender: str) -> int:
         """Return the number of new fields that may be parsed for a sender now."""
-        return max(0, int(self._fields.left(sender_of(user, peer)[0])))
+        return max(0, int(self._fields.left(sender)))
 
-    def worked(self, user: str, peer: str, seconds: float) -> None:
-        """Charge a sender for the CPU time of its messages."""
-        self._use_of(sender_of(user, peer)[0]).work_s += seconds
-
-    def parsed(self, user: str, peer: str, new_fields: int) -> None:
+    def parsed(self, sender: str, new_fields: int) -> None:
         """Charge a sender for parsed fields of descriptions."""
-        self._fields.use(sender_of(user, peer)[0], new_fields)
+        self._fields.use(sender, new_fields)
 
 
 def sender_of(user: str, peer: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from colmet.collector.ingest.namesakes import Namesakes
 from colmet.collector.ingest.novelty import Novelty
-from colmet.collector.ingest.rate_limit import RateLimit, sender_of
+from colmet.collector.ingest.rate_limit import RateLimit, Use
 from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
 from colmet.common.errors import OverBudget, Undescribed, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
@@ -80,6 +80,7 @@ class Receiver:
         self._room_at = 0.0
         self.forgotten = 0
         self._bounds = (MAX_EPOCHS, MAX_RUNS)
+        self._is_verbose = False
 
     def take(self, message: bytes, peer: str, user: str = "") -> list[Batch]:
         """Return the new batches of a message.
@@ -97,47 +98,60 @@ class Receiver:
 
         Messages of Colmet 0.6 are decoded together.
         """
-        admitted = [self._rates.admits(user, peer, len(message)) for message, peer, user in received]
+        admitted = self._rates.admit_all(received)
         self._look(len(received))
+        self._is_verbose = log.isEnabledFor(logging.DEBUG)
         taken = Taken([], [], [], set())
-        spent: dict[tuple[str, str], float] = {}
+        spent: list[tuple[Use, float]] = []
         began_cpu, began = time.thread_time(), time.perf_counter()
         together = self._decoder.decode_together(
-            [message if is_admitted else b"" for (message, _, _), is_admitted in zip(received, admitted)]
+            [message if used is not None else b"" for (message, _, _), used in zip(received, admitted)]
         )
         now = time.perf_counter()
         size = sum([len(message) for (message, _, _), decoded in zip(received, together) if decoded is not None])
         s_per_byte = (now - began) / max(1, size)
-        for (message, peer, user), is_admitted, decoded in zip(received, admitted, together):
-            if not is_admitted:
+        for (message, peer, user), used, decoded in zip(received, admitted, together):
+            if used is None:
                 self._limit(peer, user)
                 now = time.perf_counter()  # charged to nobody
                 continue
             cost_s = len(message) * s_per_byte if decoded is not None else 0.0
-            self._take(message, peer, user, decoded, taken)
+            self._take(message, peer, user, used, decoded, taken)
             before, now = now, time.perf_counter()
-            spent[user, peer] = spent.get((user, peer), 0.0) + now - before + cost_s
+            spent.append((used, now - before + cost_s))
         # the CPU time of all, by their shares of the real time, which costs less to read
         share = (time.thread_time() - began_cpu) / max(1e-9, now - began)
-        for (user, peer), real_s in spent.items():
-            self._rates.worked(user, peer, real_s * share)
+        for used, real_s in spent:
+            used.work_s += real_s * share
         return taken
 
-    def _take(self, message: bytes, peer: str, user: str, decoded: Decoded | WireError | None, taken: Taken) -> None:
+    def _take(
+        self, message: bytes, peer: str, user: str, used: Use, decoded: Decoded | WireError | None, taken: Taken
+    ) -> None:
         """Add the batches of a message, decoded or not."""
         try:
             if decoded is None:
-                try:
-                    decoded = self._decoder.decode(message, self._rates.new_fields(user, peer))
-                finally:
-                    if self._decoder.new_fields:
-                        self._rates.parsed(user, peer, self._decoder.new_fields)
+                known = self._decoder.decode_known(message)
+                if known is not None:
+                    if self._follows(message, *known, "v1", peer, user, used, taken):
+                        return
+                    decoded = Decoded("v1", known[:1], checksum=known[1])
+                else:
+                    try:
+                        decoded = self._decoder.decode(message, self._rates.new_fields(used.sender))
+                    finally:
+                        if self._decoder.new_fields:
+                            self._rates.parsed(used.sender, self._decoder.new_fields)
             elif isinstance(decoded, WireError):
                 raise decoded
+            elif len(decoded.batches) == 1 and self._follows(
+                message, decoded.batches[0], 0, decoded.dialect, peer, user, used, taken
+            ):
+                return
             for batch in decoded.batches:
                 if is_namesake(batch.host):
                     raise WireError(f"{batch.host} is a name that a collector gives, not that of a host")
-            self._fresh(message, decoded, peer, user, taken)
+            self._fresh(message, decoded, peer, user, used, taken)
         except OverBudget as err:
             self._rates.limited[err.budget] += 1
             self._limit(peer, user)
@@ -152,7 +166,45 @@ class Receiver:
         except WireError as err:
             self._reject(err, message, peer)
 
-    def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str, taken: Taken) -> None:
+    def _follows(
+        self, message: bytes, batch: Batch, checksum: int, dialect: str, peer: str, user: str, used: Use, taken: Taken
+    ) -> bool:
+        """Add the batch of a message that follows the last one of the only agent of a known host, as most do.
+
+        Return False for any other batch, which `_fresh` decides about: nothing is noted.
+        """
+        host, epoch, number = batch.host, batch.epoch, batch.seq
+        sender, namesakes = self.senders.get(host), self._namesakes.get(host)
+        if sender is None or namesakes is None or (user and user != host):
+            return False
+        if not self._novelty.knows(used.sender, batch):
+            return False
+        now_ns = time.time_ns()
+        if epoch is None or number is None:
+            start = namesakes.alone(dialect, peer, now_ns)
+        else:
+            start = namesakes.alone(epoch, "" if user else peer, now_ns)
+            if start is not None and not sender.follow(epoch, number, checksum, self._bounds[1]):
+                start = None
+        if start is None:
+            return False
+        start.note(batch.time_ns, now_ns)
+        self.dialects[dialect] = self.dialects.get(dialect, 0) + 1
+        self._count(sender, batch, host, dialect, now_ns)
+        taken.kept.append((message, [batch], used.sender))
+        taken.fresh.append(batch)
+        return True
+
+    def _count(self, sender: Sender, batch: Batch, name: str, dialect: str, now_ns: int) -> None:
+        """Count a new batch, stored under this name."""
+        rows = batch.row_count
+        sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, dialect
+        sender.batches += 1
+        sender.rows += rows
+        if self._is_verbose:
+            log.debug("batch received host=%s rows=%d seq=%s dialect=%s", name, rows, batch.seq, dialect)
+
+    def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str, used: Use, taken: Taken) -> None:
         """Count the batches of a message, and add the new ones.
 
         Raises:
@@ -170,13 +222,15 @@ class Receiver:
             self._skip(decoded.batches[0].host if decoded.batches else peer, decoded.skipped)
         if decoded.unfit:
             self._leave_out(decoded.batches[0].host, decoded.unfit, "columns of Colmet's tables are of another kind")
-        batches = tuple([self._affordable(batch, peer, user) for batch in decoded.batches])
+        batches = tuple([self._affordable(batch, used) for batch in decoded.batches])
         kept = message
         if decoded.unfit_tables or batches != decoded.batches:  # the kept message has the tables of its batch alone
             kept, decoded = v1.encode(batches[0], decoded.checksum), decoded._replace(batches=batches)
-        self._keep(message, kept, decoded, peer, user, taken)
+        self._keep(message, kept, decoded, peer, user, used, taken)
 
-    def _keep(self, came: bytes, message: bytes, decoded: Decoded, peer: str, user: str, taken: Taken) -> None:
+    def _keep(
+        self, came: bytes, message: bytes, decoded: Decoded, peer: str, user: str, used: Use, taken: Taken
+    ) -> None:
         """Note the batches of a message; add the new ones, each with its stored name.
 
         `came` is the message as received, `message` and `decoded` lack dropped rows.
@@ -191,23 +245,19 @@ class Receiver:
                 name = self._name(came, batch, decoded, peer, bool(user), now_ns, taken.again)
                 if name and name != host:
                     sender = self.sender(name)
-            sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
             if name is None:
+                sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
                 continue
-            rows = batch.row_count
-            sender.batches += 1
-            sender.rows += rows
-            log.debug("batch received host=%s rows=%d seq=%s dialect=%s", name, rows, batch.seq, decoded.dialect)
+            self._count(sender, batch, name, decoded.dialect, now_ns)
             fresh.append(batch if name == host else self._renamed(batch, name))
         if not fresh:
             return
-        origin, _ = sender_of(user, peer)
         if tuple(fresh) == decoded.batches:
-            taken.kept.append((message, fresh, origin))
+            taken.kept.append((message, fresh, used.sender))
         else:
             fresh = [self._renamed(batch, batch.host) for batch in fresh]
             whole = v1.rename(message, decoded.batches[0].host, fresh[0].host) if len(decoded.batches) == 1 else None
-            taken.kept.extend([(whole or v1.encode(batch), [batch], origin) for batch in fresh])
+            taken.kept.extend([(whole or v1.encode(batch), [batch], used.sender) for batch in fresh])
         taken.fresh.extend(fresh)
 
     def _name(
@@ -261,9 +311,9 @@ class Receiver:
             return batch._replace(host=name, epoch=epoch, seq=number)
         return batch._replace(host=name)
 
-    def _affordable(self, batch: Batch, peer: str, user: str) -> Batch:
+    def _affordable(self, batch: Batch, used: Use) -> Batch:
         """Return a batch without its rows beyond the largest burst of its sender."""
-        taken, rows = self._novelty.admits(*sender_of(user, peer), batch)
+        taken, rows = self._novelty.admits(used.sender, used.nodes, batch)
         if taken is None:
             raise OverBudget("more tables of jobs than a sender may begin now", "tables")
         if rows:

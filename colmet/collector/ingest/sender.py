@@ -76,6 +76,13 @@ class Sequence64:
             self._forgotten += max(0, following - max(last + 1, self.floor))
         return True
 
+    def follow(self, number: int, crc: int, most: int) -> bool:
+        """Note a batch with the number after the last received one; return False for any other, which is not noted."""
+        if len(self._seen) > most or not self._seen.follow(number):
+            return False
+        self.checksums.note(number, crc)
+        return True
+
     @property
     def missing(self) -> int:
         """Return the count of missing numbers up to the last received: from the floor, or from the first received."""
@@ -207,6 +214,14 @@ class Sender:
             self._bound_checksums()
             self._checked.append(epoch)
         sequence.checksums.note(number, crc)
+
+    def follow(self, epoch: int, number: int, crc: int, runs: int) -> bool:
+        """Note a new batch with the number after the last of its start; return False for any other, not noted.
+
+        It is what `has` and `note` come to for most batches.
+        """
+        sequence = self._epochs.get(epoch)
+        return sequence is not None and epoch in self._checked and sequence.follow(number, crc, runs)
 
     def _bound_checksums(self) -> None:
         """Limit the checksums of all starts together: those of the earliest starts are forgotten first."""

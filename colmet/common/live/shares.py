@@ -41,11 +41,11 @@ class Shares:
         It does if the amount does not fit and its part is far larger than the others': if all parts are large, the
         oldest data is dropped instead.
         """
-        held = self._held.get(sender, 0) + amount
-        others = len(self._held) - (sender in self._held)
-        if not sender or not others or amount <= self.room(sender):
+        held = self._held.get(sender, 0)
+        if not sender or 2 * amount <= self.size - self.total - held:  # it has room
             return False
-        return held * others > LENIENCE * (self.total + amount - held)
+        others = len(self._held) - (sender in self._held)
+        return others > 0 and (held + amount) * others > LENIENCE * (self.total - held)
 
     def clear(self) -> None:
         """Start again with an empty store."""
