@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gzip
-import io
 import json
 import os
 import sys
@@ -83,23 +82,30 @@ def opened_output(path: str | None) -> Iterator[IO[bytes]]:
 
 
 def _write_csv(out: IO[bytes], parts: Iterable[Extraction], _chosen: Sequence[OutputColumn]) -> None:
-    import csv
-
-    block = io.StringIO()
-    writer = csv.writer(block, lineterminator="\n")
     for number, answer in enumerate(parts):
-        names = host_names(answer)
         if not number:
-            writer.writerow([*ALWAYS, *answer.columns])
+            out.write(f"{','.join([_cell(name) for name in (*ALWAYS, *answer.columns)])}\n".encode())
+        names = [_cell(name) for name in host_names(answer)]
         for begin in range(0, len(answer.times), BLOCK_ROWS):
             rows = slice(begin, begin + BLOCK_ROWS)
-            hosts = [names[n] for n in answer.hosts[rows].tolist()]
-            columns = [plain(column[rows], "") for column in answer.columns.values()]
-            writer.writerows(zip(answer.times[rows].tolist(), hosts, *columns))
-            out.write(block.getvalue().encode())
-            block.seek(0)
-            block.truncate()
-    out.write(block.getvalue().encode())  # the line of names, if there are no rows
+            changing = [answer.times[rows].tolist(), [names[n] for n in answer.hosts[rows].tolist()]]
+            cells = ["%s", "%s"]
+            for column in answer.columns.values():
+                block = column[rows]
+                if (block == block[0]).all():  # many are
+                    cells.append(_cell(*plain(block[:1], "")).replace("%", "%%"))
+                    continue
+                cells.append("%s")
+                values = plain(block, "")
+                changing.append([*map(_cell, values)] if block.dtype.kind == "S" else values)
+            line = f"{','.join(cells)}\n"
+            out.write("".join([line % row for row in zip(*changing)]).encode())
+
+
+def _cell(value: Any) -> str:
+    """Return a value as a cell of CSV; text has no line breaks."""
+    cell = str(value)
+    return cell if '"' not in cell and "," not in cell else '"{}"'.format(cell.replace('"', '""'))
 
 
 def _write_parquet(out: IO[bytes], parts: Iterable[Extraction], chosen: Sequence[OutputColumn]) -> None:

@@ -490,3 +490,29 @@ def test_a_file_that_cannot_be_read_beside_others_is_told(stored, tmp_path, capf
     os.utime(damaged, (1, 1))
     found, _, err = people(capfd, "--hdf5", str(tmp_path / "cluster"), "--job", "7", *more)
     assert found == status and err.startswith(f"colmet extract: {damaged}: cannot be read: it is no HDF5 file")
+
+
+def test_csv_is_that_of_python(monkeypatch):
+    monkeypatch.setattr(extract_formats, "BLOCK_ROWS", 2)
+    odd = [b'a "quoted", one', b"5 %s", b"", b"5 %s", b"5 %s", b"\xff,"]
+    columns = {
+        "text": np.array(odd),
+        "number": np.array([1, -1, 3, 3, -1, -1]),
+        "float": np.array([0.1, np.nan, 1e300, 2.0, np.nan, np.nan]),
+        "same": np.full(6, 7),
+        "none": np.full(6, -1),
+    }
+    answer = extract_rows.Extraction(np.arange(6), np.array([0, 1] * 3), ['n"1', "100%"], columns)
+    out, wanted = io.BytesIO(), io.StringIO()
+    extract_formats._write_csv(out, [answer], [])
+    rows = zip(
+        range(6),
+        ['n"1', "100%"] * 3,
+        [extract_formats.text(value) for value in odd],
+        [1, "", 3, 3, "", ""],
+        [0.1, "", 1e300, 2.0, "", ""],
+        [7] * 6,
+        [""] * 6,
+    )
+    csv.writer(wanted, lineterminator="\n").writerows([("timestamp", "hostname", *columns), *rows])
+    assert out.getvalue().decode() == wanted.getvalue()
