@@ -821,9 +821,9 @@ def test_a_write_onto_a_full_disk_leaves_the_file_as_it_was_and_succeeds_when_th
     assert only(found, jobs) == [list(range(60 * (done + 2)))] * 3 + [list(range(60 * done, 60 * done + 60))] * 2
 
 
-# The burst asks for space six times: for each of five tables that it creates, then for their rows.
+# The burst asks for space twice: for the five tables that it creates, then for the rows.
 @pytest.mark.slow
-@pytest.mark.parametrize("after", [1, 2, 3, 5, 6])
+@pytest.mark.parametrize("after", [1, 2])
 @pytest.mark.parametrize("complevel", [0, 9])
 def test_a_burst_ends_well_or_leaves_nothing_when_others_take_all_space_meanwhile(
     small_disk: SmallDisk, monkeypatch: pytest.MonkeyPatch, after: int, complevel: int
@@ -843,7 +843,7 @@ def test_a_burst_ends_well_or_leaves_nothing_when_others_take_all_space_meanwhil
 
     monkeypatch.setattr(Hdf5File, "_reserve", reserve_and_lose_the_rest)
     burst = burst_of(60, [1, 2, 3, *range(100, 105)])
-    if after < 6:
+    if after < 2:
         with pytest.raises(OutputUnavailable, match="No space left on device"):
             output.write(burst)
         found = json.loads(run_python(COUNT_WITH_PYTABLES, str(path)))

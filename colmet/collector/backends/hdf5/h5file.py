@@ -323,11 +323,17 @@ class Hdf5File:
         new = {path for path, rows in undo.items() if rows is None}
         if not new:
             return
+        wanted: dict[tuple[int, str], Schema] = {}
         for part in parts:
-            name = names_for(part.batch.schema)[0]
+            before, schema = len(wanted), part.batch.schema
+            name = names_for(schema)[0]
             for job in part.jobs:
                 if f"{group_path(job)}/{name}" in new:
-                    self._table(job, part.batch.schema)
+                    wanted.setdefault((job, name), schema)
+            if len(wanted) > before:
+                self._add_headers(self._columns(schema), len(wanted) - before)
+        for (job, name), schema in wanted.items():
+            self._new_table(job, name, schema)
         self._library.flush()
 
     def append(self, part: RowsByJob) -> None:
@@ -432,11 +438,14 @@ class Hdf5File:
 
     def _look_up(self, job: int, name: str) -> Dataset:
         """Return the table that the file has; NotFlatError if it is another thing."""
-        if self._library.forget_forms():
-            self.known_tables.clear()
+        self._forget_forms()
         table = self._library.find(f"{group_path(job)}/{name}".encode())
         self.known_tables.keep((job, name), table)
         return table
+
+    def _forget_forms(self) -> None:
+        if self._library.forget_forms():
+            self.known_tables.clear()
 
     def _table(self, job: int, schema: Schema) -> tuple[Dataset | None, RowLayout | None]:
         """Return the table for a job's rows, and their layout there; None if there can be none.
@@ -449,6 +458,7 @@ class Hdf5File:
         for name in names:
             found, table = self._find(job, name)
             if not found:
+                self._add_headers(self._columns(schema), 1)
                 table = self._new_table(job, name, schema)
             if table is None:
                 continue
@@ -509,18 +519,20 @@ class Hdf5File:
         return is_new
 
     def _new_table(self, job: int, name: str, schema: Schema) -> Dataset:
-        columns, key = self._columns(schema), schema.digest
-        group, path = group_path(job), f"{group_path(job)}/{name}"
-        self._add_header(columns)
+        """Make a table, for whose header space is reserved."""
+        group = group_path(job)
         if not self._library.exists(group.encode()):
             self._templates.add_group(self._library, group)
-        self._templates.add_table(self._library, path, title(job), key, columns)
+        self._forget_forms()
+        path = f"{group}/{name}"
+        table = self._templates.add_table(self._library, path, title(job), schema.digest, self._columns(schema))
+        self.known_tables.keep((job, name), table)
         self.tables = None if self.tables is None else self.tables + 1
-        return self._look_up(job, name)
+        return table
 
-    def _add_header(self, columns: Mapping[str, Any]) -> None:
-        """Reserve space for the description of another table."""
-        self._header_bytes += header_bytes(len(columns), sum([np.dtype(d).itemsize for d in columns.values()]))
+    def _add_headers(self, columns: Mapping[str, Any], count: int) -> None:
+        """Reserve space for the descriptions of more tables."""
+        self._header_bytes += count * header_bytes(len(columns), sum([np.dtype(d).itemsize for d in columns.values()]))
         self._reserve(0)
 
     def _widen(self, job: int, name: str, schema: Schema) -> Dataset:
@@ -538,7 +550,7 @@ class Hdf5File:
             defaults = {name: table.coldescrs[name].dflt for name in table.colnames}
             columns = {name: column(dtype, i, defaults.get(name)) for i, (name, dtype) in enumerate(dtypes.items())}
             log.info("table gets more columns: path=%s table=%s rows=%d", self.path, path, table.nrows)
-            self._add_header(dtypes)
+            self._add_headers(dtypes, 1)
             target = create_table(file, group, f"{REBUILT}{name}", columns, table.title, table.filters)
             self._reserve(growth(target, int(table.nrows)))
             table.attrs._f_copy(target)

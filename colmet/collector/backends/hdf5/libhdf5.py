@@ -331,6 +331,7 @@ class LibraryFile:
             self._id = _f_open(os.fsencode(path), _RDWR, properties)
         self._forms: dict[tuple[bytes, int, int], TableForm] = {}
         self._columns = 0  # of all forms
+        self._copied: dict[bytes, tuple[TableForm, bool]] = {}  # forms of copies, and whether they have NROWS
 
     @property
     def size_bytes(self) -> int:
@@ -384,6 +385,7 @@ class LibraryFile:
         if self._columns <= MAX_COLUMNS:
             return False
         self._forms.clear()
+        self._copied.clear()
         self._columns = 0
         return True
 
@@ -391,14 +393,27 @@ class LibraryFile:
         """Copy an object, with all in it, from a group of any file to a free path of this one."""
         _o_copy(source, name, self._id, path, 0, 0)
 
-    def set_title(self, path: bytes, title: bytes) -> None:
-        """Overwrite the title of a table with one of the same length; one of another type stays."""
-        text = np.array(title)
-        with _closing(_o_open(self._id, path, 0), _o_close) as found:
+    def add(self, source: int, name: bytes, path: bytes, title: bytes, key: bytes) -> Dataset:
+        """Copy an empty table from a group of any file to a free path of this one, with a title of the same length.
+
+        Args:
+            source: the group.
+            name: of the table there.
+            path: of the copy.
+            title: of the copy; one of another type stays.
+            key: the same for tables of the same form.
+        """
+        self.copy(source, name, path)
+        place, text = self._link(path).target.place, np.array(title)
+        with _closing(_o_open_at(self._id, place), _o_close) as found:
             attribute = _a_open(found, b"TITLE", 0)
             with _closing(attribute, _a_close), _closing(_a_type(attribute), _t_close) as kind:
                 if _fits(attribute, kind, text):
                     _a_write(attribute, kind, text.ctypes.data)
+            if key not in self._copied:
+                self._copied[key] = self._form(found), _has_count(found)
+        form, has_count = self._copied[key]
+        return Dataset(self._id, place, form, 0, has_count)
 
     def _form(self, dataset: int) -> TableForm:
         with _closing(_d_create_plist(dataset), _p_close) as plist, _closing(_d_type(dataset), _t_close) as kind:

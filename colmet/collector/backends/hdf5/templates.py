@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from colmet.collector.backends.hdf5.h5table import column, create_table
-from colmet.collector.backends.hdf5.libhdf5 import LibraryFile
+from colmet.collector.backends.hdf5.libhdf5 import Dataset, LibraryFile
 from colmet.collector.backends.hdf5.library import close_library, open_library
 
 MAX_TEMPLATES = 256  # the columns of undeclared tables are their sender's choice
@@ -32,8 +32,8 @@ class Templates:
         self._open()
         target.copy(self._file.root._v_objectid, _GROUP.encode(), path.encode())
 
-    def add_table(self, target: LibraryFile, path: str, title: str, key: bytes, columns: Mapping[str, Any]) -> None:
-        """Make a table in an existing group.
+    def add_table(self, target: LibraryFile, path: str, title: str, key: bytes, columns: Mapping[str, Any]) -> Dataset:
+        """Make a table in an existing group, and return it.
 
         Args:
             target: file of the table.
@@ -53,8 +53,7 @@ class Templates:
             create_table(self._file, "/", leaf, described, "x" * len(text), self._filters)._f_close()
             self._file.flush()
             name = self._names[key, len(text)] = leaf.encode()
-        target.copy(self._file.root._v_objectid, name, path.encode())
-        target.set_title(path.encode(), text)
+        return target.add(self._file.root._v_objectid, name, path.encode(), text, key)
 
     def _open(self) -> None:
         if self._file is None:
