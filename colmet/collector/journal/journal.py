@@ -206,11 +206,18 @@ class Journal:
             return
         self._release()
         now_ns = time.time_ns()
+        is_stored = self.store is not None
         found = []
+        received = waiting = 0
         for content, batches, sender in messages:
-            size = sum([batch.size_bytes for batch in batches])
+            size = 0
+            for batch in batches:
+                size += batch.size_bytes
+            length = len(content)
+            received += length
+            waiting += length + size
             self._appended += 1
-            self._shares.add(sender, len(content) if self.store is not None else size, self._appended)
+            self._shares.add(sender, length if is_stored else size, self._appended)
             found.append(_PendingRecord(MESSAGE, now_ns, content, tuple(batches), size))
         if self.store is None:
             records = [JournalRecord(n, now_ns, entry.batches) for n, entry in enumerate(found, self._next)]
@@ -218,20 +225,21 @@ class Journal:
             self._show(records, [entry.size_bytes for entry in found])
             self._durable(records)
             return
-        self._add(found)
-        self._since_senders += sum([len(entry.content) for entry in found])
+        self._add(found, waiting)
+        self._since_senders += received
         if self._since_senders >= self.store.segment_bytes:
             self._add_senders()  # after all messages covered by it, and before any other
 
     def _add_senders(self) -> None:
         self._since_senders = 0
-        self._add([_PendingRecord(SENDERS, time.time_ns(), self._senders(), (), 0)])
+        state = self._senders()
+        self._add([_PendingRecord(SENDERS, time.time_ns(), state, (), 0)], len(state))
 
-    def _add(self, found: Sequence[_PendingRecord]) -> None:
+    def _add(self, found: Sequence[_PendingRecord], size: int) -> None:
         with self.changed:
             first = not self._pending
             self._pending += found
-            self.pending_bytes += sum([len(entry.content) + entry.size_bytes for entry in found])
+            self.pending_bytes += size
             if first:
                 self.changed.notify_all()
 
@@ -286,12 +294,13 @@ class Journal:
         if begins or not store.is_begun or self._since_described >= DESCRIBE_BYTES:
             self._described.clear()
             self._since_described = 0
+        written = 0
         for kind, received_ns, content, batches, size in group:
             for schema in self._described.new(batches):
                 description = v1.pack_description(schema)
-                parts += [header(seed, number, received_ns, description, DESCRIPTION), description]
-            parts.append(header(seed, number, received_ns, content, kind))
-            parts.append(content)
+                parts += (header(seed, number, received_ns, description, DESCRIPTION), description)
+            parts += (header(seed, number, received_ns, content, kind), content)
+            written += len(content) + size
             if kind == MESSAGE:
                 records.append(JournalRecord(number, received_ns, batches))
                 sizes.append(size)
@@ -301,7 +310,7 @@ class Journal:
         self._since_described += len(packed)
         self._next = number
         with self.changed:
-            self.pending_bytes -= sum([len(entry.content) + entry.size_bytes for entry in group])
+            self.pending_bytes -= written
         self._show(records, sizes)
         try:
             self._durable(records)

@@ -162,10 +162,11 @@ class Described:
     def new(self, batches: Iterable[Batch]) -> list[Schema]:
         """Return the schemas of these batches to describe first; they count as described."""
         found = []
+        digests = self._digests
         for batch in batches:
             for table in batch.tables:
                 schema = table.schema
-                if schema.digest not in self._digests:
+                if schema.digest not in digests:
                     self._fields += len(schema.fields)
                     if len(self._digests) >= MAX_SCHEMAS // 2 or self._fields > MAX_SCHEMA_FIELDS // 2:
                         self.clear()
