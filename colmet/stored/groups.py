@@ -11,7 +11,7 @@ from colmet.common.live.namesakes import base_of
 from colmet.stored.series import History, HostRows, Series
 
 ROW_VALUES = 3  # of a row besides its columns, in memory
-GROUP_BYTES = 12 << 20  # of the rows of several hosts at a time; copies come on top
+GROUP_BYTES = 20 << 20  # of the rows of several hosts at a time; copies come on top
 MAX_HOST_BYTES = 1 << 30  # of the rows of one host
 
 

@@ -32,7 +32,7 @@ from colmet.stored import messages
 
 HEADER = frozenset({"timestamp", "hostname", "job_id", "metric_backend"})  # every table's columns besides its own
 BLOCK_BYTES = 4 << 20  # read at a time
-SEGMENT_BYTES = 48 << 20  # of rows sorted by host at a time
+SEGMENT_BYTES = 96 << 20  # of rows sorted by host at a time
 MIN_TEXT = 2  # width of text at first
 PROGRESS_S = 0.2  # between reports of progress
 MAX_HELD = 8  # files kept open
@@ -362,8 +362,8 @@ class _Part:
 
     @property
     def row_bytes(self) -> int:
-        """Return the size of a row in the arrays."""
-        return 12 + sum(column.itemsize for column in self._columns.values())
+        """Return the size of a row in the arrays, and in those of its order in `_write`."""
+        return 40 + sum(column.itemsize for column in self._columns.values())
 
     def add(self, block: npt.NDArray[Any]) -> None:
         """Add the rows of a block."""
