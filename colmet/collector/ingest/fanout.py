@@ -17,7 +17,7 @@ from colmet.common.wire.control import Request, decode_answer, encode
 
 log = logging.getLogger(__name__)
 
-WAIT_S = ERRAND_S + 1.0  # for the nodes: the deadline of an errand, and time for the answer's way
+WAIT_S = ERRAND_S + 2.5  # for the nodes: the deadline of an errand, 1.5 s until a node reads the link, and the way
 MAX_ANSWER_BYTES = 16 << 10  # of one node
 MAX_REQUESTS = 8
 MAX_REASON = 1000  # characters
