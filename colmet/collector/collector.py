@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 # Messages received before the signals are handled again.
 BURST = 1024
-LOOK, LOOK_BYTES = 64, 1 << 20  # of these, handled together
+LOOK, LOOK_BYTES = 128, 1 << 20  # of these, handled together
 BURST_S = 0.2  # at most: acknowledgements and the control socket wait no longer
 GATHER_S = 0.01  # after the first message: handling several together needs less CPU time for each
 REPORT_S = 3600.0

@@ -40,6 +40,22 @@ def test_what_is_new_is_sent_at_once_and_held_until_it_is_acknowledged(world):
     assert world.push.take() == [] and world.link.resent == 0
 
 
+def test_acknowledged_batches_leave_before_new_ones_come(world, monkeypatch):
+    world.put()
+    world.link.step()
+    world.ack((1, 1))
+    world.put()
+    held, add = [], world.outbox.add
+
+    def adding(entries):
+        held.append(len(world.outbox))
+        add(entries)
+
+    monkeypatch.setattr(world.outbox, "add", adding)
+    world.link.step()
+    assert held == [0], "an empty spool begins its file again"
+
+
 def test_what_is_sent_before_the_collector_has_answered_is_not_sent_twice():
     world = World()
     world.put(3)

@@ -380,18 +380,17 @@ class NodeLink:
 
     def step(self) -> None:
         """Do all due work, without waiting."""
+        now = self._monotonic()
+        self._listen(now)  # first: acknowledged batches leave the outbox, often empty, before new ones come
         entries = self._take()
         try:
-            self._step(entries)
+            self._pass_on(entries, now)
         except BaseException:  # unsent batches must not be forgotten
             for entry in entries:
                 self._set_back(entry[:2])
             raise
 
-    def _step(self, entries: Sequence[EncodedBatch]) -> None:
-        now = self._monotonic()
-        if entries:
-            self._outbox.add(entries)
+    def _listen(self, now: float) -> None:
         for uplink in self._uplinks:
             if uplink.notice(now):
                 self._take_back(uplink)
@@ -400,6 +399,10 @@ class NodeLink:
         for number, content, uplink in self._requests.answers():
             if uplink.link is not None:
                 uplink.link.send(wire.encode(wire.Answer(number, content)))
+
+    def _pass_on(self, entries: Sequence[EncodedBatch], now: float) -> None:
+        if entries:
+            self._outbox.add(entries)
         self._choose(now)
         for entry in entries:
             if len(self._outstanding) >= self._window or not self._send(entry, now):
