@@ -56,6 +56,17 @@ def test_acknowledged_batches_leave_before_new_ones_come(world, monkeypatch):
     assert held == [0], "an empty spool begins its file again"
 
 
+def test_after_a_defect_in_what_a_collector_sent_new_batches_reach_the_outbox(world, monkeypatch):
+    def fail():
+        raise RuntimeError
+
+    monkeypatch.setattr(world.uplinks[0], "receive", fail)
+    world.put()
+    with pytest.raises(RuntimeError):
+        world.link.step()
+    assert len(world.outbox) == 1 and world.push.take() == [1]
+
+
 def test_what_is_sent_before_the_collector_has_answered_is_not_sent_twice():
     world = World()
     world.put(3)
@@ -399,10 +410,10 @@ def test_a_defect_in_between_leaves_no_batch_behind(world, monkeypatch):
 
     world.put(2)
     with monkeypatch.context() as patch:
-        patch.setattr(Uplink, "receive", broken)
+        patch.setattr(Uplink, "usable", broken)
         with pytest.raises(RuntimeError):
             world.link.step()
-    assert world.push.take() == []
+    assert world.push.take() == [] and len(world.outbox) == 2
     world.run(1)
     assert world.push.take() == [1, 2]
 

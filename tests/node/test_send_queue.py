@@ -108,6 +108,9 @@ class NoRoute:
     def usable(self, now):
         return False
 
+    def notice(self, now):
+        return False
+
     def receive(self):
         return []
 

@@ -381,14 +381,10 @@ class NodeLink:
     def step(self) -> None:
         """Do all due work, without waiting."""
         now = self._monotonic()
-        self._listen(now)  # first: acknowledged batches leave the outbox, often empty, before new ones come
-        entries = self._take()
         try:
-            self._pass_on(entries, now)
-        except BaseException:  # unsent batches must not be forgotten
-            for entry in entries:
-                self._set_back(entry[:2])
-            raise
+            self._listen(now)  # first: acknowledged batches leave the outbox, often empty, before new ones come
+        finally:
+            self._pass_on(self._take(), now)  # after a defect, too: new batches reach the disk
 
     def _listen(self, now: float) -> None:
         for uplink in self._uplinks:
@@ -401,14 +397,19 @@ class NodeLink:
                 uplink.link.send(wire.encode(wire.Answer(number, content)))
 
     def _pass_on(self, entries: Sequence[EncodedBatch], now: float) -> None:
-        if entries:
-            self._outbox.add(entries)
-        self._choose(now)
-        for entry in entries:
-            if len(self._outstanding) >= self._window or not self._send(entry, now):
+        try:
+            if entries:
+                self._outbox.add(entries)
+            self._choose(now)
+            for entry in entries:
+                if len(self._outstanding) >= self._window or not self._send(entry, now):
+                    self._set_back(entry[:2])
+            self._send_waiting(now)
+            self._look(now)
+        except BaseException:  # unsent batches must not be forgotten
+            for entry in entries:
                 self._set_back(entry[:2])
-        self._send_waiting(now)
-        self._look(now)
+            raise
 
     def _handle(self, uplink: Uplink, message: wire.Message, now: float) -> None:
         if isinstance(message, wire.Ack):
