@@ -264,6 +264,7 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
     def journal(directory: str, max_bytes: int, acknowledge: Callable[[Sequence[Any]], None]) -> Journal:
         return Journal(directory, max_bytes, functools.partial(durable, acknowledge))
 
+    # the collector builds its journal by this name: a function that adds the report takes its place
     collector_main.Journal = journal  # type: ignore[assignment,attr-defined]
     backends = collector_main.load_backends()
     return startup.run_daemon(backends, build_parser, collector_main.check, collector_main.run, arguments)

@@ -30,7 +30,7 @@ from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.options import rotation
 from colmet.collector.backends.hdf5.output import Hdf5Output
-from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, Pace
+from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, BurstPace
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Table
@@ -214,7 +214,7 @@ def test_a_file_moved_between_two_parts_keeps_its_rows_and_the_next_one_has_the_
 
 
 def test_bursts_become_as_large_as_their_speed_allows():
-    pace = Pace()
+    pace = BurstPace()
     sizes = []
     for _ in range(10):
         pieces = pace.pieces(1 << 30)
@@ -230,7 +230,7 @@ def test_bursts_become_as_large_as_their_speed_allows():
 
 def test_bursts_do_not_shrink_to_single_tables_where_each_one_is_slow():
     """As where an fsync takes longer than the aim for a burst."""
-    pace = Pace()
+    pace = BurstPace()
     for _ in range(100):
         size = (1 << 30) // pace.pieces(1 << 30)
         pace.note(size, 3.0 + size / (60 << 20))

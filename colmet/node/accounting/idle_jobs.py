@@ -10,7 +10,7 @@ from colmet.node.accounting.job_cpu_time import ROUNDING_NS
 FULL_TICKS = 30  # a job's tasks are read at one of these ticks at least
 
 
-class Reading(NamedTuple):
+class TasksReading(NamedTuple):
     """A reading of a job's tasks."""
 
     group_ns: int | None  # CPU time of the cgroup just before; None if not measured
@@ -32,7 +32,7 @@ class IdleJobs:
     """
 
     def __init__(self) -> None:
-        self._readings: dict[int, Reading] = {}
+        self._readings: dict[int, TasksReading] = {}
         self._uncounted: set[int] = set()  # jobs with tasks that ran without CPU time of the cgroup
         self._ticks = 0
 
@@ -60,7 +60,7 @@ class IdleJobs:
             return None
         return last.tids
 
-    def note(self, job: int, reading: Reading, after_ns: int | None) -> bool:
+    def note(self, job: int, reading: TasksReading, after_ns: int | None) -> bool:
         """Note a reading of a job's tasks; return whether values may have changed since the last one.
 
         Args:

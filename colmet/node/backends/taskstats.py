@@ -27,7 +27,7 @@ from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.child_cpu_time import ChildCpuTime
 from colmet.node.accounting.finished_tasks import FinishedTasks
 from colmet.node.accounting.group_cpu_time import GroupCpuTime
-from colmet.node.accounting.idle_jobs import IdleJobs, Reading
+from colmet.node.accounting.idle_jobs import IdleJobs, TasksReading
 from colmet.node.accounting.job_cpu_time import JobCpuTime
 from colmet.node.accounting.kept_totals import KeptJob
 from colmet.node.accounting.migrated_tasks import MigratedTasks
@@ -319,7 +319,7 @@ class TaskstatsBackend(InputBackend):
             if totals is not None:
                 oldest_us = int(counters[:, _AGE].max()) if len(counters) else -1
                 after_ns = self._cpu_time.group_ns(job.id)
-                reading = Reading(before_ns[job.id], members[job.id], int(totals[_VIRTUAL]), oldest_us, now_ns)
+                reading = TasksReading(before_ns[job.id], members[job.id], int(totals[_VIRTUAL]), oldest_us, now_ns)
                 self._is_kept &= not self._idle.note(job.id, reading, after_ns)
         return [Sample(job.id, self._rows[job.id]) for job in jobs if job.id in self._rows]
 

@@ -24,7 +24,7 @@ from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
 from colmet.collector.backends.hdf5.options import MAX_DELAY_S
-from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, Pace
+from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, BurstPace
 from colmet.collector.backends.hdf5.rotation import FileNames, Rotation, received_s
 from colmet.collector.backends.hdf5.suspicion import Suspicion
 from colmet.collector.columnar import PLACES, RowsByJob, join
@@ -105,7 +105,7 @@ class Hdf5Output(OutputBackend):
         self._burst = Burst(self._state)
         self._suspicion = Suspicion()
         self._monotonic = monotonic
-        self._pace = Pace()
+        self._pace = BurstPace()
         self._joined: tuple[tuple[int, ...], list[RowsByJob]] = (), []  # records by first, last and number; their rows
         self._file: Hdf5File | None = None
         self._first: int | None = None  # see `Checkpoint`

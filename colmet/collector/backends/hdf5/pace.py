@@ -11,7 +11,7 @@ FIRST_BYTES_PER_S = 16 << 20
 MIN_BYTES, MAX_BYTES = 128 * TABLE_BYTES, 4096 * TABLE_BYTES
 
 
-class Pace:
+class BurstPace:
     """Speed of the latest bursts, in bytes of rows."""
 
     def __init__(self) -> None:
