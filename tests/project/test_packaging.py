@@ -95,8 +95,8 @@ def test_what_an_agent_of_root_kept_goes_on_under_the_units_user(tmp_path, kept)
     (run / "taskstats.state").write_text("old")
     if kept:
         (run / "node/taskstats.state").write_text(kept)
+    script = re.sub(r"(?<![\w/])/(run|var)/", rf"{tmp_path}/\1/", script)
     for _ in range(2):  # each start does it
-        script = re.sub(r"(?<![\w/])/(run|var)/", rf"{tmp_path}/\1/", script)
         (tmp_path / "var/spool").mkdir(parents=True, exist_ok=True)
         subprocess.run(["sh", "-ec", script], check=True, timeout=60)
     assert (run / "node/taskstats.state").read_text() == (kept or "old")
