@@ -18,7 +18,8 @@ import numpy as np
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.units import Unit
-from colmet.stored.curves import Band, Line, band, shown, thinned
+from colmet.report.model import Line, shown
+from colmet.stored.curves import Band, band, thinned
 
 # Else it logs warnings about fonts, and about its cache if the home directory is not writable.
 logging.getLogger("matplotlib").setLevel(logging.ERROR)

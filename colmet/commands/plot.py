@@ -29,9 +29,10 @@ from colmet.common.runtime import cli
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
 from colmet.common.units import Unit
+from colmet.report.model import Line, shown
 from colmet.stored import sources
 from colmet.stored.capacity import capacities, ceilings
-from colmet.stored.curves import Line, averaged, is_rate, lines, shown, thinned, unit_of
+from colmet.stored.curves import averaged, is_rate, lines, thinned, unit_of
 from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.names import names_of, near
 from colmet.stored.series import NODE, HeldRows, History, HostRows, Series, of_one_agent

@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from colmet.commands.status_checks import StatusOrError, count, duration, judge, plain
-from colmet.commands.units import size
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime import cli
 from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import add_client_options, ask, client_of
 from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import size
 from colmet.common.runtime.text_layout import columns
 
 SIDES = ("node", "collector")

@@ -13,39 +13,17 @@ import numpy.typing as npt
 from colmet.common.growth import gaps, rates
 from colmet.common.schema import Field
 from colmet.common.units import UNITS, Unit
+from colmet.report.model import Line
 from colmet.stored.series import Series
 
 Floats = npt.NDArray[np.float64]
 Places = npt.NDArray[np.int64]
-
-MAX_NAME = 40  # characters shown of a host's or a GPU's name
 
 
 def unit_of(field: Field, rate: bool) -> Unit:
     """Return the unit of a column, or that of its growth per second."""
     unit = UNITS[field.unit]
     return unit.per_second("CPU time" in field.help) if rate else unit
-
-
-@dataclass(frozen=True)
-class Line:
-    """A value over time."""
-
-    host: str  # its host
-    label: str  # its GPU, zone and the like, where a host has several at one time; else empty
-    times: Floats  # seconds since 1970, ascending, shape (n,)
-    values: Floats  # NaN at an interruption of the line, shape (n,)
-
-    @property
-    def name(self) -> str:
-        """Return the name for a legend."""
-        return " ".join([shown(text) for text in (self.host, self.label) if text])
-
-
-def shown(text: str, longest: int = MAX_NAME) -> str:
-    """Return text of unknown origin in a displayable form: without control characters, and not too long."""
-    text = "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[: longest + 1]])
-    return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
 def is_rate(field: Field) -> bool:

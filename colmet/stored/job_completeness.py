@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from colmet.report.model import JobCompleteness, JobGap
 from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
 from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence_s, holes_of_job
 from colmet.stored.series import NODE, History, Series
-from colmet.stored.stays import OUTLINE_COLUMNS, JobInterval, JobRows, Number, Outline, Stay
+from colmet.stored.stays import OUTLINE_COLUMNS, JobInterval, JobRows, Outline, Stay
 
 DELAY_S = 150  # longest time from the measurement of a row to its storage
 LATER_S = 600  # after the last row, the search range for rows of the nodes themselves
@@ -26,42 +26,6 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     LEDGER: ("epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
     GAPS: ("epoch", "first", "last", "samples"),
 }
-
-
-@dataclass(frozen=True)
-class JobGap:
-    """A gap in the rows of some tables of a job, on one host."""
-
-    host: str
-    first: int
-    last: int
-    why: str
-    tables: tuple[str, ...]
-    rows: int
-
-
-@dataclass(frozen=True)
-class JobCompleteness:
-    """The stored and the missing rows of a job.
-
-    Attributes:
-        here: stored rows.
-        missing: missing rows.
-        method: ``ledger`` by the nodes' own counts; ``steps`` as an estimate by the steps between rows; ``mixed`` if
-            some tables have one and some the other.
-        gaps: by host and time.
-    """
-
-    here: int
-    missing: int
-    method: str
-    gaps: tuple[JobGap, ...] = ()
-
-    @property
-    def here_ratio(self) -> Number:
-        """Return the share of the due rows that is stored; None without due rows."""
-        due = self.here + self.missing
-        return self.here / due if due else None
 
 
 class FoundRows(NamedTuple):

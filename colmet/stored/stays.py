@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, wraps
-from typing import Any, NamedTuple, Optional, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -19,12 +19,12 @@ from colmet.common import measures
 from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, steady_growth, summed
 from colmet.common.growth import largest as most_of
 from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, START, Measure, Source, columns_of
+from colmet.report.model import Number
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.series import NODE, History, Series, of_one_agent
 
-Number = Optional[float]  # None: unknown
 OLDEST_S = 400 * 86400  # an older start is not believed
 OUTLINE_COLUMNS = columns_of([START])
 

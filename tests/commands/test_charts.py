@@ -15,8 +15,9 @@ from colmet.commands import charts
 from colmet.commands.charts import Panel
 from colmet.common.schema import Field
 from colmet.common.units import UNITS, Unit
+from colmet.report.model import Line
 from colmet.stored import curves
-from colmet.stored.curves import Line, is_rate, lines, unit_of
+from colmet.stored.curves import is_rate, lines, unit_of
 from colmet.stored.series import Series
 
 START = 1_700_000_000

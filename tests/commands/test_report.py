@@ -8,10 +8,12 @@ import math
 import numpy as np
 import pytest
 
-from colmet.commands import colmet, units
-from colmet.commands.report import command, gpus, page
-from colmet.commands.report.collect import DELAY_S, gather
+from colmet.commands import colmet
+from colmet.commands.report import command, page
 from colmet.commands.report.text import show
+from colmet.common.runtime import quantities as units
+from colmet.report import gpus
+from colmet.report.collect import DELAY_S, gather
 from colmet.stored.series import NODE
 from colmet.stored.stays import JobInterval
 from tests.support.made_up_history import GIB, MS, START, MadeUp, S, job_rows, ledger_rows, node_rows
@@ -713,17 +715,33 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
 @pytest.mark.parametrize(
     ("function", "value", "text"),
     [
-        *((units.duration, 0, "0 s"), (units.duration, 3.2, "3.20 s"), (units.duration, 59.96, "1 min 0 s")),
-        *((units.duration, 3661, "1 h 1 min"), (units.duration, 200000, "2 d 7 h"), (units.duration, None, "-")),
+        *(
+            (units.duration, 0, "0 s"),
+            (units.duration, 3.2, "3.20 s"),
+            (units.duration, 59.96, "1 min 0 s"),
+        ),
+        *(
+            (units.duration, 3661, "1 h 1 min"),
+            (units.duration, 200000, "2 d 7 h"),
+            (units.duration, None, "-"),
+        ),
         *((units.size, 0, "0 B"), (units.size, 1023.7, "1.00 KiB"), (units.size, 5 * GIB, "5.00 GiB")),
-        *((units.percent, 0.9999, "99.99 %"), (units.percent, 1, "100 %"), (units.percent, 0.001, "< 1 %")),
+        *(
+            (units.percent, 0.9999, "99.99 %"),
+            (units.percent, 1, "100 %"),
+            (units.percent, 0.001, "< 1 %"),
+        ),
         *(
             (units.energy, 0, "0 J"),
             (units.energy, 3.6e6, "1.00 kWh"),
             (units.energy, 999, "999 J"),
             (units.energy, 2811, "2.81 kJ"),
         ),
-        *((units.count, 12345, "12,345"), (units.count, 12345678, "12.3 million"), (units.cores, 0.049, "0.05")),
+        *(
+            (units.count, 12345, "12,345"),
+            (units.count, 12345678, "12.3 million"),
+            (units.cores, 0.049, "0.05"),
+        ),
         (units.cores, 1234.5, "1,234"),
         *((units.power, 99, "99.0 W"), (units.power, 1500, "1.50 kW")),
     ],

@@ -9,13 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colmet.commands.report.advice import RULES, advise, withheld
-from colmet.commands.report.collect import gather
 from colmet.commands.report.command import document_of
-from colmet.commands.report.model import Curve, GpuUse
 from colmet.commands.report.text import show
-from colmet.stored.curves import Line
-from colmet.stored.job_completeness import JobGap
+from colmet.report.advice import RULES, advise, withheld
+from colmet.report.collect import gather
+from colmet.report.model import Curve, GpuUse, JobGap, Line
 from colmet.stored.stays import JobInterval
 from tests.support.made_up_history import GIB, START, MadeUp, job_rows
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from colmet.commands.report.collect import gather
 from colmet.common.errors import ConfigError
+from colmet.report.collect import gather
 from colmet.stored.gap_finder import LATE
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.stays import JobInterval

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from colmet.commands.report import command, page
-from colmet.commands.report.model import (
+from colmet.common.errors import ColmetError
+from colmet.report.model import (
     Advice,
     Cpu,
     Curve,
@@ -18,14 +19,14 @@ from colmet.commands.report.model import (
     GpuUse,
     HostFigures,
     InputOutput,
+    JobCompleteness,
+    JobGap,
+    Line,
     MemoryUse,
     Report,
     Shared,
     Whereabouts,
 )
-from colmet.common.errors import ColmetError
-from colmet.stored.curves import Line
-from colmet.stored.job_completeness import JobCompleteness, JobGap
 
 START = 1_700_000_000
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e$x$"

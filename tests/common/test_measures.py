@@ -34,7 +34,7 @@ FILLERS = {
 }
 # Readers of single columns that are no measure, by file.
 READERS = {
-    "colmet/commands/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
+    "colmet/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
     "colmet/commands/status_checks.py": (
         {"jobs_without_rows", "placement_failures", "reads_unanswered"},

@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from colmet.commands import plot
-from colmet.commands.report.collect import gather
 from colmet.common import growth
 from colmet.common.errors import ColmetError
 from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
+from colmet.report.collect import gather
 from colmet.stored.series import NODE
 from colmet.stored.stays import JobInterval
 from colmet.web.interface import SeriesQuery

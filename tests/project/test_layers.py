@@ -52,19 +52,26 @@ LIBRARIES = {
 }
 
 
+REPORT_MODEL = ("colmet.report.model", "colmet.report.advice")  # these two import colmet.common alone
+
 # room -> what it may import of the other rooms. colmet.commands may import all of them.
 ROOMS = {
     "colmet.common": (),
+    "colmet.archive": ("colmet.common", "colmet.batch", *REPORT_MODEL),
     "colmet.node": ("colmet.common",),
-    "colmet.collector": ("colmet.common",),
+    "colmet.collector": ("colmet.common", "colmet.archive"),
     "colmet.batch": ("colmet.common", "colmet.node.system"),
-    "colmet.stored": ("colmet.common", "colmet.collector"),
-    "colmet.web": ("colmet.common", "colmet.collector", "colmet.stored", "colmet.batch", "colmet.gridengine.own"),
+    "colmet.stored": ("colmet.common", "colmet.collector", *REPORT_MODEL),
+    "colmet.report": ("colmet.common", "colmet.stored", "colmet.archive"),
+    "colmet.web": (
+        *("colmet.common", "colmet.collector", "colmet.stored", "colmet.report", "colmet.archive", "colmet.batch"),
+        "colmet.gridengine.own",
+    ),
     "colmet.facility": ("colmet.common", "colmet.batch", "colmet.node.delivery", "colmet.node.system"),
     "colmet.gridengine": ("colmet.common", "colmet.batch", "colmet.stored", "colmet.collector", "colmet.commands"),
     "colmet.commands": (
         *("colmet.common", "colmet.node", "colmet.collector", "colmet.batch", "colmet.stored", "colmet.web"),
-        *("colmet.facility", "colmet.gridengine"),
+        *("colmet.facility", "colmet.gridengine", "colmet.report", "colmet.archive"),
     ),
 }
 

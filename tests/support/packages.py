@@ -16,7 +16,10 @@ MODULES += ("rich", "tables", "uvicorn", "zmq")
 ROOMS = {
     "colmet-node": (("colmet.common", "colmet.node"), ("Depends",)),
     "colmet-collector": (
-        ("colmet.common", "colmet.collector", "colmet.stored", "colmet.web", "colmet.batch", "colmet.gridengine"),
+        (
+            *("colmet.common", "colmet.collector", "colmet.archive", "colmet.stored", "colmet.report", "colmet.web"),
+            *("colmet.batch", "colmet.gridengine"),
+        ),
         ("Depends", "Recommends"),
     ),
     "colmet-facility": (

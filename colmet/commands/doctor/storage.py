@@ -10,8 +10,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from colmet.commands.doctor.target import Target, User
-from colmet.commands.units import size
 from colmet.common.runtime.checks import Finding, Unchecked, fail, good, warn
+from colmet.common.runtime.quantities import size
 from colmet.node.system.host import Host
 
 LOW_BYTES, LOW_SHARE = 64 << 20, 0.05

@@ -14,11 +14,11 @@ from typing import Any
 from colmet.commands import selection
 from colmet.commands.completeness import shown
 from colmet.commands.progress import shown_progress
-from colmet.commands.report.collect import gather
-from colmet.commands.report.model import Report
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.dependencies import how_to_install
+from colmet.report.collect import gather
+from colmet.report.model import Report
 from colmet.stored.series import NODE, History
 from colmet.stored.sources import add_options as add_source_options
 from colmet.stored.sources import open_history

@@ -9,11 +9,11 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from colmet.commands.report.model import HostFigures, Number, Report, ratio
 from colmet.commands.times import utc
-from colmet.commands.units import UNKNOWN, cores, count, duration, energy, percent, power, size
 from colmet.common.measures import PROCESSES
 from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, power, size
+from colmet.report.model import HostFigures, Number, Report, ratio
 from colmet.stored.stays import text_of
 
 BAR = 20  # characters

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from colmet.commands.report.energy import LONGEST_PERIODS, power_joules
-from colmet.commands.report.model import GpuUse, Number
 from colmet.common import measures
 from colmet.common.growth import MOST_WATTS, grown
 from colmet.common.measures import Measure
+from colmet.report.energy import LONGEST_PERIODS, power_joules
+from colmet.report.model import GpuUse, Number
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, Series
 from colmet.stored.stays import JobRows, Outline, Stay, labels, text_of

@@ -17,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.commands.report.model import Energy, Number, ratio
 from colmet.common.growth import MOST_WATTS, NODE_CPUS, ceiling, grown, rates, summed
 from colmet.common.measures import CPU_USED, NODE_CPU, NODE_MEAN_POWER, POWER_TABLE, ZONE_ENERGY, ZONES, Source
 from colmet.common.units import UNITS
+from colmet.report.model import Energy, Number, ratio
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.series import NODE, Series
 from colmet.stored.stays import JobRows, Outline, Stay, added, text_of

@@ -10,11 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from colmet.commands.report import gpus
-from colmet.commands.report.advice import advise, withheld
-from colmet.commands.report.curves import Lines, curves_of, lines_of
-from colmet.commands.report.energy import NodeEnergy, energy_of, node_energy, shares_of
-from colmet.commands.report.figures import (
+from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY
+from colmet.common.runtime.plural import some_of
+from colmet.report import gpus
+from colmet.report.advice import advise, withheld
+from colmet.report.curves import Lines, curves_of, lines_of
+from colmet.report.energy import NodeEnergy, energy_of, node_energy, shares_of
+from colmet.report.figures import (
     COLUMNS,
     cpu_of,
     host_of,
@@ -24,9 +26,7 @@ from colmet.commands.report.figures import (
     shared_of,
     whereabouts_of,
 )
-from colmet.commands.report.model import GpuUse, HostFigures, Number, Report, Shared
-from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY
-from colmet.common.runtime.plural import some_of
+from colmet.report.model import GpuUse, HostFigures, Number, Report, Shared
 from colmet.stored.accounts import GAPS, LEDGER
 from colmet.stored.job_completeness import (
     DELAY_S,

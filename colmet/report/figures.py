@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from colmet.commands.report.model import Cpu, HostFigures, InputOutput, MemoryUse, Shared, Whereabouts
 from colmet.common import measures
 from colmet.common.growth import summed
 from colmet.common.measures import (
@@ -23,8 +22,9 @@ from colmet.common.measures import (
     columns_of,
 )
 from colmet.common.measures import TASKS as OF_TASKS
+from colmet.report.model import Cpu, HostFigures, InputOutput, MemoryUse, Number, Shared, Whereabouts
 from colmet.stored.series import NODE, Series
-from colmet.stored.stays import JobRows, Number, Outline, Stay, added, largest
+from colmet.stored.stays import JobRows, Outline, Stay, added, largest
 
 REFAULTS = (measures.REFAULTS_ANON, measures.REFAULTS_FILE)
 WAITS = {

@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from colmet.commands.report.model import Advice, GpuUse, HostFigures, Number, Report
-from colmet.commands.units import cores, count, duration, percent, size
 from colmet.common.runtime.plural import some_of
+from colmet.common.runtime.quantities import cores, count, duration, percent, size
+from colmet.report.model import Advice, GpuUse, HostFigures, Number, Report
 
 # Thresholds. No advice is given with fewer samples, or a smaller share of the due ones.
 LEAST_SAMPLES, LEAST_RATIO = 2, 0.95

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from colmet.commands.report.energy import Share
-from colmet.commands.report.model import Curve, Number
 from colmet.common.growth import ceiling, rates
 from colmet.common.measures import (
     CHARGED_READ,
@@ -20,7 +18,9 @@ from colmet.common.measures import (
     WAIT_CPU,
     Source,
 )
-from colmet.stored.curves import Line, broken, once, thinned
+from colmet.report.energy import Share
+from colmet.report.model import Curve, Line, Number
+from colmet.stored.curves import broken, once, thinned
 from colmet.stored.stays import Stay
 
 MOST_POINTS = 400  # of a line

@@ -7,10 +7,14 @@ in ``_bytes``, of energies in ``_joules``, of shares in ``_ratio`` (0 to 1).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Optional
 
-from colmet.stored.curves import Line
-from colmet.stored.job_completeness import JobCompleteness
-from colmet.stored.stays import Number as Number
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Number = Optional[float]  # None: unknown
+MAX_NAME = 40  # characters shown of a host's or a GPU's name
 
 
 def ratio(part: Number, whole: Number) -> Number:
@@ -179,6 +183,42 @@ class Energy:
 
 
 @dataclass(frozen=True)
+class JobGap:
+    """A gap in the rows of some tables of a job, on one host."""
+
+    host: str
+    first: int
+    last: int
+    why: str
+    tables: tuple[str, ...]
+    rows: int
+
+
+@dataclass(frozen=True)
+class JobCompleteness:
+    """The stored and the missing rows of a job.
+
+    Attributes:
+        here: stored rows.
+        missing: missing rows.
+        method: ``ledger`` by the nodes' own counts; ``steps`` as an estimate by the steps between rows; ``mixed`` if
+            some tables have one and some the other.
+        gaps: by host and time.
+    """
+
+    here: int
+    missing: int
+    method: str
+    gaps: tuple[JobGap, ...] = ()
+
+    @property
+    def here_ratio(self) -> Number:
+        """Return the share of the due rows that is stored; None without due rows."""
+        due = self.here + self.missing
+        return self.here / due if due else None
+
+
+@dataclass(frozen=True)
 class Advice:
     """A possible improvement."""
 
@@ -215,6 +255,27 @@ class HostFigures:
     def cpu_used_ratio(self) -> Number:
         """The used share of the available CPU time."""
         return share(self.cores, self.cpus)
+
+
+def shown(text: str, longest: int = MAX_NAME) -> str:
+    """Return text of unknown origin in a displayable form: without control characters, and not too long."""
+    text = "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[: longest + 1]])
+    return text if len(text) <= longest else f"{text[: longest - 1]}…"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A value over time."""
+
+    host: str  # its host
+    label: str  # its GPU, zone and the like, where a host has several at one time; else empty
+    times: Floats  # seconds since 1970, ascending, shape (n,)
+    values: Floats  # NaN at an interruption of the line, shape (n,)
+
+    @property
+    def name(self) -> str:
+        """Return the name for a legend."""
+        return " ".join([shown(text) for text in (self.host, self.label) if text])
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,182 @@
+"""The columns of the job archive, each declared once: SQLite, documents of databases, JSON, CSV and tables follow.
+
+A missing value is None, never 0. Times of the clock are seconds since 1970, in columns of unit "date". Durations are in
+seconds, sizes in bytes, energies in joules, shares from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple, Union
+
+from colmet.common import measures
+from colmet.common.measures import ALL, MAX, SUM, Measure
+
+INTEGER, REAL, TEXT, BLOB = "INTEGER", "REAL", "TEXT", "BLOB"  # kinds, as SQLite names them
+MIN, FIRST, OWN = "min", "first", "own"  # more folds over hosts; OWN: the whole job has a rule of its own
+# How a column is made from the samples of one host: growth of a counter, the largest value, the last one, the mean,
+# the sum of value times duration; of the node: growth of the node's counter while the job is there; empty: otherwise.
+GROWN, MOST, LAST, MEAN, HELD, OF_NODE = "grown", "most", "last", "mean", "held", "node"
+
+Value = Union[int, float, str, bytes, None]
+Summary = Mapping[str, Value]  # a row of the archive: values by name of the column; a missing name is a missing value
+
+# Values of the column `state`. "ended": it is over, and the batch system has not said how.
+RUNNING, ENDED, DONE, FAILED = "running", "ended", "done", "failed"
+CANCELLED, TIMEOUT, OUT_OF_MEMORY, NODE_FAILED = "cancelled", "timeout", "out_of_memory", "node_failed"
+STATES: Mapping[str, str] = {
+    RUNNING: "running",
+    DONE: "ended with exit code 0",
+    FAILED: "ended with another exit code, or by a signal of its own",
+    CANCELLED: "ended by its user, an administrator or preemption",
+    TIMEOUT: "reached its walltime",
+    OUT_OF_MEMORY: "killed for lack of memory",
+    NODE_FAILED: "lost a node, or could not be started there",
+    ENDED: "ended; the batch system has not reported how",
+}
+
+
+class Column(NamedTuple):
+    """A column of the archive."""
+
+    name: str
+    kind: str  # INTEGER, REAL, TEXT or BLOB
+    unit: str  # s, B, J, date, share; empty for counts, texts and others
+    help: str  # a sentence
+    hosts: str = OWN  # how the value of the whole job is made from those of its hosts: SUM, ALL, MAX, MIN, FIRST, OWN
+    how: str = ""  # see `GROWN` and the others
+    measures: tuple[Measure, ...] = ()  # the first one with values counts
+
+
+def _grown(name: str, measure: Measure, text: str = "", unit: str = "", hosts: str = SUM) -> Column:
+    kind = REAL if unit == "s" else INTEGER
+    return Column(name, kind, unit, text or measure.help, hosts, GROWN, (measure,))
+
+
+def _most(name: str, text: str, *of: Measure, unit: str = "", hosts: str = SUM) -> Column:
+    return Column(name, INTEGER, unit, text, hosts, MOST, of)
+
+
+def _held(name: str, text: str, measure: Measure, unit: str) -> Column:
+    return Column(name, REAL, unit, text, SUM, HELD, (measure,))
+
+
+def _of_node(name: str, measure: Measure) -> Column:
+    text = f"{measure.help.rstrip('.')} on its nodes while it ran, other jobs included."
+    return Column(name, INTEGER, "B", text, SUM, OF_NODE, (measure,))
+
+
+# The key of a job's summary is `job` and `start`; that of a host's summary `job`, `host` and `start`.
+JOB = Column("job", INTEGER, "", "Number of the job.", FIRST)
+HOST = Column("host", TEXT, "", "Name of the host.")
+START = Column("start", INTEGER, "date", "Start of the first task; if unknown, the first row.", MIN)
+
+MEASURED = (
+    Column("last", INTEGER, "date", "Time of the last row.", MAX),
+    Column("is_running", INTEGER, "", "1 while rows are expected, else 0.", MAX),
+    Column("user", TEXT, "", "User of the job, from its cgroup.", FIRST),
+    Column("hosts", INTEGER, "", "Number of hosts with rows of the job.", SUM),
+    Column("wall_s", REAL, "s", "Time from the start to the last row."),
+    Column("host_s", REAL, "s", "Wall time, summed over hosts.", SUM),
+    Column("samples", INTEGER, "", "Samples of the job, on the host with most.", MAX),
+    Column("rows", INTEGER, "", "Samples of the job, on all hosts.", SUM),
+    Column("missing", INTEGER, "", "Samples that should be between the first and the last one, and are not.", SUM),
+    # CPU
+    Column("cpus", REAL, "", "CPUs that the job may run on, the mean over time.", ALL, MEAN, (measures.CPUS,)),
+    Column("core_s", REAL, "s", "Allocated CPU time: wall time times CPUs.", ALL),
+    _grown("cpu_s", measures.CPU_USED, unit="s"),
+    Column("cpu_ratio", REAL, "share", "CPU time used of the allocated."),
+    Column("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."),
+    _grown("user_s", measures.CPU_USER, unit="s"),
+    _grown("system_s", measures.CPU_SYSTEM, unit="s"),
+    Column(
+        *("unattributed_s", REAL, "s", measures.CPU_UNATTRIBUTED.help, SUM, LAST),
+        (measures.CPU_UNATTRIBUTED,),
+    ),
+    _grown("throttled_s", measures.CPU_THROTTLED, unit="s"),
+    _grown("wait_cpu_s", measures.WAIT_CPU, unit="s"),
+    _grown("wait_io_s", measures.WAIT_IO, unit="s"),
+    _grown("wait_swap_s", measures.WAIT_SWAP, unit="s"),
+    _grown("wait_reclaim_s", measures.WAIT_RECLAIM, unit="s"),
+    _grown("switches", measures.SWITCHES),
+    _grown("involuntary_switches", measures.SWITCHES_INVOLUNTARY),
+    _most("tasks_peak", "The most tasks at one time.", measures.TASKS_PEAK, measures.TASKS_NOW),
+    # memory
+    _most(
+        *("memory_peak", "The most memory at one time: the kernel's record, else the largest sample."),
+        *(measures.MEMORY_PEAK, measures.MEMORY),
+        unit="B",
+    ),
+    Column("memory_peak_host", INTEGER, "B", "The same, on the host with most.", MAX),
+    _most("memory_anon_peak", "The largest sample without page cache.", measures.MEMORY_ANON, unit="B"),
+    Column("memory_limit", INTEGER, "B", measures.MEMORY_LIMIT.help, ALL, LAST, (measures.MEMORY_LIMIT,)),
+    Column("memory_ratio", REAL, "share", "Memory peak of the limit, on the host nearest to its limit.", MAX),
+    _held("memory_byte_s", "Memory used times duration.", measures.MEMORY, "B s"),
+    _most("swap_peak", "The most memory in swap.", measures.MEMORY_SWAP, unit="B", hosts=MAX),
+    _grown("memory_limit_hits", measures.MEMORY_LIMIT_HITS),
+    _grown("oom_kills", measures.OOM_KILLS),
+    _grown("major_faults", measures.MAJOR_FAULTS),
+    _grown("refaults_anon", measures.REFAULTS_ANON),
+    _grown("refaults_file", measures.REFAULTS_FILE),
+    # I/O
+    _grown("read_bytes", measures.CHARGED_READ, unit="B"),
+    _grown("written_bytes", measures.CHARGED_WRITE, unit="B"),
+    _grown("calls_read_bytes", measures.CALLS_READ, unit="B"),
+    _grown("calls_written_bytes", measures.CALLS_WRITE, unit="B"),
+    _grown("read_calls", measures.READ_CALLS),
+    _grown("write_calls", measures.WRITE_CALLS),
+    _grown("read_ops", measures.READ_OPS),
+    _grown("write_ops", measures.WRITE_OPS),
+    _of_node("network_sent_bytes", measures.NETWORK_SENT),
+    _of_node("network_received_bytes", measures.NETWORK_RECEIVED),
+    _of_node("lustre_read_bytes", measures.LUSTRE_READ),
+    _of_node("lustre_written_bytes", measures.LUSTRE_WRITE),
+    # pressure
+    *[_grown(f"pressure_{key}_s", measure, unit="s", hosts=MAX) for key, measure in measures.PRESSURE.items()],
+    # GPUs
+    _most("gpus", "The most GPUs held at one time.", measures.JOB_GPU_COUNT),
+    _held("gpu_s", "GPUs held times duration.", measures.JOB_GPU_COUNT, "s"),
+    Column("gpu_busy_s", REAL, "s", "The same, times their use.", SUM),
+    _held("gpu_idle_s", "GPUs held without a process of the job, times duration.", measures.JOB_GPU_IDLE, "s"),
+    _most("gpu_memory_peak", "The most memory used on its GPUs.", measures.JOB_GPU_MEMORY, unit="B"),
+    _most("gpu_memory", "Memory of its GPUs.", measures.JOB_GPU_MEMORY_TOTAL, unit="B"),
+    _held("gpu_joules", "Energy of its GPUs, from their power.", measures.JOB_GPU_POWER, "J"),
+    # energy of the nodes
+    Column("joules", REAL, "J", "Its share of its nodes' energy, by CPU time.", SUM),
+    Column("node_joules", REAL, "J", "Energy of its nodes while it ran.", SUM),
+    Column("energy_s", REAL, "s", "The part of its wall time on all hosts with known energy.", SUM),
+    Column("energy_source", TEXT, "", "rapl (processors and memory), ipmi (whole nodes), or both."),
+)
+
+# Of the whole job only, from the batch system.
+BATCH = (
+    Column("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
+    Column("system", TEXT, "", "Batch system: oar, slurm or gridengine."),
+    Column("batch_id", TEXT, "", "Id of the job as the batch system's commands print it."),
+    Column("owner", TEXT, "", "User of the job by the batch system; the cgroup's without one."),
+    Column("name", TEXT, "", "Name of the job."),
+    Column("project", TEXT, "", "Project or account."),
+    Column("queue", TEXT, "", "Queue or partition."),
+    Column("submitted", INTEGER, "date", "Submission."),
+    Column("started", INTEGER, "date", "Start by the batch system."),
+    Column("ended", INTEGER, "date", "End by the batch system."),
+    Column("exit_code", INTEGER, "", "Exit code of the job's script."),
+    Column("exit_signal", INTEGER, "", "Signal that ended it."),
+    Column("reason", TEXT, "", "The batch system's own word for its end."),
+    Column("requested_cores", INTEGER, "", "Requested cores."),
+    Column("requested_memory", INTEGER, "B", "Requested memory, on all hosts."),
+    Column("requested_gpus", INTEGER, "", "Requested GPUs."),
+    Column("requested_walltime_s", INTEGER, "s", "Requested walltime."),
+    Column("array", TEXT, "", "Id of the array that it belongs to."),
+    Column("array_index", INTEGER, "", "Its place in the array."),
+    Column("dependency", TEXT, "", "Jobs that it waits for, in the batch system's words."),
+    Column("batch_hosts", TEXT, "", "Its hosts by the batch system, separated by commas."),
+)
+
+# Large values, in a table of their own; of the whole job and of each host.
+ADVICE = Column("advice", TEXT, "", "Rules that apply, with the text: a JSON list of objects with rule and text.")
+FOOTPRINT = Column("footprint", BLOB, "", "Short curves of CPU, memory and GPU: colmet/archive/footprint.py.")
+LARGE = (ADVICE, FOOTPRINT)
+
+JOB_COLUMNS = {column.name: column for column in (JOB, START, *MEASURED, *BATCH, *LARGE)}
+HOST_COLUMNS = {column.name: column for column in (JOB, HOST, START, *MEASURED, *LARGE)}

@@ -1,0 +1,202 @@
+"""The file of the job archive: summaries, unfinished folds and the position in the journal, in one SQLite database.
+
+Source: the columns of `colmet.archive.columns`. One connection writes summaries; another one may write what the batch
+system knows. Readers see the last complete transaction (WAL). Large values are in tables of their own, so that lists
+read narrow rows.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, START, Column, Summary
+from colmet.common.errors import ColmetError, OutputUnavailable
+
+FORM = 1  # of the tables; in PRAGMA user_version
+BUSY_S = 10.0  # longest wait for the other writer
+SUFFIX = ".archive.sqlite"  # behind the path of the HDF5 files
+
+JobKey = tuple[int, int]  # job, start
+HostKey = tuple[int, str, int]  # job, host, start
+
+_KEY_OF_JOB, _KEY_OF_HOST = (JOB, START), (JOB, HOST, START)
+
+
+class Position(NamedTuple):
+    """The place up to which records of a journal are in the archive."""
+
+    journal: str  # its name, 16 hexadecimal digits
+    number: int  # of the first record that is not in the archive
+
+
+class Changes(NamedTuple):
+    """What one transaction writes, besides the position."""
+
+    hosts: Sequence[Summary]  # of hosts, with all measured columns
+    jobs: Sequence[Summary]  # of whole jobs; columns of the batch system stay as they are
+    folds: Mapping[HostKey, bytes | None]  # states of unfinished folds; None removes one
+    gone: Sequence[JobKey] = ()  # summaries of whole jobs that others replace, as their start has changed
+
+
+class ArchiveError(ColmetError):
+    """The archive cannot be read; the message suggests a remedy."""
+
+
+def _table(name: str, key: Sequence[Column], columns: Sequence[Column]) -> str:
+    """Return the statement that creates a table."""
+    parts = [f'"{column.name}" {column.kind} NOT NULL' for column in key]
+    parts += [f'"{column.name}" {column.kind}' for column in columns]
+    parts.append(f"PRIMARY KEY ({', '.join(_quoted(column.name) for column in key)})")
+    return f"CREATE TABLE IF NOT EXISTS {name} ({', '.join(parts)}) WITHOUT ROWID"
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+DDL = (
+    _table("jobs", _KEY_OF_JOB, (*MEASURED, *BATCH)),
+    _table("hosts", _KEY_OF_HOST, MEASURED),
+    _table("job_details", _KEY_OF_JOB, LARGE),
+    _table("host_details", _KEY_OF_HOST, LARGE),
+    _table("folds", _KEY_OF_HOST, [Column("state", BLOB, "", "State of an unfinished fold.")]),
+    # row 1 alone
+    "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), journal TEXT, number INTEGER)",
+)
+
+
+def _upsert(table: str, key: Sequence[Column], columns: Sequence[Column]) -> str:
+    """Return the statement that writes one row; columns that are not named here keep their values."""
+    names = [_quoted(column.name) for column in (*key, *columns)]
+    sets = ", ".join(f"{_quoted(column.name)} = excluded.{_quoted(column.name)}" for column in columns)
+    return (
+        f"INSERT INTO {table} ({', '.join(names)}) VALUES ({', '.join('?' * len(names))}) "
+        f"ON CONFLICT ({', '.join(_quoted(column.name) for column in key)}) DO UPDATE SET {sets}"
+    )
+
+
+def _values(rows: Iterable[Summary], columns: Sequence[Column]) -> Iterator[tuple[object, ...]]:
+    names = [column.name for column in columns]
+    return (tuple([row.get(name) for name in names]) for row in rows)
+
+
+class ArchiveStore:
+    """An open archive file. Used by one thread.
+
+    Args:
+        path: of the file.
+        writable: whether it is created if missing, and may be written.
+
+    Raises:
+        ArchiveError: the file is missing, of another program or of a later version, or cannot be opened.
+    """
+
+    def __init__(self, path: str, writable: bool = False) -> None:
+        self.path = path
+        mode = "rwc" if writable else "ro"
+        try:
+            self.database = sqlite3.connect(
+                f"file:{_escaped(os.path.abspath(path))}?mode={mode}",
+                uri=True,
+                timeout=BUSY_S,
+                isolation_level=None,
+                check_same_thread=False,
+            )
+            self.database.row_factory = sqlite3.Row
+            self._open(writable)
+        except sqlite3.Error as err:
+            raise ArchiveError(f"{path}: {err}; is it the archive of colmet-collector, and may you read it?") from err
+
+    def _open(self, writable: bool) -> None:
+        form = self.database.execute("PRAGMA user_version").fetchone()[0]
+        if form > FORM:
+            raise ArchiveError(f"{self.path}: of a later Colmet (form {form}, this one reads {FORM}); update Colmet")
+        if not writable:
+            if not form:
+                raise ArchiveError(f"{self.path}: not the archive of colmet-collector")
+            return
+        self.database.execute("PRAGMA journal_mode = WAL")
+        self.database.execute("PRAGMA synchronous = FULL")  # a saved position survives a power failure
+        with self._transaction():
+            for statement in DDL:
+                self.database.execute(statement)
+            self.database.execute(f"PRAGMA user_version = {FORM}")
+
+    def _transaction(self) -> _Transaction:
+        return _Transaction(self.database)
+
+    @property
+    def position(self) -> Position | None:
+        """Return the position; None for a new archive."""
+        row = self.database.execute("SELECT journal, number FROM position").fetchone()
+        return None if row is None else Position(*row)
+
+    def write(self, changes: Changes, position: Position | None) -> None:
+        """Write summaries, folds and the position, all or nothing; None leaves the position unchanged.
+
+        Raises:
+            OutputUnavailable: it could not be written, e.g. the disk is full; nothing is changed.
+        """
+        try:
+            with self._transaction():
+                self._write(changes)
+                if position is not None:
+                    self.database.execute(
+                        "INSERT INTO position VALUES (1, ?, ?) ON CONFLICT (id) DO UPDATE SET "
+                        "journal = excluded.journal, number = excluded.number",
+                        position,
+                    )
+        except sqlite3.Error as err:
+            raise OutputUnavailable(f"cannot write {self.path}: {err}") from err
+
+    def _write(self, changes: Changes) -> None:
+        run = self.database.executemany
+        for table in ("jobs", "job_details"):
+            run(f"DELETE FROM {table} WHERE job = ? AND start = ?", changes.gone)
+        for table, key, columns, rows in (
+            ("hosts", _KEY_OF_HOST, MEASURED, changes.hosts),
+            ("host_details", _KEY_OF_HOST, LARGE, changes.hosts),
+            ("jobs", _KEY_OF_JOB, MEASURED, changes.jobs),
+            ("job_details", _KEY_OF_JOB, LARGE, changes.jobs),
+        ):
+            run(_upsert(table, key, columns), _values(rows, (*key, *columns)))
+        kept = [(*key, state) for key, state in changes.folds.items() if state is not None]
+        run("INSERT OR REPLACE INTO folds VALUES (?, ?, ?, ?)", kept)
+        done = [key for key, state in changes.folds.items() if state is None]
+        run("DELETE FROM folds WHERE job = ? AND host = ? AND start = ?", done)
+
+    def folds(self) -> dict[HostKey, bytes]:
+        """Return the states of all unfinished folds."""
+        rows = self.database.execute("SELECT job, host, start, state FROM folds")
+        return {(row["job"], row["host"], row["start"]): row["state"] for row in rows}
+
+    def hosts_of(self, job: int, large: bool = True) -> list[dict[str, object]]:
+        """Return the summaries of all hosts of a job, of all starts, by start and host."""
+        details = " LEFT JOIN host_details USING (job, host, start)" if large else ""
+        rows = self.database.execute(f"SELECT * FROM hosts{details} WHERE job = ? ORDER BY start, host", (job,))
+        return [dict(row) for row in rows]
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self.database.close()
+
+
+class _Transaction:
+    """A context that commits at its end, or rolls back after an exception."""
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def __enter__(self) -> None:
+        self._database.execute("BEGIN IMMEDIATE")
+
+    def __exit__(self, kind: object, *_rest: object) -> None:
+        self._database.execute("COMMIT" if kind is None else "ROLLBACK")
+
+
+def _escaped(path: str) -> str:
+    """Return a path for a URI."""
+    return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")

@@ -1,0 +1,1 @@
+"""The report of a job: its content, its advice, and how it is made from stored rows."""
