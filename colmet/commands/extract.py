@@ -351,7 +351,7 @@ def _lines(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     import shutil
     import textwrap
 
-    from colmet.commands.times import utc
+    from colmet.common.runtime.quantities import utc
 
     for one in listed:
         hosts = len(one["hosts"])

@@ -303,7 +303,7 @@ def _lines_of(
 
 def shortened(line: Line, hosts: int) -> Line:
     """Return a long line with the extremes of many parts, or with their means if the chart will be a band."""
-    from colmet.commands.charts import MAX_LINES
+    from colmet.report.charts import MAX_LINES
 
     if len(line.times) <= MAX_POINTS:
         return line
@@ -340,7 +340,7 @@ def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
 
 def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height: int | None, utc: bool) -> bytes:
     """Draw the picture, with times in UTC or in local time."""
-    from colmet.commands import charts  # requires matplotlib, and a second to load
+    from colmet.report import charts  # requires matplotlib, and a second to load
 
     panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
     hosts = {line.host for one in plotted for line in one.lines}

@@ -47,14 +47,6 @@ def moment(text: str, now: float | None = None) -> int:
     return found
 
 
-def utc(seconds: float) -> str:
-    """Return a time as text, in UTC."""
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
-    except (OSError, OverflowError, ValueError):  # a damaged file may have any value
-        return f"{seconds} s since 1970"
-
-
 def _moment(text: str, now: float) -> float:
     if re.fullmatch(r"\d{1,12}", text, re.ASCII):
         return int(text)

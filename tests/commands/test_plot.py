@@ -207,7 +207,7 @@ def test_no_picture_goes_to_a_terminal(stored, monkeypatch, capsys):
 
 
 def test_values_take_no_matplotlib(stored, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "colmet.commands.charts", None)
+    monkeypatch.setitem(sys.modules, "colmet.report.charts", None)
     assert colmet.main(["plot", str(JOB), "memory_current", "--json"]) == 0
     (metric,) = json.loads(capsys.readouterr().out)["metrics"]
     assert metric["series"] == [{"host": "b", "label": "", "times": TIMES, "values": [1, 2, 3]}]

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from colmet.commands import colmet
-from colmet.commands.report import command, page
-from colmet.commands.report.text import show
+from colmet.commands import report as command
 from colmet.common.runtime import quantities as units
-from colmet.report import gpus
+from colmet.report import gpus, page
 from colmet.report.collect import DELAY_S, gather
+from colmet.report.text import show
 from colmet.stored.series import NODE
 from colmet.stored.stays import JobInterval
 from tests.support.made_up_history import GIB, MS, START, MadeUp, S, job_rows, ledger_rows, node_rows
@@ -703,7 +703,7 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
     import sys
 
     full(history)
-    for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "colmet.commands.report.text"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "colmet.report.text"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert report("42", "--json") == 0

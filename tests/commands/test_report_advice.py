@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colmet.commands.report.command import document_of
-from colmet.commands.report.text import show
 from colmet.report.advice import RULES, advise, withheld
 from colmet.report.collect import gather
+from colmet.report.document import document_of
 from colmet.report.model import Curve, GpuUse, JobGap, Line
+from colmet.report.text import show
 from colmet.stored.stays import JobInterval
 from tests.support.made_up_history import GIB, START, MadeUp, job_rows
 

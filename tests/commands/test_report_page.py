@@ -9,8 +9,9 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from colmet.commands.report import command, page
+from colmet.commands import report as command
 from colmet.common.errors import ColmetError
+from colmet.report import page
 from colmet.report.model import (
     Advice,
     Cpu,

@@ -8,8 +8,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from colmet.commands import times
 from colmet.commands.times import moment
+from colmet.common.runtime import quantities
 
 NOON = 1_795_262_400  # 2026-11-21 12:00 UTC, a Saturday; 13:00 in Paris
 
@@ -107,5 +107,5 @@ def test_what_is_no_time_is_refused_with_examples(text):
 
 @pytest.mark.parametrize("seconds", [1 << 62, -(1 << 63)])
 def test_impossible_times_are_shown_as_numbers(seconds):
-    assert times.utc(NOON) == "2026-11-21 12:00:00"
-    assert times.utc(seconds) == f"{seconds} s since 1970"
+    assert quantities.utc(NOON) == "2026-11-21 12:00:00"
+    assert quantities.utc(seconds) == f"{seconds} s since 1970"

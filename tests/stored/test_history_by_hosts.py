@@ -10,11 +10,11 @@ import pytest
 import tables
 
 from colmet.commands import colmet, extract, extract_rows, plot
-from colmet.commands.report.command import document_of
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import NODE_CPUS
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.report.collect import gather
+from colmet.report.document import document_of
 from colmet.stored import groups, hdf5, sources
 from colmet.stored import rows as reading
 from colmet.stored.capacity import capacities

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import wraps
 from typing import Optional
@@ -86,3 +87,11 @@ def energy(value: float) -> str:
     hours = value / 3600
     unit, hours = ("Wh", hours) if hours < 1000 else ("kWh", hours / 1000) if hours < 1e6 else ("MWh", hours / 1e6)
     return f"{_short(hours)} {unit}"
+
+
+def utc(seconds: float) -> str:
+    """Return a time as text, in UTC."""
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(seconds))
+    except (OSError, OverflowError, ValueError):  # a damaged file may have any value
+        return f"{seconds} s since 1970"

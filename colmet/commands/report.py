@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
-from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
 from colmet.commands import selection
 from colmet.commands.completeness import shown
@@ -18,6 +15,7 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.report.collect import gather
+from colmet.report.document import document_of
 from colmet.report.model import Report
 from colmet.stored.series import NODE, History
 from colmet.stored.sources import add_options as add_source_options
@@ -47,28 +45,6 @@ exit status:
     add_source_options(parser)
 
 
-def document_of(report: Report) -> dict[str, Any]:
-    """Return a report without its curves as JSON values; docs/tools/report.md has the names."""
-    document = asdict(replace(report, curves=()))
-    del document["curves"]
-    document["cores"] = report.cores
-    document["completeness"]["here_ratio"] = report.completeness.here_ratio
-    document["cpu"]["used_ratio"] = report.cpu.used_ratio
-    document["time"]["shares"] = asdict(report.shares)
-    for host, of_it in zip(document["hosts"], report.hosts):
-        host.update(cores=of_it.cores, cpu_used_ratio=of_it.cpu_used_ratio)
-    return {name: _finite(value) for name, value in document.items()}
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinities, which JSON lacks, by None."""
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
 def run(options: argparse.Namespace) -> int:
     """Print the report of a job, or write it to files."""
     options.job = selection.job_of(options, options.words)
@@ -89,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         if options.json:
             print(json.dumps(document_of(report), allow_nan=False))
         elif options.html is None and options.png is None:
-            from colmet.commands.report.text import show
+            from colmet.report.text import show
 
             show(report, sys.stdout)
     except ModuleNotFoundError as err:
@@ -115,7 +91,7 @@ def nothing_of(history: History, asked: JobInterval) -> str:
 
 
 def _write(report: Report, path: str, kind: str) -> None:
-    from colmet.commands.report import page
+    from colmet.report import page
 
     content = page.html(report) if kind == "html" else page.png(report)
     try:

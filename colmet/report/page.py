@@ -18,12 +18,12 @@ from rich.style import Style
 from rich.text import Text
 
 from colmet import __version__
-from colmet.commands import charts
-from colmet.commands.report.text import MOST_LINES, Page, by_use, host_columns
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import percent
 from colmet.common.units import UNITS, Unit
+from colmet.report import charts
 from colmet.report.model import Curve, HostFigures, Number, Report, shown
+from colmet.report.text import MOST_LINES, Page, by_use, host_columns
 
 CHART_SIZE = (360, 190)  # pixels; charts wrap to the width of the page, and are not scaled down
 PICTURE_WIDTH, ROW_HEIGHT, LINE_HEIGHT = 1200, 210, 18

@@ -9,10 +9,9 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from colmet.commands.times import utc
 from colmet.common.measures import PROCESSES
 from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, power, size
+from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, power, size, utc
 from colmet.report.model import HostFigures, Number, Report, ratio
 from colmet.stored.stays import text_of
 

@@ -1,1 +1,0 @@
-"""Reports on stored jobs: figures, energy, completeness, advice."""
