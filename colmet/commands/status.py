@@ -230,6 +230,12 @@ def _outputs(outputs: Sequence[Mapping[str, Any]]) -> list[str]:
             **_counts("lost", "dropped"),
         },
     )
+    for output in outputs:
+        if output.get("files_removed") or output.get("files_not_removed"):
+            done = f"{counted(output['files_removed'], 'old files')} ({size(output['bytes_removed'])})"
+            lines.append(
+                f"  {output['name']} removed {done}; {count(output['files_not_removed'])} could not be removed"
+            )
     return lines + [f"  {output['name']} is away: {output['why']}" for output in outputs if output["why"]]
 
 

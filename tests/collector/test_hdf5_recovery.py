@@ -21,7 +21,7 @@ import pytest
 import colmet
 from colmet.collector import columnar
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import h5file, isolated, known_tables, library, repair
+from colmet.collector.backends.hdf5 import expiry, h5file, isolated, known_tables, library, repair
 from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5 import pace as pace_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
@@ -1083,3 +1083,139 @@ def test_the_reading_process_ends_in_silence_where_nobody_came_to_ask(asked):
         cwd=Path(colmet.__file__).parents[1],
     )
     assert (done.stdout, done.stderr) == ("", "")
+
+
+# -- removal of old files --
+
+DAY_S = 86400
+DAYS = ["x.1700000000.hdf5", "x.1700006400.hdf5", "x.1700092800.hdf5", "x.1700179200.hdf5"]
+
+
+def four_days(folder, at, now_day=4, **options):
+    """Files of four days, each with a row and as old as it; an output started `now_day` days after the first."""
+    for name in DAYS:
+        begins = int(name.split(".")[1])
+        at(begins)
+        output, state = started(folder, end=0, **options)
+        state.end = state.position + 1
+        output.write([record(0)._replace(number=state.position, received_ns=begins * 10**9)])
+        output.close()
+        with tables.open_file(str(folder / name), "r+") as file:
+            file.root.job_1.site_default.cols.timestamp[:] = begins
+        os.utime(folder / name, (begins, begins))
+    at(TIME_S + now_day * DAY_S)
+
+
+def test_old_files_are_removed_at_start_and_after_each_rotation_and_nothing_else(tmp_path, at, caplog):
+    four_days(tmp_path, at)
+    others = ["x.1700000000.hdf5.damaged", "x.170000000.hdf5", "x.1700000000.h5", "xx.1700000000.hdf5", "x.json"]
+    for name in others:
+        (tmp_path / name).write_bytes(b"?")
+        os.utime(tmp_path / name, (0, 0))
+    caplog.set_level("INFO")
+    output, state = started(tmp_path, rotate_s=DAY_S, keep_s=3 * DAY_S)
+    now = f"x.{TIME_S + 4 * DAY_S}.hdf5"
+    assert files(tmp_path) == sorted([*others, *DAYS[2:], now])
+    assert [output.counters()[name] for name in ("files_removed", "files_not_removed")] == [2, 0]
+    assert output.counters()["bytes_removed"] > 0
+    assert [r.getMessage().split()[3] for r in caplog.records if r.getMessage().startswith("old file removed")] == [
+        f"path={tmp_path / name}" for name in DAYS[:2]
+    ]
+    at(TIME_S + 20 * DAY_S)
+    state.end = state.position + 1
+    output.write([record(0)._replace(number=state.position, received_ns=(TIME_S + 20 * DAY_S) * 10**9)])
+    output.close()
+    assert len(files(tmp_path)) == len(others) + 2  # the one of the rotation and the one before: just written to
+    assert output.counters()["files_removed"] == 4
+
+
+def test_without_a_limit_no_file_is_removed(tmp_path, at):
+    four_days(tmp_path, at, now_day=4000)
+    output, _ = started(tmp_path)
+    output.close()
+    assert set(DAYS) < set(files(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["other", "other table", "not hdf5", "damaged", "late row", "locked", "link"])
+def test_what_is_not_an_old_file_of_the_collector_stays_and_is_reported_once(tmp_path, at, caplog, kind):
+    four_days(tmp_path, at, now_day=40)
+    path = tmp_path / DAYS[0]
+    lock = nullcontext()
+    if kind in ("other", "other table", "late row"):
+        with tables.open_file(str(path), "r+") as file:
+            if kind == "other":
+                file.create_group("/", "experiment")
+            elif kind == "other table":
+                file.create_array("/job_1", "mine", [1, 2])
+            else:
+                file.root.job_1.site_default.cols.timestamp[-1] = TIME_S + 39 * DAY_S
+    elif kind == "not hdf5":
+        path.write_bytes(b"notes")
+    elif kind == "damaged":
+        path.write_bytes(path.read_bytes()[:2000])
+    elif kind == "locked":
+        lock = locked_by_another(path)
+    elif kind == "link":
+        path.rename(tmp_path / "elsewhere")
+        path.symlink_to("elsewhere")
+    os.utime(path, (TIME_S, TIME_S))
+    with lock:
+        output, _ = started(tmp_path, keep_s=2 * DAY_S)
+        output.recover()
+        output.close()
+    assert path.exists()
+    assert not {*DAYS[1:]} & set(files(tmp_path))
+    assert output.counters()["files_not_removed"] == (kind != "link")  # a link is not looked at
+    messages = [r.getMessage() for r in caplog.records if r.getMessage().startswith("old file not removed")]
+    assert len(messages) == (kind != "link")
+
+
+@contextlib.contextmanager
+def locked_by_another(path):
+    """Another process has the file's lock."""
+    script = (
+        "import sys; from colmet.collector.backends.hdf5 import file_lock as f; f.lock(sys.argv[1]); print(); input()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        cwd=Path(colmet.__file__).parents[1],
+    ) as process:
+        process.stdout.readline()
+        yield
+        process.stdin.close()
+
+
+def test_a_file_that_waiting_rows_go_to_is_not_removed(tmp_path, at):
+    four_days(tmp_path, at, now_day=40)
+    notes = json.loads((tmp_path / "state").read_text())
+    output, _ = started(tmp_path, end=notes["position"] + 5, keep_s=2 * DAY_S)  # it continues with the last file
+    assert output.path == str(tmp_path / DAYS[-1])
+    assert files(tmp_path) == [DAYS[-1]]
+    output.close()
+
+
+def test_check_names_the_files_that_a_start_removes_and_removes_none(tmp_path, at, caplog):
+    four_days(tmp_path, at)
+    Hdf5Output(str(tmp_path / "x"), keep_s=3 * DAY_S).check(str(tmp_path))
+    named = [record.getMessage().split("path=")[1].split()[0] for record in caplog.records]
+    assert named == [str(tmp_path / name) for name in DAYS[:2]]
+    assert files(tmp_path) == DAYS
+
+
+def test_the_time_for_removals_is_bounded_and_the_next_write_continues(tmp_path, at, monkeypatch):
+    four_days(tmp_path, at, now_day=40)
+    monkeypatch.setattr(expiry, "REMOVAL_S", -1.0)
+    output, state = started(tmp_path, keep_s=2 * DAY_S)
+    assert output.counters()["files_removed"] == 0
+    monkeypatch.setattr(expiry, "REMOVAL_S", 60.0)
+    write(output, state, state.position + 1)
+    assert output.counters()["files_removed"] == 4
+    output.close()
+
+
+def test_options_of_the_removal():
+    assert from_command_line("--hdf5-filepath=x", "--hdf5-keep=90d")._expiry._keep_s == 90 * DAY_S
+    with pytest.raises(ConfigError, match=r"--hdf5-keep: x\.hdf5 ends in \.hdf5.*--hdf5-rotate 1d"):
+        from_command_line("--hdf5-filepath=x.hdf5", "--hdf5-keep=90d")

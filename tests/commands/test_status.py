@@ -303,3 +303,12 @@ def test_a_check_of_a_daemon_that_is_away_is_critical_and_one_line(tmp_path, cap
     assert colmet.main(["status", "node", "--control-socket", str(tmp_path / "no.sock"), "--check"]) == 2
     out, err = capsys.readouterr()
     assert out == f"COLMET NODE CRITICAL - no daemon listens on {tmp_path}/no.sock\n" and not err
+
+
+def test_removed_old_files_are_printed_with_the_output_that_removed_them():
+    counts = {"files_removed": 2, "bytes_removed": 3 << 30, "files_not_removed": 1}
+    text = "\n".join(describe(changed(COLLECTOR, "outputs.0", {**COLLECTOR["outputs"][0], **counts})))
+    assert "hdf5 removed 2 old files (3.00 GiB); 1 could not be removed" in text
+    assert "removed" not in "\n".join(
+        describe(changed(COLLECTOR, "outputs.0", {**COLLECTOR["outputs"][0], **dict.fromkeys(counts, 0)}))
+    )

@@ -302,3 +302,10 @@ def test_repeated_events_are_logged_at_powers_of_ten():
 )
 def test_events_that_are_counted_several_at_once_are_logged_when_they_pass_a_power_of_ten(count, before, logged):
     assert powers_of_ten(count, before) is logged
+
+
+def test_a_period_has_a_number_and_a_unit():
+    assert [cli.period(text) for text in ("30m", "12h", "90d", "4w", "2y")] == [1800, 43200, 7776000, 2419200, 63072000]
+    for text in ("", "0d", "90", "d", "1.5d", "-1d", "1d ", "9999999d", "٣d"):
+        with pytest.raises(argparse.ArgumentTypeError, match="is not a period such as"):
+            cli.period(text)

@@ -17,6 +17,9 @@ from colmet.common.runtime.suggestions import did_you_mean
 EXIT_CONFIG = 2
 DETAIL = "; "  # in a help: the rest is for `--help-all`
 
+_PERIOD = re.compile(r"([1-9][0-9]{0,5})(m|h|d|w|y)", re.ASCII)
+_PERIODS_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
+
 Options = argparse._ActionsContainer  # a parser, or a group of one
 
 
@@ -199,6 +202,14 @@ def positive_seconds(text: str) -> float:
     if not 0.01 <= value <= 86400:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.01 to 86400")
     return value
+
+
+def period(text: str) -> int:
+    """Convert a period to seconds, an option type: 30m, 12h, 90d, 4w; y for 365 days."""
+    found = _PERIOD.fullmatch(text)
+    if not found:
+        raise argparse.ArgumentTypeError(f"{text!r:.100} is not a period such as 30m, 12h, 90d, 4w, 2y")
+    return int(found[1]) * _PERIODS_S[found[2]]
 
 
 def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:

@@ -7,11 +7,9 @@ the file is complete on disk: other programs can open it, and a kill harms nothi
 from __future__ import annotations
 
 import errno
-import fcntl
 import logging
 import os
 import re
-import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -19,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter, remove_tails
+from colmet.collector.backends.hdf5.file_lock import lock
 from colmet.collector.backends.hdf5.h5table import (
     REBUILT,
     REPLACED,
@@ -159,29 +158,9 @@ class Hdf5File:
         return os.fstat(self._lock).st_ino
 
     def lock(self) -> None:
-        """Lock the file against other collectors: two writers would damage it.
-
-        It is an open file description lock. HDF5 uses another kind, so readers with default settings are not blocked.
-        Closing other descriptors of this process does not release it.
-
-        Raises:
-            ConfigError: another process has locked the file.
-            OSError: the file cannot be opened for writing.
-        """
-        if self._lock >= 0:
-            return
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
-        try:
-            # struct flock: type, whence, start, length (0: to the end), pid
-            fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0))
-        except (BlockingIOError, PermissionError) as err:
-            os.close(descriptor)
-            raise ConfigError(
-                f"{self.path}: another process writes to it; stop the other colmet-collector or change --hdf5-filepath"
-            ) from err
-        except OSError as err:  # a file system without such locks
-            log.info("file cannot be locked: path=%s cause=%s", self.path, err.strerror)
-        self._lock = descriptor
+        """Lock the file against other writers, with the errors of `file_lock.lock`."""
+        if self._lock < 0:
+            self._lock = lock(self.path)
 
     def open(self) -> None:
         """Open or create the file, and try to write to it.

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from colmet.collector.backends.hdf5 import repair
+from colmet.collector.backends.hdf5 import last_rows, repair
 from colmet.collector.backends.hdf5.h5file import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.repair import Salvaged
@@ -45,6 +45,14 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails) -> None:
     """Run `repair.verify` in a child, with the same errors; a crash of the library raises Damaged, too."""
     try:
         _ask("verify", [path, expected, undo, tails], set())
+    except _CrashedError as err:
+        raise Damaged(f"{path}: {err}") from err
+
+
+def last_row_s(path: str) -> int:
+    """Run `last_rows.last_row_s` in a child, with the same errors; a crash of the library raises Damaged, too."""
+    try:
+        return int(_ask("last_row_s", [path], set()))
     except _CrashedError as err:
         raise Damaged(f"{path}: {err}") from err
 
@@ -144,7 +152,11 @@ def main() -> None:
     task, arguments = json.loads(asked)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     logging.basicConfig(level=logging.INFO, handlers=[_Teller()])
-    tasks: Mapping[str, Any] = {"verify": repair.verify, "salvage": repair.salvage}
+    tasks: Mapping[str, Any] = {
+        "verify": repair.verify,
+        "salvage": repair.salvage,
+        "last_row_s": last_rows.last_row_s,
+    }
     try:
         result = tasks[task](*arguments, tell=lambda kind, name: _answer([kind, name]))
     except (Damaged, OutputUnavailable) as err:

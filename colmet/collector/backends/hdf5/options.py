@@ -59,6 +59,16 @@ def add_options(parser: Options) -> None:
         "SIGHUP)",
     )
     parser.add_argument(
+        "--hdf5-keep",
+        metavar="PERIOD",
+        type=cli.period,
+        default=0,
+        help=cli.Rare(
+            "remove files whose last row is older than this: 90d, 52w, 2y; after each start and rotation, never the "
+            "file being written (default: keep all)"
+        ),
+    )
+    parser.add_argument(
         "--hdf5-complevel",
         metavar="0-9",
         type=int,
@@ -111,5 +121,10 @@ def check(options: argparse.Namespace) -> Mapping[str, int]:
         raise ConfigError(
             f"--hdf5-rotate: {path} ends in {SUFFIX}, so it is the one file; each needs a name "
             f"of its own: give --hdf5-filepath {path[: -len(SUFFIX)]}, files are then named by their time"
+        )
+    if options.hdf5_keep and path.endswith(SUFFIX):
+        raise ConfigError(
+            f"--hdf5-keep: {path} ends in {SUFFIX}, so it is the one file, which cannot be removed: give "
+            f"--hdf5-filepath {path[: -len(SUFFIX)]} and --hdf5-rotate 1d; old files are then removed"
         )
     return rotate

@@ -19,6 +19,7 @@ from colmet.collector.backends.hdf5 import options as hdf5_options
 from colmet.collector.backends.hdf5 import replacement
 from colmet.collector.backends.hdf5.burst import Burst
 from colmet.collector.backends.hdf5.checkpoint import REPLAY, Checkpoint, boot_id, last_file
+from colmet.collector.backends.hdf5.expiry import Expiry
 from colmet.collector.backends.hdf5.h5file import Hdf5File, Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import verify
@@ -73,6 +74,7 @@ class Hdf5Output(OutputBackend):
         checksums: whether new tables have checksums.
         rotate_s: begin a file at each multiple of this period since the epoch; 0 for never.
         rotate_bytes: begin a file when one has reached this size; 0 for never.
+        keep_s: remove files whose last row is older; 0 for never.
 
     Attributes:
         path: of the current or next file; empty if the next record names it.
@@ -90,6 +92,7 @@ class Hdf5Output(OutputBackend):
         checksums: bool = False,
         rotate_s: int = 0,
         rotate_bytes: int = 0,
+        keep_s: int = 0,
         max_delay_s: float = MAX_DELAY_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -99,6 +102,7 @@ class Hdf5Output(OutputBackend):
         self.path = ""
         self._names = FileNames(path)
         self.rotation = Rotation(self._names, rotate_s, rotate_bytes)
+        self._expiry = Expiry(self._names, keep_s)
         self._filters = tables.Filters(complevel, complib, fletcher32=checksums)
         self._boot = boot_id()
         self._state = OutputState("", "", 0, 0)
@@ -128,12 +132,13 @@ class Hdf5Output(OutputBackend):
             checksums=options.hdf5_checksums,
             rotate_s=rotate.get("s", 0),
             rotate_bytes=rotate.get("bytes", 0),
+            keep_s=options.hdf5_keep,
             max_delay_s=options.hdf5_max_delay,
         )
 
     def counters(self) -> dict[str, int]:
-        """Return the counts of dropped values and rows, damaged files and lost rows."""
-        return dict(self._counts)
+        """Return the counts of dropped values and rows, damaged files and lost rows, and removed files."""
+        return {**self._counts, **self._expiry.counts}
 
     # -- lifecycle --
 
@@ -142,7 +147,7 @@ class Hdf5Output(OutputBackend):
         return f"{self._names.configured}.journal"
 
     def check(self, journal_dir: str) -> None:
-        """Check that the file can be created, or is an accessible HDF5 file."""
+        """Check that the file can be created, or is an accessible HDF5 file; warn of each file to be removed."""
         path = self._names.path_at(int(time.time()))
         try:
             if not os.path.lexists(path):
@@ -153,6 +158,8 @@ class Hdf5Output(OutputBackend):
                 raise ConfigError(f"{path}: exists and is not an HDF5 file; move it or change --hdf5-filepath")
         except OSError as err:
             raise _not_writable(path, err) from err
+        for file in self._expiry.old_files(path):
+            log.warning("old file will be removed: path=%s bytes=%d", *file)
 
     def open(self, state: OutputState) -> None:
         """Check that the path is writable, and open or create the file unless `recover` must check it first.
@@ -164,6 +171,7 @@ class Hdf5Output(OutputBackend):
         self._state = state
         self._burst = Burst(state)
         self.rotation.planned = None
+        self._expiry.is_due = True
         saved = Checkpoint.load(state)
         new = self._names.path_at(int(time.time()))
         try:
@@ -230,6 +238,7 @@ class Hdf5Output(OutputBackend):
         except ConfigError as err:
             raise OutputUnavailable(str(err)) from err
         self._suspicion.is_doubted = False
+        self._expiry.remove(self.path)
 
     def write(self, records: Sequence[JournalRecord]) -> None:
         """Append rows and flush, in bursts; none begins after `BURST_S`, and the caller passes the other rows again.
@@ -254,6 +263,7 @@ class Hdf5Output(OutputBackend):
                 records[:count], saved.places if is_partly else 0, max(saved.until, records[count - 1].number + 1)
             )
             records = [record for record in records if record.number >= self._state.position]
+        self._expiry.remove(self.path)
 
     def reopen(self) -> None:
         """Complete the file and go on with the next one; earlier records still go to the former one.
@@ -383,6 +393,7 @@ class Hdf5Output(OutputBackend):
             if not os.path.lexists(path):
                 self._save_new(path)
             self.path, self._first, reopen = path, self._state.position, True
+            self._expiry.is_due = True
         self.rotation.begun(path)
         if reopen:
             self._close_file()

@@ -41,6 +41,15 @@ class FileNames:
         """Return whether the configured path yields this file, at any time."""
         return path == self.path_at(0) if self.is_fixed else self.begun_s(path) is not None
 
+    def there(self) -> list[tuple[int, str]]:
+        """Return the times and paths of existing files named by their time; none if the directory cannot be read."""
+        directory = os.path.dirname(os.path.abspath(self.configured))
+        try:
+            paths = [os.path.join(directory, name) for name in os.listdir(directory)]
+        except OSError:
+            return []
+        return sorted([(begun, path) for path in paths if (begun := self.begun_s(path)) is not None])
+
     def begun_s(self, path: str) -> int | None:
         """Return the time in a file's name, in seconds since the epoch; None for other names."""
         start, end = os.path.abspath(self.configured) + ".", SUFFIX

@@ -1,0 +1,48 @@
+"""Times of the last rows of a file that is no longer written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import islice
+
+from colmet.collector.backends.hdf5.h5table import Damaged, reading, table_names
+from colmet.collector.backends.hdf5.library import opened_library, tables
+
+MAX_TABLES = 256
+MAX_ROWS = 256  # at the end of a table
+_JOB = re.compile(r"job_([0-9]{1,19})", re.ASCII)
+
+
+def last_row_s(path: str, tell: Callable[[str, str], None]) -> int:
+    """Return the latest time among the last rows of a file, in seconds since 1970; 0 without a row.
+
+    The tables of nodes are read first, then those of the latest jobs. The call is meant for a process of its own.
+
+    Args:
+        path: of the file.
+        tell: progress callback, as in `repair`.
+
+    Raises:
+        Damaged: it cannot be read, or has anything that colmet-collector does not write.
+        OutputUnavailable: a system error prevents reading it.
+    """
+    latest = 0
+    with reading(path), opened_library(path, "r") as file:
+        for name in file.root._v_children:
+            if not _JOB.fullmatch(name) or name not in file.root._v_groups:
+                raise Damaged(f"{path}: has /{name:.100}, which colmet-collector does not write")
+        for name in islice(sorted(table_names(file), key=_order), MAX_TABLES):
+            tell("at", name)
+            table = file.get_node(name)
+            if not isinstance(table, tables.Table) or not {"timestamp", "hostname"} <= set(table.colnames):
+                raise Damaged(f"{path}: has {name:.100}, which colmet-collector does not write")
+            if table.nrows:
+                latest = max(latest, int(table.read(max(0, table.nrows - MAX_ROWS), field="timestamp").max()))
+    return latest
+
+
+def _order(path: str) -> tuple[bool, int]:
+    job = _JOB.fullmatch(path.split("/")[1])
+    number = int(job[1]) if job else 0
+    return number != 0, -number
