@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 Number = Optional[float]  # None: unknown
+Bound = Optional[int]  # of an interval, seconds since 1970; None without one
 MAX_NAME = 40  # characters shown of a host's or a GPU's name
 
 
@@ -299,8 +300,8 @@ class Report:
     start: int  # of its first task if known, else the first row
     end: int  # the last row
     wall_s: float
-    since: int | None  # start of the requested interval, if any
-    until: int | None  # end of the requested interval, if any
+    since: Bound  # start of the requested interval, if any
+    until: Bound  # end of the requested interval, if any
     samples: int  # times with rows of the job, on the host with most
     period_s: Number  # between samples
     cpu: Cpu

@@ -12,7 +12,7 @@ from rich.text import Text
 from colmet.common.measures import PROCESSES
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, power, size, utc
-from colmet.report.model import HostFigures, Number, Report, ratio
+from colmet.report.model import Energy, HostFigures, Number, Report, ratio
 from colmet.stored.stays import text_of
 
 BAR = 20  # characters
@@ -229,11 +229,12 @@ class Page:
 
     def _energy(self, report: Report) -> Iterator[Text]:
         found = report.energy
-        if found.nodes_joules is None:
+        if not found.source:
             yield Text("not measured (--enable-RAPL or --enable-ipmipower of colmet-node)")
+        elif found.nodes_joules is None:  # those of other users are hidden
+            yield Text(energy(found.job_joules))
+            yield Text(f"This is of {_of(found)}: {found.method}.{_covered(found)}", style="dim")
         else:
-            what = {"rapl": "processors and memory (RAPL)", "ipmi": "whole nodes (BMC)"}
-            of = " and ".join([what[source] for source in found.source.split(" and ")])
             is_whole = (found.covered_ratio or 0) >= 0.99 and (found.unshared_joules or 0) <= 0.01 * found.nodes_joules
             mean = f", {power(ratio(found.job_joules, report.wall_s))} on average" if is_whole else ""
             line = self.bar(ratio(found.job_joules, found.nodes_joules), "yellow")
@@ -244,10 +245,7 @@ class Page:
             unshared = f", not shared {energy(found.unshared_joules)}" if found.unshared_joules else ""
             yield Text(f"The rest: {rest}{unshared}." if rest else "Nothing could be shared.")
             busy = f" CPUs were {percent(found.busy_ratio)} busy." if found.busy_ratio is not None else ""
-            covered = ""
-            if found.covered_ratio is not None and found.covered_ratio < 0.99:
-                covered = f" It is known for {percent(found.covered_ratio)} of the time."
-            yield Text(f"This is of {of}: {found.method}.{busy}{covered}", style="dim")
+            yield Text(f"This is of {_of(found)}: {found.method}.{busy}{_covered(found)}", style="dim")
         if found.gpu_joules is not None:
             yield Text(f"GPUs: {energy(found.gpu_joules)}")
 
@@ -291,6 +289,17 @@ class Page:
         for one in report.advice:
             grid.add_row("*", Text.assemble(text_of(one.text), (f" [{one.rule}: {one.because}]", "dim")))
         yield grid
+
+
+def _of(found: Energy) -> str:
+    what = {"rapl": "processors and memory (RAPL)", "ipmi": "whole nodes (BMC)"}
+    return " and ".join([what[source] for source in found.source.split(" and ")])
+
+
+def _covered(found: Energy) -> str:
+    if found.covered_ratio is None or found.covered_ratio >= 0.99:
+        return ""
+    return f" It is known for {percent(found.covered_ratio)} of the time."
 
 
 def host_columns(hosts: Sequence[HostFigures]) -> dict[str, Callable[[HostFigures], str]]:

@@ -23,6 +23,7 @@ from colmet.web.feed import Feed, FeedError, connected, inherited
 from colmet.web.peers import Peers
 from colmet.web.queries import Queries, gridengine_of
 from colmet.web.recent_cache import RecentCache
+from colmet.web.reports import ReportProcesses
 from colmet.web.store import StoreReader, opener
 from colmet.web.users import UserNames
 
@@ -54,7 +55,16 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
     access = Access(options.http_users, options.http_admin_group, user_header=options.http_user_header)
     peers = Peers(options.http_trusted_proxy or (), kernel)
-    server = WebServer(options.http_listen, queries, access, tls=tls, gridengine=gridengine is not None, peers=peers)
+    reports = None if store is None else ReportProcesses(options)
+    server = WebServer(
+        options.http_listen,
+        queries,
+        access,
+        tls=tls,
+        reporter=reports,
+        gridengine=gridengine is not None,
+        peers=peers,
+    )
 
     def serve_requests() -> None:
         try:
@@ -81,6 +91,8 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
             gridengine.close()
         if store is not None:
             store.close()
+        if reports is not None:
+            reports.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -72,7 +72,9 @@ class RequestFilter:
             if message["type"] == "http.response.start":
                 began = True
                 self._count(message["status"])
-                message = {**message, "headers": [*message.get("headers", []), *_ADDED]}
+                given = message.get("headers", [])
+                names = {key for key, _ in given}
+                message = {**message, "headers": [*given, *[one for one in _ADDED if one[0] not in names]]}
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
             try:

@@ -1,11 +1,13 @@
 """The shapes of the answers, for the OpenAPI description only: answers are not validated by these models."""
 
-from typing import Any, Optional  # evaluated at run time, on Python 3.9, too
+import dataclasses
+from typing import Any, Optional, get_args, get_origin, get_type_hints  # evaluated at run time, on Python 3.9, too
 
 from pydantic import BaseModel, Field, create_model
 
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure
+from colmet.report import model as report_model
 
 
 def _description(measure: DeclaredMeasure) -> str:
@@ -286,6 +288,48 @@ class Completeness(BaseModel):
     present: Optional[float]
     hosts: list[HostCompleteness]
     warnings: list[str]
+
+
+def _shape(kind: Any) -> Any:
+    """Return the shape of a type of the report: that of a dataclass has its fields."""
+    if get_origin(kind) is tuple:
+        return list[_shape(get_args(kind)[0])]  # type: ignore[misc]
+    return _REPORT.get(kind, kind)
+
+
+def _add_shape(kind: Any, **derived: Any) -> None:
+    """Add a dataclass of the report to the shapes, and to this module; `derived` are values that it computes."""
+    hints = get_type_hints(kind)
+    names = [field.name for field in dataclasses.fields(kind) if field.name != "curves"]
+    values = {**{name: _shape(hints[name]) for name in names}, **derived}
+    shape = kind.__name__ if kind is report_model.Report else f"Report{kind.__name__}"
+    about = (kind.__doc__ or "").partition("\n")[0]
+    fields: dict[str, Any] = {key: (value, ...) for key, value in values.items()}
+    made: Any = create_model(shape, __module__=__name__, **fields)
+    made.__doc__ = about
+    _REPORT[kind] = globals()[shape] = made
+
+
+# The shapes of a report and of its parts, by dataclass; docs/tools/report.md has the values.
+_REPORT: dict[Any, Any] = {}
+_NUMBER = report_model.Number
+for _kind, _derived in (
+    (report_model.Cpu, {"used_ratio": _NUMBER}),
+    (report_model.TimeShares, {}),
+    (report_model.MemoryUse, {}),
+    (report_model.InputOutput, {}),
+    (report_model.Shared, {}),
+    (report_model.GpuUse, {}),
+    (report_model.Energy, {}),
+    (report_model.JobGap, {}),
+    (report_model.JobCompleteness, {"here_ratio": _NUMBER}),
+    (report_model.Advice, {}),
+    (report_model.HostFigures, {"cores": _NUMBER, "cpu_used_ratio": _NUMBER}),
+):
+    _add_shape(_kind, **_derived)
+_add_shape(report_model.Whereabouts, shares=_REPORT[report_model.TimeShares])
+_add_shape(report_model.Report, cores=_NUMBER)
+Report = _REPORT[report_model.Report]
 
 
 class QmemJobOnHost(BaseModel):

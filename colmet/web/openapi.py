@@ -26,6 +26,11 @@ ERRORS: dict[Any, dict[str, Any]] = {
     429: _error("Too many requests at once.", "Retry-After", "integer"),
 }
 NOT_FOUND: dict[Any, dict[str, Any]] = {404: _error("Not found, or access denied.")}
+REPORTS: dict[Any, dict[str, Any]] = {
+    501: _error("The server lacks a Python module; the text has the remedy."),
+    503: _error("The store cannot be read, or not with the permitted memory."),
+}
+PAGE: dict[Any, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
 _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
 
 
@@ -41,6 +46,9 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
     for path, methods in description["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
+            content = operation["responses"]["200"]["content"]
+            if "text/html" in content:
+                content.pop("application/json", None)
             for parameter in operation.get("parameters", []):
                 name, schema = parameter["name"], parameter["schema"]
                 if name == "sort":

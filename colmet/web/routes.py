@@ -1,7 +1,7 @@
 """Answer the routes of the JSON interface, each user only with permitted data."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 from fastapi import Depends, FastAPI, Request
@@ -12,6 +12,7 @@ from colmet import __version__
 from colmet.batch.qmem import Hosts, Owners, envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
+from colmet.report.own import UNREADABLE
 from colmet.web import models, parameters
 from colmet.web.access import Access
 from colmet.web.catalogue import measures_answer
@@ -24,10 +25,11 @@ from colmet.web.responses import answer, takes_gzip
 from colmet.web.workers import Workers
 
 LATE_S = 60.0  # timeout of a request, answered with 429
-_STORE_FAILS = "the stored data cannot be read, or not all of it; administrators see why"
-_NO_JOB = "job {} does not exist, or you may not see it"
+NO_JOB = "job {} does not exist, or you may not see it"
 _NO_NODE = "node {!r} does not exist, or you may not see it"
 
+# path, handler, model of the answer, whether it may be 404
+Route = tuple[str, Any, Any, bool]
 Work = Callable[[Optional[str]], Mapping[str, Any]]  # of the only user with visible jobs; None for all
 
 
@@ -48,7 +50,7 @@ class Routes:
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
         api = "/api/v1"
-        rows: list[tuple[str, Any, Any, bool]] = [
+        rows: list[Route] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
             (f"{api}/cluster", self.cluster, models.Cluster, False),
             (f"{api}/measures", self.measures, models.Measures, False),
@@ -63,16 +65,7 @@ class Routes:
             ("/qhost", self.qhost, models.Qhost, False),
             ("/qstat", self.qstat, models.Qstat, False),
         ]
-        for path, endpoint, model, may_lack in rows:
-            app.add_api_route(
-                path,
-                endpoint,
-                methods=["GET"],
-                response_model=model,
-                responses={**ERRORS, **(NOT_FOUND if may_lack else {})},
-                dependencies=[Depends(parameters.only_known_names)],
-                operation_id=endpoint.__name__,
-            )
+        add_routes(app, rows)
 
     # -- everything --
 
@@ -112,7 +105,7 @@ class Routes:
             nodes = totals["nodes"]
             return {**totals, "nodes": {key: nodes[key] if key in ("heard", "silent") else None for key in nodes}}
 
-        return await self._respond(self._memory, request, work)
+        return await self.respond(self._memory, request, work)
 
     # -- jobs --
 
@@ -139,13 +132,13 @@ class Routes:
             page = self._queries.jobs(JobsQuery(whose, state, node, text, since, until, sort, reverse, offset, limit))
             return _page(page, limit, [row for row in page.items if only is None or row["user"] == only])
 
-        return await self._respond(self._memory, request, work)
+        return await self.respond(self._memory, request, work)
 
     async def job(self, request: Request, job: int = parameters.JOB) -> Response:
         """Return a job, with its nodes and its tables."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self._own(job, only)
+            own = self.own(job, only)
             try:
                 found = self._queries.job(job, own)
             except ColmetError as err:
@@ -153,13 +146,13 @@ class Routes:
                 nothing = dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last"))
                 return {"job": {**nothing, "job": job, "running": False}, **lacking}
             if found is None:
-                raise HTTPException(404, _NO_JOB.format(job))
+                raise HTTPException(404, NO_JOB.format(job))
             if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
             return {**found, "tables": own_tables(found["tables"], only)}
 
-        return await self._respond(self._store, request, work)
+        return await self.respond(self._store, request, work)
 
     async def job_series(
         self,
@@ -173,12 +166,12 @@ class Routes:
         table, column = split_metric(metric)
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self._own(job, only)
-            limited = options._replace(since=_later(options.since, own))
+            own = self.own(job, only)
+            limited = options._replace(since=later(options.since, own))
             query = SeriesQuery(job, table, column, node, *limited, own)
             return self._series(query, only, f"job {job} has no {metric}, or you may not see it")
 
-        return await self._respond(self._store, request, work)
+        return await self.respond(self._store, request, work)
 
     async def completeness(
         self,
@@ -190,17 +183,17 @@ class Routes:
         """Return the stored share of a job's samples, and its gaps."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self._own(job, only)
+            own = self.own(job, only)
             try:
-                found = self._queries.completeness(job, _later(since, own), until, own)
+                found = self._queries.completeness(job, later(since, own), until, own)
             except ColmetError as err:
                 nothing = dict.fromkeys(("share", "expected", "present"))
                 return {"job": job, **nothing, "hosts": [], "warnings": [StoreWarning(err)]}
             if found is None:
-                raise HTTPException(404, _NO_JOB.format(job))
+                raise HTTPException(404, NO_JOB.format(job))
             return found
 
-        return await self._respond(self._store, request, work)
+        return await self.respond(self._store, request, work)
 
     # -- nodes --
 
@@ -221,7 +214,7 @@ class Routes:
             page = self._queries.nodes(NodesQuery(names, text, sort, reverse, offset, limit))
             return _page(page, limit, [row for row in page.items if names is None or row["node"] in names])
 
-        return await self._respond(self._memory, request, work)
+        return await self.respond(self._memory, request, work)
 
     async def node(self, request: Request, node: str = parameters.NODE) -> Response:
         """Return a node, with its jobs and its tables."""
@@ -234,7 +227,7 @@ class Routes:
             jobs = [row for row in found["jobs"] if only is None or row["user"] == only]
             return {**found, "jobs": jobs, "tables": own_tables(found["tables"], only)}
 
-        return await self._respond(self._memory, request, work)
+        return await self.respond(self._memory, request, work)
 
     async def node_series(
         self,
@@ -255,34 +248,39 @@ class Routes:
             query = SeriesQuery(0, table, column, node, *limited)
             return self._series(query, only, f"node {node!r} has no {metric}, or you may not see it")
 
-        return await self._respond(self._store, request, work)
+        return await self.respond(self._store, request, work)
 
     # -- QmemTools --
 
     async def qhost(self, request: Request) -> Response:
         """Return hosts with their jobs, in the form of QmemTools' server."""
         work: Work = lambda only: _enveloped("qhost", lambda: own_hosts(self._queries.qhost(), only))  # noqa: E731
-        return await self._respond(self._memory, request, work)
+        return await self.respond(self._memory, request, work)
 
     async def qstat(self, request: Request) -> Response:
         """Return owners with requests and use of their jobs, in the form of QmemTools' server."""
         work: Work = lambda only: _enveloped("qstat", lambda: own_owners(self._queries.qstat(), only))  # noqa: E731
-        return await self._respond(self._memory, request, work)
+        return await self.respond(self._memory, request, work)
 
     # -- shared --
 
-    async def _respond(self, workers: Workers, request: Request, work: Work) -> Response:
+    async def respond(self, workers: Workers, request: Request, work: Work) -> Response:
         """Return the answer of `work`, compressed in its thread, so that large answers do not delay other requests."""
-        visitor, packed = visitor_of(request.scope), accepts_gzip(request)
+        packed = accepts_gzip(request)
+
+        def make(only: Optional[str]) -> Response:
+            content = work(only)
+            return answer(content if only is None else for_users(content), packed)
+
+        return await self.run(workers, request, make)
+
+    async def run(self, workers: Workers, request: Request, make: Callable[[Optional[str]], Response]) -> Response:
+        """Return an answer made in a thread of `workers`, for the only user with visible jobs; None for all."""
+        visitor = visitor_of(request.scope)
         whose = ("user", visitor.user) if visitor.user is not None else ("client", request.scope[CLIENT])
+        return await workers.run(whose, make, visitor.only)
 
-        def make() -> Response:
-            content = work(visitor.only)
-            return answer(content if visitor.only is None else _for_users(content), packed)
-
-        return await workers.run(whose, make)
-
-    def _own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
+    def own(self, job: int, only: Optional[str]) -> Optional[Mapping[str, Optional[float]]]:
         """Return the visible part of a job for a user, as `Queries.own`; None for the whole job.
 
         Raises:
@@ -298,7 +296,7 @@ class Routes:
         except ColmetError:  # without proof, the job counts as not the user's
             pass
         if not own:
-            raise HTTPException(404, _NO_JOB.format(job))
+            raise HTTPException(404, NO_JOB.format(job))
         return own
 
     def _check_node(self, node: str, only: Optional[str]) -> None:
@@ -317,6 +315,20 @@ class Routes:
         if found is None:
             raise HTTPException(404, lacking)
         return found
+
+
+def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any]] = None) -> None:
+    """Add routes to an application; `more` are answers besides those of all routes."""
+    for path, endpoint, model, may_lack in rows:
+        app.add_api_route(
+            path,
+            endpoint,
+            methods=["GET"],
+            response_model=model,
+            responses={**ERRORS, **(NOT_FOUND if may_lack else {}), **(more or {})},
+            dependencies=[Depends(parameters.only_known_names)],
+            operation_id=endpoint.__name__,
+        )
 
 
 def accepts_gzip(request: Request) -> bool:
@@ -346,14 +358,14 @@ def own_tables(tables: Mapping[str, Any], only: Optional[str]) -> Mapping[str, A
     return {name: table for name, table in tables.items() if only is None or not name.startswith(FACILITY)}
 
 
-def _for_users(content: Mapping[str, Any]) -> Mapping[str, Any]:
+def for_users(content: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return an answer without the store's own messages, as these may name files and hosts."""
     warnings = content.get("warnings", ())
     plain = [one for one in warnings if not isinstance(one, StoreWarning)]
-    return content if len(plain) == len(warnings) else {**content, "warnings": [*plain, _STORE_FAILS]}
+    return content if len(plain) == len(warnings) else {**content, "warnings": [*plain, UNREADABLE]}
 
 
-def _later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) -> Optional[float]:
+def later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) -> Optional[float]:
     """Return the start of the visible rows."""
     begins = [at for at in (since, None if own is None else earliest(own)) if at is not None]
     return max(begins, default=None)

@@ -35,7 +35,7 @@ class Workers:
         self._of_one = of_one
         self._late_s = late_s
         self._of: Counter[Hashable] = Counter()
-        self._queue: queue.SimpleQueue[tuple[Hashable, Callable[[], None]]] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = 0
         self._pending = 0
@@ -54,11 +54,17 @@ class Workers:
         future: Future[T] = Future()
 
         def work() -> None:
-            if future.set_running_or_notify_cancel():  # else the client does not wait any more
-                try:
-                    future.set_result(function(*args))
-                except BaseException as err:  # noqa: BLE001 - for the client
-                    future.set_exception(err)
+            if not future.set_running_or_notify_cancel():  # the client does not wait any more
+                self._leave(whose)
+                return
+            try:
+                result = function(*args)
+            except BaseException as err:  # noqa: BLE001 - for the client
+                self._leave(whose)
+                future.set_exception(err)
+            else:
+                self._leave(whose)  # first, as the client may send its next request at once
+                future.set_result(result)
 
         with self._lock:
             if self._pending >= self._most:
@@ -70,7 +76,7 @@ class Workers:
             if self._started < min(self._threads, self._pending):
                 self._started += 1
                 threading.Thread(target=self._serve, name=f"{self._name}-{self._started}", daemon=True).start()
-        self._queue.put((whose, work))
+        self._queue.put(work)
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), self._late_s)
         except asyncio.TimeoutError as err:
@@ -78,13 +84,13 @@ class Workers:
 
     def _serve(self) -> None:
         while True:
-            whose, work = self._queue.get()
-            try:
-                work()
-            finally:
-                del work  # it references the request and its answer
-                with self._lock:
-                    self._pending -= 1
-                    self._of[whose] -= 1
-                    if not self._of[whose]:
-                        del self._of[whose]
+            work = self._queue.get()
+            work()
+            del work  # it references the request and its answer
+
+    def _leave(self, whose: Hashable) -> None:
+        with self._lock:
+            self._pending -= 1
+            self._of[whose] -= 1
+            if not self._of[whose]:
+                del self._of[whose]

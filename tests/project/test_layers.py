@@ -35,6 +35,7 @@ LIBRARIES = {
         "colmet.node.system.command",
         "colmet.collector.backends.hdf5.isolated",
         "colmet.collector.web_launcher",
+        "colmet.web.reports",
         "colmet.commands.",
         "colmet.stored.",
         "colmet.facility.",

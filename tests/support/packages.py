@@ -27,6 +27,7 @@ ROOMS = {
         ("Depends",),
     ),
 }
+PICTURES = ("colmet.report.charts", "colmet.report.page")  # require matplotlib, which is only suggested
 # Commands of colmet that serve a package's machine; those of colmet-common alone serve both.
 COMMANDS = {
     "colmet-node": ("status", "doctor", "top", "configure", "mem", "keygen", "enrol", "access", "completion"),

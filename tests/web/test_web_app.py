@@ -23,6 +23,7 @@ from colmet.web.responses import takes_gzip, to_json
 from colmet.web.workers import Workers
 from tests.support.web_client import ask, asking, basic
 from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
+from tests.support.web_reports import reporter_of
 from tests.support.web_users import ALICE, BOB, METRIC, ROOT, got, make, refused
 
 ALICES, BOBS = FIRST, FIRST + 1  # jobs
@@ -37,18 +38,19 @@ def facts():
 
 @pytest.fixture(scope="module")
 def app(facts, users, page):
-    return make(facts, users, folder=page)
+    return make(facts, users, reporter=reporter_of(facts), folder=page)
 
 
 @pytest.fixture(scope="module")
 def open_app(facts, page):
-    return make(facts, folder=page)
+    return make(facts, reporter=reporter_of(facts), folder=page)
 
 
 @pytest.fixture(scope="module")
 def storeless_app(page):
     """One whose store cannot be read."""
-    return make(MadeUpFacts(40, 40, fails=True), folder=page)
+    facts = MadeUpFacts(40, 40, fails=True)
+    return make(facts, reporter=reporter_of(facts), folder=page)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +69,7 @@ ROUTES = [
     f"/api/v1/jobs/{ALICES}",
     f"/api/v1/jobs/{ALICES}/series?{METRIC}",
     f"/api/v1/jobs/{ALICES}/completeness",
+    f"/api/v1/jobs/{ALICES}/report",
     "/api/v1/nodes",
     "/api/v1/nodes/node1",
     f"/api/v1/nodes/node1/series?{NODE_METRIC}",
@@ -87,15 +90,19 @@ def test_measures_come_with_their_columns_and_units(open_app):
     assert told["units"]["percent"] == {"factor": 0.01, "family": "share"}
 
 
+PAGES = [f"/api/v1/jobs/{ALICES}/report.html"]  # in HTML; tests/web/test_web_report.py
+
+
 def pattern_of(path):
     return re.compile(re.sub(r"{\w+}", "[^/]+", path))
 
 
 def test_every_route_is_tested(open_app):
     paths = got(open_app, "/openapi.json")["paths"]
-    assert len(paths) == len(ROUTES)
+    routes = [*ROUTES, *PAGES]
+    assert len(paths) == len(routes)
     for path in paths:
-        assert any(pattern_of(path).fullmatch(route.partition("?")[0]) for route in ROUTES), path
+        assert any(pattern_of(path).fullmatch(route.partition("?")[0]) for route in routes), path
 
 
 @pytest.mark.parametrize("route", ROUTES)

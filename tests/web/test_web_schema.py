@@ -12,6 +12,7 @@ from colmet.web.credentials import Credential
 from colmet.web.limits import Failures
 from tests.support.web_access import cheap
 from tests.support.web_facts import MadeUpFacts
+from tests.support.web_reports import reporter_of
 from tests.support.web_schema import report_of, schemathesis, texts_of
 from tests.support.web_server import running
 
@@ -28,7 +29,8 @@ def server(tmp_path_factory):
     path.chmod(0o600)
     access = Access(str(path), is_member=lambda *_: False)
     access._names = access._addresses = Failures(1_000_000, 1.0)  # it tries wrong passwords, too
-    with running(MadeUpFacts(20, 40), access=access) as one:
+    facts = MadeUpFacts(20, 40)
+    with running(facts, access=access, reporter=reporter_of(facts)) as one:
         yield one
 
 

@@ -1,0 +1,92 @@
+"""Answer the routes for stored data of a job: its report."""
+
+from collections.abc import Mapping
+from typing import Optional
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from colmet.common.errors import ColmetError
+from colmet.report.own import UNREADABLE
+from colmet.report.style import POLICY
+from colmet.web import models, parameters
+from colmet.web.limits import Busy
+from colmet.web.openapi import PAGE, REPORTS
+from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
+from colmet.web.responses import failure, pack
+from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes
+from colmet.web.workers import Workers
+
+_HEADERS: Mapping[str, Mapping[str, str]] = {
+    "json": {},
+    "html": {
+        "Content-Type": "text/html; charset=utf-8",
+        "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
+    },
+}
+
+
+class StoredRoutes:
+    """The handlers, one method for each path.
+
+    Their docstrings are in the OpenAPI description.
+
+    Args:
+        routes: the other handlers, with the rules of access.
+        reporter: makes reports; None without a readable store.
+    """
+
+    def __init__(self, routes: Routes, reporter: Optional[Reporter]) -> None:
+        self._routes = routes
+        self._reporter = reporter
+        # a report at a time for each user, as it needs seconds of CPU time
+        self._reports = Workers("report", 2, 32, 1, LATE_S)
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        job = "/api/v1/jobs/{job}"
+        add_routes(app, [(f"{job}/report", self.report, models.Report, True)], REPORTS)
+        add_routes(app, [(f"{job}/report.html", self.report_page, None, True)], {**REPORTS, **PAGE})
+
+    async def report(
+        self,
+        request: Request,
+        job: int = parameters.JOB,
+        since: Optional[float] = parameters.SINCE,
+        until: Optional[float] = parameters.UNTIL,
+    ) -> Response:
+        """Return the report of a job from its stored rows. Ordinary users get no energy of other jobs."""
+        return await self._report(request, "json", job, since, until)
+
+    async def report_page(
+        self,
+        request: Request,
+        job: int = parameters.JOB,
+        since: Optional[float] = parameters.SINCE,
+        until: Optional[float] = parameters.UNTIL,
+    ) -> Response:
+        """Return the report of a job as a page with charts."""
+        return await self._report(request, "html", job, since, until)
+
+    async def _report(
+        self, request: Request, form: str, job: int, since: Optional[float], until: Optional[float]
+    ) -> Response:
+        packed = accepts_gzip(request)
+        first, last = [None if at is None else int(at) for at in (since, until)]
+
+        def make(only: Optional[str]) -> Response:
+            own = self._routes.own(job, only)
+            try:
+                body = None if self._reporter is None else self._reporter(ReportQuery(job, first, last, own, form))
+            except MissingLibrary as err:
+                return failure(501, str(err))
+            except Busy:
+                raise
+            except ColmetError as err:
+                return failure(503, str(err) if only is None else UNREADABLE)
+            if body is None:
+                raise HTTPException(404, NO_JOB.format(job))
+            return pack(body, packed, headers=_HEADERS[form])
+
+        return await self._routes.run(self._reports, request, make)
