@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ColmetError
+from colmet.common.runtime import database_client
 from colmet.common.schema import MISSING_INT, NAME
 from colmet.common.tables import schemas
 from colmet.stored.series import HeldRows, History, HostRows, Series, by_host, missing_values
@@ -64,17 +64,17 @@ class ElasticHistory(History):
         prefix: of the names of all indices.
     """
 
-    def __init__(self, client: client.DatabaseClient, prefix: str) -> None:
+    def __init__(self, client: database_client.DatabaseClient, prefix: str) -> None:
         self._client = client
         self._prefix = prefix
         self._types: dict[str, dict[str, set[str]]] = {}  # of fields, by table
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ElasticHistory:
-        """Return the history for the options of `client.add_options`; raise ConfigError for invalid ones."""
-        urls, prefix = client.checked_urls(options), client.checked_prefix(options)
-        http = client.open_http(options, urls)
-        return cls(client.DatabaseClient(urls, http, options.elastic_timeout, threading.Event()), prefix)
+        """Return the history for the options of `database_client.add_options`; raise ConfigError for invalid ones."""
+        urls, prefix = database_client.checked_urls(options), database_client.checked_prefix(options)
+        http = database_client.open_http(options, urls)
+        return cls(database_client.DatabaseClient(urls, http, options.elastic_timeout, threading.Event()), prefix)
 
     def close(self) -> None:
         """Close all connections."""

@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 
-from colmet.collector.backends.elasticsearch import client
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
+from colmet.common.runtime import cli, database_client
 from colmet.stored.series import History
 
 CONFIG = "/etc/colmet/collector.toml"
@@ -23,7 +22,7 @@ def add_options(parser: cli.Options) -> None:
         default=[],
         help="HDF5 file, or the collector's --hdf5-filepath; that is all PATH.<10 digits>.hdf5; repeatable",
     )
-    client.add_options(group, "read from")
+    database_client.add_options(group, "read from")
     add_config(group)
 
 

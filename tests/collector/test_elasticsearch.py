@@ -16,13 +16,13 @@ import pytest
 
 from colmet.collector import main as collector_main
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.elasticsearch import client as hosts
 from colmet.collector.backends.elasticsearch import output
-from colmet.collector.backends.elasticsearch.client import checked_url
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.runtime import database_client as hosts
+from colmet.common.runtime.database_client import checked_url
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from tests.support.elastic_server import RESET, SILENCE, Elastic, error
 from tests.support.elastic_writer import JOURNAL, Writer

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from colmet.collector.backends.elasticsearch import client as hosts
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.runtime import database_client as hosts
 from colmet.common.runtime.http_client import HttpClient
 
 JOURNAL = "0123456789abcdef"

@@ -257,7 +257,7 @@ def _holders(host: Host, port: int) -> list[tuple[int, str]]:
 
 def check_databases(target: Target) -> Iterator[Finding]:
     """Check each --elastic-host: name and connection."""
-    from colmet.collector.backends.elasticsearch.client import checked_url
+    from colmet.common.runtime.database_client import checked_url
 
     for url in map(checked_url, target.options.elastic_host or []):
         parts = urlsplit(url)

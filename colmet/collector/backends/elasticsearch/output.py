@@ -17,14 +17,15 @@ from typing import Any
 
 from colmet import __version__
 from colmet.collector.backend import JournalRecord, OutputBackend
-from colmet.collector.backends.elasticsearch import client, documents
-from colmet.collector.backends.elasticsearch.client import DatabaseClient, Response, reason_of
+from colmet.collector.backends.elasticsearch import documents
 from colmet.collector.backends.elasticsearch.dead_letters import DeadLetters
 from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, IndexNaming
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.runtime import database_client
 from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
 from colmet.common.runtime.http_client import HttpClient
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.plural import counted
@@ -97,7 +98,7 @@ class ElasticsearchOutput(OutputBackend):
     @classmethod
     def add_options(cls, parser: Options) -> None:
         """Declare the options of this output; those of Colmet 0.6 come first."""
-        client.add_options(parser, "write to")
+        database_client.add_options(parser, "write to")
         parser.add_argument(
             "--elastic-date-suffix",
             metavar="FORMAT",
@@ -128,7 +129,7 @@ class ElasticsearchOutput(OutputBackend):
         """Return the output, or None without --elastic-host; ConfigError for an unusable address, name or file."""
         if not options.elastic_host:
             return None
-        urls, prefix = client.checked_urls(options), client.checked_prefix(options)
+        urls, prefix = database_client.checked_urls(options), database_client.checked_prefix(options)
         date_format = options.elastic_date_suffix
         if date_format and (len(date_format) > 32 or not documents.DATE_FORMAT.fullmatch(date_format)):
             raise ConfigError(
@@ -139,7 +140,7 @@ class ElasticsearchOutput(OutputBackend):
             raise ConfigError("--elastic-date-suffix and --elastic-data-stream: choose one, a data stream rolls over")
         return cls(
             urls,
-            client.open_http(options, urls),
+            database_client.open_http(options, urls),
             IndexNaming(prefix, date_format, options.elastic_data_stream),
             options.elastic_timeout,
             not options.elastic_no_template,

@@ -1,6 +1,6 @@
 """Client of Elasticsearch and OpenSearch: addresses, credentials, fail-over between hosts.
 
-The output uses it for writing, and commands use it for reading.
+The output and the archive use it for writing, and commands for reading.
 """
 
 from __future__ import annotations
