@@ -45,6 +45,8 @@ COMMANDS: Mapping[str, Subcommand] = {
     "enrol": Subcommand("colmet.commands.enrol", "make keys for nodes, and copy them to the nodes"),
     "keygen": Subcommand("colmet.commands.keygen", "make keys for the collector and the nodes"),
     "access": Subcommand("colmet.commands.access", "manage the users of the JSON interface and the page"),
+    "login": Subcommand("colmet.commands.login", "log in at a collector's JSON interface, for commands with --url"),
+    "logout": Subcommand("colmet.commands.logout", "remove that login"),
     "completion": Subcommand(
         "colmet.commands.completion", "print the completion of these commands for bash, zsh or fish"
     ),

@@ -189,7 +189,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
-    from colmet.commands import selection
+    from colmet.commands import remote, selection
     from colmet.stored import sources  # loads the library for databases, not required by OAR's form
 
     parser.epilog = """\
@@ -229,6 +229,7 @@ The second form has the statuses of colmet-extract."""
     parser.add_argument("--json", action="store_true", help="the same as --format json; with --list: print JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: standard output)")
     sources.add_options(parser)
+    remote.add_options(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -239,7 +240,7 @@ def run(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     from colmet.commands import selection
     from colmet.commands.progress import shown_progress
-    from colmet.stored import sources
+    from colmet.commands.remote_rows import open_history
 
     if options.job is None:
         raise ConfigError("no job is named; give --job JOB")
@@ -251,7 +252,7 @@ def _run(options: argparse.Namespace) -> int:
     form = options.format or "json"
     if form in ("parquet", "hdf5") and options.output is None and not options.list:
         raise ConfigError(f"--format {form} requires a file: give --output FILE")
-    with sources.open_history(options) as history:
+    with open_history(options) as history:
         wanted = Interval(options.since, options.until, options.host)
         try:
             if options.list:

@@ -109,7 +109,7 @@ def fetch(
     for (table, of_node), names in _places(history, job, chosen, wanted).items():
         if of_node and job != NODE:
             of_job = of_job or _of_job(history, job, wanted, found)
-            found[table, of_node] = history.read(NODE, table, names, *_both(of_job, wanted))
+            found[table, of_node] = history.read(NODE, table, names, *both(of_job, wanted))
         else:
             found[table, of_node] = history.read(job, table, names, *wanted)
     return found
@@ -126,7 +126,7 @@ def _places(history: History, job: int, chosen: Sequence[OutputColumn], wanted: 
     return dict(sorted(by_table.items(), key=lambda one: one[0][1]))
 
 
-def _both(one: Interval, other: Interval) -> Interval:
+def both(one: Interval, other: Interval) -> Interval:
     """Return the common part of two intervals, with the hosts of the first."""
     since = max([at for at in (one.since, other.since) if at is not None], default=None)
     until = min([at for at in (one.until, other.until) if at is not None], default=None)

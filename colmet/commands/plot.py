@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.commands import selection
+from colmet.commands import remote, selection
 from colmet.commands.extract_rows import ALL_ROWS, Interval, interval_of
 from colmet.commands.progress import shown_progress
+from colmet.commands.remote_rows import open_history
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
@@ -86,6 +87,7 @@ exit status:
     parser.add_argument("--utc", action="store_true", help="show times in UTC (default: local time)")
     parser.add_argument("--json", action="store_true", help="print the values as JSON; a picture only with --output")
     sources.add_options(parser)
+    remote.add_options(parser)
 
 
 class Choice(NamedTuple):
@@ -380,7 +382,7 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError("--json and --output - both go to standard output; name a file")
     path, kind = target(options) if draws else ("", "")
     rates = True if options.rate else False if options.absolute else None
-    with sources.open_history(options) as history, shown_progress(history, "colmet plot"):
+    with open_history(options) as history, shown_progress(history, "colmet plot"):
         wanted = Interval(options.since, options.until, options.host)
         plotted = gather(history, options.job, options.metrics, wanted, rates, is_drawn=not options.json)
         for text in history.warnings:

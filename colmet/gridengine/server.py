@@ -183,7 +183,7 @@ class QmemClient:
                 raise FetchError(f"{url}: {why}", response.status)
             return response.body()
         except HttpFailure as err:
-            raise FetchError(f"{url}: {self._reason(err)}") from err
+            raise FetchError(f"{url}: {reason_of(err, f'{self._timeout_s:g} s (--timeout)', _EXPECTED)}") from err
 
     def _refusal(self, response: HttpResponse) -> str:
         """Return why an answer is an error; "" for status 200."""
@@ -202,25 +202,26 @@ class QmemClient:
             return f"status {status}: the server is at {headers.get('Location', '')[:MAX_TEXT]!r}; give that address"
         return f"status {status}"
 
-    def _reason(self, err: HttpFailure) -> str:
-        """Return why there is no answer, with the remedy."""
-        cause = err.cause
-        if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10
-            return f"no whole answer within {self._timeout_s:g} s (--timeout)"
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            # an old urllib3 compares names by itself, and gives no code
-            is_other = getattr(cause, "verify_code", _OTHER_NAME[0]) in _OTHER_NAME
-            what = "give the URL with a name that is in it" if is_other else "--ca-file names who may vouch for it"
-            return f"its certificate: {clean(getattr(cause, 'verify_message', cause))}; {what}"
-        if isinstance(cause, ssl.SSLError):
-            return f"no TLS: {clean(cause.reason or cause)}"
-        if isinstance(cause, ConnectionRefusedError):
-            return f"{cause.strerror or cause}; {_EXPECTED}"
-        if cause is None:
-            return str(err)
-        if isinstance(cause, OSError):
-            return clean(cause.strerror or cause)
-        return f"no answer of HTTP ({clean(str(err)[:MAX_TEXT])})"
+
+def reason_of(err: HttpFailure, limit: str, expected: str) -> str:
+    """Return why there is no answer, with the remedy."""
+    cause = err.cause
+    if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10
+        return f"no whole answer within {limit}"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        # an old urllib3 compares names by itself, and gives no code
+        is_other = getattr(cause, "verify_code", _OTHER_NAME[0]) in _OTHER_NAME
+        what = "give the URL with a name that is in it" if is_other else "--ca-file names who may vouch for it"
+        return f"its certificate: {clean(getattr(cause, 'verify_message', cause))}; {what}"
+    if isinstance(cause, ssl.SSLError):
+        return f"no TLS: {clean(cause.reason or cause)}"
+    if isinstance(cause, ConnectionRefusedError):
+        return f"{cause.strerror or cause}; {expected}"
+    if cause is None:
+        return str(err)
+    if isinstance(cause, OSError):
+        return clean(cause.strerror or cause)
+    return f"no answer of HTTP ({clean(str(err)[:MAX_TEXT])})"
 
 
 def _authorization(options: argparse.Namespace) -> str:

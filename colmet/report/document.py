@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, replace
-from typing import Any
+from dataclasses import asdict, fields, is_dataclass, replace
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from colmet.report.model import Report
+from colmet.common.errors import ColmetError
+from colmet.report import model
+from colmet.report.model import Report, shown
+
+LONGEST = 2000  # characters of a text
 
 
 def document_of(report: Report) -> dict[str, Any]:
@@ -20,6 +24,42 @@ def document_of(report: Report) -> dict[str, Any]:
     for host, of_it in zip(document["hosts"], report.hosts):
         host.update(cores=of_it.cores, cpu_used_ratio=of_it.cpu_used_ratio)
     return {name: _finite(value) for name, value in document.items()}
+
+
+def report_of(document: Any) -> Report:
+    """Return the report of a JSON document, without curves.
+
+    Its texts are without control characters.
+
+    Raises:
+        ColmetError: it is none.
+    """
+    try:
+        made = _made(Report, {**document, "curves": []})
+    except (KeyError, TypeError, ValueError) as err:
+        raise ColmetError("the answer is no report; is the interface of another version?") from err
+    assert isinstance(made, Report)
+    return made
+
+
+def _made(kind: Any, value: Any) -> Any:
+    """Return a JSON value as a value of a declared type."""
+    if kind in _PARTS:
+        hints = get_type_hints(kind)
+        return kind(**{field.name: _made(hints[field.name], value[field.name]) for field in fields(kind)})
+    if get_origin(kind) is tuple:
+        return tuple([_made(get_args(kind)[0], one) for one in value])
+    if get_origin(kind) is Union:
+        return None if value is None else _made(get_args(kind)[0], value)
+    if kind is str and isinstance(value, str):
+        return shown(value, LONGEST)
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if (kind is float and is_number) or (kind in (int, bool) and type(value) is kind):
+        return value
+    raise TypeError(f"{value!r:.80} is no {kind}")
+
+
+_PARTS = {one for one in vars(model).values() if is_dataclass(one)}
 
 
 def _finite(value: Any) -> Any:

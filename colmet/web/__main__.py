@@ -25,6 +25,7 @@ from colmet.web.queries import Queries, gridengine_of
 from colmet.web.recent_cache import RecentCache
 from colmet.web.reports import ReportProcesses
 from colmet.web.store import StoreReader, opener
+from colmet.web.stored_rows import RowsReader
 from colmet.web.users import UserNames
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
         raise ConfigError("the collector's options do not name --http-listen any more")
     from colmet.web.access import Access  # these require fastapi and uvicorn
     from colmet.web.server import Tls, WebServer
+    from colmet.web.stored_routes import Stored
 
     with contextlib.suppress(OSError):  # a unit may forbid it
         os.nice(NICE)
@@ -61,7 +63,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
         queries,
         access,
         tls=tls,
-        reporter=reports,
+        stored=None if store is None or reports is None else Stored(reports, RowsReader(store)),
         gridengine=gridengine is not None,
         peers=peers,
     )

@@ -19,7 +19,7 @@ from typing import NamedTuple, NoReturn
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.web import users
-from colmet.web.credentials import MAX_SECRET, Credential, Password, check_name, token_digest
+from colmet.web.credentials import MAX_SECRET, Credential, LoginToken, Password, check_name, token_digest
 from colmet.web.limits import Busy, Failures, Turns, network
 from colmet.web.stats import Stats
 from colmet.web.workers import Workers
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 KEPT_S = 300.0  # lifetime of a checked password
 KEPT = 4096
+LOGIN_S = 30 * 86400.0  # lifetime of a token issued for a password
 LOOK_S = 1.0  # min time between checks of the file
 GROUP_S = 60.0  # lifetime of a looked-up membership
 GROUP_WAIT_S = 5.0
@@ -58,6 +59,10 @@ class Unauthorized(Exception):
 
 class NotNamed(Exception):
     """The proxy has not named the user, or more than once."""
+
+
+class NoLoginToken(Exception):
+    """No token is issued for this request; the text has the reason."""
 
 
 class _CheckedLogin(NamedTuple):
@@ -171,9 +176,37 @@ class Access:
             raise NotNamed(f"the proxy does not name the user: it has to set the header {header}, once") from None
         return Visitor(name, await self._is_admin(_CheckedLogin(name, frozenset(), 0.0)))
 
+    async def login_token(self, headers: Sequence[str], address: str) -> tuple[str, int]:
+        """Return a token for a request with a name and a password, and its end, in seconds since 1970.
+
+        It is valid up to a change of the password or the end of this process: nothing is stored. The arguments and
+        exceptions are those of `visitor`; also
+
+        Raises:
+            NoLoginToken: the request has no password, or the interface knows none.
+        """
+        if self._users is None:
+            raise NoLoginToken("this interface issues no tokens: it is open, or a proxy checks the logins")
+        scheme, _, value = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
+        name, password = _parsed(value.strip()) if scheme.lower() == "basic" else ("", "")
+        if not name or self._by_token(password, None) is not None:
+            raise NoLoginToken("a token is issued for a name and a password, and not for another token")
+        known = await self._by_password(value.strip(), network(address))
+        line = self._users.passwords.get(known.name)
+        if line is None:
+            raise Unauthorized
+        until = int(self._now() + LOGIN_S)
+        return LoginToken.issue(self._key, line, until).text(), until
+
     def _by_token(self, given: str, name: str | None) -> _CheckedLogin | None:
         if self._users is None or len(given) > MAX_SECRET:
             return None
+        issued = LoginToken.parse(given)
+        if issued is not None:
+            line = self._users.passwords.get(issued.name)
+            if line is None or not issued.is_right(self._key, line, self._now()) or name not in (None, line.name):
+                return None
+            return _CheckedLogin(line.name, line.groups, 0.0)
         line = self._users.tokens.get(token_digest(given))
         if line is None or line.secret.is_over(self._now()):  # type: ignore[union-attr]  # a token
             return None
@@ -186,13 +219,7 @@ class Access:
         known = self._known.get(digest)
         if known is not None and self._clock() < known.until:
             return known
-        try:
-            text = base64.b64decode(value.encode("ascii"), validate=True).decode("utf-8")
-        except (binascii.Error, UnicodeError):
-            raise Unauthorized from None
-        name, colon, password = text.partition(":")
-        if not colon or not name or len(password) > MAX_SECRET:
-            raise Unauthorized
+        name, password = _parsed(value)
         known = self._by_token(password, name)  # for programs that only support Basic authentication
         if known is not None:
             return known
@@ -289,6 +316,18 @@ class Access:
     def _warn_of_readers(self) -> None:
         if self._users is not None and self._users.is_open:
             log.warning("all on this machine can read the file of users; chmod o-r it: file=%s", self._path)
+
+
+def _parsed(value: str) -> tuple[str, str]:
+    """Return the name and the password of Basic authentication."""
+    try:
+        text = base64.b64decode(value.encode("ascii"), validate=True).decode("utf-8")
+    except (binascii.Error, UnicodeError):
+        raise Unauthorized from None
+    name, colon, password = text.partition(":")
+    if not colon or not name or len(password) > MAX_SECRET:
+        raise Unauthorized
+    return name, password
 
 
 def member_of(user: str, group: str) -> bool:

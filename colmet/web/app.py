@@ -17,17 +17,16 @@ from colmet.web.limits import Busy
 from colmet.web.middleware import RequestFilter, too_many
 from colmet.web.openapi import described
 from colmet.web.queries import Queries
-from colmet.web.reports import Reporter
 from colmet.web.responses import failure, pack, to_json
 from colmet.web.routes import Routes, accepts_gzip
-from colmet.web.stored_routes import StoredRoutes
+from colmet.web.stored_routes import Stored, StoredRoutes
 
 
 def build_app(
     queries: Queries,
     access: Access,
     *,
-    reporter: Optional[Reporter] = None,
+    stored: Optional[Stored] = None,
     gridengine: bool = False,
     connections: Callable[[], int] = lambda: 0,
     hosts: Optional[frozenset[str]] = None,
@@ -40,7 +39,7 @@ def build_app(
     Args:
         queries: answers the queries.
         access: authenticates requests.
-        reporter: makes reports of jobs; None without a readable store.
+        stored: reads the store; None without a readable store.
         gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
         connections: returns the number of open connections.
         hosts: names allowed in Host headers; None for any.
@@ -52,7 +51,7 @@ def build_app(
     app.router.redirect_slashes = False
     routes = Routes(queries, access, gridengine, connections)
     routes.add_to(app)
-    StoredRoutes(routes, reporter).add_to(app)
+    StoredRoutes(routes, stored).add_to(app)
     files = read_files(folder)
     description = b""
 

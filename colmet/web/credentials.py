@@ -17,10 +17,12 @@ MAX_SECRET = 1024  # characters of a password or a token
 MAX_NAME = 255
 TOKEN_BYTES = 32
 TOKEN_PREFIX = "colmet_"
+LOGIN_PREFIX = "colmet-login_"
 
 _NAME = re.compile(r"[^\s:#\x00-\x20\x7f][^:\x00-\x1f\x7f]{0,254}")
 _GROUP = re.compile(r"[^\s:,#\x00-\x20\x7f][^\s:,\x00-\x20\x7f]{0,254}")
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_LOGIN_TOKEN = re.compile(rf"{LOGIN_PREFIX}([0-9a-f]{{2,510}})\.([0-9a-f]{{1,12}})\.([0-9a-f]{{64}})")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -74,6 +76,43 @@ class Credential(NamedTuple):
         """Return the line without its newline."""
         groups = f":{','.join(sorted(self.groups))}" if self.groups else ""
         return f"{self.name}:{self.secret.text()}{groups}"
+
+
+class LoginToken(NamedTuple):
+    """A token issued for a password: its user and its end, with a message authentication code."""
+
+    name: str
+    until: int  # seconds since 1970
+    code: bytes
+
+    @classmethod
+    def issue(cls, key: bytes, password: Credential, until: int) -> LoginToken:
+        """Return a token; it becomes invalid when the password changes."""
+        return cls(password.name, until, _login_code(key, password, until))
+
+    @classmethod
+    def parse(cls, text: str) -> LoginToken | None:
+        """Parse the text of a token; None for another text."""
+        match = _LOGIN_TOKEN.fullmatch(text)
+        if match is None:
+            return None
+        try:
+            return cls(bytes.fromhex(match[1]).decode(), int(match[2], 16), bytes.fromhex(match[3]))
+        except ValueError:
+            return None
+
+    def text(self) -> str:
+        """As in a header."""
+        return f"{LOGIN_PREFIX}{self.name.encode().hex()}.{self.until:x}.{self.code.hex()}"
+
+    def is_right(self, key: bytes, password: Credential, now: float) -> bool:
+        """Return whether the token was issued with this key for this password, and is still valid."""
+        return now < self.until and hmac.compare_digest(self.code, _login_code(key, password, self.until))
+
+
+def _login_code(key: bytes, password: Credential, until: int) -> bytes:
+    said = f"{password.name}\0{until}\0{password.secret.text()}"
+    return hmac.new(key, said.encode("utf-8", "surrogateescape"), hashlib.sha256).digest()
 
 
 def make_password(given: str) -> Password:

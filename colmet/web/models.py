@@ -58,6 +58,13 @@ class Whoami(BaseModel):
     gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's values")
 
 
+class IssuedToken(BaseModel):
+    """A token for the header `Authorization: Bearer TOKEN`, in place of a name and a password."""
+
+    token: str
+    until: int = Field(..., description="its end, in seconds since 1970; a changed password ends it earlier")
+
+
 class NodeCounts(BaseModel):
     """Totals of all nodes. Ordinary users get only `heard` and `silent`."""
 
@@ -258,6 +265,36 @@ class Series(BaseModel):
     source: str = Field(..., description="memory, stored, both or none")
     warnings: list[str]
     series: list[OneSeries]
+
+
+class StoredTables(BaseModel):
+    """The tables of a job in the store, with their columns."""
+
+    job: int
+    tables: dict[str, list[str]]
+    warnings: list[str]
+
+
+class StoredRows(BaseModel):
+    """Stored rows of one node."""
+
+    node: str
+    times: list[int]
+    columns: dict[str, list[Any]] = Field(..., description="a value for each time; null for a missing one")
+
+
+class Rows(BaseModel):
+    """A page of the stored rows of a job in a table, by node and time."""
+
+    job: int
+    table: str
+    total: int = Field(..., description="number of rows; may include those up to a minute before and after")
+    first: Optional[int]
+    last: Optional[int]
+    kinds: dict[str, str] = Field(..., description="type of each column: i (integer), f (float), S (text)")
+    rows: list[StoredRows]
+    next: Optional[str] = Field(..., description="parameter `after` of the next page; null at the end")
+    warnings: list[str]
 
 
 class Gap(BaseModel):

@@ -14,7 +14,7 @@ from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.report.own import UNREADABLE
 from colmet.web import models, parameters
-from colmet.web.access import Access
+from colmet.web.access import Access, NoLoginToken
 from colmet.web.catalogue import measures_answer
 from colmet.web.interface import FACILITY, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
 from colmet.web.middleware import CLIENT, visitor_of
@@ -52,6 +52,7 @@ class Routes:
         api = "/api/v1"
         rows: list[Route] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
+            (f"{api}/token", self.token, models.IssuedToken, True),
             (f"{api}/cluster", self.cluster, models.Cluster, False),
             (f"{api}/measures", self.measures, models.Measures, False),
             (f"{api}/jobs", self.jobs, models.Jobs, False),
@@ -74,6 +75,15 @@ class Routes:
         visitor = visitor_of(request.scope)
         about = {"version": __version__, "time": time.time(), "gridengine": self._gridengine}
         return answer({"user": visitor.user, "admin": visitor.is_admin, **about})
+
+    async def token(self, request: Request) -> Response:
+        """Return a token for the name and the password of the request, for later requests without the password."""
+        given = request.headers.getlist("authorization")
+        try:
+            token, until = await self._access.login_token(given, request.scope[CLIENT])
+        except NoLoginToken as err:
+            raise HTTPException(404, str(err)) from None
+        return answer({"token": token, "until": until})
 
     async def status(self, request: Request) -> Response:
         """Return counters of this process, for administrators."""

@@ -28,8 +28,8 @@ from colmet.web.app import build_app
 from colmet.web.files import FOLDER
 from colmet.web.peers import Peers
 from colmet.web.queries import Queries
-from colmet.web.reports import Reporter
 from colmet.web.stats import Stats
+from colmet.web.stored_routes import Stored
 from colmet.web.users import mark
 
 log = logging.getLogger(__name__)
@@ -90,7 +90,7 @@ class WebServer:
         access: Access,
         *,
         tls: Tls | None = None,
-        reporter: Reporter | None = None,
+        stored: Stored | None = None,
         gridengine: bool = False,
         folder: Path = FOLDER,
         fresh_files: bool = False,
@@ -113,7 +113,7 @@ class WebServer:
         app = build_app(
             queries,
             access,
-            reporter=reporter,
+            stored=stored,
             gridengine=gridengine,
             connections=lambda: len(self._server.server_state.connections),
             # a proxy has its own name; a page of another site must not read an open interface through a name of its own

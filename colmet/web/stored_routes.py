@@ -1,7 +1,7 @@
-"""Answer the routes for stored data of a job: its report."""
+"""Answer the routes for stored data of a job: its report, and its rows."""
 
 from collections.abc import Mapping
-from typing import Optional
+from typing import Any, NamedTuple, Optional
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
@@ -11,11 +11,13 @@ from colmet.common.errors import ColmetError
 from colmet.report.own import UNREADABLE
 from colmet.report.style import POLICY
 from colmet.web import models, parameters
+from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
 from colmet.web.openapi import PAGE, REPORTS
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
 from colmet.web.responses import failure, pack
-from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes
+from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, later, own_tables
+from colmet.web.stored_rows import Mark, RowsQuery, RowsReader
 from colmet.web.workers import Workers
 
 _HEADERS: Mapping[str, Mapping[str, str]] = {
@@ -27,6 +29,13 @@ _HEADERS: Mapping[str, Mapping[str, str]] = {
 }
 
 
+class Stored(NamedTuple):
+    """What reads a store."""
+
+    reporter: Reporter
+    rows: RowsReader
+
+
 class StoredRoutes:
     """The handlers, one method for each path.
 
@@ -34,20 +43,72 @@ class StoredRoutes:
 
     Args:
         routes: the other handlers, with the rules of access.
-        reporter: makes reports; None without a readable store.
+        stored: reads the store; None without a readable one.
     """
 
-    def __init__(self, routes: Routes, reporter: Optional[Reporter]) -> None:
+    def __init__(self, routes: Routes, stored: Optional[Stored]) -> None:
         self._routes = routes
-        self._reporter = reporter
+        self._reporter = None if stored is None else stored.reporter
+        self._rows = None if stored is None else stored.rows
+        self._reading = Workers("rows", 2, 32, 4, LATE_S)
         # a report at a time for each user, as it needs seconds of CPU time
         self._reports = Workers("report", 2, 32, 1, LATE_S)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
         job = "/api/v1/jobs/{job}"
+        add_routes(app, [(f"{job}/tables", self.tables, models.StoredTables, True)])
+        add_routes(app, [(f"{job}/rows", self.rows, models.Rows, True)])
         add_routes(app, [(f"{job}/report", self.report, models.Report, True)], REPORTS)
         add_routes(app, [(f"{job}/report.html", self.report_page, None, True)], {**REPORTS, **PAGE})
+
+    async def tables(
+        self, request: Request, job: int = parameters.JOB, since: Optional[float] = parameters.SINCE
+    ) -> Response:
+        """Return the tables of a job in the store, and their columns."""
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            own = self._routes.own(job, only)
+            try:
+                found = None if self._rows is None else self._rows.tables(job, later(since, own))
+            except ColmetError as err:
+                return {"job": job, "tables": {}, "warnings": [StoreWarning(err)]}
+            if found is None:
+                raise HTTPException(404, NO_JOB.format(job))
+            return {**found, "tables": own_tables(found["tables"], only)}
+
+        return await self._routes.respond(self._reading, request, work)
+
+    async def rows(
+        self,
+        request: Request,
+        job: int = parameters.JOB,
+        table: str = parameters.TABLE,
+        columns: str = parameters.COLUMNS,
+        node: str = parameters.ON_NODE,
+        since: Optional[float] = parameters.SINCE,
+        until: Optional[float] = parameters.UNTIL,
+        after: str = parameters.AFTER,
+        limit: int = parameters.ROWS,
+    ) -> Response:
+        """Return stored rows of a job, by pages. Ordinary users get their own rows."""
+        mark = Mark.parse(after) if after else None
+        if after and mark is None:
+            raise HTTPException(400, "after is not the `next` of a page")
+        names = [name for name in columns.split(",") if name] if columns else None
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            own = self._routes.own(job, only)
+            if self._rows is None or not own_tables({table: ()}, only):
+                raise HTTPException(404, NO_JOB.format(job))
+            query = RowsQuery(job, table, names, node, later(since, own), until, mark, limit, own)
+            try:
+                return self._rows.page(query)
+            except ColmetError as err:
+                nothing: dict[str, Any] = {"total": 0, "first": None, "last": None, "kinds": {}, "rows": []}
+                return {"job": job, "table": table, **nothing, "next": None, "warnings": [StoreWarning(err)]}
+
+        return await self._routes.respond(self._reading, request, work)
 
     async def report(
         self,

@@ -34,7 +34,7 @@ NAVIGATION = (
             *("inputs/ipmipower", "inputs/infiniband", "inputs/lustre"),
         ),
     ),
-    ("Services", ("tools/http", "tools/grafana", "tools/mem", "tools/oar", "tools/facility")),
+    ("Services", ("tools/http", "tools/login", "tools/grafana", "tools/mem", "tools/oar", "tools/facility")),
     ("Extension", ("plugins",)),
     ("Reference", ("metrics", "wire")),
     ("Developers", ("architecture", "testing", "decisions")),

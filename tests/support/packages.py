@@ -30,10 +30,22 @@ ROOMS = {
 PICTURES = ("colmet.report.charts", "colmet.report.page")  # require matplotlib, which is only suggested
 # Commands of colmet that serve a package's machine; those of colmet-common alone serve both.
 COMMANDS = {
-    "colmet-node": ("status", "doctor", "top", "configure", "mem", "keygen", "enrol", "access", "completion"),
+    "colmet-node": (
+        "status",
+        "doctor",
+        "top",
+        "configure",
+        "mem",
+        "keygen",
+        "enrol",
+        "access",
+        "login",
+        "logout",
+        "completion",
+    ),
     "colmet-collector": (
         *("report", "extract", "plot", "completeness", "status", "doctor", "top", "configure", "mem", "keygen"),
-        *("enrol", "access", "completion"),
+        *("enrol", "access", "login", "logout", "completion"),
     ),
 }
 BLOCK = """

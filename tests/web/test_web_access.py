@@ -546,3 +546,51 @@ def test_a_real_password_is_told_from_a_wrong_one():
     for wrong in ("", "x" * 1025):
         with pytest.raises(ValueError, match="characters"):
             make_password(wrong)
+
+
+# -- tokens for a password --
+
+
+def issued(access, *header):
+    return asyncio.run(access.login_token([one[1] for one in header], HERE))
+
+
+def test_a_token_stands_for_the_password_until_its_end(access, clock, file):
+    token, until = issued(access, basic("alice", "secret"))
+    assert visitor(access, bearer(token)) == Visitor("alice", False)
+    assert visitor(access, basic("alice", token)) == Visitor("alice", False)
+    with pytest.raises(Unauthorized):
+        visitor(access, basic("root", token))
+    assert until - access._now() == pytest.approx(access_module.LOGIN_S, abs=1)
+    access._now = lambda: until
+    with pytest.raises(Unauthorized):
+        visitor(access, bearer(token))
+
+
+def test_a_token_ends_with_its_password_and_with_the_process(access, clock, file):
+    token, _ = issued(access, basic("alice", "secret"))
+    with pytest.raises(Unauthorized):
+        visitor(Access(str(file)), bearer(token))
+    change(file, Credential("alice", make_password("another")))
+    clock.now += 2
+    with pytest.raises(Unauthorized):
+        visitor(access, bearer(token))
+
+
+def test_no_token_is_issued_for_a_token_nor_for_a_wrong_password(access, file):
+    token, _ = issued(access, basic("alice", "secret"))
+    for header in (bearer(token), basic("alice", token)):
+        with pytest.raises(access_module.NoLoginToken):
+            issued(access, header)
+    with pytest.raises(Unauthorized):
+        issued(access, basic("alice", "wrong"))
+    for other in (Access(None), Access(None, user_header="X-User")):
+        with pytest.raises(access_module.NoLoginToken):
+            issued(other, basic("alice", "secret"))
+
+
+@pytest.mark.parametrize("change_", [lambda t: t[:-1], lambda t: t[:-1] + "x", lambda t: t.replace(".", ".1", 1)])
+def test_a_changed_token_is_none(access, change_):
+    token, _ = issued(access, basic("alice", "secret"))
+    with pytest.raises(Unauthorized):
+        visitor(access, bearer(change_(token)))

@@ -23,7 +23,7 @@ from colmet.web.responses import takes_gzip, to_json
 from colmet.web.workers import Workers
 from tests.support.web_client import ask, asking, basic
 from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
-from tests.support.web_reports import reporter_of
+from tests.support.web_stored import stored_of
 from tests.support.web_users import ALICE, BOB, METRIC, ROOT, got, make, refused
 
 ALICES, BOBS = FIRST, FIRST + 1  # jobs
@@ -38,19 +38,18 @@ def facts():
 
 @pytest.fixture(scope="module")
 def app(facts, users, page):
-    return make(facts, users, reporter=reporter_of(facts), folder=page)
+    return make(facts, users, stored=stored_of(facts), folder=page)
 
 
 @pytest.fixture(scope="module")
 def open_app(facts, page):
-    return make(facts, reporter=reporter_of(facts), folder=page)
+    return make(facts, stored=stored_of(facts), folder=page)
 
 
 @pytest.fixture(scope="module")
 def storeless_app(page):
     """One whose store cannot be read."""
-    facts = MadeUpFacts(40, 40, fails=True)
-    return make(facts, reporter=reporter_of(facts), folder=page)
+    return make(MadeUpFacts(40, 40, fails=True), stored=stored_of(MadeUpFacts(40, 40)), folder=page)
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +69,8 @@ ROUTES = [
     f"/api/v1/jobs/{ALICES}/series?{METRIC}",
     f"/api/v1/jobs/{ALICES}/completeness",
     f"/api/v1/jobs/{ALICES}/report",
+    f"/api/v1/jobs/{ALICES}/tables",
+    f"/api/v1/jobs/{ALICES}/rows?table=cgroup_default",
     "/api/v1/nodes",
     "/api/v1/nodes/node1",
     f"/api/v1/nodes/node1/series?{NODE_METRIC}",
@@ -90,7 +91,8 @@ def test_measures_come_with_their_columns_and_units(open_app):
     assert told["units"]["percent"] == {"factor": 0.01, "family": "share"}
 
 
-PAGES = [f"/api/v1/jobs/{ALICES}/report.html"]  # in HTML; tests/web/test_web_report.py
+# in HTML: tests/web/test_web_report.py; not for an open interface: tests/web/test_web_access.py
+OTHERS = [f"/api/v1/jobs/{ALICES}/report.html", "/api/v1/token"]
 
 
 def pattern_of(path):
@@ -99,7 +101,7 @@ def pattern_of(path):
 
 def test_every_route_is_tested(open_app):
     paths = got(open_app, "/openapi.json")["paths"]
-    routes = [*ROUTES, *PAGES]
+    routes = [*ROUTES, *OTHERS]
     assert len(paths) == len(routes)
     for path in paths:
         assert any(pattern_of(path).fullmatch(route.partition("?")[0]) for route in routes), path

@@ -21,10 +21,10 @@ from tests.support.made_up_history import START, job_rows, node_rows
 from tests.support.web_client import ask
 from tests.support.web_nodes import Cluster
 from tests.support.web_store import Bed
+from tests.support.web_stored import NOW, stored_in
 from tests.support.web_users import ALICE, BOB, ROOT, got, make, refused
 
 JOB, OTHERS, SHARED = 6000, 6001, 6002  # alice's; bob's on the same node; hers on node-1 and bob's on node-2
-NOW = START + 10_000
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def bed(history, clock):
 
 @pytest.fixture
 def app(bed, users, page):
-    return make(bed.known, users, reporter=lambda query: report_of(bed.history, query, NOW), folder=page)
+    return make(bed.known, users, stored=stored_in(bed.history), folder=page)
 
 
 def test_a_user_gets_the_report_of_her_own_job_and_nothing_of_others(app):
@@ -106,7 +106,7 @@ def test_a_report_that_cannot_be_made(bed, users, page, error, status, said):
     def fail(_):
         raise error
 
-    app = make(bed.known, users, reporter=fail, folder=page)
+    app = make(bed.known, users, stored=stored_in(bed.history)._replace(reporter=fail), folder=page)
     assert said in refused(app, f"/api/v1/jobs/{JOB}/report", status, ROOT).json()["error"]
     mine = refused(app, f"/api/v1/jobs/{JOB}/report", status, ALICE).json()["error"]
     assert mine == (UNREADABLE if status == 503 else str(error))

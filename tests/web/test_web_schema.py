@@ -12,9 +12,9 @@ from colmet.web.credentials import Credential
 from colmet.web.limits import Failures
 from tests.support.web_access import cheap
 from tests.support.web_facts import MadeUpFacts
-from tests.support.web_reports import reporter_of
 from tests.support.web_schema import report_of, schemathesis, texts_of
 from tests.support.web_server import running
+from tests.support.web_stored import stored_of
 
 pytestmark = pytest.mark.slow
 
@@ -30,7 +30,7 @@ def server(tmp_path_factory):
     access = Access(str(path), is_member=lambda *_: False)
     access._names = access._addresses = Failures(1_000_000, 1.0)  # it tries wrong passwords, too
     facts = MadeUpFacts(20, 40)
-    with running(facts, access=access, reporter=reporter_of(facts)) as one:
+    with running(facts, access=access, stored=stored_of(facts)) as one:
         yield one
 
 

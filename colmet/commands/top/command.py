@@ -15,8 +15,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from colmet.commands import selection
+from colmet.commands import remote, selection
 from colmet.commands.top import view
+from colmet.commands.top.remote import RemoteTop
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.live.summary import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
 from colmet.common.runtime import cli
@@ -29,6 +30,7 @@ examples:
   colmet top                              what all jobs use, live; ? shows the keys
   colmet top -j 4242                      one job, on each of its nodes
   colmet top --nodes --once --sort cpu    the busiest nodes, as text
+  colmet top --url https://head:8080      the same from a login node, your own jobs
   colmet top --json -u bob | jq '.rows[] | {job, cpu, cpus}'
 
 exit status:
@@ -67,6 +69,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         help="ask this daemon (default: the collector, else the node)",
     )
     add_client_options(parser)
+    remote.add_options(parser)
     parser.add_argument("--nodes", action="store_true", help="show the nodes, not the jobs")
     selection.add_job(parser, "show this job, on each of its nodes")
     selection.add_user(parser, "only the jobs of this user", words)
@@ -153,6 +156,11 @@ def _asker(options: argparse.Namespace) -> Ask:
     Raises:
         ConfigError: the keys cannot be used.
     """
+    interface = remote.client_of(options)
+    if interface is not None:
+        if options.daemon or options.control_socket:
+            raise ConfigError("--url asks the collector's interface: it excludes a daemon and --control-socket")
+        return RemoteTop(interface)
     client, place = client_of(options), options.control_socket
     daemons = [options.daemon] if options.daemon else ["collector"] if place else ["collector", "node"]
 

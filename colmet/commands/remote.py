@@ -1,0 +1,190 @@
+"""Ask the JSON interface of a collector: the option --url of several commands, and the login that they use."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from colmet import __version__
+from colmet.commands import logins
+from colmet.commands.logins import SECRET, Login
+from colmet.commands.top.view import clean
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.http_client import (
+    HttpClient,
+    HttpFailure,
+    HttpResponse,
+    TlsOptions,
+    is_readable_on_the_way,
+    parse_url,
+)
+from colmet.gridengine.server import TOKEN, reason_of
+
+TIMEOUT_S = 90.0  # of an answer; the interface has 60 s
+RETRIES, MAX_PAUSE_S = 5, 30.0  # after an answer 429
+MAX_BYTES = 128 << 20  # of an answer
+MAX_TEXT = 300  # characters of an error of the interface
+_EXPECTED = "is it a collector with --http-listen?"
+
+
+class InterfaceError(ColmetError):
+    """The interface does not answer, or with an error.
+
+    Attributes:
+        status: of HTTP; 0 without an answer.
+    """
+
+    def __init__(self, text: str, status: int = 0) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare --url and the options of the connection."""
+    group = parser.add_argument_group("JSON interface of a collector")
+    group.add_argument(
+        "--url",
+        metavar="URL",
+        help="ask the interface at this URL, such as https://head.example.org:8080, with the login of `colmet login`; "
+        "it requires no right to read files, and users see their own jobs",
+    )
+    add_connection(group)
+
+
+def add_connection(parser: cli.Options) -> None:
+    """Declare the options of the connection alone."""
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
+    )
+    parser.add_argument(
+        "--allow-http",
+        action="store_true",
+        help=cli.Rare("accept a URL with http:// of another machine: others on the way can read the login"),
+    )
+
+
+def checked_url(text: str, allow_http: bool) -> str:
+    """Return the URL of an interface without a final slash; raise ConfigError if it is none, or not safe."""
+    if "@" in text:
+        raise ConfigError("give no user and password in the URL: every user of this machine could read them")
+    parts = parse_url(text)
+    if parts is None or parts.query or parts.fragment or len(text) > 2000:
+        raise ConfigError(f"{text!r:.200} is not a URL such as https://head.example.org:8080")
+    if is_readable_on_the_way(text) and not allow_http:
+        raise ConfigError(f"{text:.200}: others on the way could read the login; give https://, or --allow-http")
+    return text.rstrip("/")
+
+
+def client_of(options: argparse.Namespace) -> InterfaceClient | None:
+    """Return the client for --url, with the kept login or that of the environment; None without --url.
+
+    Raises:
+        ConfigError: the options or the kept login cannot be used.
+    """
+    if options.url is None:
+        if options.ca_file or options.allow_http:
+            raise ConfigError("--ca-file and --allow-http require --url")
+        return None
+    url = checked_url(options.url, options.allow_http)
+    token = os.environ.get(TOKEN, "")
+    if token and not SECRET.fullmatch(token):
+        raise ConfigError(f"{TOKEN} of the environment: not a token")
+    login = Login(logins.BEARER, token) if token else logins.find(url)
+    return InterfaceClient(url, "" if login is None else login.authorization, options.ca_file)
+
+
+class InterfaceClient:
+    """A client of one interface. For one thread.
+
+    Args:
+        url: from `checked_url`.
+        authorization: the header of that name; empty without a login.
+        ca_file: certificates of the accepted authorities; None for those of this machine.
+    """
+
+    def __init__(self, url: str, authorization: str = "", ca_file: str | None = None) -> None:
+        self.url = url
+        self._has_login = bool(authorization)
+        tls = TlsOptions(ca_file=ca_file or None)
+        tls.check("--ca-file")
+        headers = {"User-Agent": f"colmet/{__version__}", "Accept": "application/json"}
+        if authorization:
+            headers["Authorization"] = authorization
+        self._http = HttpClient(headers, tls, MAX_BYTES)
+
+    def get(self, path: str, parameters: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """Return the answer of a route below /api/v1, a JSON object.
+
+        Args:
+            path: its parts are quoted by `part`.
+            parameters: those that are None are left out.
+
+        Raises:
+            InterfaceError: there is no such answer.
+        """
+        body = self.read(path, parameters)
+        try:
+            found = json.loads(body, parse_constant=_refuse)
+        except (ValueError, RecursionError):
+            found = None
+        if not isinstance(found, dict):
+            raise InterfaceError(f"{self.url}: the answer is no JSON object; {_EXPECTED}")
+        return found
+
+    def read(self, path: str, parameters: Mapping[str, object] | None = None) -> bytes:
+        """Return the body of an answer; see `get`."""
+        given = {name: _text(value) for name, value in (parameters or {}).items() if value is not None}
+        url = f"{self.url}/api/v1/{path}" + (f"?{urlencode(given)}" if given else "")
+        for attempt in range(RETRIES + 1):
+            try:
+                response = self._http.request("GET", url, timeout_s=TIMEOUT_S, deadline_s=TIMEOUT_S)
+                if response.status == 200:
+                    return response.body()
+            except HttpFailure as err:
+                raise InterfaceError(f"{self.url}: {reason_of(err, f'{TIMEOUT_S:g} s', _EXPECTED)}") from err
+            if response.status != 429 or attempt == RETRIES:
+                break
+            time.sleep(_pause_s(response))
+        raise InterfaceError(self._refusal(response), response.status)
+
+    def _refusal(self, response: HttpResponse) -> str:
+        status = response.status
+        if status == 401:
+            if self._has_login:
+                return f"{self.url} refused the login, or it has expired: colmet login {self.url}"
+            return f"{self.url} requires a login: colmet login {self.url}"
+        if 300 <= status < 400:
+            return f"{self.url}: the interface is at {response.headers.get('Location', '')[:MAX_TEXT]!r}; give that URL"
+        try:
+            said = clean(str(json.loads(response.start[:4096])["error"])[:MAX_TEXT])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            said = f"status {status}; {_EXPECTED}"
+        return f"{self.url}: {said}"
+
+    def close(self) -> None:
+        """Close all connections."""
+        self._http.close()
+
+
+def part(text: object) -> str:
+    """Return a part of a path."""
+    return quote(str(text), safe="")
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _pause_s(response: HttpResponse) -> float:
+    given = response.headers.get("Retry-After", "")
+    return min(MAX_PAUSE_S, float(given)) if given.isascii() and given.isdigit() and len(given) < 6 else 1.0

@@ -1,0 +1,37 @@
+"""Shared by tests: stored_in, stored_of."""
+
+from __future__ import annotations
+
+from colmet.web.report_process import report_of
+from colmet.web.store import StoreReader
+from colmet.web.stored_routes import Stored
+from colmet.web.stored_rows import RowsReader
+from tests.support.made_up_history import START, MadeUp, job_rows
+
+NOW = START + 10_000
+
+
+def stored_in(history, monotonic=None):
+    """What reads a made-up history; its reports are made in this process."""
+    options = {} if monotonic is None else {"monotonic": monotonic}
+    return Stored(lambda query: report_of(history, query, NOW), RowsReader(StoreReader(lambda: history, **options)))
+
+
+class _Lazy(MadeUp):
+    """Rows of the jobs of a made-up cluster, made when they are asked for."""
+
+    def __init__(self, facts):
+        super().__init__()
+        self._facts = facts
+
+    def tables(self, job, since=None, until=None):
+        owner = self._facts.owner(job)
+        if owner is not None and (job, "cgroup_default") not in self.rows:
+            for host in self._facts.on.get(job, ["node0"]):
+                job_rows(self, job=job, host=host, count=5, user=owner.encode())
+        return super().tables(job, since, until)
+
+
+def stored_of(facts):
+    """What reads the rows of the jobs of a made-up cluster (`tests.support.web_facts`)."""
+    return stored_in(_Lazy(facts))
