@@ -27,6 +27,7 @@ from tests.beds.browser import Browser, install
 from tests.support import web_facts
 from tests.support.machine import cannot_run
 from tests.support.waiting import free_port, wait_for
+from tests.support.web_stored import stored_of
 
 # A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
 AXE = ("axe-playwright-python==0.1.8", "66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14")
@@ -292,6 +293,19 @@ def test_a_job_that_was_not_seen_lately_is_found_in_the_store(browser, site):
         page.wait(CHARTS)
         assert page.run("document.querySelector('h1').textContent") == f"Job {web_facts.STORED_ONLY}"
         page.wait("document.querySelector('.charts ~ p').textContent.includes('Its values are from ')")
+        assert page.complaints() == []
+
+
+def test_the_report_of_a_job_is_one_link_away_and_keeps_its_layout(browser):
+    facts = web_facts.MadeUpFacts(20, 100)
+    with served(facts, stored=stored_of(facts)) as url, browser.page() as page:
+        page.open(f"{url}#/job/{web_facts.STORED_ONLY}")
+        page.wait("document.querySelector('a[href$=\"report.html\"]')?.offsetParent")
+        page.run("document.querySelector('a[href$=\"report.html\"]').click()")
+        page.wait("document.querySelector('footer')?.textContent.includes('colmet report')")
+        assert page.run("document.querySelector('h1').textContent").startswith(f"Job {web_facts.STORED_ONLY} of")
+        assert page.run("document.querySelectorAll('.chart svg').length") > 2
+        assert page.run("getComputedStyle(document.querySelector('.card')).borderTopStyle") == "solid"
         assert page.complaints() == []
 
 

@@ -35,6 +35,7 @@ export class Job {
     this.title = `Job ${this.job}`;
     this.path = `api/v1/jobs/${encoded(this.job)}`;
     this.about = el("p", { class: "soft" });
+    this.report = el("p", { hidden: true }, el("a", { href: `${this.path}/report.html`, text: "Report with advice" }));
     this.facts = new Facts("The job now");
     this.warnings = new Warnings();
     this.table = new Table("Nodes of the job", JOB_NODE_COLUMNS, (row) => row.node, { sort: "node", reverse: false }, () => this.#list());
@@ -47,7 +48,7 @@ export class Job {
     this.element = el("div", {},
       el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Cluster" })),
       el("h1", { text: this.title, tabindex: "-1" }),
-      this.about, this.warnings.element, this.facts.element, this.below, this.nodes, this.whole.element);
+      this.about, this.report, this.warnings.element, this.facts.element, this.below, this.nodes, this.whole.element);
     this.asked = 0;
   }
 
@@ -75,6 +76,7 @@ export class Job {
     const { job, nodes, tables, warnings } = this.last;
     const state = job.running ? "running" : job.last == null ? "not running; its values are from the store" : `ended, or silent, since ${when(job.last)}`;
     say(this.about, `${job.user ? `of ${job.user}, ` : ""}${state}`);
+    this.report.hidden = !this.last.stored;
     this.facts.show(jobFacts(job));
     this.warnings.show(warnings ?? []);
     this.rows = nodes;
