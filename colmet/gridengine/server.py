@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from colmet import __version__
 from colmet.batch.qmem import Hosts, Owners
+from colmet.commands import logins
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
@@ -78,7 +79,9 @@ def add_options(parser: cli.Options) -> None:
         "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
     )
     group.add_argument(
-        "--token-file", metavar="FILE", help=f"file with one line, a token (default: ${TOKEN} of the environment)"
+        "--token-file",
+        metavar="FILE",
+        help=f"file with one line, a token (default: ${TOKEN} of the environment, else that of `colmet login`)",
     )
     group.add_argument(
         "--login", metavar="NAME", help="log in with this name; the password is in --password-file, or typed"
@@ -135,7 +138,7 @@ class QmemClient:
         """Return the client for the options of `add_options`; raise ConfigError for invalid ones."""
         tls = TlsOptions(ca_file=options.ca_file or None)
         tls.check("--ca-file")
-        authorization = _authorization(options)
+        authorization = _authorization(options, url)
         if authorization and is_readable_on_the_way(url):
             log.warning("%s: password and token can be read on the way; use https", url)
         return cls(url, options.timeout, authorization, tls)
@@ -224,8 +227,8 @@ def reason_of(err: HttpFailure, limit: str, expected: str) -> str:
     return f"no answer of HTTP ({clean(str(err)[:MAX_TEXT])})"
 
 
-def _authorization(options: argparse.Namespace) -> str:
-    """Return the header Authorization; "" without a login; raise ConfigError for invalid options."""
+def _authorization(options: argparse.Namespace, url: str) -> str:
+    """Return the header Authorization of a URL; "" without a login; raise ConfigError for invalid options."""
     if options.password_file and not options.login:
         raise ConfigError("--password-file requires --login")
     if options.login and options.token_file:
@@ -240,7 +243,10 @@ def _authorization(options: argparse.Namespace) -> str:
         origin, token = f"--token-file {options.token_file}", read_line("--token-file", options.token_file)
     if token and not _SECRET.fullmatch(token):
         raise ConfigError(f"{origin}: not a token")
-    return f"Bearer {token}" if token else ""
+    if token:
+        return f"Bearer {token}"
+    kept = logins.find(url)
+    return "" if kept is None else kept.authorization
 
 
 def _typed() -> str:

@@ -18,7 +18,7 @@ import pytest
 from rich.console import Console
 
 from colmet.collector import main as collector
-from colmet.commands import colmet
+from colmet.commands import colmet, logins
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import startup
 from colmet.common.runtime.metrics_http import ListenAddress
@@ -38,8 +38,9 @@ def server():
 
 
 @pytest.fixture(autouse=True)
-def nobody(monkeypatch):
+def nobody(monkeypatch, tmp_path):
     """Nothing of who runs the tests."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     for name in ("COLMET_TOKEN", "NO_COLOR", "COLUMNS"):
         monkeypatch.delenv(name, raising=False)
 
@@ -237,8 +238,11 @@ def test_a_token_or_a_password_is_sent(server, capsys, tmp_path, monkeypatch):
     assert mem(server.place, "--login", "al", "--password-file", path) == 0
     monkeypatch.setenv("COLMET_TOKEN", "t0ken")
     assert mem(server.place) == 0
+    monkeypatch.delenv("COLMET_TOKEN")
+    logins.keep(f"http://{server.place}", logins.Login(logins.BEARER, "kept"))
+    assert mem(server.place) == 0
     said = [headers["Authorization"] for path, headers in server.asked if path == "/qhost"]
-    assert said == ["Bearer s3cret", "Basic YWw6czNjcmV0", "Bearer t0ken"]
+    assert said == ["Bearer s3cret", "Basic YWw6czNjcmV0", "Bearer t0ken", "Bearer kept"]
     assert not capsys.readouterr().err
 
 
