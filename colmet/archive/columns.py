@@ -175,8 +175,9 @@ BATCH = (
 
 # Large values, in a table of their own; of the whole job and of each host.
 ADVICE = Column("advice", TEXT, "", "Rules that apply, with the text: a JSON list of objects with rule and text.")
+RULES = Column("rules", TEXT, "", "Names of the rules of advice that apply, separated by spaces.")  # of whole jobs
 FOOTPRINT = Column("footprint", BLOB, "", "Short curves of CPU, memory and GPU: colmet/archive/footprint.py.")
 LARGE = (ADVICE, FOOTPRINT)
 
-JOB_COLUMNS = {column.name: column for column in (JOB, START, *MEASURED, *BATCH, *LARGE)}
+JOB_COLUMNS = {column.name: column for column in (JOB, START, *MEASURED, RULES, *BATCH, *LARGE)}
 HOST_COLUMNS = {column.name: column for column in (JOB, HOST, START, *MEASURED, *LARGE)}

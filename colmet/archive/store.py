@@ -7,12 +7,14 @@ read narrow rows.
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, START, Column, Summary
+from colmet.archive import derived
+from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, Column, Summary
 from colmet.common.errors import ColmetError, OutputUnavailable
 
 FORM = 1  # of the tables; in PRAGMA user_version
@@ -58,13 +60,14 @@ def _quoted(name: str) -> str:
 
 
 DDL = (
-    _table("jobs", _KEY_OF_JOB, (*MEASURED, *BATCH)),
+    _table("jobs", _KEY_OF_JOB, (*MEASURED, RULES, *BATCH)),
     _table("hosts", _KEY_OF_HOST, MEASURED),
     _table("job_details", _KEY_OF_JOB, LARGE),
     _table("host_details", _KEY_OF_HOST, LARGE),
     _table("folds", _KEY_OF_HOST, [Column("state", BLOB, "", "State of an unfinished fold.")]),
     # row 1 alone
     "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), journal TEXT, number INTEGER)",
+    *derived.DDL,
 )
 
 
@@ -159,7 +162,7 @@ class ArchiveStore:
         for table, key, columns, rows in (
             ("hosts", _KEY_OF_HOST, MEASURED, changes.hosts),
             ("host_details", _KEY_OF_HOST, LARGE, changes.hosts),
-            ("jobs", _KEY_OF_JOB, MEASURED, changes.jobs),
+            ("jobs", _KEY_OF_JOB, (*MEASURED, RULES), [_with_rules(row) for row in changes.jobs]),
             ("job_details", _KEY_OF_JOB, LARGE, changes.jobs),
         ):
             run(_upsert(table, key, columns), _values(rows, (*key, *columns)))
@@ -182,6 +185,14 @@ class ArchiveStore:
     def close(self) -> None:
         """Close the file; idempotent."""
         self.database.close()
+
+
+def _with_rules(row: Summary) -> Summary:
+    """Return a summary with the names of its rules of advice; without, if its advice is missing."""
+    advice = row.get("advice")
+    if not isinstance(advice, str):
+        return row
+    return {**row, RULES.name: " ".join([one["rule"] for one in json.loads(advice)])}
 
 
 class _Transaction:

@@ -1,0 +1,98 @@
+"""Values derived from the columns of a whole job's summary, each declared once; and the table of narrow rows, `listed`.
+
+Lists, filters, sorting and sums read `listed`: a row for each job with what people sort and add up, a fifth of the
+whole summary. Triggers keep it equal to the table `jobs`, whichever connection writes that. A derived value that has
+the name of a column replaces it in answers: `user` and `state` are those shown to people.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from colmet.archive.columns import ENDED, INTEGER, JOB, JOB_COLUMNS, REAL, RUNNING, START, TEXT, Column
+
+
+class Derived(NamedTuple):
+    """A value computed from columns of table `jobs`."""
+
+    column: Column
+    sql: str  # over columns of `jobs`; NULL if one that it needs is missing
+
+
+# A meter of a whole node (ipmi) includes its GPUs; RAPL does not.
+_ENERGY = """CASE WHEN joules IS NULL THEN gpu_joules WHEN energy_source = 'rapl' THEN joules + coalesce(gpu_joules, 0)
+    ELSE joules END"""
+
+DERIVED = (
+    Derived(Column("user", TEXT, "", "User of the job."), 'coalesce(owner, "user")'),
+    Derived(
+        Column("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
+        f"coalesce(state, CASE WHEN is_running THEN '{RUNNING}' ELSE '{ENDED}' END)",
+    ),
+    Derived(Column("end", INTEGER, "date", "Last row; of a running job, until now."), "coalesce(last, ended, start)"),
+    Derived(Column("waited_s", INTEGER, "s", "Time from the submission to the start."), "started - submitted"),
+    Derived(
+        Column("walltime_ratio", REAL, "share", "Wall time of the requested walltime."),
+        "coalesce(ended - started, wall_s) / (1.0 * nullif(requested_walltime_s, 0))",
+    ),
+    Derived(
+        Column(
+            "memory_used_ratio", REAL, "share", "Memory peak of the requested memory; without a request, the limit."
+        ),
+        "coalesce(memory_peak / (1.0 * nullif(requested_memory, 0)), memory_ratio)",
+    ),
+    Derived(
+        Column("gpu_ratio", REAL, "share", "Use of its GPUs, of the time that they were held."),
+        "gpu_busy_s / nullif(gpu_s, 0)",
+    ),
+    Derived(
+        Column("energy_joules", REAL, "J", "Its share of its nodes' energy, and its GPUs' unless the meter has them."),
+        _ENERGY,
+    ),
+    Derived(
+        Column("advice_count", INTEGER, "", "Number of rules of advice that apply."),
+        "CASE WHEN rules = '' THEN 0 ELSE length(rules) - length(replace(rules, ' ', '')) + 1 END",
+    ),
+)
+DERIVED_COLUMNS: Mapping[str, Column] = {one.column.name: one.column for one in DERIVED}
+_SQL = {one.column.name: one.sql for one in DERIVED}
+
+ANSWERS: Mapping[str, Column] = {**JOB_COLUMNS, **DERIVED_COLUMNS}  # all values of a whole job, by name
+
+_LISTED = (
+    *("user", "state", "end", "project", "queue", "name", "array", "system", "exit_code", "rules", "advice_count"),
+    *("hosts", "cpus", "wall_s", "host_s", "waited_s", "walltime_ratio"),
+    *("core_s", "cpu_s", "cpu_ratio", "wasted_core_s", "memory_peak", "memory_used_ratio", "memory_byte_s"),
+    *("gpus", "gpu_s", "gpu_busy_s", "gpu_ratio", "energy_joules", "energy_s"),
+)
+LISTED: Mapping[str, Column] = {name: ANSWERS[name] for name in (START.name, JOB.name, *_LISTED)}
+
+
+def sql_of(name: str) -> str:
+    """Return the expression of a value, over the columns of table `jobs`."""
+    return _SQL.get(name, f'"{name}"')
+
+
+def _follow(event: str) -> str:
+    """Return the statement that creates a trigger, which copies a written row of `jobs`."""
+    names = ", ".join([f'"{name}"' for name in LISTED])
+    values = ", ".join([sql_of(name) for name in LISTED])
+    sets = ", ".join([f'"{name}" = excluded."{name}"' for name in _LISTED])
+    return (
+        f"CREATE TRIGGER IF NOT EXISTS listed_{event} AFTER {event} ON jobs BEGIN INSERT INTO listed ({names}) "
+        f"SELECT {values} FROM jobs WHERE job = NEW.job AND start = NEW.start "
+        f"ON CONFLICT (start, job) DO UPDATE SET {sets}; END"
+    )
+
+
+_COLUMNS = ", ".join([f'"{name}" {column.kind}' for name, column in LISTED.items()])
+DDL = (
+    f"CREATE TABLE IF NOT EXISTS listed ({_COLUMNS}, PRIMARY KEY (start, job)) WITHOUT ROWID",
+    "CREATE INDEX IF NOT EXISTS listed_by_user ON listed (user, start, job)",
+    "CREATE INDEX IF NOT EXISTS hosts_by_host ON hosts (host, start, job)",
+    _follow("insert"),
+    _follow("update"),
+    """CREATE TRIGGER IF NOT EXISTS listed_delete AFTER DELETE ON jobs BEGIN
+    DELETE FROM listed WHERE start = OLD.start AND job = OLD.job; END""",
+)

@@ -1,0 +1,238 @@
+"""Answers from the archive's file on this machine."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from colmet.archive.columns import LARGE, RUNNING
+from colmet.archive.derived import DERIVED, LISTED, sql_of
+from colmet.archive.queries import (
+    SPANS,
+    SUMS,
+    ArchivedJob,
+    JobArchive,
+    JobFilter,
+    JobPage,
+    Row,
+    Span,
+    UsageGroup,
+    check_groups,
+    check_page,
+    spans,
+)
+from colmet.archive.store import ArchiveError, ArchiveStore
+
+_LARGE = frozenset(column.name for column in LARGE)
+# Energy of a host: a meter of the whole node includes its GPUs.
+_HOST_SQL = {
+    "energy_joules": "CASE WHEN h.joules IS NULL THEN h.gpu_joules WHEN h.energy_source = 'rapl' "
+    "THEN h.joules + coalesce(h.gpu_joules, 0) ELSE h.joules END"
+}
+_OF_JOBS = "listed AS l", "l.start", 'l."end"'
+_OF_HOSTS = (
+    'listed AS l JOIN hosts AS h ON h.job = l.job AND h.start BETWEEN l.start AND l."end"',
+    *("h.start", "h.last"),
+)
+Where = tuple[str, list[Any]]  # a condition in SQL, and its values
+
+
+class LocalArchive(JobArchive):
+    """The archive in a file. Used by one thread.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ArchiveError: it cannot be read.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._store = ArchiveStore(path)
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        self._store.close()
+
+    def jobs(
+        self,
+        where: JobFilter,
+        columns: Sequence[str] = tuple(LISTED),
+        sort: str = "start",
+        descending: bool = True,
+        offset: int = 0,
+        limit: int = 100,
+    ) -> JobPage:
+        """Return a page of jobs; see `JobArchive.jobs`."""
+        where.check()
+        check_page(columns, sort, offset, limit)
+        condition, values = _where(where)
+        total = self._ask(f"SELECT count(*) AS n FROM listed AS l WHERE {condition}", values)[0]["n"]
+        way = "DESC" if descending else "ASC"
+        order = f"l.start {way}, l.job {way}"
+        if sort != "start":  # else the order of the key serves
+            order = f'l."{sort}" IS NULL, l."{sort}" {way}, {order}'
+        inner = f"SELECT l.* FROM listed AS l WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
+        values = [*values, limit, offset]
+        wanted = list(dict.fromkeys(columns))
+        listed = self._ask(inner, values)
+        if all(name in LISTED for name in wanted):
+            rows: list[Sequence[Any]] = [[row[name] for name in wanted] for row in listed]
+        else:
+            keys = [(row["job"], row["start"]) for row in listed]
+            details = " LEFT JOIN job_details USING (job, start)" if _LARGE.intersection(wanted) else ""
+            one = f"SELECT {', '.join(map(sql_of, wanted))} FROM jobs{details} WHERE job = ? AND start = ?"
+            rows = [row for key in keys for row in self._ask(one, key)]
+        return JobPage(total, [dict(zip(wanted, row)) for row in rows])
+
+    def job(self, job: int, start: int | None = None) -> ArchivedJob | None:
+        """Return a job with its hosts; see `JobArchive.job`."""
+        starts = [row["start"] for row in self._ask("SELECT start FROM jobs WHERE job = ? ORDER BY start DESC", [job])]
+        if not starts or (start is not None and start not in starts):
+            return None
+        of = starts[0] if start is None else start
+        derived = ", ".join([f"{one.sql} AS derived_{n}" for n, one in enumerate(DERIVED)])
+        (found,) = self._ask(
+            f"SELECT *, {derived} FROM jobs LEFT JOIN job_details USING (job, start) WHERE job = ? AND start = ?",
+            [job, of],
+        )
+        summary = {name: found[name] for name in dict(found) if not name.startswith("derived_")}
+        summary.update({one.column.name: found[f"derived_{n}"] for n, one in enumerate(DERIVED)})
+        last = max(of, summary["end"] or of)
+        hosts: list[Row] = [dict(one) for one in self._store.hosts_of(job) if of <= int(str(one["start"])) <= last]
+        return ArchivedJob(summary, hosts, starts)
+
+    def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
+        """Return sums by groups; see `JobArchive.usage`."""
+        where.check()
+        check_groups(by)
+        span = next((word for word in by if word in SPANS), None)
+        if span is None:
+            return _sorted(self._sums(where, by, None))
+        first, last = self._extent(where)
+        if first is None or last is None:
+            return []
+        found: list[UsageGroup] = []
+        for part in spans(span, first, last):
+            found += self._sums(where, by, part)
+        return _sorted(found)
+
+    def _extent(self, where: JobFilter) -> tuple[float | None, float | None]:
+        """Return the first and the last moment of the jobs within the interval; None without jobs."""
+        condition, values = _where(where)
+        (row,) = self._ask(
+            f'SELECT min(l.start) AS first, max(l."end") AS last FROM listed AS l WHERE {condition}', values
+        )
+        if row["first"] is None:
+            return None, None
+        first, last = float(row["first"]), float(row["last"])
+        first = first if where.since is None else max(first, where.since)
+        return first, last if where.until is None else min(last, where.until)
+
+    def _sums(self, where: JobFilter, by: Sequence[str], part: Span | None) -> list[UsageGroup]:
+        """Return the sums of one part of the interval, or of all of it."""
+        since, until = where.since, where.until
+        if part is not None:
+            since = part.since if since is None else max(since, part.since)
+            until = part.until if until is None else min(until, part.until)
+        condition, values = _where(where._replace(since=since, until=until))
+        if since is not None:  # the key of `listed` begins with the start
+            condition, values = f"{condition} AND l.start >= ?", [*values, since - self._longest_s()]
+        of_hosts = "host" in by
+        source, start, end = _OF_HOSTS if of_hosts else _OF_JOBS
+        share, shared = _share(start, end, since, until)
+        words = [word for word in by if word not in SPANS]
+        groups = [f"{'h.host' if word == 'host' else f'l.{_quoted(word)}'} AS g{n}" for n, word in enumerate(words)]
+        columns = [f"{_of(name, of_hosts)} AS {name}" for name in SUMS]
+        inner = ", ".join([*groups, "l.job AS job, l.start AS start", *columns, f"{share} AS part"])
+        keys = ", ".join([f"g{n}" for n in range(len(words))])
+        counted = "count(DISTINCT job || '.' || start)" if of_hosts else "count(*)"
+        sums = [f"sum({name} * part) AS {name}" for name in SUMS]
+        rows = self._ask(
+            f"SELECT {', '.join([*([keys] if keys else []), f'{counted} AS jobs', *sums])} FROM "
+            f"(SELECT {inner} FROM {source} WHERE {condition}) WHERE part > 0{f' GROUP BY {keys}' if keys else ''}",
+            [*shared, *values],
+        )
+        found = []
+        for row in rows:
+            if not row["jobs"]:
+                continue
+            of = {word: row[f"g{n}"] for n, word in enumerate(words)}
+            names = [part.name if part is not None and word in SPANS else of[word] for word in by]
+            found.append(
+                UsageGroup(
+                    tuple(["" if name is None else str(name) for name in names]),
+                    row["jobs"],
+                    {name: row[name] for name in SUMS},
+                )
+            )
+        return found
+
+    def _longest_s(self) -> float:
+        """Return the duration of the longest job."""
+        return float(self._ask('SELECT max("end" - start) AS s FROM listed', [])[0]["s"] or 0)
+
+    def _ask(self, question: str, values: Sequence[Any]) -> list[sqlite3.Row]:
+        try:
+            return self._store.database.execute(question, values).fetchall()
+        except sqlite3.Error as err:
+            raise ArchiveError(f"{self._store.path}: {err}; is the disk readable, and the archive whole?") from err
+
+
+def _quoted(name: str) -> str:
+    return f'"{name}"'
+
+
+def _of(name: str, of_hosts: bool) -> str:
+    return _HOST_SQL.get(name, f"h.{name}") if of_hosts else f"l.{name}"
+
+
+def _share(start: str, end: str, since: float | None, until: float | None) -> tuple[str, list[Any]]:
+    """Return the share of a job's time within an interval, and its values; without duration, its start counts."""
+    first, last = (-1e18 if since is None else since), (1e18 if until is None else until)
+    whole = f"1.0 * max(0, min({end}, ?) - max({start}, ?)) / ({end} - {start})"
+    return f"CASE WHEN {end} > {start} THEN {whole} ELSE {start} >= ? AND {start} < ? END", [last, first, first, last]
+
+
+def _where(where: JobFilter) -> Where:
+    """Return the conditions on the rows of `listed AS l`."""
+    parts: list[str] = []
+    values: list[Any] = []
+
+    def add(condition: str, *of: Any) -> None:
+        parts.append(condition)
+        values.extend(of)
+
+    for column, some in (
+        *(("user", where.users), ("project", where.projects), ("queue", where.queues)),
+        *(("state", where.states), ("job", where.jobs)),
+    ):
+        if some:
+            add(f"l.{_quoted(column)} IN ({_marks(some)})", *some)
+    if where.hosts:
+        add(f"l.job IN (SELECT job FROM hosts WHERE host IN ({_marks(where.hosts)}))", *where.hosts)
+        on = 'o.job = l.job AND o.start BETWEEN l.start AND l."end"'  # of several jobs with one number
+        add(f"EXISTS (SELECT 1 FROM hosts AS o WHERE {on} AND o.host IN ({_marks(where.hosts)}))", *where.hosts)
+    if where.array:
+        add("l.array = ?", where.array)
+    if where.name:
+        add("instr(lower(l.name), lower(?)) > 0", where.name)
+    if where.since is not None:
+        add(f"(l.\"end\" >= ? OR l.state = '{RUNNING}')", where.since)
+    if where.until is not None:
+        add("l.start < ?", where.until)
+    if where.efficiency_below is not None:
+        add("l.cpu_ratio < ?", where.efficiency_below)
+    if where.rule:
+        add("instr(' ' || l.rules || ' ', ' ' || ? || ' ') > 0", where.rule)
+    return " AND ".join(parts) or "1", values
+
+
+def _marks(some: Sequence[Any]) -> str:
+    return ", ".join("?" * len(some))
+
+
+def _sorted(groups: list[UsageGroup]) -> list[UsageGroup]:
+    """Return groups by allocated CPU time, largest first, then by jobs and keys."""
+    return sorted(groups, key=lambda one: (-(one.sums["core_s"] or 0.0), -one.jobs, one.keys))
