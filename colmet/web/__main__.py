@@ -24,7 +24,7 @@ from colmet.web.peers import Peers
 from colmet.web.queries import Queries, gridengine_of
 from colmet.web.recent_cache import RecentCache
 from colmet.web.reports import ReportProcesses
-from colmet.web.store import StoreReader, opener
+from colmet.web.store import StoreReader, archive_opener, opener
 from colmet.web.stored_rows import RowsReader
 from colmet.web.users import UserNames
 
@@ -63,7 +63,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
         queries,
         access,
         tls=tls,
-        stored=None if store is None or reports is None else Stored(reports, RowsReader(store)),
+        stored=Stored(reports, None if store is None else RowsReader(store), archive_opener(options)),
         gridengine=gridengine is not None,
         peers=peers,
     )

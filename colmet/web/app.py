@@ -12,6 +12,7 @@ from starlette.responses import Response
 from colmet import __version__
 from colmet.web import parameters
 from colmet.web.access import Access
+from colmet.web.archive_routes import ArchiveRoutes
 from colmet.web.files import FOLDER, INDEX, MAX_AGE_S, file_answer, read_files
 from colmet.web.limits import Busy
 from colmet.web.middleware import RequestFilter, too_many
@@ -26,7 +27,7 @@ def build_app(
     queries: Queries,
     access: Access,
     *,
-    stored: Optional[Stored] = None,
+    stored: Stored = Stored(),  # noqa: B008 - a tuple
     gridengine: bool = False,
     connections: Callable[[], int] = lambda: 0,
     hosts: Optional[frozenset[str]] = None,
@@ -52,6 +53,7 @@ def build_app(
     routes = Routes(queries, access, gridengine, connections)
     routes.add_to(app)
     StoredRoutes(routes, stored).add_to(app)
+    ArchiveRoutes(routes, stored.archive).add_to(app)
     files = read_files(folder)
     description = b""
 

@@ -5,7 +5,10 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from colmet.web import models
+from colmet.archive.columns import STATES
+from colmet.archive.queries import GROUPS, SORTS, SPANS
+from colmet.web import archive_models, models
+from colmet.web.archive_models import VALUES
 from colmet.web.parameters import CHOICES, JOB_SORTS, NODE_SORTS
 
 DESCRIPTION = """What jobs and nodes use, as colmet-collector receives it from the nodes and stores it.
@@ -30,7 +33,9 @@ REPORTS: dict[Any, dict[str, Any]] = {
     501: _error("The server lacks a Python module; the text has the remedy."),
     503: _error("The store cannot be read, or not with the permitted memory."),
 }
+ARCHIVE: dict[Any, dict[str, Any]] = {503: _error("The archive cannot be read.")}
 PAGE: dict[Any, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
+_ARCHIVED = ("/api/v1/archive/jobs", "/api/v1/usage")
 _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
 
 
@@ -42,7 +47,7 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     if description["openapi"].startswith("3.0"):  # from pydantic 1, without null
         for name, schema in schemas.items():
-            _add_nulls(getattr(models, name), schema)
+            _add_nulls(getattr(models, name, None) or getattr(archive_models, name), schema)
     for path, methods in description["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)
@@ -51,7 +56,9 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
                 content.pop("application/json", None)
             for parameter in operation.get("parameters", []):
                 name, schema = parameter["name"], parameter["schema"]
-                if name == "sort":
+                if path in _ARCHIVED:
+                    _describe_archived(name, schema)
+                elif name == "sort":
                     schema["enum"] = list(JOB_SORTS if path.endswith("/jobs") else NODE_SORTS)
                 elif name in CHOICES:
                     schema["enum"] = list(CHOICES[name])
@@ -69,6 +76,18 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
         }
         description["security"] = [{"basic": []}, {"token": []}]
     return description
+
+
+def _describe_archived(name: str, schema: dict[str, Any]) -> None:
+    """Add the accepted texts of a parameter of the archive's lists."""
+    if name == "sort":
+        schema["enum"] = list(SORTS)
+    elif name in ("state", "columns"):
+        one = f"({'|'.join(STATES if name == 'state' else VALUES)})"
+        schema["pattern"] = f"^({one}(,{one})*)?$"
+    elif name == "by":
+        word, span = [f"({'|'.join(some)})" for some in ([one for one in GROUPS if one not in SPANS], SPANS)]
+        schema["pattern"] = f"^({word}(,{word}){{0,2}}|({word},){{0,2}}{span})$"
 
 
 def _add_nulls(model: Any, schema: dict[str, Any]) -> None:

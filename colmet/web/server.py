@@ -90,7 +90,7 @@ class WebServer:
         access: Access,
         *,
         tls: Tls | None = None,
-        stored: Stored | None = None,
+        stored: Stored = Stored(),  # noqa: B008 - a tuple
         gridengine: bool = False,
         folder: Path = FOLDER,
         fresh_files: bool = False,

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from colmet.archive.local import LocalArchive
+from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError
 from colmet.stored.capacity import capacities
 from colmet.stored.groups import GroupedRows, groups_of
@@ -77,6 +79,14 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
 
         return lambda: ElasticHistory.from_options(options)
     return None
+
+
+def archive_opener(options: argparse.Namespace) -> Callable[[], JobArchive] | None:
+    """Return a function to open the job archive of a collector with these options; None without an archive."""
+    path: str | None = getattr(options, "archive", None)
+    if not path:
+        return None
+    return lambda: LocalArchive(path)
 
 
 class EmptyHistory(History):

@@ -11,6 +11,7 @@ from colmet.common.errors import ColmetError
 from colmet.report.own import UNREADABLE
 from colmet.report.style import POLICY
 from colmet.web import models, parameters
+from colmet.web.archive_routes import Opener
 from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
 from colmet.web.openapi import PAGE, REPORTS
@@ -30,10 +31,11 @@ _HEADERS: Mapping[str, Mapping[str, str]] = {
 
 
 class Stored(NamedTuple):
-    """What reads a store."""
+    """What reads stored data; None without a readable store."""
 
-    reporter: Reporter
-    rows: RowsReader
+    reporter: Optional[Reporter] = None
+    rows: Optional[RowsReader] = None
+    archive: Optional[Opener] = None
 
 
 class StoredRoutes:
@@ -43,13 +45,13 @@ class StoredRoutes:
 
     Args:
         routes: the other handlers, with the rules of access.
-        stored: reads the store; None without a readable one.
+        stored: reads the store.
     """
 
-    def __init__(self, routes: Routes, stored: Optional[Stored]) -> None:
+    def __init__(self, routes: Routes, stored: Stored) -> None:
         self._routes = routes
-        self._reporter = None if stored is None else stored.reporter
-        self._rows = None if stored is None else stored.rows
+        self._reporter = stored.reporter
+        self._rows = stored.rows
         self._reading = Workers("rows", 2, 32, 4, LATE_S)
         # a report at a time for each user, as it needs seconds of CPU time
         self._reports = Workers("report", 2, 32, 1, LATE_S)

@@ -1,11 +1,15 @@
-"""Shared by tests: stored_in, stored_of."""
+"""Shared by tests: archive_in, stored_in, stored_of."""
 
 from __future__ import annotations
 
+from colmet.archive.columns import BATCH
+from colmet.archive.local import LocalArchive
+from colmet.archive.store import ArchiveStore
 from colmet.web.report_process import report_of
 from colmet.web.store import StoreReader
 from colmet.web.stored_routes import Stored
 from colmet.web.stored_rows import RowsReader
+from tests.support.archive_data import summaries, write
 from tests.support.made_up_history import START, MadeUp, job_rows
 
 NOW = START + 10_000
@@ -32,6 +36,31 @@ class _Lazy(MadeUp):
         return super().tables(job, since, until)
 
 
-def stored_of(facts):
-    """What reads the rows of the jobs of a made-up cluster (`tests.support.web_facts`)."""
-    return stored_in(_Lazy(facts))
+def stored_of(facts, folder=None):
+    """What reads the rows of the jobs of a made-up cluster (`tests.support.web_facts`); a folder is for its archive."""
+    stored = stored_in(_Lazy(facts))
+    if folder is None:
+        return stored
+    return stored._replace(archive=archive_in(folder / "archive.sqlite", sorted(facts.user.items())))
+
+
+def archive_in(path, owners):
+    """Write an archive with a job for each pair of its number and its user; return what opens it.
+
+    Every third job is not known to the batch system.
+    """
+    store = ArchiveStore(str(path), writable=True)
+    made = []
+    for n, ((job, hosts), (number, owner)) in enumerate(zip(summaries(len(owners), footprint=40), owners)):
+        job.update(job=number, user=owner)
+        for row in hosts:
+            row.update(job=number, user=owner)
+        if n % 3 and "owner" in job:
+            job.update(owner=owner)
+        else:
+            for column in BATCH:
+                job.pop(column.name, None)
+        made.append((job, hosts))
+    write(store, iter(made))
+    store.close()
+    return lambda: LocalArchive(str(path))

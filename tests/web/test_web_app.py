@@ -14,7 +14,7 @@ import pytest
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
-from colmet.web import models
+from colmet.web import archive_models, models
 from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
 from colmet.web.parameters import JOB_SORTS, NODE_SORTS
@@ -37,19 +37,20 @@ def facts():
 
 
 @pytest.fixture(scope="module")
-def app(facts, users, page):
-    return make(facts, users, stored=stored_of(facts), folder=page)
+def app(facts, users, page, tmp_path_factory):
+    return make(facts, users, stored=stored_of(facts, tmp_path_factory.mktemp("archive")), folder=page)
 
 
 @pytest.fixture(scope="module")
-def open_app(facts, page):
-    return make(facts, stored=stored_of(facts), folder=page)
+def open_app(facts, page, tmp_path_factory):
+    return make(facts, stored=stored_of(facts, tmp_path_factory.mktemp("archive")), folder=page)
 
 
 @pytest.fixture(scope="module")
-def storeless_app(page):
+def storeless_app(page, tmp_path_factory):
     """One whose store cannot be read."""
-    return make(MadeUpFacts(40, 40, fails=True), stored=stored_of(MadeUpFacts(40, 40)), folder=page)
+    stored = stored_of(MadeUpFacts(40, 40), tmp_path_factory.mktemp("archive"))
+    return make(MadeUpFacts(40, 40, fails=True), stored=stored, folder=page)
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +72,9 @@ ROUTES = [
     f"/api/v1/jobs/{ALICES}/report",
     f"/api/v1/jobs/{ALICES}/tables",
     f"/api/v1/jobs/{ALICES}/rows?table=cgroup_default",
+    "/api/v1/archive/jobs",
+    f"/api/v1/archive/jobs/{ALICES}",
+    "/api/v1/usage",
     "/api/v1/nodes",
     "/api/v1/nodes/node1",
     f"/api/v1/nodes/node1/series?{NODE_METRIC}",
@@ -124,7 +128,8 @@ def model_of(open_app, route):
     for path, methods in got(open_app, "/openapi.json")["paths"].items():
         if pattern_of(path).fullmatch(route.partition("?")[0]):
             schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]
-            return getattr(models, schema["$ref"].rpartition("/")[2])
+            name = schema["$ref"].rpartition("/")[2]
+            return getattr(models, name, None) or getattr(archive_models, name)
     raise AssertionError(route)
 
 

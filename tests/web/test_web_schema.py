@@ -30,7 +30,7 @@ def server(tmp_path_factory):
     access = Access(str(path), is_member=lambda *_: False)
     access._names = access._addresses = Failures(1_000_000, 1.0)  # it tries wrong passwords, too
     facts = MadeUpFacts(20, 40)
-    with running(facts, access=access, stored=stored_of(facts)) as one:
+    with running(facts, access=access, stored=stored_of(facts, path.parent)) as one:
         yield one
 
 

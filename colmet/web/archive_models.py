@@ -1,0 +1,79 @@
+"""The shapes of answers from the job archive, made from its columns; for the OpenAPI description only."""
+
+from typing import Any, Optional
+
+from pydantic import BaseModel, Field, create_model
+
+from colmet.archive.columns import HOST_COLUMNS, INTEGER, LARGE, REAL, Column
+from colmet.archive.derived import ANSWERS
+from colmet.archive.queries import SUMS
+
+_KINDS: dict[str, Any] = {INTEGER: int, REAL: float}
+VALUES = {name: column for name, column in ANSWERS.items() if column not in LARGE}  # of a whole job
+_HOST_VALUES = {name: column for name, column in HOST_COLUMNS.items() if column not in LARGE}
+
+
+def _fields(columns: dict[str, Column], default: Any) -> Any:
+    """Return the fields of some columns, all of them nullable; `default` is `...` if they are always there."""
+    fields: dict[str, Any] = {}
+    for name, column in columns.items():
+        text = f"{column.help} Unit: {column.unit}." if column.unit else column.help
+        fields[name] = (Optional[_KINDS.get(column.kind, str)], Field(default, description=text))
+    return fields
+
+
+_Values: Any = create_model("_Values", **_fields(VALUES, None))
+_HostValues: Any = create_model("_HostValues", **_fields(_HOST_VALUES, None))
+_Sums: Any = create_model("_Sums", **_fields(SUMS, ...))
+
+
+class RuleOfAdvice(BaseModel):
+    """A rule of advice that applies to a job."""
+
+    rule: str
+    text: str
+
+
+class ArchivedValues(_Values):  # type: ignore[misc]  # made above, out of the columns
+    """Values of a job; those that were not asked for are missing."""
+
+
+class ArchivedHost(_HostValues):  # type: ignore[misc]  # made above, out of the columns
+    """Values of a job on one host."""
+
+
+class ArchivedJobs(BaseModel):
+    """A page of the jobs in the archive."""
+
+    total: int
+    offset: int
+    limit: int
+    items: list[ArchivedValues]
+
+
+class JobInArchive(BaseModel):
+    """A job in the archive, with its hosts."""
+
+    job: ArchivedValues
+    advice: Optional[list[RuleOfAdvice]] = Field(..., description="null if there were too few samples")
+    hosts: list[ArchivedHost]
+    starts: list[int] = Field(..., description="of all jobs with this number, the latest first; parameter `start`")
+
+
+class UsageSums(_Sums):  # type: ignore[misc]  # made above, out of the columns
+    """Sums over jobs; a job counts with the share of its wall time within the interval."""
+
+
+class UsageOfGroup(BaseModel):
+    """The sums of one group."""
+
+    keys: list[str] = Field(..., description="one for each word of `by`; empty for a missing value")
+    jobs: int
+    sums: UsageSums
+
+
+class UsageAnswer(BaseModel):
+    """Sums by groups, the group with the most allocated CPU time first."""
+
+    by: list[str]
+    groups: list[UsageOfGroup]

@@ -1,0 +1,244 @@
+"""Answer the routes of the job archive: lists of jobs, one job, and usage; ordinary users get their own jobs."""
+
+import json
+import pwd
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Optional
+
+from fastapi import Depends, FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from colmet.archive.columns import LARGE
+from colmet.archive.derived import LISTED
+from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup
+from colmet.common.errors import ColmetError
+from colmet.report.own import UNREADABLE
+from colmet.web import archive_models, parameters
+from colmet.web.archive_models import VALUES
+from colmet.web.openapi import ARCHIVE
+from colmet.web.parameters import choose
+from colmet.web.responses import answer, failure
+from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes
+from colmet.web.workers import Workers
+
+# Of an ordinary user's job: the energy of whole nodes has that of other jobs.
+HIDDEN = frozenset({"node_joules"})
+_LARGE = frozenset(column.name for column in LARGE)
+_NO_ARCHIVE = "this collector keeps no archive of jobs"
+
+Opener = Callable[[], JobArchive]
+Work = Callable[[JobArchive, Optional[str]], Mapping[str, Any]]
+
+
+class ListOptions(NamedTuple):
+    """The conditions of a list of jobs and of usage, as in `JobFilter`."""
+
+    user: str
+    project: str
+    queue: str
+    state: str
+    host: str
+    array: str
+    name: str
+    since: Optional[float]
+    until: Optional[float]
+    efficiency_below: Optional[float]
+    rule: str
+
+    def where(self, only: Optional[str]) -> JobFilter:
+        """Return the conditions; `only` is the only user with visible jobs, None for all."""
+        return JobFilter(
+            users=_listed(self.user) if only is None else names_of(only),
+            projects=_listed(self.project),
+            queues=_listed(self.queue),
+            states=_listed(self.state),
+            hosts=_listed(self.host),
+            array=self.array,
+            name=self.name,
+            since=self.since,
+            until=self.until,
+            efficiency_below=self.efficiency_below,
+            rule=self.rule,
+        )
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the interval ends before its start."""
+        return self.since is not None and self.until is not None and self.since > self.until
+
+
+async def list_options(
+    user: str = parameters.USERS,
+    project: str = parameters.PROJECTS,
+    queue: str = parameters.QUEUES,
+    state: str = parameters.ARCHIVED_STATES,
+    host: str = parameters.HOSTS,
+    array: str = parameters.ARRAY,
+    name: str = parameters.JOB_NAME,
+    since: Optional[float] = parameters.SINCE,
+    until: Optional[float] = parameters.UNTIL,
+    efficiency_below: Optional[float] = parameters.EFFICIENCY,
+    rule: str = parameters.RULE,
+) -> ListOptions:
+    """Return the conditions of a request."""
+    return ListOptions(user, project, queue, state, host, array, name, since, until, efficiency_below, rule)
+
+
+LIST = Depends(list_options)
+
+
+class ArchiveRoutes:
+    """The handlers, one method for each path.
+
+    Their docstrings are in the OpenAPI description.
+
+    Args:
+        routes: the other handlers.
+        opener: opens the archive; None without one.
+    """
+
+    def __init__(self, routes: Routes, opener: Optional[Opener]) -> None:
+        self._routes = routes
+        self._opener = opener
+        self._workers = Workers("archive", 3, 64, 2, LATE_S)
+
+    def add_to(self, app: FastAPI) -> None:
+        """Add the routes to an application."""
+        rows = [
+            ("/api/v1/archive/jobs", self.archived_jobs, archive_models.ArchivedJobs, True),
+            ("/api/v1/archive/jobs/{job}", self.archived_job, archive_models.JobInArchive, True),
+            ("/api/v1/usage", self.usage, archive_models.UsageAnswer, True),
+        ]
+        add_routes(app, rows, ARCHIVE)
+
+    async def archived_jobs(
+        self,
+        request: Request,
+        conditions: ListOptions = LIST,
+        columns: str = parameters.ARCHIVED_COLUMNS,
+        sort: str = parameters.ARCHIVED_SORT,
+        ascending: bool = parameters.ASCENDING,
+        offset: int = parameters.OFFSET,
+        limit: int = parameters.LIMIT,
+    ) -> Response:
+        """Return jobs in the archive, running and ended. Ordinary users get their own jobs."""
+        choose("sort", sort, SORTS)
+        names = _listed(columns) or tuple(LISTED)
+        for name in names:
+            choose("columns", name, tuple(VALUES))
+
+        def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
+            page = {"total": 0, "offset": offset, "limit": limit, "items": []}
+            if conditions.is_empty:
+                return page
+            wanted = names if only is None else [name for name in names if name not in HIDDEN]
+            found = archive.jobs(conditions.where(only), wanted, sort, not ascending, offset, limit)
+            items = [{**dict.fromkeys(names), **_own(row, only)} for row in found.rows]
+            return {**page, "total": found.total, "items": items}
+
+        return await self._respond(request, work)
+
+    async def archived_job(
+        self, request: Request, job: int = parameters.JOB, start: Optional[int] = parameters.JOB_START
+    ) -> Response:
+        """Return a job in the archive with its hosts: the latest with this number, or that with this start."""
+
+        def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
+            users = () if only is None else names_of(only)
+            # of a number that several users had, each sees the own jobs
+            starts = [
+                row["start"] for row in archive.jobs(JobFilter(users=users, jobs=[job]), ["start"], limit=1000).rows
+            ]
+            chosen = start if start is not None else starts[0] if starts else None
+            found = archive.job(job, chosen) if chosen is not None and chosen in starts else None
+            if found is None:
+                raise HTTPException(404, NO_JOB.format(job))
+            hosts = found.hosts
+            if only is not None:
+                known = (*users, None, "") if found.summary.get("owner") else users
+                hosts = [row for row in hosts if row.get("user") in known]
+            return {
+                "job": _own(_narrow(found.summary), only),
+                "advice": _advice(found.summary.get("advice")),
+                "hosts": [_own(_narrow(row), only) for row in hosts],
+                "starts": starts,
+            }
+
+        return await self._respond(request, work)
+
+    async def usage(
+        self, request: Request, by: str = parameters.GROUPED_BY, conditions: ListOptions = LIST
+    ) -> Response:
+        """Return sums over jobs by groups. Ordinary users get those of their own jobs."""
+        words = list(dict.fromkeys(_listed(by)))
+
+        def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
+            groups = [] if conditions.is_empty else archive.usage(conditions.where(only), words)
+            if only is not None and "user" in words:
+                groups = _renamed(groups, words.index("user"), only)
+            return {"by": words, "groups": [{**one._asdict(), "keys": list(one.keys)} for one in groups]}
+
+        return await self._respond(request, work)
+
+    async def _respond(self, request: Request, work: Work) -> Response:
+        packed = accepts_gzip(request)
+
+        def make(only: Optional[str]) -> Response:
+            if self._opener is None:
+                raise HTTPException(404, _NO_ARCHIVE)
+            try:
+                with self._opener() as archive:
+                    return answer(work(archive, only), packed)
+            except QueryError as err:
+                raise HTTPException(400, str(err)) from err
+            except ColmetError as err:
+                return failure(503, str(err) if only is None else UNREADABLE)
+
+        return await self._routes.run(self._workers, request, make)
+
+
+def names_of(user: str) -> Sequence[str]:
+    """Return the names of a user in the archive: nodes that do not know the name report the number."""
+    try:
+        number = pwd.getpwnam(user).pw_uid
+        return (user, str(number)) if pwd.getpwuid(number).pw_name == user else (user,)
+    except (KeyError, ValueError):
+        return (user,)
+
+
+def _listed(text: str) -> Sequence[str]:
+    return tuple([one for one in text.split(",") if one])
+
+
+def _own(row: Row, only: Optional[str]) -> Row:
+    """Return a row for its user."""
+    if only is None:
+        return row
+    shown = {name: value for name, value in row.items() if name not in HIDDEN}
+    return {**shown, "user": only} if "user" in row else shown
+
+
+def _narrow(row: Row) -> Row:
+    return {name: value for name, value in row.items() if name not in _LARGE}
+
+
+def _advice(text: Any) -> Optional[list[Any]]:
+    found = json.loads(text) if isinstance(text, str) else None
+    return found if isinstance(found, list) else None
+
+
+def _renamed(groups: Sequence[UsageGroup], at: int, user: str) -> list[UsageGroup]:
+    """Return groups with one name of their user, where nodes report several."""
+    found: dict[tuple[str, ...], UsageGroup] = {}
+    for one in groups:
+        keys = (*one.keys[:at], user, *one.keys[at + 1 :])
+        former = found.get(keys)
+        if former is not None:
+            sums = {
+                name: None if value is None and one.sums[name] is None else (value or 0.0) + (one.sums[name] or 0.0)
+                for name, value in former.sums.items()
+            }
+            one = UsageGroup(keys, former.jobs + one.jobs, sums)
+        found[keys] = one._replace(keys=keys)
+    return list(found.values())

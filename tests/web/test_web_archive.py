@@ -1,0 +1,174 @@
+"""The job archive by the JSON interface: lists, one job and usage, each user only with own jobs."""
+
+from __future__ import annotations
+
+import pwd
+
+import pytest
+
+from colmet.archive.columns import STATES
+from colmet.archive.derived import LISTED
+from colmet.archive.local import LocalArchive
+from colmet.archive.queries import JobFilter
+from colmet.archive.store import ArchiveError, ArchiveStore, Changes
+from colmet.report.own import UNREADABLE
+from colmet.web.archive_routes import names_of
+from colmet.web.stored_routes import Stored
+from tests.support.archive_data import YEAR_START
+from tests.support.web_facts import MadeUpFacts
+from tests.support.web_stored import archive_in
+from tests.support.web_users import ALICE, BOB, ROOT, got, make, refused, users  # noqa: F401 - users is a fixture
+
+COUNT = 90
+OWNERS = [(n + 1, ("alice", "bob", "carol")[n // 3 % 3]) for n in range(COUNT)]
+MINE, THEIRS, NOBODYS = 1, 13, 99  # alice's, bob's
+TWICE = 5000  # first bob's, then alice's, then bob's
+STARTS = [YEAR_START + n for n in (1000, 2000, 3000)]
+
+
+@pytest.fixture(scope="module")
+def opener(tmp_path_factory):
+    path = tmp_path_factory.mktemp("archive") / "a.sqlite"
+    found = archive_in(path, OWNERS)
+    store = ArchiveStore(str(path), writable=True)
+    row = {"last": 0, "is_running": 0, "cpus": 4.0, "core_s": 40.0, "wall_s": 10.0, "node_joules": 9.0}
+    jobs = [
+        {**row, "job": TWICE, "start": start, "last": start + 10, "user": user}
+        for start, user in zip(STARTS, ("bob", "alice", "bob"))
+    ]
+    hosts = [{**job, "host": f"node-of-{job['user']}"} for job in jobs]
+    hosts.append({**hosts[1], "host": "evil", "user": "bob"})  # in the time of alice's job
+    store.write(Changes(hosts, jobs, {}), None)
+    store.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def app(opener, users):  # noqa: F811 - the fixture
+    return make(MadeUpFacts(4, 4), users, stored=Stored(archive=opener))
+
+
+def owner(row):
+    return row["user"]
+
+
+@pytest.mark.parametrize("more", ["", "&user=bob", "&user=bob,carol", "&sort=user", "&sort=core_s&ascending=true"])
+def test_a_list_has_the_own_jobs_alone_and_its_total_too(app, more):
+    page = got(app, f"/api/v1/archive/jobs?limit=1000{more}", ALICE)
+    assert {owner(row) for row in page["items"]} == {"alice"}
+    assert page["total"] == len(page["items"]) == 31
+    assert set(page["items"][0]) == set(LISTED)
+
+
+def test_administrators_see_all_and_choose_users(app):
+    assert got(app, "/api/v1/archive/jobs", ROOT)["total"] == COUNT + 3
+    assert {owner(row) for row in got(app, "/api/v1/archive/jobs?user=bob,carol", ROOT)["items"]} == {"bob", "carol"}
+
+
+def test_pages_have_each_job_once(app):
+    found = []
+    for offset in range(0, 40, 7):
+        page = got(app, f"/api/v1/archive/jobs?limit=7&offset={offset}&columns=job,start", ALICE)
+        assert all(set(row) == {"job", "start"} for row in page["items"])
+        found += [(row["job"], row["start"]) for row in page["items"]]
+    assert len(found) == len(set(found)) == 31
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_conditions_are_those_of_the_archive(app, opener, state):
+    page = got(app, f"/api/v1/archive/jobs?state={state}&columns=job&limit=1000", ALICE)
+    with opener() as archive:
+        expected = archive.jobs(JobFilter(users=["alice"], states=[state]), ["job"], limit=1000)
+    assert page["items"] == expected.rows and page["total"] == expected.total
+
+
+def test_one_job_has_its_values_its_advice_and_its_hosts(app):
+    found = got(app, f"/api/v1/archive/jobs/{MINE}", ALICE)
+    whole = got(app, f"/api/v1/archive/jobs/{MINE}", ROOT)
+    assert found["job"]["job"] == MINE and found["job"]["user"] == "alice" and "footprint" not in found["job"]
+    assert found["hosts"] and all(row["host"] for row in found["hosts"]) and isinstance(found["advice"], list)
+    assert "node_joules" in whole["job"] and "node_joules" not in found["job"]
+    assert all("node_joules" not in row for row in found["hosts"])
+    assert got(app, "/api/v1/archive/jobs?columns=node_joules&limit=1", ALICE)["items"] == [{"node_joules": None}]
+
+
+@pytest.mark.parametrize("more", ["", "?start=1", "?start=1767225600"])
+def test_a_job_of_another_is_as_unknown_as_one_that_never_was(app, more):
+    theirs = refused(app, f"/api/v1/archive/jobs/{THEIRS}{more}", 404, ALICE)
+    nobodys = refused(app, f"/api/v1/archive/jobs/{NOBODYS}{more}", 404, ALICE)
+    assert theirs.body.replace(b"13", b"99") == nobodys.body and theirs.headers == nobodys.headers
+
+
+def test_of_a_number_used_by_several_each_sees_the_own_jobs(app):
+    found = got(app, f"/api/v1/archive/jobs/{TWICE}", ALICE)
+    assert found["starts"] == [STARTS[1]] and found["job"]["start"] == STARTS[1]
+    assert [row["host"] for row in found["hosts"]] == ["node-of-alice"]
+    assert got(app, f"/api/v1/archive/jobs/{TWICE}", BOB)["starts"] == [STARTS[2], STARTS[0]]
+    for start in (STARTS[0], STARTS[2]):
+        refused(app, f"/api/v1/archive/jobs/{TWICE}?start={start}", 404, ALICE)
+    assert got(app, f"/api/v1/archive/jobs/{TWICE}?start={STARTS[0]}", BOB)["job"]["start"] == STARTS[0]
+    assert got(app, f"/api/v1/archive/jobs/{TWICE}", ROOT)["starts"] == STARTS[::-1]
+
+
+@pytest.mark.parametrize("by", ["user", "user,month", "project", "host", "queue,state", "name", "day"])
+@pytest.mark.parametrize("more", ["", "&user=bob", "&user=bob,carol"])
+def test_usage_is_of_the_own_jobs_alone(app, opener, by, more):
+    groups = got(app, f"/api/v1/usage?by={by}{more}", ALICE)["groups"]
+    with opener() as archive:
+        expected = archive.usage(JobFilter(users=["alice"]), by.split(","))
+    assert [(one["keys"], one["jobs"]) for one in groups] == [([*one.keys], one.jobs) for one in expected]
+    assert {one["keys"][0] for one in groups} == {"alice"} or not by.startswith("user")
+
+
+def test_usage_of_all_is_for_administrators(app):
+    groups = got(app, "/api/v1/usage?by=user", ROOT)["groups"]
+    assert {one["keys"][0] for one in groups} == {"alice", "bob", "carol"}
+
+
+def test_a_user_that_nodes_know_by_number_sees_the_jobs_of_the_number(monkeypatch, tmp_path, users):  # noqa: F811
+    me = pwd.getpwuid(0)
+    assert names_of(me.pw_name) == (me.pw_name, "0") and names_of("no such user") == ("no such user",)
+    monkeypatch.setattr("colmet.web.archive_routes.names_of", lambda user: (user, "1234"))
+    opened = archive_in(tmp_path / "a.sqlite", [(1, "alice"), (2, "1234"), (3, "bob"), (4, "1234")])
+    app = make(MadeUpFacts(4, 4), users, stored=Stored(archive=opened))
+    page = got(app, "/api/v1/archive/jobs", ALICE)
+    assert page["total"] == 3 and {owner(row) for row in page["items"]} == {"alice"}
+    (group,) = got(app, "/api/v1/usage?by=user", ALICE)["groups"]
+    assert group["keys"] == ["alice"] and group["jobs"] == 3
+    assert group["sums"]["core_s"] == pytest.approx(sum(row["core_s"] for row in page["items"]))
+
+
+@pytest.mark.parametrize("path", ["archive/jobs", "archive/jobs/1", "usage"])
+def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):  # noqa: F811
+    target = f"/api/v1/{path}"
+    assert "no archive" in refused(make(MadeUpFacts(4, 4), users), target, 404, ROOT).json()["error"]
+    app = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(tmp_path / "none"))))
+    assert str(tmp_path) in refused(app, target, 503, ROOT).json()["error"]
+    assert refused(app, target, 503, ALICE).json()["error"] == UNREADABLE
+    with pytest.raises(ArchiveError):
+        LocalArchive(str(tmp_path / "none"))
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "archive/jobs?state=none",
+        "archive/jobs?sort=footprint",
+        "archive/jobs?columns=footprint",
+        "archive/jobs?columns=job,none",
+        "archive/jobs?since=x",
+        "archive/jobs?efficiency_below=2",
+        "archive/jobs?users=bob",
+        "usage?by=none",
+        "usage?by=",
+        "usage?by=month,week",
+        "usage?by=user,project,queue,state",
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(app, target):
+    refused(app, f"/api/v1/{target}", 400, ALICE)
+
+
+def test_an_interval_that_ends_before_its_start_has_nothing(app):
+    assert got(app, "/api/v1/archive/jobs?since=2&until=1", ALICE)["items"] == []
+    assert got(app, "/api/v1/usage?since=2&until=1", ALICE)["groups"] == []
