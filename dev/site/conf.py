@@ -21,7 +21,19 @@ NAVIGATION = (
     ("Start", ("start", "measured")),
     (
         "Users",
-        (*("tools/commands", "tools/report", "tools/plot", "tools/extract", "tools/top", "tools/page"), "completeness"),
+        (
+            *(
+                "tools/commands",
+                "tools/jobs",
+                "tools/usage",
+                "tools/report",
+                "tools/plot",
+                "tools/extract",
+                "tools/top",
+                "tools/page",
+            ),
+            "completeness",
+        ),
     ),
     ("Administrators: set-up", ("install", "upgrade", "keys", "configuration", "sizing")),
     ("Administrators: daily work", ("operations", "health", "tools/doctor", "troubleshooting", "messages")),

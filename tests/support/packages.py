@@ -44,7 +44,20 @@ COMMANDS = {
         "completion",
     ),
     "colmet-collector": (
-        *("report", "extract", "plot", "completeness", "status", "doctor", "top", "configure", "mem", "keygen"),
+        *(
+            "jobs",
+            "usage",
+            "report",
+            "extract",
+            "plot",
+            "completeness",
+            "status",
+            "doctor",
+            "top",
+            "configure",
+            "mem",
+            "keygen",
+        ),
         *("enrol", "access", "login", "logout", "completion"),
     ),
 }

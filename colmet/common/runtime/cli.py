@@ -204,6 +204,17 @@ def positive_seconds(text: str) -> float:
     return value
 
 
+def positive_number(text: str) -> float:
+    """Convert a number above 0 and below 10^9, an option type."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 < value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r:.100} is not a number above 0")
+    return value
+
+
 def period(text: str) -> int:
     """Convert a period to seconds, an option type: 30m, 12h, 90d, 4w; y for 365 days."""
     found = _PERIOD.fullmatch(text)

@@ -95,7 +95,7 @@ class Configuration:
         parser = self._build()
         options = parser.parse_args([])
         if self.path is not None:
-            vars(options).update(parse(_text(self.path), self.path, parser))
+            vars(options).update(parse(file_text(self.path), self.path, parser))
             self.ignored += getattr(parser, "ignored", ())
         vars(options).update(self._given)
         return options
@@ -259,7 +259,7 @@ def _line(text: str, key: str) -> str:
     return ""
 
 
-def _text(path: str) -> str:
+def file_text(path: str) -> str:
     """Return the text of a configuration file.
 
     Raises:

@@ -1,0 +1,172 @@
+"""The job archive of a command: from its options, or from the collector's configuration."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import pwd
+import sys
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from colmet.archive.local import LocalArchive
+from colmet.archive.queries import JobArchive, JobFilter
+from colmet.archive.store import SUFFIX, ArchiveError
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.stored.sources import add_config, configured
+
+GAP = "  "  # between columns of a table
+ASK = "ask your administrators for the right to read it, or use --url"
+
+
+def add_options(parser: cli.Options) -> None:
+    """Declare the options of the archive's place."""
+    parser.add_argument(
+        "--archive", metavar="PATH", help="the file of the job archive (default: that of the collector's configuration)"
+    )
+    add_config(parser)
+
+
+def add_filter(parser: cli.Options) -> None:
+    """Declare the options that select jobs, except for the interval and the user."""
+    several = "; repeatable"
+    parser.add_argument("--project", metavar="NAME", action="append", default=[], help=f"jobs of this project{several}")
+    parser.add_argument("--queue", metavar="NAME", action="append", default=[], help=f"jobs of this queue{several}")
+    parser.add_argument("--state", metavar="STATE", action="append", default=[], help=f"jobs in this state{several}")
+    parser.add_argument("--host", metavar="HOST", action="append", default=[], help=f"jobs on this host{several}")
+    parser.add_argument("--name", metavar="TEXT", default="", help="jobs with this text in their name")
+    parser.add_argument("--array", metavar="ID", default="", help="jobs of this array")
+
+
+def filter_of(options: argparse.Namespace, users: list[str]) -> JobFilter:
+    """Return the conditions of the options."""
+    return JobFilter(
+        users=users,
+        projects=options.project,
+        queues=options.queue,
+        states=options.state,
+        hosts=options.host,
+        array=options.array,
+        name=options.name,
+        since=options.since,
+        until=options.until,
+    )
+
+
+def open_archive(options: argparse.Namespace) -> JobArchive:
+    """Open the archive of the options.
+
+    Raises:
+        ConfigError: no archive is named.
+        ArchiveError: it cannot be read.
+    """
+    path = options.archive or _configured(options.config)
+    if not os.path.exists(path):
+        raise ArchiveError(
+            f"{path}: there is no such archive, or you may not see it; does colmet-collector write one here? Else {ASK}"
+        )
+    if not os.access(path, os.R_OK):
+        raise ArchiveError(f"{path}: permission denied; {ASK}")
+    return LocalArchive(path)
+
+
+def _configured(config: str) -> str:
+    collector = configured(config, "--archive PATH, --url URL")
+    path = getattr(collector, "archive", None)
+    if path:
+        return str(path)
+    if path is None and collector.hdf5_filepath:
+        return f"{collector.hdf5_filepath}{SUFFIX}"
+    raise ConfigError(f"{config} names no job archive: give --archive PATH or --url URL")
+
+
+def own_name() -> str:
+    """Return the name of the user who runs the command; its number without a name."""
+    number = os.geteuid()
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
+
+
+def users_of(options: argparse.Namespace) -> list[str]:
+    """Return the users whose jobs are wanted: those of --user, else root's choice of all, else one's own."""
+    if options.user:
+        return list(options.user)
+    return [] if options.all_users or os.geteuid() == 0 else [own_name()]
+
+
+def add_users(parser: cli.Options) -> None:
+    """Declare --user and --all-users."""
+    parser.add_argument(
+        "-u", "--user", metavar="USER", action="append", default=[], help="jobs of this user; repeatable"
+    )
+    parser.add_argument(
+        "-a", "--all-users", action="store_true", help="jobs of all users (default for root; others: their own jobs)"
+    )
+
+
+def csv_cell(value: object) -> object:
+    """Return a value for a cell of CSV: no program that opens it reads a text as a formula."""
+    if value is None:
+        return ""
+    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+
+def bar(share: float | None, length: int) -> str:
+    """Return a bar of a share; empty for a missing one."""
+    if share is None:
+        return " " * length
+    full, empty = (
+        ("\N{FULL BLOCK}", "\N{LIGHT SHADE}") if (sys.stdout.encoding or "").lower() == "utf-8" else ("#", ".")
+    )
+    filled = round(length * min(1.0, max(0.0, share)))
+    return full * filled + empty * (length - filled)
+
+
+def width() -> int:
+    """Return the width of the terminal, of COLUMNS, or 80."""
+    from rich.console import Console
+
+    return Console().width
+
+
+class TableColumn(NamedTuple):
+    """A column of a table in a terminal."""
+
+    heading: str
+    cells: Sequence[str]
+    is_right: bool = True  # aligned
+    rank: int = 0  # columns of the highest rank are dropped first where the terminal is narrow
+    styles: Sequence[str] = ()  # of rich, for each cell
+
+
+def print_table(columns: Sequence[TableColumn], width: int | None, styles: Sequence[str] = ()) -> list[str]:
+    """Print a table, in colours on a terminal without NO_COLOR; return the headings of the dropped columns.
+
+    Args:
+        columns: with equal numbers of cells.
+        width: of the terminal; None drops no column.
+        styles: of rich, for each row; empty for none.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    needed = {n: max(map(len, (one.heading, *one.cells))) + len(GAP) for n, one in enumerate(columns)}
+    shown = sorted(needed, key=lambda n: columns[n].rank)
+    while width is not None and len(shown) > 1 and sum(needed[n] for n in shown) - len(GAP) > width:
+        shown.pop()
+    table = Table(box=None, padding=(0, len(GAP), 0, 0), pad_edge=False, header_style="bold")
+    kept = [one for n, one in enumerate(columns) if n in shown]
+    for one in kept:
+        table.add_column(one.heading, justify="right" if one.is_right else "left", no_wrap=True)
+    for n in range(len(columns[0].cells)):
+        cells = [Text(one.cells[n], style=one.styles[n] if one.styles else "") for one in kept]
+        table.add_row(*cells, style=styles[n] if styles else "")
+    console = Console(width=max(width or 0, sum(needed.values())), highlight=False, markup=False, emoji=False)
+    with console.capture() as captured:
+        console.print(table)
+    sys.stdout.write("".join([f"{line.rstrip()}\n" for line in captured.get().splitlines()]))
+    return [one.heading for n, one in enumerate(columns) if n not in shown]

@@ -1,0 +1,233 @@
+"""Sum up core hours, GPU hours, memory, energy, CO2 and cost by user, project, queue, month or host.
+
+The sums are of the job archive. A job counts with the share of its wall time within the interval. Users see their own
+jobs; root sees all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from colmet.archive import factors
+from colmet.archive.factors import HOUR_S, JOULES_PER_KWH, Factors
+from colmet.archive.queries import GROUPS, SPANS, SUMS, UsageGroup
+from colmet.commands import archives, selection
+from colmet.commands.completeness import shown
+from colmet.commands.times import moment
+from colmet.commands.top.view import clean
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime import cli
+from colmet.common.runtime.quantities import UNKNOWN, percent
+
+GIB = 1 << 30
+BAR = 10  # characters
+MOST_LINES = 40  # of a chart
+
+
+class Figure(NamedTuple):
+    """A column of the answer."""
+
+    name: str
+    heading: str
+    value: Callable[[UsageGroup, Factors], float | None]
+    rank: int  # those of the highest rank are not shown where the terminal is narrow
+    format: str = ",.0f"
+
+
+def _sum(name: str, unit: float) -> Callable[[UsageGroup, Factors], float | None]:
+    def value(group: UsageGroup, _factors: Factors) -> float | None:
+        found = group.sums[name]
+        return None if found is None else found / unit
+
+    return value
+
+
+def _used_ratio(group: UsageGroup, _factors: Factors) -> float | None:
+    held, used = group.sums["core_s"], group.sums["cpu_s"]
+    return None if not held or used is None else used / held
+
+
+def _co2_kg(group: UsageGroup, known: Factors) -> float | None:
+    grams = known.co2_g(group)
+    return None if grams is None else grams / 1000
+
+
+FIGURES = (
+    Figure("jobs", "Jobs", lambda group, _: float(group.jobs), 2),
+    Figure("core_hours", "Core h", _sum("core_s", HOUR_S), 0),
+    Figure("used_core_hours", "used", _sum("cpu_s", HOUR_S), 5),
+    Figure("wasted_core_hours", "wasted", _sum("wasted_core_s", HOUR_S), 1),
+    Figure("used_ratio", "CPU", _used_ratio, 1),
+    Figure("gpu_hours", "GPU h", _sum("gpu_s", HOUR_S), 4, ",.1f"),
+    Figure("used_gpu_hours", "used", _sum("gpu_busy_s", HOUR_S), 5, ",.1f"),
+    Figure("memory_gib_hours", "GiB h", _sum("memory_byte_s", GIB * HOUR_S), 6),
+    Figure("energy_kwh", "kWh", _sum("energy_joules", JOULES_PER_KWH), 3, ",.2f"),
+)
+CO2 = Figure("co2_kg", "CO2 kg", _co2_kg, 3, ",.2f")
+COST = Figure("cost", "Cost", lambda group, known: known.cost(group), 2, ",.2f")
+RANK_OF_SHARE = 2
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the options: groups, the selection, and the outputs."""
+    parser.epilog = """\
+examples:
+  colmet usage --by user
+  colmet usage --by project --by month --since 2026-01-01
+  colmet usage --by queue --since 1w --chart usage.svg
+
+exit status:
+  0  done, also without any job
+  1  the archive cannot be read
+  2  wrong command line or configuration"""
+    parser.add_argument(
+        "--by",
+        metavar="WORD",
+        action="append",
+        default=[],
+        help=f"group by {', '.join(GROUPS)}; repeatable (default: user); months, weeks and days are in UTC",
+    )
+    archives.add_users(parser)
+    archives.add_filter(parser)
+    parser.add_argument(
+        "--since", metavar="TIME", type=moment, help="count from this time on (default: the first of this month, UTC)"
+    )
+    parser.add_argument("--until", metavar="TIME", type=moment, help="count up to this time (default: now)")
+    parser.add_argument(
+        "--factors",
+        metavar="FILE",
+        help=f"CO2 and prices of this site, in TOML (default: {factors.DEFAULT_PATH}, if there is one)",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--csv", action="store_true", help="print CSV")
+    parser.add_argument("--chart", metavar="FILE", help="write bars as a picture, .png or .svg, to this file")
+    archives.add_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the sums; return 0."""
+    if options.json and options.csv:
+        raise ConfigError("--json and --csv: choose one")
+    by = options.by or ["user"]
+    known = factors.read(options.factors)
+    now = int(time.time())
+    options.since = _month(now) if options.since is None else options.since
+    options.until = now if options.until is None else options.until
+    selection.check_interval(options)
+    where = archives.filter_of(options, archives.users_of(options))
+    with archives.open_archive(options) as archive:
+        groups = archive.usage(where, by)
+    figures = [*FIGURES, *([CO2] if known.co2_per_kwh is not None else []), *([COST] if _has_cost(known) else [])]
+    if by[0] in SPANS:
+        groups = sorted(groups, key=lambda one: one.keys)
+    interval = f"{shown(options.since)} to {shown(options.until)}"
+    if options.chart is not None:
+        _write_chart(options.chart, groups, by, interval)
+    if options.json:
+        rows = [_row(group, by, figures, known) for group in groups]
+        print(json.dumps({"since": options.since, "until": options.until, "by": by, "groups": rows}, allow_nan=False))
+    elif options.csv:
+        _print_csv(groups, by, figures, known)
+    elif options.chart is None:
+        _print_table(groups, by, figures, known, interval)
+    return 0
+
+
+def _has_cost(known: Factors) -> bool:
+    return known.price_per_kwh is not None or known.price_per_core_hour is not None
+
+
+def _month(now: int) -> int:
+    when = time.gmtime(now)
+    return now - ((when.tm_mday - 1) * 86400 + when.tm_hour * 3600 + when.tm_min * 60 + when.tm_sec)
+
+
+def _row(group: UsageGroup, by: Sequence[str], figures: Sequence[Figure], known: Factors) -> dict[str, Any]:
+    values = {figure.name: figure.value(group, known) for figure in figures}
+    return {**dict(zip(by, group.keys)), **values, "jobs": group.jobs}
+
+
+def _print_csv(groups: Sequence[UsageGroup], by: Sequence[str], figures: Sequence[Figure], known: Factors) -> None:
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    names = [*by, *[figure.name for figure in figures]]
+    writer.writerow(names)
+    for group in groups:
+        row = _row(group, by, figures, known)
+        writer.writerow([archives.csv_cell(row[name]) for name in names])
+
+
+def total_of(groups: Sequence[UsageGroup]) -> UsageGroup:
+    """Return the sums over groups; jobs of several months or hosts count in each."""
+    sums: dict[str, float | None] = {}
+    for name in SUMS:
+        values = [value for group in groups for value in [group.sums[name]] if value is not None]
+        sums[name] = sum(values) if values else None
+    return UsageGroup((), sum([group.jobs for group in groups]), sums)
+
+
+def _text(figure: Figure, group: UsageGroup, known: Factors) -> str:
+    value = figure.value(group, known)
+    if figure.name == "used_ratio":
+        return percent(value)
+    return UNKNOWN if value is None else format(value, figure.format)
+
+
+def _print_table(
+    groups: Sequence[UsageGroup], by: Sequence[str], figures: Sequence[Figure], known: Factors, interval: str
+) -> None:
+    """Print the sums as a table, with a bar of each share of the core hours."""
+    print(interval)
+    if not groups:
+        print("no jobs")
+        return
+    whole = total_of(groups)
+    lines = [*groups, *([whole._replace(keys=("total", *[" "] * (len(by) - 1)))] if len(groups) > 1 else [])]
+    columns = [
+        archives.TableColumn(word.capitalize(), [clean(line.keys[n][:40]) or UNKNOWN for line in lines], False)
+        for n, word in enumerate(by)
+    ]
+    for figure in figures:
+        if any(figure.value(group, known) for group in groups):
+            cells = [_text(figure, line, known) for line in lines]
+            columns.append(archives.TableColumn(figure.heading, cells, rank=figure.rank))
+    shares = [_share(group, whole) for group in groups]
+    cells = [f"{archives.bar(share, BAR)} {percent(share):>5}" for share in shares]
+    columns.append(archives.TableColumn("Share", [*cells, *[""] * (len(lines) - len(groups))], False, RANK_OF_SHARE))
+    archives.print_table(columns, archives.width(), ["" if line is not lines[-1] else "bold" for line in lines])
+    for text in known.sources:
+        print(clean(text))
+
+
+def _share(group: UsageGroup, whole: UsageGroup) -> float | None:
+    held, all_s = group.sums["core_s"], whole.sums["core_s"]
+    return None if not all_s or held is None else held / all_s
+
+
+def _write_chart(path: str, groups: Sequence[UsageGroup], by: Sequence[str], interval: str) -> None:
+    """Write the used and wasted core hours of each group as bars."""
+    kind = Path(path).suffix.lower()
+    if kind not in (".png", ".svg"):
+        raise ConfigError(f"--chart {path}: give a name that ends in .png or .svg")
+    from colmet.report.charts import bars, rendered
+
+    lines = [
+        (" ".join([clean(key) or UNKNOWN for key in group.keys]), _used_and_wasted(group))
+        for group in groups[:MOST_LINES]
+    ]
+    figure = bars(lines, f"Core hours by {', '.join(by)}, {interval}", ("used", "wasted"), "core hours")
+    try:
+        Path(path).write_bytes(rendered(figure, kind[1:]))
+    except OSError as err:
+        raise ColmetError(f"{path}: {err.strerror or err}") from err
+
+
+def _used_and_wasted(group: UsageGroup) -> tuple[float, float]:
+    used, wasted = [(group.sums[name] or 0.0) / HOUR_S for name in ("cpu_s", "wasted_core_s")]
+    return used, wasted

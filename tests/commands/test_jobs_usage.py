@@ -1,0 +1,149 @@
+"""colmet jobs and colmet usage: tables, JSON, CSV, charts, and hostile names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+
+import pytest
+
+from colmet.archive.store import ArchiveStore, Changes
+from colmet.commands import archives, colmet
+from tests.support.archive_data import YEAR_START, summaries, write
+
+HOSTILE = '=HYPERLINK("x")\x1b[31m\u202e,\n'
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    path = str(tmp_path_factory.mktemp("jobs") / "a.archive.sqlite")
+    store = ArchiveStore(path, writable=True)
+    write(store, summaries(300, footprint=20), 100)
+    row = {"job": 9999, "start": YEAR_START + 10**9, "last": YEAR_START + 10**9 + 60, "is_running": 0, "user": HOSTILE}
+    store.write(Changes((), [row], {}), None)
+    store.database.execute("UPDATE jobs SET name = ?, state = 'failed', exit_code = 3 WHERE job = 9999", [HOSTILE])
+    store.close()
+    return path
+
+
+def call(capsys, *words):
+    status = colmet.main([*words])
+    printed = capsys.readouterr()
+    return status, printed.out, printed.err
+
+
+@pytest.mark.parametrize("width", ["60", "80", "132", "200"])
+def test_a_table_fits_its_terminal_and_no_value_is_cut(path, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", width)
+    status, out, _ = call(capsys, "jobs", "--archive", path, "--all-users", "--limit", "20")
+    lines = out.splitlines()
+    assert status == 0 and max(map(len, lines)) <= int(width) and "\u2026" not in out
+    assert "State" in lines[0] and ("Energy" in lines[0]) == (width == "200")
+    assert lines[1].split()[0] == "9999" and "failed" in lines[1] and lines[-1].startswith("20 of 301 jobs")
+    status, out, _ = call(capsys, "usage", "--archive", path, "--all-users", "--since", "2026-01-01")
+    assert status == 0 and max(map(len, out.splitlines())) <= int(width) and "total" in out
+
+
+def test_texts_of_others_reach_neither_the_terminal_nor_a_formula(path, capsys):
+    status, out, _ = call(capsys, "jobs", "--archive", path, "-a", "-j", "9999", "--columns", "job,user,name,cpu_ratio")
+    assert status == 0 and "\x1b" not in out and "\u202e" not in out and len(out.splitlines()) == 2
+    status, out, _ = call(capsys, "jobs", "--archive", path, "-a", "-j", "9999", "--csv")
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert row["name"] == "'" + HOSTILE and row["cpu_ratio"] == ""
+    status, out, _ = call(capsys, "jobs", "--archive", path, "-a", "-j", "9999", "--json")
+    assert json.loads(out)["jobs"][0]["name"] == HOSTILE
+
+
+def test_users_see_their_own_jobs_unless_they_ask_for_all(path, capsys, monkeypatch):
+    monkeypatch.setattr(archives.os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(archives, "own_name", lambda: "user2")
+    _, out, _ = call(capsys, "jobs", "--archive", path, "--json", "--limit", "1000")
+    assert {job["user"] for job in json.loads(out)["jobs"]} == {"user2"}
+    _, out, _ = call(capsys, "jobs", "--archive", path, "--json", "--all-users", "--limit", "1000")
+    assert len(json.loads(out)["jobs"]) == 301
+    _, out, _ = call(capsys, "usage", "--archive", path, "--json", "--since", "2026-01-01")
+    assert [group["user"] for group in json.loads(out)["groups"]] == ["user2"]
+
+
+def test_filters_and_order_reach_the_archive(path, capsys):
+    words = ("--state", "failed", "--state", "timeout", "--sort", "wasted_core_s", "--reverse", "--json")
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-a", *words)
+    found = json.loads(out)["jobs"]
+    wasted = [job["wasted_core_s"] for job in found if job["wasted_core_s"] is not None]
+    assert wasted == sorted(wasted) and {job["state"] for job in found} == {"failed", "timeout"}
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-a", "--efficiency-below", "30", "--json")
+    assert all(job["cpu_ratio"] < 0.3 for job in json.loads(out)["jobs"])
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-a", "--running", "--json")
+    assert {job["state"] for job in json.loads(out)["jobs"]} == {"running"}
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-u", "nobody")
+    assert out == "no jobs\n"
+
+
+def test_factors_add_co2_and_cost_with_their_source(path, capsys, tmp_path):
+    file = tmp_path / "usage.toml"
+    file.write_text(
+        'co2-per-kwh = 50\nco2-source = "the grid"\nprice-per-kwh = 0.2\nprice-per-core-hour = 0.01\n'
+        'price-source = "a contract"\ncurrency = "EUR"\n'
+    )
+    words = ("usage", "--archive", path, "-a", "--since", "2026-01-01", "--by", "project", "--factors", str(file))
+    _, out, _ = call(capsys, *words, "--json")
+    for group in json.loads(out)["groups"]:
+        if group["energy_kwh"] is not None:
+            assert group["co2_kg"] == pytest.approx(group["energy_kwh"] * 0.05)
+            assert group["cost"] == pytest.approx(group["energy_kwh"] * 0.2 + group["core_hours"] * 0.01)
+    _, out, _ = call(capsys, *words)
+    assert "50 g per kWh (the grid)" in out and "0.2 EUR per kWh, 0.01 EUR per allocated core hour (a contract)" in out
+    file.write_text("co2-per-kwh = 50\n")
+    status, _, err = call(capsys, *words)
+    assert status == 2 and "co2-source is missing" in err
+
+
+def test_without_factors_there_is_neither_co2_nor_cost(path, capsys, tmp_path):
+    empty = tmp_path / "usage.toml"
+    empty.write_text("")
+    words = ("usage", "--archive", path, "-a", "--since", "2026-01-01", "--factors", str(empty), "--csv")
+    _, out, _ = call(capsys, *words, "--by", "month", "--by", "user")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert "co2_kg" not in rows[0] and "cost" not in rows[0]
+    assert [row["month"] for row in rows] == sorted(row["month"] for row in rows)
+
+
+@pytest.mark.parametrize("kind", ["png", "svg"])
+def test_a_chart_is_a_picture(path, capsys, tmp_path, kind):
+    pytest.importorskip("matplotlib")
+    file = tmp_path / f"usage.{kind}"
+    status, out, _ = call(capsys, "usage", "--archive", path, "-a", "--since", "2026-01-01", "--chart", str(file))
+    assert status == 0 and out == ""
+    assert file.read_bytes()[1:4] == (b"PNG" if kind == "png" else b"?xm")
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "match"),
+    [
+        (("jobs", "--state", "runing"), 1, "did you mean running"),
+        (("jobs", "--columns", "cpu_raito"), 2, "did you mean cpu_ratio"),
+        (("jobs", "--sort", "nothing"), 1, "not sorted by"),
+        (("jobs", "--json", "--csv"), 2, "choose one"),
+        (("usage", "--by", "usr"), 1, "did you mean user"),
+        (("usage", "--by", "month", "--by", "week"), 1, "one of month"),
+        (("usage", "--chart", "x.gif"), 2, ".png or .svg"),
+        (("usage", "--since", "1d", "--until", "2d"), 2, "later"),
+    ],
+)
+def test_mistakes_have_a_remedy(path, capsys, words, status, match):
+    found, _, err = call(capsys, *words, "--archive", path)
+    assert (found, match in err) == (status, True), err
+
+
+def test_a_missing_archive_and_one_without_permission_name_the_remedy(path, capsys, tmp_path, monkeypatch):
+    status, _, err = call(capsys, "jobs", "--archive", str(tmp_path / "none"))
+    assert status == 1 and "there is no such archive" in err and "--url" in err
+    monkeypatch.setattr(archives.os, "access", lambda *_: False)
+    status, _, err = call(capsys, "jobs", "--archive", path)
+    assert status == 1 and "permission denied; ask your administrators" in err
+
+
+def test_help_lists_every_column(capsys):
+    status, out, _ = call(capsys, "jobs", "--columns", "help")
+    assert status == 0 and "wasted_core_s" in out and "footprint" not in out
