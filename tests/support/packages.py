@@ -29,37 +29,13 @@ ROOMS = {
 }
 PICTURES = ("colmet.report.charts", "colmet.report.page")  # require matplotlib, which is only suggested
 # Commands of colmet that serve a package's machine; those of colmet-common alone serve both.
+_ANYWHERE = (
+    *("status", "doctor", "top", "configure", "mem"),
+    *("keygen", "enrol", "access", "login", "logout", "completion"),
+)
 COMMANDS = {
-    "colmet-node": (
-        "status",
-        "doctor",
-        "top",
-        "configure",
-        "mem",
-        "keygen",
-        "enrol",
-        "access",
-        "login",
-        "logout",
-        "completion",
-    ),
-    "colmet-collector": (
-        *(
-            "jobs",
-            "usage",
-            "report",
-            "extract",
-            "plot",
-            "completeness",
-            "status",
-            "doctor",
-            "top",
-            "configure",
-            "mem",
-            "keygen",
-        ),
-        *("enrol", "access", "login", "logout", "completion"),
-    ),
+    "colmet-node": _ANYWHERE,
+    "colmet-collector": ("jobs", "usage", "report", "extract", "plot", "completeness", *_ANYWHERE),
 }
 BLOCK = """
 import sys
