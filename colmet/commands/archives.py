@@ -12,6 +12,8 @@ from typing import NamedTuple
 from colmet.archive.local import LocalArchive
 from colmet.archive.queries import JobArchive, JobFilter
 from colmet.archive.store import SUFFIX, ArchiveError
+from colmet.commands import remote
+from colmet.commands.remote_archive import RemoteArchive
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.stored.sources import add_config, configured
@@ -26,6 +28,7 @@ def add_options(parser: cli.Options) -> None:
         "--archive", metavar="PATH", help="the file of the job archive (default: that of the collector's configuration)"
     )
     add_config(parser)
+    remote.add_options(parser)
 
 
 def add_filter(parser: cli.Options) -> None:
@@ -55,12 +58,17 @@ def filter_of(options: argparse.Namespace, users: list[str]) -> JobFilter:
 
 
 def open_archive(options: argparse.Namespace) -> JobArchive:
-    """Open the archive of the options.
+    """Open the archive of the options: with --url that of a collector's JSON interface.
 
     Raises:
         ConfigError: no archive is named.
         ArchiveError: it cannot be read.
     """
+    client = remote.client_of(options)
+    if client is not None:
+        if options.archive:
+            raise ConfigError("--url excludes --archive")
+        return RemoteArchive(client)
     path = options.archive or _configured(options.config)
     if not os.path.exists(path):
         raise ArchiveError(

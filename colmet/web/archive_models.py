@@ -4,12 +4,12 @@ from typing import Any, Optional
 
 from pydantic import BaseModel, Field, create_model
 
-from colmet.archive.columns import HOST_COLUMNS, INTEGER, LARGE, REAL, Column
+from colmet.archive.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, Column
 from colmet.archive.derived import ANSWERS
 from colmet.archive.queries import SUMS
 
 _KINDS: dict[str, Any] = {INTEGER: int, REAL: float}
-VALUES = {name: column for name, column in ANSWERS.items() if column not in LARGE}  # of a whole job
+VALUES = {name: column for name, column in ANSWERS.items() if column.kind != BLOB}  # of a whole job
 _HOST_VALUES = {name: column for name, column in HOST_COLUMNS.items() if column not in LARGE}
 
 

@@ -34,6 +34,7 @@ Work = Callable[[JobArchive, Optional[str]], Mapping[str, Any]]
 class ListOptions(NamedTuple):
     """The conditions of a list of jobs and of usage, as in `JobFilter`."""
 
+    job: Optional[int]
     user: str
     project: str
     queue: str
@@ -49,6 +50,7 @@ class ListOptions(NamedTuple):
     def where(self, only: Optional[str]) -> JobFilter:
         """Return the conditions; `only` is the only user with visible jobs, None for all."""
         return JobFilter(
+            jobs=[] if self.job is None else [self.job],
             users=_listed(self.user) if only is None else names_of(only),
             projects=_listed(self.project),
             queues=_listed(self.queue),
@@ -69,6 +71,7 @@ class ListOptions(NamedTuple):
 
 
 async def list_options(
+    job: Optional[int] = parameters.ARCHIVED_JOB,
     user: str = parameters.USERS,
     project: str = parameters.PROJECTS,
     queue: str = parameters.QUEUES,
@@ -82,7 +85,7 @@ async def list_options(
     rule: str = parameters.RULE,
 ) -> ListOptions:
     """Return the conditions of a request."""
-    return ListOptions(user, project, queue, state, host, array, name, since, until, efficiency_below, rule)
+    return ListOptions(job, user, project, queue, state, host, array, name, since, until, efficiency_below, rule)
 
 
 LIST = Depends(list_options)

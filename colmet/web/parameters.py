@@ -40,6 +40,7 @@ TABLE = Query(..., min_length=1, max_length=MAX_TEXT, description="name of the t
 COLUMNS = Query("", max_length=4000, description="names, separated by commas; time alone: none; default: all")
 AFTER = Query("", max_length=MAX_TEXT + 40, description="`next` of the page before; default: the first page")
 ROWS = Query(10_000, ge=0, le=50_000, description="maximum number of rows; 0: only their number and times")
+ARCHIVED_JOB = Query(None, ge=1, le=MAX_JOB, description="only jobs with this number")
 USERS = Query(
     "", max_length=MAX_TEXT, description="only jobs of these users, separated by commas; ordinary users get their own"
 )

@@ -60,6 +60,11 @@ def test_a_list_has_the_own_jobs_alone_and_its_total_too(app, more):
     assert set(page["items"][0]) == set(LISTED)
 
 
+def test_a_number_chooses_the_own_jobs_alone(app):
+    assert [row["start"] for row in got(app, f"/api/v1/archive/jobs?job={TWICE}", ALICE)["items"]] == [STARTS[1]]
+    assert got(app, f"/api/v1/archive/jobs?job={THEIRS}", ALICE)["total"] == 0
+
+
 def test_administrators_see_all_and_choose_users(app):
     assert got(app, "/api/v1/archive/jobs", ROOT)["total"] == COUNT + 3
     assert {owner(row) for row in got(app, "/api/v1/archive/jobs?user=bob,carol", ROOT)["items"]} == {"bob", "carol"}
@@ -155,6 +160,7 @@ def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):  
         "archive/jobs?state=none",
         "archive/jobs?sort=footprint",
         "archive/jobs?columns=footprint",
+        "archive/jobs?job=0",
         "archive/jobs?columns=job,none",
         "archive/jobs?since=x",
         "archive/jobs?efficiency_below=2",
