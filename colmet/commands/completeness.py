@@ -11,11 +11,11 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from typing import Any
 
 from colmet.commands import selection
+from colmet.commands.times import shown
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.plural import counted
@@ -84,11 +84,6 @@ def percent(here: int, due: int) -> str:
     if here >= due:
         return "100 %"
     return f"{min(99.9999, 100 * here / due):.4f}".rstrip("0").rstrip(".") + " %"
-
-
-def shown(time_s: int) -> str:
-    """Return a time in UTC as text, readable by --since and --until."""
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
 
 
 def text_of(lines: Sequence[TableOnHost], what: str) -> Iterator[str]:

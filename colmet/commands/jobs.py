@@ -16,8 +16,7 @@ from colmet.archive.columns import CANCELLED, DONE, FAILED, FOOTPRINT, NODE_FAIL
 from colmet.archive.derived import ANSWERS
 from colmet.archive.queries import JobPage
 from colmet.commands import archives, selection
-from colmet.commands.completeness import shown
-from colmet.commands.times import moment
+from colmet.commands.times import moment, shown
 from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli

@@ -9,9 +9,9 @@ import time
 from pathlib import Path
 
 from colmet.commands import remote, selection
-from colmet.commands.completeness import shown
 from colmet.commands.progress import shown_progress
 from colmet.commands.remote import InterfaceClient
+from colmet.commands.times import shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.dependencies import how_to_install

@@ -47,6 +47,11 @@ def moment(text: str, now: float | None = None) -> int:
     return found
 
 
+def shown(time_s: int) -> str:
+    """Return a time in UTC as text, readable by --since and --until."""
+    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
+
+
 def _moment(text: str, now: float) -> float:
     if re.fullmatch(r"\d{1,12}", text, re.ASCII):
         return int(text)

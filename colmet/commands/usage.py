@@ -19,8 +19,7 @@ from colmet.archive import factors
 from colmet.archive.factors import HOUR_S, JOULES_PER_KWH, Factors
 from colmet.archive.queries import GROUPS, SPANS, SUMS, UsageGroup
 from colmet.commands import archives, selection
-from colmet.commands.completeness import shown
-from colmet.commands.times import moment
+from colmet.commands.times import moment, shown
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli

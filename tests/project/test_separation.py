@@ -35,6 +35,14 @@ def test_a_collector_without_a_web_server_lists_tables_and_completes_commands():
     run("colmet-collector", "from colmet.commands import completion; completion.script('bash', completion.trees())")
 
 
+def test_a_login_node_asks_over_http_with_the_common_package_alone():
+    names = ("login", "logout", "jobs", "usage", "report", "extract", "plot", "top.command")
+    run("colmet-common", imports([f"colmet.commands.{name}" for name in (*names, "remote_rows", "remote_archive")]))
+    refused = "assert colmet.main([*command, '--url', 'http://127.0.0.1:1']) == 1, command"
+    commands = [("jobs",), ("usage",), ("report", "1", "--json"), ("extract", "-j", "1"), ("top", "--json")]
+    run("colmet-common", f"from colmet.commands import colmet\nfor command in {commands!r}: {refused}")
+
+
 def test_the_node_alone_completes_its_commands():
     code = "from colmet.commands import completion; assert {'colmet', 'colmet-node'} <= set(completion.trees())"
     run("colmet-node", code)
