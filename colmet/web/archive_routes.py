@@ -27,7 +27,7 @@ HIDDEN = frozenset({"node_joules"})
 _LARGE = frozenset(column.name for column in LARGE)
 _NO_ARCHIVE = "this collector keeps no archive of jobs"
 
-Opener = Callable[[], JobArchive]
+Opener = Callable[[], Optional[JobArchive]]  # None without an archive
 Work = Callable[[JobArchive, Optional[str]], Mapping[str, Any]]
 
 
@@ -188,10 +188,11 @@ class ArchiveRoutes:
         packed = accepts_gzip(request)
 
         def make(only: Optional[str]) -> Response:
-            if self._opener is None:
-                raise HTTPException(404, _NO_ARCHIVE)
             try:
-                with self._opener() as archive:
+                opened = None if self._opener is None else self._opener()
+                if opened is None:
+                    raise HTTPException(404, _NO_ARCHIVE)
+                with opened as archive:
                     return answer(work(archive, only), packed)
             except QueryError as err:
                 raise HTTPException(400, str(err)) from err

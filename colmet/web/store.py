@@ -7,6 +7,7 @@ cache or by the one in progress. `workers` bounds the requests waiting for the s
 from __future__ import annotations
 
 import argparse
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -18,6 +19,7 @@ import numpy as np
 
 from colmet.archive.local import LocalArchive
 from colmet.archive.queries import JobArchive
+from colmet.archive.store import SUFFIX
 from colmet.common.errors import ColmetError
 from colmet.stored.capacity import capacities
 from colmet.stored.groups import GroupedRows, groups_of
@@ -81,12 +83,18 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
     return None
 
 
-def archive_opener(options: argparse.Namespace) -> Callable[[], JobArchive] | None:
-    """Return a function to open the job archive of a collector with these options; None without an archive."""
-    path: str | None = getattr(options, "archive", None)
-    if not path:
-        return None
-    return lambda: LocalArchive(path)
+def archive_opener(options: argparse.Namespace) -> Callable[[], JobArchive | None]:
+    """Return a function to open the job archive of a collector with these options; it returns None without one."""
+    path = named = getattr(options, "archive", None)
+    if path is None and options.hdf5_filepath:
+        path = f"{options.hdf5_filepath}{SUFFIX}"
+
+    def opened() -> JobArchive | None:
+        if not path or (named is None and not os.path.exists(path)):
+            return None
+        return LocalArchive(path)
+
+    return opened
 
 
 class EmptyHistory(History):

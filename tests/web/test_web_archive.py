@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import pwd
 
 import pytest
@@ -13,6 +14,7 @@ from colmet.archive.queries import JobFilter
 from colmet.archive.store import ArchiveError, ArchiveStore, Changes
 from colmet.report.own import UNREADABLE
 from colmet.web.archive_routes import names_of
+from colmet.web.store import archive_opener
 from colmet.web.stored_routes import Stored
 from tests.support.archive_data import YEAR_START
 from tests.support.web_facts import MadeUpFacts
@@ -152,6 +154,21 @@ def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):  
     assert refused(app, target, 503, ALICE).json()["error"] == UNREADABLE
     with pytest.raises(ArchiveError):
         LocalArchive(str(tmp_path / "none"))
+
+
+def test_the_archive_is_the_named_one_or_that_beside_the_files(tmp_path):
+    def opened(**options):
+        return archive_opener(argparse.Namespace(hdf5_filepath="", **options))()
+
+    assert opened() is None and opened(archive="") is None
+    with pytest.raises(ArchiveError):
+        opened(archive=str(tmp_path / "none"))
+    beside = argparse.Namespace(hdf5_filepath=str(tmp_path / "c"))
+    assert archive_opener(beside)() is None
+    archive_in(tmp_path / "c.archive.sqlite", [(1, "alice")])
+    with archive_opener(beside)() as found:
+        assert found.jobs(JobFilter()).total == 1
+    assert archive_opener(argparse.Namespace(archive="", hdf5_filepath=str(tmp_path / "c")))() is None
 
 
 @pytest.mark.parametrize(
