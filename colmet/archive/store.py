@@ -18,10 +18,10 @@ from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULE
 from colmet.common.errors import ColmetError, OutputUnavailable
 
 FORM = 1  # of the tables; in PRAGMA user_version
+MODE = 0o640  # of the file: it names users and their jobs
 BUSY_S = 10.0  # longest wait for the other writer
 SUFFIX = ".archive.sqlite"  # behind the path of the HDF5 files
 
-JobKey = tuple[int, int]  # job, start
 HostKey = tuple[int, str, int]  # job, host, start
 
 _KEY_OF_JOB, _KEY_OF_HOST = (JOB, START), (JOB, HOST, START)
@@ -40,7 +40,7 @@ class Changes(NamedTuple):
     hosts: Sequence[Summary]  # of hosts, with all measured columns
     jobs: Sequence[Summary]  # of whole jobs; columns of the batch system stay as they are
     folds: Mapping[HostKey, bytes | None]  # states of unfinished folds; None removes one
-    gone: Sequence[JobKey] = ()  # summaries of whole jobs that others replace, as their start has changed
+    moves: Sequence[tuple[int, int, int]] = ()  # whole jobs with another start: job, former start, start
 
 
 class ArchiveError(ColmetError):
@@ -99,19 +99,34 @@ class ArchiveStore:
 
     def __init__(self, path: str, writable: bool = False) -> None:
         self.path = path
-        mode = "rwc" if writable else "ro"
         try:
-            self.database = sqlite3.connect(
-                f"file:{_escaped(os.path.abspath(path))}?mode={mode}",
-                uri=True,
-                timeout=BUSY_S,
-                isolation_level=None,
-                check_same_thread=False,
-            )
-            self.database.row_factory = sqlite3.Row
-            self._open(writable)
+            if writable:
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
+            self.database = self._connected("rw" if writable else "ro")
+            try:
+                self._open(writable)
+            except sqlite3.OperationalError:
+                # without the files that SQLite adds beside, readers with no right to create them read the file alone
+                if writable or os.path.lexists(f"{path}-wal"):
+                    raise
+                self.database.close()
+                self.database = self._connected("ro&immutable=1")
+                self._open(writable)
+        except OSError as err:
+            raise ArchiveError(f"{path}: {err.strerror}") from err
         except sqlite3.Error as err:
             raise ArchiveError(f"{path}: {err}; is it the archive of colmet-collector, and may you read it?") from err
+
+    def _connected(self, mode: str) -> sqlite3.Connection:
+        database = sqlite3.connect(
+            f"file:{_escaped(os.path.abspath(self.path))}?mode={mode}",
+            uri=True,
+            timeout=BUSY_S,
+            isolation_level=None,
+            check_same_thread=False,
+        )
+        database.row_factory = sqlite3.Row
+        return database
 
     def _open(self, writable: bool) -> None:
         form = self.database.execute("PRAGMA user_version").fetchone()[0]
@@ -158,7 +173,9 @@ class ArchiveStore:
     def _write(self, changes: Changes) -> None:
         run = self.database.executemany
         for table in ("jobs", "job_details"):
-            run(f"DELETE FROM {table} WHERE job = ? AND start = ?", changes.gone)
+            moves = [(start, job, former) for job, former, start in changes.moves]
+            run(f"UPDATE OR IGNORE {table} SET start = ? WHERE job = ? AND start = ?", moves)
+            run(f"DELETE FROM {table} WHERE job = ? AND start = ?", [move[1:] for move in moves])  # both are there
         for table, key, columns, rows in (
             ("hosts", _KEY_OF_HOST, MEASURED, changes.hosts),
             ("host_details", _KEY_OF_HOST, LARGE, changes.hosts),
@@ -181,6 +198,16 @@ class ArchiveStore:
         details = " LEFT JOIN host_details USING (job, host, start)" if large else ""
         rows = self.database.execute(f"SELECT * FROM hosts{details} WHERE job = ? ORDER BY start, host", (job,))
         return [dict(row) for row in rows]
+
+    def check(self) -> None:
+        """Read the head of the file; sqlite3.DatabaseError if it is damaged."""
+        self.database.execute("SELECT count(*) FROM sqlite_master").fetchone()
+
+    def starts_of(self, job: int) -> list[int]:
+        """Return the starts of all summaries of a whole job, in order."""
+        return [
+            row["start"] for row in self.database.execute("SELECT start FROM jobs WHERE job = ? ORDER BY start", (job,))
+        ]
 
     def close(self) -> None:
         """Close the file; idempotent."""

@@ -31,6 +31,7 @@ from colmet.common.measures import (
 Floats = npt.NDArray[np.float64]
 
 GAP_PERIODS = 3  # no rate between readings more than this many periods apart
+ROUNDING = 1 + 1e-9  # of a bound, for sums and differences of fractions
 SLACK_S = 1.0  # stored times are whole seconds, and counters are read shortly after the time of their sample
 MOST_WATTS = 5000.0  # of one GPU or one RAPL zone; the largest have a third of that
 
@@ -94,7 +95,7 @@ def plausible(grown: Floats, seconds: Floats, most: float | Floats = math.inf) -
     with np.errstate(invalid="ignore"):
         possible = (grown >= 0) & (seconds >= 0)
         if np.any(most < math.inf):
-            possible &= ~(grown > most * (seconds + SLACK_S))
+            possible &= ~(grown > most * (seconds + SLACK_S) * ROUNDING)
         return grown if possible.all() else np.where(possible, grown, np.nan)
 
 
@@ -227,9 +228,9 @@ def steady_growth(
     if math.isfinite(most):
         elapsed = times - start
         seconds = elapsed if late else np.diff(elapsed, prepend=0)
-        if (np.diff(column, prepend=base) * factor > most * (seconds + SLACK_S)).any():
+        if (np.diff(column, prepend=base) * factor > most * (seconds + SLACK_S) * ROUNDING).any():
             return None
-        if ((column - base) * factor > most * (elapsed + SLACK_S)).any():
+        if ((column - base) * factor > most * (elapsed + SLACK_S) * ROUNDING).any():
             return None
     return float((column[-1] - base) * factor)
 
@@ -283,7 +284,7 @@ def summed(
     left_out = int(np.count_nonzero(np.isnan(known) & (steps > 0)))
     total = np.nancumsum(known)
     if math.isfinite(most):  # a second of slack for each step may exceed the total time
-        beyond = np.maximum.accumulate(np.maximum(total - most * (elapsed + SLACK_S), 0.0))
+        beyond = np.maximum.accumulate(np.maximum(total - most * (elapsed + SLACK_S) * ROUNDING, 0.0))
         left_out += int(beyond[-1] > 0)
         total = total - beyond
     return Sum(at, total, left_out)

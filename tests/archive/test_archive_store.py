@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from colmet.archive.columns import HOST_COLUMNS, JOB_COLUMNS, MEASURED
 from colmet.archive.store import ArchiveError, ArchiveStore, Changes, Position
 from colmet.common.errors import OutputUnavailable
+from tests.support.other_user import in_child
 
 HOST = {"job": 7, "host": "n1", "start": 100, "last": 160, "cpu_s": 1.5, "memory_peak": 1 << 40, "footprint": b"\0\1"}
 JOB = {"job": 7, "start": 100, "last": 160, "cpu_s": 1.5, "advice": "[]"}
@@ -76,3 +78,26 @@ def test_a_file_of_a_later_version_is_refused(path):
 def test_every_column_has_a_sentence_and_a_name_of_its_own():
     assert len(JOB_COLUMNS) == len({*JOB_COLUMNS}) and {column.name for column in MEASURED} < set(HOST_COLUMNS)
     assert all(column.help.endswith(".") for column in JOB_COLUMNS.values())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+def test_a_reader_without_the_right_to_write_reads_it_with_and_without_its_collector(tmp_path):
+    (tmp_path / "d").mkdir()
+    path = tmp_path / "d/a.archive.sqlite"
+    store = ArchiveStore(str(path), writable=True)
+    store.write(changes(jobs=[JOB]), None)
+    assert path.stat().st_mode & 0o777 == 0o640
+    for file in (tmp_path / "d").iterdir():
+        file.chmod(0o644)
+    for folder in (tmp_path / "d", tmp_path, tmp_path.parent, tmp_path.parent.parent, tmp_path.parent.parent.parent):
+        if folder.owner() == "root" and str(folder) != "/tmp":
+            folder.chmod(0o755)
+
+    def read():
+        os.setgid(65534)
+        os.setuid(65534)
+        return len(ArchiveStore(str(path)).database.execute("SELECT job FROM jobs").fetchall())
+
+    assert in_child(read) == 1
+    store.close()
+    assert in_child(read) == 1

@@ -35,6 +35,7 @@ FILLERS = {
 # Readers of single columns that are no measure, by file.
 READERS = {
     "colmet/archive/columns.py": ({"read_bytes"}, "a column of job summaries has this name, too"),
+    "colmet/archive/reports.py": ({"read_bytes"}, "the same column"),
     "colmet/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
     "colmet/commands/status_checks.py": (

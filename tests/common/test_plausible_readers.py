@@ -6,7 +6,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from colmet.commands import plot
@@ -112,6 +112,7 @@ def test_the_report(made):
 
 
 @settings(max_examples=25)
+@example((1, [(START + 10, 5 * NS), (START + 15, 10 * NS), (START + 19, 15 * NS), (START + 24, 0)]), START)
 @given(counters(), st.sampled_from([START, 4]))
 def test_a_sum_of_the_report_never_falls_as_rows_come(made, began):
     cpus, rows = made

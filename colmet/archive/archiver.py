@@ -1,0 +1,242 @@
+"""From records of the journal to what is written to the archive: order, fold, summaries, and the state in between."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from colmet.archive.columns import Summary, Value
+from colmet.archive.fold import Fold
+from colmet.archive.ordering import Arrival, Ordering
+from colmet.archive.state import HOST, JOB, LAST, START, WRITTEN
+from colmet.archive.store import ArchiveStore, Changes, HostKey
+from colmet.archive.summaries import host_summaries
+from colmet.archive.whole import job_summary, runs_of
+from colmet.common.schema import Batch
+
+log = logging.getLogger(__name__)
+
+FORM = 1  # of the state besides the folds
+WHOLE: HostKey = (0, "", 0)  # its key among the folds
+NS = 1_000_000_000
+EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
+EVERY_S, SHARE = 300, 20  # a running job is written again after so long, or this part of its age
+
+
+class Received(Protocol):
+    """A record of the journal."""
+
+    @property
+    def number(self) -> int:
+        """Return its number in the journal."""
+
+    @property
+    def received_ns(self) -> int:
+        """Return the time of its reception."""
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Return its batches."""
+
+
+class Archiver:
+    """Folds records, and keeps what a restart needs.
+
+    Args:
+        store: the archive.
+
+    Attributes:
+        until: number of the first record that was not folded.
+        counts: of dropped rows and states, by cause.
+    """
+
+    def __init__(self, store: ArchiveStore) -> None:
+        self._store = store
+        self.until = self._now = 0
+        self.fold, self._order = Fold(), Ordering()
+        self.counts: Counter[str] = Counter()
+        self._pending: np.ndarray[tuple[int], np.dtype[np.int64]] = np.empty(0, np.int64)
+        self._held: list[Arrival] = []  # at the last save
+        self._missed: set[tuple[int, int]] = set()  # held at a restart: they are read again
+        self._load([])
+
+    @property
+    def position(self) -> int:
+        """Return the number of the first record that a restart needs."""
+        waiting = [one.number for one in self._order.waiting()] + [number for number, _ in self._missed]
+        return min([self.until, *waiting])
+
+    def counters(self) -> dict[str, int]:
+        """Return the numbers of open folds and waiting batches, and of what was dropped."""
+        return {
+            "open": self.fold.state.count,
+            "held": len(self._order.waiting()),
+            **{name: self.counts[name] for name in ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost")},
+        }
+
+    # -- records --
+
+    def take(self, records: Iterable[Received]) -> None:
+        """Fold records that were not folded before."""
+        ready: list[Arrival] = []
+        for record in records:
+            if record.number < self.until and not self._missed:
+                continue
+            now = record.received_ns // NS
+            if now // EXPIRE_S > self._now // EXPIRE_S:
+                ready += self._order.expired(now)
+            if now // SWEEP_S > self._now // SWEEP_S:
+                self._waves(ready)
+                ready = []
+                self.fold.sweep(now)
+            self._now = max(self._now, now)
+            for place, batch in enumerate(record.batches):
+                if record.number < self.until:
+                    if (record.number, place) not in self._missed:
+                        continue
+                    self._missed.discard((record.number, place))
+                ready += self._order.put(Arrival(batch, now, record.number, place))
+            if record.number >= self.until:
+                self._missed.clear()
+                self.until = record.number + 1
+        self._waves(ready)
+        self.counts.update(self.fold.counts)
+        self.fold.counts.clear()
+
+    def _waves(self, ready: Sequence[Arrival]) -> None:
+        """Fold batches, at most one of each host at a time."""
+        turns: Counter[str] = Counter()
+        waves: list[list[Arrival]] = []
+        for arrival in ready:
+            turn = turns[arrival.batch.host]
+            turns[arrival.batch.host] = turn + 1
+            if turn == len(waves):
+                waves.append([])
+            waves[turn].append(arrival)
+        for wave in waves:
+            self.fold.wave([one.batch for one in wave], [one.seen for one in wave])
+
+    def end(self, over: bool) -> None:
+        """Fold all batches that wait for others; with `over`, also end jobs that their nodes have no more rows of."""
+        self._waves([one for host in list(self._order.held) for one in self._order.release(host)])
+        if over:
+            self.fold.end_gone()
+
+    # -- what is written --
+
+    def changes(self, whole: bool = False) -> Changes:
+        """Return what has changed since the last `saved`; with `whole`, all summaries of running jobs, too."""
+        state = self.fold.state
+        slots = self.fold.due(0 if whole else EVERY_S, SHARE)
+        self._pending = slots
+        hosts = host_summaries(self.fold, slots) if len(slots) else []
+        state.head[slots, WRITTEN] = state.head[slots, LAST]
+        jobs, moves = self._jobs(hosts)
+        folds: dict[HostKey, bytes | None] = {self._key(slot): None for slot in self.fold.dropped}
+        kept = state.used & state.touched
+        kept[self.fold.dropped] = False
+        some = np.flatnonzero(kept)
+        folds.update(zip([self._key(slot) for slot in some.tolist()], state.pack(some)))
+        folds[WHOLE] = self._packed()
+        return Changes(hosts, jobs, folds, moves)
+
+    def saved(self, changes: Changes) -> None:
+        """Note that all changes are in the archive."""
+        self.counts["hosts"] += len(changes.hosts)
+        self.counts["jobs"] += len(changes.jobs)
+        self.fold.state.touched[:] = False
+        self.fold.state.unwritten[self._pending] = False
+        self.fold.release()
+        self._held = self._order.waiting()
+
+    def failed(self) -> None:
+        """Note that the changes could not be written; they are among the next ones."""
+        self.fold.state.head[self._pending, WRITTEN] = 0
+
+    def restart(self) -> None:
+        """Go back to the state of the archive, after a defect."""
+        self._load(self._held)
+
+    def _key(self, slot: int) -> HostKey:
+        head = self.fold.state.head[slot]
+        return int(head[JOB]), self.fold.nodes.names[int(head[HOST])], int(head[START])
+
+    def _jobs(self, hosts: Sequence[Mapping[str, Value]]) -> tuple[list[Summary], list[tuple[int, int, int]]]:
+        """Return the summaries of the jobs of some hosts, and the jobs whose start has changed."""
+        changed: dict[int, dict[tuple[object, object], Mapping[str, Value]]] = {}
+        for one in hosts:
+            changed.setdefault(int(one["job"]), {})[one["host"], one["start"]] = one  # type: ignore[arg-type]
+        jobs: list[Summary] = []
+        moves: list[tuple[int, int, int]] = []
+        for job, fresh in changed.items():
+            others = [one for one in self._store.hosts_of(job) if (one["host"], one["start"]) not in fresh]
+            runs = runs_of([*fresh.values(), *others])  # type: ignore[list-item]
+            starts = {min([int(one["start"]) for one in run]) for run in runs}  # type: ignore[arg-type]
+            before = self._store.starts_of(job)
+            for run in runs:
+                keys = {(one["host"], one["start"]) for one in run}
+                if keys & fresh.keys():
+                    summary = job_summary(run)
+                    jobs.append(summary)
+                    own = {one["start"] for one in run}
+                    moves += [(job, old, int(summary["start"])) for old in before if old in own and old not in starts]  # type: ignore[arg-type]
+        return jobs, moves
+
+    # -- the state of a restart --
+
+    def _packed(self) -> bytes:
+        names, rows = self.fold.nodes.pack()
+        document = {
+            "form": FORM,
+            "until": self.until,
+            "now": self._now,
+            "names": names,
+            "next": [[host, *where] for host, where in self._order.next.items()],
+            "held": [[one.number, one.place] for one in self._order.waiting()] + [list(one) for one in self._missed],
+        }
+        return json.dumps(document, separators=(",", ":")).encode() + b"\n" + rows
+
+    def _load(self, held: Sequence[Arrival]) -> None:
+        """Read the state from the archive; `held` are the waiting batches, if known."""
+        self.fold, self._order = Fold(), Ordering()
+        self._now = 0
+        self._missed = set()
+        folds = self._store.folds()
+        packed = folds.pop(WHOLE, None)
+        if packed is not None:
+            self._restore(packed, held)
+        for (job, host, start), state in folds.items():
+            try:
+                slot = self.fold.resume(job, host, state)
+            except ValueError as err:
+                slot = -1
+                log.error(
+                    "fold unreadable, its summary ends here: job=%d host=%s start=%d cause=%s", job, host, start, err
+                )
+            self.counts["folds_lost"] += slot < 0
+
+    def _restore(self, packed: bytes, held: Sequence[Arrival]) -> None:
+        try:
+            text, _, rows = packed.partition(b"\n")
+            document = json.loads(text)
+            if document["form"] != FORM:
+                raise ValueError("of another form")
+            self.fold.nodes.unpack([str(name) for name in document["names"]], rows)
+            self.until, self._now = int(document["until"]), int(document["now"])
+            following = {str(host): (int(epoch), int(seq)) for host, epoch, seq in document["next"]}
+            self._order.restore(following, list(held))
+            kept = {(one.number, one.place) for one in held}
+            self._missed = {(int(number), int(place)) for number, place in document["held"]} - kept
+        except (ValueError, KeyError, TypeError) as err:
+            self.counts["folds_lost"] += 1
+            log.error("state of the nodes unreadable, it starts empty: archive=%s cause=%r", self._store.path, err)
+
+    def other_journal(self, position: int) -> None:
+        """Go on with the records of another journal."""
+        self.until = position
+        self._missed.clear()

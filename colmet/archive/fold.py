@@ -1,0 +1,390 @@
+"""The fold of rows into summaries, a wave at a time: at most one batch of each host.
+
+A wave is folded with vector operations on `colmet.archive.state`: in a wave each job on a host occurs at most once in
+a table. All sums are of whole numbers, so a result does not depend on the division of batches into bursts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from colmet.archive import footprint, layout
+from colmet.archive.growing import counters_step, gauges_step, peaks, vote, with_busy
+from colmet.archive.layout import JOB_TABLES, LAYOUTS, START_COLUMN, Ints, Part, Reader, TableLayout, join
+from colmet.archive.nodes import NODE_READS, Nodes
+from colmet.archive.state import (
+    BEGAN,
+    C_COUNT,
+    C_GROWN,
+    FIRST,
+    G_LAST,
+    HOST,
+    JOB,
+    LAST,
+    MOST_CPUS,
+    MOST_TASKS,
+    NODE_CPUS,
+    OVER,
+    SEEN,
+    START,
+    T_ROWS,
+    T_STEP,
+    T_TIME,
+    USER,
+    WRITTEN,
+    FoldState,
+)
+from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, TASKS_TABLE, ZONES
+from colmet.common.schema import MISSING_INT, Batch
+
+OLDEST_S = 400 * 86400  # an older start is not believed
+DAY_S = 86400  # rows of a job after such a pause are of another run
+NO_LIST_PERIODS, NO_LIST_S = 3, 60  # after the last row, a job on a node that lists no jobs is over
+SILENT_S = 3600  # by the time of reception, after which a job on a silent node is over
+KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late
+KEPT_SILENT_S = DAY_S  # and of a silent node, by the time of reception
+MOST_READERS = 1000
+_NEVER = (-1,)  # no list of jobs
+
+_CPU = [(s.table, LAYOUTS[s.table].counters.index(s.column), round(s.factor * 1e9)) for s in CPU_USED.sources]
+_MEMORY = [(s.table, LAYOUTS[s.table].gauges.index(s.column), round(s.factor)) for s in MEMORY.sources]
+_GPU_BUSY = LAYOUTS[JOB_GPUS].gauges.index(layout.GPU_BUSY)
+
+
+def columns_read() -> dict[str, tuple[str, ...]]:
+    """Return the columns that the fold reads, by table."""
+    found = {name: tuple([one for one in table.names if one != layout.GPU_BUSY]) for name, table in LAYOUTS.items()}
+    found[TASKS_TABLE] += (START_COLUMN,)
+    found[CGROUP_TABLE] += ("user",)
+    return {**found, **NODE_READS, ZONES: ("name", *NODE_READS[ZONES])}
+
+
+class Fold:
+    """Unfinished folds of all hosts.
+
+    Attributes:
+        state: of each job on each host.
+        nodes: of each host.
+        counts: rows that are late or left out, by cause.
+        dropped: slots whose fold ends with the next `release`.
+    """
+
+    def __init__(self) -> None:
+        self.state = FoldState()
+        self.nodes = Nodes()
+        self.counts: Counter[str] = Counter()
+        self.dropped: list[int] = []
+        self.open_on: dict[int, dict[int, int]] = {}  # host -> job -> slot, of the present run
+        self._readers: dict[int, tuple[object, Reader | None]] = {}
+        self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
+        self._changed: set[int] = set()  # hosts with other slots since then
+
+    # -- rows --
+
+    def wave(self, batches: Sequence[Batch], seen: Sequence[int]) -> None:
+        """Fold batches, at most one of each host; `seen` are the times of their reception, seconds since 1970."""
+        parts: dict[tuple[str, int, int], list[tuple[object, int, int]]] = {}
+        hosts = []
+        for batch, seen_s in zip(batches, seen):
+            host = self.nodes.index(batch.host)
+            hosts.append(host)
+            if host < 0:
+                self.counts["rows_left_out"] += batch.row_count
+                continue
+            for table in batch.tables:
+                schema = table.schema
+                reader = self._reader(schema)
+                if reader is None or not len(table):
+                    continue
+                key = schema.name, id(schema), 0
+                while (sources := parts.setdefault(key, [])) and sources[-1][1] == host:  # twice in one batch
+                    key = schema.name, id(schema), key[2] + 1
+                sources.append((table, host, seen_s))
+        joined = [(key[0], join(self._readers[key[1]][1], sources)) for key, sources in parts.items()]  # type: ignore[arg-type]
+        self.nodes.read_cpus([part for name, part in joined if name == layout.NODE_CPU_TABLE])
+        touched = self._jobs([(name, part) for name, part in joined if name in JOB_TABLES])
+        for name, part in joined:
+            if name in LAYOUTS and LAYOUTS[name].is_of_node:
+                self._of_node(LAYOUTS[name], part)
+        if len(touched):
+            self._footprint(touched)
+        self.nodes.energy(joined, self.state, self._cpu_ns)
+        for batch, host, seen_s in zip(batches, hosts, seen):
+            if host >= 0:
+                self._listing(batch, host, seen_s)
+
+    def _reader(self, schema: object) -> Reader | None:
+        found = self._readers.get(id(schema))
+        if found is not None:
+            return found[1]
+        if len(self._readers) >= MOST_READERS:
+            self._readers.clear()
+        name = schema.name  # type: ignore[attr-defined]
+        reader = None
+        if name in JOB_TABLES:
+            extra = (START_COLUMN,) if name == TASKS_TABLE else ()
+            reader = Reader(schema, (*[one for one in LAYOUTS[name].names if one != layout.GPU_BUSY], *extra))  # type: ignore[arg-type]
+        elif name in LAYOUTS:
+            reader = Reader(schema, LAYOUTS[name].names)  # type: ignore[arg-type]
+        elif name in NODE_READS:
+            reader = Reader(schema, NODE_READS[name])  # type: ignore[arg-type]
+        self._readers[id(schema)] = schema, reader  # the schema is kept, so its id is not given again
+        return reader
+
+    def _jobs(self, parts: Sequence[tuple[str, Part]]) -> Ints:
+        """Fold rows of jobs; return their slots, each once."""
+        found: list[tuple[TableLayout, Part, Ints]] = []
+        starts: dict[tuple[int, int], int] = {}  # (job, host) -> start of its first task
+        firsts: dict[tuple[int, int], int] = {}
+        for name, part in parts:
+            slots = self._lookup(part)
+            btimes = part.values[:, -1] if name == TASKS_TABLE else None
+            self._other_runs(part, slots, btimes)
+            if (slots < 0).any():
+                for at in np.flatnonzero(slots < 0).tolist():
+                    key, time = (int(part.jobs[at]), int(part.hosts[at])), int(part.times[at])
+                    firsts[key] = min(time, firsts.get(key, time))
+                    if btimes is not None:
+                        starts[key] = int(btimes[at])
+            found.append((LAYOUTS[name], part, slots))
+        for key, first in firsts.items():
+            self._create(*key, first, starts.get(key, MISSING_INT))
+        touched = []
+        for table, part, _ in sorted(found, key=lambda one: JOB_TABLES.index(one[0].name)):
+            slots = self._lookup(part) if firsts else _
+            there = np.flatnonzero(slots >= 0)
+            if len(there) < len(slots):
+                self.counts["rows_left_out"] += int((part.jobs[slots < 0] > 0).sum())
+            once = there[np.unique(slots[there], return_index=True)[1]]
+            self.counts["rows_left_out"] += len(there) - len(once)
+            if len(once):
+                touched.append(self._fold(table, slots[once], part, once))
+        return np.unique(np.concatenate(touched)) if touched else np.empty(0, np.int64)
+
+    def _lookup(self, part: Part) -> Ints:
+        """Return the slot of each row, -1 for none."""
+        open_on, nothing = self.open_on, {}  # type: ignore[var-annotated]
+        found = [open_on.get(host, nothing).get(job, -1) for host, job in zip(part.hosts.tolist(), part.jobs.tolist())]
+        return np.array(found, dtype=np.int64)
+
+    def _other_runs(self, part: Part, slots: Ints, btimes: Ints | None) -> None:
+        """End runs whose rows here are of another run of the same job id; their slots become -1."""
+        head = self.state.head
+        there = np.flatnonzero(slots >= 0)
+        last = head[slots[there], LAST]
+        times = part.times[there]
+        other = times - last > DAY_S
+        if btimes is not None:
+            began = btimes[there]
+            other |= (began > last) & (began <= times + 1) & (times > last)
+        for at in there[other].tolist():
+            slot, host = int(slots[at]), int(part.hosts[at])
+            if head[slot, LAST] < part.times[at]:
+                self._end(slot)
+                self._forget(slot)
+            slots[at] = -1
+            self._changed.add(host)
+
+    def _create(self, job: int, host: int, first: int, btime: int) -> None:
+        if job <= 0:
+            return
+        if self.open_on.get(host, {}).get(job, -1) >= 0:
+            return
+        slot = self.state.take()
+        if slot < 0:
+            return
+        is_known = first - OLDEST_S < btime <= first + 1
+        row = self.state.head[slot]
+        row[[JOB, HOST, FIRST, LAST]] = job, host, first, first
+        row[START], row[BEGAN] = (min(btime, first), 1) if is_known else (first, 0)
+        self.open_on.setdefault(host, {})[job] = slot
+        self._changed.add(host)
+
+    def _fold(self, table: TableLayout, slots: Ints, part: Part, rows: Ints) -> Ints:
+        """Fold rows of one table, each of another slot; return the slots whose rows are not late."""
+        state = self.state
+        times, values = part.times[rows], part.values[rows]
+        if table.name == JOB_GPUS:
+            values = with_busy(values)
+        late = times < state.tables[table.name][slots, T_TIME]
+        if late.any():
+            self.counts["late_rows"] += int(late.sum())
+            self._late(table, slots[late], times[late], values[late])
+            slots, times, values, rows = slots[~late], times[~late], values[~late], rows[~late]
+        if table.name == CGROUP_TABLE:
+            self._capacity(table, slots, values)
+            self._users(part, slots, rows)
+        head = state.head[slots]
+        head[:, NODE_CPUS] = np.maximum(head[:, NODE_CPUS], self.nodes.cpus(head[:, HOST]))
+        head[:, FIRST] = np.minimum(head[:, FIRST], times)
+        head[:, LAST] = np.maximum(head[:, LAST], times)
+        head[:, SEEN] = np.maximum(head[:, SEEN], part.seen[rows])
+        state.head[slots] = head
+        counted = state.tables[table.name][slots]
+        before = counted[:, T_TIME]
+        since = np.where(before >= 0, times - before, np.where(head[:, BEGAN] > 0, times - head[:, START], 0))
+        if table.counters:
+            counters_step(state, table, slots, times, values[:, : len(table.counters)])
+        if table.gauges:
+            start = len(table.counters)
+            gauges_step(table, state.gauges[table.name], slots, since, values[:, start : start + len(table.gauges)])
+        steps = np.where(before >= 0, times - before, 0)
+        vote(counted, steps)
+        counted[:, T_ROWS] += (before < 0) | (steps > 0)
+        counted[:, T_TIME] = times
+        state.tables[table.name][slots] = counted
+        state.touched[slots] = True
+        return slots
+
+    def _late(self, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
+        """Fold rows older than others of their slot: what does not depend on the order."""
+        state = self.state
+        if table.gauges:
+            start = len(table.counters)
+            gauges = state.gauges[table.name][slots]
+            some = values[:, start : start + len(table.gauges)]
+            peaks(gauges, some)
+            state.gauges[table.name][slots] = gauges
+        state.tables[table.name][slots, T_ROWS] += 1
+        state.head[slots, FIRST] = np.minimum(state.head[slots, FIRST], times)
+        state.touched[slots] = True
+
+    def _capacity(self, table: TableLayout, slots: Ints, values: Ints) -> None:
+        head, start = self.state.head, len(table.counters)
+        cpus, now, peak = [values[:, start + place] for place in table.capacity()]
+        head[slots, MOST_CPUS] = np.maximum(head[slots, MOST_CPUS], cpus)
+        head[slots, MOST_TASKS] = np.maximum(head[slots, MOST_TASKS], np.maximum(now, peak))
+
+    def _users(self, part: Part, slots: Ints, rows: Ints) -> None:
+        unknown = self.state.head[slots, USER] < 0
+        if not unknown.any() or "user" not in part.reader.schema.name_set:
+            return
+        names = part.reader.rows(part.packed)["user"][rows[unknown]].tolist()
+        for slot, name in zip(slots[unknown].tolist(), names):
+            if isinstance(name, bytes) and name:
+                text = name.decode("utf-8", "replace")
+                text = text if text.isprintable() else text.encode("unicode_escape").decode()
+                self.state.head[slot, USER] = self.state.user(text)
+
+    def _of_node(self, table: TableLayout, part: Part) -> None:
+        """Add growth of the node's counters to each of its jobs with a row at this tick."""
+        slots, rows = self.nodes.expand(part, self.state)
+        if len(slots):
+            counted = self.state.tables[table.name]
+            fresh = part.times[rows] >= counted[slots, T_TIME]
+            slots, rows = slots[fresh], rows[fresh]
+            counters_step(self.state, table, slots, part.times[rows], part.values[rows])
+            counted[slots, T_TIME] = part.times[rows]
+            self.state.touched[slots] = True
+
+    def _cpu_ns(self, slots: Ints) -> Ints:
+        """Return the CPU time of slots in nanoseconds; -1 if unknown."""
+        found = np.full(len(slots), MISSING_INT, np.int64)
+        for table, column, factor in reversed(_CPU):
+            counters = self.state.counters[table]
+            there = counters[slots, C_COUNT, column] > 0
+            found = np.where(there, counters[slots, C_GROWN, column] * factor, found)
+        return found
+
+    def _footprint(self, slots: Ints) -> None:
+        state = self.state
+        head = state.head[slots]
+        memory = np.full(len(slots), MISSING_INT, np.int64)
+        for table, column, factor in reversed(_MEMORY):
+            gauge = state.gauges[table][slots, G_LAST, column]
+            memory = np.where(gauge >= 0, gauge * factor, memory)
+        is_now = state.tables[JOB_GPUS][slots, T_TIME] == head[:, LAST]
+        gpu = np.where(is_now, state.gauges[JOB_GPUS][slots, G_LAST, _GPU_BUSY], MISSING_INT)
+        cpu = self._cpu_ns(slots)
+        footprint.add(state.footprint, slots, head[:, START], head[:, BEGAN], head[:, LAST], cpu, memory, gpu)
+
+    # -- the ends of jobs --
+
+    def _listing(self, batch: Batch, host: int, seen: int) -> None:
+        """Note which jobs are on a node."""
+        time = batch.time_ns // 10**9
+        if not self.nodes.heard(host, time, seen):
+            return
+        there = self.open_on.get(host)
+        if not there:
+            self._listed[host] = batch.jobs
+            return
+        head = self.state.head
+        if batch.jobs is None:
+            for slot in there.values():
+                step = max([int(one[slot, T_STEP]) for one in self.state.tables.values()])
+                self._set_over(slot, time - int(head[slot, LAST]) > max(NO_LIST_PERIODS * step, NO_LIST_S))
+        elif batch.jobs != self._listed.get(host, _NEVER) or host in self._changed:
+            listed = set(batch.jobs)
+            for job, slot in there.items():
+                self._set_over(slot, job not in listed)
+        self._listed[host] = batch.jobs
+        self._changed.discard(host)
+
+    def _set_over(self, slot: int, over: bool) -> None:
+        head = self.state.head
+        if bool(head[slot, OVER]) != over:
+            head[slot, OVER] = over
+            self.state.touched[slot] = True
+
+    def _end(self, slot: int) -> None:
+        self._set_over(slot, True)
+
+    def sweep(self, now: int) -> None:
+        """End the jobs of silent nodes, and drop the folds of jobs that have long been over; `now` as `seen`."""
+        state = self.state
+        head = state.head
+        silent = state.used & (head[:, OVER] == 0) & (now - head[:, SEEN] > SILENT_S)
+        for slot in np.flatnonzero(silent).tolist():
+            self._end(slot)
+            self._changed.add(int(head[slot, HOST]))
+        host_time = self.nodes.times(head[:, HOST])
+        old = state.used & (head[:, OVER] > 0)
+        old &= (host_time - head[:, LAST] > KEPT_S) | (now - head[:, SEEN] > KEPT_SILENT_S)
+        for slot in np.flatnonzero(old).tolist():
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        """Give up a fold after its last summary is written."""
+        job, host = int(self.state.head[slot, JOB]), int(self.state.head[slot, HOST])
+        there = self.open_on.get(host, {})
+        if there.get(job) == slot:
+            del there[job]
+            if not there:
+                del self.open_on[host]
+            self.dropped.append(slot)
+
+    def end_gone(self) -> None:
+        """End the jobs whose nodes have later rows without them: stored rows have no lists of jobs."""
+        head = self.state.head
+        gone = self.state.used & (self.nodes.times(head[:, HOST]) > head[:, LAST])
+        for slot in np.flatnonzero(gone).tolist():
+            self._end(slot)
+
+    def resume(self, job: int, host: str, packed: bytes) -> int:
+        """Continue a packed fold; return its slot, -1 for too many. ValueError if it is damaged."""
+        at = self.nodes.index(host)
+        slot = self.state.unpack(packed, at) if at >= 0 else -1
+        if slot >= 0:
+            self.open_on.setdefault(at, {})[job] = slot
+        return slot
+
+    def due(self, every_s: int, share: int) -> Ints:
+        """Return the slots whose summaries are to be written.
+
+        They are new ones, those of ended jobs, and those of running jobs that are older than `every_s` or 1 / `share`
+        of the job's age.
+        """
+        state, head = self.state, self.state.head
+        age = head[:, LAST] - head[:, START]
+        stale = head[:, LAST] - head[:, WRITTEN] >= np.minimum(every_s, np.maximum(age // share, 1))
+        state.unwritten |= state.touched
+        return np.flatnonzero(state.used & state.unwritten & (stale | (head[:, OVER] > 0)))
+
+    def release(self) -> None:
+        """Free the slots of dropped folds."""
+        self.state.release(self.dropped)
+        self.dropped = []

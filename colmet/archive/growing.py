@@ -1,0 +1,107 @@
+"""Steps of counters and gauges from one row of each slot to the next, on arrays of `colmet.archive.state`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from colmet.archive import layout
+from colmet.archive.layout import LAYOUTS, Floats, Ints, Mask, TableLayout
+from colmet.archive.state import (
+    BEGAN,
+    C_COUNT,
+    C_GROWN,
+    C_LAST,
+    C_LEFT,
+    C_TIME,
+    FIRST,
+    G_COUNT,
+    G_HELD,
+    G_LAST,
+    G_MOST,
+    G_SUM,
+    MOST_CPUS,
+    MOST_TASKS,
+    NODE_CPUS,
+    START,
+    T_STEP,
+    T_VOTES,
+    FoldState,
+)
+from colmet.common.growth import ROUNDING, SLACK_S
+from colmet.common.measures import JOB_GPUS
+from colmet.common.schema import MISSING_INT
+
+
+def most_growth(kind: int, head: Ints) -> Floats:
+    """Return the most seconds that a counter can grow by in a second; infinite if unknown."""
+    if kind == layout.TIME:
+        return np.ones(len(head))
+    own, of_node = head[:, MOST_CPUS], head[:, NODE_CPUS]
+    cpus = np.where(own > 0, own, of_node)
+    most = cpus
+    if kind in (layout.TASKS, layout.WAIT):
+        tasks = head[:, MOST_TASKS]
+        most = np.where(tasks > 0, np.maximum(tasks, cpus), 0 if kind == layout.WAIT else cpus)
+    return np.where(most > 0, most.astype(np.float64), np.inf)
+
+
+def with_busy(values: Ints) -> Ints:
+    """Return the values of GPUs with `GPU_BUSY` as a further column."""
+    names = LAYOUTS[JOB_GPUS].gauges
+    gpus, use = values[:, names.index(layout.GPU_COUNT)], values[:, names.index(layout.GPU_USE)]
+    busy = np.where((gpus >= 0) & (use >= 0), gpus * use, MISSING_INT)
+    return np.concatenate([values, busy[:, None]], axis=1)
+
+
+def peaks(gauges: Ints, values: Ints) -> Mask:
+    """Add the parts of gauges that do not depend on the order; return which values are present."""
+    present = values >= 0
+    gauges[:, G_MOST] = np.maximum(gauges[:, G_MOST], values)
+    gauges[:, G_SUM] += np.where(present, values, 0)
+    gauges[:, G_COUNT] += present
+    return present
+
+
+def gauges_step(table: TableLayout, arrays: Ints, slots: Ints, since: Ints, values: Ints) -> None:
+    """Add values of gauges, with the seconds since the row before."""
+    gauges = arrays[slots]
+    present = peaks(gauges, values)
+    gauges[:, G_HELD] += np.where(present, (values >> table.shifts) * since[:, None], 0)
+    gauges[:, G_LAST] = np.where(present, values, gauges[:, G_LAST])
+    arrays[slots] = gauges
+
+
+def vote(counted: Ints, steps: Ints) -> None:
+    """Count the steps between rows: the one of the majority remains in `T_STEP`."""
+    step, votes = counted[:, T_STEP], counted[:, T_VOTES]
+    is_step = steps > 0
+    is_same = steps == step
+    none = is_step & ~is_same & (votes == 0)
+    counted[:, T_STEP] = np.where(none, steps, step)
+    counted[:, T_VOTES] = np.where(is_step, np.where(is_same | none, votes + 1, votes - 1), votes)
+
+
+def counters_step(state: FoldState, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
+    """Add the growth of counters, where it is possible."""
+    head = state.head[slots]
+    counters = state.counters[table.name][slots]
+    last = counters[:, C_LAST]
+    present, fresh = values >= 0, last < 0
+    grown = values - np.where(fresh, values if table.is_of_node else 0, last)
+    good = present & (grown >= 0)
+    known = head[:, BEGAN] > 0
+    whole = np.where(known, (times - head[:, START]).astype(np.float64), np.inf)  # since the counter was 0
+    elapsed = np.where(known, whole, times - head[:, FIRST])
+    for kind, where in table.groups:
+        most = most_growth(kind, head)[:, None]
+        first = fresh[:, where]
+        since = elapsed[:, None] if kind in (layout.TASKS, layout.WAIT) else times[:, None] - counters[:, C_TIME, where]
+        with np.errstate(invalid="ignore"):
+            limit = most * (np.where(first, whole[:, None], since) + SLACK_S) * ROUNDING
+        good[:, where] &= ~(grown[:, where] * table.factors[where] > limit)
+    counters[:, C_GROWN] += np.where(good, grown, 0)
+    counters[:, C_COUNT] += present
+    counters[:, C_LEFT] += present & ~good & (grown > 0)
+    counters[:, C_LAST] = np.where(present, values, last)
+    counters[:, C_TIME] = np.where(present, times[:, None], counters[:, C_TIME])
+    state.counters[table.name][slots] = counters

@@ -1,0 +1,209 @@
+"""The report of a job from its summaries, for jobs whose rows are gone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+
+from colmet.archive import footprint
+from colmet.archive.columns import ADVICE, FOOTPRINT, Summary
+from colmet.archive.footprint import Footprint
+from colmet.report.model import (
+    Advice,
+    Cpu,
+    Curve,
+    Energy,
+    GpuUse,
+    HostFigures,
+    InputOutput,
+    JobCompleteness,
+    Line,
+    MemoryUse,
+    Number,
+    Report,
+    Shared,
+    Whereabouts,
+    ratio,
+)
+
+_CURVES = (("cpu", "CPU", "cores"), ("memory", "Memory", "bytes"), ("gpu", "GPU", "percent"))
+METHOD = "from sample to sample, each node's is shared by CPU time among its jobs and what no job used"
+
+
+def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
+    """Return the report of a job, without what only its rows show; the advice is the stored one.
+
+    Args:
+        job: the summary of the whole job.
+        hosts: those of its hosts; with footprints, the report has curves.
+    """
+    figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
+    start, end = _int(job, "start"), _int(job, "last")
+    peaks = [one for one in hosts if _number(one, "memory_peak") is not None]
+    fullest = max(peaks, key=_fullness, default=None)
+    return Report(
+        job=_int(job, "job"),
+        user=str(job.get("owner") or job.get("user") or ""),
+        state="running" if job.get("is_running") else "ended",
+        start=start,
+        end=end,
+        wall_s=float(end - start),
+        since=None,
+        until=None,
+        samples=_int(job, "samples"),
+        period_s=None,
+        cpu=Cpu(
+            used_s=_number(job, "cpu_s"),
+            user_s=_number(job, "user_s"),
+            system_s=_number(job, "system_s"),
+            unattributed_s=_number(job, "unattributed_s"),
+            cpus=_number(job, "cpus"),
+            available_s=_number(job, "core_s"),
+            throttled_s=_number(job, "throttled_s"),
+        ),
+        time=Whereabouts(
+            running_s=_number(job, "cpu_s"),
+            waiting_cpu_s=_number(job, "wait_cpu_s"),
+            block_io_s=_number(job, "wait_io_s"),
+            swap_s=_number(job, "wait_swap_s"),
+            reclaim_s=_number(job, "wait_reclaim_s"),
+        ),
+        memory=MemoryUse(
+            host="" if fullest is None else str(fullest["host"]),
+            peak_bytes=None if fullest is None else _number(fullest, "memory_peak"),
+            limit_bytes=None if fullest is None else _number(fullest, "memory_limit"),
+            anon_peak_bytes=None if fullest is None else _number(fullest, "memory_anon_peak"),
+            total_peak_bytes=_number(job, "memory_peak"),
+            swap_peak_bytes=_number(job, "swap_peak"),
+            limit_hits=_number(job, "memory_limit_hits"),
+            oom_kills=_number(job, "oom_kills"),
+            refaults=_added(_number(job, "refaults_anon"), _number(job, "refaults_file")),
+            major_faults=_number(job, "major_faults"),
+            note="" if fullest is not None else "its memory was not measured",
+        ),
+        io=InputOutput(
+            read_bytes=_number(job, "read_bytes"),
+            written_bytes=_number(job, "written_bytes"),
+            read_ops=_number(job, "read_ops"),
+            write_ops=_number(job, "write_ops"),
+            asked_read_bytes=_number(job, "calls_read_bytes"),
+            asked_written_bytes=_number(job, "calls_written_bytes"),
+            read_calls=_number(job, "read_calls"),
+            write_calls=_number(job, "write_calls"),
+        ),
+        nodes=Shared(
+            network_sent_bytes=_number(job, "network_sent_bytes"),
+            network_received_bytes=_number(job, "network_received_bytes"),
+            lustre_read_bytes=_number(job, "lustre_read_bytes"),
+            lustre_written_bytes=_number(job, "lustre_written_bytes"),
+        ),
+        gpus=tuple([_gpus(one) for one in hosts if _number(one, "gpus")]),
+        energy=Energy(
+            job_joules=_number(job, "joules"),
+            nodes_joules=_number(job, "node_joules"),
+            source=str(job.get("energy_source") or ""),
+            method=METHOD if job.get("energy_source") else "",
+            covered_ratio=_share(_number(job, "energy_s"), _number(job, "host_s")),
+            gpu_joules=_number(job, "gpu_joules"),
+        ),
+        completeness=JobCompleteness(_int(job, "rows"), _int(job, "missing"), "steps"),
+        hosts=figures,
+        advice=stored_advice(job),
+        curves=_curves(hosts),
+        switches=_number(job, "switches"),
+        involuntary_switches=_number(job, "involuntary_switches"),
+        tasks_peak=max([one.tasks_peak for one in figures if one.tasks_peak is not None], default=None),
+    )
+
+
+def stored_advice(job: Summary) -> tuple[Advice, ...]:
+    """Return the advice in a summary."""
+    text = job.get(ADVICE.name)
+    try:
+        rules = json.loads(text) if isinstance(text, str) else []
+        return tuple([Advice(str(one["rule"]), str(one["text"]), "") for one in rules])
+    except (ValueError, TypeError, KeyError):
+        return ()
+
+
+def _number(summary: Summary, name: str) -> Number:
+    value = summary.get(name)
+    return value if isinstance(value, (int, float)) else None
+
+
+def _int(summary: Summary, name: str) -> int:
+    return int(_number(summary, name) or 0)
+
+
+def _added(*values: Number) -> Number:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def _share(part: Number, whole: Number) -> Number:
+    found = ratio(part, whole)
+    return None if found is None else min(1.0, found)
+
+
+def _fullness(host: Summary) -> tuple[float, float]:
+    return _number(host, "memory_ratio") or 0.0, _number(host, "memory_peak") or 0.0
+
+
+def _host(one: Summary) -> HostFigures:
+    return HostFigures(
+        host=str(one["host"]),
+        first=_int(one, "start"),
+        last=_int(one, "last"),
+        samples=_int(one, "samples"),
+        wall_s=float(_int(one, "last") - _int(one, "start")),
+        cpus=_number(one, "cpus"),
+        cpu_used_s=_number(one, "cpu_s"),
+        memory_peak_bytes=_number(one, "memory_peak"),
+        memory_limit_bytes=_number(one, "memory_limit"),
+        memory_anon_peak_bytes=_number(one, "memory_anon_peak"),
+        read_bytes=_number(one, "read_bytes"),
+        written_bytes=_number(one, "written_bytes"),
+        tasks_peak=_number(one, "tasks_peak"),
+        energy_joules=_number(one, "joules"),
+    )
+
+
+def _gpus(one: Summary) -> GpuUse:
+    """Return all GPUs of a job on a host as one."""
+    gpus = _number(one, "gpus") or 1
+    held, idle, busy = [_number(one, name) for name in ("gpu_s", "gpu_idle_s", "gpu_busy_s")]
+    return GpuUse(
+        str(one["host"]),
+        "",
+        held_s=None if held is None else held / gpus,
+        idle_s=None if idle is None else idle / gpus,
+        use_ratio=_share(busy, held),
+        memory_peak_bytes=_number(one, "gpu_memory_peak"),
+        memory_bytes=_number(one, "gpu_memory"),
+        energy_joules=_number(one, "gpu_joules"),
+    )
+
+
+def _curves(hosts: Sequence[Summary]) -> tuple[Curve, ...]:
+    """Return the curves of the footprints."""
+    found = []
+    footprints: list[tuple[Summary, Footprint]] = []
+    for one in hosts:
+        packed = one.get(FOOTPRINT.name)
+        if isinstance(packed, bytes):
+            footprints.append((one, footprint.decode(packed)))
+    for name, title, unit in _CURVES:
+        lines = [_line(one, curves, name) for one, curves in footprints if name in curves.curves]
+        if lines:
+            found.append(Curve(name, title, unit, tuple(lines)))
+    return tuple(found)
+
+
+def _line(one: Summary, curves: Footprint, name: str) -> Line:
+    values = curves.curves[name]
+    ends = _int(one, "start") + curves.step_s * (1.0 + np.arange(len(values)))
+    if name == "gpu":  # percent of all GPUs of the job on the host
+        values = values * 100 / (_number(one, "gpus") or 1)
+    return Line(str(one["host"]), "", np.minimum(ends, float(_int(one, "last"))), values)

@@ -1,0 +1,159 @@
+"""The state of unfinished folds: arrays of whole numbers, a row for each job and host."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from colmet.archive.footprint import FIELDS as FOOTPRINT_FIELDS
+from colmet.archive.layout import LAYOUTS, Ints
+from colmet.common.schema import MISSING_INT
+
+FORM = 1  # of a packed fold
+MOST_FOLDS = 100_000
+
+# Columns of `FoldState.head`: of the job and its host, its run, its rows, its end; most CPUs and tasks at one time; CPU
+# time at the last energy sample, energy in microjoules, and its sources; when the summary was written.
+JOB, HOST, START, BEGAN, FIRST, LAST, SEEN, OVER, USER = range(9)
+MOST_CPUS, MOST_TASKS, NODE_CPUS = range(9, 12)
+CPU_MARK, JOULES, NODE_JOULES, ENERGY_S, SOURCE = range(12, 17)
+WRITTEN = 17
+HEAD_COLUMNS = 18
+T_TIME, T_ROWS, T_STEP, T_VOTES = range(4)  # of a table: time of its last row, rows, the usual step between them
+C_LAST, C_TIME, C_GROWN, C_COUNT, C_LEFT = range(5)  # of a counter
+G_LAST, G_MOST, G_SUM, G_HELD, G_COUNT = range(5)  # of a gauge
+_HEADER = struct.Struct("<HHI")  # form, bytes of the user's name, numbers
+
+
+class FoldState:
+    """Unfinished folds, by slot.
+
+    Attributes:
+        head: see `JOB`, shape (slots, ...).
+        tables: of each table, see `T_TIME`.
+        counters: of each table, shape (slots, 5, counters), see `C_LAST`.
+        gauges: of each table, shape (slots, 5, gauges), see `G_LAST`.
+        footprint: see `colmet.archive.footprint`.
+        users: names of users; `USER` is an index, -1 if unknown.
+        touched: whether a slot has changed since it was saved.
+        unwritten: whether it has changed since its summary was written.
+    """
+
+    def __init__(self) -> None:
+        self.capacity = 0
+        self.users: list[str] = []
+        self._user_of: dict[str, int] = {}
+        self.free: list[int] = []
+        self.used = np.zeros(0, np.bool_)
+        self.touched = np.zeros(0, np.bool_)
+        self.unwritten = np.zeros(0, np.bool_)
+        self._empty = {name: self._empty_row(name) for name in self._names()}
+        self._arrays = {name: np.repeat(row[None], 0, axis=0) for name, row in self._empty.items()}
+        self._bind()
+
+    @staticmethod
+    def _names() -> list[tuple[str, str]]:
+        parts = [("table", name) for name in LAYOUTS]
+        parts += [("counter", name) for name in LAYOUTS] + [("gauge", name) for name in LAYOUTS]
+        return [("head", ""), *parts, *[("footprint", name) for name in FOOTPRINT_FIELDS]]
+
+    @staticmethod
+    def _empty_row(name: tuple[str, str]) -> Ints:
+        kind, of = name
+        if kind == "head":
+            row = np.zeros(HEAD_COLUMNS, np.int64)
+            row[[USER, MOST_CPUS, MOST_TASKS, NODE_CPUS]] = MISSING_INT
+            return row
+        if kind == "table":
+            return np.array([MISSING_INT, 0, 0, 0], np.int64)
+        if kind == "footprint":
+            return np.full(FOOTPRINT_FIELDS[of].size, FOOTPRINT_FIELDS[of].empty, np.int64)
+        count = len(LAYOUTS[of].counters if kind == "counter" else LAYOUTS[of].gauges)
+        missing = (C_LAST, C_TIME) if kind == "counter" else (G_LAST, G_MOST)
+        rows = np.zeros((5, count), np.int64)
+        rows[list(missing)] = MISSING_INT
+        return rows
+
+    def _bind(self) -> None:
+        arrays = self._arrays
+        self.head: Ints = arrays["head", ""]
+        self.tables: dict[str, Ints] = {name: arrays["table", name] for name in LAYOUTS}
+        self.counters: dict[str, Ints] = {name: arrays["counter", name] for name in LAYOUTS}
+        self.gauges: dict[str, Ints] = {name: arrays["gauge", name] for name in LAYOUTS}
+        self.footprint: dict[str, Ints] = {name: arrays["footprint", name] for name in FOOTPRINT_FIELDS}
+
+    @property
+    def count(self) -> int:
+        """Return the number of slots in use."""
+        return self.capacity - len(self.free)
+
+    def user(self, name: str) -> int:
+        """Return the index of a user."""
+        if name not in self._user_of:
+            self._user_of[name] = len(self.users)
+            self.users.append(name)
+        return self._user_of[name]
+
+    def take(self) -> int:
+        """Return a free slot with an empty state; -1 if there are too many."""
+        if not self.free:
+            if self.capacity >= MOST_FOLDS:
+                return -1
+            self._grow(min(MOST_FOLDS, max(64, 2 * self.capacity)))
+        slot = self.free.pop()
+        self.used[slot] = True
+        return slot
+
+    def _grow(self, capacity: int) -> None:
+        more = capacity - self.capacity
+        for name, row in self._empty.items():
+            self._arrays[name] = np.concatenate([self._arrays[name], np.repeat(row[None], more, axis=0)])
+        self.used = np.concatenate([self.used, np.zeros(more, np.bool_)])
+        self.touched = np.concatenate([self.touched, np.zeros(more, np.bool_)])
+        self.unwritten = np.concatenate([self.unwritten, np.zeros(more, np.bool_)])
+        self.free += range(capacity - 1, self.capacity - 1, -1)
+        self.capacity = capacity
+        self._bind()
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Free slots."""
+        if not slots:
+            return
+        at = np.array(slots)
+        for name, row in self._empty.items():
+            self._arrays[name][at] = row
+        self.used[at] = self.touched[at] = self.unwritten[at] = False
+        self.free += slots
+
+    def pack(self, slots: Ints) -> Iterator[bytes]:
+        """Yield the states of slots as bytes."""
+        parts = [array[slots].reshape(len(slots), -1) for array in self._arrays.values()]
+        whole = np.concatenate(parts, axis=1)
+        for row in whole:
+            at = int(row[USER])
+            user = self.users[at].encode() if at >= 0 else b""
+            yield _HEADER.pack(FORM, len(user), len(row)) + user + row.tobytes()
+
+    def unpack(self, packed: bytes, host: int) -> int:
+        """Take a slot for a packed fold; return it, -1 if there are too many. ValueError for another form."""
+        try:
+            form, user_bytes, count = _HEADER.unpack_from(packed)
+            user = packed[_HEADER.size :][:user_bytes].decode()
+            row = np.frombuffer(packed, np.int64, count, _HEADER.size + user_bytes)
+        except (struct.error, UnicodeDecodeError) as err:
+            raise ValueError(f"a damaged fold: {err}") from err
+        if form != FORM or count != sum([empty.size for empty in self._empty.values()]):
+            raise ValueError(f"a fold of another form, {form}")
+        slot = self.take()
+        if slot < 0:
+            return slot
+        at = 0
+        for name, empty in self._empty.items():
+            self._arrays[name][slot] = row[at : at + empty.size].reshape(empty.shape)
+            at += empty.size
+        self.head[slot, HOST] = host
+        self.head[slot, USER] = self.user(user) if user else MISSING_INT
+        self.unwritten[slot] = self.head[slot, WRITTEN] != self.head[slot, LAST]
+        return slot

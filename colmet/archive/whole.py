@@ -1,0 +1,87 @@
+"""The summary of a whole job, from those of its hosts."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Sequence
+
+from colmet.archive import footprint
+from colmet.archive.columns import ADVICE, FIRST, FOOTPRINT, INTEGER, MEASURED, MIN, OWN, Column, Summary, Value
+from colmet.archive.footprint import Footprint
+from colmet.archive.reports import report_of
+from colmet.common.live.namesakes import counted_once
+from colmet.common.measures import ALL, MAX, SUM
+from colmet.report.advice import advise, withheld
+
+APART_S = 600  # hosts that begin so long after the end of all others are of another run
+
+
+def runs_of(hosts: Iterable[Summary]) -> list[list[Summary]]:
+    """Return the summaries of one job id by runs: one job, or several with one id, one after the other."""
+    runs: list[list[Summary]] = []
+    ends: dict[object, int] = {}
+    for host in sorted(hosts, key=lambda one: (_int(one, "start"), str(one["host"]))):
+        start, last = _int(host, "start"), _int(host, "last")
+        is_next = bool(runs) and start > ends.get(host["host"], start)
+        if not runs or is_next or start > max(ends.values()) + APART_S:
+            runs.append([])
+            ends = {}
+        runs[-1].append(host)
+        ends[host["host"]] = max(last, ends.get(host["host"], last))
+    return runs
+
+
+def _int(summary: Summary, name: str) -> int:
+    value = summary.get(name)
+    return int(value) if isinstance(value, (int, float)) else 0
+
+
+def job_summary(run: Sequence[Summary]) -> dict[str, Value]:
+    """Return the summary of a job from those of all its hosts; two agents on one machine count once."""
+    names = set(counted_once([str(one["host"]) for one in run]))
+    hosts = sorted([one for one in run if one["host"] in names], key=lambda one: str(one["host"]))
+    start = min(_int(one, "start") for one in run)
+    found: dict[str, Value] = {"job": run[0]["job"], "start": start}
+    for column in MEASURED:
+        found[column.name] = _folded(column, [one.get(column.name) for one in hosts])
+    found["wall_s"] = float(max(_int(one, "last") for one in run) - start)
+    used, held = found["cpu_s"], found["core_s"]
+    if isinstance(used, (int, float)) and isinstance(held, (int, float)):
+        found["cpu_ratio"] = min(1.0, used / held) if held else None
+        found["wasted_core_s"] = max(0.0, held - used)
+    else:
+        found["cpu_ratio"] = found["wasted_core_s"] = None
+    sources = {part for one in hosts for part in str(one.get("energy_source") or "").split(" and ") if part}
+    found["energy_source"] = " and ".join(sorted(sources)) or None
+    curves = footprint.summed(
+        [(_int(one, "start"), unpacked) for one in hosts for unpacked in [_curves(one)] if unpacked]
+    )
+    found[FOOTPRINT.name] = None if curves is None else footprint.encode(curves)
+    found[ADVICE.name] = advice_of(found, hosts)
+    return found
+
+
+def _curves(host: Summary) -> Footprint | None:
+    packed = host.get(FOOTPRINT.name)
+    return footprint.decode(packed) if isinstance(packed, bytes) else None
+
+
+def _folded(column: Column, values: Sequence[Value]) -> Value:
+    """Return the value of a job from those of its hosts."""
+    known = [value for value in values if isinstance(value, (int, float))]
+    if column.hosts == FIRST:
+        return next((value for value in values if value is not None), None)
+    if column.hosts == OWN or not known or (column.hosts == ALL and len(known) < len(values)):
+        return None
+    if column.hosts in (SUM, ALL):
+        return sum(known) if column.kind == INTEGER else math.fsum(known)
+    return {MAX: max, MIN: min}[column.hosts](known)
+
+
+def advice_of(job: Summary, hosts: Sequence[Summary]) -> str | None:
+    """Return the advice on a job as JSON; None if there are too few samples."""
+    report = report_of(job, hosts)
+    if withheld(report):
+        return None
+    return json.dumps([{"rule": one.rule, "text": one.text} for one in advise(report)], ensure_ascii=False)

@@ -1,0 +1,176 @@
+"""Output to the job archive: a summary of each job, kept for ever, in one SQLite file.
+
+The archive's own position is the truth: summaries, unfinished folds and the position are one transaction. The state of
+the output follows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Sequence
+
+from colmet.archive.archiver import Archiver
+from colmet.archive.store import SUFFIX, ArchiveError, ArchiveStore, Position
+from colmet.collector.backend import JournalRecord, OutputBackend
+from colmet.collector.journal.output_state import OutputState
+from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.files import check_writable, make
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.02  # of the time spent: few large transactions cost less than many small ones
+MAX_DELAY_S = 60.0
+SETS_ASIDE = ("not a database", "malformed", "another program", "not the archive")
+
+
+class ArchiveOutput(OutputBackend):
+    """Writes summaries of jobs.
+
+    Args:
+        path: of the SQLite file.
+    """
+
+    name = "archive"
+    share = SHARE
+    max_delay_s = MAX_DELAY_S
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._state = OutputState("", "", 0, 0)
+        self._store: ArchiveStore | None = None
+        self._archiver: Archiver | None = None
+        self._damaged = 0
+
+    @classmethod
+    def add_options(cls, parser: Options) -> None:
+        """Declare --archive."""
+        parser.add_argument(
+            "--archive",
+            metavar="PATH",
+            help=Rare(
+                "keep a summary of each job in this SQLite file, for ever; '': none (default: PATH.archive.sqlite "
+                "beside the HDF5 files; without them, none)"
+            ),
+        )
+
+    @classmethod
+    def from_options(cls, options: argparse.Namespace) -> ArchiveOutput | None:
+        """Return the output; None for an empty --archive, and without it for a collector without HDF5 files."""
+        path = options.archive
+        if path is None and options.hdf5_filepath:
+            path = f"{options.hdf5_filepath}{SUFFIX}"
+        return cls(path) if path else None
+
+    def check(self, journal_dir: str) -> None:
+        """Check that the file can be created, or written."""
+        try:
+            if os.path.lexists(self.path):
+                with open(self.path, "r+b"):
+                    pass
+            check_writable(os.path.dirname(os.path.abspath(self.path)), parents=True)
+        except OSError as err:
+            raise ConfigError(f"--archive {self.path}: {err.strerror}") from err
+
+    def open(self, state: OutputState) -> None:
+        """Check that the file can be written; `recover` opens it."""
+        self.close()
+        self._state = state
+        try:
+            make(os.path.dirname(os.path.abspath(self.path)))
+        except OSError as err:
+            raise ConfigError(f"--archive {self.path}: {err.strerror}") from err
+
+    def recover(self) -> None:
+        """Open the archive, and continue at its own position."""
+        self.close()
+        store = self._opened()
+        try:
+            position = store.position
+            archiver = Archiver(store)
+        except sqlite3.Error as err:
+            store.close()
+            self._fail(err)
+            raise
+        at = self._state.position
+        if position is not None and position.journal == self._state.journal:
+            at = position.number
+        else:
+            if position is not None and not self._state.is_new:
+                log.warning(
+                    "archive of another journal, records between them may be missing: path=%s journal=%s",
+                    *(self.path, position.journal),
+                )
+            archiver.other_journal(at)
+        if at != self._state.position:
+            self._state.save(at)
+        self._store, self._archiver = store, archiver
+
+    def _opened(self) -> ArchiveStore:
+        """Open the file; a damaged one is set aside, and another one started."""
+        try:
+            store = ArchiveStore(self.path, writable=True)
+            store.check()
+        except (ArchiveError, sqlite3.Error) as err:
+            self._fail(err.__cause__ or err)
+            raise OutputUnavailable(str(err)) from err
+        return store
+
+    def _fail(self, err: BaseException) -> None:
+        """Raise OutputUnavailable after an error of SQLite; a damaged file is set aside."""
+        self.close()
+        text = str(err)
+        if isinstance(err, sqlite3.DatabaseError) and any(word in text for word in SETS_ASIDE):
+            aside = f"{self.path}.damaged.{int(time.time())}"
+            for suffix in ("", "-wal", "-shm"):
+                if os.path.lexists(self.path + suffix):
+                    os.replace(self.path + suffix, aside + suffix)
+            self._damaged += 1
+            log.error(
+                "archive is damaged, it is set aside and a new one started: path=%s aside=%s cause=%s",
+                *(self.path, aside, text),
+            )
+        raise OutputUnavailable(f"{self.path}: {text}") from err
+
+    def write(self, records: Sequence[JournalRecord]) -> None:
+        """Fold records, and write what has changed.
+
+        Raises:
+            OutputUnavailable: the disk is full, or the file is locked or damaged.
+        """
+        if self._archiver is None:
+            self.recover()
+        archiver, store = self._archiver, self._store
+        assert archiver is not None and store is not None
+        try:
+            archiver.take(records)
+            changes = archiver.changes()
+            store.write(changes, Position(self._state.journal, archiver.position))
+        except OutputUnavailable as err:
+            archiver.failed()
+            if err.__cause__ is not None:
+                self._fail(err.__cause__)
+            raise
+        except sqlite3.Error as err:
+            archiver.failed()
+            self._fail(err)
+        except Exception:
+            archiver.restart()
+            raise
+        archiver.saved(changes)
+        self._state.save(archiver.until, keep_from=archiver.position)
+
+    def counters(self) -> dict[str, int]:
+        """Return the numbers of open folds, written summaries, and dropped rows."""
+        own = self._archiver.counters() if self._archiver is not None else {}
+        return {**own, "files_damaged": self._damaged}
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        store, self._store, self._archiver = self._store, None, None
+        if store is not None:
+            store.close()

@@ -1,0 +1,83 @@
+"""Stored rows as batches again, in the order of time: what the nodes sent, for the fold of the job archive."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
+
+from colmet.common.schema import MISSING_INT, Batch, Schema, Table
+from colmet.common.tables import schemas
+from colmet.stored.series import Series
+
+NS = 1_000_000_000
+# Tables with a row at each tick; those of others may be measured between ticks, and are sent with the next one.
+TICKS = frozenset({"procstats_default", "cgroup_default", "taskstats_default", "jobprocstats_default"})
+
+
+def schema_of(table: str, columns: Collection[str]) -> Schema:
+    """Return one of Colmet's schemas with some of its columns."""
+    whole = schemas()[table]
+    return Schema(whole.name, whole.scope, [field for field in whole.fields if field.name in columns])
+
+
+def batches_of(series: Iterable[Series], columns: Mapping[str, Collection[str]]) -> Iterator[Batch]:
+    """Yield the rows of some hosts as batches by time, one for each tick of a host; without lists of jobs.
+
+    Args:
+        series: rows of any tables and jobs.
+        columns: those to read, by table; other tables are left out.
+    """
+    of_host: dict[str, dict[str, list[Series]]] = {}
+    for one in series:
+        if one.table in columns and len(one):
+            of_host.setdefault(one.host, {}).setdefault(one.table, []).append(one)
+    packed = {table: schema_of(table, some) for table, some in columns.items()}
+    hosts = [_of_host(host, tables, packed) for host, tables in sorted(of_host.items())]
+    yield from heapq.merge(*hosts, key=attrgetter("time_ns"))
+
+
+def _of_host(host: str, tables: Mapping[str, Sequence[Series]], packed: Mapping[str, Schema]) -> Iterator[Batch]:
+    rows = {table: _packed(packed[table], some) for table, some in sorted(tables.items())}
+    ticks = [times for table, (times, _) in rows.items() if table in TICKS]
+    tick = np.unique(np.concatenate(ticks or [times for times, _ in rows.values()]))
+    last = max([int(times[-1]) for times, _ in rows.values()])
+    if last > tick[-1]:
+        tick = np.append(tick, last)
+    bounds = {table: np.searchsorted(times, tick, "right").tolist() for table, (times, _) in rows.items()}
+    for n, time in enumerate(tick.tolist()):
+        made: list[Table] = []
+        for table, (times, values) in rows.items():
+            first, end = bounds[table][n - 1] if n else 0, bounds[table][n]
+            while first < end:  # rows of one table have one time
+                stop = min(end, int(np.searchsorted(times, times[first], "right")))
+                made.append(Table(packed[table], int(times[first]) * NS, values[first:stop].tobytes()))
+                first = stop
+        yield Batch(host, None, None, time * NS, None, tuple(made))
+
+
+def _packed(schema: Schema, series: Sequence[Series]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:
+    """Return the rows of one table of one host by time: times, and packed rows."""
+    times = np.concatenate([one.times for one in series])
+    rows = schema.empty_rows(len(times))
+    at = 0
+    for one in series:
+        part = rows[at : at + len(one)]
+        part["job_id"] = one.job
+        for field in schema.fields:
+            values = one.columns.get(field.name)
+            if values is None:
+                continue
+            if field.dtype[0] == "S":
+                if values.dtype.kind == "S":
+                    part[field.name] = values
+            elif values.dtype.kind in "iu":
+                part[field.name] = values
+            elif values.dtype.kind == "f":
+                part[field.name] = np.where(values >= 0, values, MISSING_INT)
+        at += len(one)
+    order = np.argsort(times, kind="stable")
+    return times[order], rows[order]

@@ -1,0 +1,167 @@
+"""The output `archive`: its own position, full disks, damaged files, other journals."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import sqlite3
+
+import pytest
+
+from colmet.archive.local import LocalArchive
+from colmet.archive.queries import JobFilter
+from colmet.archive.store import ArchiveStore
+from colmet.collector.backend import JournalRecord
+from colmet.collector.backends.archive import ArchiveOutput
+from colmet.collector.journal.output_state import OutputState
+from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.runtime.cli import Parser
+from tests.archive.test_fold import tick
+
+
+def records(first, end, journal_first=1):
+    return [JournalRecord(n, tick(n).time_ns + 10**9, (tick(n + 1 - journal_first),)) for n in range(first, end)]
+
+
+def opened(path, tmp_path, journal="ab" * 8, oldest=1, end=1):
+    output = ArchiveOutput(str(path))
+    output.open(OutputState(str(tmp_path / "archive.json"), journal, oldest, end))
+    output.recover()
+    return output
+
+
+def cpu_of(path):
+    with LocalArchive(str(path)) as archive:
+        return [round(row["cpu_s"], 6) for row in archive.jobs(JobFilter(), ["cpu_s"]).rows]
+
+
+def test_a_kill_after_the_transaction_repeats_no_row(tmp_path):
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    before = (tmp_path / "archive.json").read_text()
+    output.write(records(11, 21))
+    output.close()
+    assert cpu_of(path) == [100]
+    (tmp_path / "archive.json").write_text(before)  # killed before the state was saved
+    output = opened(path, tmp_path)
+    state = output._state
+    assert state.position == 21, "the archive's own position"
+    output.write(records(11, 26))
+    output.close()
+    assert cpu_of(path) == [125]
+
+
+def test_a_new_archive_begins_with_the_next_record_and_another_journal_continues(tmp_path):
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    output.close()
+    os.unlink(tmp_path / "archive.json")
+    output = opened(path, tmp_path, "cd" * 8, 100, 100)
+    assert output._state.position == 100
+    output.write([JournalRecord(100 + n, tick(11 + n).time_ns, (tick(11 + n),)) for n in range(5)])
+    output.close()
+    assert cpu_of(path) == [75]
+
+
+@pytest.mark.parametrize("damage", ["text", "middle"])
+def test_a_damaged_archive_is_set_aside_and_a_new_one_started(tmp_path, caplog, damage):
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    output.close()
+    content = path.read_bytes()
+    path.write_bytes(b"a text of another program" * 400 if damage == "text" else content[:100] + b"\xff" * 8000)
+    output = ArchiveOutput(str(path))
+    output.open(OutputState(str(tmp_path / "archive.json"), "ab" * 8, 1, 11))
+    with pytest.raises(OutputUnavailable):  # by the first step that reads the damaged part
+        output.write(records(11, 12))
+    output.recover()
+    output.write(records(11, 21))
+    assert output.counters()["files_damaged"] == 1 and "colmet archive rebuild" not in path.read_text("latin-1")
+    output.close()
+    assert any("set aside" in record.getMessage() for record in caplog.records)
+    assert len(list(tmp_path.glob("a.sqlite.damaged.*"))) >= 1 and cpu_of(path) == [100]
+
+
+def test_a_full_disk_loses_nothing(tmp_path):
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1024, limit[1]))
+    try:
+        with pytest.raises(OutputUnavailable, match=r"a\.sqlite"):
+            output.write(records(11, 21))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    output.recover()
+    output.write(records(11, 21))
+    output.close()
+    assert cpu_of(path) == [100]
+
+
+def test_a_reader_with_a_lock_delays_the_output_and_loses_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr("colmet.archive.store.BUSY_S", 0.05)
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(OutputUnavailable, match="locked"):
+        output.write(records(11, 21))
+    other.execute("ROLLBACK")
+    other.close()
+    output.recover()
+    output.write(records(11, 21))
+    output.close()
+    assert cpu_of(path) == [100]
+
+
+def test_a_defect_in_the_fold_goes_back_to_the_last_transaction(tmp_path, monkeypatch):
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    take = output._archiver.take
+
+    def defect(some):
+        take(some)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(output._archiver, "take", defect)
+    with pytest.raises(ZeroDivisionError):
+        output.write(records(11, 21))
+    monkeypatch.undo()
+    output.write(records(11, 21))
+    output.close()
+    assert cpu_of(path) == [100]
+
+
+def test_the_option_is_checked(tmp_path):
+    parser = Parser(prog="x")
+    ArchiveOutput.add_options(parser)
+    parser.add_argument("--hdf5-filepath")
+    assert ArchiveOutput.from_options(parser.parse_args([])) is None
+    for words, path in ((["--hdf5-filepath", "x"], "x.archive.sqlite"), (["--archive", "y"], "y")):
+        assert ArchiveOutput.from_options(parser.parse_args(words)).path == path
+    assert ArchiveOutput.from_options(parser.parse_args(["--hdf5-filepath", "x", "--archive", ""])) is None
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file/a", tmp_path):
+        output = ArchiveOutput.from_options(argparse.Namespace(archive=str(path), hdf5_filepath=None))
+        with pytest.raises(ConfigError, match="--archive"):
+            output.check("")
+
+
+def test_readers_see_the_archive_while_it_is_written(tmp_path):
+    path = tmp_path / "a.sqlite"
+    output = opened(path, tmp_path)
+    output.write(records(1, 11))
+    with LocalArchive(str(path)) as archive:
+        assert archive.jobs(JobFilter()).rows[0]["state"] == "running"
+        output.write(records(11, 21))
+        assert archive.jobs(JobFilter()).rows[0]["cpu_s"] == 100
+    assert oct(path.stat().st_mode & 0o777) == "0o640"
+    output.close()
+    assert ArchiveStore(str(path)).position.number == 21

@@ -1,0 +1,255 @@
+"""Rows folded into summaries: equal to the report of the same rows, whatever the bursts, restarts and repetitions."""
+
+from __future__ import annotations
+
+import json
+import random
+from functools import lru_cache
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from colmet.archive import footprint
+from colmet.common.schema import Batch, Sample, Table
+from colmet.common.tables import schemas
+from colmet.report.collect import gather
+from colmet.stored.stays import JobInterval
+from tests.support.archives import Archive, records_of, replayed
+from tests.support.made_up_history import GIB, START, MadeUp, S, job_rows, node_rows
+
+CGROUP, TASKS, NODE = (schemas()[f"{name}_default"] for name in ("cgroup", "taskstats", "procstats"))
+END = ("last", "is_running", "cpu_s", "samples")
+
+
+def folded(tmp_path, history, jobs=(42,), name="a"):
+    archive = Archive(tmp_path / f"{name}.sqlite")
+    archive.take(records_of(replayed(history, jobs)))
+    archive.end()
+    return archive
+
+
+def tick(n, jobs=(42,), host="n1", epoch=1, period=5, **columns):
+    """A batch of a node whose jobs use one core of two."""
+    time_ns = (START + period * n) * S
+    samples = [
+        Sample(job, {"cpu_usage": period * n * S, "cpus_allocated": 2, "memory_current": GIB + n, **columns})
+        for job in jobs
+    ]
+    tasks = [Sample(job, {"ac_btime": START, "cpu_delay_total": n * S}) for job in jobs]
+    tables = [Table.from_samples(CGROUP, time_ns, samples), Table.from_samples(TASKS, time_ns, tasks)] if jobs else []
+    tables.append(Table.from_samples(NODE, time_ns, [Sample(0, {"stat_cpu_user": 500 * n, "stat_cpus": 4})]))
+    return Batch(host, epoch, n, time_ns, tuple(jobs), tuple(tables))
+
+
+def test_figures_equal_those_of_the_report(tmp_path):
+    history = MadeUp()
+    for n, host in enumerate(("node-1", "node-2")):
+        job_rows(history, host=host, cores=2.0 - n, count=121 - 5 * n)
+        node_rows(history, host=host)
+    report = gather(history, JobInterval(42), START + 10**6)
+    archive = folded(tmp_path, history)
+    (job,) = archive.jobs()
+    assert (job["start"], job["last"], job["is_running"], job["hosts"]) == (report.start, report.end, 0, 2)
+    assert (job["user"], job["samples"], job["wall_s"]) == (report.user, report.samples, report.wall_s)
+    for name, value in {
+        "cpu_s": report.cpu.used_s,
+        "user_s": report.cpu.user_s,
+        "system_s": report.cpu.system_s,
+        "core_s": report.cpu.available_s,
+        "cpu_ratio": report.cpu.used_ratio,
+        "unattributed_s": report.cpu.unattributed_s,
+        "cpus": report.cpu.cpus,
+        "wait_cpu_s": report.time.waiting_cpu_s,
+        "wait_io_s": report.time.block_io_s,
+        "memory_peak": report.memory.total_peak_bytes,
+        "memory_peak_host": report.memory.peak_bytes,
+        "read_bytes": report.io.read_bytes,
+        "written_bytes": report.io.written_bytes,
+        "read_calls": report.io.read_calls,
+        "calls_written_bytes": report.io.asked_written_bytes,
+        "read_ops": report.io.read_ops,
+        "switches": report.switches,
+        "major_faults": report.memory.major_faults,
+        "oom_kills": report.memory.oom_kills,
+    }.items():
+        assert job[name] == pytest.approx(value, rel=1e-9), name
+    assert job["joules"] == pytest.approx(report.energy.job_joules, rel=0.02)
+    assert job["energy_source"] == report.energy.source
+    assert {one["rule"] for one in json.loads(job["advice"])} <= {one.rule for one in report.advice}
+    by_host = {row["host"]: row for row in archive.hosts()}
+    assert by_host["node-2"]["cpu_s"] == pytest.approx(report.hosts[1].cpu_used_s)
+
+
+def test_a_footprint_follows_the_life_of_the_job(tmp_path):
+    history = MadeUp()
+    cores = np.where(np.arange(2000) < 1000, 1.0, 3.0)
+    job_rows(history, count=2000, cpu_usage=np.cumsum(cores * 5 * S).astype(np.int64))
+    node_rows(history, count=2020)
+    (job,) = folded(tmp_path, history).jobs()
+    curves = footprint.decode(job["footprint"])
+    assert len(job["footprint"]) <= footprint.MAX_BYTES
+    cpu = curves.curves["cpu"]
+    assert 32 <= len(cpu) <= 64 and curves.step_s * len(cpu) >= 10_000
+    assert cpu[2:18] == pytest.approx(1.0, rel=0.01) and cpu[-10:-1] == pytest.approx(3.0, rel=0.01)
+    assert curves.curves["memory"][:-1] == pytest.approx(3 * GIB)
+
+
+LIVES = ((1, 1, 30), (2, 10, 60), (3, 25, 26), (4, 40, 70))  # jobs, with their first and last tick
+
+
+def content(archive):
+    return [dict(row) for row in (*archive.jobs(), *archive.hosts())]
+
+
+@lru_cache(maxsize=1)
+def made():
+    """Batches of three nodes with jobs that come and go, values that are missing, and a counter that starts again."""
+    draw = random.Random(5)
+    batches = []
+    for host in ("n1", "n2", "n3~2"):
+        for n in range(1, 61):
+            jobs = tuple(
+                job for job, first, last in ((1, 1, 30), (2, 10, 60), (3, 25, 26), (4, 40, 70)) if first <= n <= last
+            )
+            more = {"memory_peak": None if draw.random() < 0.5 else 2 * GIB + n}
+            if n > 45 and host == "n1":
+                more["cpu_usage"] = (n - 45) * S
+            batches.append(tick(n, jobs, host, **more))
+    batches.sort(key=lambda one: (one.time_ns, one.host))
+    return records_of(batches)
+
+
+@lru_cache(maxsize=1)
+def expected():
+    with TemporaryDirectory() as folder:
+        archive = Archive(f"{folder}/a.sqlite")
+        archive.take(made())
+        archive.end(over=False)
+        return content(archive)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 180), max_size=12), st.randoms(use_true_random=False), st.integers(0, 1))
+def test_bursts_and_kills_change_no_value(cuts, draw, with_kills):
+    records = made()
+    with TemporaryDirectory() as folder:
+        archive = Archive(f"{folder}/a.sqlite")
+        bounds = sorted({0, *cuts, len(records)})
+        for first, end in zip(bounds, bounds[1:]):
+            if with_kills and draw.random() < 0.5:
+                archive.archiver.take(records[first:end])  # folded, and never written
+                archive.store.close()
+                archive = Archive(f"{folder}/a.sqlite")
+                position = archive.store.position
+                assert position is None or position.number <= first
+                first = 0 if position is None else position.number
+            archive.take(records[first:end])
+        archive.end(over=False)
+        assert content(archive) == expected()
+        archive.store.close()
+
+
+def test_batches_that_wait_for_missing_ones_are_folded_in_order(tmp_path):
+    batches = [tick(n) for n in range(1, 41)]
+    expected = Archive(tmp_path / "a.sqlite")
+    expected.take(records_of(batches))
+    expected.end(over=False)
+    late = [*batches[:10], *batches[20:30], *batches[10:20], *batches[30:]]
+    for name, bursts in (("b", [late]), ("c", [late[:15], late[15:22], late[22:]])):
+        archive = Archive(tmp_path / f"{name}.sqlite")
+        number = 0
+        for burst in bursts:
+            archive.take(records_of(burst, number))
+            number += len(burst)
+        archive.end(over=False)
+        drop = {"footprint"}  # of the same points
+        assert [{k: v for k, v in row.items() if k not in drop} for row in content(archive)] == [
+            {k: v for k, v in row.items() if k not in drop} for row in content(expected)
+        ]
+
+
+def test_a_counter_that_starts_again_counts_what_it_grew(tmp_path):
+    values = [*range(1, 11), *range(1, 11)]
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n + 1, cpu_usage=value * S) for n, value in enumerate(values)]))
+    (job,) = archive.jobs()
+    assert job["cpu_s"] == pytest.approx(10 + 9)
+
+
+def test_impossible_growth_is_not_in_the_sum(tmp_path):
+    values = [1, 2, 3, 10**6, 10**6 + 1]
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n + 1, cpu_usage=value * S) for n, value in enumerate(values)]))
+    assert archive.jobs()[0]["cpu_s"] == pytest.approx(3 + 1)
+
+
+def test_what_was_not_measured_is_missing(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n, cpu_usage=None, cpus_allocated=None, memory_current=None) for n in range(1, 5)]))
+    (job,) = archive.jobs()
+    for name in ("cpu_s", "memory_peak", "memory_limit", "joules", "gpus", "gpu_s", "read_bytes", "network_sent_bytes"):
+        assert job[name] is None, name
+    assert job["core_s"] == 20 * 4, "the node's CPUs"
+
+
+def test_a_job_is_over_when_its_node_no_longer_lists_it(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    batches = [tick(n) for n in range(1, 5)]
+    archive.take(records_of(batches))
+    assert archive.jobs()[0]["is_running"] == 1
+    archive.take(records_of([tick(5, ())], 4))
+    (job,) = archive.jobs()
+    assert (job["is_running"], job["last"]) == (0, START + 20)
+
+
+def test_a_number_used_again_is_another_job(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n) for n in range(1, 5)]))
+    later = 3600
+    again = []
+    for n in range(1, 5):
+        time_ns = (START + later + 5 * n) * S
+        sample = Sample(42, {"cpu_usage": n * S, "cpus_allocated": 2})
+        tasks = Table.from_samples(TASKS, time_ns, [Sample(42, {"ac_btime": START + later})])
+        again.append(Batch("n1", 1, 4 + n, time_ns, (42,), (Table.from_samples(CGROUP, time_ns, [sample]), tasks)))
+    archive.take(records_of(again, 4))
+    first, second = archive.jobs()
+    assert (first["start"], first["last"], first["cpu_s"]) == (START, START + 20, 20)
+    assert (second["start"], second["last"], second["cpu_s"]) == (START + later, START + later + 20, 4)
+
+
+def test_a_host_that_comes_later_joins_the_job_and_an_earlier_one_moves_its_start(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+
+    def of(host, n, began):
+        batch = tick(n, host=host)
+        time_ns = batch.time_ns
+        tasks = Table.from_samples(TASKS, time_ns, [Sample(42, {"ac_btime": began})])
+        return Batch(host, 1, n, time_ns, (42,), (batch.tables[0], tasks))
+
+    archive.take(records_of([of("n1", n, START + 5) for n in range(1, 5)]))
+    assert [job["start"] for job in archive.jobs()] == [START + 5]
+    archive.store.database.execute("UPDATE jobs SET name = 'x'")
+    archive.take(records_of([of("n2", n, START) for n in range(1, 6)], 4))
+    (job,) = archive.jobs()
+    assert (job["start"], job["hosts"], job["name"]) == (START, 2, "x"), "with what the batch system knows"
+    assert job["cpu_s"] == pytest.approx(15 + 25), "n1 cannot have used 5 s of its 2 CPUs before its first row"
+
+
+def test_agents_that_share_a_machine_count_once(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n, host=host) for n in range(1, 5) for host in ("n1", "n1~2")]))
+    (job,) = archive.jobs()
+    assert len(archive.hosts()) == 2 and (job["hosts"], job["cpu_s"]) == (1, 20)
+
+
+def test_late_rows_are_counted_and_do_no_harm(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n) for n in range(1, 11)]))
+    before = archive.jobs()[0]["cpu_s"]
+    old = tick(3)
+    archive.take(records_of([Batch("n1", None, None, old.time_ns, (42,), old.tables)], 10))
+    assert archive.jobs()[0]["cpu_s"] == before and archive.archiver.counters()["late_rows"] > 0
