@@ -13,7 +13,8 @@ from colmet.common import measures
 from colmet.common.measures import ALL, MAX, SUM, Measure
 
 INTEGER, REAL, TEXT, BLOB = "INTEGER", "REAL", "TEXT", "BLOB"  # kinds, as SQLite names them
-MIN, FIRST, OWN = "min", "first", "own"  # more folds over hosts; OWN: the whole job has a rule of its own
+# More folds over hosts; SAME: the value of all hosts, missing if they differ; OWN: the whole job has a rule of its own.
+MIN, FIRST, SAME, OWN = "min", "first", "same", "own"
 # How a column is made from the samples of one host: growth of a counter, the largest value, the last one, the mean,
 # the sum of value times duration; of the node: growth of the node's counter while the job is there; empty: otherwise.
 GROWN, MOST, LAST, MEAN, HELD, OF_NODE = "grown", "most", "last", "mean", "held", "node"
@@ -43,7 +44,7 @@ class Column(NamedTuple):
     kind: str  # INTEGER, REAL, TEXT or BLOB
     unit: str  # s, B, J, date, share; empty for counts, texts and others
     help: str  # a sentence
-    hosts: str = OWN  # how the value of the whole job is made from those of its hosts: SUM, ALL, MAX, MIN, FIRST, OWN
+    hosts: str = OWN  # how the value of the whole job is made from those of its hosts: SUM, ALL, MAX, SAME and others
     how: str = ""  # see `GROWN` and the others
     measures: tuple[Measure, ...] = ()  # the first one with values counts
 
@@ -74,7 +75,7 @@ START = Column("start", INTEGER, "date", "Start of the first task; if unknown, t
 MEASURED = (
     Column("last", INTEGER, "date", "Time of the last row.", MAX),
     Column("is_running", INTEGER, "", "1 while rows are expected, else 0.", MAX),
-    Column("user", TEXT, "", "User of the job, from its cgroup.", FIRST),
+    Column("user", TEXT, "", "User of the job, from its cgroup; missing if hosts differ.", SAME),
     Column("hosts", INTEGER, "", "Number of hosts with rows of the job.", SUM),
     Column("wall_s", REAL, "s", "Time from the start to the last row."),
     Column("host_s", REAL, "s", "Wall time, summed over hosts.", SUM),

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from colmet.archive import footprint
-from colmet.archive.columns import ADVICE, FIRST, FOOTPRINT, INTEGER, MEASURED, MIN, OWN, Column, Summary, Value
+from colmet.archive.columns import ADVICE, FIRST, FOOTPRINT, INTEGER, MEASURED, MIN, OWN, SAME, Column, Summary, Value
 from colmet.archive.footprint import Footprint
 from colmet.archive.reports import report_of
 from colmet.common.live.namesakes import counted_once
@@ -70,6 +70,9 @@ def _curves(host: Summary) -> Footprint | None:
 def _folded(column: Column, values: Sequence[Value]) -> Value:
     """Return the value of a job from those of its hosts."""
     known = [value for value in values if isinstance(value, (int, float))]
+    if column.hosts == SAME:
+        found = {value for value in values if value is not None}
+        return found.pop() if len(found) == 1 else None
     if column.hosts == FIRST:
         return next((value for value in values if value is not None), None)
     if column.hosts == OWN or not known or (column.hosts == ALL and len(known) < len(values)):

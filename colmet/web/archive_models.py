@@ -51,11 +51,21 @@ class ArchivedJobs(BaseModel):
     items: list[ArchivedValues]
 
 
+class ShortCurves(BaseModel):
+    """Short curves over the life of a job, at most 64 points each; null for a missing point."""
+
+    step_s: int = Field(..., description="seconds of a point; the first one begins with the job")
+    cpu: Optional[list[Optional[float]]] = Field(None, description="CPUs in use")
+    memory: Optional[list[Optional[float]]] = Field(None, description="bytes in use, the most of each point")
+    gpu: Optional[list[Optional[float]]] = Field(None, description="GPUs in use")
+
+
 class JobInArchive(BaseModel):
     """A job in the archive, with its hosts."""
 
     job: ArchivedValues
     advice: Optional[list[RuleOfAdvice]] = Field(..., description="null if there were too few samples")
+    footprint: Optional[ShortCurves] = Field(..., description="null if the job was too short")
     hosts: list[ArchivedHost]
     starts: list[int] = Field(..., description="of all jobs with this number, the latest first; parameter `start`")
 

@@ -9,6 +9,7 @@ from fastapi import Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from colmet.archive import footprint
 from colmet.archive.columns import LARGE
 from colmet.archive.derived import LISTED
 from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup
@@ -164,6 +165,7 @@ class ArchiveRoutes:
             return {
                 "job": _own(_narrow(found.summary), only),
                 "advice": _advice(found.summary.get("advice")),
+                "footprint": _curves(found.summary.get("footprint")),
                 "hosts": [_own(_narrow(row), only) for row in hosts],
                 "starts": starts,
             }
@@ -230,6 +232,14 @@ def _narrow(row: Row) -> Row:
 def _advice(text: Any) -> Optional[list[Any]]:
     found = json.loads(text) if isinstance(text, str) else None
     return found if isinstance(found, list) else None
+
+
+def _curves(packed: Any) -> Optional[Mapping[str, Any]]:
+    try:
+        found = footprint.decode(packed) if isinstance(packed, bytes) else None
+    except ValueError:  # of a later version, or damaged
+        return None
+    return None if found is None else {"step_s": found.step_s, **found.curves}
 
 
 def _renamed(groups: Sequence[UsageGroup], at: int, user: str) -> list[UsageGroup]:

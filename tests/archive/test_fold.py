@@ -253,3 +253,13 @@ def test_late_rows_are_counted_and_do_no_harm(tmp_path):
     old = tick(3)
     archive.take(records_of([Batch("n1", None, None, old.time_ns, (42,), old.tables)], 10))
     assert archive.jobs()[0]["cpu_s"] == before and archive.archiver.counters()["late_rows"] > 0
+
+
+def test_a_job_whose_hosts_name_several_users_has_none(tmp_path):
+    for number, users in enumerate(((b"alice", b"alice"), (b"alice", b"bob"), (b"alice", b""))):
+        archive = Archive(tmp_path / f"{number}.sqlite")
+        hosts = zip(("n1", "n2"), users)
+        archive.take(records_of([tick(n, host=host, user=user) for host, user in hosts for n in range(5)]))
+        archive.end()
+        (job,) = archive.jobs()
+        assert job["user"] == (None if b"bob" in users else "alice")

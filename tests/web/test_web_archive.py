@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import pwd
 
+import numpy as np
 import pytest
 
+from colmet.archive import footprint
 from colmet.archive.columns import STATES
 from colmet.archive.derived import LISTED
 from colmet.archive.local import LocalArchive
@@ -154,6 +157,22 @@ def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):  
     assert refused(app, target, 503, ALICE).json()["error"] == UNREADABLE
     with pytest.raises(ArchiveError):
         LocalArchive(str(tmp_path / "none"))
+
+
+def test_short_curves_are_lists_with_null_for_missing_points(tmp_path, users):  # noqa: F811
+    path = tmp_path / "a.sqlite"
+    archive_in(path, [])
+    curves = {"cpu": np.array([1.0, np.nan]), "memory": np.array([2.0, 3.0])}
+    packed = footprint.encode(footprint.Footprint(4, curves))
+    rows = [
+        {"job": n + 1, "start": YEAR_START, "last": YEAR_START + 8, "user": "alice", "footprint": one}
+        for n, one in enumerate((packed, b"\xff" + packed[1:], None))
+    ]
+    with contextlib.closing(ArchiveStore(str(path), writable=True)) as store:
+        store.write(Changes([], rows, {}), None)
+    app = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(path))))
+    found = [got(app, f"/api/v1/archive/jobs/{n}", ALICE)["footprint"] for n in (1, 2, 3)]
+    assert found == [{"step_s": 4, "cpu": [1.0, None], "memory": [2.0, 3.0]}, None, None]
 
 
 def test_the_archive_is_the_named_one_or_that_beside_the_files(tmp_path):
