@@ -8,7 +8,6 @@ import pytest
 
 from colmet.commands import colmet
 from tests.support.web_process import Bed
-from tests.support.web_stored import archive_in
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -40,8 +39,9 @@ def test_a_job_is_reported_extracted_plotted_and_listed(bed, tmp_path, monkeypat
     capsys.readouterr()
     assert colmet.main(["top", "--json", *url]) == 0
     assert 1000 in [row["job"] for row in json.loads(capsys.readouterr().out)["rows"]]
-    archive_in(tmp_path / "c.archive.sqlite", [(1, "alice"), (2, "bob")])
+    bed.told("/api/v1/archive/jobs", lambda told: told["total"] == 6)
     assert colmet.main(["jobs", "--json", "--all-users", *url]) == 0
-    assert {row["user"] for row in json.loads(capsys.readouterr().out)["jobs"]} == {"alice", "bob"}
-    assert colmet.main(["usage", "--json", "--all-users", "--since", "2026-01-01", "--until", "2027-01-01", *url]) == 0
-    assert sum(group["jobs"] for group in json.loads(capsys.readouterr().out)["groups"]) == 2
+    jobs = json.loads(capsys.readouterr().out)["jobs"]
+    assert {(row["job"], row["user"]) for row in jobs} == {(1000 + n, bed.cluster.user(1000 + n)) for n in range(6)}
+    assert colmet.main(["usage", "--json", "--all-users", "--since", "1d", *url]) == 0
+    assert sum(group["jobs"] for group in json.loads(capsys.readouterr().out)["groups"]) == 6
