@@ -10,6 +10,7 @@ from colmet.common.schema import Batch
 HOLD_S = 60  # longest time by reception that a batch waits for the ones before it
 MOST_BYTES = 64 << 20  # of waiting batches
 FIRST_SEQ = 1  # of an agent's first batch
+FEW = 1000  # a new host whose first batch has a later number has sent the others to nobody, or before
 
 
 class Arrival(NamedTuple):
@@ -40,7 +41,7 @@ class Ordering:
         if batch.epoch is None or batch.seq is None:
             yield arrival
             return
-        epoch, due = self.next.get(batch.host, (batch.epoch, batch.seq))  # of a new host, nothing is missing
+        epoch, due = self.next.get(batch.host, (batch.epoch, batch.seq if batch.seq > FEW else FIRST_SEQ))
         if batch.epoch > epoch:
             yield from self.release(batch.host)
             epoch, due = batch.epoch, FIRST_SEQ
