@@ -25,7 +25,7 @@ FORM = 1  # of the state besides the folds
 WHOLE: HostKey = (0, "", 0)  # its key among the folds
 NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
-EVERY_S, SHARE = 300, 20  # a running job is written again after so long, or this part of its age
+EVERY_S = 60, 300  # a running job is written again after a fifth of its age, within these bounds
 
 
 class Received(Protocol):
@@ -132,7 +132,7 @@ class Archiver:
     def changes(self, whole: bool = False) -> Changes:
         """Return what has changed since the last `saved`; with `whole`, all summaries of running jobs, too."""
         state = self.fold.state
-        slots = self.fold.due(0 if whole else EVERY_S, SHARE)
+        slots = self.fold.due(*((0, 0) if whole else EVERY_S))
         self._pending = slots
         hosts = host_summaries(self.fold, slots) if len(slots) else []
         state.head[slots, WRITTEN] = state.head[slots, LAST]

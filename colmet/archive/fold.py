@@ -372,15 +372,15 @@ class Fold:
             self.open_on.setdefault(at, {})[job] = slot
         return slot
 
-    def due(self, every_s: int, share: int) -> Ints:
+    def due(self, least_s: int, most_s: int) -> Ints:
         """Return the slots whose summaries are to be written.
 
-        They are new ones, those of ended jobs, and those of running jobs that are older than `every_s` or 1 / `share`
-        of the job's age.
+        They are new ones, those of ended jobs, and those of running jobs that are older than a fifth of the job's age,
+        or than `most_s`, but not younger than `least_s`.
         """
         state, head = self.state, self.state.head
         age = head[:, LAST] - head[:, START]
-        stale = head[:, LAST] - head[:, WRITTEN] >= np.minimum(every_s, np.maximum(age // share, 1))
+        stale = head[:, LAST] - head[:, WRITTEN] >= np.clip(age // 5, least_s, most_s)
         state.unwritten |= state.touched
         return np.flatnonzero(state.used & state.unwritten & (stale | (head[:, OVER] > 0)))
 

@@ -54,12 +54,17 @@ def job_summary(run: Sequence[Summary]) -> dict[str, Value]:
         found["cpu_ratio"] = found["wasted_core_s"] = None
     sources = {part for one in hosts for part in str(one.get("energy_source") or "").split(" and ") if part}
     found["energy_source"] = " and ".join(sorted(sources)) or None
-    curves = footprint.summed(
-        [(_int(one, "start"), unpacked) for one in hosts for unpacked in [_curves(one)] if unpacked]
-    )
-    found[FOOTPRINT.name] = None if curves is None else footprint.encode(curves)
+    found[FOOTPRINT.name] = _footprint(hosts)
     found[ADVICE.name] = advice_of(found, hosts)
     return found
+
+
+def _footprint(hosts: Sequence[Summary]) -> Value:
+    """Return the curves of all hosts together."""
+    if len(hosts) == 1:
+        return hosts[0].get(FOOTPRINT.name)
+    curves = footprint.summed([(_int(one, "start"), found) for one in hosts for found in [_curves(one)] if found])
+    return None if curves is None else footprint.encode(curves)
 
 
 def _curves(host: Summary) -> Footprint | None:

@@ -160,8 +160,8 @@ def test_readers_see_the_archive_while_it_is_written(tmp_path):
     output.write(records(1, 11))
     with LocalArchive(str(path)) as archive:
         assert archive.jobs(JobFilter()).rows[0]["state"] == "running"
-        output.write(records(11, 21))
-        assert archive.jobs(JobFilter()).rows[0]["cpu_s"] == 100
+        output.write(records(11, 31))
+        assert archive.jobs(JobFilter()).rows[0]["cpu_s"] == 150
     assert oct(path.stat().st_mode & 0o777) == "0o640"
     output.close()
-    assert ArchiveStore(str(path)).position.number == 21
+    assert ArchiveStore(str(path)).position.number == 31

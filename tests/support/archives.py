@@ -56,12 +56,14 @@ class Archive:
         self.write(whole=True)
 
     def jobs(self):
-        """All summaries of whole jobs."""
+        """All summaries of whole jobs, up to the last record."""
+        self.write(whole=True)
         rows = self.store.database.execute("SELECT * FROM jobs JOIN job_details USING (job, start) ORDER BY job, start")
         return [dict(row) for row in rows]
 
     def hosts(self):
-        """All summaries of hosts."""
+        """All summaries of hosts, up to the last record."""
+        self.write(whole=True)
         rows = self.store.database.execute(
             "SELECT * FROM hosts JOIN host_details USING (job, host, start) ORDER BY job, host, start"
         )

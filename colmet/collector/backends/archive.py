@@ -23,8 +23,8 @@ from colmet.common.runtime.files import check_writable, make
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.02  # of the time spent: few large transactions cost less than many small ones
-MAX_DELAY_S = 60.0
+SHARE = 0.05  # of the time spent: few large transactions cost less than many small ones
+MAX_DELAY_S = 20.0
 SETS_ASIDE = ("not a database", "malformed", "another program", "not the archive")
 
 
@@ -78,7 +78,7 @@ class ArchiveOutput(OutputBackend):
 
     def open(self, state: OutputState) -> None:
         """Check that the file can be written; `recover` opens it."""
-        self.close()
+        self._release()
         self._state = state
         try:
             make(os.path.dirname(os.path.abspath(self.path)))
@@ -87,7 +87,7 @@ class ArchiveOutput(OutputBackend):
 
     def recover(self) -> None:
         """Open the archive, and continue at its own position."""
-        self.close()
+        self._release()
         store = self._opened()
         try:
             position = store.position
@@ -122,7 +122,7 @@ class ArchiveOutput(OutputBackend):
 
     def _fail(self, err: BaseException) -> None:
         """Raise OutputUnavailable after an error of SQLite; a damaged file is set aside."""
-        self.close()
+        self._release()
         text = str(err)
         if isinstance(err, sqlite3.DatabaseError) and any(word in text for word in SETS_ASIDE):
             aside = f"{self.path}.damaged.{int(time.time())}"
@@ -170,7 +170,17 @@ class ArchiveOutput(OutputBackend):
         return {**own, "files_damaged": self._damaged}
 
     def close(self) -> None:
-        """Close the file; idempotent."""
+        """Write the summaries of all running jobs, and close the file; idempotent."""
+        archiver, store = self._archiver, self._store
+        if archiver is not None and store is not None:
+            try:
+                store.write(archiver.changes(whole=True), None)
+            except OutputUnavailable as err:
+                log.warning("summaries of running jobs not written, they follow after the next start: %s", err)
+        self._release()
+
+    def _release(self) -> None:
+        """Close the file."""
         store, self._store, self._archiver = self._store, None, None
         if store is not None:
             store.close()
