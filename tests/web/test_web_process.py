@@ -202,7 +202,7 @@ def test_a_collector_tells_what_comes_and_goes_on_when_its_interface_is_killed_o
         bed.send()
     status = lambda: ask(str(bed.control), "collector", {"command": "status"})  # noqa: E731
     wait_for(lambda: status()["received"]["batches"] == before + 60)
-    assert [output["why"] for output in status()["outputs"]] == [""]
+    assert not any(output["why"] for output in status()["outputs"])
 
     # the end takes both, also where all of them are told to end, as a service manager does: none is started again then
     os.kill(second, signal.SIGCONT)

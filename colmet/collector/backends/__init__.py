@@ -1,8 +1,8 @@
 """Outputs: one module and one line of `NAMES` each."""
 
 NAMES = {
-    "archive": "colmet.collector.backends.archive:ArchiveOutput",
     "elasticsearch": "colmet.collector.backends.elasticsearch.output:ElasticsearchOutput",
     "hdf5": "colmet.collector.backends.hdf5.output:Hdf5Output",
     "stdout": "colmet.collector.backends.stdout:StdoutOutput",
+    "archive": "colmet.collector.backends.archive:ArchiveOutput",
 }
