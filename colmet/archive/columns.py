@@ -62,9 +62,9 @@ def _held(name: str, text: str, measure: Measure, unit: str) -> Column:
     return Column(name, REAL, unit, text, SUM, HELD, (measure,))
 
 
-def _of_node(name: str, measure: Measure) -> Column:
+def _of_node(name: str, measure: Measure, unit: str = "B") -> Column:
     text = f"{measure.help.rstrip('.')} on its nodes while it ran, other jobs included."
-    return Column(name, INTEGER, "B", text, SUM, OF_NODE, (measure,))
+    return Column(name, INTEGER, unit, text, SUM, OF_NODE, (measure,))
 
 
 # The key of a job's summary is `job` and `start`; that of a host's summary `job`, `host` and `start`.
@@ -132,6 +132,7 @@ MEASURED = (
     _of_node("network_received_bytes", measures.NETWORK_RECEIVED),
     _of_node("lustre_read_bytes", measures.LUSTRE_READ),
     _of_node("lustre_written_bytes", measures.LUSTRE_WRITE),
+    _of_node("lustre_metadata_ops", measures.LUSTRE_METADATA, unit=""),
     # pressure
     *[_grown(f"pressure_{key}_s", measure, unit="s", hosts=MAX) for key, measure in measures.PRESSURE.items()],
     # GPUs

@@ -363,6 +363,11 @@ LUSTRE_READ = _node("lustre_read", "read", "Bytes read from Lustre.", "lustresta
 LUSTRE_WRITE = _node(
     "lustre_write", "written", "Bytes written to Lustre.", "lustrestats.lustre_bytes_write", time=TOTAL
 )
+LUSTRE_METADATA = _node(
+    *("lustre_metadata", "metadata", "Metadata operations on Lustre: files opened, created, listed, removed, ..."),
+    "lustrestats.lustre_nb_metadata",
+    time=TOTAL,
+)
 NODE_POWER = _node(
     *("power", "node", "Power of the whole node now, by its BMC."),
     "ipmipowerstats.current_power ipmipowerstats.average_power_consumption",

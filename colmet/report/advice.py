@@ -55,8 +55,8 @@ _MINUTE, _CPU_MINUTE = "(1 min of wall time or more)", "(1 min of CPU time or mo
 _RAN = "of the CPU time that they used"
 
 
-@_rule("oom", "the kernel killed a process of the job for want of memory")
-def _oom(report: Report) -> str | None:
+def out_of_memory(report: Report) -> str | None:
+    """Return the advice on processes that the kernel killed; None without any."""
     kills = report.memory.oom_kills
     if not kills:
         return None
@@ -67,8 +67,11 @@ def _oom(report: Report) -> str | None:
     )
 
 
-@_rule("memory-high", f"memory but for page cache came to {percent(MEMORY_HIGH)} of the limit or more, on some host")
-def _memory_high(report: Report) -> str | None:
+_oom = _rule("oom", "the kernel killed a process of the job for want of memory")(out_of_memory)
+
+
+def memory_high(report: Report, least_share: float = MEMORY_HIGH) -> str | None:
+    """Return the advice on memory that comes to this share of the limit on some host; None if it does not."""
     found = [
         (needed / host.memory_limit_bytes, needed, host)
         for host in report.hosts
@@ -76,12 +79,17 @@ def _memory_high(report: Report) -> str | None:
         if needed is not None and host.memory_limit_bytes
     ]
     share, needed, host = max(found, key=lambda one: one[0], default=(0.0, 0.0, None))
-    if report.memory.oom_kills or host is None or share < MEMORY_HIGH:
+    if report.memory.oom_kills or host is None or share < least_share:
         return None
     return (
         f"Needed {size(needed)} of {size(host.memory_limit_bytes)} of memory on {host.host}. A little more, and the "
         "kernel kills it: ask for more."
     )
+
+
+_memory_high = _rule(
+    "memory-high", f"memory but for page cache came to {percent(MEMORY_HIGH)} of the limit or more, on some host"
+)(lambda report: memory_high(report))
 
 
 @_rule(

@@ -97,6 +97,19 @@ def test_a_footprint_follows_the_life_of_the_job(tmp_path):
     assert curves.curves["memory"][:-1] == pytest.approx(3 * GIB)
 
 
+def test_metadata_operations_are_those_of_its_nodes_while_it_ran(tmp_path):
+    lustre = schemas()["lustrestats_default"]
+    batches = []
+    for n in range(1, 41):
+        batch = tick(n, (42,) if 10 <= n < 30 else ())
+        row = Table.from_samples(lustre, batch.time_ns, [Sample(0, {"lustre_nb_metadata": 1000 * n})])
+        batches.append(batch._replace(tables=(*batch.tables, row)))
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of(batches))
+    (job,) = archive.jobs()
+    assert (job["lustre_metadata_ops"], job["lustre_read_bytes"]) == (19_000, None)
+
+
 LIVES = ((1, 1, 30), (2, 10, 60), (3, 25, 26), (4, 40, 70))  # jobs, with their first and last tick
 
 

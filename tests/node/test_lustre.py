@@ -53,7 +53,8 @@ def data(values):
 
 
 def totals(values):
-    return [values[name] for name in SCHEMA.names]
+    """Reads and writes, the columns of Colmet 0.6."""
+    return [values[name] for name in SCHEMA.names[:4]]
 
 
 def stats(*lines):
@@ -282,6 +283,17 @@ def test_the_last_mount_that_goes_leaves_the_totals(fake):
     assert not mounts and totals(total) == [100, 1000, 0, 0]
 
 
+def test_metadata_operations_of_all_mounts_are_added_up_and_never_decrease(fake):
+    fake.tree("lustre-2.10")
+    backend = opened(fake)
+    first = 1043 + 1040 + 88 + 31 + 9 + 20211 + 7 + 5 + 2 + 4  # of one mount; neither ioctl, seek, fsync nor getxattr
+    assert rows(backend)[0]["lustre_nb_metadata"] == first + 10 + 10
+    fake.write(f"{PROC}/{HOME}/stats", stats("open                      3 samples [regs]"))
+    assert rows(backend)[0]["lustre_nb_metadata"] == first + 10 + 10 + 3
+    fake.write(f"{PROC}/{HOME}/stats", "damaged")
+    assert rows(backend)[0]["lustre_nb_metadata"] == first + 10 + 10 + 3
+
+
 @pytest.mark.parametrize("script", ["", "echo 'error: get_param: No such file or directory' >&2; exit 2"])
 def test_when_nothing_shows_a_mount_any_more_it_is_off_and_the_totals_go_on(fake, monkeypatch, script):
     monkeypatch.setenv("PATH", "/nowhere")
@@ -375,4 +387,4 @@ def test_both_tables_reach_hdf5_and_06_gets_its_own(fake, tmp_path):
     assert mounts["osc_read"].tolist() == [-1]
     (old,) = colmet06.decode(colmet06.encode(batch))
     assert [table.schema.name for table in old.tables] == ["lustrestats_default"]
-    assert next(iter(old.tables[0].samples())).values == samples[0].values
+    assert next(iter(old.tables[0].samples())).values == dict(zip(SCHEMA.names, totals(samples[0].values)))

@@ -6,6 +6,12 @@ from colmet.common.schema import Field, Schema, counter, label
 from colmet.common.tables.agent_counters import PART_FAILURES
 
 _SOURCE = "llite.*.stats of the client"
+# Operations on names and attributes of files, counted by every client: work of the metadata servers. Reads of extended
+# attributes are not among them: clients answer most of them from their cache, one at each write.
+METADATA = (
+    *("open", "close", "readdir", "setattr", "truncate", "getattr", "create", "link", "unlink", "symlink", "mkdir"),
+    *("rmdir", "mknod", "rename", "statfs", "setxattr", "removexattr"),
+)
 
 
 def _sum(name: str, unit: str, text: str, line: str) -> Field:
@@ -20,6 +26,7 @@ SCHEMA = Schema(
         _sum("lustre_bytes_read", "bytes", "Bytes read by programs, page cache included", "read_bytes"),
         _sum("lustre_nb_write", "count", "Writes by programs", "samples of write_bytes"),
         _sum("lustre_bytes_write", "bytes", "Bytes written by programs", "write_bytes"),
+        _sum("lustre_nb_metadata", "count", "Metadata operations", f"samples of {', '.join(METADATA)}"),
     ],
 )
 

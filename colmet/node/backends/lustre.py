@@ -14,7 +14,7 @@ from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.logs import OnceLog, powers_of_ten
 from colmet.common.schema import Sample
-from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, MOUNTS, SCHEMA, SOMETIMES
+from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, METADATA, MOUNTS, SCHEMA, SOMETIMES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import unescape
@@ -39,6 +39,7 @@ _TIMES = (b"snapshot_time", b"start_time", b"elapsed_time")
 _OPERATIONS = {field.name.encode(): field.name for field in [*ALWAYS, *SOMETIMES]}
 # column of the sums -> that of a mount
 _DATA = {f"lustre_{name}": name for name in ("nb_read", "bytes_read", "nb_write", "bytes_write")}
+_METADATA = "lustre_nb_metadata"
 _NONE_YET = dict.fromkeys([*_DATA.values(), *[field.name for field in ALWAYS]], 0)
 
 
@@ -209,7 +210,8 @@ class LustreBackend(InputBackend):
                 values = {} if mount.text is None else parse_stats(mount.text)
             except ValueError as err:
                 self._failed(ParseError(mount.path, str(err)))
-            self._sums.add(mount.name, {name: values.get(key) for name, key in _DATA.items()})
+            metadata = sum([values[name] for name in METADATA]) if values else None
+            self._sums.add(mount.name, {**{name: values.get(key) for name, key in _DATA.items()}, _METADATA: metadata})
             labels = {
                 "mount": mount.name.encode("ascii", "replace"),
                 "fsname": fsname.encode("ascii", "replace"),
