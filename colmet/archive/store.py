@@ -99,23 +99,30 @@ class ArchiveStore:
 
     def __init__(self, path: str, writable: bool = False) -> None:
         self.path = path
+        self.database: sqlite3.Connection
         try:
             if writable:
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
-            self.database = self._connected("rw" if writable else "ro")
             try:
-                self._open(writable)
+                self._open("rw" if writable else "ro")
             except sqlite3.OperationalError:
                 # without the files that SQLite adds beside, readers with no right to create them read the file alone
                 if writable or os.path.lexists(f"{path}-wal"):
                     raise
-                self.database.close()
-                self.database = self._connected("ro&immutable=1")
-                self._open(writable)
+                self._open("ro&immutable=1")
         except OSError as err:
             raise ArchiveError(f"{path}: {err.strerror}") from err
         except sqlite3.Error as err:
             raise ArchiveError(f"{path}: {err}; is it the archive of colmet-collector, and may you read it?") from err
+
+    def _open(self, mode: str) -> None:
+        """Connect to the file; without a connection after an error."""
+        self.database = self._connected(mode)
+        try:
+            self._prepare(mode == "rw")
+        except BaseException:
+            self.database.close()
+            raise
 
     def _connected(self, mode: str) -> sqlite3.Connection:
         database = sqlite3.connect(
@@ -128,7 +135,8 @@ class ArchiveStore:
         database.row_factory = sqlite3.Row
         return database
 
-    def _open(self, writable: bool) -> None:
+    def _prepare(self, writable: bool) -> None:
+        """Check the form of the file; create the tables of a new one."""
         form = self.database.execute("PRAGMA user_version").fetchone()[0]
         if form > FORM:
             raise ArchiveError(f"{self.path}: of a later Colmet (form {form}, this one reads {FORM}); update Colmet")
@@ -198,10 +206,6 @@ class ArchiveStore:
         details = " LEFT JOIN host_details USING (job, host, start)" if large else ""
         rows = self.database.execute(f"SELECT * FROM hosts{details} WHERE job = ? ORDER BY start, host", (job,))
         return [dict(row) for row in rows]
-
-    def check(self) -> None:
-        """Read the head of the file; sqlite3.DatabaseError if it is damaged."""
-        self.database.execute("SELECT count(*) FROM sqlite_master").fetchone()
 
     def starts_of(self, job: int) -> list[int]:
         """Return the starts of all summaries of a whole job, in order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import resource
 import sqlite3
@@ -164,4 +165,5 @@ def test_readers_see_the_archive_while_it_is_written(tmp_path):
         assert archive.jobs(JobFilter()).rows[0]["cpu_s"] == 150
     assert oct(path.stat().st_mode & 0o777) == "0o640"
     output.close()
-    assert ArchiveStore(str(path)).position.number == 31
+    with contextlib.closing(ArchiveStore(str(path))) as store:
+        assert store.position.number == 31

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sqlite3
 
@@ -68,7 +69,7 @@ def test_a_missing_or_foreign_file_is_refused(path, content):
 
 def test_a_file_of_a_later_version_is_refused(path):
     ArchiveStore(path, writable=True).close()
-    with sqlite3.connect(path) as database:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
         database.execute("PRAGMA user_version = 99")
     for writable in (True, False):
         with pytest.raises(ArchiveError, match="later Colmet"):

@@ -41,6 +41,10 @@ class Archive:
         self.store = ArchiveStore(str(path), writable=True)
         self.archiver = Archiver(self.store)
 
+    def __del__(self):
+        """Close the file: Python 3.13 and later warn of databases that are left open."""
+        self.store.close()
+
     def take(self, records):
         """As the output does in one burst."""
         self.archiver.take(records)

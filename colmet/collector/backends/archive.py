@@ -12,6 +12,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 from colmet.archive.archiver import Archiver
 from colmet.archive.store import SUFFIX, ArchiveError, ArchiveStore, Position
@@ -95,7 +96,6 @@ class ArchiveOutput(OutputBackend):
         except sqlite3.Error as err:
             store.close()
             self._fail(err)
-            raise
         at = self._state.position
         if position is not None and position.journal == self._state.journal:
             at = position.number
@@ -113,14 +113,11 @@ class ArchiveOutput(OutputBackend):
     def _opened(self) -> ArchiveStore:
         """Open the file; a damaged one is set aside, and another one started."""
         try:
-            store = ArchiveStore(self.path, writable=True)
-            store.check()
-        except (ArchiveError, sqlite3.Error) as err:
+            return ArchiveStore(self.path, writable=True)
+        except ArchiveError as err:
             self._fail(err.__cause__ or err)
-            raise OutputUnavailable(str(err)) from err
-        return store
 
-    def _fail(self, err: BaseException) -> None:
+    def _fail(self, err: BaseException) -> NoReturn:
         """Raise OutputUnavailable after an error of SQLite; a damaged file is set aside."""
         self._release()
         text = str(err)
