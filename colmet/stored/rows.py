@@ -19,6 +19,7 @@ from typing import IO, Any, Callable, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from colmet.collector.backends.hdf5 import thin_times
 from colmet.collector.backends.hdf5.library import (
     STORAGE_ERRORS,
     cause,
@@ -570,6 +571,27 @@ def _blocks(
         yield block if keep.all() else block[keep], nameless
 
 
+class Sampled(NamedTuple):
+    """Times of the rows of a job before its file was thinned.
+
+    Attributes:
+        times: table, host, and the times, in seconds since 1970.
+    """
+
+    times: list[tuple[str, bytes, npt.NDArray[np.int64]]]
+
+
+def sampled_of(file: Any, job: int, tables: Collection[str], hosts: Sequence[bytes] | None) -> Sampled:
+    """Return the times of the rows of a job in some tables before the file was thinned, if it was.
+
+    Raises:
+        ValueError: the file claims an impossible number of rows.
+    """
+    wanted = None if hosts is None else frozenset(hosts)
+    found = [(table, host, times) for table in tables for host, times in thin_times.sampled(file, job, table)]
+    return Sampled([one for one in found if wanted is None or one[1] in wanted])
+
+
 class Marks(NamedTuple):
     """Times of the rows of some tables of a file.
 
@@ -608,6 +630,8 @@ def marks_of(
     nameless = 0
     for job, table in first or left:
         nameless += _mark(file.get_node(f"/job_{job}/{table}"), job, table in whole and job == 0, host, found)
+        before = thin_times.sampled(file, job, table)
+        found.times.extend((job, table, name, times) for name, times in before if host is None or name == host)
         found.names.append((job, table))
         if not first and time.monotonic() > until:
             break
@@ -657,5 +681,6 @@ def _text(column: Column, width: int) -> Column:
     return column
 
 
-READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in (tables_of, rows_of, spool_of, marks_of)}
-ANSWERS = {kind.__name__: kind for kind in (Rows, Spooled, Marks, _Failure, _Progress)}
+_READS = (tables_of, rows_of, spool_of, marks_of, sampled_of)
+READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in _READS}
+ANSWERS = {kind.__name__: kind for kind in (Rows, Spooled, Marks, Sampled, _Failure, _Progress)}

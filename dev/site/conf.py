@@ -36,7 +36,10 @@ NAVIGATION = (
         ),
     ),
     ("Administrators: set-up", ("install", "upgrade", "keys", "configuration", "sizing")),
-    ("Administrators: daily work", ("operations", "health", "tools/doctor", "troubleshooting", "messages")),
+    (
+        "Administrators: daily work",
+        ("operations", "retention", "health", "tools/doctor", "troubleshooting", "messages"),
+    ),
     ("Administrators: reliability and security", ("link", "journal", "security")),
     ("Outputs", ("outputs/hdf5", "outputs/archive", "outputs/elasticsearch", "outputs/stdout")),
     (

@@ -124,7 +124,9 @@ def test_each_package_has_the_directory_that_its_settings_and_secrets_go_to():
         assert re.search(r"(^| )etc/colmet$", text, re.M), package
 
 
-@pytest.mark.parametrize(("name", "most"), [("node", 2.5), ("collector", 1.2), ("web", 1.2), ("facility", 1.9)])
+@pytest.mark.parametrize(
+    ("name", "most"), [("node", 2.5), ("collector", 1.2), ("web", 1.2), ("facility", 1.9), ("thin", 1.0)]
+)
 def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
     if shutil.which("systemd-analyze") is None:
         cannot_run("systemd-analyze is not installed")
@@ -137,9 +139,19 @@ def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
     assert found is not None and float(found[1]) <= most
 
 
-@pytest.mark.parametrize("name", ["node", "collector", "web", "facility"])
+@pytest.mark.parametrize("name", ["node", "collector", "web", "facility", "thin"])
 def test_memory_and_tasks_of_each_unit_are_bounded(name):
     assert re.search(r"^MemoryMax=\S+$", unit(name), re.M) and re.search(r"^TasksMax=\d+$", unit(name), re.M)
+
+
+def test_old_files_are_thinned_by_the_collectors_user_once_a_day_where_the_timer_is_enabled():
+    assert "\nUser=colmet\n" in unit("thin") and "\nStateDirectory=colmet\n" in unit("thin")
+    assert "\nExecStart=/usr/bin/colmet thin --config /etc/colmet/collector.toml $OPTIONS\n" in unit("thin")
+    assert "[Install]" not in unit("thin")
+    timer = (PACKAGING / "systemd/colmet-thin.timer").read_text()
+    assert re.search(r"^OnCalendar=\S", timer, re.M) and "WantedBy=timers.target" in timer
+    rules = (PACKAGING / "debian/rules").read_text()
+    assert "colmet-thin" not in rules  # nothing enables it
 
 
 def test_what_the_collector_writes_is_for_its_group_at_most():

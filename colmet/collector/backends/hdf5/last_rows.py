@@ -8,6 +8,7 @@ from itertools import islice
 
 from colmet.collector.backends.hdf5.h5table import Damaged, reading, table_names
 from colmet.collector.backends.hdf5.library import opened_library, tables
+from colmet.collector.backends.hdf5.thin_times import NAME as THINNED
 
 MAX_TABLES = 256
 MAX_ROWS = 256  # at the end of a table
@@ -30,6 +31,8 @@ def last_row_s(path: str, tell: Callable[[str, str], None]) -> int:
     latest = 0
     with reading(path), opened_library(path, "r") as file:
         for name in file.root._v_children:
+            if name == THINNED and name in file.root._v_leaves:
+                continue
             if not _JOB.fullmatch(name) or name not in file.root._v_groups:
                 raise Damaged(f"{path}: has /{name:.100}, which colmet-collector does not write")
         for name in islice(sorted(table_names(file), key=_order), MAX_TABLES):
