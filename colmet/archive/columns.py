@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
+from colmet.batch import records
 from colmet.common import measures
 from colmet.common.measures import ALL, MAX, SUM, Measure
 
@@ -23,8 +24,9 @@ Value = Union[int, float, str, bytes, None]
 Summary = Mapping[str, Value]  # a row of the archive: values by name of the column; a missing name is a missing value
 
 # Values of the column `state`. "ended": it is over, and the batch system has not said how.
-RUNNING, ENDED, DONE, FAILED = "running", "ended", "done", "failed"
-CANCELLED, TIMEOUT, OUT_OF_MEMORY, NODE_FAILED = "cancelled", "timeout", "out_of_memory", "node_failed"
+ENDED, RUNNING, DONE, FAILED = "ended", records.RUNNING, records.DONE, records.FAILED
+CANCELLED, TIMEOUT = records.CANCELLED, records.TIMEOUT
+OUT_OF_MEMORY, NODE_FAILED = records.OUT_OF_MEMORY, records.NODE_FAILED
 STATES: Mapping[str, str] = {
     RUNNING: "running",
     DONE: "ended with exit code 0",

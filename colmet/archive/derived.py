@@ -10,7 +10,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from colmet.archive.columns import ENDED, INTEGER, JOB, JOB_COLUMNS, REAL, RUNNING, START, TEXT, Column
+from colmet.archive.columns import (
+    ENDED,
+    FAILED,
+    INTEGER,
+    JOB,
+    JOB_COLUMNS,
+    OUT_OF_MEMORY,
+    REAL,
+    RUNNING,
+    START,
+    TEXT,
+    Column,
+)
 
 
 class Derived(NamedTuple):
@@ -28,9 +40,17 @@ DERIVED = (
     Derived(Column("user", TEXT, "", "User of the job."), 'coalesce(owner, "user")'),
     Derived(
         Column("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
-        f"coalesce(state, CASE WHEN is_running THEN '{RUNNING}' ELSE '{ENDED}' END)",
+        # OAR and Grid Engine have no word for it; Slurm has
+        f"CASE WHEN state = '{FAILED}' AND system <> 'slurm' AND oom_kills > 0 THEN '{OUT_OF_MEMORY}' "
+        f"ELSE coalesce(state, CASE WHEN is_running THEN '{RUNNING}' ELSE '{ENDED}' END) END",
     ),
     Derived(Column("end", INTEGER, "date", "Last row; of a running job, until now."), "coalesce(last, ended, start)"),
+    Derived(
+        Column(
+            "wall_s", REAL, "s", "Time from the start to the last row; without rows, to the end by the batch system."
+        ),
+        "coalesce(wall_s, 1.0 * (ended - started))",
+    ),
     Derived(Column("waited_s", INTEGER, "s", "Time from the submission to the start."), "started - submitted"),
     Derived(
         Column("walltime_ratio", REAL, "share", "Wall time of the requested walltime."),
@@ -93,6 +113,8 @@ DDL = (
     "CREATE INDEX IF NOT EXISTS hosts_by_host ON hosts (host, start, job)",
     _follow("insert"),
     _follow("update"),
+    """CREATE TRIGGER IF NOT EXISTS listed_move AFTER UPDATE OF start ON jobs WHEN OLD.start <> NEW.start BEGIN
+    DELETE FROM listed WHERE start = OLD.start AND job = OLD.job; END""",
     """CREATE TRIGGER IF NOT EXISTS listed_delete AFTER DELETE ON jobs BEGIN
     DELETE FROM listed WHERE start = OLD.start AND job = OLD.job; END""",
 )

@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.archive import derived
+from colmet.archive import batch_rows, derived
+from colmet.archive.batch_rows import Joined
 from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, Column, Summary
+from colmet.batch.records import JobRecord
 from colmet.common.errors import ColmetError, OutputUnavailable
 
 FORM = 1  # of the tables; in PRAGMA user_version
@@ -67,6 +69,7 @@ DDL = (
     _table("folds", _KEY_OF_HOST, [Column("state", BLOB, "", "State of an unfinished fold.")]),
     # row 1 alone
     "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), journal TEXT, number INTEGER)",
+    *batch_rows.DDL,
     *derived.DDL,
 )
 
@@ -191,10 +194,46 @@ class ArchiveStore:
             ("job_details", _KEY_OF_JOB, LARGE, changes.jobs),
         ):
             run(_upsert(table, key, columns), _values(rows, (*key, *columns)))
+        batch_rows.settle_written(self.database, [row["job"] for row in changes.jobs])
         kept = [(*key, state) for key, state in changes.folds.items() if state is not None]
         run("INSERT OR REPLACE INTO folds VALUES (?, ?, ?, ?)", kept)
         done = [key for key, state in changes.folds.items() if state is None]
         run("DELETE FROM folds WHERE job = ? AND host = ? AND start = ?", done)
+
+    # -- what the batch system knows; see `colmet.archive.joining.BatchArchive` --
+
+    def asked_until(self, system: str) -> int | None:
+        """Return until when the ended jobs of a batch system are in the archive; None: it was never asked."""
+        row = self.database.execute("SELECT until FROM asked WHERE system = ?", (system,)).fetchone()
+        return None if row is None else int(row["until"])
+
+    def unsettled(self, since: float, until: float) -> list[int]:
+        """Return the numbers of jobs whose last row is of this interval, and whose end is unknown."""
+        return batch_rows.unsettled(self.database, since, until)
+
+    def join(
+        self,
+        system: str,
+        records: Sequence[JobRecord],
+        asked_until: float | None = None,
+        unknown: Collection[int] = (),
+    ) -> Joined:
+        """Join records to their summaries, all or nothing.
+
+        Args:
+            system: name of the batch system.
+            records: of its jobs.
+            asked_until: time until which its ended jobs are in the archive; None leaves it unchanged.
+            unknown: numbers of jobs that it has no record of: none of them runs.
+
+        Raises:
+            OutputUnavailable: they could not be written; nothing is changed.
+        """
+        try:
+            with self._transaction():
+                return batch_rows.join(self.database, system, records, asked_until, unknown)
+        except sqlite3.Error as err:
+            raise OutputUnavailable(f"cannot write {self.path}: {err}") from err
 
     def folds(self) -> dict[HostKey, bytes]:
         """Return the states of all unfinished folds."""

@@ -84,11 +84,14 @@ def run(command: Command) -> bytes:
         _running.pop(command, None)
 
 
-def cancel() -> None:
-    """Kill the running commands, from any thread; the threads waiting for them start no other."""
+def cancel(of: threading.Thread | None = None) -> None:
+    """Kill the running commands of a thread, or all; from any thread. The threads waiting for them start no other."""
+    if of is not None:
+        _given_up.add(of)
     for command, thread in list(_running.items()):
-        _given_up.add(thread)
-        command.cancel()
+        if of is None or thread is of:
+            _given_up.add(thread)
+            command.cancel()
 
 
 def unknown_form(command: str, text: str) -> BatchError:

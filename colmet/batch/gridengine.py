@@ -153,7 +153,7 @@ def parse_tasks(data: bytes, encoding: str = ENCODING) -> list[Task]:
                 tasks=child_text(element, "tasks"),
                 user=child_text(element, "JB_owner"),
                 letters=letters,
-                started=_parse_time(child_text(element, "JAT_start_time")),
+                started=parse_time(child_text(element, "JAT_start_time")),
                 queue=child_text(element, "queue_name").partition("@")[0],
                 asked=asked,
                 slots=int(slots),
@@ -168,7 +168,7 @@ def _asked_queue(text: str) -> str:
     return "" if re.search(r"[*?\[\]!&|()]", name) else name
 
 
-def _parse_time(text: str) -> float | None:
+def parse_time(text: str) -> float | None:
     """Return seconds since 1970 of a local time such as 2026-11-21T08:18:22."""
     try:
         return time.mktime(time.strptime(text[:19], "%Y-%m-%dT%H:%M:%S"))
@@ -270,7 +270,7 @@ class FileSource(MemorySource):
         """Return the content of both; None if neither has changed."""
         with contextlib.ExitStack() as stack:
             try:
-                files = [stack.enter_context(open(path, "rb", opener=_open_plain)) for path in self.names]
+                files = [stack.enter_context(open(path, "rb", opener=open_plain)) for path in self.names]
             except OSError as err:
                 raise BatchError(
                     f"{err.filename}: {err.strerror}; write there what `qhost -j -xml` and `qstat -j '*' -xml` print"
@@ -294,7 +294,8 @@ class FileSource(MemorySource):
         return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _open_plain(path: str, flags: int) -> int:
+def open_plain(path: str, flags: int) -> int:
+    """Open a regular file, as `opener` of open(); raise BatchError for anything else."""
     fd = os.open(path, flags | os.O_NONBLOCK)  # a pipe in its place does not block
     if stat.S_ISREG(os.fstat(fd).st_mode):
         return fd

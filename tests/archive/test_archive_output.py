@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import resource
@@ -150,7 +149,7 @@ def test_the_option_is_checked(tmp_path):
     assert ArchiveOutput.from_options(parser.parse_args(["--hdf5-filepath", "x", "--archive", ""])) is None
     (tmp_path / "file").write_text("")
     for path in (tmp_path / "file/a", tmp_path):
-        output = ArchiveOutput.from_options(argparse.Namespace(archive=str(path), hdf5_filepath=None))
+        output = ArchiveOutput.from_options(parser.parse_args(["--archive", str(path)]))
         with pytest.raises(ConfigError, match="--archive"):
             output.check("")
 

@@ -15,17 +15,19 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from colmet.archive.archiver import Archiver
+from colmet.archive.joining import PERIOD_S, RECORDS, Joiner, find_record_sources
 from colmet.archive.store import SUFFIX, ArchiveError, ArchiveStore, Position
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.cli import Options, Rare, positive_seconds
 from colmet.common.runtime.files import check_writable, make
 
 log = logging.getLogger(__name__)
 
 SHARE = 0.05  # of the time spent: few large transactions cost less than many small ones
 MAX_DELAY_S = 20.0
+AUTO = "auto"
 SETS_ASIDE = ("not a database", "malformed", "another program", "not the archive")
 
 
@@ -34,14 +36,16 @@ class ArchiveOutput(OutputBackend):
 
     Args:
         path: of the SQLite file.
+        joiner: asks the batch systems; None for none.
     """
 
     name = "archive"
     share = SHARE
     max_delay_s = MAX_DELAY_S
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, joiner: Joiner | None = None) -> None:
         self.path = path
+        self._joiner = joiner
         self._state = OutputState("", "", 0, 0)
         self._store: ArchiveStore | None = None
         self._archiver: Archiver | None = None
@@ -49,7 +53,7 @@ class ArchiveOutput(OutputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --archive."""
+        """Declare --archive, --archive-batch and --archive-batch-period."""
         parser.add_argument(
             "--archive",
             metavar="PATH",
@@ -58,6 +62,22 @@ class ArchiveOutput(OutputBackend):
                 "beside the HDF5 files; without them, none)"
             ),
         )
+        parser.add_argument(
+            "--archive-batch",
+            metavar="NAME[,NAME]",
+            default=AUTO,
+            help=Rare(
+                f"add what these batch systems know of each job: {', '.join(RECORDS)}; oar=URL of its REST interface; "
+                "gridengine=PATH of its accounts; none; auto: those whose commands are here (default: auto)"
+            ),
+        )
+        parser.add_argument(
+            "--archive-batch-period",
+            metavar="SECONDS",
+            type=positive_seconds,
+            default=PERIOD_S,
+            help=Rare(f"time between two questions to a batch system (default: {PERIOD_S:.0f})"),
+        )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ArchiveOutput | None:
@@ -65,7 +85,15 @@ class ArchiveOutput(OutputBackend):
         path = options.archive
         if path is None and options.hdf5_filepath:
             path = f"{options.hdf5_filepath}{SUFFIX}"
-        return cls(path) if path else None
+        if not path:
+            return None
+        try:
+            sources = find_record_sources(options.archive_batch)
+        except ConfigError as err:
+            raise ConfigError(f"--archive-batch: {err}") from err
+        is_named = options.archive_batch != AUTO
+        period_s = options.archive_batch_period
+        return cls(path, Joiner(sources, lambda: ArchiveStore(path, writable=True), period_s, is_named))
 
     def check(self, journal_dir: str) -> None:
         """Check that the file can be created, or written."""
@@ -109,6 +137,8 @@ class ArchiveOutput(OutputBackend):
         if at != self._state.position:
             self._state.save(at)
         self._store, self._archiver = store, archiver
+        if self._joiner is not None:
+            self._joiner.start()
 
     def _opened(self) -> ArchiveStore:
         """Open the file; a damaged one is set aside, and another one started."""
@@ -164,10 +194,13 @@ class ArchiveOutput(OutputBackend):
     def counters(self) -> dict[str, int]:
         """Return the numbers of open folds, written summaries, and dropped rows."""
         own = self._archiver.counters() if self._archiver is not None else {}
-        return {**own, "files_damaged": self._damaged}
+        batch = self._joiner.counters() if self._joiner is not None else {}
+        return {**own, "files_damaged": self._damaged, **batch}
 
     def close(self) -> None:
         """Write the summaries of all running jobs, and close the file; idempotent."""
+        if self._joiner is not None:
+            self._joiner.close()
         archiver, store = self._archiver, self._store
         if archiver is not None and store is not None:
             try:

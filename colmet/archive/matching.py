@@ -1,0 +1,139 @@
+"""Which record of a batch system belongs to which measured run of a job number, and what follows for the archive.
+
+A job number may be used again: after a requeue within seconds, or after years. A record and a measured run belong
+together if their times overlap, or nearly; of several, those with the nearest starts. A record of an ended run that no
+node measured becomes a summary of its own, with columns of the batch system only, until rows come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from colmet.archive.columns import BATCH, RUNNING, Summary, Value
+from colmet.batch.records import JobRecord
+
+NAMES = tuple(column.name for column in BATCH)
+NEAR_S = 120  # between two intervals that may still be one job's: clocks of nodes and of the batch system differ
+SAME_S = 5  # between two starts that the batch system reports of one run
+_END = 1 << 60
+
+Known = Mapping[str, Value]  # a record: columns of the batch system by name
+
+
+class Plan(NamedTuple):
+    """What changes among the summaries with one job number."""
+
+    updates: list[tuple[int, Known]]  # start of a summary, and its columns of the batch system; empty: they are cleared
+    inserts: list[Summary]  # summaries of runs without rows
+    deletes: list[int]  # starts of summaries without rows, whose run has rows now
+    joined: int = 0  # records that a measured run has now and had not before
+
+    def is_empty(self) -> bool:
+        """Return whether nothing changes."""
+        return not (self.updates or self.inserts or self.deletes)
+
+
+def columns_of(record: JobRecord) -> Known:
+    """Return a record as columns of the archive."""
+    fields = record._asdict()
+    return {name: fields[name] for name in NAMES}
+
+
+def plan(rows: Sequence[Summary], records: Iterable[Known]) -> Plan:
+    """Return what follows from new records for the summaries with one job number.
+
+    Args:
+        rows: all summaries of whole jobs with this number; of their columns `start`, `last` and those of `BATCH`.
+        records: new ones; may be repeated.
+    """
+    known = [{name: row.get(name) for name in NAMES} for row in rows if row.get("started") is not None]
+    for record in records:
+        _add(known, record)
+    measured = [row for row in rows if row.get("last") is not None]
+    found = _assigned(measured, known)
+    updates: list[tuple[int, Known]] = []
+    joined = 0
+    for at, row in enumerate(measured):
+        want = known[found[at]] if at in found else {}
+        if any(row.get(name) != want.get(name) for name in NAMES):
+            updates.append((_int(row["start"]), want))
+            joined += bool(want) and row.get("started") is None
+    inserts, deletes, more = _alone(rows, [one for at, one in enumerate(known) if at not in found.values()])
+    return Plan(updates + more, inserts, deletes, joined)
+
+
+def _alone(
+    rows: Sequence[Summary], left: list[dict[str, Value]]
+) -> tuple[list[Summary], list[int], list[tuple[int, Known]]]:
+    """Return the new summaries without rows, those no longer needed, and those that change."""
+    taken = {_int(row["start"]) for row in rows}
+    inserts: list[Summary] = []
+    updates: list[tuple[int, Known]] = []
+    left = [one for one in left if one["ended"] is not None]
+    deletes: list[int] = []
+    for row in rows:
+        if row.get("last") is not None:
+            continue
+        own = next((one for one in left if _is_same(one, row)), None)
+        if own is None:
+            deletes.append(_int(row["start"]))
+            continue
+        left.remove(own)
+        if any(row.get(name) != own[name] for name in NAMES):
+            updates.append((_int(row["start"]), own))
+    for one in left:
+        start = _int(one["started"])
+        while start in taken:  # tasks of one array, with one number, that started together
+            start += 1
+        taken.add(start)
+        inserts.append({"start": start, **one})
+    return inserts, deletes, updates
+
+
+def _add(known: list[dict[str, Value]], record: Known) -> None:
+    """Add a record to those of its job number, or renew the one of the same run."""
+    for one in known:
+        if _is_same(one, record):
+            if one["ended"] is not None and record["ended"] is None:
+                return  # the answer is older
+            final = {name: record[name] for name in ("state", "started", "ended")}
+            one.update({name: value for name, value in record.items() if value is not None}, **final)
+            return
+        if one["state"] == RUNNING and one["batch_id"] == record["batch_id"] and one["started"] < record["started"]:  # type: ignore[operator]
+            one["state"] = None  # it ran before, and has ended
+    known.append(dict(record))
+
+
+def _is_same(one: Known, other: Known) -> bool:
+    """Return whether two records are of the same run."""
+    if one["system"] != other["system"] or one["batch_id"] != other["batch_id"]:
+        return False
+    first, second = sorted([one, other], key=lambda of: _int(of["started"]))
+    began, follows = _int(first["started"]), _int(second["started"])
+    is_behind = first["ended"] is not None and _int(first["ended"]) <= follows
+    return began == follows or (follows - began <= SAME_S and not is_behind)
+
+
+def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]:
+    """Return the place of the record of each run, by the run's place: the nearest pairs first."""
+    pairs: list[tuple[bool, int, int, int]] = []
+    for at, run in enumerate(runs):
+        start, last = _int(run["start"]), _int(run["last"])
+        for of, record in enumerate(known):
+            started = _int(record["started"])
+            ended = _END if record["ended"] is None and record["state"] == RUNNING else _int(record["ended"] or started)
+            apart = max(0, started - last, start - ended)
+            if apart <= NEAR_S:
+                pairs.append((apart > 0, abs(start - started), at, of))
+    found: dict[int, int] = {}
+    used: set[int] = set()
+    for _, _, at, of in sorted(pairs):
+        if at not in found and of not in used:
+            found[at] = of
+            used.add(of)
+    return found
+
+
+def _int(value: object) -> int:
+    return int(value) if isinstance(value, (int, float)) else 0

@@ -1,0 +1,224 @@
+"""Records of OAR's jobs, from what oarstat and the REST interface printed; beside the real OAR: tests/beds."""
+
+from __future__ import annotations
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from colmet.batch import oar_records
+from colmet.batch.model import BatchError
+from colmet.batch.oar_records import OarRecords, OarRestRecords, gpus_of, job_record, read_records
+from colmet.common.errors import ConfigError
+from tests.support.batch_commands import DATA, Commands
+
+RECORDED = DATA / "oar"
+# By number: state, exit code, signal, OAR's word; as the jobs were submitted: true, exit 3, SEGV, KILL, walltime of
+# 10 s, oardel, an array of two, a job that waited for 6, a short one, no such program, besteffort
+ENDS = {
+    1: ("done", 0, None, "Terminated"),
+    2: ("failed", 3, None, "Terminated"),
+    3: ("failed", None, 11, "Terminated"),
+    4: ("failed", None, 9, "Terminated"),
+    5: ("timeout", None, None, "WALLTIME"),
+    6: ("cancelled", None, None, "FRAG_JOB_REQUEST"),
+    **dict.fromkeys((7, 8, 9, 10, 12), ("done", 0, None, "Terminated")),
+    11: ("failed", 127, None, "Terminated"),
+}
+
+
+def ends(records):
+    return {one.job: (one.state, one.exit_code, one.exit_signal, one.reason) for one in records}
+
+
+def recorded(name):
+    found = json.loads((RECORDED / name).read_text())
+    return found["items"] if "items" in found else list(found.values())
+
+
+@pytest.fixture
+def commands(tmp_path, monkeypatch):
+    return Commands(tmp_path / "bin", monkeypatch)
+
+
+def command(condition):
+    return [*oar_records.COMMAND, condition]
+
+
+RUNNING = "state IN ({}) OR ({})".format(
+    ",".join(f"'{state}'" for state in oar_records.RUN), oar_records.WAIT_FOR_OTHERS
+)
+
+
+@pytest.mark.parametrize("name", ["oarstat-ends.json", "rest-ends.json"])
+def test_states_and_exit_codes_are_what_the_jobs_did(name):
+    records, skipped = read_records(recorded(name), "x", "")
+    assert ends(records) == ENDS and not skipped
+    first = min(records)
+    assert first[:6] == (1, "oar", "1", "done", 1795646438, 1795646442)
+    assert (first.owner, first.name, first.project, first.queue) == ("colmet-oar", "done1", "fluids", "default")
+    assert (first.submitted, first.requested_cores, first.requested_walltime_s) == (1795646436, 2, 300)
+    assert (first.batch_hosts, first.requested_memory, first.requested_gpus) == ("localhost", None, None)
+    assert {one.job: one.array for one in records if one.array} == {7: "7", 8: "7"}
+
+
+def test_an_array_has_places_where_oarstat_prints_them():
+    records, _ = read_records(recorded("oarstat-ends.json"), "x", "")
+    assert {one.job: one.array_index for one in records if one.array} == {7: 1, 8: 2}
+
+
+def test_oarstat_is_asked_in_bulk_and_a_dependency_is_kept_until_the_job_has_run(commands):
+    commands.answers(command(RUNNING), RECORDED / "oarstat-runs.json")
+    commands.answers(
+        command("state IN ('Terminated','Error') AND stop_time >= 5 AND stop_time <= 9"), RECORDED / "oarstat-ends.json"
+    )
+    commands.answers(command("job_id IN (9,99)"), json.dumps({"9": recorded("oarstat-ends.json")[0]}))
+    source = OarRecords()
+    assert {one.job: one.state for one in source.running()} == dict.fromkeys((5, 6, 7, 8), "running")
+    assert {one.job: one.dependency for one in source.ended(5.5, 9.5) if one.dependency} == {9: "6"}
+    assert len(source.named([9, 99])) == 1 and source.named([]) == []
+    assert len(commands.asked("oarstat")) == 3 and source.skipped == 0
+
+
+def test_an_oar_without_jobs_prints_nothing(commands):
+    commands.answers(command(RUNNING), "")
+    assert OarRecords().running() == []
+
+
+def test_jobs_that_never_started_have_no_record():
+    """Refused reservations, and jobs that were deleted while they waited, are in state Error."""
+    old = recorded("oarstat-ended.json")
+    assert {one["Job_Id"] for one in old if job_record(one) is None} == {9}
+    waits = {**old[0], "state": "Waiting", "startTime": 0}
+    assert job_record(waits) is None
+
+
+@pytest.mark.parametrize(
+    ("events", "state"),
+    [
+        (["FRAG_JOB_REQUEST", "WALLTIME"], "timeout"),
+        (["BESTEFFORT_KILL", "FRAG_JOB_REQUEST"], "cancelled"),
+        (["PING_CHECKER_NODE_SUSPECTED_END_JOB"], "node_failed"),
+        (["PROLOGUE_ERROR", "FRAG_JOB_REQUEST"], "failed"),
+        ([], "failed"),
+        (["SOMETHING_NEW"], "failed"),
+    ],
+)
+def test_the_events_of_a_job_in_error_name_the_cause(events, state):
+    job = next(one for one in recorded("oarstat-ends.json") if one["Job_Id"] == 5)
+    assert job_record({**job, "events": [{"type": one} for one in events]}).state == state
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus"),
+    [
+        ("-l \"{type = 'default'}/resource_id=1,walltime=2:0:0\" ", None),
+        ("-l \"{type='default'}/host=2/gpu=1/core=4,walltime=1:0:0\" ", 2),
+        ('-l "/host=1/gpu=4,walltime=1:0:0" ', 4),
+        ('-l "/gpu=1+/host=2/gpu=2,walltime=1:0:0" ', 5),
+        ('-l "/host=ALL/gpu=1,walltime=1:0:0" ', None),
+        ("", None),
+        ('-l "' + "/gpu=9" * 9999, 9),
+    ],
+)
+def test_gpus_are_those_of_the_request(wanted, gpus):
+    assert gpus_of(wanted) == gpus
+
+
+HOSTILE = [
+    *[None, 3, [], "x", {}, {"Job_Id": "7"}, {"Job_Id": -7}, {"Job_Id": True}, {"Job_Id": 1 << 70}],
+    *[{"Job_Id": 7, "state": "Terminated"}, {"Job_Id": 7, "state": {}}, {"Job_Id": 7, "state": "Terminated" * 99}],
+]
+
+
+@pytest.mark.parametrize("hostile", HOSTILE)
+def test_a_job_in_an_unknown_form_is_skipped_and_counted(hostile):
+    records, skipped = read_records([*recorded("oarstat-ends.json"), *[hostile] * 30], "x", "")
+    assert (len(records), skipped) == (12, 30)
+
+
+@pytest.mark.parametrize(
+    "field", ["Job_Id", "state", "owner", "stopTime", "startTime", "events", "exit_code", "walltime", "name", "nodes"]
+)
+@pytest.mark.parametrize("value", [None, {}, [], "", -1, "a\nb\x1b[31m", "x" * 300, 1e300, [None], [{"type": []}]])
+def test_no_value_of_a_field_is_worse_than_a_skipped_job(field, value):
+    jobs = recorded("oarstat-ends.json")
+    records, skipped = read_records([*jobs, {**jobs[0], field: value}], "x", "")
+    assert len(records) + skipped in (12, 13)
+    for one in records:
+        assert all(not isinstance(word, str) or (word.isprintable() and len(word) < 300) for word in one)
+
+
+class RestServer:
+    """OAR's REST interface, as far as it is needed; requests are noted."""
+
+    def __init__(self, jobs, status=200):
+        self.asked = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.asked.append(self.path)
+                query = dict(part.split("=", 1) for part in self.path.partition("?")[2].split("&"))
+                found = [one for one in jobs if one["state"] in query.get("state", one["state"]).split(",")]
+                at, limit = int(query["offset"]), int(query["limit"])
+                body = json.dumps({"items": found[at : at + limit], "total": len(found)}).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/oarapi/"
+        self.thread = threading.Thread(target=self.server.serve_forever)
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+def test_the_rest_interface_is_asked_page_by_page(monkeypatch):
+    monkeypatch.setattr(oar_records, "PAGE", 5)
+    with RestServer(recorded("rest-ends.json") + recorded("rest-runs.json")) as server:
+        source = OarRestRecords(server.url)
+        assert ends(source.ended(0, 1 << 40)) == ENDS
+        assert [path.partition("&")[0] for path in server.asked] == [
+            "/oarapi/jobs/details.json?state=Terminated,Error"
+        ] * 3
+        assert {one.job for one in source.running()} == {5, 6, 7, 8}
+        assert source.ended(1795646462, 1 << 40)[0].job == 12, "others ended before"
+        assert {one.job: one.dependency for one in source.named([9])}[9] == "6"
+        source.close()
+
+
+def test_a_rest_interface_that_fails_is_an_error_with_the_remedy():
+    with RestServer([], status=500) as server:
+        source = OarRestRecords(server.url)
+        with pytest.raises(
+            BatchError, match=r"status 500; does OAR's REST interface run there, and may this machine ask"
+        ):
+            source.running()
+        source.close()
+    source = OarRestRecords("http://127.0.0.1:9/oarapi")
+    with pytest.raises(BatchError, match=r"127.0.0.1:9/oarapi: Connection refused"):
+        source.running()
+    source.close()
+    with pytest.raises(ConfigError, match="not a URL"):
+        OarRestRecords("/oarapi")
+
+
+def test_an_answer_in_another_form_is_an_error(commands):
+    for text in ("[]", "oarstat: no database", '{"7": 3}', "{} {}"):
+        commands.answers(command(RUNNING), text)
+        with pytest.raises(BatchError, match="oarstat -J -f --sql: prints what this version of Colmet does not know"):
+            OarRecords().running()
