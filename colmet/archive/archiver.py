@@ -240,3 +240,8 @@ class Archiver:
         """Go on with the records of another journal."""
         self.until = position
         self._missed.clear()
+
+    def follow(self, other: Archiver) -> None:
+        """Go on with the records after those of another archiver, whose waiting batches are folded here."""
+        self.other_journal(other.until)
+        self._order.restore(other._order.next, [])

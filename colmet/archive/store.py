@@ -104,7 +104,7 @@ class ArchiveStore:
         self.path = path
         self.database: sqlite3.Connection
         try:
-            if writable:
+            if writable and not os.path.lexists(path):  # opening a file that SQLite has open would end its locks
                 os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, MODE))
             try:
                 self._open("rw" if writable else "ro")
@@ -129,7 +129,7 @@ class ArchiveStore:
 
     def _connected(self, mode: str) -> sqlite3.Connection:
         database = sqlite3.connect(
-            f"file:{_escaped(os.path.abspath(self.path))}?mode={mode}",
+            f"file:{escaped(os.path.abspath(self.path))}?mode={mode}",
             uri=True,
             timeout=BUSY_S,
             isolation_level=None,
@@ -278,6 +278,6 @@ class _Transaction:
         self._database.execute("COMMIT" if kind is None else "ROLLBACK")
 
 
-def _escaped(path: str) -> str:
+def escaped(path: str) -> str:
     """Return a path for a URI."""
     return path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")

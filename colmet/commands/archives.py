@@ -69,7 +69,7 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
         if options.archive:
             raise ConfigError("--url excludes --archive")
         return RemoteArchive(client)
-    path = options.archive or _configured(options.config)
+    path = options.archive or configured_archive(options.config)
     if not os.path.exists(path):
         raise ArchiveError(
             f"{path}: there is no such archive, or you may not see it; does colmet-collector write one here? Else {ASK}"
@@ -79,14 +79,15 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
     return LocalArchive(path)
 
 
-def _configured(config: str) -> str:
-    collector = configured(config, "--archive PATH, --url URL")
+def configured_archive(config: str, other: str = "--archive PATH, --url URL") -> str:
+    """Return the path of the archive of this machine's collector; ConfigError without one, which suggests `other`."""
+    collector = configured(config, other)
     path = getattr(collector, "archive", None)
     if path:
         return str(path)
     if path is None and collector.hdf5_filepath:
         return f"{collector.hdf5_filepath}{SUFFIX}"
-    raise ConfigError(f"{config} names no job archive: give --archive PATH or --url URL")
+    raise ConfigError(f"{config} names no job archive: give {other}")
 
 
 def own_name() -> str:

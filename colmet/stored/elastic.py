@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,8 @@ FLOATS = frozenset({"double", "float", "half_float", "scaled_float"})
 GROUPS = frozenset({"object", "nested", "flattened"})
 # Suffix of an undeclared table's name: it begins with a dash, and has a number.
 SUFFIX = re.compile(r"-(?=[^-]*\d).*", re.ASCII | re.DOTALL)
+
+E = TypeVar("E", bound="ElasticHistory")
 
 
 class _Hit(NamedTuple):
@@ -70,7 +72,7 @@ class ElasticHistory(History):
         self._types: dict[str, dict[str, set[str]]] = {}  # of fields, by table
 
     @classmethod
-    def from_options(cls, options: argparse.Namespace) -> ElasticHistory:
+    def from_options(cls: type[E], options: argparse.Namespace) -> E:
         """Return the history for the options of `database_client.add_options`; raise ConfigError for invalid ones."""
         urls, prefix = database_client.checked_urls(options), database_client.checked_prefix(options)
         http = database_client.open_http(options, urls)
@@ -92,11 +94,11 @@ class ElasticHistory(History):
             indices = [str(bucket["key"]) for bucket in found.get("buckets", ())]
             left_out = found.get("sum_other_doc_count", 0)
         except (LookupError, TypeError, AttributeError) as err:
-            raise _unexpected(err) from err
+            raise unexpected(err) from err
         if left_out:
             raise ColmetError(f"job {job} has rows in more than {MAX_INDICES} indices {self._prefix}*; name one table")
         names = {name for name in map(self._table_of, indices) if name is not None}
-        return {name: list(_kinds(self._fields(name))) for name in sorted(names)}
+        return {name: list(kinds_of(self._fields(name))) for name in sorted(names)}
 
     def read(
         self,
@@ -112,7 +114,7 @@ class ElasticHistory(History):
         if found is None:
             return []
         host, filters = found
-        kinds = _kinds(self._fields(table))
+        kinds = kinds_of(self._fields(table))
         wanted = list(kinds) if columns is None else [name for name in dict.fromkeys(columns) if name in kinds]
         rows = _PagedColumns(table, wanted, kinds)
         for page in self._pages(table, filters, host, wanted):
@@ -147,7 +149,7 @@ class ElasticHistory(History):
             left_out = by_host.get("sum_other_doc_count", 0)
             first, last = [int((parts.get(name, {}).get("value") or 0) // 1000) for name in edges]
         except (LookupError, TypeError, ValueError, AttributeError) as err:
-            raise _unexpected(err) from err
+            raise unexpected(err) from err
         if left_out:
             raise ColmetError(f"{table}: job {job} has rows of more than {MAX_HOSTS} hosts; ask for some of them")
         if sum(counts.values()) <= MAX_PAGE_ROWS:
@@ -160,16 +162,19 @@ class ElasticHistory(History):
         return _HostPages(counts, first, last, read)
 
     def _filters(
-        self, job: int, table: str, since: float | None, until: float | None, hosts: Collection[str] | None
+        self, job: int | None, table: str, since: float | None, until: float | None, hosts: Collection[str] | None
     ) -> tuple[str, list[dict[str, Any]]] | None:
-        """Return the field of the host, and the filters for rows of an interval; None if there can be none."""
+        """Return the field of the host, and the filters for rows of an interval; None if there can be none.
+
+        `job` is None for all jobs.
+        """
         first, last = _interval(since, until)
-        if not 0 <= job < 1 << 63 or not NAME.fullmatch(table) or first > last:
+        if not 0 <= (job or 0) < 1 << 63 or not NAME.fullmatch(table) or first > last:
             return None
         # a site's own template may lack the second; in the indices of 0.6 the first is text
         host = "hostname.keyword" if "hostname.keyword" in self._fields(table) else "hostname"
         return host, [
-            {"term": {"job_id": job}},
+            {"exists": {"field": "job_id"}} if job is None else {"term": {"job_id": job}},
             {"exists": {"field": host}} if hosts is None else {"terms": {host: sorted(hosts)}},
             {"range": {"timestamp": {"gte": first, "lte": last, "format": "epoch_second"}}},
         ]
@@ -271,7 +276,7 @@ class ElasticHistory(History):
                     str(name): {str(one["type"]) for one in types.values()} for name, types in found.items()
                 }
             except (LookupError, TypeError, AttributeError) as err:
-                raise _unexpected(err) from err
+                raise unexpected(err) from err
         return self._types[key]
 
 
@@ -293,7 +298,7 @@ class _HostPages(HostRows):
         return [series for series in self._read_hosts(hosts, columns) if len(series)]
 
 
-def _kinds(types: Mapping[str, Collection[str]]) -> dict[str, str]:
+def kinds_of(types: Mapping[str, Collection[str]]) -> dict[str, str]:
     """Return the kinds of columns, i, f or S as in numpy, by the types of fields."""
     return {
         name: "f" if known & FLOATS else "i" if known & INTEGERS else "S"
@@ -326,7 +331,7 @@ class _PagedColumns:
         numbers = [self._hosts.setdefault(hit.host, len(self._hosts)) for hit in page]
         self._numbers.append(np.array(numbers, dtype=np.int64))
         for name, parts in self._columns.items():
-            column = _column([hit.source.get(name) for hit in page], self._kinds[name])
+            column = column_of([hit.source.get(name) for hit in page], self._kinds[name])
             parts.append(column)
             self._widths[name] = max(self._widths[name], column.itemsize)
         self._count += len(page)
@@ -342,7 +347,7 @@ class _PagedColumns:
             return []
         columns = {}
         for name in self._columns:
-            columns[name] = _joined(self._columns[name], self._kinds[name])
+            columns[name] = joined(self._columns[name], self._kinds[name])
             self._columns[name] = []
         names = sorted(self._hosts)
         ranks = {name: rank for rank, name in enumerate(names)}
@@ -363,14 +368,15 @@ def _hits(answer: Mapping[str, Any]) -> list[_Hit]:
             ms, host = hit["sort"]
             found.append(_Hit(ms, host, hit["_id"], hit["_index"], hit.get("_source", {})))
     except (LookupError, TypeError, ValueError, AttributeError) as err:
-        raise _unexpected(err) from err
+        raise unexpected(err) from err
     for one in found:
         if tuple(map(type, one)) != (int, str, str, str, dict):
-            raise _unexpected(TypeError(f"no document of Colmet: {one}"))
+            raise unexpected(TypeError(f"no document of Colmet: {one}"))
     return found
 
 
-def _unexpected(err: Exception) -> ColmetError:
+def unexpected(err: Exception) -> ColmetError:
+    """Return the error for an answer in an unknown form."""
     return ColmetError(f"the answer to a search is not what was expected: {err!r}"[:500])
 
 
@@ -381,7 +387,7 @@ def _interval(since: float | None, until: float | None) -> tuple[int, int]:
     return first, last
 
 
-def _column(values: list[Any], declared: str) -> npt.NDArray[Any]:
+def column_of(values: list[Any], declared: str) -> npt.NDArray[Any]:
     """Return JSON values as a column of their own type: the index guesses it from the first value, possibly wrongly."""
     types = {*map(type, values)} - {type(None)}
     if not types:
@@ -404,7 +410,7 @@ def _text(value: Any) -> bytes:
     return (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace")
 
 
-def _joined(parts: list[npt.NDArray[Any]], declared: str) -> npt.NDArray[Any]:
+def joined(parts: list[npt.NDArray[Any]], declared: str) -> npt.NDArray[Any]:
     """Return the concatenated parts of a column, in the most general of their kinds and the declared one."""
     kind = max([declared, *[part.dtype.kind for part in parts]], key="ifS".index)
     return np.concatenate([_as_kind(part, kind) for part in parts])

@@ -130,7 +130,7 @@ class Hdf5History(History):
         read = partial(rows_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=_names(hosts))
         found = [rows for rows in self._each(read, since, until) if rows is not None]
         self._count_nameless(job, table, sum([rows.nameless for rows in found]))
-        return _series(found, table, job)
+        return series_of(found, table, job)
 
     def by_hosts(
         self,
@@ -233,7 +233,7 @@ class _SpooledRows(HostRows):
     def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
         """Return the rows of some hosts; see `HostRows`."""
         try:
-            return _series([self._part(n, hosts, columns) for n in range(len(self._files))], *self._of)
+            return series_of([self._part(n, hosts, columns) for n in range(len(self._files))], *self._of)
         except (Unreadable, ValueError, TypeError) as err:
             raise ColmetError(f"rows of {self._of[0]} cannot be read: {err}") from err
 
@@ -323,7 +323,7 @@ def is_live(path: str, lately_s: float = LIVE_S) -> bool:
         return False
 
 
-def _series(files: Sequence[Rows], table: str, job: int) -> list[Series]:
+def series_of(files: Sequence[Rows], table: str, job: int) -> list[Series]:
     """Return rows of some files as a series for each host."""
     names = sorted({name for rows in files for name in rows.names})
     if not names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
@@ -16,6 +17,7 @@ from colmet.stored.series import Series
 NS = 1_000_000_000
 # Tables with a row at each tick; those of others may be measured between ticks, and are sent with the next one.
 TICKS = frozenset({"procstats_default", "cgroup_default", "taskstats_default", "jobprocstats_default"})
+LONGEST_WAIT_S = 3600  # of other rows for a tick of their host
 
 
 def schema_of(table: str, columns: Collection[str]) -> Schema:
@@ -25,19 +27,50 @@ def schema_of(table: str, columns: Collection[str]) -> Schema:
 
 
 def batches_of(series: Iterable[Series], columns: Mapping[str, Collection[str]]) -> Iterator[Batch]:
-    """Yield the rows of some hosts as batches by time, one for each tick of a host; without lists of jobs.
+    """Yield the rows of some hosts as batches; see `Replay`."""
+    yield from Replay(columns).batches(series)
+
+
+class Replay:
+    """Rows of some hosts as batches by time, one for each tick of a host; without lists of jobs.
 
     Args:
-        series: rows of any tables and jobs.
         columns: those to read, by table; other tables are left out.
     """
-    of_host: dict[str, dict[str, list[Series]]] = {}
-    for one in series:
-        if one.table in columns and len(one):
-            of_host.setdefault(one.host, {}).setdefault(one.table, []).append(one)
-    packed = {table: schema_of(table, some) for table, some in columns.items()}
-    hosts = [_of_host(host, tables, packed) for host, tables in sorted(of_host.items())]
-    yield from heapq.merge(*hosts, key=attrgetter("time_ns"))
+
+    def __init__(self, columns: Mapping[str, Collection[str]]) -> None:
+        self._schemas = {table: schema_of(table, some) for table, some in columns.items()}
+        self._waiting: list[Series] = []  # rows that were measured after the last tick of their host
+
+    def batches(self, series: Iterable[Series], is_last: bool = True) -> Iterator[Batch]:
+        """Yield the rows of an interval, which follows that of the call before; `is_last` for no further ones."""
+        of_host: dict[str, dict[str, list[Series]]] = {}
+        waiting, self._waiting = self._waiting, []
+        for one in (*waiting, *series):
+            if one.table in self._schemas and len(one):
+                of_host.setdefault(one.host, {}).setdefault(one.table, []).append(one)
+        if not is_last:
+            for tables in of_host.values():
+                self._hold(tables)
+        hosts = [_of_host(host, tables, self._schemas) for host, tables in sorted(of_host.items()) if tables]
+        yield from heapq.merge(*hosts, key=attrgetter("time_ns"))
+
+    def _hold(self, tables: dict[str, list[Series]]) -> None:
+        """Keep the rows of a host that are sent with its next tick."""
+        ticks = [int(one.times[-1]) for table, some in tables.items() if table in TICKS for one in some]
+        newest = max([int(one.times[-1]) for some in tables.values() for one in some])
+        last = max(ticks, default=newest - LONGEST_WAIT_S)
+        for table in [table for table in tables if table not in TICKS]:
+            ready = []
+            for one in tables.pop(table):
+                rest = one.within(last + 1, newest)
+                if len(rest):  # copies: else the arrays of the whole interval would stay
+                    kept = {name: column.copy() for name, column in rest.columns.items()}
+                    self._waiting.append(replace(rest, times=rest.times.copy(), columns=kept))
+                ready.append(one.within(int(one.times[0]), last))
+            ready = [one for one in ready if len(one)]
+            if ready:
+                tables[table] = ready
 
 
 def _of_host(host: str, tables: Mapping[str, Sequence[Series]], packed: Mapping[str, Schema]) -> Iterator[Batch]:

@@ -12,7 +12,7 @@ import tempfile
 import time
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import IO, Any, Callable, NamedTuple, TypeVar
 
@@ -77,9 +77,13 @@ class Reader:
     """The reading process. It starts at the first request, and ends with its client.
 
     Both processes share an unnamed temporary file, the spool: see `spool_of`.
+
+    Args:
+        reads: the functions that it may be asked for, by name; READS by default.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, reads: Mapping[str, Callable[..., Any]] | None = None) -> None:
+        self._reads = reads or READS
         self._child = 0
         self._pipes: list[IO[bytes]] = []
         self._spool: IO[bytes] | None = None
@@ -150,7 +154,7 @@ class Reader:
             try:
                 os.close(write_questions)
                 os.close(read_answers)
-                _serve(os.fdopen(read_questions, "rb"), os.fdopen(write_answers, "wb"), self._spool)
+                _serve(os.fdopen(read_questions, "rb"), os.fdopen(write_answers, "wb"), self._spool, self._reads)
             finally:
                 os._exit(1)
         os.close(read_questions)
@@ -180,7 +184,9 @@ def _spool_folder() -> str | None:
 # -- in the other process --
 
 
-def _serve(questions: IO[bytes], answers: IO[bytes], spool: IO[bytes] | None) -> None:
+def _serve(
+    questions: IO[bytes], answers: IO[bytes], spool: IO[bytes] | None, reads: Mapping[str, Callable[..., Any]]
+) -> None:
     """Answer until the client is gone; output of libraries is discarded."""
     nowhere = os.open(os.devnull, os.O_RDWR)
     for descriptor in (0, 1, 2):
@@ -201,7 +207,7 @@ def _serve(questions: IO[bytes], answers: IO[bytes], spool: IO[bytes] | None) ->
         except EOFError:
             return
         signal.setitimer(signal.ITIMER_REAL, QUIET_S)  # the client may be gone before
-        read = partial(READS[name], **arguments)
+        read = partial(reads[name], **arguments)
         if name == spool_of.__name__:
             read = partial(read, spool=spool, answers=answers)
         found = files.read(path, read)
@@ -286,20 +292,21 @@ def tables_of(file: Any, job: int) -> dict[str, list[str]]:
     if not isinstance(group, tables.Group):
         return {}
     return {
-        table.name: [name for name, kind in _kinds(table).items() if name not in HEADER]
+        table.name: [name for name, kind in kinds_of(table).items() if name not in HEADER]
         for table in file.iter_nodes(group, "Table")
-        if NAME.fullmatch(table.name) and table.nrows and _has_header(table)
+        if NAME.fullmatch(table.name) and table.nrows and has_header(table)
     }
 
 
-def _kinds(table: Any) -> dict[str, str]:
+def kinds_of(table: Any) -> dict[str, str]:
     """Return the columns of numbers or text of a table, one value a row."""
     fields = [(name, table.dtype[name]) for name in table.dtype.names or ()]
     return {n: dtype.kind for n, dtype in fields if NAME.fullmatch(n) and dtype.kind in "iufS" and not dtype.shape}
 
 
-def _has_header(table: Any) -> bool:
-    kinds = _kinds(table)
+def has_header(table: Any) -> bool:
+    """Return whether a table has the columns of time and host."""
+    kinds = kinds_of(table)
     return kinds.get("timestamp", "") in ("i", "u") and kinds.get("hostname") == "S"
 
 
@@ -334,7 +341,7 @@ def _table_of(file: Any, job: int, table: str) -> Any:
     if not NAME.fullmatch(table) or path not in file:
         return None
     node = file.get_node(path)
-    return node if isinstance(node, tables.Table) and node.nrows and _has_header(node) else None
+    return node if isinstance(node, tables.Table) and node.nrows and has_header(node) else None
 
 
 class _Part:
@@ -352,7 +359,7 @@ class _Part:
     """
 
     def __init__(self, table: Any, columns: Collection[str] | None, room_bytes: int) -> None:
-        self.names = [n for n in _kinds(table) if n not in HEADER and (columns is None or n in columns)]
+        self.names = [n for n in kinds_of(table) if n not in HEADER and (columns is None or n in columns)]
         self.hosts: dict[bytes, int] = {}
         self.count = 0
         self._name_bytes = MIN_TEXT
@@ -624,7 +631,7 @@ def marks_of(
         seconds: time limit.
     """
     until = time.monotonic() + seconds
-    left = [name for name in _table_names(file) if name not in done]
+    left = [name for name in table_names(file) if name not in done]
     first = [(job, table) for job, table in left if job == 0 and table in whole]
     found = Marks([], [], [], 0, 0)
     nameless = 0
@@ -638,7 +645,7 @@ def marks_of(
     return found._replace(following=len(left) - len(found.names), nameless=nameless)
 
 
-def _table_names(file: Any) -> list[tuple[int, str]]:
+def table_names(file: Any) -> list[tuple[int, str]]:
     """Return all jobs and their tables, without opening a table."""
     names: list[tuple[int, str]] = []
     for group in list(file.root._v_groups):
@@ -650,7 +657,7 @@ def _table_names(file: Any) -> list[tuple[int, str]]:
 
 def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks) -> int:
     """Add the content of a table; return the number of its rows without a host or a time."""
-    if not isinstance(table, tables.Table) or not NAME.fullmatch(table.name) or not _has_header(table):
+    if not isinstance(table, tables.Table) or not NAME.fullmatch(table.name) or not has_header(table):
         return 0
     parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
     nameless = 0

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, database_client
+from colmet.stored.by_time import RowsByTime
 from colmet.stored.series import History
 
 CONFIG = "/etc/colmet/collector.toml"
@@ -48,17 +49,31 @@ def configured_files(path: str) -> list[str]:
 
 def open_history(options: argparse.Namespace) -> History:
     """Return the store given by the options; raise ConfigError for none, or an unreadable one."""
+    paths, database = _chosen(options)
+    return _files(paths) if paths else _database(database)
+
+
+def open_by_time(options: argparse.Namespace) -> tuple[RowsByTime, str]:
+    """Return the same store, to be read by time, and the name of the output that writes it."""
+    paths, database = _chosen(options)
+    if paths:
+        from colmet.stored.hdf5_by_time import Hdf5RowsByTime
+
+        return Hdf5RowsByTime(paths), "hdf5"
+    from colmet.stored.elastic_by_time import ElasticRowsByTime
+
+    return ElasticRowsByTime.from_options(database), "elasticsearch"
+
+
+def _chosen(options: argparse.Namespace) -> tuple[Sequence[str], argparse.Namespace]:
+    """Return the paths of HDF5 files, empty for a database, and the options of the database."""
     if options.hdf5 and options.elastic_host:
         raise ConfigError("--hdf5 and --elastic-host: give one of them")
-    if options.hdf5:
-        return _files(options.hdf5)
-    if options.elastic_host:
-        return _database(options)
+    if options.hdf5 or options.elastic_host:
+        return options.hdf5, options
     collector = configured(options.config)
-    if collector.hdf5_filepath:
-        return _files([collector.hdf5_filepath])
-    if collector.elastic_host:
-        return _database(collector)
+    if collector.hdf5_filepath or collector.elastic_host:
+        return [collector.hdf5_filepath] if collector.hdf5_filepath else [], collector
     raise ConfigError(
         f"{options.config} names neither hdf5-filepath nor elastic-host: give --hdf5 PATH or --elastic-host URL"
     )

@@ -40,8 +40,8 @@ NAVIGATION = (
         "Administrators: daily work",
         ("operations", "retention", "health", "tools/doctor", "troubleshooting", "messages"),
     ),
-    ("Administrators: reliability and security", ("link", "journal", "security")),
-    ("Outputs", ("outputs/hdf5", "outputs/archive", "outputs/elasticsearch", "outputs/stdout")),
+    ("Administrators: reliability and security", ("link", "journal", "security", "privacy")),
+    ("Outputs", ("outputs/hdf5", "outputs/archive", "tools/archive", "outputs/elasticsearch", "outputs/stdout")),
     (
         "Inputs",
         (

@@ -12,14 +12,13 @@ import time
 
 import pytest
 
-from colmet.archive.local import LocalArchive
 from colmet.archive.store import SUFFIX
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
-from colmet.common.wire import v1
+from tests.support.archive_fleet import ScriptedFleet, content
 from tests.support.archives import Archive, records_of
 from tests.support.exactly_once import NEVER, STATE, seed
-from tests.support.fleet import Collector, Node
+from tests.support.fleet import Collector
 from tests.support.waiting import free_port
 
 CGROUP, TASKS, NODE = (schemas()[f"{name}_default"] for name in ("cgroup", "taskstats", "procstats"))
@@ -69,56 +68,6 @@ def batches_of(node, jobs, start_s, epoch):
         yield Batch(f"node-{node}", epoch, n, time_ns, tuple(here), tuple(tables))
 
 
-class ScriptedNode(Node):
-    """A node with batches from a script."""
-
-    def __init__(self, host, uri, script, epoch):
-        super().__init__(host, uri)
-        self._epoch = epoch
-        self._script = list(script)
-
-    def tick(self):
-        if self._script:
-            batch = self._script.pop(0)
-            message = v1.encode(batch)
-            self.unacknowledged[batch.epoch, batch.seq] = message
-            self.to_send.append(message)
-            self._seq = batch.seq + 1
-
-    @property
-    def is_done(self):
-        return not self._script and not self.unacknowledged
-
-
-class ScriptedFleet:
-    """All nodes, served by `turn`."""
-
-    def __init__(self, uri, scripts, epoch, rng):
-        self.nodes = [ScriptedNode(host, uri, script, epoch) for host, script in scripts.items()]
-        self._rng = rng
-
-    def turn(self, may_tick=True):
-        now = time.monotonic()
-        for node in self.nodes:
-            if may_tick and self._rng.random() < 0.2:
-                node.tick()
-            node.send()
-            node.talk(now)
-        time.sleep(0.01)
-
-    def reconnect(self):
-        for node in self.nodes:
-            node.resend(anew=self._rng.random() < 0.5)
-
-    @property
-    def is_done(self):
-        return all(node.is_done for node in self.nodes)
-
-    def close(self):
-        for node in self.nodes:
-            node.close()
-
-
 def run(directory, jobs, rounds):
     """Kill the collector so many times while jobs end; return the summaries, and those of an undisturbed run."""
     rng = random.Random(seed())
@@ -157,15 +106,6 @@ def run(directory, jobs, rounds):
     ordered = [batch for some in zip(*scripts.values()) for batch in some]
     expected.take(records_of(ordered))
     return content(f"{prefix}{SUFFIX}"), content(str(directory / "undisturbed.sqlite"))
-
-
-def content(path):
-    """All summaries, by their key."""
-    with LocalArchive(path) as archive:
-        database = archive._store.database
-        jobs = database.execute("SELECT * FROM jobs JOIN job_details USING (job, start)").fetchall()
-        hosts = database.execute("SELECT * FROM hosts JOIN host_details USING (job, host, start)").fetchall()
-    return {(row["job"],): dict(row) for row in jobs} | {(row["job"], row["host"]): dict(row) for row in hosts}
 
 
 def check(directory, jobs, rounds):

@@ -17,6 +17,7 @@ from typing import NoReturn
 from colmet.archive.archiver import Archiver
 from colmet.archive.joining import PERIOD_S, RECORDS, Joiner, find_record_sources
 from colmet.archive.store import SUFFIX, ArchiveError, ArchiveStore, Position
+from colmet.archive.writer_lock import lock
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
@@ -49,6 +50,7 @@ class ArchiveOutput(OutputBackend):
         self._state = OutputState("", "", 0, 0)
         self._store: ArchiveStore | None = None
         self._archiver: Archiver | None = None
+        self._lock = -1
         self._damaged = 0
 
     @classmethod
@@ -141,7 +143,11 @@ class ArchiveOutput(OutputBackend):
             self._joiner.start()
 
     def _opened(self) -> ArchiveStore:
-        """Open the file; a damaged one is set aside, and another one started."""
+        """Lock and open the file; a damaged one is set aside, and another one started."""
+        try:
+            self._lock = lock(self.path)
+        except ArchiveError as err:
+            raise OutputUnavailable(str(err)) from err
         try:
             return ArchiveStore(self.path, writable=True)
         except ArchiveError as err:
@@ -210,7 +216,10 @@ class ArchiveOutput(OutputBackend):
         self._release()
 
     def _release(self) -> None:
-        """Close the file."""
+        """Close the file, and end its lock."""
         store, self._store, self._archiver = self._store, None, None
         if store is not None:
             store.close()
+        descriptor, self._lock = self._lock, -1
+        if descriptor >= 0:
+            os.close(descriptor)

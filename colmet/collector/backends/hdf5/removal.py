@@ -1,0 +1,124 @@
+"""Removal of rows of jobs from a file that is no longer written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from colmet.collector.backends.hdf5.chunk_backup import remove_tails
+from colmet.collector.backends.hdf5.file_lock import lock
+from colmet.collector.backends.hdf5.h5table import COPY_BYTES, group_path, reading
+from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
+from colmet.common.errors import OutputUnavailable
+from colmet.common.runtime.files import sync_directory
+
+UNFINISHED = ".forgetting"  # behind the name of a file, while its copy is made
+
+Intervals = Mapping[int, Sequence[tuple[int, int]]]  # of a job: first and last time, seconds since 1970
+
+
+class Removed(NamedTuple):
+    """What was removed."""
+
+    jobs: frozenset[int]  # with rows in the file
+    rows: int
+
+
+def rows_of_jobs(path: str, jobs: Intervals) -> Removed:
+    """Return the jobs with rows in a file in these intervals, and the number of rows.
+
+    Raises:
+        Damaged: the file cannot be read.
+        OutputUnavailable: an error of the system.
+    """
+    with reading(path), opened_library(path, "r") as file:
+        found = {job: _count(file, job, intervals) for job, intervals in jobs.items() if group_path(job) in file}
+    return Removed(frozenset([job for job, count in found.items() if count]), sum(found.values()))
+
+
+def remove_rows(path: str, jobs: Intervals) -> Removed:
+    """Remove the rows of jobs in some intervals: a copy without them replaces the file, when it is on disk.
+
+    Raises:
+        ConfigError: another process writes the file.
+        Damaged: it cannot be read; it stays as it is.
+        OutputUnavailable: an error of the system, such as a full disk; the file stays as it is.
+    """
+    removed = rows_of_jobs(path, jobs)
+    if not removed.rows:
+        return removed
+    new = path + UNFINISHED
+    descriptor = lock(path)
+    try:
+        status = os.fstat(descriptor)
+        with reading(path), opened_library(path, "r") as old, opened_library(new, "w") as copy:
+            _copy(old, copy, jobs)
+        shutil.copymode(path, new)
+        if os.geteuid() == 0:
+            os.chown(new, status.st_uid, status.st_gid)
+        os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))  # --hdf5-keep goes by it
+        with open(new, "rb") as written:
+            os.fsync(written.fileno())
+        os.replace(new, path)
+        remove_tails(path)
+        sync_directory(os.path.dirname(os.path.abspath(path)))
+    except Exception as err:
+        if is_of_system(err):
+            raise OutputUnavailable(f"cannot write {new}: {cause(err)}") from err
+        raise
+    finally:
+        if os.path.lexists(new):
+            os.unlink(new)
+        os.close(descriptor)
+    return removed
+
+
+def _copy(old: Any, new: Any, jobs: Intervals) -> None:
+    old.root._v_attrs._f_copy(new.root)
+    of_group = {group_path(job)[1:]: intervals for job, intervals in jobs.items()}
+    for name in list(old.root._v_children):
+        node = old.get_node(f"/{name}")
+        if name not in of_group or not isinstance(node, tables.Group):
+            node._f_copy(new.root, recursive=True)
+            continue
+        for table in list(node._v_children):
+            _copy_table(old.get_node(f"/{name}/{table}"), new, f"/{name}", of_group[name])
+        if f"/{name}" in new:
+            node._v_attrs._f_copy(new.get_node(f"/{name}"))
+
+
+def _copy_table(table: Any, new: Any, group: str, intervals: Sequence[tuple[int, int]]) -> None:
+    """Copy a table without the rows in some intervals; one without rows is left out."""
+    target = None
+    step = max(1, COPY_BYTES // int(table.dtype.itemsize))
+    for start in range(0, int(table.nrows), step):
+        rows = table.read(start, start + step)
+        rows = rows[~_within(rows["timestamp"], intervals)]
+        if not len(rows):
+            continue
+        if target is None:
+            parent = new.get_node(group) if group in new else new.create_group("/", group[1:])
+            target = table.copy(parent, table.name, stop=0)
+        target.append(rows)
+    if target is not None:
+        target.flush()
+
+
+def _count(file: Any, job: int, intervals: Sequence[tuple[int, int]]) -> int:
+    found = 0
+    for table in file.iter_nodes(group_path(job), "Table"):
+        step = max(1, COPY_BYTES // int(table.dtype.itemsize))
+        for start in range(0, int(table.nrows), step):
+            found += int(_within(table.read(start, start + step)["timestamp"], intervals).sum())
+    return found
+
+
+def _within(times: Any, intervals: Sequence[tuple[int, int]]) -> Any:
+    found = np.zeros(len(times), bool)
+    for first, last in intervals:
+        found |= (times >= first) & (times <= last)
+    return found

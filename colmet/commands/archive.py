@@ -1,0 +1,67 @@
+"""Manage the job archive of this machine's collector.
+
+`rebuild` makes it again from stored rows; `forget` removes the jobs of a user, or the user's name; `info` prints what
+it has.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+
+from colmet.commands import archive_forget, archive_rebuild, archives, selection
+from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
+from colmet.stored import sources
+
+ACTIONS: Mapping[str, Callable[[argparse.Namespace, str], int]] = {
+    "rebuild": archive_rebuild.run,
+    "forget": archive_forget.run,
+    "info": archive_rebuild.info,
+}
+OF_FORGET = ("user", "pseudonym", "rows", "dry_run", "yes")
+
+
+def add_options(parser: cli.Parser) -> None:
+    """Declare the options."""
+    parser.epilog = """\
+examples:
+  colmet archive info
+  systemctl stop colmet-collector; colmet archive rebuild; systemctl start colmet-collector
+  colmet archive rebuild --output /tmp/again.sqlite
+  colmet archive forget --user alice --dry-run
+  colmet archive forget --user alice --rows
+
+exit status:
+  0  done
+  1  failed, or a part of a user's data is left
+  2  wrong command line or configuration, or the collector runs"""
+    parser.add_argument("action", choices=tuple(ACTIONS), help="what to do")
+    parser.add_argument(
+        "--archive", metavar="PATH", help="the file of the job archive (default: that of the collector's configuration)"
+    )
+    parser.add_argument(
+        "--output", metavar="PATH", help="rebuild: write to this new file, and leave the archive as it is"
+    )
+    selection.add_user(parser, "forget: the user")
+    parser.add_argument(
+        "--pseudonym", action="store_true", help="forget: keep the jobs, under a random name instead of the user's"
+    )
+    parser.add_argument(
+        "--rows", action="store_true", help="forget: remove the jobs' rows from HDF5 files as well, except the newest"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="forget: print what would be removed")
+    parser.add_argument("-y", "--yes", action="store_true", help="forget: do not ask")
+    sources.add_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Do it; return the exit status."""
+    if options.action != "forget":
+        for name in OF_FORGET:
+            if getattr(options, name):
+                raise ConfigError(f"--{name.replace('_', '-')} is an option of forget")
+    if options.action != "rebuild" and options.output is not None:
+        raise ConfigError("--output is an option of rebuild")
+    path = options.archive or archives.configured_archive(options.config, "--archive PATH")
+    return ACTIONS[options.action](options, path)

@@ -1,0 +1,164 @@
+"""The action forget of `colmet archive`."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import os
+import pwd
+import re
+import sys
+import syslog
+from collections import defaultdict
+from collections.abc import Sequence
+
+from colmet.archive.forgetting import Run, forget, pseudonym, runs_of_user
+from colmet.archive.store import ArchiveError, ArchiveStore
+from colmet.archive.writer_lock import lock
+from colmet.commands.times import shown
+from colmet.commands.top.view import clean
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime.plural import counted
+from colmet.stored import sources
+from colmet.stored.hdf5 import SUFFIX, files_of
+
+_DATED = re.compile(rf"(.+)\.[0-9]{{10}}{re.escape(SUFFIX)}", re.ASCII)
+
+
+def run(options: argparse.Namespace, path: str) -> int:
+    """Remove or rename the jobs of a user; return 0, or 1 if some are left."""
+    if not options.user:
+        raise ConfigError("--user is missing; give the name of the user whose jobs are to be removed")
+    if options.pseudonym and options.rows:
+        raise ConfigError("--rows removes rows, which --pseudonym keeps; choose one")
+    if not os.path.exists(path):
+        raise ArchiveError(f"{path}: there is no such archive")
+    descriptor = _lock(path)  # before SQLite opens the file
+    try:
+        store = ArchiveStore(path, writable=not options.dry_run)
+        try:
+            return _forget(options, store, descriptor is None)
+        finally:
+            store.close()
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
+
+
+def _lock(path: str) -> int | None:
+    """Lock the archive; return None where a collector has it."""
+    try:
+        return lock(path)
+    except ArchiveError as err:
+        if not isinstance(err.__cause__, BlockingIOError):
+            raise
+        return None
+
+
+def _forget(options: argparse.Namespace, store: ArchiveStore, is_written: bool) -> int:
+    user = clean(options.user)
+    every = runs_of_user(store, options.user)
+    if not every:
+        print(f"no job of {user} in {store.path}")
+        return 0
+    left = [one for one in every if one.is_unfinished] if is_written else []
+    runs = [one for one in every if one not in left]
+    if left:
+        print(
+            f"{counted(len(left), 'jobs')} of {user} stay, as the collector still adds to them: repeat this 10 minutes "
+            "after their end"
+        )
+    if runs and not options.dry_run:
+        _confirm(options, f"{counted(len(runs), 'jobs')} of {user}")
+    if options.rows:
+        stays = _remove_rows(options, runs)
+        left += [one for one in runs if one.job in stays]
+        runs = [one for one in runs if one.job not in stays]
+    if runs:
+        _change(options, store, runs)
+    for copy in sorted(glob.glob(f"{glob.escape(store.path)}.*")):
+        if not copy.endswith(("-wal", "-shm")):
+            print(f"{copy}: a former archive, which may have jobs of {user}: remove it")
+    return 1 if left else 0
+
+
+def _change(options: argparse.Namespace, store: ArchiveStore, runs: Sequence[Run]) -> None:
+    """Remove or rename jobs in the archive."""
+    other = pseudonym() if options.pseudonym else ""
+    if not options.dry_run:
+        forget(store, runs, options.user, other)
+        _audit(options, len(runs))
+    how = f"the name of the user (now {other}), of the job, and its dependency" if other else "the whole summary"
+    between = f"from {shown(runs[0].start)} to {shown(max([one.last for one in runs]))}"
+    what = "would lose" if options.dry_run else "has lost"
+    print(f"{store.path} {what} {how} of {counted(len(runs), 'jobs')} of {clean(options.user)}, {between}")
+    if not options.rows:
+        print(
+            "stored rows of these jobs stay as long as HDF5 files or the database keep them, and rebuild would add the "
+            "jobs again; --rows removes those in HDF5 files"
+        )
+
+
+def _confirm(options: argparse.Namespace, what: str) -> None:
+    """Ask on a terminal; raise ConfigError for another answer than yes, or without a terminal and --yes."""
+    if options.yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing was removed: give --yes, as nobody can be asked here")
+    answer = input(f"This cannot be undone. Type yes to change {what}: ")
+    if answer.strip().lower() != "yes":
+        raise ConfigError("nothing was removed")
+
+
+def _audit(options: argparse.Namespace, jobs: int) -> None:
+    """Write a line to the system's log: who has removed what."""
+    try:
+        name = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        name = str(os.getuid())
+    what = "renamed" if options.pseudonym else "removed"
+    asked = os.environ.get("SUDO_USER", "")
+    syslog.openlog("colmet", syslog.LOG_PID, syslog.LOG_AUTHPRIV)
+    syslog.syslog(
+        syslog.LOG_NOTICE,
+        f"jobs of a user {what}: user={clean(options.user)} jobs={jobs} by={name} sudo_user={clean(asked) or '-'} "
+        f"rows={'yes' if options.rows else 'no'}",
+    )
+
+
+def _remove_rows(options: argparse.Namespace, runs: Sequence[Run]) -> set[int]:
+    """Remove the rows of jobs from HDF5 files; return the jobs with rows that stay."""
+    from colmet.collector.backends.hdf5.removal import remove_rows, rows_of_jobs
+
+    jobs: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    for one in runs:
+        jobs[one.job].append((one.start, one.last))
+    stays: set[int] = set()
+    for path in _files(options):
+        try:
+            if _is_newest(path):
+                there = rows_of_jobs(path, jobs)
+                stays |= there.jobs
+                if there.rows:
+                    print(f"{path} keeps rows of these jobs, as it is the newest file: repeat this after its rotation")
+                continue
+            removed = rows_of_jobs(path, jobs) if options.dry_run else remove_rows(path, jobs)
+        except (ColmetError, OSError) as err:
+            print(f"{path}: {err}; these jobs stay", file=sys.stderr)
+            return set(jobs)
+        if removed.rows:
+            what = "would lose" if options.dry_run else "has lost"
+            print(f"{path} {what} {counted(removed.rows, 'rows')} of {counted(len(removed.jobs), 'jobs')}")
+    return stays
+
+
+def _files(options: argparse.Namespace) -> list[str]:
+    if not options.hdf5:
+        return sources.configured_files(options.config)
+    return [file.path for path in options.hdf5 for file in files_of(path)]
+
+
+def _is_newest(path: str) -> bool:
+    """Return whether a file is the last of those with its name, or the only one: a collector may write to it."""
+    match = _DATED.fullmatch(path)
+    return match is None or os.path.abspath(files_of(match[1])[-1].path) == os.path.abspath(path)

@@ -1,0 +1,164 @@
+"""The actions rebuild and info of `colmet archive`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+from colmet.archive import rebuild
+from colmet.archive.archiver import Archiver
+from colmet.archive.fold import columns_read
+from colmet.archive.rebuild import Rebuild
+from colmet.archive.store import ArchiveError, ArchiveStore, Position
+from colmet.archive.writer_lock import lock
+from colmet.collector.journal.output_state import MAX_BYTES, parse
+from colmet.commands.progress import shown_progress
+from colmet.commands.times import shown
+from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import size
+from colmet.stored import sources
+from colmet.stored.by_time import RowsByTime, windows
+from colmet.stored.replay import Replay
+
+NEW = ".rebuild"  # behind the path of the archive, while it is made
+
+
+def run(options: argparse.Namespace, path: str) -> int:
+    """Make the archive again; return 0."""
+    if options.output is not None:
+        if os.path.lexists(options.output):
+            raise ConfigError(f"--output {options.output}: it exists; give another path, or remove it")
+        former = path if _is_archive(path) else ""
+        _make(options, options.output, former, None)
+        return 0
+    try:
+        descriptor = lock(path)
+    except ArchiveError as err:
+        raise ConfigError(
+            f"{err}; what a running collector has not finished would be lost: stop it, or give --output PATH"
+        ) from err
+    new = path + NEW
+    try:
+        former = path if _is_archive(path) else ""
+        position = _position(options, former)
+        like = os.stat(path) if former else os.stat(os.path.dirname(os.path.abspath(path)))
+        _make(options, new, former, position)
+        if os.geteuid() == 0:
+            os.chown(new, like.st_uid, like.st_gid)
+        aside = f"{path}.before.{int(time.time())}" if former else ""
+        rebuild.replace(path, new, aside)
+        if aside:
+            print(f"former archive: {aside}; remove it when you no longer need it")
+    except OSError as err:
+        raise ColmetError(f"{err.filename or path}: {err.strerror}") from err
+    finally:
+        if not os.path.getsize(path):  # made by the lock
+            os.unlink(path)
+        os.close(descriptor)
+    return 0
+
+
+def _is_archive(path: str) -> bool:
+    """Return whether there is an archive; ConfigError for one that cannot be read."""
+    if not os.path.lexists(path) or not os.path.getsize(path):
+        return False
+    try:
+        store = ArchiveStore(path)
+    except ArchiveError as err:
+        raise ConfigError(f"{err}; to build one without it, move it to another place") from err
+    store.close()
+    return True
+
+
+def _position(options: argparse.Namespace, former: str) -> Position | None:
+    """Return the place of the store's rows in the collector's journal; None without a journal on disk.
+
+    Raises:
+        ConfigError: the former archive is at another place: its unfinished jobs would miss rows, or have them twice.
+    """
+    collector = sources.configured(options.config, "--output PATH")
+    directory = collector.journal_dir
+    if directory is None:
+        directory = f"{collector.hdf5_filepath}.journal" if collector.hdf5_filepath else ""
+    name = "elasticsearch" if options.elastic_host or not (options.hdf5 or collector.hdf5_filepath) else "hdf5"
+    state = os.path.join(directory, f"{name}.json")
+    if not directory or not os.path.exists(state):
+        return None
+    try:
+        with open(state, "rb") as file:
+            document = parse(file.read(MAX_BYTES + 1))
+    except (OSError, ValueError) as err:
+        raise ConfigError(f"{state}: {err}; start the collector, which repairs it, and stop it") from err
+    position = Position(document["journal"], document["position"])
+    if former:
+        store = ArchiveStore(former)
+        try:
+            at, until = store.position, Archiver(store).until
+        finally:
+            store.close()
+        if at is not None and at.journal == position.journal and until != position.number:
+            raise ConfigError(
+                f"{former} has records up to {until}, and {name} up to {position.number}: start the collector, wait "
+                "until colmet status shows nothing waiting, stop it, and run this again"
+            )
+    return position
+
+
+def _make(options: argparse.Namespace, path: str, former: str, position: Position | None) -> None:
+    """Write a new archive."""
+    history, _ = sources.open_by_time(options)
+    began = time.monotonic()
+    with history, Rebuild(path) as made:
+        with shown_progress(history, "colmet archive rebuild"):
+            _fold(history, made)
+        kept = made.finish(former, position, int(time.time()))
+        for text in history.warnings:
+            print(f"colmet archive: {text}", file=sys.stderr)
+    store = ArchiveStore(path)
+    try:
+        jobs = int(store.database.execute("SELECT count(*) FROM jobs").fetchone()[0])
+    finally:
+        store.close()
+    print(f"{counted(jobs, 'jobs')} in {path}, {size(os.path.getsize(path))}, made in {time.monotonic() - began:.0f} s")
+    if former:
+        print(
+            f"kept of the former archive, as their rows are gone: {counted(kept.jobs, 'jobs')}, "
+            f"{counted(kept.hosts, 'jobs')} on single hosts"
+        )
+
+
+def _fold(history: RowsByTime, made: Rebuild) -> None:
+    columns = columns_read()
+    every = list(windows(history.amounts(columns)))
+    if not every:
+        raise ConfigError("the store has no rows: give --hdf5 PATH or --elastic-host URL of another one")
+    replay = Replay(columns)
+    for n, window in enumerate(every, 1):
+        made.take(replay.batches(history.between(columns, window.first, window.last), n == len(every)))
+        history.progress(f"sum up, {shown(window.last)[:16]}", window.share)
+
+
+def info(_options: argparse.Namespace, path: str) -> int:
+    """Print what the archive has; return 0."""
+    store = ArchiveStore(path)
+    try:
+        ask = store.database.execute
+        jobs, first, last, users = ask(
+            'SELECT count(*), min(start), max("end"), count(DISTINCT user) FROM listed'
+        ).fetchone()
+        hosts = ask("SELECT count(*) FROM hosts").fetchone()[0]
+        folds = ask("SELECT count(*) FROM folds WHERE job > 0").fetchone()[0]
+        position = store.position
+    finally:
+        store.close()
+    print(f"archive     {path}, {size(os.path.getsize(path))}")
+    print(f"jobs        {jobs:,}, on {hosts:,} hosts in all, of {counted(users, 'users')}")
+    if jobs:
+        print(f"interval    {shown(first)} to {shown(last)}")
+    print(f"unfinished  {folds:,} of jobs on hosts")
+    if position is not None:
+        print(f"position    record {position.number} of journal {position.journal}")
+    return 0

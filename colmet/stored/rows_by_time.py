@@ -1,0 +1,102 @@
+"""Reading of pieces of tables of an HDF5 file, in the process that reads it; see `colmet.stored.rows`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from colmet.collector.backends.hdf5.library import tables
+from colmet.common.schema import NAME
+from colmet.stored.rows import END_S, HEADER, Rows, has_header, kinds_of, table_names
+
+PIECE_BYTES = 64 << 10  # of a table; at least a chunk of the file
+HOUR_S = 3600
+
+
+def pieces_of(file: Any, columns: Mapping[str, Collection[str]], after: Sequence[Any], seconds: float) -> list[Any]:
+    """Return the intervals of the pieces of tables, for as many tables as the time allows, at least one.
+
+    Args:
+        file: opened.
+        columns: the wanted ones, by table.
+        after: job and name of the last table of the answer before; empty for the first one.
+        seconds: time limit.
+
+    Returns:
+        A list for each table: job, table, columns, rows of a piece, bytes of a row, first and last times of the pieces,
+        hours with rows and the number of rows of each; then job and name of the last table, the number of following
+        ones, and the number of rows without a host or a valid time.
+    """
+    until = time.monotonic() + seconds
+    left = [one for one in table_names(file) if one[1] in columns and (not after or one > tuple(after))]
+    found: list[Any] = []
+    done = nameless = 0
+    for job, name in left:
+        done += 1
+        table = file.get_node(f"/job_{job}/{name}")
+        if isinstance(table, tables.Table) and NAME.fullmatch(name) and table.nrows and has_header(table):
+            there = [one for one in kinds_of(table) if one in columns[name] and one not in HEADER]
+            step = max(int(table.chunkshape[0]), PIECE_BYTES // int(table.dtype.itemsize), 1)
+            *intervals, odd = _intervals(table, step)
+            nameless += odd
+            found.append([job, name, there, step, int(table.dtype.itemsize), *intervals])
+        if time.monotonic() > until:
+            break
+    return [found, list(left[done - 1]) if left else [], len(left) - done, nameless]
+
+
+def _intervals(table: Any, step: int) -> list[Any]:
+    """Return first and last times of pieces, hours, their numbers of rows, and the number of rows without a time."""
+    count = int(table.nrows)
+    at_once = max(1, (4 << 20) // (step * int(table.dtype.itemsize))) * step
+    firsts, lasts, hours = [], [], [np.empty(0, np.int64)]
+    nameless = 0
+    for start in range(0, count, at_once):
+        block = table.read(start, min(start + at_once, count))
+        times = block["timestamp"].astype(np.int64)
+        keep = (block["hostname"] != b"") & (times >= 0) & (times < END_S)
+        nameless += int(len(keep) - keep.sum())
+        hours.append(times[keep] // HOUR_S)
+        begins = np.arange(0, len(times), step)
+        firsts.append(np.minimum.reduceat(np.where(keep, times, END_S), begins))
+        lasts.append(np.maximum.reduceat(np.where(keep, times, -1), begins))
+    each, counts = np.unique(np.concatenate(hours), return_counts=True)
+    return [np.concatenate(firsts), np.concatenate(lasts), each, counts, nameless]
+
+
+def between_of(file: Any, parts: Sequence[Sequence[Any]], since: int, until: int) -> list[Any]:
+    """Return the rows of an interval in parts of tables: job, table and `Rows` of each part with rows.
+
+    Args:
+        file: opened.
+        parts: job, table, first row, end, and the wanted columns.
+        since: seconds since 1970, inclusive.
+        until: seconds since 1970, inclusive.
+    """
+    found = []
+    for job, name, start, end, columns in parts:
+        block = file.get_node(f"/job_{job}/{name}").read(start, end)
+        times = block["timestamp"]
+        keep = (block["hostname"] != b"") & (times >= since) & (times <= until)
+        if not keep.any():
+            continue
+        block = block[keep]
+        hosts: dict[bytes, int] = {}
+        numbers = [hosts.setdefault(host, len(hosts)) for host in block["hostname"].tolist()]
+        values = {column: _column(block[column]) for column in columns}
+        rows = Rows(block["timestamp"].astype(np.int64), np.array(numbers, np.int64), values, list(hosts), 0)
+        found.append([job, name, rows])
+    return found
+
+
+def _column(values: Any) -> Any:
+    """Return a column with the types of `Rows`."""
+    if values.dtype.kind == "S":
+        width = max(2, int(np.char.str_len(values).max(initial=0)))
+        return values.astype(f"S{width}")
+    if values.dtype.kind == "f":
+        return np.where(values == -1, np.nan, values.astype(np.float64))
+    return values.astype(np.int64)

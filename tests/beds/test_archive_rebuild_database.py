@@ -1,0 +1,34 @@
+"""The job archive, made again from real Elasticsearch and OpenSearch, equals the one that the collector wrote."""
+
+from __future__ import annotations
+
+import pytest
+
+from colmet.commands import colmet
+from colmet.stored import by_time
+from tests.beds.search import KINDS, Server, available
+from tests.support.archive_fleet import cluster, collected, content
+
+pytestmark = pytest.mark.live
+
+
+@pytest.fixture(scope="module", params={KINDS[kind].vendor: kind for kind in available()}.values())
+def server(request):
+    with Server(request.param) as server:
+        yield server
+
+
+def test_an_archive_made_again_from_a_database_equals_the_first_one(server, tmp_path, monkeypatch, capsys):
+    first, again = tmp_path / "first.sqlite", tmp_path / "again.sqlite"
+    written = ("--elastic-host", server.url, "--journal-dir", str(tmp_path / "journal"), "--archive", str(first))
+    collected(cluster(6, 25, 150, seed=9), tmp_path, *written)
+    server.ask("POST", "/colmet_*/_refresh")
+    monkeypatch.setattr("colmet.commands.archive_rebuild.windows", lambda amounts: by_time.windows(amounts, 100_000))
+    words = ("--archive", str(tmp_path / "none"), "--elastic-host", server.url, "--output", str(again))
+    status = colmet.main(["archive", "rebuild", *words])
+    assert (status, capsys.readouterr().err) == (0, "")
+    expected, found = content(first), content(again)
+    assert len([key for key in expected if len(key) == 1]) == 25
+    assert found.keys() == expected.keys()
+    for key, row in expected.items():
+        assert found[key] == row, key
