@@ -35,3 +35,11 @@ def lock(path: str) -> int:
     except OSError as err:  # a file system without such locks
         log.info("archive cannot be locked: path=%s cause=%s", path, err.strerror)
     return descriptor
+
+
+def is_of(descriptor: int, path: str) -> bool:
+    """Return whether a descriptor of `lock` is of the file at a path; -1 is of none."""
+    try:
+        return descriptor >= 0 and os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except OSError:
+        return False

@@ -166,3 +166,17 @@ def test_readers_see_the_archive_while_it_is_written(tmp_path):
     output.close()
     with contextlib.closing(ArchiveStore(str(path))) as store:
         assert store.position.number == 31
+
+
+def test_another_collector_waits_for_the_archive(tmp_path):
+    path = str(tmp_path / "a.sqlite")
+    first, second = ArchiveOutput(path), ArchiveOutput(path)
+    for output in (first, second):
+        output.open(OutputState("", "ab" * 8, 0, 0))
+    first.recover()
+    with pytest.raises(OutputUnavailable, match="another process writes it"):
+        second.recover()
+    first.recover()  # again, as after a failure
+    first.close()
+    second.recover()
+    second.close()

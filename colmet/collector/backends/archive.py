@@ -17,7 +17,7 @@ from typing import NoReturn
 from colmet.archive.archiver import Archiver
 from colmet.archive.joining import PERIOD_S, RECORDS, Joiner, find_record_sources
 from colmet.archive.store import SUFFIX, ArchiveError, ArchiveStore, Position
-from colmet.archive.writer_lock import lock
+from colmet.archive.writer_lock import is_of, lock
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
@@ -145,7 +145,10 @@ class ArchiveOutput(OutputBackend):
     def _opened(self) -> ArchiveStore:
         """Lock and open the file; a damaged one is set aside, and another one started."""
         try:
-            self._lock = lock(self.path)
+            if not is_of(self._lock, self.path):  # kept while the file is: closing it would end locks of the joiner
+                descriptor, self._lock = self._lock, lock(self.path)
+                if descriptor >= 0:
+                    os.close(descriptor)
         except ArchiveError as err:
             raise OutputUnavailable(str(err)) from err
         try:
@@ -214,12 +217,12 @@ class ArchiveOutput(OutputBackend):
             except OutputUnavailable as err:
                 log.warning("summaries of running jobs not written, they follow after the next start: %s", err)
         self._release()
-
-    def _release(self) -> None:
-        """Close the file, and end its lock."""
-        store, self._store, self._archiver = self._store, None, None
-        if store is not None:
-            store.close()
         descriptor, self._lock = self._lock, -1
         if descriptor >= 0:
             os.close(descriptor)
+
+    def _release(self) -> None:
+        """Close the file."""
+        store, self._store, self._archiver = self._store, None, None
+        if store is not None:
+            store.close()
