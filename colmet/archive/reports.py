@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from colmet.archive import footprint
-from colmet.archive.columns import ADVICE, FOOTPRINT, Summary
+from colmet.archive.columns import ADVICE, BATCH, FOOTPRINT, Summary
 from colmet.archive.footprint import Footprint
+from colmet.report.advice import BECAUSE
 from colmet.report.model import (
     Advice,
+    BatchFacts,
+    Bound,
     Cpu,
     Curve,
     Energy,
@@ -29,6 +34,7 @@ from colmet.report.model import (
 )
 
 _CURVES = (("cpu", "CPU", "cores"), ("memory", "Memory", "bytes"), ("gpu", "GPU", "percent"))
+_BOUNDS = {"cpu": "cpus", "memory": "memory_limit"}  # of a host
 METHOD = "from sample to sample, each node's is shared by CPU time among its jobs and what no job used"
 
 
@@ -102,6 +108,7 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         gpus=tuple([_gpus(one) for one in hosts if _number(one, "gpus")]),
         energy=Energy(
             job_joules=_number(job, "joules"),
+            nobody_joules=_less(_number(job, "node_joules"), _number(job, "joules")),
             nodes_joules=_number(job, "node_joules"),
             source=str(job.get("energy_source") or ""),
             method=METHOD if job.get("energy_source") else "",
@@ -111,11 +118,30 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         completeness=JobCompleteness(_int(job, "rows"), _int(job, "missing"), "steps"),
         hosts=figures,
         advice=stored_advice(job),
+        advice_withheld="" if job.get(ADVICE.name) else "there are too few samples, or too many are missing",
         curves=_curves(hosts),
         switches=_number(job, "switches"),
         involuntary_switches=_number(job, "involuntary_switches"),
         tasks_peak=max([one.tasks_peak for one in figures if one.tasks_peak is not None], default=None),
+        batch=batch_of(job),
+        source="archive",
     )
+
+
+def batch_of(job: Summary) -> BatchFacts | None:
+    """Return what the batch system knows of a job; None if it knows nothing."""
+    if not any(job.get(column.name) not in (None, "") for column in BATCH if column.name != "state"):
+        return None
+    values: dict[str, Any] = {name: str(job.get(name) or "") for name in _TEXTS}
+    values.update({name: _whole(job, name) for name in _NUMBERS})
+    return BatchFacts(**values, requested_memory_bytes=_whole(job, "requested_memory"))
+
+
+_TEXTS = ("system", "batch_id", "state", "name", "project", "queue", "reason", "array", "dependency")
+_NUMBERS = (
+    *("submitted", "started", "ended", "exit_code", "exit_signal", "requested_cores", "requested_gpus"),
+    *("requested_walltime_s", "array_index"),
+)
 
 
 def stored_advice(job: Summary) -> tuple[Advice, ...]:
@@ -123,7 +149,7 @@ def stored_advice(job: Summary) -> tuple[Advice, ...]:
     text = job.get(ADVICE.name)
     try:
         rules = json.loads(text) if isinstance(text, str) else []
-        return tuple([Advice(str(one["rule"]), str(one["text"]), "") for one in rules])
+        return tuple([Advice(str(one["rule"]), str(one["text"]), BECAUSE.get(one["rule"], "")) for one in rules])
     except (ValueError, TypeError, KeyError):
         return ()
 
@@ -135,6 +161,15 @@ def _number(summary: Summary, name: str) -> Number:
 
 def _int(summary: Summary, name: str) -> int:
     return int(_number(summary, name) or 0)
+
+
+def _whole(summary: Summary, name: str) -> Bound:
+    value = _number(summary, name)
+    return None if value is None else int(value)
+
+
+def _less(whole: Number, part: Number) -> Number:
+    return None if whole is None or part is None else max(0.0, whole - part)
 
 
 def _added(*values: Number) -> Number:
@@ -192,12 +227,14 @@ def _curves(hosts: Sequence[Summary]) -> tuple[Curve, ...]:
     footprints: list[tuple[Summary, Footprint]] = []
     for one in hosts:
         packed = one.get(FOOTPRINT.name)
-        if isinstance(packed, bytes):
-            footprints.append((one, footprint.decode(packed)))
+        with contextlib.suppress(ValueError):  # of a later version, or damaged
+            if isinstance(packed, bytes):
+                footprints.append((one, footprint.decode(packed)))
     for name, title, unit in _CURVES:
         lines = [_line(one, curves, name) for one, curves in footprints if name in curves.curves]
+        bounds = {_number(one, _BOUNDS[name]) if name in _BOUNDS else 100.0 for one, _ in footprints}
         if lines:
-            found.append(Curve(name, title, unit, tuple(lines)))
+            found.append(Curve(name, title, unit, tuple(lines), bounds.pop() if len(bounds) == 1 else None))
     return tuple(found)
 
 

@@ -24,11 +24,16 @@ ASK = "ask your administrators for the right to read it, or use --url"
 
 def add_options(parser: cli.Options) -> None:
     """Declare the options of the archive's place."""
+    add_place(parser)
+    add_config(parser)
+    remote.add_options(parser)
+
+
+def add_place(parser: cli.Options) -> None:
+    """Declare --archive."""
     parser.add_argument(
         "--archive", metavar="PATH", help="the file of the job archive (default: that of the collector's configuration)"
     )
-    add_config(parser)
-    remote.add_options(parser)
 
 
 def add_filter(parser: cli.Options) -> None:

@@ -43,7 +43,7 @@ class RemoteArchive(JobArchive):
     ) -> JobPage:
         """Return a page of jobs; see `JobArchive.jobs`."""
         check_page(columns, sort, offset, limit)
-        asked = {**_parameters(where), "columns": ",".join(columns), "sort": sort, "ascending": not descending}
+        asked = {**parameters_of(where), "columns": ",".join(columns), "sort": sort, "ascending": not descending}
         rows: list[Row] = []
         while True:
             most = max(1, min(PAGE, limit - len(rows)))
@@ -73,7 +73,7 @@ class RemoteArchive(JobArchive):
     def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
         """Return sums by groups; see `JobArchive.usage`."""
         check_groups(by)
-        found = self._get("usage", {**_parameters(where), "by": ",".join(by)})
+        found = self._get("usage", {**parameters_of(where), "by": ",".join(by)})
         try:
             return [
                 UsageGroup(
@@ -97,16 +97,14 @@ class RemoteArchive(JobArchive):
         return ColmetError(f"{self._client.url}: the answer has not the described form; is it of another version?")
 
 
-def _parameters(where: JobFilter) -> dict[str, object]:
+def parameters_of(where: JobFilter) -> dict[str, object]:
     """Return the conditions as parameters of a request."""
     where.check()
-    if len(where.jobs) > 1:
-        raise QueryError("the interface lists one job or all: ask for one")
     for some in (where.users, where.projects, where.queues, where.hosts):
         if any("," in one for one in some):
             raise QueryError("a name with a comma cannot be asked for at the interface")
     return {
-        "job": where.jobs[0] if where.jobs else None,
+        "job": ",".join(map(str, where.jobs)),
         "user": ",".join(where.users),
         "project": ",".join(where.projects),
         "queue": ",".join(where.queues),

@@ -1,23 +1,35 @@
-"""Report a job's efficiency from the stored rows: its use of the allocation, its time by state, and advice."""
+"""Report a job's efficiency: its use of the allocation, its time by state, why it ended, and advice.
+
+The figures come from the stored rows, and from the job archive where these are gone. Several jobs, such as an array,
+are a table with sums, spread and unusual jobs, from the archive.
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import sys
 import time
-from pathlib import Path
+from dataclasses import replace
+from typing import NamedTuple
 
-from colmet.commands import remote, selection
+from colmet.archive.queries import ArchivedJob, JobArchive
+from colmet.archive.store import SUFFIX, ArchiveError
+from colmet.commands import archives, remote, report_jobs, selection
 from colmet.commands.progress import shown_progress
 from colmet.commands.remote import InterfaceClient
-from colmet.commands.times import shown
+from colmet.commands.remote_archive import RemoteArchive
+from colmet.commands.times import moment, shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.dependencies import how_to_install
+from colmet.report.archived import find, joined, rows_of
 from colmet.report.collect import gather
 from colmet.report.document import document_of, report_of
 from colmet.report.model import Report
+from colmet.report.several import is_task, task_of
 from colmet.stored.series import NODE, History
 from colmet.stored.sources import add_options as add_source_options
 from colmet.stored.sources import open_history
@@ -25,86 +37,185 @@ from colmet.stored.stays import JobInterval
 
 
 def add_options(parser: cli.Parser) -> None:
-    """Declare the options: the job, the interval, and the outputs."""
+    """Declare the options: the job or several, the interval, and the outputs."""
     parser.epilog = """\
 examples:
   colmet report 4242
   colmet report -j 4242 --since yesterday --html job-4242.html
   colmet report 4242 --hdf5 /var/lib/colmet/cluster --json
+  colmet report 17_3
+  colmet report 12 13 14
+  colmet report --array 17 --html array-17.html
+  colmet report --since 1w --state failed
+
+Of one job, --since and --until are an interval of its rows; of several, they select the jobs that ran in it.
 
 exit status:
   0  done
-  1  no rows of the job, or the store cannot be read
+  1  nothing of the job in store and archive, or these cannot be read
   2  wrong command line or configuration"""
-    parser.usage = f"{parser.prog} [OPTION ...] JOB"
-    parser.add_argument("words", metavar="JOB", nargs="*", help="the job (unless given by --job)")
+    parser.usage = f"{parser.prog} [OPTION ...] [JOB ...]"
+    parser.add_argument(
+        "words", metavar="JOB", nargs="*", help="the job, or a task of an array such as 17_3; several for a table"
+    )
     selection.add_job(parser, "report on this job")
+    parser.add_argument(
+        "--start",
+        metavar="TIME",
+        type=moment,
+        help="of several jobs with this number, the one that started then, or last before (default: the latest)",
+    )
     selection.add_interval(parser)
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="add the conditions of the advice, and hints for administrators"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")
     parser.add_argument("--png", metavar="FILE", help="write a picture with charts to this file")
+    report_jobs.add_options(parser.add_argument_group("several jobs, from the job archive"))
     add_source_options(parser)
+    archives.add_place(parser)
     remote.add_options(parser)
 
 
+class Asked(NamedTuple):
+    """A job on the command line."""
+
+    job: int  # its number
+    start: int | None  # of several jobs with this number; None for the latest
+    since: int | None
+    until: int | None
+
+    @property
+    def interval(self) -> JobInterval:
+        """Return the job and the interval of its rows."""
+        return JobInterval(self.job, self.since, self.until)
+
+
 def run(options: argparse.Namespace) -> int:
-    """Print the report of a job, or write it to files."""
-    options.job = selection.job_of(options, options.words)
-    if options.words:
-        raise ConfigError(f"unexpected argument {options.words[0]!r:.100}: a report is of one job")
-    if not options.job:
-        raise ConfigError("job 0 stands for the nodes themselves, and a report is of a job")
+    """Print the report of a job or of several jobs, or write it to files."""
+    if options.job is not None:
+        options.words.insert(0, str(options.job))
     selection.check_interval(options)
-    asked = JobInterval(options.job, options.since, options.until)
+    is_several = report_jobs.are_selected(options)
+    if not is_several and not options.words:
+        raise ConfigError("no job is named; give JOB or --job JOB, or select several such as by --array or --user")
+    for word in options.words:
+        if not is_task(word) and selection.job_of(options, [word]) == 0:
+            raise ConfigError("job 0 stands for the nodes themselves, and a report is of a job")
     client = remote.client_of(options)
+    if client is not None and (options.hdf5 or options.elastic_host or options.archive):
+        raise ConfigError("--url excludes --hdf5, --elastic-host and --archive")
     try:
-        if client is None:
-            _run_stored(asked, options)
+        if is_several:
+            report_jobs.run(options, client)
+        elif client is None:
+            _run_stored(options)
         else:
-            _run_remote(client, asked, options)
+            _run_remote(client, options)
     except ModuleNotFoundError as err:
         name = str(err.name).partition(".")[0]
         raise ConfigError(f"it requires the Python module {name}: {how_to_install(name)}") from err
     return 0
 
 
-def _run_stored(asked: JobInterval, options: argparse.Namespace) -> None:
-    """Print or write the report of stored rows."""
-    with open_history(options) as history, shown_progress(history, "colmet report"):
-        report = gather(history, asked, time.time())
-        if report is None:
-            raise ColmetError(nothing_of(history, asked))
+def _run_stored(options: argparse.Namespace) -> None:
+    """Print or write the report of stored rows or of the archive."""
+    report = _gathered(options)
     for path, kind in ((options.html, "html"), (options.png, "png")):
         if path is not None:
             _write(report, path, kind)
     if options.json:
         print(json.dumps(document_of(report), allow_nan=False))
     elif options.html is None and options.png is None:
-        _show(report)
+        _show(report, options.verbose)
 
 
-def _show(report: Report) -> None:
+def _gathered(options: argparse.Namespace) -> Report:
+    """Return the report of the job."""
+    archive, lacking = _archive(options)
+    found: ArchivedJob | None = None
+    with contextlib.nullcontext() if archive is None else archive:
+        asked = _asked(options, archive)
+        if archive is not None:
+            found = find(archive, asked.job, asked.start)
+        elif asked.start is not None:
+            raise ConfigError(f"--start requires the job archive: {lacking or 'none is named; give --archive PATH'}")
+    if asked.start is not None and found is None:
+        raise ColmetError(f"the archive has no job {asked.job} that had started by {shown(asked.start)}")
+    report, why, warnings = None, "", []
+    try:
+        with open_history(options) as history, shown_progress(history, "colmet report"):
+            report = gather(rows_of(history, found), asked.interval, time.time())
+            if report is None:
+                why = nothing_of(history, asked.interval)
+    except ColmetError as err:
+        if found is None:
+            raise
+        why = str(err)
+        warnings = [] if isinstance(err, ConfigError) else [why]  # no store is named
+    is_part = asked.since is not None or asked.until is not None
+    report = joined(report, found, is_part)
+    if report is None:
+        if found is not None:
+            why += "; the job archive has totals of the whole job: leave out --since and --until"
+        raise ColmetError(f"{why}; {lacking}" if lacking else why)
+    if lacking and options.verbose:
+        warnings.append(lacking)
+    return replace(report, warnings=(*report.warnings, *warnings))
+
+
+def _archive(options: argparse.Namespace) -> tuple[JobArchive | None, str]:
+    """Return the archive that belongs to the store; else None, and why it cannot be read, if there is one."""
+    if not options.archive:
+        beside = [f"{path}{SUFFIX}" for path in options.hdf5]
+        if options.elastic_host or (beside and not os.path.exists(beside[0])):
+            return None, ""
+        options.archive = beside[0] if beside else None
+    named = options.archive
+    try:
+        return archives.open_archive(options), ""
+    except ArchiveError as err:
+        if named and not options.hdf5:
+            raise
+        return None, str(err)
+    except ConfigError:
+        return None, ""
+
+
+def _asked(options: argparse.Namespace, archive: JobArchive | None) -> Asked:
+    """Return the job of the command line; ColmetError for an unknown task of an array."""
+    (word,) = options.words
+    if not is_task(word):
+        return Asked(int(word), options.start, options.since, options.until)
+    if archive is None:
+        raise ConfigError(f"{word} is a task of an array, known to the job archive only: give --archive PATH or --url")
+    task = task_of(archive, word)
+    if task is None:
+        raise ColmetError(f"the archive has no task {word} of an array, or you may not see it")
+    return Asked(*task, options.since, options.until)
+
+
+def _show(report: Report, verbose: bool) -> None:
     from colmet.report.text import show
 
-    show(report, sys.stdout)
+    show(report, sys.stdout, verbose=verbose)
 
 
-def _run_remote(client: InterfaceClient, asked: JobInterval, options: argparse.Namespace) -> None:
+def _run_remote(client: InterfaceClient, options: argparse.Namespace) -> None:
     """Print or write the report that the JSON interface makes."""
-    if options.hdf5 or options.elastic_host:
-        raise ConfigError("--url excludes --hdf5 and --elastic-host")
-    if options.png is not None:
-        raise ConfigError("--png requires the stored rows: --url excludes it, and has --html")
-    limits = {"since": asked.since, "until": asked.until}
-    if options.html is not None:
-        _save(options.html, client.read(f"jobs/{asked.job}/report.html", limits))
-        if not options.json:
-            return
-    document = client.get(f"jobs/{asked.job}/report", limits)
+    asked = _asked(options, RemoteArchive(client))
+    given = {"since": asked.since, "until": asked.until, "start": asked.start}
+    for path, kind in ((options.html, "html"), (options.png, "png")):
+        if path is not None:
+            report_jobs.save(path, client.read(f"jobs/{asked.job}/report.{kind}", given))
+    if not options.json and (options.html is not None or options.png is not None):
+        return
+    document = client.get(f"jobs/{asked.job}/report", given)
     if options.json:
         print(json.dumps(document, allow_nan=False))
     else:
-        _show(report_of(document))
+        _show(report_of(document), options.verbose)
 
 
 def nothing_of(history: History, asked: JobInterval) -> str:
@@ -126,11 +237,4 @@ def nothing_of(history: History, asked: JobInterval) -> str:
 def _write(report: Report, path: str, kind: str) -> None:
     from colmet.report import page
 
-    _save(path, page.html(report) if kind == "html" else page.png(report))
-
-
-def _save(path: str, content: bytes) -> None:
-    try:
-        Path(path).write_bytes(content)
-    except OSError as err:
-        raise ColmetError(f"{path}: {err.strerror or err}") from err
+    report_jobs.save(path, page.html(report) if kind == "html" else page.png(report))

@@ -8,7 +8,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from colmet.common.errors import ColmetError
 from colmet.report import model
+from colmet.report.ending import ending_of
 from colmet.report.model import Report, shown
+from colmet.report.requested import uses_of
 
 LONGEST = 2000  # characters of a text
 
@@ -21,6 +23,9 @@ def document_of(report: Report) -> dict[str, Any]:
     document["completeness"]["here_ratio"] = report.completeness.here_ratio
     document["cpu"]["used_ratio"] = report.cpu.used_ratio
     document["time"]["shares"] = asdict(report.shares)
+    ending = ending_of(report)
+    document["ending"] = None if ending is None else asdict(ending)
+    document["uses"] = [asdict(one) for one in uses_of(report)]
     for host, of_it in zip(document["hosts"], report.hosts):
         host.update(cores=of_it.cores, cpu_used_ratio=of_it.cpu_used_ratio)
     return {name: _finite(value) for name, value in document.items()}

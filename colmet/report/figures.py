@@ -89,7 +89,7 @@ def _unattributed_s(stay: Stay) -> Number:
 def whereabouts_of(stays: Sequence[Stay]) -> Whereabouts:
     """Return the time by state: running from `cpu_of`, the rest from delay accounting."""
     waits = {name: _wait_of(stays, measure.best) for name, measure in WAITS.items()}
-    notes = []
+    notes, remedy = [], ""
     if not any(TASKS_TABLE in stay.tables for stay in stays):
         notes.append("the kernel's accounting of tasks (taskstats) was not measured")
     else:
@@ -100,7 +100,8 @@ def whereabouts_of(stays: Sequence[Stay]) -> Whereabouts:
                 "(seen of Linux 6.12 and later, and of two nodes that send under one name)"
             )
         if any(waits[name][0] is None for name in _OF_DELAYACCT if name not in wrong):
-            notes.append("the kernel counts waits for block I/O, swap and memory only where kernel.task_delayacct is 1")
+            notes.append("some waits for block I/O, swap and memory were not measured")
+            remedy = "the kernel counts these waits only where kernel.task_delayacct is 1"
     cpu, block_io, swap, reclaim = [seconds for seconds, _ in waits.values()]
     return Whereabouts(
         running_s=added(stay.cpu_s for stay in stays),
@@ -109,6 +110,7 @@ def whereabouts_of(stays: Sequence[Stay]) -> Whereabouts:
         swap_s=swap,
         reclaim_s=reclaim,
         note="; ".join(notes),
+        remedy=remedy,
     )
 
 
@@ -139,7 +141,8 @@ def memory_of(stays: Sequence[Stay]) -> MemoryUse:
         swap_peak_bytes=largest(stay.most(measures.MEMORY_SWAP) for stay in stays),
     )
     if not having:
-        return replace(counted, note=_why_no_memory(stays))
+        note, remedy = _why_no_memory(stays)
+        return replace(counted, note=note, remedy=remedy)
     fullest = max(having, key=fullness)
     return replace(
         counted,
@@ -154,15 +157,18 @@ def memory_of(stays: Sequence[Stay]) -> MemoryUse:
     )
 
 
-def _why_no_memory(stays: Sequence[Stay]) -> str:
-    """Return why no host has memory of the job, and the remedy, as far as the rows show."""
+def _why_no_memory(stays: Sequence[Stay]) -> tuple[str, str]:
+    """Return why no host has memory of the job, and the administrators' remedy, as far as the rows show."""
     if any(PROCESSES_TABLE in stay.tables for stay in stays):
-        return "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?"
+        return (
+            "the memory of its processes could not be read",
+            "colmet-node could not read /proc/<pid>/statm of its processes; was it started as root?",
+        )
     if all(stay.samples < SAMPLES_FOR_MEMORY for stay in stays):
-        return "the job ended before the first sample of its processes, and no memory cgroup held it"
+        return "the job ended before the first sample of its processes, and no memory cgroup held it", ""
     return (
-        "no memory cgroup held the job, and its processes were not measured (--disable-jobproc, or an older "
-        "colmet-node). For OAR set Enable_mem_cg, for Slurm ConstrainRAMSpace; colmet doctor says more"
+        "no memory cgroup held the job, and its processes were not measured",
+        "--disable-jobproc, or an older colmet-node. For OAR set Enable_mem_cg, for Slurm ConstrainRAMSpace",
     )
 
 

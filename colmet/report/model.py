@@ -71,6 +71,7 @@ class Whereabouts:
     swap_s: Number = None  # waiting for pages in swap
     reclaim_s: Number = None  # waiting for memory to be freed
     note: str = ""  # why some are missing; empty if none is
+    remedy: str = ""  # for the administrators of the nodes
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class MemoryUse:
     major_faults: Number = None  # page faults with I/O, on all hosts
     source: str = ""  # origin of the peak: ``cgroup`` or ``processes``; empty if missing
     note: str = ""  # why the peak is missing; else empty
+    remedy: str = ""  # for the administrators of the nodes
 
 
 @dataclass(frozen=True)
@@ -229,6 +231,54 @@ class Advice:
 
 
 @dataclass(frozen=True)
+class BatchFacts:
+    """What the batch system knows of the job; None or empty for what it does not report."""
+
+    system: str = ""  # oar, slurm or gridengine
+    batch_id: str = ""  # as its commands print it
+    state: str = ""  # one of `colmet.archive.columns.STATES`
+    name: str = ""
+    project: str = ""
+    queue: str = ""
+    submitted: Bound = None
+    started: Bound = None
+    ended: Bound = None
+    exit_code: Bound = None
+    exit_signal: Bound = None
+    reason: str = ""  # its own word for the end
+    requested_cores: Bound = None
+    requested_memory_bytes: Bound = None  # on all hosts
+    requested_gpus: Bound = None
+    requested_walltime_s: Bound = None
+    array: str = ""  # id of its array
+    array_index: Bound = None
+    dependency: str = ""
+
+
+Batch = Optional[BatchFacts]  # None if the batch system was not asked, or does not know the job
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of something requested or allocated."""
+
+    what: str  # ``cores``, ``memory``, ``gpus``, ``walltime``
+    requested: Number  # CPUs, bytes, GPUs, seconds; None if it is allocated without a request
+    used: Number  # likewise; of cores and GPUs, busy on average
+    ratio: Number  # used of requested, else of allocated
+    grade: str = ""  # ``good``, ``low``, ``poor``, ``exceeded``; empty if it cannot be judged
+
+
+@dataclass(frozen=True)
+class Ending:
+    """Why the job ended."""
+
+    kind: str  # one of `colmet.archive.columns.STATES`
+    text: str  # a sentence
+    remedy: str = ""  # what its user can do, a sentence or two
+
+
+@dataclass(frozen=True)
 class HostFigures:
     """The job on one host."""
 
@@ -320,6 +370,9 @@ class Report:
     involuntary_switches: Number = None
     tasks_peak: Number = None
     warnings: tuple[str, ...] = ()  # of the store, such as unreadable files; hosts with unknown CPU time
+    batch: Batch = None
+    source: str = "rows"  # ``rows`` or ``archive``: what the figures are made from
+    starts: tuple[int, ...] = ()  # of all jobs with this number in the archive, the latest first
 
     @property
     def cores(self) -> Number:

@@ -30,6 +30,7 @@ CHARACTERS = 150  # of a line in the picture
 MOST_HOSTS = 200  # in the table; all are in the JSON
 FEW_HOSTS = 16  # a longer table is folded
 LONGEST = 400  # characters of a line of text
+TITLES = {"End": "Why it ended", "Request": "Requested and used"}
 
 _UNITS_OF_CURVES = {
     "cores": Unit("cores", "cores"),
@@ -116,7 +117,7 @@ def _page(report: Report) -> Iterator[str]:
     yield from _advice(report)
     yield '<h2>Figures</h2>\n<div class="grid">'
     for label, lines in words.sections(report):
-        yield f'<section class="card">\n<h3>{escape(label)}</h3>'
+        yield f'<section class="card">\n<h3>{escape(TITLES.get(label, label))}</h3>'
         yield from [_line(said(line)) for line in lines]
         yield "</section>"
     yield "</div>"

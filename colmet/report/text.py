@@ -9,23 +9,43 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from colmet.archive.columns import CANCELLED, DONE, ENDED, RUNNING
 from colmet.common.measures import PROCESSES
 from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, power, size, utc
-from colmet.report.model import Energy, HostFigures, Number, Report, ratio
+from colmet.common.runtime.quantities import (
+    UNKNOWN,
+    cores,
+    count,
+    duration,
+    energy,
+    percent,
+    power,
+    rough_percent,
+    size,
+    utc,
+)
+from colmet.report.ending import ending_of
+from colmet.report.model import BatchFacts, Energy, HostFigures, Number, Report, ratio
+from colmet.report.phrases import BARS, GRADES, LONGEST_NAME, WORDS, about, of_request, others
+from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
 BAR = 20  # characters
 MOST_HOSTS, FEW_HOSTS = 12, 4  # of more than MOST_HOSTS, the first and the last FEW_HOSTS are shown
 MOST_LINES = 6  # of gaps, GPUs and warnings each
 NOT_MEASURED = "not measured"
+ASK = "ask your administrators"
+ENDINGS = {DONE: "green", RUNNING: "cyan", ENDED: "", CANCELLED: "yellow"}  # of others: bold red
 STATES = {"running": "running", "ended": "ended", "unknown": "not heard of since its last sample"}
 
 
-def show(report: Report, file: IO[str], width: int | None = None) -> None:
-    """Print a report, in colours on a terminal without NO_COLOR; by default as wide as it is, as COLUMNS, or 80."""
+def show(report: Report, file: IO[str], width: int | None = None, verbose: bool = False) -> None:
+    """Print a report, in colours on a terminal without NO_COLOR; by default as wide as it is, as COLUMNS, or 80.
+
+    `verbose` adds the condition of each advice, and remedies for administrators.
+    """
     console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
-    page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")))
+    page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")), verbose)
     with console.capture() as captured:  # one write: a pipe closed early is no error of rich
         for part in page.parts(report):
             console.print(part)
@@ -52,11 +72,13 @@ class Page:
     Args:
         full: character for the filled part of a bar.
         empty: character for the rest.
+        verbose: whether to add the conditions of the rules, and remedies for administrators.
     """
 
-    def __init__(self, full: str, empty: str) -> None:
+    def __init__(self, full: str, empty: str, verbose: bool = False) -> None:
         self._full = full
         self._empty = empty
+        self._verbose = verbose
         self._domain = ""
 
     def parts(self, report: Report) -> Iterator[RenderableType]:
@@ -86,12 +108,36 @@ class Page:
             hosts = text_of(report.hosts[0].host)
         elif self._domain:
             hosts += f" of {text_of(self._domain[1:])}"
-        yield Text(f"Job {report.job}{of} on {hosts}: {STATES[report.state]}", style="bold")
+        batch = report.batch or BatchFacts()
+        named = f" ({text_of(batch.name[:LONGEST_NAME])})" if batch.name else ""
+        number = batch.batch_id if batch.array and batch.batch_id else str(report.job)
+        state = STATES[report.state]
+        if batch.state and report.state != RUNNING:
+            state = batch.state.replace("_", " ")
+        yield Text(f"Job {text_of(number)}{named}{of} on {hosts}: {state}", style="bold")
         every = f", one every {duration(report.period_s)}" if report.period_s else ""
         yield Text(f"{utc(report.start)} to {utc(report.end)} UTC: {duration(report.wall_s)}")
+        if about(batch):
+            yield Text(about(batch))
         yield Text(f"{counted(report.samples, 'samples')}{every}; {self._data(report)}")
         if report.since is not None or report.until is not None:
             yield Text("Figures are of this interval only.", style="italic")
+        if report.source == "archive":
+            yield Text("Made from the job archive, as rows of all of it are not stored here any more.", style="italic")
+        if len(report.starts) > 1:
+            yield Text(others(report), style="italic")
+        verdict = self._verdict(report)
+        if verdict is not None:
+            yield verdict
+
+    def _verdict(self, report: Report) -> Text | None:
+        """Return all grades in a line; None without any."""
+        found = Text("Verdict: ", style="bold")
+        graded = [use for use in uses_of(report) if use.grade and use.ratio is not None]
+        for n, use in enumerate(graded):
+            text = f"{WORDS[use.what]} {rough_percent(use.ratio)} {use.grade}"
+            found.append(f"{', ' if n else ''}", "not bold").append(text, f"not bold {GRADES[use.grade]}")
+        return found if graded else None
 
     def _data(self, report: Report) -> str:
         found = report.completeness
@@ -105,6 +151,7 @@ class Page:
     def sections(self, report: Report) -> Iterator[tuple[str, list[Text]]]:
         """Yield the sections with lines: a name, and the lines with figures."""
         sections = {
+            **{"End": self._end, "Request": self._request},
             **{"CPU": self._cpu, "Time": self._time, "Memory": self._memory, "I/O": self._io, "Nodes": self._nodes},
             **{"GPUs": self._gpus, "Energy": self._energy, "Gaps": self._gaps},
         }
@@ -122,8 +169,21 @@ class Page:
             return Text("")
         whole = min(BAR, max(0, round(part * BAR)))
         return Text.assemble(
-            (self._full * whole, style), (self._empty * (BAR - whole), "dim"), f" {percent(part):>10}  "
+            (self._full * whole, style), (self._empty * (BAR - whole), "dim"), f" {rough_percent(part):<9}  "
         )
+
+    def _end(self, report: Report) -> Iterator[Text]:
+        ending = ending_of(report)
+        if ending is not None:
+            yield Text(text_of(ending.text), style=ENDINGS.get(ending.kind, "bold red"))
+            if ending.remedy:
+                yield Text(text_of(ending.remedy))
+
+    def _request(self, report: Report) -> Iterator[Text]:
+        for use in uses_of(report):
+            if use.requested is not None and use.ratio is not None:
+                line = self.bar(use.ratio, BARS[use.what]) + Text(of_request(use))
+                yield line.append(f", {use.grade}", GRADES[use.grade]) if use.grade else line
 
     def _cpu(self, report: Report) -> Iterator[Text]:
         cpu = report.cpu
@@ -135,10 +195,10 @@ class Page:
             what = "core" if cpu.cpus == 1 else "cores"
             yield self.bar(cpu.used_ratio) + Text(f"used {cores(report.cores)}{of} {what} on average")
         of = f" of {duration(cpu.available_s)}" if cpu.available_s else ""
-        how = "" if cpu.source == "cgroup" else ", by its tasks (its cgroup was not measured)"
+        how = ", by its tasks (its cgroup was not measured)" if cpu.source == "tasks" else ""
         kinds = listed(
-            ("user", percent(None if cpu.system_ratio is None else 1 - cpu.system_ratio)),
-            ("system", percent(cpu.system_ratio)),
+            ("user", rough_percent(None if cpu.system_ratio is None else (1 - cpu.system_ratio) or None)),
+            ("system", rough_percent(cpu.system_ratio or None)),
         )
         yield Text(f"CPU time {duration(cpu.used_s)}{of}{how}" + (f": {kinds}" if kinds else ""))
         if not cpu.cpus:
@@ -163,7 +223,7 @@ class Page:
         for name, value, part in waits:
             if value:
                 yield self.bar(part, "red") + Text(f"{name} {duration(value)}")
-        if shares.idle_ratio is not None and report.cpu.available_s is not None:
+        if shares.idle_ratio and report.cpu.available_s is not None:
             unknown = " or in waits that are missing" if any(value is None for _, value, _ in waits) else ""
             idle_s = duration(shares.idle_ratio * report.cpu.available_s)
             yield self.bar(shares.idle_ratio, "blue") + Text(f"idle{unknown} {idle_s}")
@@ -171,12 +231,12 @@ class Page:
             at_once = "; several tasks waited at one time" if shares.at_once else ""
             yield Text(f"Shares are of {duration(report.cpu.available_s)}, wall time by cores{at_once}.")
         if time.note:
-            yield Text(f"{time.note[:1].upper()}{time.note[1:]}.")
+            yield Text(f"{time.note[:1].upper()}{time.note[1:]}{self._remedy(time.remedy)}.")
 
     def _memory(self, report: Report) -> Iterator[Text]:
         memory = report.memory
         if memory.peak_bytes is None:
-            yield Text(f"{NOT_MEASURED}: {memory.note}" if memory.note else NOT_MEASURED)
+            yield Text(f"{NOT_MEASURED}: {memory.note}{self._remedy(memory.remedy)}" if memory.note else NOT_MEASURED)
             return
         where = f" on {self._name(memory.host)}" if len(report.hosts) > 1 else ""
         of = f" of {size(memory.limit_bytes)}" if memory.limit_bytes else ", no limit is known"
@@ -195,13 +255,20 @@ class Page:
         if memory.oom_kills:
             yield Text(f"processes killed for want of memory: {count(memory.oom_kills)}", style="bold red")
 
+    def _remedy(self, remedy: str) -> str:
+        """Return the remedy for administrators, or the advice to ask them."""
+        if not remedy:
+            return ""
+        return f": {remedy}" if self._verbose else f"; {ASK}"
+
     def _io(self, report: Report) -> Iterator[Text]:
         io = report.io
-        moved = listed(("read", size(io.read_bytes)), ("written", size(io.written_bytes)))
-        yield Text(f"storage: {moved}" if moved else NOT_MEASURED)
+        moved = listed(("read", size(io.read_bytes or None)), ("written", size(io.written_bytes or None)))
+        is_known = io.read_bytes is not None or io.written_bytes is not None
+        yield Text(f"storage: {moved or 'nothing read or written'}" if is_known else NOT_MEASURED)
         asked = ("read", io.asked_read_bytes, io.read_calls), ("wrote", io.asked_written_bytes, io.write_calls)
         for did, amount, calls in asked:
-            if amount is not None:
+            if amount:
                 how_often = f" in {count(calls)} calls" if calls else ""
                 yield Text(f"programs {did} {size(amount)}{how_often}, page cache included")
 
@@ -230,7 +297,7 @@ class Page:
     def _energy(self, report: Report) -> Iterator[Text]:
         found = report.energy
         if not found.source:
-            yield Text("not measured (--enable-RAPL or --enable-ipmipower of colmet-node)")
+            yield Text(f"{NOT_MEASURED}{self._remedy('--enable-RAPL or --enable-ipmipower of colmet-node')}")
         elif found.nodes_joules is None:  # those of other users are hidden
             yield Text(energy(found.job_joules))
             yield Text(f"This is of {_of(found)}: {found.method}.{_covered(found)}", style="dim")
@@ -239,11 +306,16 @@ class Page:
             mean = f", {power(ratio(found.job_joules, report.wall_s))} on average" if is_whole else ""
             line = self.bar(ratio(found.job_joules, found.nodes_joules), "yellow")
             yield line + Text(f"{energy(found.job_joules)} of {energy(found.nodes_joules)}{mean}")
-            rest = listed(("other jobs", energy(found.others_joules)), ("no job", energy(found.nobody_joules)))
+            rest = listed(
+                ("other jobs", energy(found.others_joules or None)), ("no job", energy(found.nobody_joules or None))
+            )
             if found.others_joules is None and found.nobody_joules is not None:
                 rest = f"others and no job {energy(found.nobody_joules)}"
             unshared = f", not shared {energy(found.unshared_joules)}" if found.unshared_joules else ""
-            yield Text(f"The rest: {rest}{unshared}." if rest else "Nothing could be shared.")
+            if rest:
+                yield Text(f"The rest: {rest}{unshared}.")
+            elif not found.job_joules:
+                yield Text("Nothing could be shared.")
             busy = f" CPUs were {percent(found.busy_ratio)} busy." if found.busy_ratio is not None else ""
             yield Text(f"This is of {_of(found)}: {found.method}.{busy}{_covered(found)}", style="dim")
         if found.gpu_joules is not None:
@@ -253,9 +325,8 @@ class Page:
         gaps = sorted(report.completeness.gaps, key=lambda gap: -gap.rows)
         for gap in sorted(gaps[:MOST_LINES], key=lambda gap: (gap.host, gap.first)):
             until = utc(gap.last)[11 if gap.last - gap.first < 43200 else 0 :]
-            yield Text(
-                f"{self._name(gap.host)} {utc(gap.first)} to {until}: {counted(gap.rows, 'rows')} {text_of(gap.why)}"
-            )
+            when = f"{utc(gap.first)} to {until} UTC"
+            yield Text(f"{self._name(gap.host)} {when}: {counted(gap.rows, 'rows')} {text_of(gap.why)}")
         if len(gaps) > MOST_LINES:
             yield Text(f"and {len(gaps) - MOST_LINES} smaller ones (--json has all)")
 
@@ -287,7 +358,8 @@ class Page:
         grid.add_column(no_wrap=True)
         grid.add_column()
         for one in report.advice:
-            grid.add_row("*", Text.assemble(text_of(one.text), (f" [{one.rule}: {one.because}]", "dim")))
+            rule = (f" [{one.rule}: {one.because}]", "dim")
+            grid.add_row("*", Text.assemble(text_of(one.text), *([rule] if self._verbose else [])))
         yield grid
 
 

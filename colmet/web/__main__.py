@@ -57,7 +57,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
     access = Access(options.http_users, options.http_admin_group, user_header=options.http_user_header)
     peers = Peers(options.http_trusted_proxy or (), kernel)
-    reports = None if store is None else ReportProcesses(options)
+    reports = ReportProcesses(options)
     server = WebServer(
         options.http_listen,
         queries,
@@ -93,8 +93,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
             gridengine.close()
         if store is not None:
             store.close()
-        if reports is not None:
-            reports.close()
+        reports.close()
 
 
 def main(argv: Sequence[str] | None = None) -> int:

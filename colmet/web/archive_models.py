@@ -7,6 +7,7 @@ from pydantic import BaseModel, Field, create_model
 from colmet.archive.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, Column
 from colmet.archive.derived import ANSWERS
 from colmet.archive.queries import SUMS
+from colmet.report.several import COMPARED
 
 _KINDS: dict[str, Any] = {INTEGER: int, REAL: float}
 VALUES = {name: column for name, column in ANSWERS.items() if column.kind != BLOB}  # of a whole job
@@ -68,6 +69,40 @@ class JobInArchive(BaseModel):
     footprint: Optional[ShortCurves] = Field(..., description="null if the job was too short")
     hosts: list[ArchivedHost]
     starts: list[int] = Field(..., description="of all jobs with this number, the latest first; parameter `start`")
+
+
+class SpreadOfJobs(BaseModel):
+    """The spread of a value over jobs."""
+
+    min: float
+    median: float
+    max: float
+
+
+class UnusualJob(BaseModel):
+    """A job of an array that is far from the others."""
+
+    job: int
+    start: int
+    name: str = Field(..., description="as the batch system prints its id")
+    what: str = Field(..., description=f"one of {', '.join(COMPARED)}")
+    value: float
+    median: float
+
+
+class JobsReport(BaseModel):
+    """The report of several jobs."""
+
+    total: int = Field(..., description="of the selection, of which `jobs` may be the latest part")
+    array: Optional[str] = Field(..., description="id of the array that all of them belong to")
+    states: dict[str, int] = Field(..., description="number of jobs by state")
+    sums: dict[str, Optional[float]] = Field(
+        ..., description="of all jobs here, and the used share of CPU and GPU time"
+    )
+    spread: dict[str, SpreadOfJobs] = Field(..., description="of ended jobs, by name of the value")
+    unusual: list[UnusualJob] = Field(..., description="of an array")
+    jobs: list[ArchivedValues]
+    notes: list[str]
 
 
 class UsageSums(_Sums):  # type: ignore[misc]  # made above, out of the columns

@@ -10,16 +10,20 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.archive import footprint
-from colmet.archive.columns import LARGE
+from colmet.archive.columns import FOOTPRINT, LARGE
 from colmet.archive.derived import LISTED
 from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup
 from colmet.common.errors import ColmetError
+from colmet.report import jobs_page
+from colmet.report.archived import find
 from colmet.report.own import UNREADABLE
+from colmet.report.several import JobsReport, document_of_jobs, gather_jobs, made_of
+from colmet.report.style import POLICY
 from colmet.web import archive_models, parameters
 from colmet.web.archive_models import VALUES
-from colmet.web.openapi import ARCHIVE
+from colmet.web.openapi import ARCHIVE, PAGE
 from colmet.web.parameters import choose
-from colmet.web.responses import answer, failure
+from colmet.web.responses import answer, failure, pack
 from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes
 from colmet.web.workers import Workers
 
@@ -28,6 +32,11 @@ HIDDEN = frozenset({"node_joules"})
 _LARGE = frozenset(column.name for column in LARGE)
 _NO_ARCHIVE = "this collector keeps no archive of jobs"
 
+# Headers of a report as a page.
+HTML: Mapping[str, str] = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
+}
 Opener = Callable[[], Optional[JobArchive]]  # None without an archive
 Work = Callable[[JobArchive, Optional[str]], Mapping[str, Any]]
 
@@ -35,7 +44,7 @@ Work = Callable[[JobArchive, Optional[str]], Mapping[str, Any]]
 class ListOptions(NamedTuple):
     """The conditions of a list of jobs and of usage, as in `JobFilter`."""
 
-    job: Optional[int]
+    job: str
     user: str
     project: str
     queue: str
@@ -51,7 +60,7 @@ class ListOptions(NamedTuple):
     def where(self, only: Optional[str]) -> JobFilter:
         """Return the conditions; `only` is the only user with visible jobs, None for all."""
         return JobFilter(
-            jobs=[] if self.job is None else [self.job],
+            jobs=parameters.numbers_of(self.job),
             users=_listed(self.user) if only is None else names_of(only),
             projects=_listed(self.project),
             queues=_listed(self.queue),
@@ -72,7 +81,7 @@ class ListOptions(NamedTuple):
 
 
 async def list_options(
-    job: Optional[int] = parameters.ARCHIVED_JOB,
+    job: str = parameters.ARCHIVED_JOBS,
     user: str = parameters.USERS,
     project: str = parameters.PROJECTS,
     queue: str = parameters.QUEUES,
@@ -113,8 +122,10 @@ class ArchiveRoutes:
             ("/api/v1/archive/jobs", self.archived_jobs, archive_models.ArchivedJobs, True),
             ("/api/v1/archive/jobs/{job}", self.archived_job, archive_models.JobInArchive, True),
             ("/api/v1/usage", self.usage, archive_models.UsageAnswer, True),
+            ("/api/v1/report", self.jobs_report, archive_models.JobsReport, True),
         ]
         add_routes(app, rows, ARCHIVE)
+        add_routes(app, [("/api/v1/report.html", self.jobs_report_page, None, True)], {**ARCHIVE, **PAGE})
 
     async def archived_jobs(
         self,
@@ -149,25 +160,15 @@ class ArchiveRoutes:
         """Return a job in the archive with its hosts: the latest with this number, or that with this start."""
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
-            users = () if only is None else names_of(only)
-            # of a number that several users had, each sees the own jobs
-            starts = [
-                row["start"] for row in archive.jobs(JobFilter(users=users, jobs=[job]), ["start"], limit=1000).rows
-            ]
-            chosen = start if start is not None else starts[0] if starts else None
-            found = archive.job(job, chosen) if chosen is not None and chosen in starts else None
-            if found is None:
+            found = find(archive, job, start, None if only is None else names_of(only))
+            if found is None or start not in (None, found.summary["start"]):
                 raise HTTPException(404, NO_JOB.format(job))
-            hosts = found.hosts
-            if only is not None:
-                known = (*users, None, "") if found.summary.get("owner") else users
-                hosts = [row for row in hosts if row.get("user") in known]
             return {
                 "job": _own(_narrow(found.summary), only),
                 "advice": _advice(found.summary.get("advice")),
                 "footprint": _curves(found.summary.get("footprint")),
-                "hosts": [_own(_narrow(row), only) for row in hosts],
-                "starts": starts,
+                "hosts": [_own(_narrow(row), only) for row in found.hosts],
+                "starts": found.starts,
             }
 
         return await self._respond(request, work)
@@ -186,22 +187,56 @@ class ArchiveRoutes:
 
         return await self._respond(request, work)
 
-    async def _respond(self, request: Request, work: Work) -> Response:
+    async def jobs_report(
+        self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
+    ) -> Response:
+        """Return the report of several jobs, such as an array. Ordinary users get that of their own jobs."""
+
+        def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
+            return document_of_jobs(_several(archive, conditions, only, limit))
+
+        return await self._respond(request, work)
+
+    async def jobs_report_page(
+        self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
+    ) -> Response:
+        """Return the report of several jobs as a page with short curves."""
         packed = accepts_gzip(request)
 
+        def page(archive: JobArchive, only: Optional[str]) -> Response:
+            report = _several(archive, conditions, only, limit, [FOOTPRINT.name])
+            return pack(jobs_page.html(report), packed, headers=HTML)
+
+        return await self._run(request, page)
+
+    async def _respond(self, request: Request, work: Work) -> Response:
+        packed = accepts_gzip(request)
+        return await self._run(request, lambda archive, only: answer(work(archive, only), packed))
+
+    async def _run(self, request: Request, respond: Callable[[JobArchive, Optional[str]], Response]) -> Response:
         def make(only: Optional[str]) -> Response:
             try:
                 opened = None if self._opener is None else self._opener()
                 if opened is None:
                     raise HTTPException(404, _NO_ARCHIVE)
                 with opened as archive:
-                    return answer(work(archive, only), packed)
+                    return respond(archive, only)
             except QueryError as err:
                 raise HTTPException(400, str(err)) from err
             except ColmetError as err:
                 return failure(503, str(err) if only is None else UNREADABLE)
 
         return await self._routes.run(self._workers, request, make)
+
+
+def _several(
+    archive: JobArchive, conditions: ListOptions, only: Optional[str], limit: int, more: Sequence[str] = ()
+) -> JobsReport:
+    """Return the report of the visible jobs that fulfil the conditions."""
+    if conditions.is_empty:
+        return made_of([])
+    found = gather_jobs(archive, conditions.where(only), limit, more=more)
+    return found if only is None else found._replace(rows=[{**row, "user": only} for row in found.rows])
 
 
 def names_of(user: str) -> Sequence[str]:

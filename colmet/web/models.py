@@ -1,7 +1,7 @@
 """The shapes of the answers, for the OpenAPI description only: answers are not validated by these models."""
 
 import dataclasses
-from typing import Any, Optional, get_args, get_origin, get_type_hints  # evaluated at run time, on Python 3.9, too
+from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  # evaluated at run time, on 3.9, too
 
 from pydantic import BaseModel, Field, create_model
 
@@ -331,6 +331,8 @@ def _shape(kind: Any) -> Any:
     """Return the shape of a type of the report: that of a dataclass has its fields."""
     if get_origin(kind) is tuple:
         return list[_shape(get_args(kind)[0])]  # type: ignore[misc]
+    if get_origin(kind) is Union:
+        return Optional[_shape(get_args(kind)[0])]
     return _REPORT.get(kind, kind)
 
 
@@ -361,11 +363,19 @@ for _kind, _derived in (
     (report_model.JobGap, {}),
     (report_model.JobCompleteness, {"here_ratio": _NUMBER}),
     (report_model.Advice, {}),
+    (report_model.BatchFacts, {}),
+    (report_model.Use, {}),
+    (report_model.Ending, {}),
     (report_model.HostFigures, {"cores": _NUMBER, "cpu_used_ratio": _NUMBER}),
 ):
     _add_shape(_kind, **_derived)
 _add_shape(report_model.Whereabouts, shares=_REPORT[report_model.TimeShares])
-_add_shape(report_model.Report, cores=_NUMBER)
+_add_shape(
+    report_model.Report,
+    cores=_NUMBER,
+    ending=Optional[_REPORT[report_model.Ending]],
+    uses=_shape(tuple[report_model.Use, ...]),
+)
 Report = _REPORT[report_model.Report]
 
 

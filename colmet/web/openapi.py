@@ -35,7 +35,10 @@ REPORTS: dict[Any, dict[str, Any]] = {
 }
 ARCHIVE: dict[Any, dict[str, Any]] = {503: _error("The archive cannot be read.")}
 PAGE: dict[Any, dict[str, Any]] = {200: {"content": {"text/html": {"schema": {"type": "string"}}}}}
-_ARCHIVED = ("/api/v1/archive/jobs", "/api/v1/usage")
+PICTURE: dict[Any, dict[str, Any]] = {
+    200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}
+}
+_ARCHIVED = ("/api/v1/archive/jobs", "/api/v1/usage", "/api/v1/report", "/api/v1/report.html")
 _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
 
 
@@ -52,7 +55,7 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
         for operation in methods.values():
             operation["responses"].pop("422", None)
             content = operation["responses"]["200"]["content"]
-            if "text/html" in content:
+            if "text/html" in content or "image/png" in content:
                 content.pop("application/json", None)
             for parameter in operation.get("parameters", []):
                 name, schema = parameter["name"], parameter["schema"]
@@ -82,6 +85,8 @@ def _describe_archived(name: str, schema: dict[str, Any]) -> None:
     """Add the accepted texts of a parameter of the archive's lists."""
     if name == "sort":
         schema["enum"] = list(SORTS)
+    elif name == "job":
+        schema["pattern"] = "^([1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*)?$"
     elif name in ("state", "columns"):
         one = f"({'|'.join(STATES if name == 'state' else VALUES)})"
         schema["pattern"] = f"^({one}(,{one})*)?$"

@@ -40,7 +40,7 @@ TABLE = Query(..., min_length=1, max_length=MAX_TEXT, description="name of the t
 COLUMNS = Query("", max_length=4000, description="names, separated by commas; time alone: none; default: all")
 AFTER = Query("", max_length=MAX_TEXT + 40, description="`next` of the page before; default: the first page")
 ROWS = Query(10_000, ge=0, le=50_000, description="maximum number of rows; 0: only their number and times")
-ARCHIVED_JOB = Query(None, ge=1, le=MAX_JOB, description="only jobs with this number")
+ARCHIVED_JOBS = Query("", max_length=4000, description="only jobs with these numbers, separated by commas")
 USERS = Query(
     "", max_length=MAX_TEXT, description="only jobs of these users, separated by commas; ordinary users get their own"
 )
@@ -54,6 +54,7 @@ EFFICIENCY = Query(None, ge=0, le=1, description="only jobs that used less than 
 RULE = Query("", max_length=MAX_TEXT, description="only jobs with this rule of advice")
 ARCHIVED_COLUMNS = Query("", max_length=4000, description="names of values, separated by commas; default: usual ones")
 ARCHIVED_SORT = Query("start", max_length=MAX_TEXT, description="value to sort by; missing ones are last")
+REPORTED = Query(1000, ge=1, le=10_000, description="maximum number of jobs, the latest")
 ASCENDING = Query(False, description="return the smallest first")
 JOB_START = Query(None, ge=0, le=MAX_JOB, description="start of one of several jobs with this number")
 GROUPED_BY = Query("user", max_length=MAX_TEXT, description="one to three words, separated by commas")
@@ -103,6 +104,14 @@ def choose(name: str, value: str, values: tuple[str, ...]) -> None:
     """Refuse a value that is none of these, with status 400."""
     if value not in values:
         raise HTTPException(400, f"{name} is {value!r:.80}; there are: {', '.join(values)}")
+
+
+def numbers_of(text: str) -> list[int]:
+    """Return the numbers of jobs; HTTPException 400 for any other text."""
+    found = [one for one in text.split(",") if one]
+    if not all(one.isascii() and one.isdigit() and 1 <= int(one) <= MAX_JOB for one in found):
+        raise HTTPException(400, "job is not numbers of jobs, separated by commas")
+    return [int(one) for one in found]
 
 
 async def only_known_names(request: Request) -> None:

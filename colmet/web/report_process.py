@@ -12,46 +12,77 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
+from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.dependencies import how_to_install
+from colmet.report.archived import find, joined, rows_of
 from colmet.report.collect import gather
 from colmet.report.document import document_of
 from colmet.report.model import Report
-from colmet.report.own import OwnHistory, without_others
+from colmet.report.own import UNREADABLE, OwnHistory, without_others
 from colmet.stored.series import History
 from colmet.stored.stays import JobInterval
 from colmet.web.reports import MissingLibrary, ReportQuery
 from colmet.web.responses import to_json
-from colmet.web.store import opener
+from colmet.web.store import EmptyHistory, archive_opener, opener
 
 NICE = 5  # the interface has priority
 MAX_MEMORY = 1536 << 20  # bytes of data; a job of 500 hosts and a day needs 250 MB
 MAX_CPU_S = 120
 
 
-def report_of(history: History, query: ReportQuery, now: float) -> bytes | None:
-    """Return a report in its form; None without rows of the job."""
-    seen = history if query.own is None else OwnHistory(history, query.job, query.own)
-    report = gather(seen, JobInterval(query.job, query.since, query.until), now)
+def report_of(
+    open_history: Callable[[], History],
+    query: ReportQuery,
+    now: float,
+    open_archive: Callable[[], JobArchive | None] = lambda: None,
+) -> bytes | None:
+    """Return a report in its form, from the rows of the job, else from the archive; None if it is in neither."""
+    warnings: list[str] = []
+    try:
+        archive = open_archive()
+        with contextlib.nullcontext() if archive is None else archive:
+            found = None if archive is None else find(archive, query.job, query.start, query.users)
+    except ColmetError as err:
+        warnings.append(str(err) if query.own is None else UNREADABLE)
+        found = None
+    if found is None and query.start is not None:
+        return None
+    report = None
+    try:
+        if query.own is None or query.own:
+            with open_history() as history:
+                report = _of_rows(rows_of(history, found), query, now)
+    except ColmetError as err:
+        if found is None:
+            raise
+        warnings.append(str(err) if query.own is None else UNREADABLE)
+    report = joined(report, found, query.since is not None or query.until is not None)
     if report is None:
         return None
+    report = replace(report, warnings=(*report.warnings, *warnings))
     if query.own is not None:
         report = without_others(report)
-    if query.form == "html":
-        return _page_of(report)
-    return to_json(document_of(report))
+    return to_json(document_of(report)) if query.form == "json" else _drawn(report, query.form)
 
 
-def _page_of(report: Report) -> bytes:
+def _of_rows(history: History, query: ReportQuery, now: float) -> Report | None:
+    seen = history if query.own is None else OwnHistory(history, query.job, query.own)
+    return gather(seen, JobInterval(query.job, query.since, query.until), now)
+
+
+def _drawn(report: Report, form: str) -> bytes:
     try:
-        from colmet.report.page import html
+        from colmet.report.page import html, png
     except ModuleNotFoundError as err:
         name = str(err.name).partition(".")[0]
         raise MissingLibrary(f"the page requires the Python module {name}: {how_to_install(name)}") from err
     except ConfigError as err:  # of charts, likewise
         raise MissingLibrary(str(err)) from err
-    return html(report)
+    return html(report) if form == "html" else png(report)
 
 
 def main() -> int:
@@ -62,13 +93,12 @@ def main() -> int:
     for which, limit in ((resource.RLIMIT_DATA, MAX_MEMORY), (resource.RLIMIT_CPU, MAX_CPU_S)):
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(which, (limit, limit))
-    open_history = opener(argparse.Namespace(**asked.pop("store")))
+    options = argparse.Namespace(**asked.pop("store"))
+    open_history = opener(options) or EmptyHistory
     said: dict[str, str] = {}
     body = None
     try:
-        if open_history is not None:
-            with open_history() as history:
-                body = report_of(history, ReportQuery(**asked), time.time())
+        body = report_of(open_history, ReportQuery(**asked), time.time(), archive_opener(options))
     except MissingLibrary as err:
         said = {"missing": str(err)}
     except MemoryError:

@@ -14,16 +14,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError
 from colmet.web.limits import Busy
 
-FORMS = ("json", "html")
+FORMS = ("json", "html", "png")
 DEADLINE_S = 50.0  # then the process is killed
 MAX_BYTES = 64 << 20  # of an answer
-STORE = ("hdf5_filepath", "http_credentials", "no_check_certificates")  # options, beside those of the database
+STORE = ("hdf5_filepath", "http_credentials", "no_check_certificates")  # options, beside those of database and archive
 # Not by -m: it would search the current directory first, possibly another user's.
 START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.web.report_process import main; sys.exit(main())"
 
@@ -36,6 +36,8 @@ class ReportQuery(NamedTuple):
     until: int | None = None
     own: Mapping[str, float | None] | None = None  # only these hosts, as `Queries.own`; None for all
     form: str = "json"  # one of `FORMS`
+    start: int | None = None  # of several jobs with this number, as in `colmet.report.archived.find`
+    users: Sequence[str] | None = None  # names of the only user with visible summaries; None for all
 
 
 class ReportError(ColmetError):
@@ -50,8 +52,12 @@ Reporter = Callable[[ReportQuery], "bytes | None"]  # None without rows of the j
 
 
 def store_of(options: argparse.Namespace) -> dict[str, Any]:
-    """Return those of the collector's options that name its store."""
-    return {name: value for name, value in vars(options).items() if name in STORE or name.startswith("elastic_")}
+    """Return those of the collector's options that name its store and its archive."""
+    return {
+        name: value
+        for name, value in vars(options).items()
+        if name in STORE or name.startswith(("elastic_", "archive"))
+    }
 
 
 class ReportProcesses:
@@ -109,7 +115,7 @@ class ReportProcesses:
     def _environment(self, form: str) -> dict[str, str]:
         path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
         found = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
-        if form == "html":
+        if form != "json":
             with self._lock:
                 self._cache = self._cache or tempfile.mkdtemp(prefix="colmet-web-")
             found["MPLCONFIGDIR"] = self._cache

@@ -8,13 +8,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
+from colmet.report.archived import find
 from colmet.report.own import UNREADABLE
-from colmet.report.style import POLICY
 from colmet.web import models, parameters
-from colmet.web.archive_routes import Opener
+from colmet.web.archive_routes import HTML, Opener, names_of
 from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
-from colmet.web.openapi import PAGE, REPORTS
+from colmet.web.openapi import PAGE, PICTURE, REPORTS
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
 from colmet.web.responses import failure, pack
 from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, later, own_tables
@@ -23,10 +23,8 @@ from colmet.web.workers import Workers
 
 _HEADERS: Mapping[str, Mapping[str, str]] = {
     "json": {},
-    "html": {
-        "Content-Type": "text/html; charset=utf-8",
-        "Content-Security-Policy": f"{POLICY}; frame-ancestors 'none'",
-    },
+    "html": HTML,
+    "png": {"Content-Type": "image/png"},
 }
 
 
@@ -52,6 +50,7 @@ class StoredRoutes:
         self._routes = routes
         self._reporter = stored.reporter
         self._rows = stored.rows
+        self._archive = stored.archive
         self._reading = Workers("rows", 2, 32, 4, LATE_S)
         # a report at a time for each user, as it needs seconds of CPU time
         self._reports = Workers("report", 2, 32, 1, LATE_S)
@@ -63,6 +62,7 @@ class StoredRoutes:
         add_routes(app, [(f"{job}/rows", self.rows, models.Rows, True)])
         add_routes(app, [(f"{job}/report", self.report, models.Report, True)], REPORTS)
         add_routes(app, [(f"{job}/report.html", self.report_page, None, True)], {**REPORTS, **PAGE})
+        add_routes(app, [(f"{job}/report.png", self.report_picture, None, True)], {**REPORTS, **PICTURE})
 
     async def tables(
         self, request: Request, job: int = parameters.JOB, since: Optional[float] = parameters.SINCE
@@ -118,9 +118,13 @@ class StoredRoutes:
         job: int = parameters.JOB,
         since: Optional[float] = parameters.SINCE,
         until: Optional[float] = parameters.UNTIL,
+        start: Optional[int] = parameters.JOB_START,
     ) -> Response:
-        """Return the report of a job from its stored rows. Ordinary users get no energy of other jobs."""
-        return await self._report(request, "json", job, since, until)
+        """Return the report of a job from its stored rows, or from the archive where these are gone.
+
+        Ordinary users get no energy of other jobs.
+        """
+        return await self._report(request, ReportQuery(job, _second(since), _second(until), start=start))
 
     async def report_page(
         self,
@@ -128,20 +132,29 @@ class StoredRoutes:
         job: int = parameters.JOB,
         since: Optional[float] = parameters.SINCE,
         until: Optional[float] = parameters.UNTIL,
+        start: Optional[int] = parameters.JOB_START,
     ) -> Response:
         """Return the report of a job as a page with charts."""
-        return await self._report(request, "html", job, since, until)
+        return await self._report(request, ReportQuery(job, _second(since), _second(until), form="html", start=start))
 
-    async def _report(
-        self, request: Request, form: str, job: int, since: Optional[float], until: Optional[float]
+    async def report_picture(
+        self,
+        request: Request,
+        job: int = parameters.JOB,
+        since: Optional[float] = parameters.SINCE,
+        until: Optional[float] = parameters.UNTIL,
+        start: Optional[int] = parameters.JOB_START,
     ) -> Response:
+        """Return the report of a job as a picture."""
+        return await self._report(request, ReportQuery(job, _second(since), _second(until), form="png", start=start))
+
+    async def _report(self, request: Request, query: ReportQuery) -> Response:
         packed = accepts_gzip(request)
-        first, last = [None if at is None else int(at) for at in (since, until)]
 
         def make(only: Optional[str]) -> Response:
-            own = self._routes.own(job, only)
             try:
-                body = None if self._reporter is None else self._reporter(ReportQuery(job, first, last, own, form))
+                visible = self._visible(query, only)
+                body = None if self._reporter is None else self._reporter(visible)
             except MissingLibrary as err:
                 return failure(501, str(err))
             except Busy:
@@ -149,7 +162,28 @@ class StoredRoutes:
             except ColmetError as err:
                 return failure(503, str(err) if only is None else UNREADABLE)
             if body is None:
-                raise HTTPException(404, NO_JOB.format(job))
-            return pack(body, packed, headers=_HEADERS[form])
+                raise HTTPException(404, NO_JOB.format(query.job))
+            return pack(body, packed, headers=_HEADERS[query.form])
 
         return await self._routes.run(self._reports, request, make)
+
+    def _visible(self, query: ReportQuery, only: Optional[str]) -> ReportQuery:
+        """Return the query for the visible rows and summaries; HTTPException 404 without any."""
+        if only is None:
+            return query
+        users = names_of(only)
+        own: Mapping[str, Optional[float]] = {}
+        try:
+            own = self._routes.own(query.job, only) or {}
+        except HTTPException:  # no rows: they may be gone
+            archive = None if self._archive is None else self._archive()
+            if archive is None:
+                raise
+            with archive:
+                if find(archive, query.job, query.start, users) is None:
+                    raise
+        return query._replace(own=own, users=users)
+
+
+def _second(at: Optional[float]) -> Optional[int]:
+    return None if at is None else int(at)

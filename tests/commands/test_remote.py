@@ -301,7 +301,9 @@ def test_nothing_of_another_users_job_is_shown_by_any_command(run, as_user, url)
     "command",
     [
         ("report", "1", "--hdf5", "x"),
-        ("report", "1", "--png", "x"),
+        ("report", "1", "--archive", "x"),
+        ("report", "1", "2", "--png", "x"),
+        ("report", "1", "2", "--start", "now"),
         ("extract", "-j", "1", "--hdf5", "x"),
         ("top", "collector", "--once"),
         ("top", "--once", "--control-socket", "x"),

@@ -14,11 +14,13 @@ from colmet.commands.remote_archive import RemoteArchive
 from colmet.common.errors import ColmetError
 from colmet.web.access import Access
 from colmet.web.archive_models import VALUES
+from colmet.web.report_process import report_of
+from colmet.web.store import EmptyHistory
 from colmet.web.stored_routes import Stored
 from tests.support.web_client import basic
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_server import running
-from tests.support.web_stored import archive_in
+from tests.support.web_stored import NOW, archive_in
 from tests.support.web_users import users  # noqa: F401 - a fixture
 
 OWNERS = [(n + 1, ("alice", "bob")[n % 5 == 0]) for n in range(60)]
@@ -33,7 +35,8 @@ def opener(tmp_path_factory):
 @pytest.fixture(scope="module")
 def url(opener, users):  # noqa: F811 - the fixture
     access = Access(users, is_member=lambda *_: False)
-    with running(MadeUpFacts(4, 4), access=access, stored=Stored(archive=opener)) as one:
+    stored = Stored(lambda query: report_of(EmptyHistory, query, NOW, opener), archive=opener)
+    with running(MadeUpFacts(4, 4), access=access, stored=stored) as one:
         yield f"http://127.0.0.1:{one.port}"
 
 
@@ -56,6 +59,7 @@ def asked(url, user):
         JobFilter(users=["alice"], efficiency_below=0.5),
         JobFilter(queues=["long"], since=1_770_000_000.0, until=1_790_000_000.0),
         JobFilter(jobs=[3]),
+        JobFilter(jobs=[5, 3, 9999, 12]),
         JobFilter(name="RUN1", rule="cpu-low"),
     ],
 )
@@ -91,7 +95,7 @@ def test_one_job_is_that_of_the_file_and_that_of_another_is_unknown(url, archive
 def test_questions_that_cannot_be_sent_are_refused(url):
     with asked(url, "alice") as read:
         assert read.jobs(JobFilter(), ["job"], limit=0) == (48, [])
-        for where in (JobFilter(jobs=[1, 2]), JobFilter(projects=["a,b"]), JobFilter(states=["none"])):
+        for where in (JobFilter(users=["a,b"]), JobFilter(projects=["a,b"]), JobFilter(states=["none"])):
             with pytest.raises(QueryError):
                 read.jobs(where)
         with pytest.raises(QueryError):
@@ -124,6 +128,43 @@ def test_commands_show_a_user_the_own_jobs_and_an_administrator_all(run, more):
     assert out == run("alice", "jobs", "-j", "9999", *more)[1] == "no jobs\n"
     status, out, _ = run("root", "jobs", "--csv", "--columns", "job,user", "--all-users")
     assert status == 0 and out.splitlines()[1:] and ",bob" in out and ",alice" in out
+
+
+def test_a_report_from_the_archive_comes_over_http_to_its_user_alone(run, tmp_path):
+    status, out, err = run("alice", "report", "3", "--json")
+    found = json.loads(out)
+    assert (status, err) == (0, "") and (found["user"], found["source"]) == ("alice", "archive")
+    assert "Made from the job archive" in run("alice", "report", "3")[1]
+    for kind, start in (("html", b"<!DOCTYPE html>"), ("png", b"\x89PNG")):
+        path = tmp_path / f"a.{kind}"
+        assert run("alice", "report", "3", f"--{kind}", str(path))[:2] == (0, "")
+        assert path.read_bytes().startswith(start)
+    theirs, nobodys = run("alice", "report", str(THEIRS)), run("alice", "report", "9999")
+    assert theirs[:2] == (1, "") and theirs[2].replace(f"job {THEIRS} ", "job 9999 ") == nobodys[2]
+    start = str(found["start"])
+    assert run("alice", "report", "3", "--json", "--start", start)[1] == out
+    assert run("alice", "report", "3", "--start", str(found["start"] - 1))[0] == 1
+
+
+def test_a_report_of_several_jobs_over_http_has_the_own_ones(run, archive, tmp_path):
+    def numbers(user, *argv):
+        return sorted(row["job"] for row in json.loads(run(user, "report", "--json", *argv)[1])["jobs"])
+
+    assert numbers("root", "1", "3", "6") == [1, 3, 6] and numbers("alice", "1", "3", "6") == [3]
+    assert "1, 6" in run("alice", "report", "1", "3", "6")[1], "what is not to be seen is named as lacking"
+    names = archive.jobs(JobFilter(), ["job", "user", "array"], limit=1000).rows
+    array = next(row["array"] for row in names if row["array"] and row["user"] == "alice")
+    of_it = {
+        user: sorted(r["job"] for r in names if r["array"] == array and r["user"] == user) for user in ("alice", "bob")
+    }
+    assert numbers("alice", "--array", array) == of_it["alice"]
+    assert numbers("root", "--array", array) == sorted(of_it["alice"] + of_it["bob"])
+    for argv in (("--array", array), ("1", "3")):
+        page = tmp_path / "a.html"
+        assert run("alice", "report", *argv, "--html", str(page))[:2] == (0, "")
+        text = page.read_text()
+        assert text.startswith("<!DOCTYPE html>") and '<th scope="row">' in text and "bob" not in text
+    assert run("alice", "report", str(THEIRS), "9999")[0] == 1
 
 
 def test_options_that_exclude_each_other(run):

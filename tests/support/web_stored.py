@@ -15,10 +15,13 @@ from tests.support.made_up_history import START, MadeUp, job_rows
 NOW = START + 10_000
 
 
-def stored_in(history, monotonic=None):
+def stored_in(history, monotonic=None, archive=lambda: None):
     """What reads a made-up history; its reports are made in this process."""
     options = {} if monotonic is None else {"monotonic": monotonic}
-    return Stored(lambda query: report_of(history, query, NOW), RowsReader(StoreReader(lambda: history, **options)))
+    return Stored(
+        lambda query: report_of(lambda: history, query, NOW, archive),
+        RowsReader(StoreReader(lambda: history, **options)),
+    )
 
 
 class _Lazy(MadeUp):

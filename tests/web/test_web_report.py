@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -10,12 +11,15 @@ import time
 import pytest
 
 import colmet.report
+from colmet.archive.local import LocalArchive
+from colmet.archive.store import ArchiveStore, Changes
 from colmet.common.errors import ColmetError
 from colmet.report.own import UNREADABLE, OwnHistory
-from colmet.web import models
+from colmet.web import archive_models, models
 from colmet.web.limits import Busy
 from colmet.web.report_process import report_of
 from colmet.web.reports import MissingLibrary, ReportError, ReportProcesses, ReportQuery, store_of
+from tests.commands.test_report_jobs import job, written
 from tests.support.hdf5_writer import write_once
 from tests.support.made_up_history import START, job_rows, node_rows
 from tests.support.web_client import ask
@@ -116,7 +120,147 @@ def test_without_a_store_there_is_no_report(bed, users, page):
     refused(make(bed.known, users, folder=page), f"/api/v1/jobs/{JOB}/report", 404, ALICE)
 
 
+# -- from the archive --
+
+GONE, THEIRS = 7000, 7001  # alice's and bob's, of which no rows are stored
+
+
+def whole(number, user, host="", **more):
+    """The summary of a whole job, and that of its host."""
+    row = job(number, user=user, owner=user, node_joules=3e6, array=None, **more)
+    return row, {**row, "host": host or f"node-of-{user}"}
+
+
+@pytest.fixture
+def archive(tmp_path):
+    path = tmp_path / "a.sqlite"
+    tasks = [job(n, user=user, owner=user) for n, user in ((1, "alice"), (2, "alice"), (3, "bob"))]
+    pairs = [
+        whole(GONE, "alice", start=START - 9000, last=START - 5400),
+        whole(GONE, "bob", start=START - 900, last=START),
+    ]
+    pairs += [whole(THEIRS, "bob"), whole(JOB, "alice", "node-1", start=START, last=START + 605, state="timeout")]
+    written(path, [*tasks, *[row for row, _ in pairs]])
+    with contextlib.closing(ArchiveStore(str(path), writable=True)) as store:
+        store.write(Changes([host for _, host in pairs], [], {}), None)
+    return lambda: LocalArchive(str(path))
+
+
+@pytest.fixture
+def archived(bed, users, page, archive):
+    return make(bed.known, users, stored=stored_in(bed.history, archive=archive)._replace(archive=archive), folder=page)
+
+
+def test_a_job_whose_rows_are_gone_is_reported_from_the_archive_to_its_user_alone(archived):
+    found = got(archived, f"/api/v1/jobs/{GONE}/report", ALICE)
+    assert (found["source"], found["user"], found["start"]) == ("archive", "alice", START - 9000)
+    assert [host["host"] for host in found["hosts"]] == ["node-of-alice"] and found["starts"] == [START - 9000]
+    assert found["energy"]["nodes_joules"] is None and found["energy"]["nobody_joules"] is None
+    assert got(archived, f"/api/v1/jobs/{GONE}/report", BOB)["start"] == START - 900
+    everything = got(archived, f"/api/v1/jobs/{GONE}/report", ROOT)
+    assert everything["starts"] == [START - 900, START - 9000] and everything["energy"]["nodes_joules"] == 3e6
+    former = got(archived, f"/api/v1/jobs/{GONE}/report?start={START - 9000}", ROOT)
+    assert former["user"] == "alice"
+
+
+@pytest.mark.parametrize("path", ["report", "report.html", "report.png"])
+@pytest.mark.parametrize("query", ["", f"?start={START}", "?start=1", "?since=1", "?since=1&until=2"])
+def test_an_archived_job_of_another_is_as_unknown_as_one_that_never_was(archived, path, query):
+    theirs = refused(archived, f"/api/v1/jobs/{THEIRS}/{path}{query}", 404, ALICE)
+    nobodys = refused(archived, f"/api/v1/jobs/9999/{path}{query}", 404, ALICE)
+    assert theirs.body.replace(b"7001", b"9999") == nobodys.body and theirs.headers == nobodys.headers
+    refused(archived, f"/api/v1/jobs/{GONE}/{path}?start={START - 9001}", 404, ALICE)
+
+
+def test_stored_rows_come_with_what_the_batch_system_knows(archived, app):
+    found = got(archived, f"/api/v1/jobs/{JOB}/report", ALICE)
+    assert found["source"] == "rows" and found["ending"]["kind"] == "timeout" and found["batch"]["name"] == "sweep"
+    plain = got(app, f"/api/v1/jobs/{JOB}/report", ALICE)
+    assert plain["batch"] is None and plain["ending"] is None and plain["cpu"] == found["cpu"]
+    page = ask(archived, f"/api/v1/jobs/{JOB}/report.html", [ALICE])
+    assert b"Walltime reached" in page.body and b"Why it ended" in page.body
+
+
+def test_a_picture_is_served(archived):
+    answer = ask(archived, f"/api/v1/jobs/{GONE}/report.png", [ALICE])
+    assert answer.status == 200 and answer.headers["content-type"] == "image/png"
+    assert answer.body.startswith(b"\x89PNG")
+
+
+def test_the_shape_of_a_report_from_the_archive_is_described(archived):
+    assert models.Report(**got(archived, f"/api/v1/jobs/{GONE}/report", ROOT))
+
+
+def test_an_archive_that_cannot_be_read_leaves_the_rows(bed, users, page, tmp_path):
+    broken = lambda: LocalArchive(str(tmp_path / "none"))  # noqa: E731
+    stored = stored_in(bed.history, archive=broken)._replace(archive=broken)
+    app = make(bed.known, users, stored=stored, folder=page)
+    assert got(app, f"/api/v1/jobs/{JOB}/report", ALICE)["warnings"] == [UNREADABLE]
+    assert str(tmp_path) in got(app, f"/api/v1/jobs/{JOB}/report", ROOT)["warnings"][0]
+    assert refused(app, f"/api/v1/jobs/{GONE}/report", 503, ALICE).json()["error"] == UNREADABLE
+
+
+def test_a_store_that_cannot_be_read_leaves_the_archive(archive):
+    def fail():
+        raise ColmetError("/var/lib/colmet: no")
+
+    for own, users, said in (({"node-1": None}, ["alice"], UNREADABLE), (None, None, "/var/lib/colmet: no")):
+        made = json.loads(report_of(fail, ReportQuery(JOB, own=own, users=users), NOW, archive))
+        assert made["source"] == "archive" and made["warnings"] == [said]
+    with pytest.raises(ColmetError):
+        report_of(fail, ReportQuery(9999), NOW, archive)
+
+
+# -- of several jobs --
+
+
+@pytest.mark.parametrize("more", ["", "&user=bob", "&user=bob,carol", "&job=1,2,3", "&job=3"])
+def test_a_report_of_several_jobs_has_the_own_ones_alone(archived, more):
+    found = got(archived, f"/api/v1/report?array=17{more}", ALICE)
+    assert {row["user"] for row in found["jobs"]} <= {"alice"}
+    assert found["total"] == len(found["jobs"]) == (0 if more == "&job=3" else 2)
+    if found["jobs"]:
+        assert found["sums"]["core_s"] == pytest.approx(2 * 4 * 3600)
+    page = ask(archived, f"/api/v1/report.html?array=17{more}", [ALICE]).body
+    assert b"17_3" not in page and b"bob" not in page
+
+
+def test_what_is_not_to_be_seen_is_as_what_never_was(archived):
+    theirs = got(archived, "/api/v1/report?job=3", ALICE)
+    nobodys = got(archived, "/api/v1/report?job=9", ALICE)
+    assert theirs == {**nobodys, "notes": [nobodys["notes"][0].replace("9", "3")]}
+
+
+def test_an_administrator_gets_the_report_of_all(archived):
+    found = got(archived, "/api/v1/report?array=17", ROOT)
+    assert {row["user"] for row in found["jobs"]} == {"alice", "bob"} and found["array"] == "17"
+    assert archive_models.JobsReport(**found)
+    assert [row["job"] for row in got(archived, "/api/v1/report?array=17&limit=1", ROOT)["jobs"]] == [3]
+    assert got(archived, "/api/v1/report?since=2&until=1", ROOT)["jobs"] == []
+    page = ask(archived, "/api/v1/report.html?array=17", [ROOT])
+    assert page.headers["content-type"] == "text/html; charset=utf-8" and page.body.count(b"<svg") == 6
+    assert "script" not in page.headers["content-security-policy"]
+
+
+@pytest.mark.parametrize(
+    "query", ["job=x", "job=0", "job=1,-2", f"job={1 << 63}", "limit=0", "limit=10001", "state=x", "jobs=1"]
+)
+@pytest.mark.parametrize("path", ["report", "report.html"])
+def test_a_report_that_cannot_be_asked_for_is_refused(archived, path, query):
+    refused(archived, f"/api/v1/{path}?{query}", 400, ALICE)
+
+
 # -- the process --
+
+
+def test_a_process_reads_the_archive_beside_the_files(tmp_path, archive):
+    (tmp_path / "a.sqlite").rename(tmp_path / "c.archive.sqlite")
+    made = ReportProcesses(options(tmp_path / "c"))
+    found = json.loads(made(ReportQuery(GONE, users=["alice"], own={})))
+    assert (found["source"], found["user"]) == ("archive", "alice")
+    assert made(ReportQuery(THEIRS, users=["alice"], own={})) is None
+    assert made(ReportQuery(GONE, users=["alice"], own={}, form="png")).startswith(b"\x89PNG")
+    made.close()
 
 
 def options(path=""):
@@ -172,6 +316,6 @@ def test_without_matplotlib_the_page_names_it_and_the_json_needs_nothing(history
     monkeypatch.delattr(colmet.report, "charts", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingLibrary, match="python3-matplotlib"):
-        report_of(history, ReportQuery(42, form="html"), NOW)
-    found = json.loads(report_of(history, ReportQuery(42), NOW))
+        report_of(lambda: history, ReportQuery(42, form="html"), NOW)
+    found = json.loads(report_of(lambda: history, ReportQuery(42), NOW))
     assert found["job"] == 42 and set(found) > {"cpu", "energy"}

@@ -62,6 +62,12 @@ def percent(value: float) -> str:
 
 
 @_or_dash
+def rough_percent(value: float) -> str:
+    """Return a share in percent, without decimals: over 99 % of nearly all."""
+    return "over 99 %" if 0.995 <= value < 1 else percent(value)
+
+
+@_or_dash
 def duration(value: float) -> str:
     """Return seconds as 2 d 3 h, 4 min 5 s, 3.20 s."""
     if value < 59.95:

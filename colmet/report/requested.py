@@ -1,0 +1,83 @@
+"""What a job used of what it requested, and a grade for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from colmet.archive.columns import OUT_OF_MEMORY, RUNNING, TIMEOUT
+from colmet.report.advice import EXCEEDED, LEAST_S, grade
+from colmet.report.model import BatchFacts, GpuUse, Number, Report, Use, ratio
+
+_OVER = ("done", "ended")  # jobs with these states show how much walltime they need; others ended too early
+
+
+def uses_of(report: Report) -> tuple[Use, ...]:
+    """Return the use of cores, memory, GPUs and walltime, of the requested amount, else of the allocated.
+
+    What is neither requested nor limited is left out. Shares are without a grade where advice is withheld, below a
+    minute, and of memory and walltime while the job runs.
+    """
+    batch = report.batch or BatchFacts()
+    found = [_cores(report, batch), _memory(report, batch), _gpus(report, batch), _walltime(report, batch)]
+    return tuple([one for one in found if one is not None])
+
+
+def _is_judged(report: Report) -> bool:
+    return not report.advice_withheld and report.wall_s >= LEAST_S
+
+
+def _cores(report: Report, batch: BatchFacts) -> Use | None:
+    requested = batch.requested_cores
+    if requested is None and report.cpu.cpus is None:
+        return None
+    part = report.cpu.used_ratio if requested is None else ratio(report.cores, requested)
+    return Use("cores", requested, report.cores, part, grade("cores", part) if _is_judged(report) else "")
+
+
+def _memory(report: Report, batch: BatchFacts) -> Use | None:
+    memory, requested = report.memory, batch.requested_memory_bytes
+    if requested is None and memory.limit_bytes is None:
+        return None
+    used = memory.peak_bytes
+    if requested is not None and memory.total_peak_bytes is not None:
+        used = memory.total_peak_bytes
+    part = ratio(used, memory.limit_bytes if requested is None else requested)
+    judged = grade("memory", part) if _is_judged(report) and report.state != RUNNING else ""
+    if memory.oom_kills or batch.state == OUT_OF_MEMORY:
+        judged = EXCEEDED
+    return Use("memory", requested, used, part, judged)
+
+
+def _gpus(report: Report, batch: BatchFacts) -> Use | None:
+    if not batch.requested_gpus and not report.gpus:
+        return None
+    part = gpu_ratio(report.gpus)
+    used = None if part is None else part * (batch.requested_gpus or len(report.gpus))
+    return Use("gpus", batch.requested_gpus, used, part, grade("gpus", part) if _is_judged(report) else "")
+
+
+def gpu_ratio(gpus: Sequence[GpuUse]) -> Number:
+    """Return the mean use of GPUs, weighted by the time that they were held."""
+    known = [(one.use_ratio, one.held_s or 0.0) for one in gpus if one.use_ratio is not None]
+    held = sum(held_s for _, held_s in known)
+    if not held:
+        return sum(use for use, _ in known) / len(known) if known else None
+    return sum(use * held_s for use, held_s in known) / held
+
+
+def _walltime(report: Report, batch: BatchFacts) -> Use | None:
+    requested = batch.requested_walltime_s
+    if not requested:
+        return None
+    used = wall_s(report)
+    part = ratio(used, requested)
+    judged = grade("walltime", part) if report.state != RUNNING and batch.state in _OVER else ""
+    return Use("walltime", requested, used, part, EXCEEDED if batch.state == TIMEOUT else judged)
+
+
+def wall_s(report: Report) -> Number:
+    """Return the duration of the whole job: by the batch system, else by the rows; None for an interval of it."""
+    batch = report.batch
+    if batch is not None and batch.started is not None and batch.ended is not None:
+        return max(0.0, float(batch.ended - batch.started))
+    return report.wall_s if report.since is None and report.until is None else None

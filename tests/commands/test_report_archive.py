@@ -1,0 +1,338 @@
+"""The report of a job of which rows are gone, what the batch system knows of it, and why it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from colmet.archive.columns import BATCH, STATES
+from colmet.archive.reports import report_of
+from colmet.commands import colmet
+from colmet.commands import report as command
+from colmet.report.archived import find
+from colmet.report.collect import gather
+from colmet.report.document import document_of
+from colmet.report.document import report_of as read_back
+from colmet.report.ending import ending_of
+from colmet.report.model import BatchFacts
+from colmet.report.requested import uses_of
+from colmet.stored.stays import JobInterval
+from tests.support.archives import Archive, records_of, replayed
+from tests.support.made_up_history import GIB, START, MadeUp, job_rows, node_rows
+
+JOB, WALL_S = 42, 605
+LATER = START + 10**6
+FACTS = {
+    **{"system": "slurm", "batch_id": "42", "owner": "alice", "name": "relax", "project": "ab12", "queue": "long"},
+    **{"state": "failed", "submitted": START - 65, "started": START, "ended": START + 605, "exit_code": 2},
+    **{"requested_cores": 8, "requested_memory": 16 * GIB, "requested_walltime_s": 3600, "dependency": "afterok:41"},
+}
+
+
+@pytest.fixture
+def history():
+    made = MadeUp()
+    job_rows(made)
+    node_rows(made)
+    return made
+
+
+@pytest.fixture
+def kept(history, tmp_path):
+    """Fold all rows into an archive, then write what the batch system knows of jobs, by number and start."""
+    path = tmp_path / "c.archive.sqlite"
+
+    def kept(facts=FACTS, jobs=(JOB,), start=None):
+        made = Archive(path)
+        made.take(records_of(replayed(history, jobs)))
+        made.end()
+        database = made.store.database
+        for job in jobs:
+            if facts:
+                sets = ", ".join(f"{name} = ?" for name in facts)
+                database.execute(
+                    f"UPDATE jobs SET {sets} WHERE job = ? AND start = coalesce(?, start)",
+                    [*facts.values(), job, start],
+                )
+        made.store.close()
+        return str(path)
+
+    return kept
+
+
+@pytest.fixture
+def report(history, monkeypatch, capsys):
+    """Run colmet report on the made-up rows; return status, output and errors."""
+    monkeypatch.setattr(command, "open_history", lambda options: history)
+    monkeypatch.setenv("COLUMNS", "100")
+
+    def run(*argv):
+        return (colmet.main(["report", *map(str, argv)]), *capsys.readouterr())
+
+    return run
+
+
+def test_where_rows_are_gone_the_archive_has_the_same_figures(history, kept, report):
+    expected = json.loads(report(JOB, "--json")[1])
+    archive = kept()
+    history.rows.clear()
+    status, out, err = report(JOB, "--archive", archive, "--json")
+    assert (status, err) == (0, "")
+    found = json.loads(out)
+    assert (expected["source"], found["source"]) == ("rows", "archive")
+    for part, names in {
+        "cpu": ("used_s", "user_s", "system_s", "cpus", "available_s", "used_ratio"),
+        "memory": ("peak_bytes", "limit_bytes", "anon_peak_bytes", "oom_kills"),
+        "io": ("read_bytes", "written_bytes"),
+        "energy": ("job_joules", "nodes_joules"),
+    }.items():
+        for name in names:
+            assert found[part][name] == pytest.approx(expected[part][name], rel=0.02), name
+    assert [one["rule"] for one in found["advice"]] == [one["rule"] for one in expected["advice"]]
+    text = report(JOB, "--archive", archive)[1]
+    assert "Job 42 (relax) of alice on node-1: failed" in text and "Made from the job archive" in text
+    assert "project ab12, queue long, after afterok:41" in text and "waited 1 min 5 s" in text
+
+
+def test_where_rows_are_stored_they_count_with_what_the_batch_system_knows(kept, report):
+    archive = kept()
+    found = json.loads(report(JOB, "--archive", archive, "--json")[1])
+    assert found["source"] == "rows" and found["memory"]["source"] == "cgroup"
+    assert found["batch"]["project"] == "ab12" and found["batch"]["requested_memory_bytes"] == 16 * GIB
+    assert found["ending"]["kind"] == "failed" and found["ending"]["text"] == "Failed with exit code 2."
+    uses = {one["what"]: one for one in found["uses"]}
+    assert uses["cores"]["ratio"] == pytest.approx(0.25) and uses["cores"]["grade"] == "low"
+    assert uses["memory"]["ratio"] == pytest.approx(0.25) and uses["memory"]["grade"] == "low"
+    assert uses["walltime"] == {
+        **{"what": "walltime", "requested": 3600, "used": 605.0, "ratio": pytest.approx(605 / 3600), "grade": ""}
+    }, "a job that failed shows not how much walltime it needs"
+    text = report(JOB, "--archive", archive)[1]
+    for part in (
+        "Verdict: CPU 25 % low, memory 25 % low",
+        "End      Failed with exit code 2.",
+        "cores: 2.0 of 8 on average, low",
+        "memory: 4.00 GiB of 16.0 GiB, low",
+        "walltime: 10 min 5 s of 1 h 0 min",
+    ):
+        assert part in text, part
+    assert "job archive" not in text
+
+
+def test_rows_of_which_the_beginning_is_gone_are_not_taken_for_all(history, kept, report):
+    archive = kept()
+    for (job, _), hosts in history.rows.items():
+        for host, (times, columns) in hosts.items():
+            if job:
+                keep = times > START + 300
+                hosts[host] = (times[keep], {name: values[keep] for name, values in columns.items()})
+    assert json.loads(report(JOB, "--archive", archive, "--json")[1])["source"] == "archive"
+    since = json.loads(report(JOB, "--archive", archive, "--json", "--since", START + 400)[1])
+    assert since["source"] == "rows" and since["since"] == START + 400, "an interval is of rows"
+
+
+def test_thinned_rows_of_the_whole_time_suffice(history, kept, report):
+    archive = kept()
+    for (job, _), hosts in history.rows.items():
+        for host, (times, columns) in hosts.items():
+            if job:
+                keep = np.arange(len(times)) % 12 == 0
+                hosts[host] = (times[keep], {name: values[keep] for name, values in columns.items()})
+    assert json.loads(report(JOB, "--archive", archive, "--json")[1])["source"] == "rows"
+
+
+def test_a_host_of_which_all_rows_are_gone(history, kept, report):
+    job_rows(history, host="node-2")
+    archive = kept()
+    for (job, _), hosts in history.rows.items():
+        if job:
+            del hosts["node-2"]
+    found = json.loads(report(JOB, "--archive", archive, "--json")[1])
+    assert found["source"] == "archive" and len(found["hosts"]) == 2
+
+
+def test_an_interval_without_rows_is_not_made_from_the_archive(history, kept, report):
+    archive = kept()
+    history.rows.clear()
+    status, out, err = report(JOB, "--archive", archive, "--since", START + 100)
+    assert (status, out) == (1, "") and "leave out --since and --until" in err
+
+
+def test_of_a_number_used_again_the_latest_counts_and_others_are_chosen_by_start(history, kept, report):
+    first = {key: dict(hosts) for key, hosts in history.rows.items() if key[0]}
+    job_rows(history, start=START + 5000, cores=1.0, user=b"bob")
+    for key, hosts in first.items():
+        for host, (times, columns) in hosts.items():
+            later, more = history.rows[key][host]
+            joined = {name: np.concatenate([columns[name], more[name]]) for name in columns}
+            history.rows[key][host] = (np.concatenate([times, later]), joined)
+    archive = kept(facts={})
+    latest = json.loads(report(JOB, "--archive", archive, "--json")[1])
+    assert (latest["start"], latest["user"], latest["starts"]) == (START + 5000, "bob", [START + 5000, START])
+    assert latest["cpu"]["used_s"] == pytest.approx(WALL_S) and latest["source"] == "rows"
+    text = report(JOB, "--archive", archive)[1]
+    assert "2 jobs have this number; others by --start: 2023-11-14T22:13:20Z." in text
+    for start in (START, START + 4999, "2023-11-14T22:13:20Z"):
+        former = json.loads(report(JOB, "--archive", archive, "--json", "--start", start)[1])
+        assert (former["start"], former["user"], former["source"]) == (START, "alice", "rows")
+        assert former["cpu"]["used_s"] == pytest.approx(2 * WALL_S)
+    status, _, err = report(JOB, "--archive", archive, "--start", START - 1)
+    assert status == 1 and "the archive has no job 42 that had started by" in err
+
+
+def test_a_later_job_with_a_number_that_the_archive_lacks_is_not_the_archived_one(history, kept, report):
+    archive = kept()
+    history.rows.clear()
+    job_rows(history, start=START + 50_000, user=b"bob")
+    found = json.loads(report(JOB, "--archive", archive, "--json")[1])
+    assert (found["start"], found["user"], found["batch"]) == (START + 50_000, "bob", None)
+
+
+@pytest.mark.parametrize("name", ["17_3", "17.3"])
+def test_a_task_of_an_array_is_named_as_by_its_batch_system(kept, report, name):
+    archive = kept({**FACTS, "array": "17", "array_index": 3, "batch_id": name})
+    status, out, _ = report(name, "--archive", archive)
+    assert status == 0 and out.startswith(f"Job {name} (relax) of alice")
+    assert report("17_4", "--archive", archive)[0] == 1
+    status, _, err = report("17_4")
+    assert status == 2 and "--archive" in err
+
+
+def test_the_archive_beside_the_files_is_read(history, kept, report, tmp_path):
+    kept()
+    assert json.loads(report(JOB, "--hdf5", tmp_path / "c", "--json")[1])["batch"]["name"] == "relax"
+    assert json.loads(report(JOB, "--hdf5", tmp_path / "d", "--json")[1])["batch"] is None
+
+
+def test_an_archive_that_cannot_be_read_is_named(report, tmp_path):
+    (tmp_path / "x").write_text("no archive")
+    status, _, err = report(JOB, "--archive", tmp_path / "x")
+    assert status == 1 and str(tmp_path / "x") in err
+    (tmp_path / "c.archive.sqlite").write_text("no archive")
+    status, out, _ = report(JOB, "--hdf5", tmp_path / "c", "--verbose")
+    assert status == 0 and "warning" in out and "is it the archive" in " ".join(out.split())
+    assert "warning" not in report(JOB, "--hdf5", tmp_path / "c")[1]
+
+
+def test_pages_and_pictures_are_made_from_the_archive(history, kept, report, tmp_path):
+    archive = kept()
+    history.rows.clear()
+    page, picture = tmp_path / "a.html", tmp_path / "a.png"
+    assert report(JOB, "--archive", archive, "--html", page, "--png", picture)[0] == 0
+    text = page.read_text()
+    assert "Why it ended" in text and "Requested and used" in text and "Failed with exit code 2" in text
+    assert "<svg" in text and "Memory, of 8 GiB" in text and picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_report_read_back_from_json_has_the_same_end_and_requests(history, kept, tmp_path):
+    with contextlib.closing(command.archives.LocalArchive(kept())) as archive:
+        found = find(archive, JOB)
+    made = report_of(found.summary, found.hosts)
+    again = read_back(json.loads(json.dumps(document_of(made))))
+    assert document_of(again) == document_of(made) and again.batch == made.batch
+
+
+# -- why it ended
+
+
+@pytest.fixture
+def made(history):
+    """Make a report with what the batch system knows, and with the kernel's kills."""
+    plain = gather(history, JobInterval(JOB), LATER)
+
+    def made(oom_kills=0, limit=8 * GIB, **facts):
+        memory = replace(plain.memory, oom_kills=oom_kills, limit_bytes=limit)
+        batch = BatchFacts(**{"system": "slurm", **facts}) if facts else None
+        return replace(plain, memory=memory, batch=batch)
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind", "parts"),
+    [
+        ({"state": "done", "exit_code": 0}, "done", ["Done: exit code 0."]),
+        ({"state": "failed", "exit_code": 1}, "failed", ["Failed with exit code 1.", "output"]),
+        ({"state": "failed", "exit_code": 127}, "failed", ["a program was not found", "module"]),
+        ({"state": "failed", "exit_signal": 11}, "failed", ["SIGSEGV (11)", "memory that is not its own", "defect"]),
+        ({"state": "failed", "exit_code": 139}, "failed", ["SIGSEGV (11, exit code 139)"]),
+        ({"state": "failed", "exit_code": 255}, "failed", ["exit code 255."]),
+        ({"state": "failed", "exit_signal": 63}, "failed", ["SIG"]),
+        ({"state": "failed"}, "failed", ["exit code is not reported"]),
+        (
+            {"state": "failed", "exit_code": 137, "oom_kills": 3},
+            "out_of_memory",
+            ["3 processes", "8.00 GiB", "more than"],
+        ),
+        ({"state": "out_of_memory"}, "out_of_memory", ["the batch system reports", "8.00 GiB"]),
+        ({"state": "out_of_memory", "oom_kills": 1}, "out_of_memory", ["the kernel killed a process of it"]),
+        (
+            {"state": "out_of_memory", "limit": None, "requested_memory_bytes": 4 * GIB},
+            "out_of_memory",
+            ["of 4.00 GiB", "Ask for more than 4.00 GiB"],
+        ),
+        ({"state": "done", "oom_kills": 2}, "done", ["exit code 0, though", "incomplete"]),
+        ({"state": "timeout", "requested_walltime_s": 7200}, "timeout", ["walltime of 2 h 0 min", "Ask for more"]),
+        ({"state": "cancelled", "reason": "CANCELLED by 1000"}, "cancelled", ["Cancelled by", "(CANCELLED by 1000)"]),
+        ({"state": "node_failed", "reason": "NODE_FAIL"}, "node_failed", ["not the job's fault", "Submit it again"]),
+        ({"state": "ended"}, "ended", ["has not reported how"]),
+        ({"state": "ended", "requested_walltime_s": 600}, "ended", ["probably ended there"]),
+        ({"oom_kills": 4}, "ended", ["The kernel killed 4 processes", "how it ended is not reported"]),
+    ],
+)
+def test_why_it_ended_is_a_sentence_with_a_remedy(made, facts, kind, parts):
+    ending = ending_of(made(**facts))
+    assert ending.kind == kind and kind in STATES
+    for part in parts:
+        assert part in f"{ending.text} {ending.remedy}", part
+
+
+def test_nothing_is_made_up_of_the_end(made):
+    assert ending_of(made()) is None, "no batch system, and nothing measured"
+    assert ending_of(replace(made(state="done"), state="running")) is None
+    assert ending_of(made(state="running")) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "grades"),
+    [
+        ({"requested_cores": 4}, {"cores": "good", "memory": "good"}),
+        ({"requested_cores": 20, "requested_memory_bytes": 100 * GIB}, {"cores": "poor", "memory": "poor"}),
+        ({"state": "out_of_memory", "oom_kills": 1}, {"cores": "good", "memory": "exceeded"}),
+        ({"state": "done", "requested_walltime_s": 1000}, {"cores": "good", "memory": "good", "walltime": "good"}),
+        ({"state": "done", "requested_walltime_s": 86400}, {"cores": "good", "memory": "good", "walltime": "poor"}),
+        (
+            {"state": "timeout", "requested_walltime_s": 600},
+            {"cores": "good", "memory": "good", "walltime": "exceeded"},
+        ),
+        ({"state": "cancelled", "requested_walltime_s": 86400}, {"cores": "good", "memory": "good", "walltime": ""}),
+    ],
+)
+def test_use_of_a_request_has_a_grade(made, facts, grades):
+    assert {one.what: one.grade for one in uses_of(made(**facts))} == grades
+
+
+def test_a_short_or_running_job_has_no_grade_that_may_change(made):
+    asked = {"requested_cores": 8, "requested_memory_bytes": 64 * GIB, "requested_walltime_s": 10**5, "state": "done"}
+    running = {one.what: one.grade for one in uses_of(replace(made(**asked), state="running"))}
+    assert running == {"cores": "low", "memory": "", "walltime": ""}
+    short = {one.what: one.grade for one in uses_of(replace(made(**asked), wall_s=30.0))}
+    assert short["cores"] == short["memory"] == ""
+    withheld = replace(made(**asked), advice_withheld="too few samples")
+    assert [one.grade for one in uses_of(withheld)][:2] == ["", ""]
+
+
+def test_hostile_texts_of_a_batch_system_stay_text(kept, report):
+    evil = "x\x1b[31m<b>[red]"
+    archive = kept({**FACTS, "name": evil, "project": evil, "queue": evil * 50, "reason": evil, "state": "cancelled"})
+    text = report(JOB, "--archive", archive)[1]
+    assert "\x1b" not in text and max(map(len, text.splitlines())) <= 100
+
+
+def test_every_fact_of_the_batch_system_is_in_the_report_or_left_out_on_purpose():
+    left_out = {"owner": "the user", "batch_hosts": "the hosts", "requested_memory": "requested_memory_bytes"}
+    names = {column.name for column in BATCH} - set(left_out)
+    assert names <= set(BatchFacts.__dataclass_fields__)
