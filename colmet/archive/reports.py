@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from colmet.archive import footprint
-from colmet.archive.columns import ADVICE, BATCH, FOOTPRINT, Summary
+from colmet.archive.columns import ADVICE, BATCH, FOOTPRINT, RUNNING, Summary
 from colmet.archive.footprint import Footprint
 from colmet.report.advice import BECAUSE
 from colmet.report.model import (
@@ -46,13 +46,15 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         hosts: those of its hosts; with footprints, the report has curves.
     """
     figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
-    start, end = _int(job, "start"), _int(job, "last")
+    start = _int(job, "start")
+    end = _int(job, "last") or max(start, _int(job, "ended"))  # without rows: by the batch system
+    runs = bool(job.get("is_running")) or (job.get("last") is None and job.get("state") == RUNNING)
     peaks = [one for one in hosts if _number(one, "memory_peak") is not None]
     fullest = max(peaks, key=_fullness, default=None)
     return Report(
         job=_int(job, "job"),
         user=str(job.get("owner") or job.get("user") or ""),
-        state="running" if job.get("is_running") else "ended",
+        state="running" if runs else "ended",
         start=start,
         end=end,
         wall_s=float(end - start),
@@ -118,7 +120,7 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         completeness=JobCompleteness(_int(job, "rows"), _int(job, "missing"), "steps"),
         hosts=figures,
         advice=stored_advice(job),
-        advice_withheld="" if job.get(ADVICE.name) else "there are too few samples, or too many are missing",
+        advice_withheld="" if job.get(ADVICE.name) else _why_no_advice(job),
         curves=_curves(hosts),
         switches=_number(job, "switches"),
         involuntary_switches=_number(job, "involuntary_switches"),
@@ -126,6 +128,12 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         batch=batch_of(job),
         source="archive",
     )
+
+
+def _why_no_advice(job: Summary) -> str:
+    if job.get("last") is None:
+        return "no node measured the job"
+    return "there are too few samples, or too many are missing"
 
 
 def batch_of(job: Summary) -> BatchFacts | None:

@@ -103,9 +103,9 @@ class Page:
     def title(self, report: Report) -> Iterator[Text]:
         """Yield the job, its user, its times, and the completeness of the data."""
         of = f" of {text_of(report.user)}" if report.user else ""
-        hosts = counted(len(report.hosts), "hosts")
+        hosts = f" on {counted(len(report.hosts), 'hosts')}" if report.hosts else ""
         if len(report.hosts) == 1:
-            hosts = text_of(report.hosts[0].host)
+            hosts = f" on {text_of(report.hosts[0].host)}"
         elif self._domain:
             hosts += f" of {text_of(self._domain[1:])}"
         batch = report.batch or BatchFacts()
@@ -114,15 +114,18 @@ class Page:
         state = STATES[report.state]
         if batch.state and report.state != RUNNING:
             state = batch.state.replace("_", " ")
-        yield Text(f"Job {text_of(number)}{named}{of} on {hosts}: {state}", style="bold")
+        yield Text(f"Job {text_of(number)}{named}{of}{hosts}: {state}", style="bold")
         every = f", one every {duration(report.period_s)}" if report.period_s else ""
         yield Text(f"{utc(report.start)} to {utc(report.end)} UTC: {duration(report.wall_s)}")
         if about(batch):
             yield Text(about(batch))
-        yield Text(f"{counted(report.samples, 'samples')}{every}; {self._data(report)}")
+        if report.hosts:
+            yield Text(f"{counted(report.samples, 'samples')}{every}; {self._data(report)}")
+        else:
+            yield Text("No node measured it: it was too short, or its nodes run no colmet-node.", style="italic")
         if report.since is not None or report.until is not None:
             yield Text("Figures are of this interval only.", style="italic")
-        if report.source == "archive":
+        if report.source == "archive" and report.hosts:
             yield Text("Made from the job archive, as rows of all of it are not stored here any more.", style="italic")
         if len(report.starts) > 1:
             yield Text(others(report), style="italic")

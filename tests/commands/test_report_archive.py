@@ -11,6 +11,7 @@ import pytest
 
 from colmet.archive.columns import BATCH, STATES
 from colmet.archive.reports import report_of
+from colmet.archive.store import ArchiveStore
 from colmet.commands import colmet
 from colmet.commands import report as command
 from colmet.report.archived import find
@@ -189,6 +190,25 @@ def test_a_later_job_with_a_number_that_the_archive_lacks_is_not_the_archived_on
     job_rows(history, start=START + 50_000, user=b"bob")
     found = json.loads(report(JOB, "--archive", archive, "--json")[1])
     assert (found["start"], found["user"], found["batch"]) == (START + 50_000, "bob", None)
+
+
+@pytest.mark.parametrize("state", ["failed", "running"])
+def test_a_job_that_no_node_measured_has_what_the_batch_system_knows(history, report, tmp_path, state):
+    path = str(tmp_path / "a.sqlite")
+    facts = {**FACTS, "state": state, "exit_code": 127 if state == "failed" else None}
+    store = ArchiveStore(path, writable=True)
+    store.database.execute(
+        f"INSERT INTO jobs (job, start, {', '.join(facts)}) VALUES (7, ?{', ?' * len(facts)})",
+        [START, *facts.values()],
+    )
+    store.close()
+    status, out, err = report(7, "--archive", path)
+    assert (status, err) == (0, "") and f"Job 7 (relax) of alice: {state}" in out and "No node measured it" in out
+    assert ("a program was not found" in out) == (state == "failed")
+    assert "not measured" in out and "No advice: no node measured the job." in out
+    found = json.loads(report(7, "--archive", path, "--json")[1])
+    assert (found["wall_s"], found["hosts"], found["state"]) == (605, [], "ended" if state == "failed" else "running")
+    assert report(7, "--archive", path, "--html", tmp_path / "a.html", "--png", tmp_path / "a.png")[0] == 0
 
 
 @pytest.mark.parametrize("name", ["17_3", "17.3"])
