@@ -38,7 +38,7 @@ NAVIGATION = (
     ("Administrators: set-up", ("install", "upgrade", "keys", "configuration", "sizing")),
     (
         "Administrators: daily work",
-        ("operations", "retention", "health", "tools/doctor", "troubleshooting", "messages"),
+        ("operations", "retention", "health", "tools/notices", "tools/doctor", "troubleshooting", "messages"),
     ),
     ("Administrators: reliability and security", ("link", "journal", "security", "privacy")),
     ("Outputs", ("outputs/hdf5", "outputs/archive", "tools/archive", "outputs/elasticsearch", "outputs/stdout")),

@@ -24,6 +24,7 @@ LIBRARIES = {
     "urllib3": ("colmet.common.runtime.http_client", "colmet.facility.jupyter"),
     "rich": ("colmet.commands.", "colmet.gridengine.", "colmet.report."),
     "matplotlib": ("colmet.report.charts",),
+    "smtplib": ("colmet.notices.mail",),
     "pyarrow": ("colmet.commands.",),
     "fastapi": ("colmet.web.",),
     "pydantic": ("colmet.web.",),
@@ -70,9 +71,10 @@ ROOMS = {
     ),
     "colmet.facility": ("colmet.common", "colmet.batch", "colmet.node.delivery", "colmet.node.system"),
     "colmet.gridengine": ("colmet.common", "colmet.batch", "colmet.stored", "colmet.collector", "colmet.commands"),
+    "colmet.notices": ("colmet.common", "colmet.archive", "colmet.node.system", *REPORT_MODEL),
     "colmet.commands": (
         *("colmet.common", "colmet.node", "colmet.collector", "colmet.batch", "colmet.stored", "colmet.web"),
-        *("colmet.facility", "colmet.gridengine", "colmet.report", "colmet.archive"),
+        *("colmet.facility", "colmet.gridengine", "colmet.report", "colmet.archive", "colmet.notices"),
     ),
 }
 

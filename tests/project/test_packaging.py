@@ -22,6 +22,7 @@ from colmet.common.runtime.control import default_paths
 from colmet.common.transport import link_uri
 from colmet.node import main as node
 from colmet.node.system.privileges import CORE
+from colmet.notices.options import DEFAULT_STATE
 from tests.support.machine import cannot_run
 from tests.support.project import extras, metadata, scripts
 
@@ -125,7 +126,8 @@ def test_each_package_has_the_directory_that_its_settings_and_secrets_go_to():
 
 
 @pytest.mark.parametrize(
-    ("name", "most"), [("node", 2.5), ("collector", 1.2), ("web", 1.2), ("facility", 1.9), ("thin", 1.0)]
+    ("name", "most"),
+    [("node", 2.5), ("collector", 1.2), ("web", 1.2), ("notices", 1.2), ("facility", 1.9), ("thin", 1.0)],
 )
 def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
     if shutil.which("systemd-analyze") is None:
@@ -139,7 +141,7 @@ def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
     assert found is not None and float(found[1]) <= most
 
 
-@pytest.mark.parametrize("name", ["node", "collector", "web", "facility", "thin"])
+@pytest.mark.parametrize("name", ["node", "collector", "web", "notices", "facility", "thin"])
 def test_memory_and_tasks_of_each_unit_are_bounded(name):
     assert re.search(r"^MemoryMax=\S+$", unit(name), re.M) and re.search(r"^TasksMax=\d+$", unit(name), re.M)
 
@@ -152,6 +154,20 @@ def test_old_files_are_thinned_by_the_collectors_user_once_a_day_where_the_timer
     assert re.search(r"^OnCalendar=\S", timer, re.M) and "WantedBy=timers.target" in timer
     rules = (PACKAGING / "debian/rules").read_text()
     assert "colmet-thin" not in rules  # nothing enables it
+
+
+def test_notices_read_by_the_collectors_group_and_are_started_by_a_timer_that_no_package_enables():
+    text = unit("notices")
+    user = re.findall(r"^User=(.+)$", text, re.M)[0]
+    users = (PACKAGING / "sysusers/colmet.conf").read_text()
+    assert f"u {user} " in users and f"m {user} colmet\n" in users and "\nSupplementaryGroups=colmet\n" in text
+    state = re.findall(r"^StateDirectory=(.+)$", text, re.M)[0]
+    assert DEFAULT_STATE.startswith(f"/var/lib/{state}/") and "[Install]" not in text
+    assert "\nOnCalendar=" in (PACKAGING / "systemd/colmet-notices.timer").read_text()
+    rules = (PACKAGING / "debian/rules").read_text()
+    assert re.findall(r"dh_installsystemd .*colmet-notices.*", rules) == [
+        "dh_installsystemd --package=colmet-collector --no-enable --no-start colmet-notices.timer"
+    ]
 
 
 def test_what_the_collector_writes_is_for_its_group_at_most():

@@ -18,7 +18,7 @@ ROOMS = {
     "colmet-collector": (
         (
             *("colmet.common", "colmet.collector", "colmet.archive", "colmet.stored", "colmet.report", "colmet.web"),
-            *("colmet.batch", "colmet.gridengine"),
+            *("colmet.batch", "colmet.gridengine", "colmet.notices", "colmet.node.system"),
         ),
         ("Depends", "Recommends"),
     ),
@@ -35,7 +35,7 @@ _ANYWHERE = (
 )
 COMMANDS = {
     "colmet-node": _ANYWHERE,
-    "colmet-collector": ("jobs", "usage", "report", "extract", "plot", "completeness", *_ANYWHERE),
+    "colmet-collector": ("jobs", "usage", "notices", "report", "extract", "plot", "completeness", *_ANYWHERE),
 }
 BLOCK = """
 import sys

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 from colmet.common.errors import CommandFailed
 
@@ -80,14 +80,17 @@ class Command:
         """Run the program; return its standard output as UTF-8. Errors are those of `run_bytes`."""
         return self.run_bytes().decode("utf-8", "replace")
 
-    def run_bytes(self) -> bytes:
+    def run_bytes(self, given: bytes = b"") -> bytes:
         """Run the program; return its standard output.
+
+        Args:
+            given: its standard input, from a file without a name, so that no program has to read it.
 
         Raises:
             CommandFailed: it cannot be started, returns a status other than 0, exceeds its deadline, or prints more
                 than `max_answer` bytes; the text has the reason and the program's own message.
         """
-        process = self._start()
+        process = self._start(given)
         ended = False
         try:
             out, said, ended = self._listen(process)
@@ -123,7 +126,7 @@ class Command:
     def _failure(self, text: str, why: str = "") -> CommandFailed:
         return CommandFailed([self._shown(word) for word in self.argv], text, why)
 
-    def _start(self) -> Popen[bytes]:
+    def _start(self, given: bytes = b"") -> Popen[bytes]:
         import subprocess
 
         if self._cancelled:
@@ -134,16 +137,18 @@ class Command:
         if path is None:
             raise self._failure("no such program", "absent")
         try:
-            process = subprocess.Popen(
-                [path, *self.argv[1:]],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                start_new_session=True,
-                cwd="/",
-                env={**os.environ, "LC_ALL": "C", **self._env},
-                group=_GROUP,
-            )
+            with contextlib.ExitStack() as stack:
+                file = stack.enter_context(_file_of(given)) if given else None
+                process = subprocess.Popen(
+                    [path, *self.argv[1:]],
+                    stdin=file or subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                    cwd="/",
+                    env={**os.environ, "LC_ALL": "C", **self._env},
+                    group=_GROUP,
+                )
         except (OSError, ValueError) as err:
             raise self._failure(f"cannot be started: {getattr(err, 'strerror', '') or err}") from err
         self.runs += 1
@@ -202,6 +207,16 @@ class Command:
         with self._lock:
             self._process = None
         return True
+
+
+def _file_of(content: bytes) -> IO[bytes]:
+    """Return an unnamed file, to be read from its start."""
+    import tempfile  # the agent needs none
+
+    file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(content)
+    file.seek(0)
+    return file
 
 
 def _kill(process: Popen[bytes]) -> None:

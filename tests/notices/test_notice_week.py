@@ -1,0 +1,114 @@
+"""A simulated week of 500 jobs, received by a real SMTP server: each rule once per job, none for jobs that ended."""
+
+from __future__ import annotations
+
+import collections
+import re
+import types
+
+import pytest
+
+from colmet.commands import colmet, notices
+from colmet.notices.quiet import Calendar, hours, zone
+from colmet.notices.rules import RULES
+from tests.support.archives import Archive
+from tests.support.notice_week import START, TICK_S, due, jobs_of, records_of
+from tests.support.smtp_server import SmtpServer
+
+OPS = "ops@site.org"
+JOIN = """UPDATE jobs SET state = ?, owner = user, ended = ?, started = start, exit_code = ?, system = 'slurm'
+WHERE job = ?"""
+JOINED_S = 600  # the batch system's answer comes so long after the end
+HEAD = re.compile(r"^Job (\d+) .*?\(rule ([a-z-]+);", re.M | re.S)
+
+
+def settings(path, port, quiet):
+    rules = str(list(RULES))
+    lines = [f"user-rules = {rules}", f"administrator-rules = {rules}", f'state = "{path.parent}/notices.sqlite"']
+    lines += ['mail-server = "127.0.0.1"', f"mail-port = {port}", 'mail-from = "colmet@site.org"']
+    lines += [f'administrators = "{OPS}"', 'user-address = "%u@site.org"', "mails-per-day = 1000"]
+    lines += ['time-zone = "Europe/Paris"'] + ([f'quiet-hours = "{quiet}"'] if quiet else [])
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def sent_by(server):
+    """(user or None, job, rule, time) of each notice in the mails of a server."""
+    found = []
+    for one in server.mails:
+        (recipient,) = one.recipients
+        user = None if recipient == OPS else recipient.partition("@")[0]
+        when = int(one.mail["Date"].datetime.timestamp())
+        found += [(user, int(job), rule, when) for job, rule in HEAD.findall(one.text)]
+    return found
+
+
+def simulate(tmp_path, monkeypatch, server, jobs, until, quiet=""):
+    """Fold what the nodes send, and run the command every 5 minutes; return the exit statuses."""
+    path = settings(tmp_path / "notices.toml", server.port, quiet)
+    archive = Archive(tmp_path / "a.archive.sqlite")
+    records = collections.deque(records_of(jobs))
+    ends = collections.deque(sorted(jobs, key=lambda job: job.end))
+    statuses = []
+    for now in range(START + 137, until, TICK_S):
+        some = []
+        while records and records[0].received_ns <= now * 10**9:
+            some.append(records.popleft())
+        archive.take(some)
+        while ends and ends[0].end + JOINED_S < now:
+            job = ends.popleft()
+            failed = job.does.state == "failed"
+            archive.store.database.execute(JOIN, (job.does.state, job.end, int(failed), job.number))
+        monkeypatch.setattr(notices, "time", types.SimpleNamespace(time=lambda now=now: float(now)))
+        words = ["--archive", str(tmp_path / "a.archive.sqlite"), "--rules", path]
+        statuses.append(colmet.main(["notices", *words]))
+    archive.store.close()
+    return statuses
+
+
+def check(sent, jobs, until, quiet):
+    """Each rule once per job and recipient, none for a job that ended, none that does not apply, none missing."""
+    calendar = Calendar(zone("Europe/Paris"), hours(quiet) if quiet else None)
+    known = {job.number: job for job in jobs}
+    assert [one for one, count in collections.Counter([one[:3] for one in sent]).items() if count > 1] == []
+    for user, number, rule, when in sent:
+        job = known[number]
+        assert rule in job.does.rules, (job, rule)
+        assert user in (None, job.user)
+        assert not calendar.is_quiet(when)
+        if rule == "failed-early":
+            assert job.end < when
+        else:
+            assert job.start + job.does.holds_after <= when < job.end, (job, rule, when)
+    wanted = {(job, rule): is_due for job in jobs for rule, is_due in due(job, calendar.is_quiet, until).items()}
+    for is_operator in (True, False):
+        found = {(number, rule) for user, number, rule, _ in sent if (user is None) == is_operator}
+        assert [one for one, is_due in wanted.items() if is_due and (one[0].number, one[1]) not in found] == []
+    assert len([one for one in wanted.values() if one is None]) <= 0.15 * len(wanted)
+    return wanted
+
+
+@pytest.mark.slow
+def test_a_week_of_500_jobs_has_each_notice_once_and_none_for_ended_jobs(tmp_path, monkeypatch):
+    jobs = jobs_of(500, 40, 7)
+    until = START + 7 * 86400
+    with SmtpServer(tmp_path) as server:
+        statuses = simulate(tmp_path, monkeypatch, server, jobs, until)
+        sent = sent_by(server)
+        mails = len(server.mails)
+    assert set(statuses) == {0}
+    assert max(job.end for job in jobs) < until
+    wanted = check(sent, jobs, until, "")
+    print(f"{len(jobs)} jobs, {len(statuses)} runs, {len(wanted)} wanted, {len(sent)} notices in {mails} mails")
+    assert {rule for _, rule in wanted} == set(RULES)
+
+
+def test_no_notice_comes_in_quiet_hours_and_what_still_holds_comes_after_them(tmp_path, monkeypatch):
+    quiet = "22:00-07:00"
+    jobs = jobs_of(48, 8, 1.3, seed=3)
+    until = START + 2 * 86400
+    with SmtpServer(tmp_path) as server:
+        statuses = simulate(tmp_path, monkeypatch, server, jobs, until, quiet)
+        sent = sent_by(server)
+    assert set(statuses) == {0}
+    check(sent, jobs, until, quiet)
