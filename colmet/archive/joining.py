@@ -32,7 +32,7 @@ WINDOW_S = 3600  # one question for ended jobs
 BACK_S = 7 * 86400  # ended jobs older than this are not asked for
 AT_ONCE = 500  # records of one transaction: the archive's other writer waits so long
 LATE_EVERY_S, LATE_SPAN_S = 600.0, 7200  # jobs by number: those that ended so recently
-ALL_EVERY = 6  # every so many of these times those of all of `BACK_S`
+ALL_EVERY = 6  # every so many of these times those of all of `BACK_S`; and all that ended so recently
 SETTLED_S = 120  # after the last row, before a job is asked for by number
 STOP_S = 5.0
 
@@ -163,6 +163,8 @@ class Joiner:
                 break
         span_s = late.span_s()
         if span_s and not self._stop.is_set():
+            if span_s == BACK_S and asked is not None:  # accounts may be hours late
+                self._join(archive, source, source.ended(now - LATE_SPAN_S, now), None)
             self._look_up(archive, source, now, span_s, {one.job for one in running})
             late.done()
 

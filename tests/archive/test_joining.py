@@ -129,7 +129,7 @@ def test_after_an_outage_of_hours_and_a_restart_it_asks_from_where_it_was(bed):
     bed.source.jobs = [record(n, NOW + 600 * n, NOW + 600 * n + 5) for n in range(30)]
     bed.joiner.turn()
     spans = [one for one in bed.source.asked if isinstance(one, tuple)]
-    assert spans[0][0] == asked - joining.OVERLAP_S and spans[-1][1] == bed.now and len(spans) == 6
+    assert spans[0][0] == asked - joining.OVERLAP_S and spans[5][1] == bed.now and len(spans) == 7
     assert len(bed.rows()) == 30 and bed.joiner.counters()["batch_alone"] == 30
     bed.now += 30 * 86400
     bed.source.asked.clear()
@@ -152,6 +152,18 @@ def test_a_record_that_comes_hours_later_is_found_by_number(bed):
     bed.monotonic += 3601
     bed.joiner.turn()
     assert not [one for one in bed.source.asked if isinstance(one, list)], "all is known: nobody is asked for"
+
+
+def test_accounts_that_come_an_hour_late_are_found_also_for_jobs_without_rows(bed):
+    bed.joiner.turn()
+    bed.now += 3000
+    bed.joiner.turn()
+    bed.source.jobs = [record(n, NOW + 10, NOW + 20) for n in range(30)]
+    for _ in range(joining.ALL_EVERY):
+        bed.now += 100
+        bed.monotonic += 601
+        bed.joiner.turn()
+    assert len(bed.rows()) == 30
 
 
 def test_a_job_that_the_batch_system_forgot_is_no_longer_running(bed):
