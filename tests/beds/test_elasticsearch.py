@@ -556,6 +556,16 @@ def test_rows_go_to_the_index_of_their_day(empty, tmp_path):
         assert mapping["mappings"]["properties"]["hostname"]["type"] == "keyword"
 
 
+def test_rows_are_written_where_the_server_has_no_policies_for_old_ones(empty, tmp_path, caplog):
+    """The published jars have neither ILM nor ISM, as a server that was built without them."""
+    counters = written(
+        empty, tmp_path, records_of(SENT[:3]), "--elastic-date-suffix", "%Y.%m.%d", "--elastic-keep", "90d"
+    )
+    assert counters["policy_failures"] == 1 and counters["rejected"] == 0 and counters["documents"] > 0
+    assert "old rows are not removed" in caplog.text
+    assert len(stored(empty)) == counters["documents"]
+
+
 def test_rows_go_to_data_streams(empty, tmp_path):
     """Where the server has none, nothing is written to what is not a data stream."""
     if not empty.kind.has_data_streams:

@@ -21,9 +21,10 @@ from colmet.collector.backends.elasticsearch import documents
 from colmet.collector.backends.elasticsearch.dead_letters import DeadLetters
 from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, IndexNaming
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
+from colmet.collector.backends.elasticsearch.retention import Retention, period_s
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime import database_client
+from colmet.common.runtime import cli, database_client
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
 from colmet.common.runtime.http_client import HttpClient
@@ -63,6 +64,7 @@ class ElasticsearchOutput(OutputBackend):
         urls: of the hosts, in order of preference.
         use_templates: whether index templates may be created.
         reject_file: for documents refused for good; None for a file beside the state.
+        keep_s: rows of indices with a date may be removed by the database when they are older; 0 keeps all.
     """
 
     name = "elasticsearch"
@@ -77,10 +79,12 @@ class ElasticsearchOutput(OutputBackend):
         timeout_s: float = 30.0,
         use_templates: bool = True,
         reject_file: str | None = None,
+        keep_s: int = 0,
     ) -> None:
         self._stop = threading.Event()
         self._client = DatabaseClient(urls, http, timeout_s, self._stop)
         self._naming = naming
+        self._retention = Retention(self._client, naming.prefix, naming.date_format, keep_s) if keep_s else None
         self._use_templates = use_templates
         self._reject_file = reject_file
         self._bulk_bytes = MAX_BULK_BYTES
@@ -104,6 +108,16 @@ class ElasticsearchOutput(OutputBackend):
             metavar="FORMAT",
             default="",
             help=Rare("add the date of each row (UTC) to the index name in this format, such as %%Y.%%m.%%d"),
+        )
+        parser.add_argument(
+            "--elastic-keep",
+            metavar="PERIOD",
+            type=cli.period,
+            default=0,
+            help=Rare(
+                "have the database remove indices whose rows are older than this, by a policy of ILM or ISM: 90d, 52w; "
+                "requires --elastic-date-suffix (default: keep all)"
+            ),
         )
         parser.add_argument(
             "--elastic-data-stream",
@@ -138,6 +152,11 @@ class ElasticsearchOutput(OutputBackend):
             )
         if date_format and options.elastic_data_stream:
             raise ConfigError("--elastic-date-suffix and --elastic-data-stream: choose one, a data stream rolls over")
+        if options.elastic_keep and not period_s(date_format):
+            raise ConfigError(
+                "--elastic-keep: an index without a date in its name is written for ever, and cannot be removed; give "
+                "--elastic-date-suffix %Y.%m.%d; for data streams, a policy of your own (docs/retention.md)"
+            )
         return cls(
             urls,
             database_client.open_http(options, urls),
@@ -145,6 +164,7 @@ class ElasticsearchOutput(OutputBackend):
             options.elastic_timeout,
             not options.elastic_no_template,
             options.elastic_reject_file,
+            options.elastic_keep,
         )
 
     def open(self, state: OutputState) -> None:
@@ -166,6 +186,7 @@ class ElasticsearchOutput(OutputBackend):
         """Return the counts of documents, retries and failures."""
         return {
             **self._counters,
+            **({} if self._retention is None else {"policy_failures": self._retention.failures}),
             "rejects_not_kept": self._dead_letters.not_kept,
             "host_failures": self._client.failures,
             "failovers": self._client.failovers,
@@ -374,6 +395,8 @@ class ElasticsearchOutput(OutputBackend):
                     self._create_data_stream(index)
                 else:
                     self._create_index(index, schema)
+                if self._retention is not None:
+                    self._retention.attach([index])
                 if len(self._ready) >= MAX_KNOWN:
                     self._ready.clear()
                 self._ready[index] = schema

@@ -24,7 +24,7 @@ from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, of_colum
 from colmet.common.measures import CGROUP_TABLE, GPUS, GPUS_OF_JOBS, PROCESSES_TABLE, START, TASKS_TABLE
 from colmet.common.runtime.files import write_all
 
-GROUP_BYTES = 64 << 20  # rows in memory at a time; a host's rows of one table are never divided
+GROUP_BYTES = 32 << 20  # rows in memory at a time; a host's rows of one table are never divided
 BLOCK_BYTES = 4 << 20  # read at a time
 CHUNK_BYTES = 64 << 10
 OLDEST_S = 400 * 86400  # an older start of a job is not believed

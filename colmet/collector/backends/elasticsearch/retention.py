@@ -1,0 +1,199 @@
+"""Removal of old rows by the database itself (--elastic-keep): policies of ILM (Elasticsearch) and ISM (OpenSearch).
+
+The indices of each day are given to a policy, which removes them as a whole. Indices without a date in their name, the
+shared archive's among them, are never given to one; nor those with a policy of the site.
+"""
+
+from __future__ import annotations
+
+import calendar
+import json
+import logging
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from colmet.common.errors import OutputUnavailable
+from colmet.common.runtime.database_client import DatabaseClient, Response
+
+log = logging.getLogger(__name__)
+
+DAY_S = 86400
+RETRY_S = 3600.0
+AT_ONCE = 50  # names of indices in one address
+# What a part of a name's date stands for, in digits and as a period; the shortest of a format counts.
+_PARTS = {
+    **{"%H": (r"\d\d", 3600), "%d": (r"\d\d", DAY_S), "%j": (r"\d\d\d", DAY_S), "%V": (r"\d\d", 7 * DAY_S)},
+    **{"%m": (r"\d\d", 31 * DAY_S), "%Y": (r"\d\d\d\d", 366 * DAY_S), "%G": (r"\d\d\d\d", 366 * DAY_S)},
+}
+ISM_POLICY_OF = "index.plugins.index_state_management.policy_id"
+
+
+def period_s(date_format: str) -> int:
+    """Return the longest time between the first and the last row of an index with this date in its name."""
+    return min([seconds for part, (_, seconds) in _PARTS.items() if part in date_format], default=0)
+
+
+def ilm_policy(keep_s: int) -> dict[str, Any]:
+    """Return the policy of Elasticsearch; an index has the age of its last possible row."""
+    delete = {"min_age": _age(keep_s), "actions": {"delete": {}}}
+    return {"policy": {"phases": {"hot": {"actions": {}}, "delete": delete}}}
+
+
+def ism_policy(keep_s: int) -> dict[str, Any]:
+    """Return the policy of OpenSearch; the age of an index counts from its creation."""
+    remove = {"state_name": "removed", "conditions": {"min_index_age": _age(keep_s)}}
+    return {
+        "policy": {
+            "description": "Colmet: removes indices with old rows.",
+            "default_state": "kept",
+            "states": [
+                {"name": "kept", "actions": [], "transitions": [remove]},
+                {"name": "removed", "actions": [{"delete": {}}], "transitions": []},
+            ],
+        }
+    }
+
+
+def _age(seconds: int) -> str:
+    return f"{seconds // DAY_S}d" if seconds % DAY_S == 0 else f"{-(-seconds // 60)}m"
+
+
+class Retention:
+    """The policy of one collector's indices.
+
+    Args:
+        client: of the database.
+        prefix: of the names of all indices.
+        date_format: of the dates behind these names.
+        keep_s: rows younger than this are never removed.
+
+    Attributes:
+        failures: requests about policies that failed.
+    """
+
+    def __init__(self, client: DatabaseClient, prefix: str, date_format: str, keep_s: int) -> None:
+        self._client = client
+        self._prefix = prefix
+        self._format = date_format
+        self._keep_s = keep_s
+        digits = re.escape(date_format)
+        for part, (pattern, _) in _PARTS.items():
+            digits = digits.replace(re.escape(part), pattern)
+        self._dated = re.compile(rf"{re.escape(prefix)}[a-z0-9_.+]+-(?P<date>{digits})", re.ASCII)
+        self._is_ism = False
+        self._is_ready = False
+        self._waiting: set[str] = set()  # indices without the policy, as far as known
+        self._try_at = 0.0
+        self.failures = 0
+
+    @property
+    def policy(self) -> str:
+        """Return the name of the policy. Policies of ISM do not change for the indices that have them."""
+        return f"{self._prefix}rows" if not self._is_ism else f"{self._prefix}rows_{_age(self._longer_s)}"
+
+    @property
+    def _longer_s(self) -> int:
+        """Return the age of an index, since its creation, at which its last row is old."""
+        return self._keep_s + period_s(self._format)
+
+    def attach(self, indices: Collection[str]) -> None:
+        """Give indices to the policy, those of earlier starts as well; a failure is logged and tried again later."""
+        self._waiting.update([index for index in indices if self._dated.fullmatch(index)])
+        if time.monotonic() < self._try_at:
+            return
+        try:
+            if not self._is_ready:
+                self._install()
+                self._waiting.update(self._there())
+                self._is_ready = True
+            for some in _parts(sorted(self._waiting)):
+                (self._give_ism if self._is_ism else self._give_ilm)(some)
+                self._waiting.difference_update(some)
+        except OutputUnavailable as err:
+            self.failures += 1
+            self._try_at = time.monotonic() + RETRY_S
+            log.warning(
+                "old rows are not removed, the policy cannot be set: policy=%s indices=%d cause=%s; give the user the "
+                "rights of docs/retention.md, or remove --elastic-keep",
+                *(self.policy, len(self._waiting), err),
+            )
+
+    def _install(self) -> None:
+        """Make the policy, or change it."""
+        about = self._ask("GET", "/").body.get("version")
+        self._is_ism = isinstance(about, Mapping) and about.get("distribution") == "opensearch"
+        if self._is_ism:
+            path = f"/_plugins/_ism/policies/{self.policy}"
+            if self._ask("GET", path, missing=True).status != 200:
+                self._ask("PUT", path, ism_policy(self._longer_s))
+        else:
+            self._ask("PUT", f"/_ilm/policy/{self.policy}", ilm_policy(self._keep_s))
+        log.info("policy for old rows is set: policy=%s keep=%s", self.policy, _age(self._keep_s))
+
+    def _there(self) -> Iterator[str]:
+        """Yield the dated indices of the database."""
+        answer = self._ask("GET", f"/{self._prefix}*-*/_settings?filter_path=*.settings.index.uuid", missing=True)
+        yield from [name for name in answer.body if self._dated.fullmatch(name)]
+
+    def _give_ilm(self, indices: list[str]) -> None:
+        path = f"/{','.join(indices)}/_settings"
+        names = "filter_path=*.settings.index.uuid,*.settings.index.lifecycle"
+        found = self._ask("GET", f"{path}?{names}&ignore_unavailable=true", missing=True)
+        for index, about in found.body.items():
+            lifecycle = _at(about, "settings", "index", "lifecycle")
+            if _at(lifecycle, "name") in (None, self.policy):
+                end_ms = 1000 * self._end_s(index)
+                if _at(lifecycle, "name") is None or _at(lifecycle, "origination_date") != str(end_ms):
+                    wanted = {"index.lifecycle.name": self.policy, "index.lifecycle.origination_date": end_ms}
+                    self._ask("PUT", f"/{index}/_settings", wanted, missing=True)
+
+    def _give_ism(self, indices: list[str]) -> None:
+        found = self._ask("GET", f"/_plugins/_ism/explain/{','.join(indices)}", missing=True).body
+        ours = f"{self._prefix}rows_"
+        for way in ("add", "change_policy"):
+            some = []
+            for index in indices:
+                there = _at(found.get(index), ISM_POLICY_OF)
+                is_new = not isinstance(there, str) or not there
+                is_other = isinstance(there, str) and there.startswith(ours) and there != self.policy
+                if (is_new if way == "add" else is_other) and index in found:
+                    some.append(index)
+            if some:
+                answer = self._ask("POST", f"/_plugins/_ism/{way}/{','.join(some)}", {"policy_id": self.policy})
+                if answer.body.get("failures"):
+                    raise OutputUnavailable(f"{way}: {json.dumps(answer.body.get('failed_indices'))[:300]}")
+
+    def _end_s(self, index: str) -> int:
+        """Return the end of the time in the name of an index."""
+        match = self._dated.fullmatch(index)
+        assert match is not None  # of `_there` and `attach`
+        text, form = match["date"], self._format
+        if "%V" in form and "%u" not in form:
+            text, form = f"{text} 1", f"{form} %u"
+        try:
+            begin = calendar.timegm(time.strptime(text, form))
+        except ValueError:
+            begin = int(time.time())
+        return begin + period_s(self._format)
+
+    def _ask(self, method: str, path: str, body: Any = None, missing: bool = False) -> Response:
+        """Return an answer; with `missing`, also one of status 404."""
+        answer = self._client.ask(method, path, None if body is None else json.dumps(body).encode())
+        if answer.status in (200, 201) or (missing and answer.status == 404):
+            return answer
+        raise OutputUnavailable(
+            f"{method} {path[:100]}: status {answer.status}: {': '.join(filter(None, answer.error))}"
+        )
+
+
+def _at(value: Any, *keys: str) -> Any:
+    for key in keys:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _parts(names: list[str]) -> Iterator[list[str]]:
+    for start in range(0, len(names), AT_ONCE):
+        yield names[start : start + AT_ONCE]
