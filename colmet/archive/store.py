@@ -200,6 +200,17 @@ class ArchiveStore:
         done = [key for key, state in changes.folds.items() if state is None]
         run("DELETE FROM folds WHERE job = ? AND host = ? AND start = ?", done)
 
+    def remove(self, jobs: Iterable[tuple[int, int, int]]) -> None:
+        """Remove the summaries of whole jobs (job, start, end) and of their hosts, all or none."""
+        with self._transaction():
+            for job, start, end in jobs:
+                for table in ("jobs", "job_details"):
+                    self.database.execute(f"DELETE FROM {table} WHERE job = ? AND start = ?", (job, start))
+                for table in ("hosts", "host_details"):
+                    self.database.execute(
+                        f"DELETE FROM {table} WHERE job = ? AND start BETWEEN ? AND ?", (job, start, end)
+                    )
+
     # -- what the batch system knows; see `colmet.archive.joining.BatchArchive` --
 
     def asked_until(self, system: str) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
 from colmet.collector.journal.output_state import OutputState
@@ -32,9 +32,12 @@ class OutputBackend(ABC):
         share: of the time to spend on writing while it keeps up: rows are gathered meanwhile, up to `max_delay_s`. 1
             for outputs with no advantage from few large writes over many small ones.
         max_delay_s: longest time for gathering rows.
+        described: kind (counter or gauge) and help of some of its `counters`: these are metrics of their own names,
+            `colmet_collector_<name of the output>_<name of the counter>`.
     """
 
     name: ClassVar[str]
+    described: ClassVar[Mapping[str, tuple[str, str]]] = {}
     share: float = 1.0
     max_delay_s: float = 60.0
 

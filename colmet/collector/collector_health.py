@@ -205,6 +205,7 @@ class CollectorHealth:
             for key, value in worker.output_counters().items()
         ]
         yield Family(f"{name}_output_counts", "untyped", "What the output counts itself, by name.", own)
+        yield from self._described(name)
         journal = status["journal"]
         yield single(f"{name}_journal_up", "gauge", "1 while it can be written to.", int(not journal["why"]))
         text = "1 while nothing is received, it being full."
@@ -216,6 +217,14 @@ class CollectorHealth:
             text = "Rows of jobs that are too many to tell."
             yield from self._jobs.families()  # which counts them
             yield single(f"{name}_latest_left_out_rows_total", "counter", text, self._jobs.counters()["left_out"])
+
+    def _described(self, name: str) -> Iterator[Family]:
+        """Yield the counters that outputs describe, as metrics of their own names."""
+        for worker in self._workers:
+            counts = worker.output_counters()
+            for key, (kind, text) in worker.output.described.items():
+                if key in counts:
+                    yield single(named(name, worker.output.name, key, kind=kind), kind, text, counts[key])
 
     def _output(self, worker: OutputWorker) -> dict[str, Any]:
         why = worker.why

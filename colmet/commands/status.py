@@ -236,6 +236,19 @@ def _outputs(outputs: Sequence[Mapping[str, Any]]) -> list[str]:
             lines.append(
                 f"  {output['name']} removed {done}; {count(output['files_not_removed'])} could not be removed"
             )
+        if "size_bytes" in output:
+            more = "".join(
+                [
+                    f", {count(output[key])} {text}"
+                    for key, text in (("late_rows", "late rows"), ("rows_left_out", "rows left out"))
+                    + (("folds_lost", "states lost"), ("jobs_removed", "old jobs removed"))
+                    if output.get(key)
+                ]
+            )
+            lines.append(
+                f"  {output['name']}: {count(output.get('open', 0))} unfinished summaries, "
+                f"{size(output['size_bytes'])}{more}"
+            )
     return lines + [f"  {output['name']} is away: {output['why']}" for output in outputs if output["why"]]
 
 

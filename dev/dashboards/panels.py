@@ -460,6 +460,35 @@ SCRAPED = (
             ),
         ),
         Section(
+            "Job archive",
+            Panel(
+                "Unfinished summaries",
+                Query("sum by (instance) (colmet_collector_archive_open)", "{instance}"),
+                text="Of each job on each host; a summary is finished 10 minutes after the job's last row.",
+            ),
+            Panel(
+                "Summaries written",
+                Query(f"sum by (instance) ({_rate('colmet_collector_archive_jobs_total')})", "jobs {instance}"),
+                Query(f"sum by (instance) ({_rate('colmet_collector_archive_hosts_total')})", "hosts {instance}"),
+                text="Each second; those of running jobs are written many times.",
+            ),
+            Panel(
+                "Rows late or left out",
+                *[
+                    Query(
+                        f"sum by (instance) ({_grown(f'colmet_collector_archive_{name}_total')})",
+                        f"{label} {{instance}}",
+                    )
+                    for name, label in (("late_rows", "late"), ("rows_left_out", "left out"))
+                ],
+                text=f"{_SCRAPES} Late rows count for peaks and numbers of samples alone.",
+            ),
+            Panel(
+                "Size of the archive",
+                Query("max by (instance) (colmet_collector_archive_size_bytes)", "{instance}", "bytes"),
+            ),
+        ),
+        Section(
             "Nodes with a metrics page of their own",
             Panel(
                 "Backends that are off",

@@ -85,10 +85,10 @@ class Managed(Elastic):
 @pytest.fixture(params=[False, True], ids=["ilm", "ism"])
 def server(request):
     made = Managed(request.param)
-    request.addfinalizer(made.close)
     for name in (OLD, *OTHERS):
         made.indices[name] = {}
-    return made
+    yield made
+    made.close()
 
 
 def write(folder, server, keep_s=90 * DAY, number=0):

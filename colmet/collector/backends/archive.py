@@ -11,17 +11,19 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 from typing import NoReturn
 
 from colmet.archive.archiver import Archiver
+from colmet.archive.expiry import ArchiveExpiry
 from colmet.archive.joining import PERIOD_S, RECORDS, Joiner, find_record_sources
 from colmet.archive.store import SUFFIX, ArchiveError, ArchiveStore, Position
 from colmet.archive.writer_lock import is_of, lock
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime.cli import Options, Rare, positive_seconds
+from colmet.common.runtime.cli import Options, Rare, period, positive_seconds
 from colmet.common.runtime.files import check_writable, make
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,23 @@ log = logging.getLogger(__name__)
 SHARE = 0.05  # of the time spent: few large transactions cost less than many small ones
 MAX_DELAY_S = 20.0
 AUTO = "auto"
+# Kind and help of the counters.
+DESCRIBED: Mapping[str, tuple[str, str]] = {
+    "open": ("gauge", "Unfinished summaries of jobs on hosts."),
+    "held": ("gauge", "Batches that wait for those before them."),
+    "jobs": ("counter", "Summaries of whole jobs written; of a running job many times."),
+    "hosts": ("counter", "Summaries of jobs on hosts written."),
+    "late_rows": ("counter", "Rows that came too late for all but peaks and numbers of samples."),
+    "rows_left_out": ("counter", "Rows left out, beyond the limit of unfinished summaries or twice in a table."),
+    "folds_lost": ("counter", "States that could not be read after a restart."),
+    "jobs_removed": ("counter", "Jobs removed by --archive-keep."),
+    "batch_joined": ("counter", "Records of batch systems joined to summaries."),
+    "batch_alone": ("counter", "Records of batch systems of jobs without rows."),
+    "batch_failures": ("counter", "Questions to batch systems that failed."),
+    "batch_skipped": ("counter", "Records of batch systems in an unknown form."),
+    "files_damaged": ("counter", "Damaged files set aside."),
+    "size_bytes": ("gauge", "Size of the file."),
+}
 SETS_ASIDE = ("not a database", "malformed", "another program", "not the archive")
 
 
@@ -38,15 +57,18 @@ class ArchiveOutput(OutputBackend):
     Args:
         path: of the SQLite file.
         joiner: asks the batch systems; None for none.
+        keep_s: summaries of jobs that ended longer ago are removed; 0 keeps all.
     """
 
     name = "archive"
+    described: ClassVar = DESCRIBED
     share = SHARE
     max_delay_s = MAX_DELAY_S
 
-    def __init__(self, path: str, joiner: Joiner | None = None) -> None:
+    def __init__(self, path: str, joiner: Joiner | None = None, keep_s: int = 0) -> None:
         self.path = path
         self._joiner = joiner
+        self._expiry = ArchiveExpiry(keep_s)
         self._state = OutputState("", "", 0, 0)
         self._store: ArchiveStore | None = None
         self._archiver: Archiver | None = None
@@ -55,7 +77,7 @@ class ArchiveOutput(OutputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --archive, --archive-batch and --archive-batch-period."""
+        """Declare --archive and the options that begin with it."""
         parser.add_argument(
             "--archive",
             metavar="PATH",
@@ -80,6 +102,13 @@ class ArchiveOutput(OutputBackend):
             default=PERIOD_S,
             help=Rare(f"time between two questions to a batch system (default: {PERIOD_S:.0f})"),
         )
+        parser.add_argument(
+            "--archive-keep",
+            metavar="PERIOD",
+            type=period,
+            default=0,
+            help=Rare("remove summaries of jobs that ended longer ago: 90d, 5y (default: keep them for ever)"),
+        )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ArchiveOutput | None:
@@ -95,7 +124,7 @@ class ArchiveOutput(OutputBackend):
             raise ConfigError(f"--archive-batch: {err}") from err
         is_named = options.archive_batch != AUTO
         period_s = options.archive_batch_period
-        return cls(path, Joiner(sources, lambda: ArchiveStore(path, writable=True), period_s, is_named))
+        return cls(path, Joiner(sources, lambda: ArchiveStore(path, writable=True), period_s, is_named), options.archive_keep)
 
     def check(self, journal_dir: str) -> None:
         """Check that the file can be created, or written."""
@@ -198,13 +227,27 @@ class ArchiveOutput(OutputBackend):
             archiver.restart()
             raise
         archiver.saved(changes)
+        self._expire(store)
         self._state.save(archiver.until, keep_from=archiver.position)
 
+    def _expire(self, store: ArchiveStore) -> None:
+        """Remove some old summaries; a failure is logged, and tried again."""
+        try:
+            self._expiry.remove(store)
+        except OutputUnavailable as err:
+            log.warning("old summaries not removed, tried again later: %s", err)
+
     def counters(self) -> dict[str, int]:
-        """Return the numbers of open folds, written summaries, and dropped rows."""
+        """Return the numbers of open folds, written and removed summaries, dropped rows, and the size of the file."""
         own = self._archiver.counters() if self._archiver is not None else {}
         batch = self._joiner.counters() if self._joiner is not None else {}
-        return {**own, "files_damaged": self._damaged, **batch}
+        return {
+            **own,
+            **batch,
+            "jobs_removed": self._expiry.removed,
+            "files_damaged": self._damaged,
+            "size_bytes": sum([_size(self.path + suffix) for suffix in ("", "-wal")]),
+        }
 
     def close(self) -> None:
         """Write the summaries of all running jobs, and close the file; idempotent."""
@@ -226,3 +269,11 @@ class ArchiveOutput(OutputBackend):
         store, self._store, self._archiver = self._store, None, None
         if store is not None:
             store.close()
+
+
+def _size(path: str) -> int:
+    """Return the size of a file in bytes; 0 if there is none."""
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
