@@ -217,6 +217,15 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
     return lines + _senders(senders) if senders["worst"] else lines
 
 
+_OF_ARCHIVE = {
+    "jobs_removed": "old jobs removed",
+    "late_rows": "late rows",
+    "rows_left_out": "rows left out",
+    "folds_lost": "states lost",
+    "batch_failures": "failed questions to the batch system",
+}
+
+
 def _outputs(outputs: Sequence[Mapping[str, Any]]) -> list[str]:
     lines = _table(
         outputs,
@@ -237,17 +246,10 @@ def _outputs(outputs: Sequence[Mapping[str, Any]]) -> list[str]:
                 f"  {output['name']} removed {done}; {count(output['files_not_removed'])} could not be removed"
             )
         if "size_bytes" in output:
-            more = "".join(
-                [
-                    f", {count(output[key])} {text}"
-                    for key, text in (("late_rows", "late rows"), ("rows_left_out", "rows left out"))
-                    + (("folds_lost", "states lost"), ("jobs_removed", "old jobs removed"))
-                    if output.get(key)
-                ]
-            )
+            more = [f", {count(output[key])} {text}" for key, text in _OF_ARCHIVE.items() if output.get(key)]
             lines.append(
                 f"  {output['name']}: {count(output.get('open', 0))} unfinished summaries, "
-                f"{size(output['size_bytes'])}{more}"
+                f"{size(output['size_bytes'])}{''.join(more)}"
             )
     return lines + [f"  {output['name']} is away: {output['why']}" for output in outputs if output["why"]]
 

@@ -180,3 +180,29 @@ def test_another_collector_waits_for_the_archive(tmp_path):
     first.close()
     second.recover()
     second.close()
+
+
+def test_old_summaries_are_removed_while_rows_are_written(tmp_path):
+    path = tmp_path / "a.sqlite"
+    output = ArchiveOutput(str(path), keep_s=86400)
+    output.open(OutputState(str(tmp_path / "archive.json"), "ab" * 8, 1, 1))
+    output.recover()
+    output.write(records(1, 11))  # of 2023; the job may go on
+    assert output.counters()["jobs_removed"] == 0 and cpu_of(path) == [50]
+    later = [tick(n, jobs=()) for n in (300, 600)]  # it has ended
+    output._expiry._due_at = 0.0
+    for n, batch in enumerate(later):
+        output.write([JournalRecord(11 + n, batch.time_ns + 10**9, (batch._replace(seq=11 + n),))])
+        output._expiry._due_at = 0.0
+    output.write([JournalRecord(13, tick(601).time_ns, (tick(601, jobs=())._replace(seq=13),))])
+    assert output.counters()["jobs_removed"] == 1 and cpu_of(path) == []
+    output.close()
+
+
+def test_all_counters_are_described_as_metrics(tmp_path):
+    output = opened(tmp_path / "a.sqlite", tmp_path)
+    output.write(records(1, 11))
+    counters = output.counters()
+    assert counters.keys() <= ArchiveOutput.described.keys()
+    assert counters["size_bytes"] > 0 and counters["open"] == 1
+    output.close()

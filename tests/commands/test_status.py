@@ -312,3 +312,9 @@ def test_removed_old_files_are_printed_with_the_output_that_removed_them():
     assert "removed" not in "\n".join(
         describe(changed(COLLECTOR, "outputs.0", {**COLLECTOR["outputs"][0], **dict.fromkeys(counts, 0)}))
     )
+
+
+def test_the_archive_has_a_line_of_its_own():
+    counts = {"name": "archive", "open": 1234, "size_bytes": 5 << 20, "jobs_removed": 7, "late_rows": 0}
+    text = "\n".join(describe(changed(COLLECTOR, "outputs.0", {**COLLECTOR["outputs"][0], **counts})))
+    assert "  archive: 1,234 unfinished summaries, 5.00 MiB, 7 old jobs removed\n" in text + "\n"

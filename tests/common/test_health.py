@@ -16,6 +16,7 @@ from colmet.common.live.job_metrics import JobMetrics
 from colmet.common.live.latest_tables import LatestTables
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import RecentGrowth
+from colmet.common.runtime.prometheus_text import render
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
@@ -300,3 +301,18 @@ def test_a_main_thread_that_hangs_is_told(monkeypatch):
     monkeypatch.setattr(Errands.call, "__defaults__", (0.01,))
     with Errands() as errands, pytest.raises(Refused, match=r"did not do it within 0\.01 s"):
         make(errands)[0].status({})
+
+
+def test_counters_that_an_output_describes_are_metrics_of_their_own(served):
+    """All of them are in `output_counts`; those of no name there have none."""
+    one = worker("archive")
+    one.output.described = {"open": ("gauge", "Unfinished."), "jobs": ("counter", "Written."), "held": ("gauge", "-")}
+    one.output_counters = lambda: {"open": 3, "jobs": 40, "other": 1}
+    two = worker("hdf5")
+    two.output.described, two.output_counters = {}, lambda: {"rows_lost": 2}
+    health, _, _, _ = make(served, [one, two])
+    text = "".join(render(health.families()))
+    assert "# TYPE colmet_collector_archive_open gauge\ncolmet_collector_archive_open 3\n" in text
+    assert "# TYPE colmet_collector_archive_jobs_total counter\ncolmet_collector_archive_jobs_total 40\n" in text
+    assert 'colmet_collector_output_counts{output="hdf5",name="rows_lost"} 2' in text
+    assert "archive_held" not in text and "archive_other" not in text

@@ -12,8 +12,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
-from typing import NoReturn
+from typing import ClassVar, NoReturn
 
 from colmet.archive.archiver import Archiver
 from colmet.archive.expiry import ArchiveExpiry
@@ -124,7 +123,9 @@ class ArchiveOutput(OutputBackend):
             raise ConfigError(f"--archive-batch: {err}") from err
         is_named = options.archive_batch != AUTO
         period_s = options.archive_batch_period
-        return cls(path, Joiner(sources, lambda: ArchiveStore(path, writable=True), period_s, is_named), options.archive_keep)
+        return cls(
+            path, Joiner(sources, lambda: ArchiveStore(path, writable=True), period_s, is_named), options.archive_keep
+        )
 
     def check(self, journal_dir: str) -> None:
         """Check that the file can be created, or written."""
