@@ -40,7 +40,7 @@ DESCRIBED: Mapping[str, tuple[str, str]] = {
     "rows_left_out": ("counter", "Rows left out, beyond the limit of unfinished summaries or twice in a table."),
     "folds_lost": ("counter", "States that could not be read after a restart."),
     "jobs_removed": ("counter", "Jobs removed by --archive-keep."),
-    "batch_joined": ("counter", "Records of batch systems joined to summaries."),
+    "batch_joined": ("counter", "Summaries that got a record of a batch system."),
     "batch_alone": ("counter", "Records of batch systems of jobs without rows."),
     "batch_failures": ("counter", "Questions to batch systems that failed."),
     "batch_skipped": ("counter", "Records of batch systems in an unknown form."),
