@@ -35,6 +35,7 @@ from colmet.batch.records import (
     long_text,
     moment,
     text,
+    whole_below,
 )
 
 log = logging.getLogger(__name__)
@@ -179,7 +180,7 @@ def requests_of(category: str) -> dict[str, str]:
 def _memory(asked: Mapping[str, str], slots: int) -> int | None:
     """Return bytes of h_vmem, which is for each slot."""
     size = parse_memory(asked.get("h_vmem", ""))
-    return int(size * slots) if size else None
+    return whole_below(size * slots) if size else None
 
 
 def _gpus(asked: Mapping[str, str]) -> int | None:

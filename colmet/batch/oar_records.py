@@ -40,6 +40,7 @@ from colmet.batch.records import (
     long_text,
     moment,
     text,
+    whole_below,
 )
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.http_client import HttpClient, HttpFailure, parse_url
@@ -114,7 +115,7 @@ def job_record(content: object, heads: Collection[int] = ()) -> JobRecord | None
     code, signal = exit_of(status)
     state, reason = _end(said, status, job.get("events")) if is_over else (RUNNING, None)
     array, index = _array(job, number, heads)
-    wanted = text(job.get("wanted_resources"), 4096) or ""
+    wanted = text(job.get("wanted_resources"), 1024) or ""
     return JobRecord(
         job=number,
         system=SYSTEM,
@@ -212,7 +213,7 @@ def gpus_of(wanted: str) -> int | None:
                         return None
                     total += product
                     break
-    return total or None
+    return whole_below(total) or None
 
 
 def read_records(jobs: Collection[object], command: str, answer: str) -> tuple[list[JobRecord], int]:

@@ -132,6 +132,11 @@ def count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= _LARGEST else None
 
 
+def whole_below(value: float | None) -> int | None:
+    """Return a computed number as a whole one; None if it is too large for the archive, or unknown."""
+    return None if value is None or not 0 <= value <= _LARGEST else int(value)
+
+
 def exit_of(status: int | None) -> tuple[int | None, int | None]:
     """Return the exit code and the signal of a wait status, as of wait(2); None for the one that it has not."""
     if status is None or not 0 <= status <= 0xFFFF:
@@ -176,12 +181,14 @@ def _split(expression: str) -> list[str]:
 def _expanded(part: str) -> list[str]:
     """Return the hosts of one part: each bracket multiplies."""
     found, end = [""], 0
-    for match in _BRACKETS.finditer(part):
+    while match := _BRACKETS.match(part, end):  # where the one before ended: a search would be quadratic
         numbers = [number for text_ in match[2].split(",") for number in _numbers(text_)]
-        if len(found) * len(numbers) > MAX_HOSTS or match.start() != end:
+        if len(found) * len(numbers) > MAX_HOSTS or len(found[0]) > MAX_TEXT:
             raise FormError("hosts")
         found = [f"{before}{match[1]}{number}" for before in found for number in numbers]
         end = match.end()
+    if "[" in part[end:] or "]" in part[end:]:
+        raise FormError("hosts")
     return [f"{before}{part[end:]}" for before in found]
 
 

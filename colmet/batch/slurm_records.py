@@ -33,6 +33,7 @@ from colmet.batch.records import (
     long_text,
     moment,
     text,
+    whole_below,
 )
 from colmet.batch.slurm import ENVIRONMENT, count_of, size_mb, tres
 
@@ -119,7 +120,7 @@ def accounted(line: str) -> JobRecord | None:
         requested_cores=count_of(requests.get("cpu")),
         requested_memory=memory_of(requests),
         requested_gpus=gpus_of(requests),
-        requested_walltime_s=None if limit is None else 60 * limit,
+        requested_walltime_s=whole_below(None if limit is None else 60 * limit),
         array=array,
         array_index=index,
         batch_hosts=hosts_of(of["NodeList"]),
@@ -161,7 +162,7 @@ def queued(line: str, given: Mapping[int, Given]) -> JobRecord | None:
         requested_memory=memory_of(more.requests),
         requested_gpus=gpus_of(more.requests),
         requested_walltime_s=limit_s(limit),
-        array=array if index is not None else None,
+        array=text(array) if index is not None else None,
         array_index=index,
         batch_hosts=hosts_of(nodes),
     )
@@ -197,7 +198,7 @@ def array_of(job: str) -> tuple[str | None, int | None]:
 def memory_of(requests: Mapping[str, str]) -> int | None:
     """Return the bytes of memory of a list of requests."""
     asked_mb = size_mb(requests.get("mem"))
-    return None if asked_mb is None else asked_mb << 20
+    return whole_below(None if asked_mb is None else asked_mb << 20)
 
 
 def gpus_of(requests: Mapping[str, str]) -> int | None:
@@ -218,7 +219,7 @@ def limit_s(limit: str) -> int | None:
     seconds = 0
     for part in parts:
         seconds = 60 * seconds + (part or 0)
-    return seconds + 86400 * (count(days) or 0)
+    return whole_below(seconds + 86400 * (count(days) or 0))
 
 
 def hosts_of(nodes: str) -> str | None:
