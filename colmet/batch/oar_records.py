@@ -270,7 +270,10 @@ class OarRestRecords(_OarSource):
     """Records from OAR's REST interface.
 
     Args:
-        url: such as http://127.0.0.1:6668/oarapi.
+        url: such as http://127.0.0.1:6668/oarapi; user and password may stand before the host.
+
+    Attributes:
+        url: without user and password, for messages.
 
     Raises:
         ConfigError: no HTTP URL.
@@ -278,9 +281,11 @@ class OarRestRecords(_OarSource):
 
     def __init__(self, url: str) -> None:
         super().__init__()
-        if parse_url(url) is None:
-            raise ConfigError(f"oar={url}: not a URL; such as oar=http://oar-server/oarapi")
-        self.url = url.rstrip("/")
+        parts = parse_url(url)
+        if parts is None or parts.query or parts.fragment:
+            raise ConfigError("oar=: not a URL; such as oar=http://oar-server/oarapi")
+        self._url = url.rstrip("/")
+        self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")
         self._client = HttpClient({"Accept": "application/json"}, max_bytes=MAX_ANSWER)
 
     def running(self) -> Sequence[JobRecord]:
@@ -305,7 +310,7 @@ class OarRestRecords(_OarSource):
         jobs: list[object] = []
         end = time.monotonic() + DEADLINE_S
         for page in range(pages):
-            items = self._page(f"{self.url}/jobs/details.json?{query}&limit={PAGE}&offset={page * PAGE}", end)
+            items = self._page(f"{self._url}/jobs/details.json?{query}&limit={PAGE}&offset={page * PAGE}", end)
             jobs += items
             if len(items) < PAGE:
                 break

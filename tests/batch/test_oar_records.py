@@ -161,6 +161,7 @@ class RestServer:
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self):
                 outer.asked.append(self.path)
+                outer.authorization = self.headers["Authorization"]
                 query = dict(part.split("=", 1) for part in self.path.partition("?")[2].split("&"))
                 found = [one for one in jobs if one["state"] in query.get("state", one["state"]).split(",")]
                 at, limit = int(query["offset"]), int(query["limit"])
@@ -215,6 +216,15 @@ def test_a_rest_interface_that_fails_is_an_error_with_the_remedy():
     source.close()
     with pytest.raises(ConfigError, match="not a URL"):
         OarRestRecords("/oarapi")
+
+
+def test_a_user_and_a_password_are_sent_and_never_shown():
+    with RestServer([], status=401) as server:
+        source = OarRestRecords(server.url.replace("//", "//ann:secret@"))
+        with pytest.raises(BatchError, match=r"^http://127\.0\.0\.1:[0-9]+/oarapi: status 401"):
+            source.running()
+        assert server.authorization == "Basic YW5uOnNlY3JldA=="
+        source.close()
 
 
 def test_an_answer_in_another_form_is_an_error(commands):
