@@ -169,7 +169,7 @@ def receiving() -> Costs:
             collector = Collector(
                 folder / "log",
                 *("--zeromq-bind-uri", uri, "--journal-dir", str(folder / "journal")),
-                *("--elastic-host", f"http://127.0.0.1:{port}"),
+                *("--elastic-host", f"http://127.0.0.1:{port}", "--archive", ""),
             )
             senders = Senders(uri, 0, count, seconds, rate)
             try:

@@ -18,6 +18,7 @@ from colmet.archive.queries import (
     Row,
     Span,
     UsageGroup,
+    by_size,
     check_groups,
     check_page,
     spans,
@@ -109,14 +110,14 @@ class LocalArchive(JobArchive):
         check_groups(by)
         span = next((word for word in by if word in SPANS), None)
         if span is None:
-            return _sorted(self._sums(where, by, None))
+            return by_size(self._sums(where, by, None))
         first, last = self._extent(where)
         if first is None or last is None:
             return []
         found: list[UsageGroup] = []
         for part in spans(span, first, last):
             found += self._sums(where, by, part)
-        return _sorted(found)
+        return by_size(found)
 
     def _extent(self, where: JobFilter) -> tuple[float | None, float | None]:
         """Return the first and the last moment of the jobs within the interval; None without jobs."""
@@ -231,8 +232,3 @@ def _where(where: JobFilter) -> Where:
 
 def _marks(some: Sequence[Any]) -> str:
     return ", ".join("?" * len(some))
-
-
-def _sorted(groups: list[UsageGroup]) -> list[UsageGroup]:
-    """Return groups by allocated CPU time, largest first, then by jobs and keys."""
-    return sorted(groups, key=lambda one: (-(one.sums["core_s"] or 0.0), -one.jobs, one.keys))

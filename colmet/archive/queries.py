@@ -5,7 +5,7 @@ from __future__ import annotations
 import calendar
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from colmet.archive.columns import STATES, Column
@@ -196,3 +196,8 @@ def _start_of(kind: str, moment: int) -> int:
     if kind == "month":
         return calendar.timegm((when.tm_year, when.tm_mon, 1, 0, 0, 0))
     return day - when.tm_wday * 86400 if kind == "week" else day
+
+
+def by_size(groups: Iterable[UsageGroup]) -> list[UsageGroup]:
+    """Return groups by allocated CPU time, largest first, then by jobs and keys."""
+    return sorted(groups, key=lambda one: (-(one.sums["core_s"] or 0.0), -one.jobs, one.keys))

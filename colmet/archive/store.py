@@ -190,7 +190,7 @@ class ArchiveStore:
         for table, key, columns, rows in (
             ("hosts", _KEY_OF_HOST, MEASURED, changes.hosts),
             ("host_details", _KEY_OF_HOST, LARGE, changes.hosts),
-            ("jobs", _KEY_OF_JOB, (*MEASURED, RULES), [_with_rules(row) for row in changes.jobs]),
+            ("jobs", _KEY_OF_JOB, (*MEASURED, RULES), [with_rules(row) for row in changes.jobs]),
             ("job_details", _KEY_OF_JOB, LARGE, changes.jobs),
         ):
             run(_upsert(table, key, columns), _values(rows, (*key, *columns)))
@@ -268,7 +268,7 @@ class ArchiveStore:
         self.database.close()
 
 
-def _with_rules(row: Summary) -> Summary:
+def with_rules(row: Summary) -> Summary:
     """Return a summary with the names of its rules of advice; without, if its advice is missing."""
     advice = row.get("advice")
     if not isinstance(advice, str):

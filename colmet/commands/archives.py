@@ -9,15 +9,18 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from colmet.archive.elastic import ElasticArchive
 from colmet.archive.local import LocalArchive
+from colmet.archive.places import is_shared, path_of
 from colmet.archive.queries import JobArchive, JobFilter
-from colmet.archive.store import SUFFIX, ArchiveError
+from colmet.archive.store import ArchiveError
 from colmet.commands import remote
 from colmet.commands.remote_archive import RemoteArchive
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.stored.sources import add_config, configured
 
+_OTHERS = "--archive PATH, --url URL"
 GAP = "  "  # between columns of a table
 ASK = "ask your administrators for the right to read it, or use --url"
 
@@ -32,7 +35,10 @@ def add_options(parser: cli.Options) -> None:
 def add_place(parser: cli.Options) -> None:
     """Declare --archive."""
     parser.add_argument(
-        "--archive", metavar="PATH", help="the file of the job archive (default: that of the collector's configuration)"
+        "--archive",
+        metavar="PATH",
+        help="the file of a job archive (default: the archive of the collector's configuration, shared in its database "
+        "or in its file)",
     )
 
 
@@ -65,6 +71,8 @@ def filter_of(options: argparse.Namespace, users: list[str]) -> JobFilter:
 def open_archive(options: argparse.Namespace) -> JobArchive:
     """Open the archive of the options: with --url that of a collector's JSON interface.
 
+    A collector with a database shares its archive there.
+
     Raises:
         ConfigError: no archive is named.
         ArchiveError: it cannot be read.
@@ -74,7 +82,12 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
         if options.archive:
             raise ConfigError("--url excludes --archive")
         return RemoteArchive(client)
-    path = options.archive or configured_archive(options.config)
+    path = options.archive
+    if not path:
+        collector = configured(options.config, _OTHERS)
+        if is_shared(collector):
+            return ElasticArchive.from_options(collector)
+        path = _path_of(collector, options.config, _OTHERS)
     if not os.path.exists(path):
         raise ArchiveError(
             f"{path}: there is no such archive, or you may not see it; does colmet-collector write one here? Else {ASK}"
@@ -84,15 +97,16 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
     return LocalArchive(path)
 
 
-def configured_archive(config: str, other: str = "--archive PATH, --url URL") -> str:
+def configured_archive(config: str, other: str = _OTHERS) -> str:
     """Return the path of the archive of this machine's collector; ConfigError without one, which suggests `other`."""
-    collector = configured(config, other)
-    path = getattr(collector, "archive", None)
-    if path:
-        return str(path)
-    if path is None and collector.hdf5_filepath:
-        return f"{collector.hdf5_filepath}{SUFFIX}"
-    raise ConfigError(f"{config} names no job archive: give {other}")
+    return _path_of(configured(config, other), config, other)
+
+
+def _path_of(collector: argparse.Namespace, config: str, other: str) -> str:
+    path = path_of(collector)
+    if not path:
+        raise ConfigError(f"{config} names no job archive: give {other}")
+    return path
 
 
 def own_name() -> str:

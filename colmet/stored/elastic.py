@@ -9,7 +9,6 @@ import argparse
 import json
 import math
 import re
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
@@ -74,9 +73,8 @@ class ElasticHistory(History):
     @classmethod
     def from_options(cls: type[E], options: argparse.Namespace) -> E:
         """Return the history for the options of `database_client.add_options`; raise ConfigError for invalid ones."""
-        urls, prefix = database_client.checked_urls(options), database_client.checked_prefix(options)
-        http = database_client.open_http(options, urls)
-        return cls(database_client.DatabaseClient(urls, http, options.elastic_timeout, threading.Event()), prefix)
+        prefix = database_client.checked_prefix(options)
+        return cls(database_client.open_client(options), prefix)
 
     def close(self) -> None:
         """Close all connections."""

@@ -17,9 +17,10 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
+from colmet.archive.elastic import ElasticArchive
 from colmet.archive.local import LocalArchive
+from colmet.archive.places import is_shared, path_of
 from colmet.archive.queries import JobArchive
-from colmet.archive.store import SUFFIX
 from colmet.common.errors import ColmetError
 from colmet.stored.capacity import capacities
 from colmet.stored.groups import GroupedRows, groups_of
@@ -85,12 +86,12 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
 
 def archive_opener(options: argparse.Namespace) -> Callable[[], JobArchive | None]:
     """Return a function to open the job archive of a collector with these options; it returns None without one."""
-    path = named = getattr(options, "archive", None)
-    if path is None and options.hdf5_filepath:
-        path = f"{options.hdf5_filepath}{SUFFIX}"
+    path = path_of(options)
 
     def opened() -> JobArchive | None:
-        if not path or (named is None and not os.path.exists(path)):
+        if is_shared(options):
+            return ElasticArchive.from_options(options)
+        if not path or (getattr(options, "archive", None) is None and not os.path.exists(path)):
             return None
         return LocalArchive(path)
 

@@ -7,10 +7,12 @@ import pytest
 
 from colmet.archive.columns import ENDED, RUNNING
 from colmet.archive.derived import ANSWERS, LISTED
+from colmet.archive.elastic import ElasticArchive
 from colmet.archive.local import LocalArchive
 from colmet.archive.queries import GROUPS, SUMS, JobFilter, QueryError, spans
 from colmet.archive.store import ArchiveStore, Changes
 from tests.support.archive_data import YEAR_S, YEAR_START, summaries, write
+from tests.support.archive_database import PREFIX, ArchiveDatabase, client_of, copied
 
 COUNT = 600
 HOSTILE = "x'; DROP TABLE jobs; --\x1b[31m\n=cmd|' /C calc'!A0"
@@ -27,8 +29,23 @@ def made(tmp_path_factory):
     return path, jobs, [row for _, rows in everything for row in rows]
 
 
-@pytest.fixture
-def archive(made):
+@pytest.fixture(scope="module")
+def copy(made):
+    """A shared archive with the same summaries."""
+    database = ArchiveDatabase()
+    client = client_of(database.url)
+    with LocalArchive(made[0]) as local:
+        copied(local._store, client)
+    yield ElasticArchive(client, PREFIX)
+    client.close()
+    database.close()
+
+
+@pytest.fixture(params=["local", "shared"])
+def archive(request, made):
+    if request.param == "shared":
+        yield request.getfixturevalue("copy")
+        return
     with LocalArchive(made[0]) as opened:
         yield opened
 

@@ -45,6 +45,7 @@ class Collector:
         self._arguments = [
             *("-v", "--zeromq-bind-uri", self.uri, "--zeromq-link-bind-uri", self.link_uri),
             *("--journal-dir", str(directory / "journal"), "-s", "1", "--control-socket", ""),
+            *("--archive", ""),
             *[part for url in urls for part in ("--elastic-host", url)],
         ]
         self._process = None

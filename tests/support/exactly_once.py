@@ -116,7 +116,7 @@ class World:
             *(self.fleet, log or directory / "collector.log"),
             *("-v", "--zeromq-bind-uri", uri, "-s", "0.2", "--buffer-size", "20", "--journal-size", "64M"),
             *("--hdf5-filepath", str(self.prefix), "--hdf5-max-delay", "0.5"),
-            *(("--elastic-host", database.url) if database else ()),
+            *(("--elastic-host", database.url, "--no-shared-archive") if database else ()),
         )
 
     def round(self, place):

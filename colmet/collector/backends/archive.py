@@ -16,12 +16,17 @@ from typing import ClassVar, NoReturn
 
 from colmet.archive.archiver import Archiver
 from colmet.archive.expiry import ArchiveExpiry
+from colmet.archive.indices import Indices
 from colmet.archive.joining import PERIOD_S, RECORDS, Joiner, find_record_sources
-from colmet.archive.store import SUFFIX, ArchiveError, ArchiveStore, Position
+from colmet.archive.places import is_shared, path_of
+from colmet.archive.share_thread import ShareThread
+from colmet.archive.sharing import outbox_of
+from colmet.archive.store import ArchiveError, ArchiveStore, Position
 from colmet.archive.writer_lock import is_of, lock
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.runtime import database_client
 from colmet.common.runtime.cli import Options, Rare, period, positive_seconds
 from colmet.common.runtime.files import check_writable, make
 
@@ -29,6 +34,7 @@ log = logging.getLogger(__name__)
 
 SHARE = 0.05  # of the time spent: few large transactions cost less than many small ones
 MAX_DELAY_S = 20.0
+LAST_SHARE_S = 8.0  # at the end, for what the shared archive does not have yet
 AUTO = "auto"
 # Kind and help of the counters.
 DESCRIBED: Mapping[str, tuple[str, str]] = {
@@ -44,6 +50,12 @@ DESCRIBED: Mapping[str, tuple[str, str]] = {
     "batch_alone": ("counter", "Records of batch systems of jobs without rows."),
     "batch_failures": ("counter", "Questions to batch systems that failed."),
     "batch_skipped": ("counter", "Records of batch systems in an unknown form."),
+    "unshared": ("gauge", "Summaries that wait for the shared archive."),
+    "shared": ("counter", "Summaries sent to the shared archive."),
+    "conflicts": ("counter", "Jobs that another collector changed in the shared archive at the same time."),
+    "postponed": ("counter", "Jobs left for later, because other collectors changed them again and again."),
+    "share_failures": ("counter", "Failures of the shared archive."),
+    "share_refused": ("counter", "Documents that the shared archive refused for good."),
     "files_damaged": ("counter", "Damaged files set aside."),
     "size_bytes": ("gauge", "Size of the file."),
 }
@@ -56,6 +68,7 @@ class ArchiveOutput(OutputBackend):
     Args:
         path: of the SQLite file.
         joiner: asks the batch systems; None for none.
+        indices: the shared archive; None without one.
         keep_s: summaries of jobs that ended longer ago are removed; 0 keeps all.
     """
 
@@ -64,9 +77,13 @@ class ArchiveOutput(OutputBackend):
     share = SHARE
     max_delay_s = MAX_DELAY_S
 
-    def __init__(self, path: str, joiner: Joiner | None = None, keep_s: int = 0) -> None:
+    def __init__(
+        self, path: str, joiner: Joiner | None = None, indices: Indices | None = None, keep_s: int = 0
+    ) -> None:
         self.path = path
         self._joiner = joiner
+        self._indices = indices
+        self._sharing: ShareThread | None = None
         self._expiry = ArchiveExpiry(keep_s)
         self._state = OutputState("", "", 0, 0)
         self._store: ArchiveStore | None = None
@@ -76,13 +93,13 @@ class ArchiveOutput(OutputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare --archive and the options that begin with it."""
+        """Declare --archive and the options that begin so, and --no-shared-archive."""
         parser.add_argument(
             "--archive",
             metavar="PATH",
             help=Rare(
                 "keep a summary of each job in this SQLite file, for ever; '': none (default: PATH.archive.sqlite "
-                "beside the HDF5 files; without them, none)"
+                "beside the HDF5 files; with a database alone, archive.sqlite in --journal-dir)"
             ),
         )
         parser.add_argument(
@@ -108,13 +125,16 @@ class ArchiveOutput(OutputBackend):
             default=0,
             help=Rare("remove summaries of jobs that ended longer ago: 90d, 5y (default: keep them for ever)"),
         )
+        parser.add_argument(
+            "--no-shared-archive",
+            action="store_true",
+            help=Rare("keep the summaries of jobs in the local file only, not in the database of --elastic-host, too"),
+        )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ArchiveOutput | None:
-        """Return the output; None for an empty --archive, and without it for a collector without HDF5 files."""
-        path = options.archive
-        if path is None and options.hdf5_filepath:
-            path = f"{options.hdf5_filepath}{SUFFIX}"
+        """Return the output; None for an empty --archive, and without it where there is no place for a file."""
+        path = path_of(options)
         if not path:
             return None
         try:
@@ -122,10 +142,13 @@ class ArchiveOutput(OutputBackend):
         except ConfigError as err:
             raise ConfigError(f"--archive-batch: {err}") from err
         is_named = options.archive_batch != AUTO
-        period_s = options.archive_batch_period
-        return cls(
-            path, Joiner(sources, lambda: ArchiveStore(path, writable=True), period_s, is_named), options.archive_keep
-        )
+        joiner = Joiner(sources, lambda: ArchiveStore(path, writable=True), options.archive_batch_period, is_named)
+        indices = None
+        if is_shared(options):
+            client = database_client.open_client(options, warns=False)  # the other output does
+            prefix = database_client.checked_prefix(options)
+            indices = Indices(client, prefix, not options.elastic_no_template)
+        return cls(path, joiner, indices, options.archive_keep)
 
     def check(self, journal_dir: str) -> None:
         """Check that the file can be created, or written."""
@@ -151,6 +174,7 @@ class ArchiveOutput(OutputBackend):
         self._release()
         store = self._opened()
         try:
+            outbox_of(store, self._indices is not None)
             position = store.position
             archiver = Archiver(store)
         except sqlite3.Error as err:
@@ -171,6 +195,8 @@ class ArchiveOutput(OutputBackend):
         self._store, self._archiver = store, archiver
         if self._joiner is not None:
             self._joiner.start()
+        if self._indices is not None:
+            self._sharing = ShareThread(self.path, self._indices)
 
     def _opened(self) -> ArchiveStore:
         """Lock and open the file; a damaged one is set aside, and another one started."""
@@ -230,6 +256,13 @@ class ArchiveOutput(OutputBackend):
         archiver.saved(changes)
         self._expire(store)
         self._state.save(archiver.until, keep_from=archiver.position)
+        if self._sharing is not None and (changes.hosts or changes.jobs):
+            self._sharing.wake()
+
+    def interrupt(self) -> None:
+        """Send nothing more to the database."""
+        if self._indices is not None:
+            self._indices.stop()
 
     def _expire(self, store: ArchiveStore) -> None:
         """Remove some old summaries; a failure is logged, and tried again."""
@@ -242,8 +275,10 @@ class ArchiveOutput(OutputBackend):
         """Return the numbers of open folds, written and removed summaries, dropped rows, and the size of the file."""
         own = self._archiver.counters() if self._archiver is not None else {}
         batch = self._joiner.counters() if self._joiner is not None else {}
+        shared = self._sharing.counters() if self._sharing is not None else {}
         return {
             **own,
+            **shared,
             **batch,
             "jobs_removed": self._expiry.removed,
             "files_damaged": self._damaged,
@@ -260,13 +295,18 @@ class ArchiveOutput(OutputBackend):
                 store.write(archiver.changes(whole=True), None)
             except OutputUnavailable as err:
                 log.warning("summaries of running jobs not written, they follow after the next start: %s", err)
-        self._release()
+        self._release(LAST_SHARE_S)
+        if self._indices is not None:
+            self._indices.close()
         descriptor, self._lock = self._lock, -1
         if descriptor >= 0:
             os.close(descriptor)
 
-    def _release(self) -> None:
-        """Close the file."""
+    def _release(self, share_s: float = 0.0) -> None:
+        """Close the file; before, send to the database for so many seconds."""
+        if self._sharing is not None:
+            self._sharing.stop(share_s)
+            self._sharing = None
         store, self._store, self._archiver = self._store, None, None
         if store is not None:
             store.close()

@@ -159,6 +159,10 @@ class DatabaseClient:
             raise _HostFailedError("its answer is not that of Elasticsearch")
         return Response(status, _mapping(parsed))
 
+    def stop(self) -> None:
+        """Send no more requests; the current one keeps its timeout."""
+        self._stop.set()
+
     def close(self) -> None:
         """Close all connections."""
         self._http.close()
@@ -255,13 +259,13 @@ def _is_host(name: str) -> bool:
     return True
 
 
-def open_http(options: argparse.Namespace, urls: Sequence[str]) -> HttpClient:
+def open_http(options: argparse.Namespace, urls: Sequence[str], warns: bool = True) -> HttpClient:
     """Return an HTTP client with the credentials and certificates of the options; ConfigError if they are unusable."""
     headers = {"User-Agent": f"colmet/{__version__}"}
-    authorization = _authorization(options)
+    authorization = _authorization(options, warns)
     if authorization:
         headers["Authorization"] = authorization
-        for url in filter(is_readable_on_the_way, urls):
+        for url in filter(is_readable_on_the_way, urls if warns else ()):
             log.warning("--elastic-host %s: the password can be read on the way; use https", url)
     if options.elastic_client_key and not options.elastic_client_cert:
         raise ConfigError("--elastic-client-key: the certificate is missing, give --elastic-client-cert")
@@ -274,16 +278,27 @@ def open_http(options: argparse.Namespace, urls: Sequence[str]) -> HttpClient:
         verify=not options.no_check_certificates,
     )
     tls.check("--elastic-ca-file", "--elastic-client-cert")
-    if not tls.verify:
+    if not tls.verify and warns:
         log.warning("--no-check-certificates: anyone in the network can pose as the server and read the password")
     return HttpClient(headers, tls, MAX_ANSWER_BYTES)
 
 
-def _authorization(options: argparse.Namespace) -> str:
+def open_client(options: argparse.Namespace, warns: bool = True) -> DatabaseClient:
+    """Return a client for the options of `add_options`; ConfigError if they are unusable.
+
+    Args:
+        options: of the command line.
+        warns: whether it warns of unsafe ones; once is enough for a program.
+    """
+    urls = checked_urls(options)
+    return DatabaseClient(urls, open_http(options, urls, warns), options.elastic_timeout, threading.Event())
+
+
+def _authorization(options: argparse.Namespace, warns: bool) -> str:
     """Return the value of the Authorization header; "" without credentials."""
     credentials, api_key = options.http_credentials, options.elastic_api_key_file
     in_address = {given for _, given in map(_parted, options.elastic_host) if given}
-    if in_address:
+    if in_address and warns:
         log.warning(
             "--elastic-host: every user of this machine can read the user and password of an address, e.g. with `ps`; "
             "put them into a file, -P%s",
