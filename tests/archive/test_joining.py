@@ -22,6 +22,7 @@ from colmet.collector.backends.archive import ArchiveOutput
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.cli import Parser
+from tests.archive.test_archive_output import records
 from tests.support.batch_commands import Commands
 from tests.support.waiting import wait_for
 
@@ -341,3 +342,18 @@ def test_batch_systems_are_those_named_or_those_that_are_here(tmp_path, monkeypa
             find_record_sources(bad)
     with pytest.raises(ConfigError, match="--archive-batch: batch system 'pbs' is not known; there are auto, none"):
         output_of(["--archive", "x", "--archive-batch", "pbs"])
+
+
+def test_rows_are_written_while_a_command_hangs(tmp_path, monkeypatch):
+    commands = Commands(tmp_path / "bin", monkeypatch)
+    commands.answers(["squeue", None], slow_s=600)
+    output = output_of(["--archive", str(tmp_path / "a.sqlite"), "--archive-batch", "slurm"])
+    output.open(OutputState(str(tmp_path / "archive.json"), "ab" * 8, 1, 1))
+    output.recover()
+    wait_for(lambda: commands.asked("squeue"))
+    began = time.monotonic()
+    output.write(records(1, 31))
+    output.close()
+    assert time.monotonic() - began < joining.STOP_S
+    with LocalArchive(str(tmp_path / "a.sqlite")) as archive:
+        assert [row["cpu_s"] for row in archive.jobs(JobFilter(), ["cpu_s"]).rows] == [150]
