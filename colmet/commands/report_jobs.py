@@ -34,6 +34,7 @@ from colmet.report.several import (
 
 MOST_NAMED = 1000  # jobs on a command line
 BAR = 5  # characters
+MOST_SHOWN = 500  # rows of the table; sums, spread and unusual jobs are of all
 
 
 def add_options(group: cli.Options) -> None:
@@ -162,17 +163,20 @@ _COLUMNS = (
 def print_jobs(report: JobsReport, width: int) -> None:
     """Print the table, the sums, the spread and the unusual jobs."""
     print(f"{title_of(report)}: {states_of(report)}\n")
+    shown = report.rows[:MOST_SHOWN]
     users = {row["user"] for row in report.rows}
     columns = []
     for one in _COLUMNS:
-        cells = [one.text(row) for row in report.rows]
+        cells = [one.text(row) for row in shown]
         if all(cell in ("", UNKNOWN, _bar(None)) for cell in cells) or (one.heading == "User" and len(users) == 1):
             continue
-        styles = [one.style(row) for row in report.rows]
+        styles = [one.style(row) for row in shown]
         columns.append(archives.TableColumn(one.heading, cells, one.is_right, one.rank, styles))
     dropped = archives.print_table(columns, width)
     if dropped:
         print(f"Not shown for want of width: {', '.join(dropped)} (--json has all)")
+    if len(report.rows) > len(shown):
+        print(f"and {len(report.rows) - len(shown):,} more (--json has all)")
     for line in sums_of(report):
         print(line)
     if len(report.rows) > 1:

@@ -45,3 +45,11 @@ def test_a_job_is_reported_extracted_plotted_and_listed(bed, tmp_path, monkeypat
     assert {(row["job"], row["user"]) for row in jobs} == {(1000 + n, bed.cluster.user(1000 + n)) for n in range(6)}
     assert colmet.main(["usage", "--json", "--all-users", "--since", "1d", *url]) == 0
     assert sum(group["jobs"] for group in json.loads(capsys.readouterr().out)["groups"]) == 6
+    assert colmet.main(["report", "1000", "1001", "--json", *url]) == 0
+    assert sorted(row["job"] for row in json.loads(capsys.readouterr().out)["jobs"]) == [1000, 1001]
+    for file in tmp_path.rglob("*.hdf5"):
+        file.unlink()
+    assert colmet.main(["report", "1000", "--json", *url]) == 0
+    archived = json.loads(capsys.readouterr().out)
+    assert (archived["source"], archived["user"], archived["samples"]) == ("archive", "alice", 3)
+    assert archived["cpu"]["used_s"] == pytest.approx(report["cpu"]["used_s"], rel=0.02)

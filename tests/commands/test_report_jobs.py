@@ -201,6 +201,13 @@ def test_the_table_names_state_efficiency_and_requests(run):
     assert "\x1b" not in out and max(map(len, out.splitlines())) <= 120
 
 
+def test_a_long_table_is_cut_and_its_sums_are_of_all(run, monkeypatch):
+    monkeypatch.setattr("colmet.commands.report_jobs.MOST_SHOWN", 3)
+    out = run("--array", 17)[1]
+    assert len(re.findall(r"(?m)^17_\d+ ", out)) == 3 and "and 17 more (--json has all)" in out
+    assert out.partition("Spread")[2] == run("--array", 17)[1].partition("Spread")[2] and "failed: 17_5" in out
+
+
 def test_jobs_are_named_or_selected_as_by_colmet_jobs(run):
     def numbers(*argv):
         return sorted(row["job"] for row in json.loads(run(*argv, "--json")[1])["jobs"])
