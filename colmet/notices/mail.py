@@ -40,6 +40,8 @@ class Mailer:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._connection: smtplib.SMTP | None = None
+        self._is_ready = False  # it is open, encrypted and logged in
+        self._away = ""  # why no connection could be opened
 
     def __enter__(self) -> Mailer:
         return self
@@ -54,6 +56,8 @@ class Mailer:
             MailFailed: it was not sent, or it is unknown whether it was.
             MailRefused: the server refuses all recipients for good.
         """
+        if self._away:  # a run has no time to wait for it again
+            raise MailFailed(self._away)
         try:
             connection = self._connection or self._open()
             return list(connection.send_message(mail, sender, recipients))
@@ -62,12 +66,20 @@ class Mailer:
             text = f"{self._name}: {', '.join(recipients)} refused: {replies[0][0]} {replies[0][1]!r:.200}"
             raise (MailRefused if all(reply >= PERMANENT for reply, _ in replies) else MailFailed)(text) from err
         except smtplib.SMTPResponseException as err:
-            self._close()
             said = err.smtp_error.decode("utf-8", "replace") if isinstance(err.smtp_error, bytes) else err.smtp_error
-            raise MailFailed(f"{self._name}: {err.smtp_code} {said!r:.200}") from err
+            text = f"{self._name}: {err.smtp_code} {said!r:.200}"
+            if isinstance(err, smtplib.SMTPDataError) and err.smtp_code >= PERMANENT:
+                raise MailRefused(text) from err
+            raise self._failure(text) from err
         except (OSError, smtplib.SMTPException, ValueError) as err:  # ssl.SSLError is an OSError
-            self._close()
-            raise MailFailed(f"{self._name}: {getattr(err, 'strerror', None) or err}") from err
+            raise self._failure(f"{self._name}: {getattr(err, 'strerror', None) or err}") from err
+
+    def _failure(self, text: str) -> MailFailed:
+        """Close the connection; note if there was none yet."""
+        if not self._is_ready:
+            self._away = text
+        self._close()
+        return MailFailed(text)
 
     @property
     def _name(self) -> str:
@@ -85,11 +97,12 @@ class Mailer:
             opened.starttls(context=context)
         if server.user:
             opened.login(server.user, server.password)
+        self._is_ready = True
         return opened
 
     def _close(self) -> None:
         """Close the connection; without the farewell if that fails."""
-        connection, self._connection = self._connection, None
+        connection, self._connection, self._is_ready = self._connection, None, False
         if connection is None:
             return
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
@@ -23,6 +24,7 @@ from colmet.report.model import Report
 log = logging.getLogger(__name__)
 
 ENDED_S = 86400  # a job that ended earlier gets no notice
+MAIL_S = 150.0  # after which a run begins no more mails
 MOST_LINE = 1000  # characters of a line of a dry run
 MAIL, WEBHOOK, COMMAND = "mail", "webhook", "command"  # ways of delivery
 
@@ -208,9 +210,14 @@ class Round:
             return []
         failures = []
         head = Letterhead(options.mail_from, self._settings.calendar, options.cluster, options.contact)
+        until = time.monotonic() + MAIL_S
         with Mailer(server) as mailer:
             for (audience, user), some in self._open(MAIL, notices).items():
                 keys = [one.key(f"{MAIL} {audience}") for one in some]
+                if time.monotonic() > until:
+                    failures.append(f"mails need more than {MAIL_S:g} s; the next run sends the others")
+                    self._settle(keys, FAILED)
+                    continue
                 try:
                     addresses = self._recipients(audience, user)
                 except CommandFailed as err:

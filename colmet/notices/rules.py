@@ -17,7 +17,7 @@ from colmet.report.advice import GPU_IDLE, memory_high, out_of_memory
 from colmet.report.model import Report
 
 USER, ADMINISTRATORS = "user", "administrators"  # audiences
-STALE_S = 1800  # a running job without rows for longer is not judged
+STALE_S = 900  # a running job without rows for longer is not judged
 COPYING = 1 << 20  # bytes a second read and written: a job that copies is not idle
 FAILURES = (FAILED, OUT_OF_MEMORY, NODE_FAILED)  # states of `FAILED_EARLY`
 

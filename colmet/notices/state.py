@@ -177,7 +177,7 @@ class State:
             (newest, [(MOST_JOBS,)]),
             *[(orphan.format(table), [()]) for table in _OF_JOB[1:]],
             *[self._thinned(row, longest_s) for row in running],
-            ("DELETE FROM mails WHERE day < date(?, 'unixepoch', '-7 days') AND suppressed = 0", [(self._now,)]),
+            ("DELETE FROM mails WHERE day < date(?, 'unixepoch', '-7 days')", [(self._now,)]),
         )
 
     def _former(self, row: Row, here: set[tuple[int, int]]) -> list[tuple[int, int, int]]:

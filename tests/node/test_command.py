@@ -85,6 +85,13 @@ def readable(file):
     return bool(select.select([file], [], [], 0)[0])
 
 
+def test_a_program_reads_what_it_is_given_and_may_leave_it():
+    given = b"x" * (1 << 20)
+    assert sh("wc -c").run_bytes(given).split() == [b"1048576"]
+    assert sh("echo done").run_bytes(given) == b"done\n"
+    assert sh("wc -c").run_bytes().split() == [b"0"]
+
+
 def test_it_says_what_the_program_prints():
     assert sh("echo one; echo two").run() == "one\ntwo\n"
     assert sh("printf 'no end of line'").run() == "no end of line"

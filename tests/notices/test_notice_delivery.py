@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import socket
 import sys
+import time
 import types
 
 import pytest
 
 from colmet.commands import colmet, notices
-from colmet.notices import programs
+from colmet.notices import mail, programs
 from tests.support.endpoint_server import Endpoint, certificate
 from tests.support.notice_jobs import MAIL, NOW, OPS, failed, idle, job, settings, write
 from tests.support.smtp_server import LOGIN, SmtpServer
@@ -120,13 +122,13 @@ def test_a_server_that_is_away_is_tried_again_by_the_next_run(site, tmp_path):
         site.mail(gone)
         gone.stop()
         for n in range(4):
-            status, out, err = site.run(now=NOW + 300 * n)
+            status, out, err = site.run(now=NOW + 100 * n)
             assert (status, out) == (1, "notices: 2 failed\n")
             assert err == f"colmet notices: mail server 127.0.0.1:{gone.port}: Connection refused\n"
     with SmtpServer(tmp_path) as back:
         site.mail(back)
-        assert site.run(now=NOW + 1200)[:2] == (0, "notices: 2 sent\n")
-        assert site.run(now=NOW + 1500) == (0, "", "")
+        assert site.run(now=NOW + 400)[:2] == (0, "notices: 2 sent\n")
+        assert site.run(now=NOW + 500) == (0, "", "")
         assert len(back.mails) == 2
     assert "since 2026-11-25 12:00:00 UTC: 8 failed, 2 sent" in site.run("--dry-run")[1]
 
@@ -150,6 +152,36 @@ def test_recipients_refused_for_good_are_given_up_and_those_refused_for_now_are_
     assert sorted(one.recipients for one in server.mails) == [["alice@site.org"], [OPS]]
     status, out, _ = site.run(now=NOW + 300)
     assert (status, out) == (1, "notices: 1 failed\n") and len(server.mails) == 2
+
+
+def test_a_mail_that_the_server_refuses_for_good_is_given_up(site, server):
+    site.jobs(idle(1, user="spam"), idle(2))
+    site.mail(server, administrator_rules=None)
+    status, out, err = site.run()
+    assert (status, out) == (1, "notices: 1 refused, 1 sent\n") and "554 'looks like spam'" in err
+    assert site.run(now=NOW + 300) == (0, "", "")
+
+
+def test_a_run_waits_for_a_server_that_is_away_once_however_many_mails_there_are(site, monkeypatch):
+    site.jobs(*[idle(n, user=f"user{n}") for n in range(1, 21)])
+    listener = socket.create_server(("127.0.0.1", 0))  # it accepts, and says nothing
+    monkeypatch.setattr(mail, "TIMEOUT_S", 0.3)
+    with listener:
+        site.configure(**{**MAIL, "mail_port": listener.getsockname()[1]})
+        began = time.monotonic()
+        status, out, err = site.run()
+        assert (status, out) == (1, "notices: 40 failed\n") and time.monotonic() - began < 5
+        assert len(err.splitlines()) == 1 and "timed out" in err
+
+
+def test_a_run_begins_no_mails_after_its_time(site, server, monkeypatch):
+    site.jobs(idle(1), idle(2, user="bob"))
+    site.mail(server, administrator_rules=None)
+    monkeypatch.setattr("colmet.notices.round.MAIL_S", -1.0)
+    status, out, err = site.run()
+    assert (status, out) == (1, "notices: 2 failed\n") and "the next run sends the others" in err
+    monkeypatch.undo()
+    assert len(server.mails) == 0
 
 
 def test_no_recipient_gets_more_mails_than_a_day_allows_and_the_next_one_counts_the_others(site, server):

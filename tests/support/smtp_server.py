@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from tests.support.waiting import free_port
 
-GONE, LATER = "gone", "later"  # recipients that begin so are refused for good, or for now
+GONE, LATER, SPAM = "gone", "later", "spam"  # recipients that begin so are refused for good, for now; their mails
 LOGIN = ("colmet", "secret word")
 
 
@@ -86,6 +86,8 @@ def serve(port, path, kind, *certificate):
             return "250 OK"
 
         async def handle_DATA(self, _server, session, envelope):  # noqa: N802
+            if envelope.rcpt_tos[0].startswith(SPAM):
+                return "554 looks like spam"
             login = session.auth_data.login.decode() if session.auth_data else ""
             mail = {"sender": envelope.mail_from, "recipients": envelope.rcpt_tos, "login": login}
             line = json.dumps({**mail, "tls": session.ssl is not None, "content": envelope.content.decode()})
