@@ -11,6 +11,7 @@ from typing import Any
 from colmet.common.measures import CPU_USED, TASKS
 from colmet.common.runtime.prometheus_text import named
 from colmet.common.wire import colmet06
+from dev.dashboards import usage
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Dashboard, Line, Panel, Query
 from dev.dashboards.panels import SCRAPED, STORED, metric
 
@@ -48,7 +49,7 @@ class _Store:
         self.kind = kind
         self.name = name
         self._edges = edges
-        self._more = more
+        self.more = more
 
     def targets(self, panel: Panel, dashboard: str) -> list[Object]:
         """Return the queries of a panel."""
@@ -98,7 +99,7 @@ class _Store:
             "metrics": metrics,
             "bucketAggs": aggregations,
             "alias": "",
-            **self._more,
+            **self.more,
         }
 
     def _rows(self, line: Line, dashboard: str) -> str:
@@ -402,5 +403,12 @@ def files() -> Iterator[tuple[Path, str]]:
     sources: tuple[_Store | _Prometheus, ...] = (elasticsearch, opensearch, _Prometheus())
     for source in sources:
         for dashboard in SCRAPED if isinstance(source, _Prometheus) else STORED:
-            text = json.dumps(build(dashboard, source), indent=1, ensure_ascii=False) + "\n"
-            yield Path(source.name, f"{dashboard.name}.json"), text
+            yield Path(source.name, f"{dashboard.name}.json"), _text(build(dashboard, source))
+        if isinstance(source, _Store):
+            archive = usage.Source(source.kind, source.name, source.more)
+            made = usage.build(archive, _links(source), SCHEMA_VERSION)
+            yield Path(source.name, "usage.json"), _text(made)
+
+
+def _text(made: Object) -> str:
+    return json.dumps(made, indent=1, ensure_ascii=False) + "\n"

@@ -12,6 +12,7 @@ variables; panels: query options) and what is known of its requests:
   nested aggregations, in the panel's order. A date histogram has a fixed interval, and buckets for all of the range. Of
   a derivative in a unit the normalised value is drawn; hidden metrics are not drawn; `trimEdges` cuts points off both
   ends. The OpenSearch data source does the same.
+* In a table a column of a script has the script as its name, if there are several.
 * $__rate_interval is the larger one of $__interval + the scrape interval, and four times the scrape interval.
 """
 
@@ -85,7 +86,8 @@ def search_of(target, values, start_s, end_s):
     """The search of a target: head and body."""
     text = json.dumps({**target, "query": filled(target["query"], values, lucene)})
     target = json.loads(filled(text, values))
-    when = {"timestamp": {"gte": start_s * 1000, "lte": end_s * 1000, "format": "epoch_millis"}}
+    field = target["timeField"]  # as in the settings of the data source
+    when = {field: {"gte": start_s * 1000, "lte": end_s * 1000, "format": "epoch_millis"}}
     strings = {"query_string": {"analyze_wildcard": True, "query": target["query"]}}
     body = {"size": 0, "query": {"bool": {"filter": [{"range": when}, strings]}}}
     if target["metrics"][0]["type"] == "raw_data":
@@ -93,7 +95,8 @@ def search_of(target, values, start_s, end_s):
         body.update(size=int(target["metrics"][0]["settings"]["size"]), sort=order)
     else:
         body["aggs"] = _aggregations(target, start_s, end_s)
-    return {"search_type": "query_then_fetch", "ignore_unavailable": True, "index": "colmet_*"}, body
+    index = "colmet_*" if field == "timestamp" else "colmet_archive-jobs"
+    return {"search_type": "query_then_fetch", "ignore_unavailable": True, "index": index}, body
 
 
 def _aggregations(target, start_s, end_s):
@@ -101,6 +104,11 @@ def _aggregations(target, start_s, end_s):
     for metric in target["metrics"]:
         if metric["type"] == "derivative":
             metrics[metric["id"]] = {"derivative": {"buckets_path": metric["field"], **metric.get("settings", {})}}
+        elif metric["type"] == "bucket_script":
+            paths = {one["name"]: one["pipelineAgg"] for one in metric["pipelineVariables"]}
+            metrics[metric["id"]] = {"bucket_script": {"buckets_path": paths, "script": metric["settings"]["script"]}}
+        elif metric["type"] == "count":  # a bucket has it
+            continue
         else:
             metrics[metric["id"]] = {metric["type"]: {"field": metric["field"]}}
     made = metrics
@@ -113,6 +121,8 @@ def _aggregations(target, start_s, end_s):
                 "order": {settings["orderBy"]: settings["order"]},
             }
             own["min_doc_count"] = int(settings["min_doc_count"])
+            if "missing" in settings:
+                own["missing"] = settings["missing"]
             if settings["orderBy"] in metrics:  # what it is sorted by is computed for the term, too
                 made = {**made, settings["orderBy"]: metrics[settings["orderBy"]]}
         else:
@@ -135,9 +145,10 @@ def draw(target, answer):
             return
         for metric in target["metrics"]:
             if not metric.get("hide"):
-                values = [(b["key"] / 1000, b[metric["id"]]) for b in found[one["id"]]["buckets"] if metric["id"] in b]
+                values = [(b["key"] / 1000, _value(metric, b)) for b in found[one["id"]]["buckets"]]
+                values = [(s, value) for s, value in values if value is not None]
                 points = [(s, value.get("normalized_value", value["value"])) for s, value in values]
-                trim = int(one["settings"]["trimEdges"])
+                trim = int(one["settings"].get("trimEdges", 0))
                 points = points[trim:-trim] if trim and len(points) > 2 * trim else points
                 name = _ALIAS.sub(lambda found: str(labels.get(found[1], found[0])), target["alias"])
                 drawn.append(Drawn(name, labels, points))
@@ -146,18 +157,30 @@ def draw(target, answer):
     return drawn
 
 
+def _value(metric, bucket):
+    return {"value": bucket["doc_count"]} if metric["type"] == "count" else bucket.get(metric["id"])
+
+
 def rows_of(target, answer):
     """The rows of a table: of the documents, or of the buckets, by the names that Grafana gives to their columns."""
     if not target["bucketAggs"]:
         return [hit["_source"] for hit in answer["hits"]["hits"]]
     (terms,) = target["bucketAggs"]
     names = {"max": "Max", "min": "Min", "avg": "Average", "sum": "Sum", "cardinality": "Unique Count"}
+    names["count"] = "Count"
     types = [metric["type"] for metric in target["metrics"]]
     rows = []
     for bucket in answer["aggregations"][terms["id"]]["buckets"]:
         row = {terms["field"]: bucket["key"]}
-        for metric in target["metrics"]:
+        for metric in [one for one in target["metrics"] if not one.get("hide")]:
             several = types.count(metric["type"]) > 1
+            if metric["type"] == "count":
+                row["Count"] = bucket["doc_count"]
+                continue
+            if metric["type"] == "bucket_script":
+                name = metric["settings"]["script"] if several else "Bucket Script"
+                row[name] = bucket.get(metric["id"], {}).get("value")
+                continue
             row[names[metric["type"]] + (f" {metric['field']}" if several else "")] = bucket[metric["id"]]["value"]
         rows.append(row)
     return rows

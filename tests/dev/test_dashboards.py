@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from colmet.archive.derived import ANSWERS
+from dev.dashboards import usage
 from dev.dashboards.grafana import files
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, Line
 from dev.dashboards.panels import agent, metric
@@ -75,7 +77,7 @@ def test_units_follow_from_the_schema(table, column, how, unit):
 
 
 def test_elasticsearch_and_opensearch_are_asked_the_same():
-    for name in ("cluster", "node", "job"):
+    for name in ("cluster", "node", "job", "usage"):
         one, other = [(FOLDER / source / f"{name}.json").read_text() for source in ("elasticsearch", "opensearch")]
         other = other.replace("grafana-opensearch-datasource", "elasticsearch").replace("opensearch", "elasticsearch")
         made = json.loads(other.replace("Opensearch", "Elasticsearch"))
@@ -87,6 +89,18 @@ def test_elasticsearch_and_opensearch_are_asked_the_same():
                         assert one_of["settings"]["trimEdges"] == 1
                         one_of["settings"]["trimEdges"] = "1"
         assert made == json.loads(one)
+
+
+def test_usage_has_fields_of_the_archive_only():
+    source = usage.Source("elasticsearch", "elasticsearch", {})
+    for chart, why in (
+        (usage.Chart("-", "lines", [usage.Figure("-", "cores")]), "no cores of kind"),
+        (usage.Chart("-", "lines", [usage.Figure("-", "queue")]), "no queue of kind"),
+        (usage.Chart("-", "table", [usage.JOBS], "cpu_ratio"), "no cpu_ratio of kind"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            usage._targets(chart, source)
+    assert ANSWERS[usage.TIME].unit == "date"
 
 
 @pytest.mark.parametrize("name", MADE)
