@@ -45,6 +45,7 @@ LAST_RETRY_S = 3600.0
 # Wake-ups between ticks: a second, and at once.
 LOOKS = (20.0, 20)  # for jobs and tasks that begin or end
 DRAINS = (4.0, 10)  # for tasks that have ended
+DRAINS_AT_ONCE = 3  # of one wake-up, while there are jobs to measure
 WORK_SHARE = 1 / 30  # of a CPU, between ticks, for one reason
 WORK_AT_ONCE_S = 0.2  # CPU time without a rest after a quiet time
 FAREWELL_S = 1.0  # for background backends to end; one blocked by a driver ends with the process
@@ -480,7 +481,10 @@ class Agent:
         """
         if self._source.fd in ready:
             with self._looks.working():
-                self._notice(self._scan().changed)
+                changed = self._scan().changed
+                self._notice(changed)
+                if changed:  # that may have read events of other jobs
+                    self._drain()
         if any(runner.fd in ready for runner in self.runners):
             with self._drains.working():
                 self._drain()
@@ -492,12 +496,14 @@ class Agent:
 
     def _drain(self) -> None:
         """Have backends read their events; measure once more the jobs possibly about to end."""
-        for runner in self.runners:
-            if runner.fd >= 0:
-                emptied = [self._jobs[job] for job in runner.drain() if job in self._jobs]
-                for job in emptied:
-                    job.forget_tasks()
-                self._notice(emptied)
+        for _ in range(DRAINS_AT_ONCE):
+            drained = {job for runner in self.runners if runner.fd >= 0 for job in runner.drain()}
+            emptied = [self._jobs[job] for job in sorted(drained) if job in self._jobs]
+            if not emptied:
+                break
+            for job in emptied:
+                job.forget_tasks()
+            self._notice(emptied)  # that may read further events
 
     def run(
         self,

@@ -535,6 +535,16 @@ def test_jobs_without_tasks_are_looked_at_once_more_by_all_backends_with_their_t
     os.close(other.kernel)
 
 
+def test_ends_that_were_read_while_another_job_was_measured_count_at_once(source, hearing):
+    """No descriptor is readable for them any more."""
+    agent = listening_agent(source, [hearing], Sent())
+    source.come(11)
+    hearing.on_notice = lambda: os.write(hearing.kernel, bytes([9])) if not hearing.noticed else None
+    agent.step([source.fd])
+    assert [job for job, _ in hearing.noticed] == [11, 9]
+    agent.close()
+
+
 def test_a_backend_that_fails_between_ticks_does_not_keep_the_others_from_it(source, hearing):
     def fail():
         raise ZeroDivisionError("defect")
@@ -551,7 +561,7 @@ def test_a_backend_that_fails_between_ticks_does_not_keep_the_others_from_it(sou
     agent.step([source.fd])
     assert [job for job, _ in hearing.noticed] == [11, 9]
     assert batches_of(sent)[0].tables[0].rows["job_id"].tolist() == [7]
-    assert agent.runners[0].failures == 6
+    assert agent.runners[0].failures == 8
     agent.close()
     os.close(broken.fd)
     os.close(broken.kernel)

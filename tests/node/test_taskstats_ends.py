@@ -317,6 +317,27 @@ def test_ends_are_taken_in_between_ticks_and_a_job_without_tasks_is_told(node, k
     assert node.tick() == {1: 100 + 5 + 5, 2: 0}
 
 
+def test_an_end_that_came_with_the_measurement_of_another_job_is_told_of_all_the_same(node, kernel):
+    """So that what is left of the job is read before its cgroups go."""
+    kernel.start(20)
+    node.job(2, 20)
+    node.tick()
+    kernel.start(11, 10, told=True)
+    kernel.end(11, cpu=5)
+    node.notice(2)
+    assert not kernel.queue, "its record is read"
+    assert list(node.backend.drain()) == [1]
+    assert list(node.backend.drain()) == []
+    kernel.start(12, 10, told=True)
+    kernel.end(12, cpu=5)
+    node.notice(1)
+    assert list(node.backend.drain()) == [], "it has just been measured"
+    kernel.start(13, 10, told=True)
+    kernel.end(13, cpu=5)
+    assert node.tick() == {1: 100 + 3 * 5, 2: 0}
+    assert list(node.backend.drain()) == [], "all have been"
+
+
 # Tasks that go on as another
 
 

@@ -66,7 +66,9 @@ _REAL, _VIRTUAL = FIELDS.index("cpu_run_real_total"), FIELDS.index("cpu_run_virt
 _AGE = FIELDS.index("ac_etime")
 # Some clock ticks: the run time of an ended task is known to its last tick, and by counted ticks only on average.
 _LONG_NS = 20_000_000
-FEW = 4  # tasks: with so few left, a job may be about to end
+# Tasks: with so few left, a job may be about to end. Each step of Slurm has a slurmstepd of some six threads in its
+# cgroups, and a script with srun has its threads, too.
+FEW = 32
 MAX_KEPT_TASKS = 16384  # about 4 MB of state
 
 
@@ -135,6 +137,7 @@ class TaskstatsBackend(InputBackend):
         self._rows: dict[int, dict[str, int | None]] = {}  # values of each job's last row
         self._ended: set[int] = set()  # jobs with tasks ended since their last rows
         self._is_kept = False  # whether the kept totals are those of the last rows
+        self._shrunk: set[int] = set()  # jobs with tasks ended since their last reading; for `drain`
         self._received: list[Exits] = []  # not attributed yet
         self._last_totals: dict[int, Ints] = {}  # of each job's last row
         self._state = StateFile(host, state_dir) if state_dir else None
@@ -198,6 +201,7 @@ class TaskstatsBackend(InputBackend):
         if self._source.is_listening_due():
             self._listen()
         rows = self._measure(jobs, tick=True)
+        self._shrunk.clear()  # all jobs are read at a tick
         if self._waits.dropped:
             self._once.warning(
                 "the kernel counts waits of tasks that they cannot have had, growths of delays are dropped: one is of "
@@ -209,19 +213,24 @@ class TaskstatsBackend(InputBackend):
         return rows
 
     def drain(self) -> Iterable[int]:
-        """Read exit records; return the jobs of these records with few or no tasks known to live."""
+        """Read exit records; return the jobs of these records with few or no tasks known to live.
+
+        The records that `notice` of another job has received count, too.
+        """
         self._child_cpu.read()
         self._receive()
-        ended = self._attribute()
+        self._attribute()
         self._settle()
+        shrunk, self._shrunk = self._shrunk, set()
         # an ending task may still be listed, and count as alive: a job with few tasks is worth a check, too
-        return [job for job in ended if self._owners.alive(job) <= FEW]
+        return [job for job in sorted(shrunk) if self._owners.alive(job) <= FEW]
 
     def notice(self, job: Job) -> None:
         """Measure a job's tasks, so that those they fork are known."""
         self._noticed = True
         self._recognize([job])
         self._measure([job], tick=False)
+        self._shrunk.discard(job.id)
 
     def last(self, job: Job) -> Sample | None:
         """Return the totals at the job's end."""
@@ -230,6 +239,7 @@ class TaskstatsBackend(InputBackend):
         self._sampled = [other for other in self._sampled if other is not job]
         self._last_totals.pop(job.id, None)
         self._rows.pop(job.id, None)
+        self._shrunk.discard(job.id)
         self._owners.forget(job.id)
         for part in self._parts():
             part.forget(job.id)
@@ -355,18 +365,16 @@ class TaskstatsBackend(InputBackend):
         for job in members:
             self._owners.list_one(job, members[job], job in closed)
 
-    def _attribute(self) -> list[int]:
-        """Count ended tasks to their jobs; return these jobs."""
-        jobs: list[int] = []
+    def _attribute(self) -> None:
+        """Count ended tasks to their jobs."""
         while self._received:  # includes records that could not be attributed on arrival
-            jobs += self._end(self._owners.take(self._received.pop(0)))
-        return jobs
+            self._end(self._owners.take(self._received.pop(0)))
 
-    def _end(self, shares: Iterable[tuple[int, Exits]]) -> list[int]:
-        jobs = []
+    def _end(self, shares: Iterable[tuple[int, Exits]]) -> None:
         for job, exits in shares:
             tids = exits.ids[:, 0]
             self._ended.add(job)
+            self._shrunk.add(job)
             self._is_kept = False
             self._totals.end(job, tids, self._waits.end(job, tids, exits.values))
             self._cpu_time.end_tasks(job)
@@ -375,8 +383,6 @@ class TaskstatsBackend(InputBackend):
             self._child_cpu.add(exits.ids.tolist(), counted.tolist(), beyond.tolist())
             self._cpu_time.add_beyond(job, int(beyond.sum()))
             self._finished.add(tids)
-            jobs.append(job)
-        return jobs
 
     def _settle(self) -> None:
         """Count CPU time charged to processes beyond the records of their descendants."""
