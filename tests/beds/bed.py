@@ -79,6 +79,15 @@ class Bed:
             status, form = self._must("get", path, file.name).split(maxsplit=1)
             return int(status), form, file.read()
 
+    def inside(self, *command, **environment):
+        """What a command prints in the bed's namespaces, as root."""
+        namespace = (self.directory / "ns.pid").read_text().strip()
+        command = ["nsenter", "--target", namespace, "--net", "--mount", "--", *command]
+        environment = {**os.environ, **environment}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def wait(self, job):
         """Wait for the job's end; the state that it ended in."""
         return self._must("wait", str(job))
@@ -93,41 +102,69 @@ class Bed:
 
 
 class Seen:
-    """What the watcher knows of a job."""
+    """What the watcher knows of a job.
+
+    Attributes:
+        cpu: CPU time by the kernel's account, in seconds, of each of its cgroups.
+        memory: the kernel's record of the most memory, in bytes, of each of them.
+    """
 
     def __init__(self):
         self.appeared = time.time()
         self.gone = None
-        self.cpu_s = None
+        self.cpu = {}
+        self.memory = {}
+
+    @property
+    def cpu_s(self):
+        """CPU time on all nodes; None where no cgroup counts it."""
+        return sum(list(self.cpu.values())) if self.cpu else None
+
+    @property
+    def memory_peak(self):
+        """The sum of the peaks on all nodes; None where no cgroup counts it."""
+        return sum(list(self.memory.values())) if self.memory else None
 
 
 class Watcher:
-    """Looks for job cgroups fifty times a second, with nothing of Colmet's.
+    """Looks for job cgroups fifty times a second, or as often as is asked for, with nothing of Colmet's.
 
     Args:
-        pattern: where they are, but for the `_<job id>` that their names end in.
-        controller: whose they are; those of cpuacct, where there are any, tell the kernel's account of CPU time.
+        patterns: where they are, but for the `_<job id>` that their names end in; one, or several by spaces.
+        controller: whose they are; those of cpuacct and memory, where there are any, have the kernel's accounts.
+        pause_s: between two looks.
     """
 
-    def __init__(self, pattern, controller):
+    def __init__(self, patterns, controller, pause_s=0.02):
         self.jobs = {}
-        self._pattern = pattern
+        self._patterns = [f"{pattern}_[0-9]*" for pattern in patterns.split()]
         self._controller = controller
+        self._pause_s = pause_s
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
+    def cpu_s(self, job):
+        """CPU time of a job so far; 0 before its cgroups are there."""
+        return (self.jobs[job].cpu_s if job in self.jobs else None) or 0.0
+
     def _watch(self):
-        while not self._stop.wait(0.02):
-            found = {int(path.rpartition("_")[2]): path for path in glob.glob(f"{self._pattern}_[0-9]*")}
-            for job, path in found.items():
+        while not self._stop.wait(self._pause_s):
+            found = set()
+            for path in [path for pattern in self._patterns for path in glob.glob(pattern)]:
+                job = int(path.rpartition("_")[2])
+                found.add(job)
                 seen = self.jobs.setdefault(job, Seen())
                 with contextlib.suppress(OSError):
-                    usage = Path(path.replace(f"/{self._controller}/", "/cpuacct/", 1), "cpuacct.usage")
-                    seen.cpu_s = int(usage.read_text()) / 1e9
+                    seen.cpu[path] = int(self._read(path, "cpuacct", "cpuacct.usage")) / 1e9
+                with contextlib.suppress(OSError):
+                    seen.memory[path] = int(self._read(path, "memory", "memory.max_usage_in_bytes"))
             for job, seen in self.jobs.items():
                 if job not in found and seen.gone is None:
                     seen.gone = time.time()
+
+    def _read(self, path, controller, name):
+        return Path(path.replace(f"/{self._controller}/", f"/{controller}/", 1), name).read_text()
 
     def close(self):
         self._stop.set()
@@ -165,26 +202,38 @@ class Colmet:
         hdf5: where the collector writes to, the beginning of a path.
         node_options: of the agent.
         collector_options: of the collector, besides those of its output.
+        environment: of the collector, besides this process's.
+        nodes: a command for each agent, which becomes the agent on its node; one agent on this machine by default.
 
     Attributes:
         configuration: of the collector, its file.
+        node: the first agent.
     """
 
-    def __init__(self, directory, hdf5, *node_options, collector_options=()):
+    def __init__(self, directory, hdf5, *node_options, collector_options=(), environment=None, nodes=((),)):
         uri = f"tcp://127.0.0.1:{free_port()}"
         output = ("--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1", "--hdf5-max-delay", "1")
         output += tuple(collector_options)
         arguments = unit_arguments("colmet-collector", directory, output, zeromq_bind_uri=uri, hdf5_filepath=hdf5)
         self.configuration = directory / "collector.toml"
-        self.collector = Daemon("colmet.collector.main", directory / "collector.log", *arguments)
+        environment = {**os.environ, **(environment or {})}
+        self.collector = Daemon("colmet.collector.main", directory / "collector.log", *arguments, env=environment)
         self._lines = []
         self._reader = threading.Thread(target=lambda: self._lines.extend(self.collector.process.stdout))
         self._reader.start()
         self.collector.said("listening")
-        options = ("--state-dir", str(directory / "state"), "--spool-dir", "", *node_options)
-        arguments = unit_arguments("colmet-node", directory, options, zeromq_uri=uri)
-        self.node = Daemon("colmet.node.main", directory / "node.log", *arguments)
-        self.node.said("backend on backend=taskstats")
+        self.nodes = []
+        for number, within in enumerate(nodes):
+            own = number or ""
+            options = ["--state-dir", str(directory / f"state{own}"), "--spool-dir", "", *node_options]
+            if number:
+                options += ["--control-socket", str(directory / f"node{own}.sock")]
+            arguments = unit_arguments("colmet-node", directory, options, zeromq_uri=uri)
+            log = directory / f"node{own}.log"
+            self.nodes.append(Daemon("colmet.node.main", log, *arguments, within=within))
+        self.node = self.nodes[0]
+        for node in self.nodes:
+            node.said("backend on backend=taskstats")
 
     def when(self, event, job):
         """When the agent logged that a job started or ended, in seconds since 1970; None where it has not."""
@@ -204,16 +253,17 @@ class Colmet:
 
     def close(self):
         """End both as an operator does; their exit statuses."""
-        for daemon in (self.node, self.collector):
+        daemons = (*self.nodes, self.collector)
+        for daemon in daemons:
             if daemon.process.poll() is None:
                 daemon.process.terminate()
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     daemon.process.wait(timeout=20)
             daemon.process.kill()
         self._reader.join(timeout=20)
-        self.node.process.stdout.close()
-        self.collector.process.stdout.close()
-        return [daemon.process.wait(timeout=20) for daemon in (self.node, self.collector)]
+        for daemon in daemons:
+            daemon.process.stdout.close()
+        return [daemon.process.wait(timeout=20) for daemon in daemons]
 
 
 def eventually(condition, timeout_s=60):
@@ -260,8 +310,17 @@ class Site:
 
 
 @contextlib.contextmanager
-def running(request, directory, bed, pattern, controller, *node_options, collector_options=()):
-    """Bring all of it up, and take it down again. What happens is told on the terminal, as it happens."""
+def running(request, directory, bed, patterns, controller, *node_options, pause_s=0.02, **options):
+    """Bring all of it up, and take it down again. What happens is told on the terminal, as it happens.
+
+    Args:
+        request: of pytest.
+        directory: for what Colmet keeps.
+        bed: the batch system.
+        patterns, controller, pause_s: for the watcher.
+        node_options: of the agents.
+        options: further ones of `Colmet`.
+    """
     capture = request.config.pluginmanager.getplugin("capturemanager")
 
     def tell(text):
@@ -273,10 +332,10 @@ def running(request, directory, bed, pattern, controller, *node_options, collect
         stack.callback(lambda: tell(bed.down()))
         tell("")  # ends the line that pytest has begun
         bed.up(tell)
-        watcher = Watcher(pattern, controller)
+        watcher = Watcher(patterns, controller, pause_s)
         stack.callback(watcher.close)
         (bed.directory / "hdf5").mkdir()
-        colmet = Colmet(directory, bed.directory / "hdf5/colmet", *node_options, collector_options=collector_options)
+        colmet = Colmet(directory, bed.directory / "hdf5/colmet", *node_options, **options)
         stack.callback(colmet.close)
         site = Site(bed, watcher, colmet)
         yield site

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 from pathlib import Path
 
 DATA = Path(__file__).parents[1] / "data/batch"
@@ -66,23 +65,27 @@ class Commands:
 
 
 def commands_of(bed, names, directory, monkeypatch, **environment):
-    """Have the commands of these names be those of a bed of tests/beds, which its own namespace has them in.
+    """Have the commands of these names be those of a bed of tests/beds; see `scripts_of`."""
+    monkeypatch.setenv("PATH", scripts_of(bed, names, directory, **environment))
+
+
+def scripts_of(bed, names, directory, **environment):
+    """Write scripts that run commands as a bed of tests/beds has them in its own namespace, once it is up.
 
     Args:
-        bed: that is up.
+        bed: the bed.
         names: of commands.
-        directory: for scripts, which come first in PATH.
-        monkeypatch: that sets PATH.
+        directory: for the scripts.
         environment: of the commands.
+
+    Returns:
+        PATH with these scripts first.
     """
     directory.mkdir()
-    namespace = (bed.directory / "ns.pid").read_text().strip()
     given = " ".join(f"{key}={shlex.quote(value)}" for key, value in environment.items())
+    inside = f'nsenter --target "$(cat {shlex.quote(str(bed.directory / "ns.pid"))})" --net --mount --'
     for name in names:
-        path = shutil.which(name, path="/usr/sbin:/usr/bin")
         script = directory / name
-        script.write_text(
-            f'#!/bin/sh\n{given} exec nsenter --target {namespace} --net --mount -- {shlex.quote(str(path))} "$@"\n'
-        )
+        script.write_text(f'#!/bin/sh\nexec {inside} env PATH=/usr/sbin:/usr/bin:/sbin:/bin {given} {name} "$@"\n')
         script.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{directory}:{os.environ['PATH']}")
+    return f"{directory}:{os.environ['PATH']}"

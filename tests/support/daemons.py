@@ -14,13 +14,13 @@ from tests.support.waiting import free_port
 
 
 class Daemon:
-    """A daemon, its output and its log."""
+    """A daemon, its output and its log; `within` is a command that becomes the one in its further arguments."""
 
-    def __init__(self, module, log, *arguments, env=None):
+    def __init__(self, module, log, *arguments, env=None, within=()):
         self.log = log
         with open(log, "w") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, "-v", *arguments],
+                [*within, sys.executable, "-m", module, "-v", *arguments],
                 stdout=subprocess.PIPE,
                 stderr=file,
                 text=True,

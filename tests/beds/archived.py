@@ -1,0 +1,154 @@
+"""Thirty jobs of a batch system as the job archive has them, with what else knows of them.
+
+The kernel's accounts are those of the watcher, and the states those that the batch system's own commands print.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from typing import NamedTuple
+
+import pytest
+
+from tests.beds.bed import eventually
+from tests.beds.programs import run
+
+MB = 10**6
+# The watcher's last look at a job is some milliseconds before its end, and Colmet's last reading is, too.
+CPU_SLACK_S = 0.03
+# The kernel takes pages for a CPU in batches of 64, which count as used. In a job of a megabyte that is much.
+MEMORY_SLACK = 2 * 64 * 4096
+KEY = ("job", "start")
+LISTED = (*KEY, "user", "state", "exit_code", "project", "queue", "array", "hosts", "wall_s", "cpu_s", "memory_peak")
+
+
+def holds(megabytes, seconds):
+    """A command that fills more than so much memory, and keeps it for so long."""
+    return f"perl -e '$held = \"x\" x {megabytes * MB}; select undef, undef, undef, {seconds}'"
+
+
+class Kind(NamedTuple):
+    """Jobs that are submitted together.
+
+    Attributes:
+        name: of what they are.
+        command: that they run.
+        options: of the batch system.
+        state: that the archive is to have of them; of an array, of each task.
+        deleted: whether they are ended from outside, as soon as they have computed.
+        is_brief: whether one may come and go between two looks of the agent.
+    """
+
+    name: str
+    command: str
+    options: tuple[str, ...] = ()
+    state: str | tuple[str, ...] = "done"
+    deleted: bool = False
+    is_brief: bool = False
+
+
+class Jobs:
+    """The submitted jobs.
+
+    Attributes:
+        kinds: of each job, its kind, by the batch system's id.
+        states: of each job, the state that the archive is to have.
+        to_delete: ids of jobs to be ended from outside.
+    """
+
+    def __init__(self, bed):
+        self.kinds = {}
+        self.states = {}
+        self.to_delete = []
+        self._bed = bed
+
+    def submit(self, kind):
+        """Submit the jobs of a kind; return the number of the first."""
+        first, *others = self._bed.submit(*kind.options, kind.command)
+        ids = [str(job) for job in (first, *others)]
+        states = kind.state
+        if isinstance(states, str):
+            states = [states] * len(ids)
+        elif not others:  # Slurm prints the number of the array
+            ids = [f"{first}_{place + 1}" for place in range(len(states))]
+        assert len(ids) == len(states)
+        self.kinds.update(dict.fromkeys(ids, kind))
+        self.states.update(zip(ids, states))
+        self.to_delete += [first] * kind.deleted
+        return first
+
+
+class Archive:
+    """The archive of a running collector, in all the ways that it is read.
+
+    Args:
+        path: of its file.
+        interface: of the collector.
+    """
+
+    def __init__(self, path, interface):
+        self.path = path
+        self._interface = interface
+
+    def summaries(self):
+        """The summaries of whole jobs by id, read without anything of Colmet's. Each job has one."""
+        rows = self._rows("SELECT * FROM jobs")
+        found = {row["job"]: row for row in rows}
+        assert len(found) == len(rows), f"two summaries: {[(row['job'], row['start']) for row in rows]}"
+        return found
+
+    def hosts(self, job):
+        """The summaries of a job on single hosts, in order."""
+        return self._rows("SELECT * FROM hosts WHERE job = ? ORDER BY host", job)
+
+    def _rows(self, question, *values):
+        with contextlib.closing(sqlite3.connect(f"file:{self.path}?mode=ro", uri=True)) as connection:
+            connection.row_factory = sqlite3.Row
+            return [dict(row) for row in connection.execute(question, values)]
+
+    def listed(self):
+        """The list of jobs from everywhere, by where it is from."""
+        options = ("--all-users", "--archive", str(self.path), "--columns", ",".join(LISTED))
+        out, said = run("colmet.commands.colmet", "jobs", *options, "--json")
+        assert said == ""
+        of_interface = self._interface.ask(f"/api/v1/archive/jobs?columns={','.join(LISTED)}&limit=100")
+        names = ", ".join(f'"{name}"' for name in LISTED)
+        in_file = [dict(row) for row in self._rows(f"SELECT {names} FROM listed")]
+        return {
+            "colmet jobs": _ordered(json.loads(out)["jobs"]),
+            "interface": _ordered(of_interface["items"]),
+            "SQLite": _ordered(in_file),
+        }
+
+
+def _ordered(rows):
+    return sorted(rows, key=lambda row: [row[name] for name in KEY])
+
+
+def is_settled(archive, jobs):
+    """Whether the archive has an end of all these jobs, from their nodes and from the batch system."""
+    found = archive.summaries()
+    return all(job in found and not found[job]["is_running"] and found[job]["ended"] is not None for job in jobs)
+
+
+def assert_as_measured(kind, seen, summary):
+    """CPU time and memory peak are those of the job's cgroups, within 2 %.
+
+    Of a job that comes and goes between two looks, Colmet may have no memory, and the watcher not the last of it.
+    """
+    for value, of_kernel, slack in (
+        (summary["cpu_s"], seen.cpu_s, CPU_SLACK_S),
+        (summary["memory_peak"], seen.memory_peak, MEMORY_SLACK),
+    ):
+        if kind.is_brief:
+            assert value is None or value >= (of_kernel or 0) - slack, (kind, summary)
+        elif of_kernel is not None:
+            assert value == pytest.approx(of_kernel, rel=0.02, abs=slack), (kind, summary)
+
+
+def settle(archive, jobs, site):
+    """Wait until the archive has all there is of these jobs."""
+    logs = [site.colmet.collector.log.read_text(), site.bed.logs()]
+    assert eventually(lambda: is_settled(archive, jobs), 60), (archive.summaries(), *logs)
