@@ -226,11 +226,9 @@ def test_a_place_that_cannot_be_is_refused(served, place):
         served(place)
 
 
-def test_without_the_right_the_error_says_whom_to_be(served, root, tmp_path):
-    path = str(tmp_path / "node.sock")
+def test_without_the_right_the_error_says_whom_to_be(served, root, public):
+    path = str(public / "node.sock")
     served(path)
-    for directory in (tmp_path, *list(tmp_path.parents)[:3]):
-        directory.chmod(0o755)
     code = (
         "import os\nfrom colmet.common.runtime import control\nos.setgid(65534); os.setuid(65534)\n"
         f"try:\n    control.ask({path!r}, 'node', {{}})\n"
