@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, size, utc
+from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
 from colmet.report.advice import EXCEEDED, GOOD, LOW, POOR
 from colmet.report.model import BatchFacts, Report, Use
+from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
 GRADES = {GOOD: "green", LOW: "yellow", POOR: "red", EXCEEDED: "bold red"}  # styles
@@ -13,6 +14,15 @@ WORDS = {"cores": "CPU", "memory": "memory", "gpus": "GPU", "walltime": "walltim
 BARS = {"cores": "cyan", "memory": "magenta", "gpus": "blue", "walltime": "green"}
 LONGEST_NAME = 60  # characters of a job's name
 _AMOUNTS = {"cores": cores, "memory": size, "gpus": cores, "walltime": duration}
+
+
+def verdict(report: Report) -> list[tuple[str, str]]:
+    """Return a few words on each graded use, and the grade."""
+    return [
+        (f"{WORDS[use.what]} {rough_percent(use.ratio)} {use.grade}", use.grade)
+        for use in uses_of(report)
+        if use.grade and use.ratio is not None
+    ]
 
 
 def of_request(use: Use) -> str:

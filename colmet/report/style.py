@@ -29,7 +29,8 @@ small, .soft { color: var(--soft); font-size: .87rem; }
 .cyan { fill: var(--cyan); } .green { fill: var(--green); } .red { fill: var(--red); } .blue { fill: var(--blue); }
 .magenta { fill: var(--magenta); } .yellow { fill: var(--yellow); }
 .alarm { color: var(--red); font-weight: 600; }
-.low { color: var(--yellow); } .poor { color: var(--red); }
+.good { color: var(--green); } .low { color: var(--yellow); } .poor, .exceeded { color: var(--red); }
+.verdict b { margin-right: 1rem; }
 .foot { width: 6rem; height: 1.3rem; margin: 0 .2rem; }
 .chart svg { width: 100%; height: auto; display: block; }
 .names { display: flex; flex-wrap: wrap; gap: .1rem 1.2rem; margin: 0 0 .6rem; padding: 0; list-style: none; }

@@ -26,7 +26,7 @@ from colmet.common.runtime.quantities import (
 )
 from colmet.report.ending import ending_of
 from colmet.report.model import BatchFacts, Energy, HostFigures, Number, Report, ratio
-from colmet.report.phrases import BARS, GRADES, LONGEST_NAME, WORDS, about, of_request, others
+from colmet.report.phrases import BARS, GRADES, LONGEST_NAME, about, of_request, others, verdict
 from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
@@ -85,6 +85,12 @@ class Page:
         """Yield all parts of a report, from top to bottom."""
         self._domain = domain_of([host.host for host in report.hosts])
         yield from self.title(report)
+        grades = verdict(report)
+        if grades:
+            line = Text("Verdict: ", style="bold")
+            for n, (text, grade) in enumerate(grades):
+                line.append(", " if n else "", "not bold").append(text, f"not bold {GRADES[grade]}")
+            yield line
         yield ""
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True, style="bold")
@@ -129,18 +135,6 @@ class Page:
             yield Text("Made from the job archive, as rows of all of it are not stored here any more.", style="italic")
         if len(report.starts) > 1:
             yield Text(others(report), style="italic")
-        verdict = self._verdict(report)
-        if verdict is not None:
-            yield verdict
-
-    def _verdict(self, report: Report) -> Text | None:
-        """Return all grades in a line; None without any."""
-        found = Text("Verdict: ", style="bold")
-        graded = [use for use in uses_of(report) if use.grade and use.ratio is not None]
-        for n, use in enumerate(graded):
-            text = f"{WORDS[use.what]} {rough_percent(use.ratio)} {use.grade}"
-            found.append(f"{', ' if n else ''}", "not bold").append(text, f"not bold {GRADES[use.grade]}")
-        return found if graded else None
 
     def _data(self, report: Report) -> str:
         found = report.completeness

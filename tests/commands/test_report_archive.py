@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +16,7 @@ from colmet.archive.reports import report_of
 from colmet.archive.store import ArchiveStore
 from colmet.commands import colmet
 from colmet.commands import report as command
+from colmet.report import page
 from colmet.report.archived import find
 from colmet.report.collect import gather
 from colmet.report.document import document_of
@@ -21,6 +24,7 @@ from colmet.report.document import report_of as read_back
 from colmet.report.ending import ending_of
 from colmet.report.model import BatchFacts
 from colmet.report.requested import uses_of
+from colmet.report.text import show
 from colmet.stored.stays import JobInterval
 from tests.support.archives import Archive, records_of, replayed
 from tests.support.made_up_history import GIB, START, MadeUp, job_rows, node_rows
@@ -343,6 +347,35 @@ def test_a_short_or_running_job_has_no_grade_that_may_change(made):
     assert short["cores"] == short["memory"] == ""
     withheld = replace(made(**asked), advice_withheld="too few samples")
     assert [one.grade for one in uses_of(withheld)][:2] == ["", ""]
+
+
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def test_grades_are_coloured_on_a_terminal_unless_no_color_is_set(made, monkeypatch):
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    asked = made(state="failed", exit_code=3, requested_cores=20)
+    found = []
+    for _ in range(2):
+        terminal = Terminal()
+        show(asked, terminal, 100)
+        found.append(terminal.getvalue())
+        monkeypatch.setenv("NO_COLOR", "1")
+    coloured, plain = found
+    assert re.search(r"\x1b\[[0-9;]*31mCPU 10 % poor", coloured)
+    assert re.search(r"\x1b\[[0-9;]*31mFailed with exit code 3", coloured)
+    assert re.search(r"\x1b\[[0-9;]*32mmemory 50 % good", coloured)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain) and "CPU 10 % poor" in plain
+
+
+def test_grades_are_words_and_colours_on_the_page(made):
+    text = page.html(made(requested_cores=20)).decode()
+    assert '<b class="poor">CPU 10 % poor</b>' in text
 
 
 def test_hostile_texts_of_a_batch_system_stay_text(kept, report):
