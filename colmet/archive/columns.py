@@ -104,6 +104,7 @@ MEASURED = (
     _grown("switches", measures.SWITCHES),
     _grown("involuntary_switches", measures.SWITCHES_INVOLUNTARY),
     _most("tasks_peak", "The most tasks at one time.", measures.TASKS_PEAK, measures.TASKS_NOW),
+    _grown("tasks_ended", measures.TASKS_ENDED),
     # memory
     _most(
         *("memory_peak", "The most memory at one time: the kernel's record, else the largest sample."),

@@ -207,6 +207,9 @@ TASKS_PEAK = _job(
     "cgroup.pids_peak",
     time=MAX,
 )
+TASKS_ENDED = _job(
+    *("tasks_ended", "tasks ended", "Tasks that have ended, processes and threads."), "taskstats.tasks_ended"
+)
 IO_READ = _job(
     *("io_read", "read", "Bytes read from block devices; without a cgroup, those that its tasks are charged for."),
     "cgroup.io_read_bytes taskstats.read_bytes jobprocstats.read_bytes",

@@ -19,6 +19,7 @@ def kept(tasks, floor):
         excess=np.full((tasks, 4), 9, dtype=np.int64),
         floor=np.full(WIDTH, 3, dtype=np.int64) if floor else None,
         beyond_ns=5,
+        ended=6,
     )
 
 

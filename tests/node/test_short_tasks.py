@@ -255,3 +255,16 @@ def test_a_damaged_state_is_put_aside_with_a_warning_and_the_agent_measures(
     daemons.wait_for_row(wanted)
     assert daemons.log.read_text().count("state is damaged") == 1
     assert (tmp_path / "state/taskstats.state.damaged").read_bytes() == damaged
+
+
+def test_every_ended_task_is_counted(start_daemons, root_directory):
+    """A thousand processes that end at once, and the one that started them."""
+    daemons = start_daemons("-s", "1")
+    daemons.wait_for_row(lambda row: row.get("backend") == "taskstats")
+    job = root_directory.job("bob_8")
+    script = "import os\nfor _ in range(1000):\n    pid = os.fork()\n    pid or os._exit(0)\n    os.waitpid(pid, 0)\n"
+    assert job.start([sys.executable, "-S", "-c", script]).wait(timeout=60) == 0
+    job.close()
+    row = daemons.wait_for_row(lambda row: row["job_id"] == 8 and row.get("tasks_ended", 0) > 1000)
+    assert row["tasks_ended"] == 1001
+    daemons.check()

@@ -927,8 +927,8 @@ def test_a_stat_file_in_another_form_is_a_parse_error(node, kernel):
         node.tick()
 
 
-def test_every_column_is_in_a_row_and_its_own_is_the_last(node, kernel):
-    assert tuple(node.row()) == SCHEMA.names and SCHEMA.names[-1] == "cpu_total"
+def test_every_column_is_in_a_row_and_its_own_are_the_last(node, kernel):
+    assert tuple(node.row()) == SCHEMA.names and SCHEMA.names[-2:] == ("cpu_total", "tasks_ended")
 
 
 def test_what_ended_since_the_last_tick_is_kept_at_the_agents_end_too(kept):

@@ -54,6 +54,10 @@ SCHEMA = Schema(
             "cpu_run_real_total of tasks shorter than 20 ms; never more than the use of the job's cgroup. "
             "Source: struct taskstats, /proc/<pid>/stat, cpuacct.usage, cpu.stat.",
         ),
+        counter(
+            *("tasks_ended", "count", "Tasks (processes and threads) that have ended; missing without exit records."),
+            "exit records",
+        ),
     ],
 )
 

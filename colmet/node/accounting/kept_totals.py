@@ -33,6 +33,7 @@ class KeptJob(NamedTuple):
     excess: Ints  # their dropped waits, shape (n, waits), see `PlausibleWaits.excess`; not packed without waits
     floor: Ints | None  # lower bounds of the counters, shape (fields,)
     beyond_ns: int  # CPU time in no record
+    ended: int  # number of its ended tasks
 
 
 def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
@@ -50,7 +51,7 @@ def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
         excess.append(job.excess)
         has_floor = job.floor is not None
         one = {"job": job_id, "identity": job.identity, "tasks": len(job.keys), "floor": has_floor}
-        head.append({**one, "beyond": job.beyond_ns})
+        head.append({**one, "beyond": job.beyond_ns, "ended": job.ended})
     text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head, "waits": waits}).encode()
     arrays += excess if waits else []
     return b"".join([_HEAD.pack(len(text)), text, *[np.ascontiguousarray(array).data for array in arrays]])
@@ -84,7 +85,8 @@ def _unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
         floor = take(1, width)[0] if one["floor"] else None
         sums, keys, values = take(2, width), take(one["tasks"], 1)[:, 0], take(one["tasks"], width)
         none = np.zeros((len(keys), waits), dtype=np.int64)
-        jobs[int(one["job"])] = KeptJob(str(one["identity"]), sums, keys, values, none, floor, int(one["beyond"]))
+        counts = int(one["beyond"]), int(one["ended"])
+        jobs[int(one["job"])] = KeptJob(str(one["identity"]), sums, keys, values, none, floor, *counts)
     for job_id, job in jobs.items() if kept_waits else ():
         jobs[job_id] = job._replace(excess=take(len(job.keys), waits))
     return jobs

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import time
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
@@ -136,6 +137,7 @@ class TaskstatsBackend(InputBackend):
         self._idle = IdleJobs()
         self._rows: dict[int, dict[str, int | None]] = {}  # values of each job's last row
         self._ended: set[int] = set()  # jobs with tasks ended since their last rows
+        self._exits: Counter[int] = Counter()  # exit records of each job
         self._is_kept = False  # whether the kept totals are those of the last rows
         self._shrunk: set[int] = set()  # jobs with tasks ended since their last reading; for `drain`
         self._received: list[Exits] = []  # not attributed yet
@@ -240,6 +242,7 @@ class TaskstatsBackend(InputBackend):
         self._last_totals.pop(job.id, None)
         self._rows.pop(job.id, None)
         self._shrunk.discard(job.id)
+        self._exits.pop(job.id, None)
         self._owners.forget(job.id)
         for part in self._parts():
             part.forget(job.id)
@@ -248,6 +251,7 @@ class TaskstatsBackend(InputBackend):
     def _keep_only(self, jobs: Collection[int]) -> None:
         self._last_totals = {job: totals for job, totals in self._last_totals.items() if job in jobs}
         self._rows = {job: values for job, values in self._rows.items() if job in jobs}
+        self._exits = Counter({job: count for job, count in self._exits.items() if job in jobs})
         for part in self._parts():
             part.keep_only(jobs)
         self._child_cpu.tick(jobs)
@@ -375,6 +379,7 @@ class TaskstatsBackend(InputBackend):
             tids = exits.ids[:, 0]
             self._ended.add(job)
             self._shrunk.add(job)
+            self._exits[job] += len(tids)
             self._is_kept = False
             self._totals.end(job, tids, self._waits.end(job, tids, exits.values))
             self._cpu_time.end_tasks(job)
@@ -410,7 +415,9 @@ class TaskstatsBackend(InputBackend):
         """Set the values of a job's row."""
         self._ended.discard(job.id)
         self._last_totals[job.id] = totals
-        self._rows[job.id] = {**as_values(_TASK, totals), "cpu_total": self._cpu_time.attributed[job]}
+        ended = None if self._source.exits is None else self._exits[job.id]
+        own = {"cpu_total": self._cpu_time.attributed[job], "tasks_ended": ended}
+        self._rows[job.id] = {**as_values(_TASK, totals), **own}
 
     def _answers(self, listed: Sequence[Ints], found: Ints, values: Ints) -> Iterable[_Answer]:
         """Return the answers for the tasks of each job, given by lists."""
@@ -536,7 +543,7 @@ class TaskstatsBackend(InputBackend):
             excess = self._waits.excess(job.id, keys) if waits else _NO_TASKS
             floor = None if floor is None else totals
             beyond_ns = self._cpu_time.attributed.get(job, 0) - int(totals[_VIRTUAL])
-            kept_jobs[job.id] = KeptJob(job.identity, sums, keys, values, excess, floor, beyond_ns)
+            kept_jobs[job.id] = KeptJob(job.identity, sums, keys, values, excess, floor, beyond_ns, self._exits[job.id])
         self._is_kept = self._state.save(kept_totals.pack(kept_jobs, waits))
 
     def _restore(self, data: bytes | None) -> None:
@@ -557,6 +564,7 @@ class TaskstatsBackend(InputBackend):
                 self._totals.restore(job.id, kept.sums, kept.keys, kept.values, kept.floor)
                 self._waits.restore(job.id, kept.keys, kept.values, kept.excess)
                 self._cpu_time.beyond[job.id] = kept.beyond_ns
+                self._exits[job.id] = kept.ended
                 log.info("totals go on from before the agent's restart job=%d tasks=%d", job.id, len(kept.keys))
 
     def close(self) -> None:
