@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import time
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -334,3 +336,42 @@ def test_a_full_disk_leaves_the_file_as_it_was(store, monkeypatch, capsys):
     assert store[0].read_bytes() == before and len(list(store[0].parent.iterdir())) == 2
     with pytest.raises(OutputUnavailable, match="can not be written"):
         thin_file.thin(str(store[0]), "/proc/self/x", STEP, NOW, lambda *_: None)
+
+
+def test_a_file_of_colmet_06_is_thinned_and_keeps_its_growth(tmp_path):
+    sample = Path(__file__).parents[1] / "data/colmet06/hdf5/sample.hdf5"
+    raw, thin = tmp_path / "raw.hdf5", tmp_path / "thin.hdf5"
+    shutil.copy(sample, raw)
+    found = isolated.thin(str(raw), str(thin), STEP, NOW, lambda _: None)
+    assert found.result == thin_file.DONE
+    before, after = map(contents, (raw, thin))
+    assert before.keys() == after.keys() and {path: rows.dtype for path, rows in before.items()} == {
+        path: rows.dtype for path, rows in after.items()
+    }
+    for path, rows in before.items():
+        nameless = rows[rows["hostname"] == b""]
+        assert (after[path][after[path]["hostname"] == b""] == nameless).all()
+
+
+def test_reports_read_thinned_and_other_files_of_one_collector_together(tmp_path, capsys):
+    """The job goes on in the next file, which is not thinned yet."""
+    batches = Cluster().batches
+    half = len(batches) // 2
+    prefix = str(tmp_path / "cluster")
+    for folder in ("raw", "both"):
+        (tmp_path / folder).mkdir()
+        prefix = str(tmp_path / folder / "cluster")
+        for n, part in enumerate((batches[:half], batches[half:])):
+            write_once(f"{prefix}.{START + n}.hdf5", part)
+    assert main(["thin", f"{prefix}.{START}.hdf5"]) == 0 and "1 file thinned" in capsys.readouterr().out
+    reports, shares = [], []
+    for folder in ("raw", "both"):
+        with Hdf5History([str(tmp_path / folder / "cluster")]) as history:
+            reports.append(gather(history, JobInterval(7), NOW))
+        paths = [str(path) for path in sorted((tmp_path / folder).iterdir())]
+        shares.append([line.found for line in look(completeness.read(paths), 7, None, None)])
+    raw, both = reports
+    assert raw.completeness == both.completeness and shares[0] == shares[1]
+    assert raw.cpu.used_s == pytest.approx(both.cpu.used_s, rel=1e-12)
+    assert raw.memory.peak_bytes == both.memory.peak_bytes and raw.io == both.io
+    assert raw.energy.nodes_joules == pytest.approx(both.energy.nodes_joules, rel=1e-12)

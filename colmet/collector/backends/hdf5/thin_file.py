@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections import defaultdict
+from array import array
+from collections import ChainMap, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, NamedTuple
@@ -27,6 +28,8 @@ from colmet.common.runtime.files import write_all
 GROUP_BYTES = 32 << 20  # rows in memory at a time; a host's rows of one table are never divided
 BLOCK_BYTES = 4 << 20  # read at a time
 CHUNK_BYTES = 64 << 10
+DAY_S = 86400
+SELDOM_S = 240  # jobs that begin and end on a host more often leave no more rows of others there
 OLDEST_S = 400 * 86400  # an older start of a job is not believed
 PROGRESS_S = 0.2
 DONE, ALREADY, RECENT = "done", "already", "recent"
@@ -97,10 +100,11 @@ class _Copy:
     def __init__(self, old: Any, new: Any, step_s: int, tell: Tell) -> None:
         self._old, self._new = old, new
         self._step_s, self._tell = step_s, tell
-        self._ends: dict[bytes, set[int]] = defaultdict(set)  # by host: first and last rows of its jobs, their starts
-        self._gpu_times: dict[bytes, set[int]] = defaultdict(set)  # by host: of the rows of GPUs of jobs
+        self._ends: dict[bytes, Ints] = {}  # by host: first and last rows of its jobs, and their starts
+        self._few_ends: dict[bytes, Ints] = {}  # of hosts where these are seldom
+        self._gpu_times: dict[bytes, list[Ints]] = defaultdict(list)  # by host: of the rows of GPUs of jobs
         self._capacities: dict[bytes, Capacity] = {}  # of the present job
-        self._node_cpus: dict[bytes, float] = {}
+        self._node_cpus: dict[bytes, Capacity] = {}
         self._runs = thin_times.stored_runs(old)
         self._counts = np.zeros(4, np.int64)
         self._done = self._told = 0.0
@@ -147,10 +151,11 @@ class _Copy:
         for host in np.unique(rows["hostname"]).tolist():
             cpus = int(rows[NODE_CPUS[1]][rows["hostname"] == host].max())
             if cpus > 0:
-                self._node_cpus[host] = cpus
+                self._node_cpus[host] = Capacity(cpus)
 
     def _read_ends(self, names: Sequence[tuple[int, str, str]]) -> None:
         """Read where each job begins and ends on each host: rows of others there stay, to share its energy."""
+        found: dict[bytes, array[int]] = defaultdict(lambda: array("q"))
         tables_of: dict[str, set[str]] = defaultdict(set)
         for job, group, name in names:
             if job:
@@ -169,7 +174,11 @@ class _Copy:
             for start in range(0, int(table.nrows), step):
                 _note_ends(ends, table.read(start, start + step)[wanted])
             for host, (first, last, began) in ends.items():
-                self._ends[host] |= {first, last, began if first - OLDEST_S < began <= first else first}
+                found[host].extend((first, last, began if first - OLDEST_S < began <= first else first))
+        self._ends = {host: np.unique(np.array(times, np.int64)) for host, times in found.items()}
+        self._few_ends = {
+            host: times for host, times in self._ends.items() if len(times) * SELDOM_S <= times[-1] - times[0] + DAY_S
+        }
 
     def _table(self, job: int, group: str, name: str) -> None:
         self._tell("at", f"{group}/{name}")
@@ -190,12 +199,12 @@ class _Copy:
         for rows in self._parts(table):
             if name == CGROUP_TABLE:
                 self._note_cpus(rows)
-            around = Around(self._wanted(name), self._bounds())
+            around = Around(self._wanted(job, name), self._bounds())
             made = thinned(name, rows, rules, self._step_s, around)
             left += len(made)
             if name == GPUS_OF_JOBS:
-                for host, at in zip(made["hostname"].tolist(), made["timestamp"].tolist()):
-                    self._gpu_times[host].add(at)
+                for host in np.unique(made["hostname"]).tolist():
+                    self._gpu_times[host].append(np.unique(made["timestamp"][made["hostname"] == host]))
             if self._new is not None:
                 if target is None:
                     whole = len(made) if len(rows) == table.nrows else int(table.nrows)
@@ -238,18 +247,22 @@ class _Copy:
 
     def _bounds(self) -> Mapping[bytes, Capacity]:
         """Return the CPUs and tasks of the job by host; without a cgroup, and of nodes, the CPUs of the node."""
-        found = {host: Capacity(cpus) for host, cpus in self._node_cpus.items()}
-        for host, own in self._capacities.items():
-            found[host] = own._replace(cpus=found[host].cpus) if np.isnan(own.cpus) and host in found else own
-        return found
+        own = {}
+        for host, capacity in self._capacities.items():
+            nodes = self._node_cpus.get(host, Capacity()).cpus
+            own[host] = capacity._replace(cpus=nodes) if np.isnan(capacity.cpus) else capacity
+        return ChainMap(own, self._node_cpus)
 
-    def _wanted(self, name: str) -> dict[bytes, Ints]:
+    def _wanted(self, job: int, name: str) -> Mapping[bytes, Ints]:
         """Return the times at which rows of a table stay, by host."""
-        found = {host: set(times) for host, times in self._ends.items()}
-        if name == GPUS:
-            for host, times in self._gpu_times.items():
-                found.setdefault(host, set()).update(times)
-        return {host: np.array(sorted(times), np.int64) for host, times in found.items()}
+        if job:
+            return self._few_ends
+        if name != GPUS:
+            return self._ends
+        found = dict(self._ends)
+        for host, times in self._gpu_times.items():
+            found[host] = np.unique(np.concatenate([found.get(host, times[0]), *times]))
+        return found
 
     # -- rows --
 
