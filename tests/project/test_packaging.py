@@ -240,7 +240,8 @@ def test_removing_the_collector_lets_go_of_the_ports_before_it_stops(tmp_path):
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, timeout=60)
     stopped = (tmp_path / "done").read_text().replace("stop ", "").split()
-    assert stopped == ["colmet-collector.socket", "colmet-collector.service", "colmet-web.socket", "colmet-web.service"]
+    first = ["colmet-collector.socket", "colmet-notices.timer", "colmet-thin.timer"]
+    assert stopped == [*first, "colmet-collector.service", "colmet-web.socket", "colmet-web.service"]
 
 
 def test_nothing_says_to_install_colmet_by_a_name_that_the_index_has_of_06():
