@@ -7,6 +7,7 @@ it has.
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Mapping
 
 from colmet.commands import archive_forget, archive_rebuild, archives, selection
@@ -63,5 +64,13 @@ def run(options: argparse.Namespace) -> int:
                 raise ConfigError(f"--{name.replace('_', '-')} is an option of forget")
     if options.action != "rebuild" and options.output is not None:
         raise ConfigError("--output is an option of rebuild")
-    path = options.archive or archives.configured_archive(options.config, "--archive PATH")
-    return ACTIONS[options.action](options, path)
+    return ACTIONS[options.action](options, _path(options))
+
+
+def _path(options: argparse.Namespace) -> str:
+    """Return the path of the archive; empty for stored rows of another machine: there is none to keep values of."""
+    if options.archive:
+        return str(options.archive)
+    if options.output is not None and (options.hdf5 or options.elastic_host) and not os.path.exists(options.config):
+        return ""
+    return archives.configured_archive(options.config, "--archive PATH")

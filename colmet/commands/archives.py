@@ -131,7 +131,7 @@ def add_users(parser: cli.Options) -> None:
         "-u", "--user", metavar="USER", action="append", default=[], help="jobs of this user; repeatable"
     )
     parser.add_argument(
-        "-a", "--all-users", action="store_true", help="jobs of all users (default for root; others: their own jobs)"
+        "-a", "--all-users", action="store_true", help="jobs of all users, as root sees them without it"
     )
 
 

@@ -37,7 +37,6 @@ class Figure(NamedTuple):
     heading: str
     value: Callable[[UsageGroup, Factors], float | None]
     rank: int  # those of the highest rank are not shown where the terminal is narrow
-    format: str = ",.0f"
 
 
 def _sum(name: str, unit: float) -> Callable[[UsageGroup, Factors], float | None]:
@@ -64,13 +63,13 @@ FIGURES = (
     Figure("used_core_hours", "used", _sum("cpu_s", HOUR_S), 5),
     Figure("wasted_core_hours", "wasted", _sum("wasted_core_s", HOUR_S), 1),
     Figure("used_ratio", "CPU", _used_ratio, 1),
-    Figure("gpu_hours", "GPU h", _sum("gpu_s", HOUR_S), 4, ",.1f"),
-    Figure("used_gpu_hours", "used", _sum("gpu_busy_s", HOUR_S), 5, ",.1f"),
+    Figure("gpu_hours", "GPU h", _sum("gpu_s", HOUR_S), 4),
+    Figure("used_gpu_hours", "used", _sum("gpu_busy_s", HOUR_S), 5),
     Figure("memory_gib_hours", "GiB h", _sum("memory_byte_s", GIB * HOUR_S), 6),
-    Figure("energy_kwh", "kWh", _sum("energy_joules", JOULES_PER_KWH), 3, ",.2f"),
+    Figure("energy_kwh", "kWh", _sum("energy_joules", JOULES_PER_KWH), 3),
 )
-CO2 = Figure("co2_kg", "CO2 kg", _co2_kg, 3, ",.2f")
-COST = Figure("cost", "Cost", lambda group, known: known.cost(group), 2, ",.2f")
+CO2 = Figure("co2_kg", "CO2 kg", _co2_kg, 3)
+COST = Figure("cost", "Cost", lambda group, known: known.cost(group), 2)
 RANK_OF_SHARE = 2
 
 
@@ -171,11 +170,14 @@ def total_of(groups: Sequence[UsageGroup]) -> UsageGroup:
     return UsageGroup((), sum([group.jobs for group in groups]), sums)
 
 
-def _text(figure: Figure, group: UsageGroup, known: Factors) -> str:
-    value = figure.value(group, known)
+def _texts(figure: Figure, groups: Sequence[UsageGroup], known: Factors) -> list[str]:
+    """Return the cells of a column, with decimals that show three digits of its largest value."""
+    values = [figure.value(group, known) for group in groups]
     if figure.name == "used_ratio":
-        return percent(value)
-    return UNKNOWN if value is None else format(value, figure.format)
+        return [percent(value) for value in values]
+    most = max([value for value in values if value is not None], default=0)
+    decimals = 0 if most >= 100 or figure.name == "jobs" else 1 if most >= 10 else 2
+    return [UNKNOWN if value is None else f"{value:,.{decimals}f}" for value in values]
 
 
 def _print_table(
@@ -192,10 +194,11 @@ def _print_table(
         archives.TableColumn(word.capitalize(), [clean(line.keys[n][:40]) or UNKNOWN for line in lines], False)
         for n, word in enumerate(by)
     ]
-    for figure in figures:
-        if any(figure.value(group, known) for group in groups):
-            cells = [_text(figure, line, known) for line in lines]
-            columns.append(archives.TableColumn(figure.heading, cells, rank=figure.rank))
+    columns += [
+        archives.TableColumn(figure.heading, _texts(figure, lines, known), rank=figure.rank)
+        for figure in figures
+        if any(figure.value(group, known) for group in groups)
+    ]
     shares = [_share(group, whole) for group in groups]
     cells = [f"{archives.bar(share, BAR)} {percent(share):>5}" for share in shares]
     columns.append(archives.TableColumn("Share", [*cells, *[""] * (len(lines) - len(groups))], False, RANK_OF_SHARE))

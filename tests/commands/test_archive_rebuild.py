@@ -52,6 +52,15 @@ def test_an_archive_made_again_from_hdf5_equals_the_first_one(stored, tmp_path, 
         assert found[key] == row, key
 
 
+def test_files_of_another_machine_need_no_configuration_here(stored, tmp_path, capsys):
+    again = tmp_path / "again.sqlite"
+    words = ("--hdf5", stored / "cluster", "--config", tmp_path / "none.toml")
+    assert call(capsys, "rebuild", *words, "--output", again)[::2] == (0, "")
+    assert content(again)
+    status, _, err = call(capsys, "rebuild", *words)
+    assert status == 2 and "give --archive PATH" in err
+
+
 @pytest.fixture
 def site(stored, tmp_path):
     """A copy of it all, and the collector's configuration."""
