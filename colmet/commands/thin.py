@@ -17,6 +17,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 
 from colmet.collector.backends.hdf5 import isolated
 from colmet.collector.backends.hdf5.file_lock import lock
@@ -72,24 +73,23 @@ def run(options: argparse.Namespace) -> int:
     files = options.files or sources.configured_files(options.config)
     limit = time.time() - options.older_than
     gained = failed = thinned = 0
-    with progress_line("thin") as show:
-        for number, path in enumerate(files):
-            what = f"{os.path.basename(path)}, {number + 1} of {len(files)}"
-            try:
-                why = _why_not(path, options.config)
-                if why:
-                    print(f"{path}: {why}")
-                    continue
-                found = _thin(path, options, limit, lambda share, what=what: show(what, share))  # type: ignore[misc]
-            except (ColmetError, OSError) as err:
-                text = str(err) if isinstance(err, ColmetError) else f"{err.filename or path}: {err.strerror}"
-                print(f"colmet thin: {text}", file=sys.stderr)
-                failed += 1
+    for number, path in enumerate(files):
+        what = f"{os.path.basename(path)}, {number + 1} of {len(files)}"
+        try:
+            why = _why_not(path, options.config)
+            if why:
+                print(f"{path}: {why}")
                 continue
-            line, bytes_ = found
-            print(line)
-            gained += bytes_
-            thinned += bytes_ != 0
+            with progress_line("thin") as show:
+                line, bytes_ = _thin(path, options, limit, partial(show, what))
+        except (ColmetError, OSError) as err:
+            text = str(err) if isinstance(err, ColmetError) else f"{err.filename or path}: {err.strerror}"
+            print(f"colmet thin: {text}", file=sys.stderr)
+            failed += 1
+            continue
+        print(line, flush=True)
+        gained += bytes_
+        thinned += bytes_ != 0
     done = "would be thinned" if options.dry_run else "thinned"
     print(f"{counted(thinned, 'files')} {done}: {_size(gained)} {'to gain' if options.dry_run else 'gained'}")
     return 1 if failed else 0

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -375,3 +378,30 @@ def test_reports_read_thinned_and_other_files_of_one_collector_together(tmp_path
     assert raw.cpu.used_s == pytest.approx(both.cpu.used_s, rel=1e-12)
     assert raw.memory.peak_bytes == both.memory.peak_bytes and raw.io == both.io
     assert raw.energy.nodes_joules == pytest.approx(both.energy.nodes_joules, rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_leaves_a_file_as_it_was_or_thinned(store):
+    path, before = store[0], store[0].read_bytes()
+    assert main(["thin", str(path)]) == 0
+    expected = contents(path)
+    command = [sys.executable, "-m", "colmet.commands.colmet", "thin", str(path)]
+    draw = random.Random(5)
+    seen = set()
+    for _ in range(12):
+        path.write_bytes(before)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
+        try:
+            process.wait(0.5 + 1.5 * draw.random())
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        is_thin = path.read_bytes() != before
+        seen.add(is_thin)
+        if is_thin:
+            assert {name: rows.tobytes() for name, rows in contents(path).items()} == {
+                name: rows.tobytes() for name, rows in expected.items()
+            }
+        assert main(["thin", str(path)]) == 0
+        assert {file.name for file in path.parent.iterdir()} == {file.name for file in store}
+    assert False in seen
