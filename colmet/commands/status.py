@@ -222,6 +222,8 @@ _OF_ARCHIVE = {
     "late_rows": "late rows",
     "rows_left_out": "rows left out",
     "folds_lost": "states lost",
+    "unshared": "wait for the database",
+    "share_refused": "refused by the database",
     "batch_failures": "failed questions to the batch system",
 }
 

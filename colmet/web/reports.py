@@ -23,7 +23,8 @@ from colmet.web.limits import Busy
 FORMS = ("json", "html", "png")
 DEADLINE_S = 50.0  # then the process is killed
 MAX_BYTES = 64 << 20  # of an answer
-STORE = ("hdf5_filepath", "http_credentials", "no_check_certificates")  # options, beside those of database and archive
+# options, beside those of database and archive
+STORE = ("hdf5_filepath", "http_credentials", "no_check_certificates", "journal_dir", "no_shared_archive")
 # Not by -m: it would search the current directory first, possibly another user's.
 START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.web.report_process import main; sys.exit(main())"
 

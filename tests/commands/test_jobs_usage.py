@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
@@ -11,6 +12,7 @@ import pytest
 from colmet.archive.store import ArchiveStore, Changes
 from colmet.commands import archives, colmet
 from tests.support.archive_data import YEAR_START, summaries, write
+from tests.support.archive_database import ArchiveDatabase, client_of, copied
 
 HOSTILE = '=HYPERLINK("x")\x1b[31m\u202e,\n'
 
@@ -147,3 +149,41 @@ def test_a_missing_archive_and_one_without_permission_name_the_remedy(path, caps
 def test_help_lists_every_column(capsys):
     status, out, _ = call(capsys, "jobs", "--columns", "help")
     assert status == 0 and "wasted_core_s" in out and "footprint" not in out
+
+
+@pytest.fixture
+def site(path, tmp_path):
+    """The configuration of a collector with a database, and the database with other jobs than the file."""
+    database = ArchiveDatabase()
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    with contextlib.closing(ArchiveStore(str(journal / "archive.sqlite"), writable=True)) as store:
+        write(store, summaries(40, footprint=20), 100)
+        client = client_of(database.url)
+        copied(store, client, "colmet_")
+        client.close()
+        write(store, summaries(50, footprint=20), 100)
+    config = tmp_path / "collector.toml"
+    config.write_text(f'elastic-host = ["{database.url}"]\njournal-dir = "{journal}"\n')
+    yield config, journal / "archive.sqlite", database
+    database.close()
+
+
+def test_a_collector_with_a_database_has_the_shared_archive(site, capsys):
+    config, file, _ = site
+    words = ("jobs", "--config", str(config), "--all-users", "--json")
+    assert json.loads(call(capsys, *words)[1])["total"] == 40
+    assert json.loads(call(capsys, *words, "--archive", str(file))[1])["total"] == 90
+    assert (
+        call(capsys, "usage", "--config", str(config), "--all-users", "--by", "project", "--since", "2026-01-01")[0]
+        == 0
+    )
+    config.write_text(config.read_text() + "no-shared-archive = true\n")
+    assert json.loads(call(capsys, *words)[1])["total"] == 90
+
+
+def test_without_the_database_the_remedy_is_the_file(site, capsys):
+    config, _, database = site
+    database.script["POST", "/colmet_archive"] = [(503, b"")] * 10
+    status, out, err = call(capsys, "jobs", "--config", str(config), "--all-users")
+    assert status == 1 and not out and "--archive PATH names the file" in err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
+import json
 import pwd
 
 import numpy as np
@@ -11,15 +13,19 @@ import pytest
 
 from colmet.archive import footprint
 from colmet.archive.columns import STATES
-from colmet.archive.derived import LISTED
+from colmet.archive.derived import ANSWERS, LISTED
+from colmet.archive.elastic import ElasticArchive
 from colmet.archive.local import LocalArchive
 from colmet.archive.queries import JobFilter
 from colmet.archive.store import ArchiveError, ArchiveStore, Changes
+from colmet.collector.main import full_parser
 from colmet.report.own import UNREADABLE
 from colmet.web.archive_routes import names_of
+from colmet.web.reports import store_of
 from colmet.web.store import archive_opener
 from colmet.web.stored_routes import Stored
 from tests.support.archive_data import YEAR_START
+from tests.support.archive_database import ArchiveDatabase, client_of, copied
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_stored import archive_in
 from tests.support.web_users import ALICE, BOB, ROOT, got, make, refused, users  # noqa: F401 - users is a fixture
@@ -188,6 +194,36 @@ def test_the_archive_is_the_named_one_or_that_beside_the_files(tmp_path):
     with archive_opener(beside)() as found:
         assert found.jobs(JobFilter()).total == 1
     assert archive_opener(argparse.Namespace(archive="", hdf5_filepath=str(tmp_path / "c")))() is None
+
+
+@pytest.fixture
+def database():
+    database = ArchiveDatabase()
+    yield database
+    database.close()
+
+
+def test_a_collector_with_a_database_answers_from_the_shared_archive(tmp_path, database, users):  # noqa: F811
+    path = tmp_path / "journal" / "archive.sqlite"
+    path.parent.mkdir()
+    archive_in(path, [(1, "alice"), (2, "bob"), (3, "alice")])
+    client = client_of(database.url)
+    with LocalArchive(str(path)) as local:
+        copied(local._store, client, "colmet_")
+    client.close()
+    words = ["--elastic-host", database.url, "--journal-dir", str(path.parent), "--http-open", "--http-listen", "0"]
+    options = full_parser().parse_args(words)
+    passed = argparse.Namespace(**json.loads(json.dumps(store_of(options))))
+    with archive_opener(passed)() as shared, LocalArchive(str(path)) as local:
+        assert isinstance(shared, ElasticArchive)
+        assert shared.jobs(JobFilter(), list(ANSWERS)) == local.jobs(JobFilter(), list(ANSWERS))
+    there = make(MadeUpFacts(4, 4), users, stored=Stored(archive=archive_opener(options)))
+    here = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(path))))
+    for user, target in itertools.product((ROOT, ALICE), ("archive/jobs", "archive/jobs/1", "usage?by=user,month")):
+        assert got(there, f"/api/v1/{target}", user) == got(here, f"/api/v1/{target}", user)
+    assert [row["job"] for row in got(there, "/api/v1/archive/jobs", ALICE)["items"]] == [3, 1]
+    with archive_opener(full_parser().parse_args([*words, "--no-shared-archive"]))() as alone:
+        assert isinstance(alone, LocalArchive)
 
 
 @pytest.mark.parametrize(
