@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from colmet.archive.columns import INTEGER, REAL, TEXT
 from colmet.archive.derived import ANSWERS
+from colmet.archive.documents import JOBS as JOBS_INDEX
 
 Object = dict[str, Any]
 
-INDEX, TIME = "archive-jobs", "end"
+TIME = "end"
 TITLE = "Colmet: usage"
 TEXT_OF_ALL = "What finished and running jobs used, from the job archive; a job counts on the day of its last row."
 NOBODY = "none"  # of jobs without a project or queue
@@ -140,7 +141,7 @@ def _targets(chart: Chart, source: Source) -> list[Object]:
             {
                 "refId": chr(ord("A") + n),
                 "datasource": _source(source),
-                "query": f"_index:${{prefix}}{INDEX}",
+                "query": f"_index:${{prefix}}{JOBS_INDEX}",
                 "timeField": TIME,
                 "metrics": metrics,
                 "bucketAggs": buckets,

@@ -8,6 +8,7 @@ import pytest
 
 from colmet.archive import expiry
 from colmet.archive.expiry import ArchiveExpiry
+from colmet.archive.outbox import Outbox
 from colmet.archive.store import ArchiveStore, Changes
 from colmet.common.errors import OutputUnavailable
 from tests.support.archive_data import YEAR_S, YEAR_START, summaries, write
@@ -72,3 +73,14 @@ def test_a_failure_is_reported_and_removes_nothing(store):
     with pytest.raises(OutputUnavailable, match="cannot remove"):
         ArchiveExpiry(DAY, lambda: YEAR_START + 100 * YEAR_S).remove(store)
     assert count(store, "jobs") == count(store, "listed") == 20
+
+
+def test_removed_summaries_wait_to_be_removed_from_a_shared_archive_too(store):
+    write(store, summaries(20))
+    outbox = Outbox(store.database)
+    outbox.open()
+    outbox.done(outbox.next(1000))
+    assert outbox.count() == 0
+    hosts = {(row["job"], row["host"], row["start"]) for row in store.database.execute("SELECT * FROM hosts")}
+    ArchiveExpiry(DAY, lambda: YEAR_START + 100 * YEAR_S).remove(store)
+    assert {one[:3] for one in outbox.next(1000)} >= hosts and count(store, "jobs") == 0

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from colmet.archive.columns import BLOB, INTEGER, REAL
+from colmet.archive.columns import BLOB
 from colmet.archive.derived import ANSWERS, sql_of
+from colmet.archive.documents import JOBS, forms
 from colmet.archive.store import ArchiveStore
 from dev.dashboards import usage
 from tests.beds import grafana
@@ -19,24 +20,10 @@ from tests.support.archive_data import YEAR_START, summaries, write
 pytestmark = pytest.mark.live
 
 DASHBOARD = Path(__file__).parents[2] / "packaging/grafana/dashboards/opensearch/usage.json"
-INDEX = "colmet_archive-jobs"
+INDEX = f"colmet_{JOBS}"
 DAY = 86400
 START, END = YEAR_START + 100 * DAY, YEAR_START + 160 * DAY - 1
 CHARTS = [chart for charts in usage.SECTIONS.values() for chart in charts]
-
-
-def kept(jobs):
-    """The mapping and the documents of jobs, as the shared archive has them."""
-    kinds = {INTEGER: "long", REAL: "double", BLOB: "binary"}
-    fields = {
-        name: {"type": "date", "format": "epoch_second"}
-        if one.unit == "date"
-        else {"type": kinds.get(one.kind, "keyword")}
-        for name, one in ANSWERS.items()
-    }
-    return {"mappings": {"dynamic": False, "properties": fields}}, [
-        {name: value for name, value in job.items() if value is not None} for job in jobs
-    ]
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +35,8 @@ def site(tmp_path_factory):
     chosen = ", ".join(f'{sql_of(name)} AS "{name}"' for name in names)
     jobs = [dict(row) for row in store.database.execute(f"SELECT {chosen} FROM jobs")]
     store.close()
-    form, documents = kept(jobs)
+    form = forms()[JOBS]
+    documents = [{name: value for name, value in job.items() if value is not None} for job in jobs]
     with Server("opensearch") as server:
         server.ask("PUT", f"/{INDEX}", form)
         server.ask("PUT", "/colmet_taskstats_default", {})  # of other indices nothing counts
