@@ -122,13 +122,14 @@ class ShareThread:
         self._waiting = count()
         while self._waiting and not self._is_over():
             done = sharer.push()
-            self._waiting = count()
+            self._waiting = max(0, self._waiting - done)
             if self._in_a_row:
                 log.warning("shared archive available again waiting=%d", self._waiting)
                 self._in_a_row = 0
             self._backoff.reset()
-            if not done:  # other collectors change the same jobs just now
+            if not done:  # nothing is left, or other collectors change the same jobs just now
                 break
+        self._waiting = count()
 
     def _is_over(self) -> bool:
         return self._stop_by is not None and time.monotonic() >= self._stop_by

@@ -10,14 +10,18 @@ import sqlite3
 import pytest
 
 from colmet.archive.local import LocalArchive
+from colmet.archive.places import is_shared, path_of
 from colmet.archive.queries import JobFilter
 from colmet.archive.store import ArchiveStore
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.archive import ArchiveOutput
 from colmet.collector.journal.output_state import OutputState
+from colmet.collector.main import full_parser
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Parser
 from tests.archive.test_fold import tick
+from tests.support.archive_database import ArchiveDatabase
+from tests.support.waiting import wait_for
 
 
 def records(first, end, journal_first=1):
@@ -206,3 +210,57 @@ def test_all_counters_are_described_as_metrics(tmp_path):
     assert counters.keys() <= ArchiveOutput.described.keys()
     assert counters["size_bytes"] > 0 and counters["open"] == 1
     output.close()
+
+
+def options_of(*words):
+    return full_parser().parse_args([*words, "--archive-batch", "none"])
+
+
+def test_with_a_database_the_summaries_are_there_too_and_the_file_is_in_the_journal(tmp_path):
+    database = ArchiveDatabase()
+    journal = tmp_path / "journal"
+    journal.mkdir()
+    output = ArchiveOutput.from_options(options_of("--elastic-host", database.url, "--journal-dir", str(journal)))
+    assert output.path == str(journal / "archive.sqlite")
+    try:
+        database.item = lambda action, document: (503, "unavailable_shards_exception")
+        output.open(OutputState(str(tmp_path / "archive.json"), "ab" * 8, 1, 1))
+        output.recover()
+        output.write(records(1, 11))
+        wait_for(lambda: output.counters()["share_failures"])
+        assert output.counters()["unshared"] == 1
+        output.close()  # a last try, and the key stays
+        database.item = lambda action, document: None
+        output.open(OutputState(str(tmp_path / "archive.json"), "ab" * 8, 1, 11))
+        output.recover()
+        output.write(records(11, 21))
+        output.close()
+        (job,) = database.stored["colmet_archive-jobs"].values()
+        assert [job[0]["cpu_s"]] == cpu_of(output.path)
+    finally:
+        output.close()
+        database.close()
+
+
+@pytest.mark.parametrize(
+    ("words", "path", "shared"),
+    [
+        (["--hdf5-filepath", "/x/c"], "/x/c.archive.sqlite", False),
+        (["--hdf5-filepath", "/x/c", "--elastic-host", "http://h"], "/x/c.archive.sqlite", True),
+        (
+            ["--hdf5-filepath", "/x/c", "--elastic-host", "http://h", "--no-shared-archive"],
+            "/x/c.archive.sqlite",
+            False,
+        ),
+        (["--elastic-host", "http://h", "--journal-dir", "/x/j"], "/x/j/archive.sqlite", True),
+        (["--elastic-host", "http://h", "--archive", "/x/a"], "/x/a", True),
+        (["--elastic-host", "http://h"], "", False),
+        (["--elastic-host", "http://h", "--journal-dir", "/x/j", "--archive", ""], "", False),
+        (["--enable-stdout-backend", "--journal-dir", "/x/j"], "", False),
+    ],
+)
+def test_where_the_archive_is(words, path, shared):
+    options = options_of(*words)
+    assert (path_of(options), is_shared(options)) == (path, shared)
+    output = ArchiveOutput.from_options(options)
+    assert (output is not None) == bool(path) and (not path or output.path == path)
