@@ -110,6 +110,18 @@ def test_dated_indices_of_today_and_of_earlier_starts_get_the_policy_and_no_othe
     assert not [one for one in server.requests[asked:] if one[0] in ("PUT", "POST") and "_settings" in one[1]]
 
 
+@pytest.mark.parametrize("prefix", ["", "log", "colmet_"])
+def test_indices_of_other_programs_with_the_same_prefix_never_get_a_policy(tmp_path, server, prefix):
+    others = [f"{prefix}stash-2022.01.01", f"{prefix}test_job_default-2022.01.01", "logstash-2022.01.01"]
+    for name in (*others, f"{prefix}job_default-2022.01.01", f"{prefix}cgroup_default-2022.01.01"):
+        server.indices[name] = {}
+    Writer(tmp_path, server.url, place=NAMING._replace(prefix=prefix), keep_s=90 * DAY).write(record(0))
+    own = {
+        f"{prefix}{name}" for name in ("cgroup_default-2022.01.01", "job_default-2022.01.01", "job_default-2023.11.14")
+    }
+    assert own <= set(server.policy_of) and not set(server.policy_of) & set(others)
+
+
 def test_a_changed_period_counts_for_all_indices(tmp_path, server):
     write(tmp_path, server)
     write(tmp_path, server, 30 * DAY, 1)

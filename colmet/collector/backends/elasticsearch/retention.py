@@ -1,7 +1,8 @@
 """Removal of old rows by the database itself (--elastic-keep): policies of ILM (Elasticsearch) and ISM (OpenSearch).
 
 The indices of each day are given to a policy, which removes them as a whole. Indices without a date in their name, the
-shared archive's among them, are never given to one; nor those with a policy of the site.
+shared archive's among them, are never given to one; nor those with a policy of the site, nor those of tables that this
+collector does not know: other programs may have indices whose names begin with the same prefix.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from colmet.collector.backends.elasticsearch.mappings import OWN
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.database_client import DatabaseClient, Response
 
@@ -81,9 +83,10 @@ class Retention:
         digits = re.escape(date_format)
         for part, (pattern, _) in _PARTS.items():
             digits = digits.replace(re.escape(part), pattern)
-        self._dated = re.compile(rf"{re.escape(prefix)}[a-z0-9_.+]+-(?P<date>{digits})", re.ASCII)
+        self._dated = re.compile(rf"{re.escape(prefix)}(?P<table>[a-z0-9_.+]+)-(?P<date>{digits})", re.ASCII)
         self._is_ism = False
         self._is_ready = False
+        self._tables = set(OWN)  # in lower case; those that are written join them
         self._waiting: set[str] = set()  # indices without the policy, as far as known
         self._try_at = 0.0
         self.failures = 0
@@ -99,8 +102,12 @@ class Retention:
         return self._keep_s + period_s(self._format)
 
     def attach(self, indices: Collection[str]) -> None:
-        """Give indices to the policy, those of earlier starts as well; a failure is logged and tried again later."""
-        self._waiting.update([index for index in indices if self._dated.fullmatch(index)])
+        """Give indices to the policy, those of earlier starts as well; a failure is logged, with a retry later."""
+        for index, table in self._of_tables(indices):
+            self._waiting.add(index)
+            if table not in self._tables:
+                self._tables.add(table)
+                self._is_ready = False  # look for indices of it from earlier starts
         if time.monotonic() < self._try_at:
             return
         try:
@@ -132,10 +139,17 @@ class Retention:
             self._ask("PUT", f"/_ilm/policy/{self.policy}", ilm_policy(self._keep_s))
         log.info("policy for old rows is set: policy=%s keep=%s", self.policy, _age(self._keep_s))
 
+    def _of_tables(self, indices: Collection[str]) -> Iterator[tuple[str, str]]:
+        """Yield the dated ones of some indices, with the table of each."""
+        for index in indices:
+            match = self._dated.fullmatch(index)
+            if match is not None:
+                yield index, match["table"]
+
     def _there(self) -> Iterator[str]:
-        """Yield the dated indices of the database."""
+        """Yield the dated indices of known tables in the database."""
         answer = self._ask("GET", f"/{self._prefix}*-*/_settings?filter_path=*.settings.index.uuid", missing=True)
-        yield from [name for name in answer.body if self._dated.fullmatch(name)]
+        yield from [index for index, table in self._of_tables(answer.body) if table in self._tables]
 
     def _give_ilm(self, indices: list[str]) -> None:
         path = f"/{','.join(indices)}/_settings"
