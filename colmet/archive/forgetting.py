@@ -7,7 +7,7 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.archive.store import ArchiveError, ArchiveStore
+from colmet.archive.store import ArchiveError, ArchiveStore, transaction
 
 AT_ONCE = 500  # jobs of a transaction: a collector writes between them
 _MADE = ("jobs", "hosts", "job_details", "host_details", "folds", "position", "listed")
@@ -55,17 +55,13 @@ def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "")
     try:
         database.execute("PRAGMA secure_delete = ON")
         for some in _parts(runs):
-            database.execute("BEGIN IMMEDIATE")
-            for run in some:
-                (_rename if other else _remove)(database, run, other)
-            database.execute("COMMIT")
-        database.execute("BEGIN IMMEDIATE")
-        _elsewhere(database, user, other)
-        database.execute("COMMIT")
+            with transaction(database):
+                for run in some:
+                    (_rename if other else _remove)(database, run, other)
+        with transaction(database):
+            _elsewhere(database, user, other)
         database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # former pages are in that file, too
     except sqlite3.Error as err:
-        if database.in_transaction:
-            database.execute("ROLLBACK")
         raise ArchiveError(f"{store.path}: {err}; repeat the command") from err
 
 

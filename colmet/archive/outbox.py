@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from colmet.archive.columns import BATCH
+from colmet.archive.store import transaction
 
 _ADD = """INSERT INTO unshared SELECT {of}.job, {host}, {of}.start, coalesce(max(number), 0) + 1 FROM unshared WHERE 1
     ON CONFLICT (job, host, start) DO UPDATE SET number = excluded.number"""
@@ -59,8 +60,7 @@ class Outbox:
         """Note changes from now on; the first time, all summaries wait."""
         if self._exists():
             return
-        with self._database:
-            self._database.execute("BEGIN IMMEDIATE")
+        with transaction(self._database):
             for statement in (
                 _TABLE,
                 "CREATE UNIQUE INDEX unshared_by_number ON unshared (number)",
@@ -73,8 +73,7 @@ class Outbox:
         """Note no changes, and forget those that wait."""
         if not self._exists():
             return
-        with self._database:
-            self._database.execute("BEGIN IMMEDIATE")
+        with transaction(self._database):
             for name in _TRIGGERS:
                 self._database.execute(f"DROP TRIGGER IF EXISTS {name}")
             self._database.execute("DROP TABLE unshared")
@@ -96,8 +95,7 @@ class Outbox:
 
     def done(self, sent: Sequence[Waiting]) -> None:
         """Remove keys that have not changed meanwhile."""
-        with self._database:
-            self._database.execute("BEGIN IMMEDIATE")
+        with transaction(self._database):
             self._database.executemany(
                 "DELETE FROM unshared WHERE job = ? AND host = ? AND start = ? AND number = ?", sent
             )

@@ -11,6 +11,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from colmet.archive import batch_rows, derived
@@ -149,13 +150,10 @@ class ArchiveStore:
             return
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.execute("PRAGMA synchronous = FULL")  # a saved position survives a power failure
-        with self._transaction():
+        with transaction(self.database):
             for statement in DDL:
                 self.database.execute(statement)
             self.database.execute(f"PRAGMA user_version = {FORM}")
-
-    def _transaction(self) -> _Transaction:
-        return _Transaction(self.database)
 
     @property
     def position(self) -> Position | None:
@@ -170,7 +168,7 @@ class ArchiveStore:
             OutputUnavailable: it could not be written, e.g. the disk is full; nothing is changed.
         """
         try:
-            with self._transaction():
+            with transaction(self.database):
                 self._write(changes)
                 if position is not None:
                     self.database.execute(
@@ -202,7 +200,7 @@ class ArchiveStore:
 
     def remove(self, jobs: Iterable[tuple[int, int, int]]) -> None:
         """Remove the summaries of whole jobs (job, start, end) and of their hosts, all or none."""
-        with self._transaction():
+        with transaction(self.database):
             for job, start, end in jobs:
                 for table in ("jobs", "job_details"):
                     self.database.execute(f"DELETE FROM {table} WHERE job = ? AND start = ?", (job, start))
@@ -241,7 +239,7 @@ class ArchiveStore:
             OutputUnavailable: they could not be written; nothing is changed.
         """
         try:
-            with self._transaction():
+            with transaction(self.database):
                 return batch_rows.join(self.database, system, records, asked_until, unknown)
         except sqlite3.Error as err:
             raise OutputUnavailable(f"cannot write {self.path}: {err}") from err
@@ -276,17 +274,12 @@ def with_rules(row: Summary) -> Summary:
     return {**row, RULES.name: " ".join([one["rule"] for one in json.loads(advice)])}
 
 
-class _Transaction:
-    """A context that commits at its end, or rolls back after an exception."""
-
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
-
-    def __enter__(self) -> None:
-        self._database.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: object, *_rest: object) -> None:
-        self._database.execute("COMMIT" if kind is None else "ROLLBACK")
+@contextmanager
+def transaction(database: sqlite3.Connection) -> Iterator[None]:
+    """Commit what is written within this context, or roll it back after an exception."""
+    with database:  # it does not roll back what SQLite has rolled back by itself, such as on a full disk
+        database.execute("BEGIN IMMEDIATE")
+        yield
 
 
 def escaped(path: str) -> str:

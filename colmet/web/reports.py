@@ -98,7 +98,7 @@ class ReportProcesses:
                 try:
                     said, _ = process.communicate(asked, self._deadline_s)
                 except subprocess.TimeoutExpired:
-                    raise Busy("the report takes too long; ask for a shorter interval", 60.0) from None
+                    raise Busy("the report needs too long; ask for a shorter interval", 60.0) from None
                 finally:
                     process.kill()
         except OSError as err:

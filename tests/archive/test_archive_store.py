@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import sqlite3
 
 import pytest
@@ -74,6 +75,24 @@ def test_a_file_of_a_later_version_is_refused(path):
     for writable in (True, False):
         with pytest.raises(ArchiveError, match="later Colmet"):
             ArchiveStore(path, writable)
+
+
+@pytest.mark.parametrize(
+    "jobs", [1, 60], ids=["fails at the commit", "fails before, and SQLite rolls it back by itself"]
+)
+def test_a_full_disk_is_named_and_changes_nothing(path, jobs):
+    with contextlib.closing(ArchiveStore(path, writable=True)) as store:
+        many = [{**JOB, "job": n, "footprint": os.urandom(200_000)} for n in range(jobs)]
+        limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 20_000, limit[1]))
+        try:
+            with pytest.raises(OutputUnavailable, match="disk"):
+                store.write(changes(jobs=many), Position("ab" * 8, 12))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+        assert store.position is None and not store.starts_of(0)
+        store.write(changes(jobs=many), Position("ab" * 8, 12))
+        assert store.starts_of(0) == [JOB["start"]]
 
 
 def test_every_column_has_a_sentence_and_a_name_of_its_own():

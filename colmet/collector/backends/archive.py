@@ -59,7 +59,7 @@ DESCRIBED: Mapping[str, tuple[str, str]] = {
     "files_damaged": ("counter", "Damaged files set aside."),
     "size_bytes": ("gauge", "Size of the file."),
 }
-SETS_ASIDE = ("not a database", "malformed", "another program", "not the archive")
+SETS_ASIDE = ("not a database", "malformed")  # words of SQLite's errors
 
 
 class ArchiveOutput(OutputBackend):
@@ -223,7 +223,8 @@ class ArchiveOutput(OutputBackend):
                     os.replace(self.path + suffix, aside + suffix)
             self._damaged += 1
             log.error(
-                "archive is damaged, it is set aside and a new one started: path=%s aside=%s cause=%s",
+                "archive is damaged, it is set aside and a new one started; colmet archive rebuild makes it again from "
+                "stored rows: path=%s aside=%s cause=%s",
                 *(self.path, aside, text),
             )
         raise OutputUnavailable(f"{self.path}: {text}") from err
@@ -265,11 +266,11 @@ class ArchiveOutput(OutputBackend):
             self._indices.stop()
 
     def _expire(self, store: ArchiveStore) -> None:
-        """Remove some old summaries; a failure is logged, and tried again."""
+        """Remove some old summaries; a failure is logged, with a retry later."""
         try:
             self._expiry.remove(store)
         except OutputUnavailable as err:
-            log.warning("old summaries not removed, tried again later: %s", err)
+            log.warning("old summaries not removed, retried later: %s", err)
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of open folds, written and removed summaries, dropped rows, and the size of the file."""
