@@ -193,7 +193,9 @@ def test_an_archive_of_thinned_rows_has_the_same_sums(both, tmp_path):
         assert thin["missing"] <= 6
 
 
-def test_completeness_counts_what_was_stored_before(both):
+@pytest.mark.parametrize("at_once", [thin_times.BLOCK, 2])
+def test_completeness_counts_what_was_stored_before(both, monkeypatch, at_once):
+    monkeypatch.setattr(thin_times, "BLOCK", at_once)
     raw, thin = [list(look(completeness.read([str(path)]), None, None, None)) for path in both]
     assert raw == thin and any(line.found.missing for line in raw)
     of_job = [list(look(completeness.read([str(path)]), 7, None, None)) for path in both]

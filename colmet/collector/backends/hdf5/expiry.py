@@ -13,7 +13,7 @@ from colmet.collector.backends.hdf5.file_lock import lock
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import last_row_s
 from colmet.collector.backends.hdf5.rotation import FileNames
-from colmet.common.errors import ColmetError
+from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.files import sync_directory
 
 log = logging.getLogger(__name__)
@@ -80,7 +80,8 @@ class Expiry:
             try:
                 self._remove(file)
             except (ColmetError, OSError) as err:
-                self._kept.add(file.path)
+                if not isinstance(err, ConfigError):  # in use now: tried again after the next file
+                    self._kept.add(file.path)
                 self.counts["files_not_removed"] += 1
                 log.warning("old file not removed: path=%s cause=%s", file.path, err)
         self.is_due = False

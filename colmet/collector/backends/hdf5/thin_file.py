@@ -105,7 +105,7 @@ class _Copy:
         self._gpu_times: dict[bytes, list[Ints]] = defaultdict(list)  # by host: of the rows of GPUs of jobs
         self._capacities: dict[bytes, Capacity] = {}  # of the present job
         self._node_cpus: dict[bytes, Capacity] = {}
-        self._runs = thin_times.stored_runs(old)
+        self._runs = thin_times.StoredRuns(old)
         self._counts = np.zeros(4, np.int64)
         self._done = self._told = 0.0
 
@@ -192,7 +192,7 @@ class _Copy:
                 target._f_close()
             self._count(table, int(table.nrows), int(table.nrows))
             return
-        before = self._runs[(self._runs["job_id"] == job) & (self._runs["table"] == name.encode())]
+        before = any(True for _ in self._runs.of(job, name))
         rules = rules_of(name, table.dtype)
         target, fresh = None, []
         left = 0
@@ -210,14 +210,15 @@ class _Copy:
                     whole = len(made) if len(rows) == table.nrows else int(table.nrows)
                     target = self._target(table, group, name, whole)
                 target.append(made)
-                if not len(before):
+                if not before:
                     fresh.append(_runs(job, name, rows))
         if target is None:
             target = self._target(table, group, name, 0)
         if target is not None:
             target._f_close()
-        if len(before):
-            self._keep_runs(before)
+        if before:
+            for runs in self._runs.of(job, name):
+                self._keep_runs(runs)
         elif left < table.nrows:
             for runs in fresh:
                 self._keep_runs(runs)
@@ -341,7 +342,7 @@ class _Copy:
             self._new.create_table(
                 *("/", thin_times.NAME, thin_times.dtype_of(255), "Times of the rows before the file was thinned"),
                 tables.Filters(complevel=1, complib="zlib", shuffle=True),
-                chunkshape=(256,),
+                chunkshape=(1024,),
             )
         table = self._new.get_node(path)
         made = np.zeros(len(runs), table.dtype)

@@ -16,6 +16,7 @@ from colmet.collector.backends.hdf5.library import tables
 NAME = "thinned"  # of the table, in the root of the file
 STEP = "colmet_thinned_step_s"  # attribute of the root: the step, in seconds
 MAX_ROWS = 100_000_000  # of one table on one host
+BLOCK = 16_384  # runs read at a time
 
 Ints = npt.NDArray[np.int64]
 
@@ -61,20 +62,37 @@ def step_of(file: Any) -> int:
     return int(found) if isinstance(found, (int, np.integer)) else 0
 
 
-def stored_runs(file: Any) -> npt.NDArray[np.void]:
-    """Return the runs of an open file; empty if it was not thinned."""
-    table = file.get_node(f"/{NAME}") if f"/{NAME}" in file else None
-    wanted = set(dtype_of(1).names or ())
-    if not isinstance(table, tables.Table) or not wanted <= set(table.colnames):
-        return np.empty(0, dtype_of(1))
-    return np.asarray(table.read())
+class StoredRuns:
+    """The runs of an open file, read a part at a time; none if it was not thinned."""
+
+    def __init__(self, file: Any) -> None:
+        table = file.get_node(f"/{NAME}") if f"/{NAME}" in file else None
+        wanted = set(dtype_of(1).names or ())
+        self._table = table if isinstance(table, tables.Table) and wanted <= set(table.colnames) else None
+        self._places: dict[tuple[int, bytes], list[tuple[int, int]]] = {}  # rows from, to
+        if self._table is None:
+            return
+        for start in range(0, int(self._table.nrows), BLOCK):
+            jobs, names = [self._table.read(start, start + BLOCK, field=one) for one in ("job_id", "table")]
+            fresh = np.append(True, (jobs[1:] != jobs[:-1]) | (names[1:] != names[:-1]))
+            at = np.flatnonzero(fresh)
+            for first, stop in zip(at.tolist(), [*at[1:].tolist(), len(jobs)]):
+                places = self._places.setdefault((int(jobs[first]), bytes(names[first])), [])
+                places.append((start + first, start + stop))
+
+    def of(self, job: int, table: str) -> Iterator[npt.NDArray[np.void]]:
+        """Yield the runs of a table, some at a time."""
+        for first, stop in self._places.get((job, table.encode()), ()):
+            assert self._table is not None  # it has rows
+            for start in range(first, stop, BLOCK):
+                yield self._table.read(start, min(stop, start + BLOCK))
 
 
 def sampled(file: Any, job: int, table: str) -> Iterator[tuple[bytes, Ints]]:
-    """Yield the hosts with rows of a table before it was thinned, and the times of these rows."""
-    runs = vars(file).setdefault("colmet_runs", None)
+    """Yield hosts with rows of a table before it was thinned, and times of these rows; a host may come again."""
+    runs = vars(file).get("colmet_runs")
     if runs is None:
-        runs = vars(file)["colmet_runs"] = stored_runs(file)
-    mine = runs[(runs["job_id"] == job) & (runs["table"] == table.encode())]
-    for host in np.unique(mine["hostname"]).tolist():
-        yield host, times_of(mine[mine["hostname"] == host])
+        runs = vars(file)["colmet_runs"] = StoredRuns(file)
+    for block in runs.of(job, table):
+        for host in np.unique(block["hostname"]).tolist():
+            yield host, times_of(block[block["hostname"] == host])
