@@ -85,7 +85,7 @@ class Round:
         offset = 0
         while True:
             page = self._archive.jobs(where, COLUMNS, descending=False, offset=offset, limit=MAX_ROWS)
-            yield from page.rows
+            yield from [row for row in page.rows if row["job"] is not None and row["start"] is not None]
             offset += len(page.rows)
             if not page.rows or offset >= page.total:
                 return
