@@ -7,8 +7,8 @@ import random
 
 import numpy as np
 import pytest
-import tables
 
+from colmet.collector.backends.hdf5.library import tables  # before PyTables itself: its settings
 from colmet.commands import colmet, extract, extract_rows, plot
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import NODE_CPUS
