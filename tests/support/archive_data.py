@@ -38,7 +38,7 @@ def summaries(count: int, seed: int = 1, users: int = 200, footprint: int = 400)
         ]
         job = _whole(rows)
         if chance[n, 1] < 0.9:  # known to the batch system
-            job |= _batch(n, job, user, running, float(chance[n, 2]))
+            job |= batch_facts(n, job, user, running, float(chance[n, 2]))
         if use[n] < 0.3:
             job["advice"] = ADVICE
             rows[0]["advice"] = ADVICE
@@ -80,7 +80,8 @@ def _whole(rows: list[dict]) -> dict:
     return {name: value if name in kept else value * count for name, value in rows[0].items() if name != "host"}
 
 
-def _batch(n: int, job: dict, user: int, running: bool, chance: float) -> dict:
+def batch_facts(n: int, job: dict, user: int, running: bool, chance: float) -> dict:
+    """Return what the batch system knows of a job."""
     state = "running" if running else STATES[0] if chance < 0.8 else STATES[int(chance * 1000) % len(STATES)]
     wall = int(job["wall_s"])
     return {
@@ -97,8 +98,10 @@ def _batch(n: int, job: dict, user: int, running: bool, chance: float) -> dict:
 _JOIN = f"UPDATE jobs SET {', '.join(f'{one.name} = ?' for one in BATCH)} WHERE job = ? AND start = ?"
 
 
-def write(store: ArchiveStore, made: Iterator[tuple[dict, list[dict]]], at_once: int = 5000) -> list[dict]:
-    """Write summaries, some in a transaction, and return those of the whole jobs without curves."""
+def write(
+    store: ArchiveStore, made: Iterator[tuple[dict, list[dict]]], at_once: int = 5000, keep: bool = True
+) -> list[dict]:
+    """Write summaries, some in a transaction; to `keep` returns those of the whole jobs without curves."""
     written, jobs, hosts = [], [], []
 
     def flush() -> None:
@@ -109,7 +112,7 @@ def write(store: ArchiveStore, made: Iterator[tuple[dict, list[dict]]], at_once:
         ]
         store.database.executemany(_JOIN, of_batch)
         store.database.execute("COMMIT")
-        written.extend({name: value for name, value in row.items() if name != "footprint"} for row in jobs)
+        written.extend({name: value for name, value in row.items() if name != "footprint"} for row in jobs if keep)
         jobs.clear()
         hosts.clear()
 

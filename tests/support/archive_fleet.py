@@ -106,10 +106,11 @@ def _node_table(name, time_s, rows):
     return Table.from_samples(schemas()[f"{name}_default"], time_s * NS, [Sample(0, row) for row in rows])
 
 
-def cluster(nodes, jobs, ticks, seed):
-    """The batches of some nodes, by host, up to now."""
+def cluster(nodes, jobs, ticks, seed, start_s=None):
+    """The batches of some nodes, by host; up to now, or from another time on."""
     rng = random.Random(seed)
-    start_s = int(time.time()) // 100 * 100 - PERIOD_S * ticks
+    if start_s is None:
+        start_s = int(time.time()) // 100 * 100 - PERIOD_S * ticks
     made = [Job(1000 + n, ticks, nodes, rng) for n in range(jobs)]
     return {f"node-{n}": list(batches_of(n, made, ticks, start_s, start_s * NS, seed)) for n in range(nodes)}
 
