@@ -100,7 +100,11 @@ class Archiver:
                     if (record.number, place) not in self._missed:
                         continue
                     self._missed.discard((record.number, place))
-                ready += self._order.put(Arrival(batch, now, record.number, place))
+                arrival = Arrival(batch, now, record.number, place)
+                if self._order.follows(batch):
+                    ready.append(arrival)
+                else:
+                    ready += self._order.put(arrival)
             if record.number >= self.until:
                 self._missed.clear()
                 self.until = record.number + 1
@@ -110,11 +114,12 @@ class Archiver:
 
     def _waves(self, ready: Sequence[Arrival]) -> None:
         """Fold batches, at most one of each host at a time."""
-        turns: Counter[str] = Counter()
+        turns: dict[str, int] = {}
         waves: list[list[Arrival]] = []
         for arrival in ready:
-            turn = turns[arrival.batch.host]
-            turns[arrival.batch.host] = turn + 1
+            host = arrival.batch.host
+            turn = turns.get(host, 0)
+            turns[host] = turn + 1
             if turn == len(waves):
                 waves.append([])
             waves[turn].append(arrival)
@@ -174,7 +179,9 @@ class Archiver:
         jobs: list[Summary] = []
         moves: list[tuple[int, int, int]] = []
         for job, fresh in changed.items():
-            others = [one for one in self._store.hosts_of(job) if (one["host"], one["start"]) not in fresh]
+            has_others = any(key not in fresh for key in self._store.keys_of(job))
+            others = self._store.hosts_of(job) if has_others else []
+            others = [one for one in others if (one["host"], one["start"]) not in fresh]
             runs = runs_of([*fresh.values(), *others])  # type: ignore[list-item]
             starts = {min([int(one["start"]) for one in run]) for run in runs}  # type: ignore[arg-type]
             before = self._store.starts_of(job)

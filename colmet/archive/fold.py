@@ -7,14 +7,15 @@ a table. All sums are of whole numbers, so a result does not depend on the divis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from colmet.archive import footprint, layout
 from colmet.archive.growing import counters_step, gauges_step, peaks, vote, with_busy
-from colmet.archive.layout import JOB_TABLES, LAYOUTS, START_COLUMN, Ints, Part, Reader, TableLayout, join
-from colmet.archive.nodes import NODE_READS, Nodes
+from colmet.archive.layout import JOB_TABLES, LAYOUTS, START_COLUMN, Ints, Part, Reader, SentTable, TableLayout, join
+from colmet.archive.nodes import MOST_HOSTS, NODE_READS, Nodes
 from colmet.archive.state import (
     BEGAN,
     C_COUNT,
@@ -47,6 +48,8 @@ SILENT_S = 3600  # by the time of reception, after which a job on a silent node 
 KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late
 KEPT_SILENT_S = DAY_S  # and of a silent node, by the time of reception
 MOST_READERS = 1000
+FEW_ROWS = 64  # looked up one by one
+LARGEST_JOB = (1 << 62) // MOST_HOSTS
 _NEVER = (-1,)  # no list of jobs
 
 _CPU = [(s.table, LAYOUTS[s.table].counters.index(s.column), round(s.factor * 1e9)) for s in CPU_USED.sources]
@@ -60,6 +63,40 @@ def columns_read() -> dict[str, tuple[str, ...]]:
     found[TASKS_TABLE] += (START_COLUMN,)
     found[CGROUP_TABLE] += ("user",)
     return {**found, **NODE_READS, ZONES: ("name", *NODE_READS[ZONES])}
+
+
+class _Index(NamedTuple):
+    """The slots of all present runs, for looking up many at a time."""
+
+    keys: Ints  # job and host, sorted
+    slots: Ints
+
+    @classmethod
+    def of(cls, open_on: Mapping[int, Mapping[int, int]]) -> _Index:
+        """Return the index of host -> job -> slot; of jobs with larger numbers than it serves it has none."""
+        found = [
+            (job * MOST_HOSTS + host, slot)
+            for host, there in open_on.items()
+            for job, slot in there.items()
+            if job < LARGEST_JOB
+        ]
+        rows = np.array(found, np.int64).reshape(-1, 2)
+        rows = rows[np.argsort(rows[:, 0])]
+        return cls(rows[:, 0].copy(), rows[:, 1].copy())
+
+    @staticmethod
+    def serves(jobs: Ints) -> bool:
+        """Return whether the numbers of all jobs are small enough."""
+        return bool(jobs.max() < LARGEST_JOB)
+
+    def slots_of(self, hosts: Ints, jobs: Ints) -> Ints:
+        """Return the slot of each job and host, -1 for none."""
+        wanted = jobs * MOST_HOSTS + hosts
+        at = np.searchsorted(self.keys, wanted)
+        at[at == len(self.keys)] = 0
+        if not len(self.keys):
+            return np.full(len(wanted), -1, np.int64)
+        return np.where((self.keys[at] == wanted) & (jobs >= 0), self.slots[at], -1)
 
 
 class Fold:
@@ -81,29 +118,14 @@ class Fold:
         self._readers: dict[int, tuple[object, Reader | None]] = {}
         self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
         self._changed: set[int] = set()  # hosts with other slots since then
+        self._index: _Index | None = None  # of `open_on`; None after a change
 
     # -- rows --
 
     def wave(self, batches: Sequence[Batch], seen: Sequence[int]) -> None:
         """Fold batches, at most one of each host; `seen` are the times of their reception, seconds since 1970."""
-        parts: dict[tuple[str, int, int], list[tuple[object, int, int]]] = {}
-        hosts = []
-        for batch, seen_s in zip(batches, seen):
-            host = self.nodes.index(batch.host)
-            hosts.append(host)
-            if host < 0:
-                self.counts["rows_left_out"] += batch.row_count
-                continue
-            for table in batch.tables:
-                schema = table.schema
-                reader = self._reader(schema)
-                if reader is None or not len(table):
-                    continue
-                key = schema.name, id(schema), 0
-                while (sources := parts.setdefault(key, [])) and sources[-1][1] == host:  # twice in one batch
-                    key = schema.name, id(schema), key[2] + 1
-                sources.append((table, host, seen_s))
-        joined = [(key[0], join(self._readers[key[1]][1], sources)) for key, sources in parts.items()]  # type: ignore[arg-type]
+        hosts = [self.nodes.index(batch.host) for batch in batches]
+        joined = [(reader.schema.name, join(reader, sources)) for reader, sources in self._parts(batches, hosts, seen)]
         self.nodes.read_cpus([part for name, part in joined if name == layout.NODE_CPU_TABLE])
         touched = self._jobs([(name, part) for name, part in joined if name in JOB_TABLES])
         for name, part in joined:
@@ -112,14 +134,34 @@ class Fold:
         if len(touched):
             self._footprint(touched)
         self.nodes.energy(joined, self.state, self._cpu_ns)
+        self._listings(batches, hosts, seen)
+
+    def _parts(
+        self, batches: Sequence[Batch], hosts: Sequence[int], seen: Sequence[int]
+    ) -> list[tuple[Reader, list[SentTable]]]:
+        """Return the tables of a wave by schema; a schema that a batch has twice is there twice."""
+        readers = self._readers
+        found: dict[int, list[SentTable]] = {}
+        more: list[tuple[int, list[SentTable]]] = []
         for batch, host, seen_s in zip(batches, hosts, seen):
-            if host >= 0:
-                self._listing(batch, host, seen_s)
+            if host < 0:
+                self.counts["rows_left_out"] += batch.row_count
+                continue
+            for table in batch.tables:
+                key = id(table.schema)
+                known = readers.get(key)
+                if (self._reader(table.schema) if known is None else known[1]) is None:
+                    continue
+                sources = found.get(key)
+                if sources is None:
+                    found[key] = [(table, host, seen_s)]
+                elif sources[-1][1] != host:
+                    sources.append((table, host, seen_s))
+                else:
+                    more.append((key, [(table, host, seen_s)]))
+        return [(readers[key][1], sources) for key, sources in (*found.items(), *more)]  # type: ignore[misc]
 
     def _reader(self, schema: object) -> Reader | None:
-        found = self._readers.get(id(schema))
-        if found is not None:
-            return found[1]
         if len(self._readers) >= MOST_READERS:
             self._readers.clear()
         name = schema.name  # type: ignore[attr-defined]
@@ -166,6 +208,10 @@ class Fold:
 
     def _lookup(self, part: Part) -> Ints:
         """Return the slot of each row, -1 for none."""
+        if len(part.jobs) >= FEW_ROWS and self._index is None:
+            self._index = _Index.of(self.open_on)
+        if len(part.jobs) >= FEW_ROWS and self._index is not None and self._index.serves(part.jobs):
+            return self._index.slots_of(part.hosts, part.jobs)
         open_on, nothing = self.open_on, {}  # type: ignore[var-annotated]
         found = [open_on.get(host, nothing).get(job, -1) for host, job in zip(part.hosts.tolist(), part.jobs.tolist())]
         return np.array(found, dtype=np.int64)
@@ -179,10 +225,7 @@ class Fold:
         other = times - last > DAY_S
         if btimes is not None:
             began = btimes[there]
-            # a cgroup may be there, and measured, before its first task: OAR's is for seconds
-            had_tasks = self.state.tables[TASKS_TABLE][slots[there], T_TIME] >= 0
-            was = had_tasks | (head[slots[there], OVER] > 0)
-            other |= was & (began > last) & (began <= times + 1) & (times > last)
+            other |= (began > last) & (began <= times + 1) & (times > last)
         for at in there[other].tolist():
             slot, host = int(slots[at]), int(part.hosts[at])
             if head[slot, LAST] < part.times[at]:
@@ -204,6 +247,7 @@ class Fold:
         row[[JOB, HOST, FIRST, LAST]] = job, host, first, first
         row[START], row[BEGAN] = (min(btime, first), 1) if is_known else (first, 0)
         self.open_on.setdefault(host, {})[job] = slot
+        self._index = None
         self._changed.add(host)
 
     def _fold(self, table: TableLayout, slots: Ints, part: Part, rows: Ints) -> Ints:
@@ -306,11 +350,19 @@ class Fold:
 
     # -- the ends of jobs --
 
-    def _listing(self, batch: Batch, host: int, seen: int) -> None:
+    def _listings(self, batches: Sequence[Batch], hosts: Sequence[int], seen: Sequence[int]) -> None:
+        """Note which jobs are on the nodes of a wave."""
+        times = [batch.time_ns // 10**9 for batch in batches]
+        newer = self.nodes.heard(np.array(hosts, np.int64), np.array(times, np.int64), np.array(seen, np.int64))
+        listed, changed = self._listed, self._changed
+        for batch, host, is_newer in zip(batches, hosts, newer):
+            jobs = batch.jobs
+            if is_newer and (jobs is None or jobs != listed.get(host, _NEVER) or host in changed):
+                self._listing(batch, host)
+
+    def _listing(self, batch: Batch, host: int) -> None:
         """Note which jobs are on a node."""
         time = batch.time_ns // 10**9
-        if not self.nodes.heard(host, time, seen):
-            return
         there = self.open_on.get(host)
         if not there:
             self._listed[host] = batch.jobs
@@ -320,7 +372,7 @@ class Fold:
             for slot in there.values():
                 step = max([int(one[slot, T_STEP]) for one in self.state.tables.values()])
                 self._set_over(slot, time - int(head[slot, LAST]) > max(NO_LIST_PERIODS * step, NO_LIST_S))
-        elif batch.jobs != self._listed.get(host, _NEVER) or host in self._changed:
+        else:
             listed = set(batch.jobs)
             for job, slot in there.items():
                 self._set_over(slot, job not in listed)
@@ -356,6 +408,7 @@ class Fold:
         there = self.open_on.get(host, {})
         if there.get(job) == slot:
             del there[job]
+            self._index = None
             if not there:
                 del self.open_on[host]
             self.dropped.append(slot)
@@ -373,6 +426,7 @@ class Fold:
         slot = self.state.unpack(packed, at) if at >= 0 else -1
         if slot >= 0:
             self.open_on.setdefault(at, {})[job] = slot
+            self._index = None
         return slot
 
     def due(self, least_s: int, most_s: int) -> Ints:

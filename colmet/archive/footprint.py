@@ -150,11 +150,13 @@ def _stretched(values: Floats, offset_s: int, step_s: int, to_s: int, count: int
     known = np.flatnonzero(~np.isnan(values))
     before = np.maximum.accumulate(np.where(~np.isnan(values), np.arange(len(values)), known[0] if len(known) else 0))
     filled = values[before]
-    places = (offset_s + step_s * np.arange(len(values))) // to_s
+    places = np.minimum((offset_s + step_s * np.arange(len(values))) // to_s, count - 1)
+    begins = np.flatnonzero(np.diff(places, prepend=-1))
     found = np.full(count, np.nan)
-    for place in np.unique(places).tolist():
-        here = filled[places == place]
-        found[min(place, count - 1)] = here.max() if name == "memory" else here.mean()
+    if name == "memory":
+        found[places[begins]] = np.maximum.reduceat(filled, begins)
+    else:
+        found[places[begins]] = np.add.reduceat(filled, begins) / np.diff(begins, append=len(places))
     return found
 
 

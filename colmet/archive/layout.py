@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,21 +172,19 @@ class Part(NamedTuple):
     reader: Reader
 
 
-def join(reader: Reader, sources: list[tuple[Table, int, int]]) -> Part:
-    """Return the rows of tables of one schema; a source is a table, its host and the time of its reception."""
-    packed = [table.packed for table, _, _ in sources]
+SentTable = tuple[Table, int, int]  # a table, its host and the time of its reception
+
+
+def join(reader: Reader, sources: Sequence[SentTable]) -> Part:
+    """Return the rows of tables of one schema."""
+    tables, hosts_of, seen_of = zip(*sources)
+    packed = [table.packed for table in tables]
     joined = b"".join(packed)
     size = reader.schema.row_bytes
     counts = [len(one) // size for one in packed]
     jobs, values = reader.read(joined)
-    columns: Any = np.array(
-        [
-            [host for _, host, _ in sources],
-            [table.time_ns // 10**9 for table, _, _ in sources],
-            [s for _, _, s in sources],
-        ],
-        dtype=np.int64,
-    )
+    columns: Any = np.array([hosts_of, [table.time_ns for table in tables], seen_of], dtype=np.int64)
+    columns[1] //= 10**9
     if counts.count(1) != len(counts):
         columns = np.repeat(columns, counts, axis=1)
     hosts, times, seen = columns

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from colmet.archive.columns import LARGE, RUNNING
+from colmet.archive.columns import LARGE, RUNNING, TEXT
 from colmet.archive.derived import DERIVED, LISTED, sql_of
 from colmet.archive.queries import (
     SPANS,
@@ -70,21 +70,14 @@ class LocalArchive(JobArchive):
         check_page(columns, sort, offset, limit)
         condition, values = _where(where)
         total = self._ask(f"SELECT count(*) AS n FROM listed AS l WHERE {condition}", values)[0]["n"]
-        way = "DESC" if descending else "ASC"
-        order = f"l.start {way}, l.job {way}"
-        if sort != "start":  # else the order of the key serves
-            order = f'l."{sort}" IS NULL, l."{sort}" {way}, {order}'
-        inner = f"SELECT l.* FROM listed AS l WHERE {condition} ORDER BY {order} LIMIT ? OFFSET ?"
-        values = [*values, limit, offset]
         wanted = list(dict.fromkeys(columns))
-        listed = self._ask(inner, values)
+        keys = self._ask(f"{_ordered(condition, sort, descending)} LIMIT ? OFFSET ?", [*values, limit, offset])
         if all(name in LISTED for name in wanted):
-            rows: list[Sequence[Any]] = [[row[name] for name in wanted] for row in listed]
+            one = f"SELECT {', '.join(map(_quoted, wanted))} FROM listed WHERE job = ? AND start = ?"
         else:
-            keys = [(row["job"], row["start"]) for row in listed]
             details = " LEFT JOIN job_details USING (job, start)" if _LARGE.intersection(wanted) else ""
             one = f"SELECT {', '.join(map(sql_of, wanted))} FROM jobs{details} WHERE job = ? AND start = ?"
-            rows = [row for key in keys for row in self._ask(one, key)]
+        rows = [row for key in keys for row in self._ask(one, key)]
         return JobPage(total, [dict(zip(wanted, row)) for row in rows])
 
     def job(self, job: int, start: int | None = None) -> ArchivedJob | None:
@@ -179,6 +172,24 @@ class LocalArchive(JobArchive):
             return self._store.database.execute(question, values).fetchall()
         except sqlite3.Error as err:
             raise ArchiveError(f"{self._store.path}: {err}; is the disk readable, and the archive whole?") from err
+
+
+def _ordered(condition: str, sort: str, descending: bool) -> str:
+    """Return the question for job and start of all jobs that fulfil a condition, in order; missing values come last.
+
+    Only these are sorted: whole rows would take twice as long.
+    """
+    way = "DESC" if descending else "ASC"
+    keys = f"start {way}, job {way}"
+    column = _quoted(sort)
+    if sort == "start":  # the order of the key serves
+        return f"SELECT l.job, l.start FROM listed AS l WHERE {condition} ORDER BY {keys}"
+    order = f"{column} DESC, {keys}" if descending else f"{column} IS NULL, {column}, {keys}"
+    if descending and LISTED[sort].kind == TEXT:
+        # many are equal: read from the latest on (LIMIT keeps the order), the first ones read stay in the page
+        some = f"SELECT l.job, l.start, l.{column} FROM listed AS l WHERE {condition} ORDER BY l.start DESC, l.job DESC"
+        return f"SELECT job, start FROM ({some} LIMIT -1) ORDER BY {order}"
+    return f"SELECT l.job, l.start FROM listed AS l WHERE {condition} ORDER BY {order}"
 
 
 def _quoted(name: str) -> str:

@@ -80,14 +80,20 @@ class Nodes:
         """Return the time of the last batch of hosts."""
         return self.rows[hosts, _TIME] if len(self.names) else np.zeros(len(hosts), np.int64)
 
-    def heard(self, host: int, time: int, seen: int) -> bool:
-        """Note a batch of a host; return whether it is not older than another one."""
-        row = self.rows[host]
-        row[_SEEN] = max(int(row[_SEEN]), seen)
-        if time < row[_TIME]:
-            return False
-        row[_TIME] = time
-        return True
+    def heard(self, hosts: Ints, times: Ints, seen: Ints) -> list[bool]:
+        """Note a batch of each host, -1 for none; return which are not older than another one of their host."""
+        if not len(self.names):
+            return [False] * len(hosts)
+        known = hosts >= 0
+        at = hosts[known]
+        rows = self.rows[at]
+        newer = times[known] >= rows[:, _TIME]
+        self.rows[at, _SEEN] = np.maximum(rows[:, _SEEN], seen[known])
+        self.rows[at[newer], _TIME] = times[known][newer]
+        found = np.zeros(len(hosts), np.bool_)
+        found[known] = newer
+        listed: list[bool] = found.tolist()
+        return listed
 
     def read_cpus(self, parts: Sequence[Part]) -> None:
         """Note the number of CPUs and the busy time of nodes."""

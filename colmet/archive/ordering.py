@@ -35,6 +35,13 @@ class Ordering:
         self.held: dict[str, dict[int, Arrival]] = {}
         self._bytes = 0
 
+    def follows(self, batch: Batch) -> bool:
+        """Return whether a batch is the next one of its host, and no other waits; if so, the one after it is next."""
+        if self.next.get(batch.host) != (batch.epoch, batch.seq) or batch.seq is None or batch.host in self.held:
+            return False
+        self.next[batch.host] = batch.epoch or 0, batch.seq + 1
+        return True
+
     def put(self, arrival: Arrival) -> Iterator[Arrival]:
         """Yield the batches that are next, now that this one has arrived."""
         batch = arrival.batch

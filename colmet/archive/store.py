@@ -249,6 +249,11 @@ class ArchiveStore:
         rows = self.database.execute("SELECT job, host, start, state FROM folds")
         return {(row["job"], row["host"], row["start"]): row["state"] for row in rows}
 
+    def keys_of(self, job: int) -> list[tuple[str, int]]:
+        """Return host and start of the summaries of all hosts of a job."""
+        rows = self.database.execute("SELECT host, start FROM hosts WHERE job = ?", (job,))
+        return [(row["host"], row["start"]) for row in rows]
+
     def hosts_of(self, job: int, large: bool = True) -> list[dict[str, object]]:
         """Return the summaries of all hosts of a job, of all starts, by start and host."""
         details = " LEFT JOIN host_details USING (job, host, start)" if large else ""
