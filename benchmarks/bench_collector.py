@@ -4,9 +4,10 @@
 against PyTables alone, which appends 100 prepared rows to each of its open tables; cost of the journal and of messages
 of Colmet 0.6. All of it runs in this process, with the clock of the worker set forward; CPU time of all threads.
 `nodes`: a real collector receives from thousands of nodes, each with a connection.
+`archive`: the part of the job archive, as `steady`.
 `restart`: a real collector finds a large journal, and receives again.
 
-    python benchmarks/bench_collector.py [steady|nodes|restart ...] [OPTION...]
+    python benchmarks/bench_collector.py [steady|archive|nodes|restart ...] [OPTION...]
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from measuring import TIME_NS, Figure, free_uri, rss_mb, show, warm_memory
 
 from colmet import __version__
 from colmet.collector import main as collector_main
+from colmet.collector.backends.archive import ArchiveOutput
 from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.collector import LOOK
@@ -42,6 +44,7 @@ from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.runtime import startup
 from colmet.common.schema import Batch, Schema, Table
+from colmet.common.tables import schemas as own_schemas
 from colmet.common.transport import link_uri
 from colmet.common.wire import colmet06, link, v1
 
@@ -50,6 +53,9 @@ SCHEMA = colmet06.RECORDS["taskstats_default"].schema
 NODE_TABLES = [
     colmet06.RECORDS[name].schema
     for name in ("taskstats_default", "jobprocstats_default", "procstats_default", "infinibandstats_default")
+]
+OWN_TABLES = [
+    own_schemas()[f"{name}_default"] for name in ("taskstats", "cgroup", "jobprocstats", "procstats", "infinibandstats")
 ]
 JOBS_PER_SENDER = 2
 ROWS_PER_MESSAGE = 2 * JOBS_PER_SENDER + 2
@@ -68,6 +74,7 @@ MAX_DELAY_S = 60.0
 HELLO_S = 10.0  # as nodes do
 NODES_PER_PROCESS = 4000  # of senders: each node needs four descriptors, and 20,000 are a usual limit
 NODES_OF_AN_ADDRESS = 100
+PARTS = ("steady", "archive", "nodes", "restart")
 
 
 # -- steady --
@@ -241,6 +248,78 @@ def run_steady(rounds: int = 1) -> list[Figure]:
         *figures,
         ("throughput with the journal / without", with_journal, "times", ">= 0.85"),
         ("CPU time of a row in messages of Colmet 0.6 / v1", of_old, "times", "<= 2"),
+    ]
+
+
+# -- the job archive --
+
+
+class ArchiveChain(Chain):
+    """The same, with the job archive as a second output.
+
+    Attributes:
+        archive_s: CPU time of that output.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, 0, True)
+        self._archive = ArchiveOutput(str(folder / "archive.sqlite"))
+        state = self._journal.state("archive")
+        self._archive.open(state)
+        self._archiving = OutputWorker(self._archive, self._journal, state, 100, 5.0, monotonic=lambda: self._now_s)
+        self.archive_s = 0.0
+
+    def second(self, messages: Sequence[bytes]) -> None:
+        """Take what came in one second."""
+        super().second(messages)
+        began = time.thread_time()
+        self._archiving._turn()
+        self.archive_s += time.thread_time() - began
+
+    def close(self) -> None:
+        self._archive.close()
+        super().close()
+
+
+def job_messages(nodes: int, second: int) -> list[bytes]:
+    """What nodes with two jobs each send in a second: jobs of four nodes, with growing counters."""
+    now = TIME_NS + second * 10**9
+    messages = []
+    for n in range(nodes):
+        jobs = tuple([100_000 + (2 * n + k) % (nodes // 2) for k in range(2)])
+        packed = []
+        for schema in OWN_TABLES:
+            rows = schema.empty_rows(len(jobs) if schema.scope == "job" else 1)
+            for field in schema.fields:
+                if field.dtype == "i8":
+                    rows[field.name] = (n % 7 + 1) * 1000 * second
+            for name, value in (
+                ("ac_btime", TIME_NS // 10**9 - 100),
+                ("cpus_allocated", 4),
+                ("cpu_usage", second * 10**9),
+            ):
+                if name in schema.name_set:
+                    rows[name] = value
+            rows["job_id"] = jobs if schema.scope == "job" else 0
+            packed.append(Table(schema, now, rows.tobytes()))
+        messages.append(v1.encode(Batch(f"node-{n}.example.org", 1, second, now, jobs, tuple(packed))))
+    return messages
+
+
+def run_archive(nodes: int = 2000, period: int = 5, seconds: int = 300) -> list[Figure]:
+    """Figures of the archive's part of the CPU time: jobs begin, and run for so many seconds."""
+    with tempfile.TemporaryDirectory() as name:
+        chain = ArchiveChain(Path(name))
+        for second in range(period, seconds + 1, period):
+            chain._now_s += period - 1  # nothing arrives between
+            chain.second(job_messages(nodes, second))
+        used, of_archive = chain.used_s + chain.archive_s, chain.archive_s
+        chain.close()
+    what = f"{nodes} nodes at {period} s for {seconds} s"
+    return [
+        (f"{what}: CPU time of the archive", 1e6 * of_archive / (nodes * seconds / period), "us/message", ""),
+        (f"{what}: CPU time of all, without the network", 1e6 * used / (nodes * seconds / period), "us/message", ""),
+        (f"{what}: share of the archive", 100 * of_archive / used, "%", "<= 10"),
     ]
 
 
@@ -577,14 +656,17 @@ def run_restart(mbytes: int = 1024) -> list[Figure]:
 def run() -> list[Figure]:
     """Figures as (name, value, unit, target)."""
     startup.tune_garbage_collector()
-    return [*run_steady(), *run_nodes(), *run_restart()]
+    return [*run_steady(), *run_archive(), *run_nodes(), *run_restart()]
 
 
 def _parts(options: argparse.Namespace) -> Iterator[list[Figure]]:
-    for part in options.parts or ("steady", "nodes", "restart"):
+    for part in options.parts or PARTS:
         if part == "steady":
             startup.tune_garbage_collector()
             yield run_steady(options.rounds)
+        elif part == "archive":
+            startup.tune_garbage_collector()
+            yield run_archive(options.nodes, options.period)
         elif part == "nodes":
             yield run_nodes(options.nodes, options.seconds)
         else:
@@ -600,9 +682,10 @@ def main() -> int:
         run_senders(uri, int(first), int(count), float(seconds), float(rate), int(jobs), float(churn))
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("parts", nargs="*", choices=["steady", "nodes", "restart"], metavar="steady|nodes|restart")
+    parser.add_argument("parts", nargs="*", choices=PARTS, metavar="|".join(PARTS))
     parser.add_argument("--rounds", type=int, default=1, help="of steady, of which the median is taken")
     parser.add_argument("--nodes", type=int, default=2000)
+    parser.add_argument("--period", type=int, default=5, help="of nodes in archive, seconds (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=60.0, help="that nodes send (default: %(default)g)")
     parser.add_argument("--journal-mbytes", type=int, default=1024)
     for figures in _parts(parser.parse_args()):
