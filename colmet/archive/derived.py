@@ -94,14 +94,17 @@ def sql_of(name: str) -> str:
     return _SQL.get(name, f'"{name}"')
 
 
+_NAMES = ", ".join([f'"{name}"' for name in LISTED])
+_VALUES = ", ".join([sql_of(name) for name in LISTED])
+FILL = f"INSERT OR REPLACE INTO listed ({_NAMES}) SELECT {_VALUES} FROM jobs"
+
+
 def _follow(event: str) -> str:
     """Return the statement that creates a trigger, which copies a written row of `jobs`."""
-    names = ", ".join([f'"{name}"' for name in LISTED])
-    values = ", ".join([sql_of(name) for name in LISTED])
     sets = ", ".join([f'"{name}" = excluded."{name}"' for name in _LISTED])
     return (
-        f"CREATE TRIGGER IF NOT EXISTS listed_{event} AFTER {event} ON jobs BEGIN INSERT INTO listed ({names}) "
-        f"SELECT {values} FROM jobs WHERE job = NEW.job AND start = NEW.start "
+        f"CREATE TRIGGER IF NOT EXISTS listed_{event} AFTER {event} ON jobs BEGIN INSERT INTO listed ({_NAMES}) "
+        f"SELECT {_VALUES} FROM jobs WHERE job = NEW.job AND start = NEW.start "
         f"ON CONFLICT (start, job) DO UPDATE SET {sets}; END"
     )
 

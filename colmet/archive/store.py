@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from colmet.archive import batch_rows, derived
+from colmet.archive import batch_rows, derived, schema_update
 from colmet.archive.batch_rows import Joined
 from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, Column, Summary
 from colmet.batch.records import JobRecord
@@ -140,7 +140,7 @@ class ArchiveStore:
         return database
 
     def _prepare(self, writable: bool) -> None:
-        """Check the form of the file; create the tables of a new one."""
+        """Check the form of the file; create the tables of a new one, and add what an earlier one lacks."""
         form = self.database.execute("PRAGMA user_version").fetchone()[0]
         if form > FORM:
             raise ArchiveError(f"{self.path}: of a later Colmet (form {form}, this one reads {FORM}); update Colmet")
@@ -151,8 +151,7 @@ class ArchiveStore:
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.execute("PRAGMA synchronous = FULL")  # a saved position survives a power failure
         with transaction(self.database):
-            for statement in DDL:
-                self.database.execute(statement)
+            schema_update.update(self.database, DDL, "listed", derived.FILL)
             self.database.execute(f"PRAGMA user_version = {FORM}")
 
     @property

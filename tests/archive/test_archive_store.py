@@ -9,8 +9,10 @@ import sqlite3
 
 import pytest
 
-from colmet.archive.columns import HOST_COLUMNS, JOB_COLUMNS, MEASURED
-from colmet.archive.store import ArchiveError, ArchiveStore, Changes, Position
+from colmet.archive import derived
+from colmet.archive import store as store_module
+from colmet.archive.columns import BATCH, HOST_COLUMNS, JOB_COLUMNS, MEASURED, RULES
+from colmet.archive.store import DDL, ArchiveError, ArchiveStore, Changes, Position
 from colmet.common.errors import OutputUnavailable
 from tests.support.other_user import in_child
 
@@ -121,3 +123,31 @@ def test_a_reader_without_the_right_to_write_reads_it_with_and_without_its_colle
     assert in_child(read) == 1
     store.close()
     assert in_child(read) == 1
+
+
+def test_a_file_of_an_earlier_version_gets_the_columns_that_it_lacks_and_keeps_its_values(path, monkeypatch):
+    lacking = {"tasks_ended", "advice_count"}  # one measured, one derived
+    measured = [column for column in MEASURED if column.name not in lacking]
+    monkeypatch.setattr(derived, "_NAMES", derived._NAMES.replace(', "advice_count"', ""))
+    monkeypatch.setattr(derived, "_VALUES", derived._VALUES.replace(f", {derived.sql_of('advice_count')}", ""))
+    monkeypatch.setattr(derived, "_LISTED", [name for name in derived._LISTED if name not in lacking])
+    listed = derived.DDL[0].replace(', "advice_count" INTEGER', "")
+    earlier = [
+        store_module._table("jobs", store_module._KEY_OF_JOB, (*measured, RULES, *BATCH)),
+        store_module._table("hosts", store_module._KEY_OF_HOST, measured),
+        *DDL[2 : -len(derived.DDL)],
+        *(listed, *derived.DDL[1:3], derived._follow("insert"), derived._follow("update")),
+    ]
+    monkeypatch.undo()
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for statement in (*earlier, "PRAGMA user_version = 1"):
+            database.execute(statement)
+        database.execute("INSERT INTO jobs (job, start, cpu_s, rules) VALUES (6, 50, 3.5, 'cpu-low one-core')")
+        assert "advice_count" not in [row[1] for row in database.execute("PRAGMA table_info(listed)")]
+    for _ in range(2):
+        with contextlib.closing(ArchiveStore(path, writable=True)) as store:
+            store.write(changes(jobs=[{**JOB, "tasks_ended": 9}], hosts=[{**HOST, "tasks_ended": 9}]), None)
+            rows = store.database.execute("SELECT job, cpu_s, tasks_ended FROM jobs ORDER BY job").fetchall()
+            assert [tuple(row) for row in rows] == [(6, 3.5, None), (7, JOB["cpu_s"], 9)]
+            rows = store.database.execute("SELECT job, cpu_s, advice_count FROM listed ORDER BY job").fetchall()
+            assert [tuple(row) for row in rows] == [(6, 3.5, 2), (7, JOB["cpu_s"], 0)]
