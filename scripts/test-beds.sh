@@ -17,8 +17,8 @@ showing=()
 waiting=()
 for path in tests/beds/test_*.py; do
     case $path in
-    *_database.py | */test_elasticsearch.py | */test_scale_out.py) computing+=("$path") ;;
-    */test_grafana.py | */test_http.py | */test_packages.py | */test_page.py) showing+=("$path") ;;
+    *_database.py | *_shared.py | */test_elasticsearch.py | */test_scale_out.py) computing+=("$path") ;;
+    */test_grafana*.py | */test_http.py | */test_packages.py | */test_page.py) showing+=("$path") ;;
     *) waiting+=("$path") ;;
     esac
 done
