@@ -148,7 +148,8 @@ def check_page(columns: Sequence[str], sort: str, offset: int, limit: int) -> No
         if name not in ANSWERS:
             raise QueryError(f"column {name!r:.100} is not known{did_you_mean(name, ANSWERS)}")
     if sort not in LISTED:
-        raise QueryError(f"jobs are not sorted by {sort!r:.100}{did_you_mean(sort, LISTED)}")
+        known = ", ".join(LISTED)
+        raise QueryError(f"jobs are not sorted by {sort!r:.100}{did_you_mean(sort, LISTED)}; there are {known}")
     if not 0 <= limit <= MAX_ROWS or not 0 <= offset < 1 << 62:
         raise QueryError(f"a page has at most {MAX_ROWS} jobs, and begins at 0 or later")
 

@@ -155,10 +155,10 @@ def info(_options: argparse.Namespace, path: str) -> int:
     finally:
         store.close()
     print(f"archive     {path}, {size(os.path.getsize(path))}")
-    print(f"jobs        {jobs:,}, on {hosts:,} hosts in all, of {counted(users, 'users')}")
+    print(f"jobs        {jobs:,} of {counted(users, 'users')}; {counted(hosts, 'summaries')} of hosts")
     if jobs:
         print(f"interval    {shown(first)} to {shown(last)}")
-    print(f"unfinished  {folds:,} of jobs on hosts")
+    print(f"unfinished  {counted(folds, 'summaries')} of hosts")
     if position is not None:
         print(f"position    record {position.number} of journal {position.journal}")
     return 0

@@ -6,6 +6,7 @@ import argparse
 import os
 import pwd
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -122,7 +123,9 @@ def users_of(options: argparse.Namespace) -> list[str]:
     """Return the users whose jobs are wanted: those of --user, else root's choice of all, else one's own."""
     if options.user:
         return list(options.user)
-    return [] if options.all_users or os.geteuid() == 0 else [own_name()]
+    if options.all_users or os.geteuid() == 0:
+        return []
+    return list(dict.fromkeys((own_name(), str(os.geteuid()))))  # nodes that do not know the name report the number
 
 
 def add_users(parser: cli.Options) -> None:
@@ -170,13 +173,16 @@ class TableColumn(NamedTuple):
     styles: Sequence[str] = ()  # of rich, for each cell
 
 
-def print_table(columns: Sequence[TableColumn], width: int | None, styles: Sequence[str] = ()) -> list[str]:
-    """Print a table, in colours on a terminal without NO_COLOR; return the headings of the dropped columns.
+def print_table(
+    columns: Sequence[TableColumn], width: int | None, styles: Sequence[str] = (), rest: str = "--json has all"
+) -> None:
+    """Print a table, in colours on a terminal without NO_COLOR, and a line that names the dropped columns.
 
     Args:
         columns: with equal numbers of cells.
         width: of the terminal; None drops no column.
         styles: of rich, for each row; empty for none.
+        rest: how to get the dropped columns.
     """
     from rich.console import Console
     from rich.table import Table
@@ -197,4 +203,8 @@ def print_table(columns: Sequence[TableColumn], width: int | None, styles: Seque
     with console.capture() as captured:
         console.print(table)
     sys.stdout.write("".join([f"{line.rstrip()}\n" for line in captured.get().splitlines()]))
-    return [one.heading for n, one in enumerate(columns) if n not in shown]
+    dropped = [one.heading for n, one in enumerate(columns) if n not in shown]
+    if dropped and width is not None:
+        print(
+            textwrap.fill(f"Not shown for want of width: {', '.join(dropped)} ({rest})", width, break_on_hyphens=False)
+        )

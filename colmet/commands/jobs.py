@@ -199,6 +199,6 @@ def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | No
         styles = [STYLES.get(str(row[name]), "") for row in page.rows] if name == "state" else []
         rank = RANKS.index(name) if name in RANKS and name != sort else 0
         columns.append(archives.TableColumn(look.heading, cells, look.is_right, rank, styles))
-    archives.print_table(columns, width)
+    archives.print_table(columns, width, rest="--columns selects")
     if page.total > len(page.rows):
         print(f"{len(page.rows)} of {page.total:,} jobs; --limit and --since show others")

@@ -153,7 +153,9 @@ _COLUMNS = (
     _Column("Wall time", lambda row: _of(row["wall_s"], row["requested_walltime_s"], duration), 5),
     _Column("CPU", lambda row: _bar(row["cpu_ratio"]), 2, _shared("cores", "cpu_ratio"), is_right=False),
     _Column("Memory", lambda row: _of(row["memory_peak"], row["requested_memory"], size), 7),
-    _Column("of it", lambda row: rough_percent(row["memory_used_ratio"]), 3, _shared("memory", "memory_used_ratio")),
+    _Column(
+        "of memory", lambda row: rough_percent(row["memory_used_ratio"]), 3, _shared("memory", "memory_used_ratio")
+    ),
     _Column("GPU", lambda row: rough_percent(row["gpu_ratio"]), 3, _shared("gpus", "gpu_ratio")),
     _Column("Energy", lambda row: look_of("energy_joules").text(row["energy_joules"]), 9),
     _Column("Advice", lambda row: clean(str(row["rules"] or "")), 10, is_right=False),
@@ -172,9 +174,7 @@ def print_jobs(report: JobsReport, width: int) -> None:
             continue
         styles = [one.style(row) for row in shown]
         columns.append(archives.TableColumn(one.heading, cells, one.is_right, one.rank, styles))
-    dropped = archives.print_table(columns, width)
-    if dropped:
-        print(f"Not shown for want of width: {', '.join(dropped)} (--json has all)")
+    archives.print_table(columns, width)
     if len(report.rows) > len(shown):
         print(f"and {len(report.rows) - len(shown):,} more (--json has all)")
     for line in sums_of(report):

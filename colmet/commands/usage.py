@@ -64,7 +64,7 @@ FIGURES = (
     Figure("wasted_core_hours", "wasted", _sum("wasted_core_s", HOUR_S), 1),
     Figure("used_ratio", "CPU", _used_ratio, 1),
     Figure("gpu_hours", "GPU h", _sum("gpu_s", HOUR_S), 4),
-    Figure("used_gpu_hours", "used", _sum("gpu_busy_s", HOUR_S), 5),
+    Figure("used_gpu_hours", "GPU used", _sum("gpu_busy_s", HOUR_S), 5),
     Figure("memory_gib_hours", "GiB h", _sum("memory_byte_s", GIB * HOUR_S), 6),
     Figure("energy_kwh", "kWh", _sum("energy_joules", JOULES_PER_KWH), 3),
 )
@@ -194,15 +194,17 @@ def _print_table(
         archives.TableColumn(word.capitalize(), [clean(line.keys[n][:40]) or UNKNOWN for line in lines], False)
         for n, word in enumerate(by)
     ]
-    columns += [
-        archives.TableColumn(figure.heading, _texts(figure, lines, known), rank=figure.rank)
-        for figure in figures
-        if any(figure.value(group, known) for group in groups)
-    ]
+    for figure in figures:
+        if any(figure.value(group, known) for group in groups):
+            cells = _texts(figure, lines, known)
+            if figure.name == "jobs" and len(lines) > len(groups) and {"host", *SPANS}.intersection(by):
+                cells[-1] = UNKNOWN  # a job of several months or hosts counts in each
+            columns.append(archives.TableColumn(figure.heading, cells, rank=figure.rank))
     shares = [_share(group, whole) for group in groups]
     cells = [f"{archives.bar(share, BAR)} {percent(share):>5}" for share in shares]
     columns.append(archives.TableColumn("Share", [*cells, *[""] * (len(lines) - len(groups))], False, RANK_OF_SHARE))
-    archives.print_table(columns, archives.width(), ["" if line is not lines[-1] else "bold" for line in lines])
+    styles = ["" if n < len(groups) else "bold" for n in range(len(lines))]
+    archives.print_table(columns, archives.width(), styles, "--csv and --json have all")
     for text in known.sources:
         print(clean(text))
 

@@ -61,6 +61,7 @@ def unusual_of(report: JobsReport) -> list[str]:
     lines = [
         f"{state.replace('_', ' ')}: {some_of([shown(one) for one in names], 10)}"
         for state, names in troubled(report).items()
+        if len(names) < len(report.rows)  # else the states at the top say it
     ]
     for one in report.unusual:
         text = TEXTS[UNITS[one.what]]

@@ -221,7 +221,7 @@ def test_the_collector_goes_on_with_unfinished_jobs_afterwards(tmp_path, capsys)
 def test_info_prints_what_the_archive_has(site, capsys):
     status, out, _ = call(capsys, "info", "--config", site.config)
     assert status == 0
-    assert "jobs        25, on" in out
+    assert "jobs        25 of " in out and "summaries of hosts" in out
     assert "position    record" in out
 
 

@@ -43,6 +43,7 @@ def test_a_table_fits_its_terminal_and_no_value_is_cut(path, capsys, monkeypatch
     assert status == 0 and max(map(len, lines)) <= int(width) and "\u2026" not in out
     assert "State" in lines[0] and ("Energy" in lines[0]) == (width == "200")
     assert lines[1].split()[0] == "9999" and "failed" in lines[1] and lines[-1].startswith("20 of 301 jobs")
+    assert ("Not shown for want of width" in out and "Energy" in " ".join(lines[21:])) == (width != "200")
     status, out, _ = call(capsys, "usage", "--archive", path, "--all-users", "--since", "2026-01-01")
     assert status == 0 and max(map(len, out.splitlines())) <= int(width) and "total" in out
 
@@ -66,6 +67,26 @@ def test_users_see_their_own_jobs_unless_they_ask_for_all(path, capsys, monkeypa
     assert len(json.loads(out)["jobs"]) == 301
     _, out, _ = call(capsys, "usage", "--archive", path, "--json", "--since", "2026-01-01")
     assert [group["user"] for group in json.loads(out)["groups"]] == ["user2"]
+
+
+def test_own_jobs_are_also_those_of_nodes_that_know_the_number_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(archives.os, "geteuid", lambda: 4242)
+    monkeypatch.setattr(archives, "own_name", lambda: "user2")
+    path = str(tmp_path / "a.sqlite")
+    with contextlib.closing(ArchiveStore(path, writable=True)) as store:
+        users = ["user2", "4242", "user3"]
+        store.write(
+            Changes((), [{"job": n, "start": 1, "last": 2, "user": one} for n, one in enumerate(users)], {}), None
+        )
+    _, out, _ = call(capsys, "jobs", "--archive", path, "--json")
+    assert {job["user"] for job in json.loads(out)["jobs"]} == {"user2", "4242"}
+
+
+@pytest.mark.parametrize(("by", "counts"), [("queue", True), ("month", False), ("host", False)])
+def test_the_total_has_no_number_of_jobs_where_a_job_counts_in_several_lines(path, capsys, by, counts):
+    _, out, _ = call(capsys, "usage", "--archive", path, "--all-users", "--since", "2026-01-01", "--by", by)
+    (total,) = [line.split() for line in out.splitlines() if line.startswith("total")]
+    assert (total[1] != "-") == counts
 
 
 def test_filters_and_order_reach_the_archive(path, capsys):
