@@ -106,8 +106,9 @@ class ShareThread:
             outbox = outbox_of(store, is_shared=True)
             try:
                 while True:
+                    is_last = self._stop_by is not None  # then all has been written
                     self._push_all(sharer, outbox.count)
-                    if self._stop_by is not None:
+                    if is_last:
                         return
                     with self._changed:
                         self._changed.wait_for(lambda: self._is_due or self._stop_by is not None, self._look_s)
