@@ -21,7 +21,7 @@ GROUPS_AT_ONCE = 1000
 JOBS_AT_ONCE = 1000  # whose hosts are read together
 FIRST, LAST = -1e18, 1e18  # of an interval without limits
 _TIMES = ("job", "start", "end")
-_OF_HOST = ("job", "host", "start", "last", *[name for name in SUMS if name in HOST_COLUMNS])
+_OF_HOST = ("job", "host", "user", "start", "last", *[name for name in SUMS if name in HOST_COLUMNS])
 _ENERGY = ("joules", "gpu_joules", "energy_source")
 _ORDER = [{"start": {"order": "asc", "unmapped_type": "date"}}, {"job": {"order": "asc", "unmapped_type": "long"}}]
 
@@ -70,7 +70,7 @@ def usage_of(archive: ElasticArchive, where: JobFilter, by: Sequence[str]) -> li
             return []
     filters = filters_of(where)
     if "host" in by:
-        _add_hosts(archive, filters, by, parts, sums)
+        _add_hosts(archive, where, by, parts, sums)
         return sums.groups()
     whole: Filters = []  # what holds for jobs that count as a whole
     if where.since is not None:
@@ -158,24 +158,29 @@ def _int(value: Value) -> int:
 
 
 def _add_hosts(
-    archive: ElasticArchive, filters: Filters, by: Sequence[str], parts: Sequence[_Part], sums: _Sums
+    archive: ElasticArchive, where: JobFilter, by: Sequence[str], parts: Sequence[_Part], sums: _Sums
 ) -> None:
     """Add the hosts of all jobs."""
+    users = (None, "", *where.users) if where.only_own_hosts else None
     columns = [*_TIMES, *[word for word in by if word not in SPANS and word != "host"]]
     some: list[Mapping[str, Value]] = []
-    for hit in archive.pages(JOBS, filters, _ORDER, columns):
+    for hit in archive.pages(JOBS, filters_of(where), _ORDER, columns):
         some.append(row_of(hit.source, ANSWERS, columns))
         if len(some) == JOBS_AT_ONCE:
-            _add_hosts_of(archive, some, parts, sums)
+            _add_hosts_of(archive, some, users, parts, sums)
             some = []
     if some:
-        _add_hosts_of(archive, some, parts, sums)
+        _add_hosts_of(archive, some, users, parts, sums)
 
 
 def _add_hosts_of(
-    archive: ElasticArchive, jobs: Sequence[Mapping[str, Value]], parts: Sequence[_Part], sums: _Sums
+    archive: ElasticArchive,
+    jobs: Sequence[Mapping[str, Value]],
+    users: Sequence[Value] | None,
+    parts: Sequence[_Part],
+    sums: _Sums,
 ) -> None:
-    """Add the hosts of some jobs."""
+    """Add the hosts of some jobs; with `users`, only those that name one of them."""
     by_number: dict[Value, list[Mapping[str, Value]]] = {}
     for one in jobs:
         by_number.setdefault(one["job"], []).append(one)
@@ -193,6 +198,8 @@ def _add_hosts_of(
     counted: set[tuple[Value, ...]] = set()  # jobs of a host and a part: it may have several summaries there
     for hit in archive.pages(HOSTS, filters, order, columns):
         row = row_of(hit.source, HOST_COLUMNS, columns)
+        if users is not None and row["user"] not in users:
+            continue
         start, last = _int(row["start"]), _int(row["last"])
         values = {**row, "energy_joules": _energy(row)}
         for job in by_number[row["job"]]:

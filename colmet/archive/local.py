@@ -135,6 +135,9 @@ class LocalArchive(JobArchive):
             condition, values = f"{condition} AND l.start >= ?", [*values, since - self._longest_s()]
         of_hosts = "host" in by
         source, start, end = _OF_HOSTS if of_hosts else _OF_JOBS
+        if of_hosts and where.only_own_hosts:
+            condition = f"{condition} AND coalesce(h.user, '') IN ('', {_marks(where.users)})"
+            values = [*values, *where.users]
         share, shared = _share(start, end, since, until)
         words = [word for word in by if word not in SPANS]
         groups = [f"{'h.host' if word == 'host' else f'l.{_quoted(word)}'} AS g{n}" for n, word in enumerate(words)]

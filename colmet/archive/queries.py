@@ -54,6 +54,7 @@ class JobFilter(NamedTuple):
     until: float | None = None  # it started before
     efficiency_below: float | None = None  # used share of the allocated CPU time
     rule: str = ""  # a rule of advice that applies
+    only_own_hosts: bool = False  # usage by host is without hosts that name none of `users`
 
     def check(self) -> None:
         """Raise QueryError for an unusable condition."""

@@ -58,7 +58,7 @@ class Unauthorized(Exception):
 
 
 class NotNamed(Exception):
-    """The proxy has not named the user, or more than once."""
+    """The proxy has not named the user, or more than once; or the name is the number of another user."""
 
 
 class NoLoginToken(Exception):
@@ -146,7 +146,7 @@ class Access:
 
         Raises:
             Unauthorized: the login is missing or wrong.
-            NotNamed: the proxy names no user, or several.
+            NotNamed: the proxy names no user, or several, or the name is the number of another user.
             Busy: too many logins are being checked, or the users have changed meanwhile.
         """
         if self._user_header is not None:
@@ -165,7 +165,14 @@ class Access:
             known = await self._by_password(value.strip(), network(address))
         else:
             raise Unauthorized
-        return Visitor(known.name, await self._is_admin(known))
+        return await self._visitor(known)
+
+    async def _visitor(self, known: _CheckedLogin) -> Visitor:
+        """Return an authenticated user; ordinary ones must not bear the number of another, as nodes report numbers."""
+        is_admin = await self._is_admin(known)
+        if not is_admin and is_number(known.name) and await self._asking.run(known.name, is_of_another, known.name):
+            raise NotNamed(f"{known.name} is the number of another user of this machine: log in with another name")
+        return Visitor(known.name, is_admin)
 
     async def _named(self, headers: Sequence[str], header: str) -> Visitor:
         """Return the user named by the proxy; an administrator if in the group of this machine."""
@@ -174,7 +181,7 @@ class Access:
             name = check_name(value.encode("latin-1").decode("utf-8"))
         except ValueError:
             raise NotNamed(f"the proxy does not name the user: it has to set the header {header}, once") from None
-        return Visitor(name, await self._is_admin(_CheckedLogin(name, frozenset(), 0.0)))
+        return await self._visitor(_CheckedLogin(name, frozenset(), 0.0))
 
     async def login_token(self, headers: Sequence[str], address: str) -> tuple[str, int]:
         """Return a token for a request with a name and a password, and its end, in seconds since 1970.
@@ -341,4 +348,17 @@ def member_of(user: str, group: str) -> bool:
     try:
         return pwd.getpwnam(user).pw_gid == found.gr_gid
     except KeyError:
+        return False
+
+
+def is_number(name: str) -> bool:
+    """Return whether the name of a user may be the number of one."""
+    return name.isascii() and name.isdigit()
+
+
+def is_of_another(number: str) -> bool:
+    """Return whether a number is that of a user of this machine with another name. May wait for a directory service."""
+    try:
+        return pwd.getpwuid(int(number)).pw_name != number
+    except (KeyError, OverflowError, ValueError):
         return False

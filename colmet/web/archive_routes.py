@@ -72,6 +72,7 @@ class ListOptions(NamedTuple):
             until=self.until,
             efficiency_below=self.efficiency_below,
             rule=self.rule,
+            only_own_hosts=only is not None,
         )
 
     @property

@@ -375,7 +375,8 @@ class Queries:
             since = max([at for at in (since, *own.values()) if at is not None])
         limits = [None if at is None else int(min(max(at, 0), 1 << 40)) for at in (since, until)]
         answer = self._store.completeness(job, *limits)
-        if answer.value is None:
+        found = {host: one for host, one in (answer.value or {}).items() if own is None or host in own}
+        if not found:
             if not is_here and not self._store.tables(job).value:
                 return None
             more = "nothing is stored of this time yet"
@@ -390,8 +391,7 @@ class Queries:
                     {"since": gap.first, "until": gap.last, "why": gap.why, "samples": gap.rows} for gap in one.gaps
                 ],
             }
-            for host, one in answer.value.items()
-            if own is None or host in own
+            for host, one in found.items()
         ]
         expected, present = [sum([host[key] for host in hosts]) for key in ("expected", "present")]
         return {

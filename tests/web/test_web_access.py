@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 
 from colmet.common.errors import ConfigError
 from colmet.web import access as access_module
-from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, Unauthorized, Visitor
+from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, NotNamed, Unauthorized, Visitor
 from colmet.web.credentials import (
     Credential,
     Password,
@@ -594,3 +595,23 @@ def test_a_changed_token_is_none(access, change_):
     token, _ = issued(access, basic("alice", "secret"))
     with pytest.raises(Unauthorized):
         visitor(access, bearer(change_(token)))
+
+
+@pytest.mark.parametrize("as_proxy", [False, True])
+def test_a_name_that_is_the_number_of_another_is_refused(file, clock, monkeypatch, as_proxy):
+    """Nodes that do not know a name report the number: its jobs are those of the user with this number."""
+    named = {1000: "alice", 1001: "1001"}
+    monkeypatch.setattr(access_module.pwd, "getpwuid", lambda number: SimpleNamespace(pw_name=named[number]))
+    names = ("1000", "01000", "1001", "1002", "9" * 30, "alice")
+    change(file, *[Credential(name, cheap("x")) for name in names], Credential("0", cheap("x"), frozenset({"admin"})))
+    options = {"path": None, "user_header": "X-User"} if as_proxy else {"path": str(file)}
+    access = Access(**options, clock=clock, is_member=nobody_is_member)
+
+    def asked(name):
+        return visitor(access, ("X-User", name) if as_proxy else basic(name, "x"))
+
+    for name in names[:2]:
+        with pytest.raises(NotNamed, match="number of another user"):
+            asked(name)
+    assert [asked(name).user for name in names[2:]] == [*names[2:]]
+    assert as_proxy or asked("0").is_admin

@@ -1,0 +1,157 @@
+"""What bob is told is the same whether others have jobs or not: every route of the description, with every parameter,
+in a world with the jobs of others and in one without them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from urllib.parse import quote, urlencode
+
+import pytest
+
+from colmet.archive.derived import LISTED
+from colmet.archive.queries import GROUPS
+from colmet.web.access import Access
+from colmet.web.app import build_app
+from colmet.web.archive_models import VALUES
+from colmet.web.openapi import described
+from tests.support import two_worlds
+from tests.support.archive_data import YEAR_START
+from tests.support.made_up_history import START
+from tests.support.two_worlds import (
+    ABSENT,
+    ALIKE,
+    ARRAY,
+    HERS,
+    HERS_RUNNING,
+    HERS_UNMEASURED,
+    MINE,
+    MINE_RUNNING,
+    MINE_UNMEASURED,
+    NOBODYS,
+    SHARED,
+    TWICE,
+)
+from tests.support.web_client import ask
+from tests.support.web_facts import MadeUpFacts
+from tests.support.web_users import BOB, ROOT, users  # noqa: F401 - users is a fixture
+
+JOBS = (
+    *(HERS, HERS_RUNNING, HERS_UNMEASURED, NOBODYS, 77_100, ABSENT),
+    *(MINE, MINE_RUNNING, MINE_UNMEASURED, TWICE, 66_100, SHARED),
+)
+NODES = ("her-node", "my-node", "idle-node", "no-node", "HER-NODE")
+TIMES = (0, START - 60_000, START - 40_000, START, YEAR_START + 1003, YEAR_START + 20_000)
+TABLES = ("cgroup_default", "taskstats_default", "procstats_default", "raplzones_default", "none")
+NAMES = ("alice", "bob", "alice,bob", *ALIKE, "nobody")
+# Values of parameters, by name; those of other parameters are from their schema.
+PARAMETERS = {
+    "job": (*map(str, JOBS), ",".join(map(str, JOBS))),
+    "user": NAMES,
+    "project": ("her-project", "my-project", "none"),
+    "queue": ("her-queue", "short", "none"),
+    "host": ("her-node", "my-node", "her-node,my-node"),
+    "node": NODES,
+    "array": (ARRAY, "901", "none"),
+    "name": ("her", "mine", "%", "_", "*", "' OR 1=1 --"),
+    "state": ("running", "ended", "all", "done", "failed"),
+    "rule": ("cpu-low", "none"),
+    "text": ("77", "alice", "her", "6"),
+    "columns": ("job,user,owner,node_joules", "node_joules,job", "name,project,start", "cpu_usage", ",".join(VALUES)),
+    "by": (*GROUPS, "user,host", "host,month", "array", "project,name,day"),
+    "sort": (*LISTED, "cpu", "user", "node", "node_joules", "owner"),
+    "start": TIMES,
+    "since": TIMES,
+    "until": TIMES,
+    "offset": (0, 1, 10, 30),
+    "limit": (1, 5, 100),
+    "efficiency_below": (0.01, 0.3, 0.9, 1),
+    "metric": ("cgroup_default.cpu_usage", "procstats_default.loadavg_1min", "procstats_default.none"),
+    "table": TABLES,
+    "after": (f"{START - 50_000}.0.her-node", f"{START - 50_000}.3.my-node"),
+    "points": (2, 300),
+}
+ALWAYS = ("metric", "table")  # required
+# Routes whose answers are the same for all, or for one login: their content is tested elsewhere.
+OF_NOBODY = {"/api/v1/whoami", "/api/v1/measures", "/api/v1/token", "/api/v1/status"}
+DRAWN = ("report", "report.html", "report.png")  # slow: a report is made for each request
+DESCRIPTION = described(build_app(MadeUpFacts(1, 1), Access(None)), True)
+ROUTES = sorted(set(DESCRIPTION["paths"]) - OF_NOBODY)
+
+
+def targets(path):
+    """Requests of a route: each parameter alone with each of its values, and some pairs."""
+    declared = DESCRIPTION["paths"][path]["get"].get("parameters", [])
+    is_slow = "{job}" in path and path.endswith(DRAWN)
+    places = [path.replace("{job}", str(job)).replace("{node}", quote(node)) for job, node in places_of(path)]
+    if path.endswith(".png"):
+        return places
+    given = {one["name"]: values_of(one) for one in declared if one["in"] == "query" and one["name"] not in ALWAYS}
+    required = [
+        [(one["name"], value) for value in PARAMETERS[one["name"]]] for one in declared if one["name"] in ALWAYS
+    ]
+    if path.endswith(".html") and "{job}" in path:
+        given = {"start": TIMES[:3], "until": TIMES[1:2]}
+    found = []
+    for place in places:
+        for fixed in itertools.product(*required) if required else [()]:
+            found.append(f"{place}?{urlencode(fixed)}")
+            if is_slow and f"/{TWICE}/" not in place:
+                continue
+            values = [(name, value) for name, some in given.items() for value in some]
+            found += [f"{place}?{urlencode([*fixed, one])}" for one in values]
+            if "{" not in path:
+                found += [f"{place}?{urlencode(pair)}" for pair in zip(values, values[17:]) if pair[0][0] != pair[1][0]]
+    return found
+
+
+def places_of(path):
+    if "{job}" in path:
+        return [(job, "") for job in ((HERS, HERS_UNMEASURED, ABSENT, TWICE) if path.endswith(".png") else JOBS)]
+    return [(0, node) for node in NODES] if "{node}" in path else [(0, "")]
+
+
+def values_of(parameter):
+    """The values of a parameter; a new one needs no entry above if its schema lists them."""
+    schema = parameter["schema"]
+    if parameter["name"] in PARAMETERS:
+        return PARAMETERS[parameter["name"]]
+    if "enum" in schema:
+        return schema["enum"]
+    assert schema.get("type") == "boolean", f"add values of others for {parameter['name']}"
+    return ("true", "false")
+
+
+@pytest.fixture(scope="module")
+def stack():
+    with contextlib.ExitStack() as found:
+        yield found
+
+
+@pytest.fixture(scope="module", params=["file", "database"])
+def worlds(request, tmp_path_factory, users, stack):  # noqa: F811 - the fixture
+    """Applications with the jobs of others, and without them."""
+    made = []
+    for with_others in (True, False):
+        one = two_worlds.world(tmp_path_factory.mktemp("world"), with_others, request.param == "database", stack)
+        access = Access(users, is_member=lambda *_: False)
+        made.append(build_app(one.bed.known, access, stored=one.stored))
+    return request.param, made
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_bob_is_told_the_same_whether_others_have_jobs_or_not(worlds, path):
+    kind, (full, lone) = worlds
+    if kind == "database" and "/archive/" not in path and not path.endswith(("/usage", *DRAWN)):
+        pytest.skip("this route does not read the archive")
+    statuses, is_seen = set(), False
+    for target in targets(path):
+        told, expected = [ask(app, target, [BOB]) for app in (full, lone)]
+        assert told.status == expected.status and told.headers == expected.headers, target
+        assert told.unpacked() == expected.unpacked(), target
+        statuses.add(told.status)
+        if not is_seen:
+            seen, unseen = [ask(app, target, [ROOT]) for app in (full, lone)]
+            is_seen = seen.status == 200 and seen.unpacked() != unseen.unpacked()
+    assert 200 in statuses, "bob gets no answer: the test tests nothing"
+    assert is_seen, "an administrator sees no difference: the test tests nothing"
