@@ -72,6 +72,8 @@ class LocalArchive(JobArchive):
         total = self._ask(f"SELECT count(*) AS n FROM listed AS l WHERE {condition}", values)[0]["n"]
         wanted = list(dict.fromkeys(columns))
         keys = self._ask(f"{_ordered(condition, sort, descending)} LIMIT ? OFFSET ?", [*values, limit, offset])
+        if not wanted:
+            return JobPage(total, [{} for _ in keys])
         if all(name in LISTED for name in wanted):
             one = f"SELECT {', '.join(map(_quoted, wanted))} FROM listed WHERE job = ? AND start = ?"
         else:

@@ -131,7 +131,7 @@ def test_of_a_number_used_by_several_each_sees_the_own_jobs(app):
 def test_usage_is_of_the_own_jobs_alone(app, opener, by, more):
     groups = got(app, f"/api/v1/usage?by={by}{more}", ALICE)["groups"]
     with opener() as archive:
-        expected = archive.usage(JobFilter(users=["alice"]), by.split(","))
+        expected = archive.usage(JobFilter(users=["alice"], only_own_hosts=True), by.split(","))
     assert [(one["keys"], one["jobs"]) for one in groups] == [([*one.keys], one.jobs) for one in expected]
     assert {one["keys"][0] for one in groups} == {"alice"} or not by.startswith("user")
 

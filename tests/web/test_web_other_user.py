@@ -57,7 +57,7 @@ PARAMETERS = {
     "state": ("running", "ended", "all", "done", "failed"),
     "rule": ("cpu-low", "none"),
     "text": ("77", "alice", "her", "6"),
-    "columns": ("job,user,owner,node_joules", "node_joules,job", "name,project,start", "cpu_usage", ",".join(VALUES)),
+    "columns": ("job,user,owner,node_joules", "node_joules", "name,project,start", "cpu_usage", ",".join(VALUES)),
     "by": (*GROUPS, "user,host", "host,month", "array", "project,name,day"),
     "sort": (*LISTED, "cpu", "user", "node", "node_joules", "owner"),
     "start": TIMES,
