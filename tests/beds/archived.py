@@ -20,6 +20,7 @@ MB = 10**6
 CPU_SLACK_S = 0.03
 # The kernel takes pages for a CPU in batches of 64, which count as used. In a job of a megabyte that is much.
 MEMORY_SLACK = 2 * 64 * 4096
+INDEX = "colmet_archive-jobs"  # where the database has whole jobs
 KEY = ("job", "start")
 LISTED = (*KEY, "user", "state", "exit_code", "project", "queue", "array", "hosts", "wall_s", "cpu_s", "memory_peak")
 
@@ -86,11 +87,15 @@ class Archive:
     Args:
         path: of its file.
         interface: of the collector.
+        configuration: of the collector, a file; its archive is that of `server`, too.
+        server: of a database that the collector writes to; None without one.
     """
 
-    def __init__(self, path, interface):
+    def __init__(self, path, interface, configuration=None, server=None):
         self.path = path
         self._interface = interface
+        self._configuration = configuration
+        self._server = server
 
     def summaries(self):
         """The summaries of whole jobs by id, read without anything of Colmet's. Each job has one."""
@@ -110,17 +115,26 @@ class Archive:
 
     def listed(self):
         """The list of jobs from everywhere, by where it is from."""
-        options = ("--all-users", "--archive", str(self.path), "--columns", ",".join(LISTED))
-        out, said = run("colmet.commands.colmet", "jobs", *options, "--json")
-        assert said == ""
-        of_interface = self._interface.ask(f"/api/v1/archive/jobs?columns={','.join(LISTED)}&limit=100")
         names = ", ".join(f'"{name}"' for name in LISTED)
-        in_file = [dict(row) for row in self._rows(f"SELECT {names} FROM listed")]
-        return {
-            "colmet jobs": _ordered(json.loads(out)["jobs"]),
-            "interface": _ordered(of_interface["items"]),
-            "SQLite": _ordered(in_file),
+        found = {
+            "SQLite": [dict(row) for row in self._rows(f"SELECT {names} FROM listed")],
+            "colmet jobs": self._printed("--archive", str(self.path)),
+            "interface": self._interface.ask(f"/api/v1/archive/jobs?columns={','.join(LISTED)}&limit=100")["items"],
         }
+        if self._server is not None:
+            self._server.ask("POST", f"/{INDEX}/_refresh")
+            answer = self._server.ask("POST", f"/{INDEX}/_search", {"size": 100, "_source": LISTED})
+            documents = [one["_source"] for one in answer["hits"]["hits"]]
+            found["database"] = [{name: document.get(name) for name in LISTED} for document in documents]
+            found["colmet jobs of the database"] = self._printed("--config", str(self._configuration))
+        return {where: _ordered(rows) for where, rows in found.items()}
+
+    def _printed(self, *options):
+        """What `colmet jobs` prints."""
+        columns = ("--all-users", "--columns", ",".join(LISTED), "--json")
+        out, said = run("colmet.commands.colmet", "jobs", *columns, *options)
+        assert said == ""
+        return json.loads(out)["jobs"]
 
 
 def _ordered(rows):

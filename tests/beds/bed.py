@@ -202,6 +202,7 @@ class Colmet:
         hdf5: where the collector writes to, the beginning of a path.
         node_options: of the agent.
         collector_options: of the collector, besides those of its output.
+        settings: of the collector's configuration, by name; see `unit_arguments`.
         environment: of the collector, besides this process's.
         nodes: a command for each agent, which becomes the agent on its node; one agent on this machine by default.
 
@@ -210,11 +211,14 @@ class Colmet:
         node: the first agent.
     """
 
-    def __init__(self, directory, hdf5, *node_options, collector_options=(), environment=None, nodes=((),)):
+    def __init__(
+        self, directory, hdf5, *node_options, collector_options=(), settings=None, environment=None, nodes=((),)
+    ):
         uri = f"tcp://127.0.0.1:{free_port()}"
         output = ("--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1", "--hdf5-max-delay", "1")
         output += tuple(collector_options)
-        arguments = unit_arguments("colmet-collector", directory, output, zeromq_bind_uri=uri, hdf5_filepath=hdf5)
+        settings = {"zeromq_bind_uri": uri, "hdf5_filepath": hdf5, **(settings or {})}
+        arguments = unit_arguments("colmet-collector", directory, output, **settings)
         self.configuration = directory / "collector.toml"
         environment = {**os.environ, **(environment or {})}
         self.collector = Daemon("colmet.collector.main", directory / "collector.log", *arguments, env=environment)

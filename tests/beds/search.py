@@ -7,6 +7,7 @@ By hand, servers that run until Enter is pressed: PYTHONPATH=.:tests python test
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -90,7 +91,14 @@ def java_for(kind):
 
 
 def jars(kind):
-    """The paths of the jars, as Java takes them; fetched where they are not yet there."""
+    """The paths of the jars, as Java takes them; fetched where they are not yet there, one at a time."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    with open(BUILD / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        return _jars(kind)
+
+
+def _jars(kind):
     known = BUILD / f"{kind.vendor}-{kind.version}.classpath"
     is_current = known.exists() and known.stat().st_mtime > (SOURCE / "pom.xml").stat().st_mtime
     if is_current and all(Path(jar).exists() for jar in known.read_text().split(":")):
@@ -99,7 +107,6 @@ def jars(kind):
         need("maven")
     if shutil.which("mvn") is None:
         cannot_run("the jars of the search servers come with Maven; it is the package maven")
-    BUILD.mkdir(parents=True, exist_ok=True)
     new = known.with_suffix(f".{os.getpid()}")
     print(f"search bed: fetching {kind.vendor} {kind.version}", file=sys.stderr, flush=True)
     command = [

@@ -10,6 +10,7 @@ import pytest
 from tests.beds.archived import Archive, Jobs, Kind, assert_as_measured, holds, settle
 from tests.beds.bed import Bed, burn, eventually, running
 from tests.beds.programs import Interface
+from tests.beds.search import Server
 from tests.support.batch_commands import scripts_of
 from tests.support.waiting import free_port
 
@@ -86,13 +87,14 @@ def site(request, tmp_path_factory):
     options = ("--http-listen", str(port), "--http-open", "--archive-batch", "slurm", "--archive-batch-period", "2")
     nodes = [("unshare", "--uts", "--mount", "sh", "-ec", ON_NODE, "sh", *pair) for pair in (NODES, NODES[::-1])]
     groups = "/sys/fs/cgroup/freezer/slurm*/uid_*/job"
-    with running(
-        *(request, directory, bed, groups, "freezer"),
-        pause_s=0.005, collector_options=options, environment={"PATH": path}, nodes=nodes,
+    with Server("opensearch") as server, running(
+        *(request, directory, bed, groups, "freezer"), pause_s=0.005, nodes=nodes,
+        collector_options=options, settings={"elastic_host": server.url}, environment={"PATH": path},
     ) as site:  # fmt: skip
         interface = Interface(port)
         assert eventually(interface.is_there)
-        site.archive = Archive(f"{bed.directory}/hdf5/colmet.archive.sqlite", interface)
+        path = f"{bed.directory}/hdf5/colmet.archive.sqlite"
+        site.archive = Archive(path, interface, site.colmet.configuration, server)
         site.jobs = Jobs(bed)
         for kind in FIRST:
             site.jobs.submit(kind)
@@ -174,8 +176,9 @@ def test_limits_are_known(site):
 
 
 def test_the_list_is_the_same_from_everywhere(site):
+    assert eventually(lambda: len(site.archive.listed()["database"]) == 31)
     listed = site.archive.listed()
-    assert len(listed["SQLite"]) == 31
+    assert len(listed) == 5
     for where, rows in listed.items():
         assert rows == listed["SQLite"], where
 
