@@ -13,12 +13,18 @@
 # All but `up` find that directory in BED: export BED=$(oar.sh up). The jobs' cgroups are where OAR always makes them:
 # /dev/oar_cgroups_links/<controller>/oar/<user>_<id>.
 #
+# MEMORY=MIB has OAR make cgroups of memory, too: each core comes with so much. RESOURCES=N has so many on a node.
+# TWO_NODES=yes adds node2, with as many. Its cgroup hierarchies are colmet-node2 in those of this machine, in its mount namespace, that of the
+# process whose id is in $BED/node2.pid.
+#
 # The API has data of jobs extracted by colmet-extract of this source, with PYTHON (python3), from what a collector
 # writes to $BED/hdf5/colmet. User oar runs it, who may not enter /root: all that it takes is seen below BED, too.
 
 source "$(dirname "$0")/common.sh"
 lock=/run/colmet-jobs.lock # an agent sees the cgroups of both beds, whose jobs have the same numbers
 links=/dev/oar_cgroups_links
+names=(localhost ${TWO_NODES:+node2})
+resources=${RESOURCES:-4}
 
 # The one configuration file that OAR knows is replaced in the bed's namespace alone.
 configure() {
@@ -40,6 +46,11 @@ API_COLMET_EXTRACT_PATH $BED/colmet-extract
 API_COLMET_HDF5_PATH_PREFIX $BED/hdf5/colmet"
     install -o oar -g oar /dev/null "$BED/oar.log"
     cp -a /var/lib/oar "$BED/home" # keys, known hosts, locks
+    cp /etc/oar/job_resource_manager_cgroups.pl "$BED/manager.pl"
+    if [[ -n ${MEMORY:-} ]]; then
+        sed -i "s#^my \$Enable_mem_cg = .*#my \$Enable_mem_cg = \"YES\";#; s#\"/proc/meminfo\"#\"$BED/meminfo\"#" "$BED/manager.pl"
+        echo "MemTotal: $((MEMORY * 1024 * $(nproc))) kB" >"$BED/meminfo"
+    fi
     export source=$here/../.. prefix packages name
     read -r prefix packages name < <("${PYTHON:-python3}" -c 'import sys, sysconfig
 print(sys.base_prefix, sysconfig.get_path("purelib"), "python%d.%d" % sys.version_info[:2])')
@@ -48,6 +59,7 @@ print(sys.base_prefix, sysconfig.get_path("purelib"), "python%d.%d" % sys.versio
         "$BED/source:$BED/packages" "$BED/python/bin/$name" >"$BED/colmet-extract"
     chmod 755 "$BED/colmet-extract"
     make_namespaces 'mount --bind "$BED/oar.conf" /etc/oar/oar.conf; mount --bind "$BED/home" /var/lib/oar
+        mount --bind "$BED/manager.pl" /etc/oar/job_resource_manager_cgroups.pl
         mount --bind "$source" "$BED/source"
         mount --bind "$prefix" "$BED/python"
         mount --bind "$packages" "$BED/packages"'
@@ -67,8 +79,23 @@ start_database() {
 
 start_node() {
     inside mkdir /run/sshd
-    daemon sshd /usr/sbin/sshd -D -e -f /etc/oar/sshd_config
+    daemon sshd /usr/sbin/sshd -D -e -f /etc/oar/sshd_config -o ListenAddress=127.0.0.1
     until_true 20 inside runuser -u oar -- ssh -p 6667 localhost true || die "user oar has no ssh to localhost"
+}
+
+start_second_node() {
+    echo "127.0.0.2 node2" >>"$BED/hosts"
+    daemon node2 unshare --mount --propagation private bash -euc '
+        for tree in /sys/fs/cgroup/{cpuset,cpu,cpuacct,devices,freezer,memory,blkio}; do
+            mkdir -p "$tree/colmet-node2"
+            [[ $tree != */cpuset ]] || for file in cpuset.cpus cpuset.mems; do
+                cat "$tree/$file" >"$tree/colmet-node2/$file"
+            done
+            mount --bind "$tree/colmet-node2" "$tree"
+        done
+        echo $$ >"$BED/node2.pid"
+        exec /usr/sbin/sshd -D -e -f /etc/oar/sshd_config -o ListenAddress=127.0.0.2 -o PidFile=none'
+    until_true 20 inside runuser -u oar -- ssh -p 6667 node2 true || die "user oar has no ssh to node2"
 }
 
 # Its packaged configuration is for a host of its own under suexec; here all of Apache is OAR's user. What refuses that
@@ -89,15 +116,17 @@ start_api() {
     until_true 20 inside bash -c ': </dev/tcp/127.0.0.1/6668' || die "OAR's API does not start"
 }
 
-alive() { inside oarnodes -s | grep -q ': Alive'; }
+alive() { [[ $(inside oarnodes -s | grep -c ': Alive') -eq $((resources * ${#names[@]})) ]]; }
 start_server() {
-    local core
+    local core node
     daemon server oar-server
     until_true 30 inside bash -c ': </dev/tcp/localhost/6666' || die "the server does not start"
-    for core in 0 1 2 3; do
-        inside oarnodesetting -a -h localhost -p cpuset=$((core % $(nproc))) >>"$BED/resources.log" 2>&1
+    for node in "${names[@]}"; do
+        for ((core = 0; core < resources; core++)); do
+            inside oarnodesetting -a -h "$node" -p cpuset=$((core % $(nproc))) >>"$BED/resources.log" 2>&1
+        done
     done
-    until_true 60 alive || die "the node does not come alive"
+    until_true 60 alive || die "a node does not come alive"
 }
 
 up() {
@@ -108,6 +137,7 @@ up() {
     configure
     start_database
     start_node
+    [[ -z ${TWO_NODES:-} ]] || start_second_node
     start_server
     start_api
     ready
@@ -134,9 +164,13 @@ down() {
     # No state is kept, so nobody waits for OAR to end its jobs in order, which takes it half a minute. PostgreSQL would
     # leave shared memory if it were killed.
     [[ ! -e $BED/alone ]] || cat /sys/fs/cgroup/cpuset/oar/*_*/cgroup.procs 2>/dev/null | xargs -r kill -9 || true
+    if [[ -e $BED/node2.pid ]]; then
+        cat /sys/fs/cgroup/cpuset/colmet-node2/oar/*_*/cgroup.procs 2>/dev/null | xargs -r kill -9 || true
+        { members "$(<"$BED/node2.pid")"; cat "$BED/node2.pid"; } | xargs kill -9 || true
+    fi
     stop
     if [[ -e $BED/alone ]]; then
-        remove_cgroups /sys/fs/cgroup/*/oar
+        remove_cgroups /sys/fs/cgroup/*/{colmet-node2,oar}
         rm -rf "$links" /dev/cpuset
     fi
     rm -rf "$BED"
