@@ -294,7 +294,7 @@ def job_messages(nodes: int, second: int) -> list[bytes]:
                 if field.dtype == "i8":
                     rows[field.name] = (n % 7 + 1) * 1000 * second
             for name, value in (
-                ("ac_btime", TIME_NS // 10**9 - 100),
+                ("ac_btime", TIME_NS // 10**9 - 3600),
                 ("cpus_allocated", 4),
                 ("cpu_usage", second * 10**9),
             ):

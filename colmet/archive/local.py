@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Sequence
 from typing import Any
@@ -70,12 +71,14 @@ class LocalArchive(JobArchive):
         check_page(columns, sort, offset, limit)
         condition, values = _where(where)
         total = self._ask(f"SELECT count(*) AS n FROM listed AS l WHERE {condition}", values)[0]["n"]
+        if total <= offset:
+            return JobPage(total, [])
         wanted = list(dict.fromkeys(columns))
         keys = self._ask(f"{_ordered(condition, sort, descending)} LIMIT ? OFFSET ?", [*values, limit, offset])
         if not wanted:
             return JobPage(total, [{} for _ in keys])
         if all(name in LISTED for name in wanted):
-            one = f"SELECT {', '.join(map(_quoted, wanted))} FROM listed WHERE job = ? AND start = ?"
+            one = f"SELECT {', '.join(map(_quoted, wanted)) or 1} FROM listed WHERE job = ? AND start = ?"
         else:
             details = " LEFT JOIN job_details USING (job, start)" if _LARGE.intersection(wanted) else ""
             one = f"SELECT {', '.join(map(sql_of, wanted))} FROM jobs{details} WHERE job = ? AND start = ?"
@@ -223,18 +226,22 @@ def _where(where: JobFilter) -> Where:
 
     for column, some in (
         *(("user", where.users), ("project", where.projects), ("queue", where.queues)),
-        *(("state", where.states), ("job", where.jobs)),
+        ("state", where.states),
     ):
         if some:
             add(f"l.{_quoted(column)} IN ({_marks(some)})", *some)
+    # by the keys of `jobs` and `hosts`: `listed` begins with the start
+    if where.jobs:
+        add(f"(l.start, l.job) IN (SELECT start, job FROM jobs WHERE job IN ({_marks(where.jobs)}))", *where.jobs)
     if where.hosts:
-        add(f"l.job IN (SELECT job FROM hosts WHERE host IN ({_marks(where.hosts)}))", *where.hosts)
-        on = 'o.job = l.job AND o.start BETWEEN l.start AND l."end"'  # of several jobs with one number
-        add(f"EXISTS (SELECT 1 FROM hosts AS o WHERE {on} AND o.host IN ({_marks(where.hosts)}))", *where.hosts)
+        on = "j.job = o.job AND o.start BETWEEN j.start AND coalesce(j.last, j.ended, j.start)"
+        of = f"SELECT j.start, j.job FROM hosts AS o JOIN jobs AS j ON {on} WHERE o.host IN ({_marks(where.hosts)})"
+        add(f"(l.start, l.job) IN ({of})", *where.hosts)
     if where.array:
         add("l.array = ?", where.array)
     if where.name:
-        add("instr(lower(l.name), lower(?)) > 0", where.name)
+        # LIKE takes no copy of each name, unlike lower(); both know the case of ASCII letters
+        add("l.name LIKE ? ESCAPE '\\'", "%" + re.sub(r"([%_\\])", r"\\\1", where.name) + "%")
     if where.since is not None:
         add(f"(l.\"end\" >= ? OR l.state = '{RUNNING}')", where.since)
     if where.until is not None:
@@ -242,7 +249,7 @@ def _where(where: JobFilter) -> Where:
     if where.efficiency_below is not None:
         add("l.cpu_ratio < ?", where.efficiency_below)
     if where.rule:
-        add("instr(' ' || l.rules || ' ', ' ' || ? || ' ') > 0", where.rule)
+        add("instr(l.rules, ?) > 0 AND instr(' ' || l.rules || ' ', ' ' || ? || ' ') > 0", where.rule, where.rule)
     return " AND ".join(parts) or "1", values
 
 
