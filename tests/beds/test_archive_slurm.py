@@ -164,7 +164,7 @@ def test_a_job_on_two_nodes_is_one_job(site):
         assert found[number]["hosts"] == (len(hosts) or None)
 
 
-def test_limits_are_known(site):
+def test_limits_and_kills_are_known(site):
     found = site.archive.summaries()
     for job, kind in site.jobs.kinds.items():
         one = found[site.numbers[job]]
@@ -173,6 +173,7 @@ def test_limits_are_known(site):
         assert one["requested_memory"] == asked * (2 if kind.name == "two nodes" else 1)
         if kind.name == "out of memory":
             assert one["memory_ratio"] == pytest.approx(1, abs=0.02)
+            assert one["oom_kills"] == 1
 
 
 def test_the_list_is_the_same_from_everywhere(site):

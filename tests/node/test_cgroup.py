@@ -4,6 +4,7 @@ import errno
 import logging
 import os
 import pwd
+import re
 import shutil
 import signal
 import subprocess
@@ -405,6 +406,34 @@ def test_what_an_old_kernel_does_not_have_is_missing(fake, backend):
         key: value for key, value in V1_VALUES.items() if key not in ("pids_peak", "memory_kernel", "memory_oom_kills")
     }
     assert values_of(backend, job) == expected
+    assert backend._failures == 0
+
+
+def test_kills_in_groups_inside_count_for_the_job(fake, backend):
+    """Slurm has a group for each step and task, and cgroup v1 counts a kill in the process's own group alone."""
+    job = make_v1(fake)
+    memory = "/cgroup/memory/oar/bob_42"
+
+    def kills(where, count):
+        fake.write(f"{memory}/{where}memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n")
+
+    kills("", 0)
+    kills("step_0/", 0)
+    kills("step_0/task_0/", 2)
+    assert values_of(backend, job)["memory_oom_kills"] == 0, "far from a limit, nothing else is read"
+    stat = (fake.path / memory[1:] / "memory.stat").read_text()
+    peak = V1_VALUES["memory_peak"]
+    fake.write(
+        f"{memory}/memory.stat", re.sub("hierarchical_memory_limit .*", f"hierarchical_memory_limit {peak}", stat)
+    )
+    backend.notice(job)
+    assert values_of(backend, job)["memory_oom_kills"] == 2
+    kills("step_1/task_0/", 1)
+    kills("", 1)
+    backend.notice(job)
+    shutil.rmtree(fake.path / memory[1:] / "step_0")
+    backend.notice(job)
+    assert values_of(backend, job)["memory_oom_kills"] == 4, "those of a step that has ended remain"
     assert backend._failures == 0
 
 
@@ -892,6 +921,22 @@ def test_live_a_process_killed_for_want_of_memory_is_counted(live):
     values = values_of(backend, job)
     assert values["memory_oom_kills"] == 1 and values["memory_limit_hits"] > 0
     assert values["memory_limit"] == 64 << 20 >= values["memory_peak"] > 32 << 20
+
+
+@pytest.mark.live
+def test_live_a_process_killed_in_a_group_inside_is_counted(live):
+    made, job, backend = live
+    if "memory" not in made.directories:
+        cannot_run("no cgroup v1 memory on this machine")
+    inside = made.directories["memory"] / "step_0"
+    inside.mkdir()
+    try:
+        (made.directories["memory"] / "memory.limit_in_bytes").write_text(str(64 << 20))
+        script = f"echo $$ >{inside}/cgroup.procs; exec {sys.executable} -S -c \"kept = b'1' * (200 << 20)\""
+        assert made.start("sh", "-c", script).wait(30) == -signal.SIGKILL
+        assert values_of(backend, job)["memory_oom_kills"] == 1
+    finally:
+        inside.rmdir()
 
 
 @pytest.mark.live

@@ -161,6 +161,7 @@ class CgroupFile(NamedTuple):
     lively: bool = False  # whether its values may change while the group's CPU time and memory in use do not
     # columns set to 0 if it names no device and the kernel counts, missing if all numbers are 0; see `BlkioProbe`
     empty: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()  # columns that the kernel counts for the group alone, without the groups inside
 
 
 class ControllerFiles(NamedTuple):
@@ -172,6 +173,10 @@ class ControllerFiles(NamedTuple):
 
 
 UNIFIED = "unified"
+# Groups inside a job's, as those of Slurm's steps and tasks, are searched for `CgroupFile.own` once the job has been
+# near its limit: only then is a process killed.
+NEAR_LIMIT = 0.9
+MAX_INSIDE, INSIDE_DEPTH = 64, 2
 _IN_USE_NOW = frozenset(("memory_current", "pids_current"))
 
 
@@ -214,7 +219,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
                 CgroupFile(("memory.max_usage_in_bytes",), number("memory_peak")),
                 CgroupFile(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
                 CgroupFile(("memory.failcnt",), number("memory_limit_hits")),
-                CgroupFile(("memory.oom_control",), Keyed({"oom_kill": "memory_oom_kills"})),
+                CgroupFile(("memory.oom_control",), Keyed({"oom_kill": "memory_oom_kills"}), own=("memory_oom_kills",)),
             ),
             (
                 CgroupFile(("memory.current",), number("memory_current"), lively=True),
@@ -250,7 +255,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
 class _OpenFile:
     """An open file of one job, a part's."""
 
-    __slots__ = ("_host", "_which", "absent", "data", "directory", "found", "kept", "part", "source")
+    __slots__ = ("_host", "_which", "absent", "data", "directory", "found", "inside", "kept", "part", "source")
 
     def __init__(self, host: Host, part: _ControllerPart, directory: str, source: CgroupFile) -> None:
         self.part = part
@@ -259,6 +264,7 @@ class _OpenFile:
         self.absent = False  # else it did not exist, and is retried at the next slow tick
         self.data: bytes | None = None  # parsed last
         self.found: Values = {}  # the values in it
+        self.inside: dict[str, Values] = {}  # the last values of groups inside, by path; of removed ones, too
         self._host = host
         self._which = 0
         self.kept = host.keep(f"{directory}/{source.names[0]}")
@@ -582,6 +588,7 @@ class CgroupBackend(InputBackend):
             file.part.settled = True
             if data == file.data:
                 values.update(file.found)
+                self._add_inside(file, values)
                 continue
             is_alone = not (source.slow or source.empty)  # its values depend on no other file
             found: Values = {} if is_alone else values
@@ -590,6 +597,7 @@ class CgroupBackend(InputBackend):
                 if is_alone:
                     file.data, file.found = data, found
                     values.update(found)
+                    self._add_inside(file, values)
             except (ValueError, IndexError) as err:
                 values.update(found)  # those before the fault
                 self._failed(group.job, f"{ParseError(file.kept.path, data[:80])} ({err})")
@@ -600,6 +608,34 @@ class CgroupBackend(InputBackend):
                 elif self._probe.counts(file.directory):
                     values.update(dict.fromkeys(source.empty, 0))
         return values
+
+    def _add_inside(self, file: _OpenFile, values: Values) -> None:
+        """Add what the kernel counts for the groups inside alone."""
+        most, peak = values.get("memory_limit"), values.get("memory_peak")
+        if not file.source.own or most is None or peak is None or int(peak) < NEAR_LIMIT * int(most):
+            return
+        for path in self._inside(file.directory):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                found: Values = {}
+                file.source.parse(self._host.read(f"{path}/{file.source.names[0]}"), found)
+                file.inside[path] = found
+        for name in file.source.own:
+            counts = [values.get(name), *[found.get(name) for found in file.inside.values()]]
+            if counts[0] is not None:
+                values[name] = sum([int(count) for count in counts if count is not None])
+
+    def _inside(self, directory: str) -> list[str]:
+        """Return the directories inside one, in order; a bounded number."""
+        found: list[str] = []
+        level = [directory]
+        for _ in range(INSIDE_DEPTH):
+            inside = []
+            for path in level:
+                with contextlib.suppress(OSError):
+                    inside += [f"{path}/{name}" for name in sorted(self._host.directories(path))]
+            level = inside[: MAX_INSIDE - len(found)]
+            found += level
+        return found
 
     def _absent(self, job: Job, file: _OpenFile, err: OSError) -> None:
         """Skip a missing or unreadable file until the next slow tick."""
