@@ -47,9 +47,10 @@ from colmet.common.runtime.http_client import HttpClient, HttpFailure, parse_url
 
 SYSTEM = "oar"
 COMMAND = ["oarstat", "-J", "-f", "--sql"]  # of all users; with a condition on OAR's table of jobs
-RUN = ("Running", "Suspended", "Resuming", "Finishing", "Launching", "toLaunch")
+RUN = ("Running", "Suspended", "Resuming", "Finishing")
 OVER = ("Terminated", "Error")
-WAITING = ("Waiting", "Hold", "toAckReservation")
+# A job that is launched has the planned start, and gets another one some seconds later, when it runs.
+WAITING = ("Waiting", "Hold", "toAckReservation", "toLaunch", "Launching")
 WAIT_FOR_OTHERS = "state IN ('Waiting','Hold') AND job_id IN (SELECT job_id FROM job_dependencies)"
 
 PAGE = 500  # jobs of one answer of the REST interface

@@ -76,7 +76,7 @@ def test_oarstat_is_asked_in_bulk_and_a_dependency_is_kept_until_the_job_has_run
     )
     commands.answers(command("job_id IN (9,99)"), json.dumps({"9": recorded("oarstat-ends.json")[0]}))
     source = OarRecords()
-    assert {one.job: one.state for one in source.running()} == dict.fromkeys((5, 6, 7, 8), "running")
+    assert {one.job: one.state for one in source.running()} == {5: "running"}, "others are launched"
     assert {one.job: one.dependency for one in source.ended(5.5, 9.5) if one.dependency} == {9: "6"}
     assert len(source.named([9, 99])) == 1 and source.named([]) == []
     assert len(commands.asked("oarstat")) == 3 and source.skipped == 0
@@ -93,6 +93,14 @@ def test_jobs_that_never_started_have_no_record():
     assert {one["Job_Id"] for one in old if job_record(one) is None} == {9}
     waits = {**old[0], "state": "Waiting", "startTime": 0}
     assert job_record(waits) is None
+
+
+@pytest.mark.parametrize("state", ["toLaunch", "Launching"])
+def test_a_job_that_is_launched_has_no_record_since_its_start_is_not_final(state):
+    """It changes by the seconds that the launch takes, and an earlier start would be that of another run."""
+    launched = {**recorded("oarstat-ended.json")[0], "state": state, "stopTime": 0}
+    assert job_record({**launched, "state": "Running"}) is not None
+    assert job_record(launched) is None
 
 
 @pytest.mark.parametrize(
@@ -196,7 +204,7 @@ def test_the_rest_interface_is_asked_page_by_page(monkeypatch):
         assert [path.partition("&")[0] for path in server.asked] == [
             "/oarapi/jobs/details.json?state=Terminated,Error"
         ] * 3
-        assert {one.job for one in source.running()} == {5, 6, 7, 8}
+        assert {one.job for one in source.running()} == {5, 6, 7}, "8 is launched"
         assert source.ended(1795646462, 1 << 40)[0].job == 12, "others ended before"
         assert {one.job: one.dependency for one in source.named([9])}[9] == "6"
         source.close()
