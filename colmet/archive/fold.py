@@ -225,7 +225,10 @@ class Fold:
         other = times - last > DAY_S
         if btimes is not None:
             began = btimes[there]
-            other |= (began > last) & (began <= times + 1) & (times > last)
+            # a cgroup may be there, and measured, before its first task: OAR's is for seconds
+            had_tasks = self.state.tables[TASKS_TABLE][slots[there], T_TIME] >= 0
+            was = had_tasks | (head[slots[there], OVER] > 0)
+            other |= was & (began > last) & (began <= times + 1) & (times > last)
         for at in there[other].tolist():
             slot, host = int(slots[at]), int(part.hosts[at])
             if head[slot, LAST] < part.times[at]:

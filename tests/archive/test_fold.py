@@ -234,6 +234,25 @@ def test_a_number_used_again_is_another_job(tmp_path):
     assert (second["start"], second["last"], second["cpu_s"]) == (START + later, START + later + 20, 4)
 
 
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_a_cgroup_that_is_there_before_its_first_task_is_of_the_same_job_unless_it_has_gone(tmp_path, has_ended):
+    archive = Archive(tmp_path / "a.sqlite")
+
+    def of(n, *began):
+        time_ns = (START + 5 * n) * S
+        sample = Table.from_samples(CGROUP, time_ns, [Sample(42, {"cpu_usage": n * S, "cpus_allocated": 2})])
+        tasks = [Table.from_samples(TASKS, time_ns, [Sample(42, {"ac_btime": one})]) for one in began]
+        return Batch("n1", 1, n, time_ns, (42,), (sample, *tasks))
+
+    archive.take(records_of([of(1), of(2), *([tick(3, ())] if has_ended else [])]))
+    archive.take(records_of([of(n, START + 12 + 5 * has_ended) for n in range(3 + has_ended, 7)], 4))
+    starts = [(job["start"], job["last"]) for job in archive.jobs()]
+    if has_ended:
+        assert starts == [(START + 5, START + 10), (START + 17, START + 30)]
+    else:
+        assert starts == [(START + 5, START + 30)]
+
+
 def test_a_host_that_comes_later_joins_the_job_and_an_earlier_one_moves_its_start(tmp_path):
     archive = Archive(tmp_path / "a.sqlite")
 
