@@ -97,9 +97,13 @@ class Archive:
         self._configuration = configuration
         self._server = server
 
+    def rows(self):
+        """The summaries of whole jobs, read without anything of Colmet's."""
+        return self._rows("SELECT * FROM jobs")
+
     def summaries(self):
-        """The summaries of whole jobs by id, read without anything of Colmet's. Each job has one."""
-        rows = self._rows("SELECT * FROM jobs")
+        """The same by number, of which each has one."""
+        rows = self.rows()
         found = {row["job"]: row for row in rows}
         assert len(found) == len(rows), f"two summaries: {[(row['job'], row['start']) for row in rows]}"
         return found

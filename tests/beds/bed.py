@@ -88,6 +88,9 @@ class Bed:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
+    def state(self, job):
+        return self._must("state", str(job))
+
     def wait(self, job):
         """Wait for the job's end; the state that it ended in."""
         return self._must("wait", str(job))
