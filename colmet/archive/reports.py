@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from colmet.archive import footprint
-from colmet.archive.columns import ADVICE, BATCH, FOOTPRINT, RUNNING, Summary
+from colmet.archive.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summary
 from colmet.archive.footprint import Footprint
 from colmet.report.advice import BECAUSE
 from colmet.report.model import (
@@ -48,7 +48,13 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
     figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
     start = _int(job, "start")
     end = _int(job, "last") or max(start, _int(job, "ended"))  # without rows: by the batch system
-    runs = bool(job.get("is_running")) or (job.get("last") is None and job.get("state") == RUNNING)
+    is_over = job.get("state") not in (
+        None,
+        "",
+        RUNNING,
+        ENDED,
+    )  # by the batch system, which may know it before the nodes
+    runs = not is_over and bool(job.get("is_running") or (job.get("last") is None and job.get("state") == RUNNING))
     peaks = [one for one in hosts if _number(one, "memory_peak") is not None]
     fullest = max(peaks, key=_fullness, default=None)
     return Report(

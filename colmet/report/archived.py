@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from colmet.archive.queries import ArchivedJob, JobArchive, JobFilter
 from colmet.archive.reports import report_of
-from colmet.report.collect import ENDED, UNKNOWN
+from colmet.report.collect import ENDED, RUNNING, UNKNOWN
 from colmet.report.model import Report
 from colmet.stored.job_completeness import DELAY_S
 from colmet.stored.series import HeldRows, History, HostRows, Series
@@ -58,7 +58,9 @@ def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> R
         return report  # a later job with this number, which the archive does not have yet
     if report is None or (not is_part and _lacks_rows(report, archived)):
         return archived
-    is_over = report.state == UNKNOWN and archived.state == ENDED
+    # the rows show an end only when later ones have come
+    is_known = archived.batch is not None and archived.batch.state not in ("", RUNNING, ENDED)
+    is_over = archived.state == ENDED and (is_known or report.state == UNKNOWN)
     return replace(
         report,
         batch=archived.batch,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections import Counter
 
 import pytest
 
+from colmet.archive.store import SUFFIX
 from tests.beds.archived import Archive, Jobs, Kind, assert_as_measured, holds, settle
 from tests.beds.bed import Bed, burn, eventually, running
-from tests.beds.programs import Interface
+from tests.beds.programs import Interface, run
 from tests.beds.search import Server
 from tests.support.batch_commands import scripts_of
 from tests.support.waiting import free_port
@@ -174,6 +176,48 @@ def test_limits_and_kills_are_known(site):
         if kind.name == "out of memory":
             assert one["memory_ratio"] == pytest.approx(1, abs=0.02)
             assert one["oom_kills"] == 1
+
+
+# Words of the report on the end of the jobs of a kind; of others that failed: the code.
+ENDINGS = {
+    "walltime": "Walltime reached: the batch system ended it at its walltime of 1 min 0 s.",
+    "killed": "Cancelled by",
+    "out of memory": "Out of memory: the kernel killed",
+    "SEGV": "ended by signal SIGSEGV (11",
+}
+
+
+def reported(site, *arguments):
+    """What `colmet report` prints of the rows and the archive of the collector."""
+    options = ("--hdf5", str(site.archive.path).removesuffix(SUFFIX), "--json")
+    out, said = run("colmet.commands.colmet", "report", *arguments, *options)
+    assert said == ""
+    return json.loads(out)
+
+
+def test_a_report_has_why_a_job_ended_and_what_it_had_requested(site):
+    one_of_each = {(kind, site.jobs.states[job]): job for job, kind in site.jobs.kinds.items() if not kind.is_brief}
+    for (kind, state), job in one_of_each.items():
+        found = reported(site, job if "_" in job else str(site.numbers[job]))
+        assert (found["job"], found["source"]) == (site.numbers[job], "rows")
+        text = ENDINGS.get("SEGV" if "SEGV" in kind.command else kind.name)
+        if text is None:
+            code = site.accounts[job]["ExitCode"].partition(":")[0]
+            text = f"Failed with exit code {code}" if state == "failed" else "Done: exit code 0."
+        assert text in found["ending"]["text"] and found["ending"]["kind"] == state, (kind, found["ending"])
+        uses = {one["what"]: one for one in found["uses"]}
+        assert uses["memory"]["requested"] == found["batch"]["requested_memory_bytes"]
+        assert (uses["memory"]["grade"] == "exceeded") == (kind.name == "out of memory")
+        assert uses.get("walltime", {}).get("grade") == ("exceeded" if kind.name == "walltime" else None)
+
+
+def test_a_report_of_an_array_has_each_task(site):
+    tasks = [job for job in site.jobs.kinds if "_" in job]
+    found = reported(site, "--array", tasks[0].partition("_")[0])
+    assert sorted(row["batch_id"] for row in found["jobs"]) == sorted(tasks)
+    assert found["states"] == {"done": 4, "failed": 1}
+    every = reported(site, *map(str, site.numbers.values()))
+    assert every["total"] == 30 and Counter(every["states"]) == Counter(site.jobs.states.values())
 
 
 def test_the_list_is_the_same_from_everywhere(site):

@@ -127,6 +127,18 @@ def test_where_rows_are_stored_they_count_with_what_the_batch_system_knows(kept,
     assert "job archive" not in text
 
 
+@pytest.mark.parametrize(("state", "found"), [("failed", "ended"), ("running", "running")])
+def test_a_job_whose_end_the_batch_system_reports_first_has_ended(history, kept, report, monkeypatch, state, found):
+    for job, table in list(history.rows):
+        if not job:
+            del history.rows[job, table]
+    archive = kept({**FACTS, "state": state})
+    monkeypatch.setattr(command.time, "time", lambda: START + WALL_S + 5.0)
+    assert json.loads(report(JOB, "--json")[1])["state"] == "running"
+    made = json.loads(report(JOB, "--archive", archive, "--json")[1])
+    assert made["state"] == found and (made["ending"] is None) == (state == "running")
+
+
 def test_rows_of_which_the_beginning_is_gone_are_not_taken_for_all(history, kept, report):
     archive = kept()
     for (job, _), hosts in history.rows.items():
