@@ -104,13 +104,16 @@ def run(options: argparse.Namespace) -> int:
         if not is_task(word) and selection.job_of(options, [word]) == 0:
             raise ConfigError("job 0 stands for the nodes themselves, and a report is of a job")
     client = remote.client_of(options)
+    has_archive = bool(options.archive)
     if client is not None and (options.hdf5 or options.elastic_host or options.archive):
         raise ConfigError("--url excludes --hdf5, --elastic-host and --archive")
+    if options.hdf5 and not has_archive:
+        options.archive = f"{options.hdf5[0]}{SUFFIX}"  # that of the same collector
     try:
         if is_several:
             report_jobs.run(options, client)
         elif client is None:
-            _run_stored(options)
+            _run_stored(options, has_archive)
         else:
             _run_remote(client, options)
     except ModuleNotFoundError as err:
@@ -119,9 +122,9 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _run_stored(options: argparse.Namespace) -> None:
+def _run_stored(options: argparse.Namespace, has_archive: bool) -> None:
     """Print or write the report of stored rows or of the archive."""
-    report = _gathered(options)
+    report = _gathered(options, has_archive)
     for path, kind in ((options.html, "html"), (options.png, "png")):
         if path is not None:
             _write(report, path, kind)
@@ -131,9 +134,9 @@ def _run_stored(options: argparse.Namespace) -> None:
         _show(report, options.verbose)
 
 
-def _gathered(options: argparse.Namespace) -> Report:
-    """Return the report of the job."""
-    archive, lacking = _archive(options)
+def _gathered(options: argparse.Namespace, has_archive: bool) -> Report:
+    """Return the report of the job; an archive that is named must be readable."""
+    archive, lacking = _archive(options, has_archive)
     found: ArchivedJob | None = None
     with contextlib.nullcontext() if archive is None else archive:
         asked = _asked(options, archive)
@@ -165,18 +168,14 @@ def _gathered(options: argparse.Namespace) -> Report:
     return replace(report, warnings=(*report.warnings, *warnings))
 
 
-def _archive(options: argparse.Namespace) -> tuple[JobArchive | None, str]:
+def _archive(options: argparse.Namespace, is_named: bool) -> tuple[JobArchive | None, str]:
     """Return the archive that belongs to the store; else None, and why it cannot be read, if there is one."""
-    if not options.archive:
-        beside = [f"{path}{SUFFIX}" for path in options.hdf5]
-        if options.elastic_host or (beside and not os.path.exists(beside[0])):
-            return None, ""
-        options.archive = beside[0] if beside else None
-    named = options.archive
+    if not is_named and (options.elastic_host or (options.archive and not os.path.exists(options.archive))):
+        return None, ""
     try:
         return archives.open_archive(options), ""
     except ArchiveError as err:
-        if named and not options.hdf5:
+        if is_named:
             raise
         return None, str(err)
     except ConfigError:

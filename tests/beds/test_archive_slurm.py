@@ -182,7 +182,7 @@ def test_limits_and_kills_are_known(site):
 ENDINGS = {
     "walltime": "Walltime reached: the batch system ended it at its walltime of 1 min 0 s.",
     "killed": "Cancelled by",
-    "out of memory": "Out of memory: the kernel killed",
+    "out of memory": "Out of memory: ",
     "SEGV": "ended by signal SIGSEGV (11",
 }
 

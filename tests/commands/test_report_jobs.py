@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -219,6 +220,15 @@ def test_jobs_are_named_or_selected_as_by_colmet_jobs(run):
     assert numbers("-a", "--since", YEAR_START + HOUR + 1850) == [12, 19, 20, 30]
     assert numbers("--array", "17", "--limit", "2") == [19, 20]
     assert numbers(1, 2, 30, "--user", "alice") == [1, 2]
+
+
+def test_the_archive_beside_the_files_is_read(path, capsys):
+    prefix = path.replace(".sqlite", "")
+    Path(f"{prefix}.archive.sqlite").write_bytes(Path(path).read_bytes())
+    assert colmet.main(["report", "1", "2", "--hdf5", prefix, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["total"] == 2
+    assert colmet.main(["report", "1", "2", "--hdf5", f"{prefix}-none"]) == 1
+    assert f"{prefix}-none.archive.sqlite" in capsys.readouterr().err
 
 
 def test_pages_are_written_and_pictures_are_of_one_job(run, tmp_path):
