@@ -42,11 +42,11 @@ from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, TAS
 from colmet.common.schema import MISSING_INT, Batch
 
 OLDEST_S = 400 * 86400  # an older start is not believed
-DAY_S = 86400  # rows of a job after such a pause are of another run
+DAY_S = 86400  # rows of a job after such a pause are of another run, unless its first task is an earlier one
 NO_LIST_PERIODS, NO_LIST_S = 3, 60  # after the last row, a job on a node that lists no jobs is over
 SILENT_S = 3600  # by the time of reception, after which a job on a silent node is over
 KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late
-KEPT_SILENT_S = DAY_S  # and of a silent node, by the time of reception
+KEPT_SILENT_S = 4 * DAY_S  # and of a silent node, by the time of reception: its agent may be away over a weekend
 MOST_READERS = 1000
 FEW_ROWS = 64  # looked up one by one
 LARGEST_JOB = (1 << 62) // MOST_HOSTS
@@ -181,10 +181,11 @@ class Fold:
         found: list[tuple[TableLayout, Part, Ints]] = []
         starts: dict[tuple[int, int], int] = {}  # (job, host) -> start of its first task
         firsts: dict[tuple[int, int], int] = {}
-        for name, part in parts:
+        same: set[int] = set()  # slots whose first task has not changed
+        for name, part in sorted(parts, key=lambda one: one[0] != TASKS_TABLE):
             slots = self._lookup(part)
             btimes = part.values[:, -1] if name == TASKS_TABLE else None
-            self._other_runs(part, slots, btimes)
+            self._other_runs(part, slots, btimes, same)
             if (slots < 0).any():
                 for at in np.flatnonzero(slots < 0).tolist():
                     key, time = (int(part.jobs[at]), int(part.hosts[at])), int(part.times[at])
@@ -216,8 +217,15 @@ class Fold:
         found = [open_on.get(host, nothing).get(job, -1) for host, job in zip(part.hosts.tolist(), part.jobs.tolist())]
         return np.array(found, dtype=np.int64)
 
-    def _other_runs(self, part: Part, slots: Ints, btimes: Ints | None) -> None:
-        """End runs whose rows here are of another run of the same job id; their slots become -1."""
+    def _other_runs(self, part: Part, slots: Ints, btimes: Ints | None, same: set[int]) -> None:
+        """End runs whose rows here are of another run of the same job id; their slots become -1.
+
+        Args:
+            part: the rows.
+            slots: of the rows.
+            btimes: starts of their first tasks; None for another table.
+            same: slots whose first task is an earlier one than their last row: after a pause they are of the same run.
+        """
         head = self.state.head
         there = np.flatnonzero(slots >= 0)
         last = head[slots[there], LAST]
@@ -225,10 +233,14 @@ class Fold:
         other = times - last > DAY_S
         if btimes is not None:
             began = btimes[there]
+            is_same = other & (began > times - OLDEST_S) & (began <= last)
+            same.update(slots[there[is_same]].tolist())
             # a cgroup may be there, and measured, before its first task: OAR's is for seconds
             had_tasks = self.state.tables[TASKS_TABLE][slots[there], T_TIME] >= 0
             was = had_tasks | (head[slots[there], OVER] > 0)
-            other |= was & (began > last) & (began <= times + 1) & (times > last)
+            other = (other & ~is_same) | (was & (began > last) & (began <= times + 1) & (times > last))
+        elif same and other.any():
+            other &= ~np.isin(slots[there], list(same))
         for at in there[other].tolist():
             slot, host = int(slots[at]), int(part.hosts[at])
             if head[slot, LAST] < part.times[at]:

@@ -253,6 +253,23 @@ def test_a_cgroup_that_is_there_before_its_first_task_is_of_the_same_job_unless_
         assert starts == [(START + 5, START + 30)]
 
 
+@pytest.mark.parametrize("others", [False, True], ids=["all nodes away", "one node away"])
+def test_a_job_whose_agent_was_away_over_a_weekend_is_one_job_with_all_its_samples(tmp_path, others):
+    back = 37_000  # two days later
+    batches = [tick(n) for n in range(1, 21)]
+    batches += [tick(n, (43,), host="n2") for n in range(20, back, 100)] if others else []
+    batches += [tick(n, epoch=2)._replace(seq=n - back + 1) for n in range(back, back + 11)]
+    archive = Archive(tmp_path / "a.sqlite")
+    for number, record in enumerate(records_of(batches)):
+        archive.archiver.take([record])
+        if not number % 5:
+            archive.write()
+    job = next(one for one in archive.jobs() if one["job"] == 42)
+    assert (job["samples"], job["start"], job["wall_s"]) == (31, START, 5.0 * 37_010)
+    assert job["cpu_s"] == 5.0 * 37_010 and job["memory_byte_s"] == pytest.approx(5.0 * 37_010 * GIB, rel=1e-4)
+    assert len([one for one in archive.jobs() if one["job"] == 42]) == 1
+
+
 def test_a_host_that_comes_later_joins_the_job_and_an_earlier_one_moves_its_start(tmp_path):
     archive = Archive(tmp_path / "a.sqlite")
 
