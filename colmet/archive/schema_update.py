@@ -13,7 +13,7 @@ def update(database: sqlite3.Connection, statements: Sequence[str], derived: str
     Args:
         database: the file.
         statements: of all tables, indexes and triggers, with "IF NOT EXISTS".
-        derived: name of the table of derived values.
+        derived: name of the table of derived values; the names of its triggers begin so, others are of other parts.
         refill: the statement that fills it; run if it gets columns or other triggers.
     """
     with closing(sqlite3.connect(":memory:")) as model:
@@ -28,7 +28,7 @@ def update(database: sqlite3.Connection, statements: Sequence[str], derived: str
             database.execute(f'ALTER TABLE {table} ADD COLUMN "{name}" {columns[name]}')
             is_stale |= table == derived
     for name, text in _triggers(database).items():
-        if triggers.get(name) != text:
+        if name.startswith(f"{derived}_") and triggers.get(name) != text:
             database.execute(f"DROP TRIGGER {name}")
             is_stale = True
     for statement in statements:

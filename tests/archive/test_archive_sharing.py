@@ -217,6 +217,16 @@ def test_a_summary_that_is_removed_is_removed_there(database, collectors, one_fo
     assert found(database) == one_for_all(hosts[1])
 
 
+def test_changes_are_noted_after_another_writer_has_opened_the_file(tmp_path):
+    path = str(tmp_path / "a.sqlite")
+    with contextlib.closing(ArchiveStore(path, writable=True)) as store:
+        outbox = outbox_of(store, is_shared=True)
+        with contextlib.closing(ArchiveStore(path, writable=True)) as other:  # as the batch system's thread does
+            assert Outbox(other.database).count() == 0
+        store.write(Changes([host(7, "n1", 100)], [], {}), None)
+        assert outbox.count() == 1
+
+
 def test_a_summary_that_changes_while_it_is_sent_is_sent_again(collectors):
     a = collectors("a")
     a.write(host(1, "n1", YEAR_START))
