@@ -6,6 +6,7 @@ seconds, sizes in bytes, energies in joules, shares from 0 to 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple, Union
 
@@ -186,3 +187,13 @@ LARGE = (ADVICE, FOOTPRINT)
 
 JOB_COLUMNS = {column.name: column for column in (JOB, START, *MEASURED, RULES, *BATCH, *LARGE)}
 HOST_COLUMNS = {column.name: column for column in (JOB, HOST, START, *MEASURED, *LARGE)}
+
+
+_TYPES: dict[str, tuple[type, ...]] = {INTEGER: (int,), REAL: (int, float), TEXT: (str,), BLOB: (bytes,)}
+
+
+def fitting(column: Column, value: Value) -> Value:
+    """Return a value read from a file; None for one of another kind, as SQLite keeps any kind in a column."""
+    if not isinstance(value, _TYPES[column.kind]) or (isinstance(value, float) and not math.isfinite(value)):
+        return None
+    return value

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from colmet.archive.columns import LARGE, RUNNING, TEXT
-from colmet.archive.derived import DERIVED, LISTED, sql_of
+from colmet.archive.columns import HOST_COLUMNS, LARGE, RUNNING, TEXT, Column, fitting
+from colmet.archive.derived import ANSWERS, DERIVED, LISTED, sql_of
 from colmet.archive.queries import (
     SPANS,
     SUMS,
@@ -26,6 +27,7 @@ from colmet.archive.queries import (
 )
 from colmet.archive.store import ArchiveError, ArchiveStore
 
+_INFINITE = (math.inf, -math.inf)  # sums of a damaged file
 _LARGE = frozenset(column.name for column in LARGE)
 # Energy of a host: a meter of the whole node includes its GPUs.
 _HOST_SQL = {
@@ -83,7 +85,8 @@ class LocalArchive(JobArchive):
             details = " LEFT JOIN job_details USING (job, start)" if _LARGE.intersection(wanted) else ""
             one = f"SELECT {', '.join(map(sql_of, wanted))} FROM jobs{details} WHERE job = ? AND start = ?"
         rows = [row for key in keys for row in self._ask(one, key)]
-        return JobPage(total, [dict(zip(wanted, row)) for row in rows])
+        of = [ANSWERS[name] for name in wanted]
+        return JobPage(total, [dict(zip(wanted, map(fitting, of, row))) for row in rows])
 
     def job(self, job: int, start: int | None = None) -> ArchivedJob | None:
         """Return a job with its hosts; see `JobArchive.job`."""
@@ -96,10 +99,12 @@ class LocalArchive(JobArchive):
             f"SELECT *, {derived} FROM jobs LEFT JOIN job_details USING (job, start) WHERE job = ? AND start = ?",
             [job, of],
         )
-        summary = {name: found[name] for name in dict(found) if not name.startswith("derived_")}
-        summary.update({one.column.name: found[f"derived_{n}"] for n, one in enumerate(DERIVED)})
+        values = {name: found[name] for name in dict(found) if not name.startswith("derived_")}
+        values.update({one.column.name: found[f"derived_{n}"] for n, one in enumerate(DERIVED)})
+        summary = _fitting(ANSWERS, values)
         last = max(of, summary["end"] or of)
-        hosts: list[Row] = [dict(one) for one in self._store.hosts_of(job) if of <= int(str(one["start"])) <= last]
+        hosts = [_fitting(HOST_COLUMNS, one) for one in self._store.hosts_of(job)]
+        hosts = [one for one in hosts if of <= (one["start"] or 0) <= last]
         return ArchivedJob(summary, hosts, starts)
 
     def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
@@ -166,7 +171,7 @@ class LocalArchive(JobArchive):
                 UsageGroup(
                     tuple(["" if name is None else str(name) for name in names]),
                     row["jobs"],
-                    {name: row[name] for name in SUMS},
+                    {name: None if row[name] in _INFINITE else row[name] for name in SUMS},
                 )
             )
         return found
@@ -198,6 +203,10 @@ def _ordered(condition: str, sort: str, descending: bool) -> str:
         some = f"SELECT l.job, l.start, l.{column} FROM listed AS l WHERE {condition} ORDER BY l.start DESC, l.job DESC"
         return f"SELECT job, start FROM ({some} LIMIT -1) ORDER BY {order}"
     return f"SELECT l.job, l.start FROM listed AS l WHERE {condition} ORDER BY {order}"
+
+
+def _fitting(columns: Mapping[str, Column], row: Mapping[str, Any]) -> Row:
+    return {name: fitting(columns[name], value) for name, value in row.items() if name in columns}
 
 
 def _quoted(name: str) -> str:

@@ -147,7 +147,8 @@ def info(_options: argparse.Namespace, path: str) -> int:
     try:
         ask = store.database.execute
         jobs, first, last, users = ask(
-            'SELECT count(*), min(start), max("end"), count(DISTINCT user) FROM listed'
+            'SELECT count(*), min(start), max(CASE typeof("end") WHEN \'integer\' THEN "end" END), '
+            "count(DISTINCT user) FROM listed"
         ).fetchone()
         hosts = ask("SELECT count(*) FROM hosts").fetchone()[0]
         folds = ask("SELECT count(*) FROM folds WHERE job > 0").fetchone()[0]

@@ -49,7 +49,10 @@ def moment(text: str, now: float | None = None) -> int:
 
 def shown(time_s: int) -> str:
     """Return a time in UTC as text, readable by --since and --until."""
-    return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
+    try:
+        return datetime.fromtimestamp(time_s, timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ") if time_s else "?"
+    except (OSError, OverflowError, ValueError):  # a damaged file may have any value
+        return "?"
 
 
 def _moment(text: str, now: float) -> float:

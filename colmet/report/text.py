@@ -362,7 +362,7 @@ class Page:
 
 def _of(found: Energy) -> str:
     what = {"rapl": "processors and memory (RAPL)", "ipmi": "whole nodes (BMC)"}
-    return " and ".join([what[source] for source in found.source.split(" and ")])
+    return " and ".join([what.get(source, "a meter unknown to this version") for source in found.source.split(" and ")])
 
 
 def _covered(found: Energy) -> str:

@@ -68,6 +68,8 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
                 elif name == "metric":
                     schema["pattern"] = r"^[^.]+\..+$"
                     parameter["example"] = _EXAMPLES["/jobs/" in path]
+                elif name == "table":
+                    parameter["example"] = "cgroup_default"
                 elif name == "after":
                     schema["pattern"] = r"^$|^[0-9]{1,15}\.[0-9]{1,15}\.[^\n]+$"
                 elif name == "job":

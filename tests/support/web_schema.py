@@ -1,4 +1,4 @@
-"""Shared by tests: report_of, schemathesis, texts_of."""
+"""Shared by tests: answers_of, report_of, schemathesis, texts_of."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from tests.support.machine import cannot_run
 
@@ -26,9 +27,16 @@ def report_of(path):
     return [*options, "--output-sanitize", "false"]
 
 
-def texts_of(path):
-    """The bodies of all answers that it has written down."""
+def answers_of(path):
+    """The path, the status and the body of all answers that it has written down."""
     for entry in json.loads(Path(path).read_text())["log"]["entries"]:
         content = entry["response"]["content"]
         text = content.get("text") or ""
-        yield base64.b64decode(text).decode() if content.get("encoding") == "base64" else text
+        if content.get("encoding") == "base64":
+            text = base64.b64decode(text).decode(errors="replace")
+        yield urlsplit(entry["request"]["url"]).path, entry["response"]["status"], text
+
+
+def texts_of(path):
+    """Their bodies."""
+    return [text for _, _, text in answers_of(path)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -16,7 +17,7 @@ def _or_dash(text: Callable[[float], str]) -> Callable[[Number], str]:
 
     @wraps(text)
     def text_or_dash(value: Number) -> str:
-        return UNKNOWN if value is None else text(value)
+        return UNKNOWN if value is None or not math.isfinite(value) else text(value)
 
     return text_or_dash
 
