@@ -57,15 +57,16 @@ class Outbox:
         self._database = database
 
     def open(self) -> None:
-        """Note changes from now on; the first time, all summaries wait."""
-        if self._exists():
+        """Note changes from now on; the first time, or if something was not noted, all summaries wait."""
+        wanted = {name: f"CREATE TRIGGER {name} {text}" for name, text in _TRIGGERS.items()}
+        found = self._database.execute("SELECT name, sql FROM sqlite_master WHERE type = 'trigger'")
+        if self._exists() and wanted.items() <= dict(map(tuple, found)).items():
             return
+        self.remove()
         with transaction(self._database):
             for statement in (
-                _TABLE,
-                "CREATE UNIQUE INDEX unshared_by_number ON unshared (number)",
-                *_FILL,
-                *[f"CREATE TRIGGER {name} {text}" for name, text in _TRIGGERS.items()],
+                *(_TABLE, "CREATE UNIQUE INDEX unshared_by_number ON unshared (number)", *_FILL),
+                *wanted.values(),
             ):
                 self._database.execute(statement)
 

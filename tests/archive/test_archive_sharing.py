@@ -236,6 +236,17 @@ def test_a_summary_that_changes_while_it_is_sent_is_sent_again(collectors):
     assert [one[:3] for one in a.outbox.next(10)] == [(1, "n1", YEAR_START)]
 
 
+def test_an_outbox_that_lacks_a_trigger_is_made_again(collectors):
+    a = collectors("a")
+    a.write(host(1, "n1", YEAR_START), host(2, "n1", YEAR_START))
+    a.outbox.done(a.outbox.next(10))
+    a.outbox.open()
+    assert not a.outbox.count()
+    a.store.database.execute("DROP TRIGGER unshared_job_update")  # by an earlier or a later version
+    a.outbox.open()
+    assert a.outbox.count() == 2
+
+
 def test_an_archive_that_is_shared_later_is_shared_as_a_whole(tmp_path, database, collectors):
     store = ArchiveStore(str(tmp_path / "a"), writable=True)
     rows = [host(job, "n1", YEAR_START + 1000 * job) for job in range(1, 4)]
