@@ -164,8 +164,8 @@ def test_readers_see_the_archive_while_it_is_written(tmp_path):
     output.write(records(1, 11))
     with LocalArchive(str(path)) as archive:
         assert archive.jobs(JobFilter()).rows[0]["state"] == "running"
-        output.write(records(11, 31))
-        assert archive.jobs(JobFilter()).rows[0]["cpu_s"] == 150
+        output.write(records(11, 41))  # two minutes and more
+        assert archive.jobs(JobFilter()).rows[0]["cpu_s"] == 200
     assert oct(path.stat().st_mode & 0o777) == "0o640"
     output.close()
     with contextlib.closing(ArchiveStore(str(path))) as store:
