@@ -112,14 +112,15 @@ class LocalArchive(JobArchive):
         where.check()
         check_groups(by)
         span = next((word for word in by if word in SPANS), None)
+        longest_s = self._longest_s()
         if span is None:
-            return by_size(self._sums(where, by, None))
+            return by_size(self._sums(where, by, None, longest_s))
         first, last = self._extent(where)
         if first is None or last is None:
             return []
         found: list[UsageGroup] = []
         for part in spans(span, first, last):
-            found += self._sums(where, by, part)
+            found += self._sums(where, by, part, longest_s)
         return by_size(found)
 
     def _extent(self, where: JobFilter) -> tuple[float | None, float | None]:
@@ -134,15 +135,15 @@ class LocalArchive(JobArchive):
         first = first if where.since is None else max(first, where.since)
         return first, last if where.until is None else min(last, where.until)
 
-    def _sums(self, where: JobFilter, by: Sequence[str], part: Span | None) -> list[UsageGroup]:
-        """Return the sums of one part of the interval, or of all of it."""
+    def _sums(self, where: JobFilter, by: Sequence[str], part: Span | None, longest_s: float) -> list[UsageGroup]:
+        """Return the sums of one part of the interval, or of all of it; no job is longer than `longest_s`."""
         since, until = where.since, where.until
         if part is not None:
             since = part.since if since is None else max(since, part.since)
             until = part.until if until is None else min(until, part.until)
         condition, values = _where(where._replace(since=since, until=until))
         if since is not None:  # the key of `listed` begins with the start
-            condition, values = f"{condition} AND l.start >= ?", [*values, since - self._longest_s()]
+            condition, values = f"{condition} AND l.start >= ?", [*values, since - longest_s]
         of_hosts = "host" in by
         source, start, end = _OF_HOSTS if of_hosts else _OF_JOBS
         if of_hosts and where.only_own_hosts:
@@ -177,7 +178,7 @@ class LocalArchive(JobArchive):
         return found
 
     def _longest_s(self) -> float:
-        """Return the duration of the longest job."""
+        """Return the duration of the longest job. It reads all of `listed`: once for a question."""
         return float(self._ask('SELECT max("end" - start) AS s FROM listed', [])[0]["s"] or 0)
 
     def _ask(self, question: str, values: Sequence[Any]) -> list[sqlite3.Row]:
