@@ -1,15 +1,18 @@
-"""Shared by tests: running."""
+"""Shared by tests: make_certificate, running."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import shutil
+import subprocess
 import sys
 import threading
 
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web.access import Access
-from colmet.web.server import WebServer
+from colmet.web.server import Tls, WebServer
+from tests.support.machine import cannot_run
 
 # up to Python 3.10 asyncio complains of connections whose handshake failed, though it has closed them
 OLD_TLS = sys.version_info < (3, 11)
@@ -31,3 +34,24 @@ def running(facts, listen=HERE, access=None, **options):
         assert not thread.is_alive()
         if OLD_TLS and "tls" in options:
             gc.collect()
+
+
+def make_certificate(folder, name):
+    if shutil.which("openssl") is None:
+        cannot_run("needs openssl")
+    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:prime256v1",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    return Tls(str(certificate), str(key))

@@ -35,7 +35,7 @@ from tests.support.machine import cannot_run, fork
 from tests.support.web_access import cheap
 from tests.support.web_client import basic
 from tests.support.web_facts import MadeUpFacts
-from tests.support.web_server import HERE, OLD_TLS, running
+from tests.support.web_server import HERE, OLD_TLS, make_certificate, running
 
 pytestmark = [pytest.mark.filterwarnings("ignore:unclosed transport:ResourceWarning")] if OLD_TLS else []
 
@@ -534,27 +534,6 @@ def test_a_socket_of_the_run_before_is_replaced_and_one_in_use_or_another_file_i
 
 
 # -- TLS --
-
-
-def make_certificate(folder, name):
-    if shutil.which("openssl") is None:
-        cannot_run("needs openssl")
-    certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "ec",
-        "-pkeyopt",
-        "ec_paramgen_curve:prime256v1",
-        "-nodes",
-        "-days",
-        "2",
-    ]
-    command += ["-subj", f"/CN={name}", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([*command, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
-    return Tls(str(certificate), str(key))
 
 
 @pytest.fixture(scope="module")

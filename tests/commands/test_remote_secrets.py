@@ -1,0 +1,160 @@
+"""Where the login of a command with --url goes: to its interface alone, over a checked connection, and into no log."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sys
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+import requests
+
+from colmet.commands import colmet, logins
+from colmet.commands.logins import BEARER, Login
+from colmet.web.access import Access
+from tests.support.web_facts import MadeUpFacts
+from tests.support.web_server import make_certificate, running
+from tests.support.web_users import users  # noqa: F401 - a fixture
+
+TOKEN = "colmet_secret-of-bob"
+COMMANDS = [
+    *[("report", "1"), ("report", "1", "2"), ("jobs",), ("usage",), ("extract", "-j", "1"), ("top", "--json")],
+    *[("plot", "1", "cpu_usage"), ("mem",)],
+]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name in ("COLMET_TOKEN", "http_proxy", "https_proxy", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(capsys, monkeypatch):
+    def run(*argv, stdin=""):
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            status = colmet.main([*argv])
+        except SystemExit as end:
+            status = end.code
+        return (status, *capsys.readouterr())
+
+    return run
+
+
+@contextlib.contextmanager
+def answering(status, headers):
+    """A server with this answer; yields its URL, and the headers of all requests."""
+    seen = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            seen.append(dict(self.headers))
+            self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def at(url, command):
+    return (*command, url) if command[0] == "mem" else (*command, "--url", url)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_no_redirect_is_followed(run, monkeypatch, command, status):
+    monkeypatch.setenv("COLMET_TOKEN", TOKEN)
+    with answering(200, {}) as (other, stolen), answering(status, {"Location": f"{other}/x"}) as (url, seen):
+        assert run(*at(url, command))[0] == 1
+        assert {one["Authorization"] for one in seen} == {f"Bearer {TOKEN}"} and not stolen
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_a_kept_login_goes_to_its_url_alone(run, command):
+    with answering(404, {}) as (url, seen), answering(404, {}) as (other, asked):
+        logins.keep(url, Login(BEARER, TOKEN, "bob"))
+        run(*at(other, command))
+        run(*at(f"{url}/below", command))
+        assert asked and seen and not [one for one in (*asked, *seen) if "Authorization" in one]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_neither_a_proxy_of_the_environment_nor_a_netrc_counts(run, monkeypatch, tmp_path, command):
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login bob password secret\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / ".netrc"))
+    with answering(200, {}) as (proxy, stolen), answering(404, {}) as (url, seen):
+        monkeypatch.setenv("http_proxy", proxy)
+        monkeypatch.setenv("ALL_PROXY", proxy)
+        run(*at(url, command))
+        assert seen and not stolen and not [one for one in seen if "Authorization" in one]
+
+
+def test_a_certificate_that_nobody_vouches_for_gets_no_login(run, monkeypatch, tmp_path, users):  # noqa: F811
+    monkeypatch.setenv("COLMET_TOKEN", TOKEN)
+    tls, other = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
+    access = Access(users, is_member=lambda *_: False)
+    asked = []
+    monkeypatch.setattr(access, "visitor", lambda headers, address: asked.append(headers))
+    with running(MadeUpFacts(1, 1), access=access, tls=tls) as one:
+        url = f"https://127.0.0.1:{one.port}"
+        for more in ((), ("--ca-file", other.certificate)):
+            for command in COMMANDS:
+                status, out, err = run(*at(url, command), *more)
+                assert (status, out) == (1, "") and "certificate" in err.lower(), command
+            assert run("login", url, "-u", "bob", "--password-stdin", *more, stdin="b\n")[0] == 1
+    assert not asked and logins.find(url) is None
+
+
+def test_a_checked_certificate_gets_it(run, tmp_path, users):  # noqa: F811
+    tls = make_certificate(tmp_path, "first")
+    with running(MadeUpFacts(4, 4), access=Access(users, is_member=lambda *_: False), tls=tls) as one:
+        url = f"https://127.0.0.1:{one.port}"
+        more = ("--ca-file", tls.certificate)
+        assert run("login", url, "-u", "bob", "--password-stdin", *more, stdin="b\n")[0] == 0
+        assert '"bob"' in run("top", "--json", "--url", url, *more)[1]
+
+
+def test_no_log_and_no_message_has_the_login(run, users, caplog):  # noqa: F811
+    caplog.set_level(logging.DEBUG)
+    with running(MadeUpFacts(4, 4), access=Access(users, is_member=lambda *_: False)) as one:
+        url = f"http://127.0.0.1:{one.port}"
+        texts = [*run("login", url, "-u", "bob", "--password-stdin", stdin="b\n")[1:]]
+        token = logins.find(url).secret
+        for command in (*COMMANDS, ("report", "999")):
+            texts += run(*at(url, command))[1:]
+        logins.keep(url, Login(BEARER, TOKEN, "bob"))
+        for command in COMMANDS:
+            status, *said = run(*at(url, command))
+            assert status == 1
+            texts += said
+    for text in (*texts, caplog.text):
+        assert token not in text and TOKEN not in text
+
+
+@pytest.mark.parametrize("name", ["X-Remote-User", "X-Forwarded-User", "Remote-User", "X_REMOTE_USER"])
+def test_a_header_of_a_proxy_names_nobody_at_an_interface_without_one(users, name):  # noqa: F811
+    with running(MadeUpFacts(4, 4), access=Access(users, is_member=lambda *_: False)) as one:
+        url = f"http://127.0.0.1:{one.port}/api/v1/whoami"
+        spoofed = {name: "root", "X-Forwarded-For": "127.0.0.1", "X-Original-URL": "/api/v1/status"}
+        found = requests.get(url, headers=spoofed, auth=("bob", "b"), timeout=30)
+        assert found.json()["user"] == "bob" and not found.json()["admin"]
+        assert requests.get(url, headers=spoofed, timeout=30).status_code == 401
