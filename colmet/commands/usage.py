@@ -11,6 +11,7 @@ import csv
 import json
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -123,8 +124,9 @@ def run(options: argparse.Namespace) -> int:
     with archives.open_archive(options) as archive:
         groups = archive.usage(where, by)
     figures = [*FIGURES, *([CO2] if known.co2_per_kwh is not None else []), *([COST] if _has_cost(known) else [])]
-    if by[0] in SPANS:
-        groups = sorted(groups, key=lambda one: one.keys)
+    span = next((n for n, word in enumerate(by) if word in SPANS), None)
+    if span is not None:
+        groups = _in_time(groups, span)
     interval = f"{shown(options.since)} to {shown(options.until)}"
     if options.chart is not None:
         _write_chart(options.chart, groups, by, interval)
@@ -136,6 +138,19 @@ def run(options: argparse.Namespace) -> int:
     elif options.chart is None:
         _print_table(groups, by, figures, known, interval)
     return 0
+
+
+def _in_time(groups: Sequence[UsageGroup], span: int) -> list[UsageGroup]:
+    """Return groups with the months, weeks or days of one user or project together and in order, the largest first.
+
+    Args:
+        groups: to be sorted.
+        span: place of the month, week or day among their keys.
+    """
+    sizes: dict[tuple[str, ...], float] = defaultdict(float)
+    for one in groups:
+        sizes[one.keys[:span]] += one.sums["core_s"] or 0.0
+    return sorted(groups, key=lambda one: (-sizes[one.keys[:span]], one.keys))
 
 
 def _has_cost(known: Factors) -> bool:

@@ -89,6 +89,15 @@ def test_the_total_has_no_number_of_jobs_where_a_job_counts_in_several_lines(pat
     assert (total[1] != "-") == counts
 
 
+def test_the_months_of_one_project_are_together_and_in_order(path, capsys):
+    words = ("--archive", path, "--all-users", "--since", "2026-01-01", "--until", "2027-01-01", "--json")
+    _, out, _ = call(capsys, "usage", *words, "--by", "project", "--by", "month")
+    found = [(row["project"], row["month"]) for row in json.loads(out)["groups"]]
+    _, out, _ = call(capsys, "usage", *words, "--by", "project")
+    assert list(dict.fromkeys(one for one, _ in found)) == [row["project"] for row in json.loads(out)["groups"]]
+    assert all(before < after for before, after in zip(found, found[1:]) if before[0] == after[0])
+
+
 def test_filters_and_order_reach_the_archive(path, capsys):
     words = ("--state", "failed", "--state", "timeout", "--sort", "wasted_core_s", "--reverse", "--json")
     _, out, _ = call(capsys, "jobs", "--archive", path, "-a", *words)
