@@ -56,12 +56,16 @@ def join(
 
 
 def unsettled(database: sqlite3.Connection, since: float, until: float) -> list[int]:
-    """Return the numbers of jobs whose last row is of this interval, and whose end is unknown; the latest first."""
+    """Return the numbers of jobs whose last row is of this interval, and whose end is unknown; the latest first.
+
+    Jobs that the batch system last reported as running are among them whenever their last row came: else one that ended
+    during a long outage of the collector would run for ever.
+    """
     rows = database.execute(
         "SELECT DISTINCT j.job AS job, j.last FROM listed AS l JOIN jobs AS j ON j.job = l.job AND j.start = l.start "
-        "WHERE l.start BETWEEN ? AND ? AND l.state IN (?, ?) AND j.is_running = 0 AND j.last BETWEEN ? AND ? "
-        "ORDER BY j.last DESC LIMIT ?",
-        (since - LONGEST_S, until, ENDED, RUNNING, since, until, MOST_UNSETTLED),
+        "WHERE (l.state = ? OR (l.state = ? AND l.start BETWEEN ? AND ? AND j.last >= ?)) AND j.is_running = 0 "
+        "AND j.last <= ? ORDER BY j.last DESC LIMIT ?",
+        (RUNNING, ENDED, since - LONGEST_S, until, since, until, MOST_UNSETTLED),
     )
     return [row["job"] for row in rows]
 

@@ -180,6 +180,18 @@ def test_a_job_that_the_batch_system_forgot_is_no_longer_running(bed):
     assert bed.rows("name") == [(1, NOW - 90, "ended", "sim")]
 
 
+def test_a_job_that_ended_during_an_outage_of_weeks_is_no_longer_running(bed):
+    bed.write(measured(1, NOW - 90, NOW - 10))
+    bed.source.jobs = [record(1, NOW - 91, name="sim")]
+    bed.joiner.turn()
+    assert bed.rows("name") == [(1, NOW - 90, "running", "sim")]
+    bed.source.jobs = [record(1, NOW - 91, NOW + 60)]  # the batch system is not asked for ends of weeks ago
+    bed.now += 20 * 86400
+    bed.restart()
+    bed.joiner.turn()
+    assert bed.rows("name") == [(1, NOW - 90, "ended", "sim")]
+
+
 def test_rows_that_come_after_the_record_join_it_in_the_same_transaction(bed):
     bed.source.jobs = [record(1, NOW - 91, NOW - 90, name="short")]
     bed.joiner.turn()
