@@ -41,7 +41,7 @@ MOST_SAMPLES = 700
 USERS, NODES = 300, 600
 MOST_S = 0.5
 MOST_GIB = 3.0
-ROUNDS = 3
+ROUNDS = 2
 EXTENSIVE = ("s", "B s", "J")  # units of what grows with time
 _NUMBER = re.compile(r"\d+")
 

@@ -25,7 +25,7 @@ FORM = 1  # of the state besides the folds
 WHOLE: HostKey = (0, "", 0)  # its key among the folds
 NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
-EVERY_S = 120, 600  # a running job is written again after a fifth of its age, within these bounds
+EVERY_S = 60, 600  # a running job is written again after a fifth of its age, within these bounds
 
 
 class Received(Protocol):

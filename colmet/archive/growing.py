@@ -64,11 +64,13 @@ def peaks(gauges: Ints, values: Ints) -> Mask:
 
 def gauges_step(table: TableLayout, arrays: Ints, slots: Ints, since: Ints, values: Ints) -> None:
     """Add values of gauges, with the seconds since the row before."""
-    gauges = arrays[slots]
+    at = _place(slots)
+    gauges = arrays[at]
     present = peaks(gauges, values)
     gauges[:, G_HELD] += np.where(present, (values >> table.shifts) * since[:, None], 0)
     gauges[:, G_LAST] = np.where(present, values, gauges[:, G_LAST])
-    arrays[slots] = gauges
+    if at is slots:
+        arrays[slots] = gauges
 
 
 def vote(counted: Ints, steps: Ints) -> None:
@@ -84,7 +86,8 @@ def vote(counted: Ints, steps: Ints) -> None:
 def counters_step(state: FoldState, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
     """Add the growth of counters, where it is possible."""
     head = state.head[slots]
-    counters = state.counters[table.name][slots]
+    at = _place(slots)
+    counters = state.counters[table.name][at]
     last = counters[:, C_LAST]
     present, fresh = values >= 0, last < 0
     grown = values - np.where(fresh, values if table.is_of_node else 0, last)
@@ -104,4 +107,12 @@ def counters_step(state: FoldState, table: TableLayout, slots: Ints, times: Ints
     counters[:, C_LEFT] += present & ~good & (grown > 0)
     counters[:, C_LAST] = np.where(present, values, last)
     counters[:, C_TIME] = np.where(present, times[:, None], counters[:, C_TIME])
-    state.counters[table.name][slots] = counters
+    if at is slots:
+        state.counters[table.name][slots] = counters
+
+
+def _place(slots: Ints) -> Ints | slice:
+    """Return neighbouring slots as a slice: rows of it are changed in place, those of others in a copy."""
+    first = int(slots[0]) if len(slots) else 0
+    is_row = len(slots) > 0 and int(slots[-1]) - first + 1 == len(slots) and bool((np.diff(slots) == 1).all())
+    return slice(first, first + len(slots)) if is_row else slots
