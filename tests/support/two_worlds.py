@@ -135,3 +135,17 @@ def _facts(job, user, start, end, name=None, project=None, queue="short", array=
         **{"exit_code": 0, "reason": "COMPLETED", "requested_cores": 2, "requested_walltime_s": 600, "array": array},
         **{"array_index": index},
     }
+
+
+def on_one_node(folder, with_others):
+    """Return the world in which all that is hers is on the node of bob's jobs, or that without it."""
+    made = world(folder, False)
+    bed, history = made.bed, made.bed.history
+    if with_others:
+        bed.cluster.user = {MINE_RUNNING: "bob", HERS_RUNNING: "alice"}.__getitem__
+        bed.cluster.on["my-node"].append(HERS_RUNNING)
+        job_rows(history, job=HERS, host="my-node", user=b"alice", start=START - 50_000, cores=1.5)
+    bed.go(10, keep=False)
+    on = (MINE, HERS) if with_others else (MINE,)
+    node_rows(history, host="my-node", jobs=on, start=START - 50_000, busy=3.9)
+    return made
