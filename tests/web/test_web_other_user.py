@@ -92,11 +92,12 @@ def targets(path):
     ]
     if path.endswith(".html") and "{job}" in path:
         given = {"start": TIMES[:3], "until": TIMES[1:2]}
+    combinations = list(itertools.product(*required))
     found = []
     for place in places:
-        for fixed in itertools.product(*required) if required else [()]:
+        for fixed in combinations:
             found.append(f"{place}?{urlencode(fixed)}")
-            if is_slow and f"/{TWICE}/" not in place:
+            if (is_slow and f"/{TWICE}/" not in place) or fixed != combinations[0]:
                 continue
             values = [(name, value) for name, some in given.items() for value in some]
             found += [f"{place}?{urlencode([*fixed, one])}" for one in values]
