@@ -348,7 +348,8 @@ def running(request, directory, bed, patterns, controller, *node_options, pause_
         yield site
         tell("\n" + "\n".join(site.report()))
         if request.session.testsfailed > failed_before:
-            tell(f"---- {colmet.node.log}\n{colmet.node.log.read_text()}")
+            for daemon in (*colmet.nodes, colmet.collector):
+                tell(f"---- {daemon.log}\n{daemon.log.read_text()}")
             tell(bed.logs())
 
 
