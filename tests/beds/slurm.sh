@@ -23,8 +23,8 @@ nodes=("$host")
 [[ -z ${ACCOUNTS:-} ]] || nodes=("$host-a" "$host-b")
 
 configure() {
-    local hardware node port=6900 storage=accounting_storage/none select=CR_Core
-    [[ -z ${ACCOUNTS:-} ]] || { storage=accounting_storage/slurmdbd select=CR_Core_Memory; }
+    local hardware node port=6900 storage=accounting_storage/none select=CR_Core limit=
+    [[ -z ${ACCOUNTS:-} ]] || { storage=accounting_storage/slurmdbd select=CR_Core_Memory limit=DefaultTime=10; }
     mkdir -p "$BED"/{state,munge}
     chown munge:munge "$BED/munge"
     hardware=$(slurmd -C | sed -n 's/^NodeName=[^ ]* //p')
@@ -49,7 +49,7 @@ DefMemPerCPU=100
 SchedulerParameters=batch_sched_delay=0
 ReturnToService=2
 KillWait=5
-PartitionName=bed Nodes=$(IFS=, && echo "${nodes[*]}") Default=YES OverSubscribe=FORCE:4
+PartitionName=bed Nodes=$(IFS=, && echo "${nodes[*]}") Default=YES OverSubscribe=FORCE:4 $limit
 END
     for node in "${nodes[@]}"; do
         echo "NodeName=$node NodeHostname=$host NodeAddr=127.0.0.1 Port=$((port++)) $hardware" >>"$BED/slurm.conf"
