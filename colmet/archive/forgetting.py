@@ -42,11 +42,14 @@ def pseudonym() -> str:
     return f"user-{secrets.token_hex(4)}"
 
 
-def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "") -> None:
+def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "") -> bool:
     """Remove jobs of a user; with another name, keep them under that.
 
     Tables of other parts of Colmet with names of users lose, or change, those of this user as well. Removed values are
     overwritten in the file.
+
+    Returns:
+        Whether they are gone from SQLite's log (`-wal`), too: not while another program reads the archive.
 
     Raises:
         ArchiveError: it could not be written; some jobs are left.
@@ -60,9 +63,10 @@ def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "")
                     (_rename if other else _remove)(database, run, other)
         with transaction(database):
             _elsewhere(database, user, other)
-        database.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # former pages are in that file, too
+        (is_busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # it has former pages, too
     except sqlite3.Error as err:
         raise ArchiveError(f"{store.path}: {err}; repeat the command") from err
+    return not is_busy
 
 
 def _parts(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:

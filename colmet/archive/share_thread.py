@@ -62,6 +62,10 @@ class ShareThread:
             self._changed.notify()
         self._thread.join(within_s)
 
+    def has_ended(self) -> bool:
+        """Return whether it has stopped for good."""
+        return self._stop_by is not None and not self._thread.is_alive()
+
     def counters(self) -> dict[str, int]:
         """Return the numbers of summaries that wait and were sent, and of failures."""
         return {

@@ -66,7 +66,7 @@ def _forget(options: argparse.Namespace, store: ArchiveStore, is_written: bool) 
     if left:
         print(
             f"{counted(len(left), 'jobs')} of {user} stay, as the collector still adds to them: repeat this 10 minutes "
-            "after their end"
+            "after their end, or 4 days where their nodes are silent"
         )
     if runs and not options.dry_run:
         _confirm(options, f"{counted(len(runs), 'jobs')} of {user}")
@@ -74,19 +74,19 @@ def _forget(options: argparse.Namespace, store: ArchiveStore, is_written: bool) 
         stays = _remove_rows(options, runs)
         left += [one for one in runs if one.job in stays]
         runs = [one for one in runs if one.job not in stays]
-    if runs:
-        _change(options, store, runs)
+    is_gone = not runs or _change(options, store, runs)
     for copy in sorted(glob.glob(f"{glob.escape(store.path)}.*")):
         if not copy.endswith(("-wal", "-shm")):
             print(f"{copy}: a former archive, which may have jobs of {user}: remove it")
-    return 1 if left else 0
+    return 1 if left or not is_gone else 0
 
 
-def _change(options: argparse.Namespace, store: ArchiveStore, runs: Sequence[Run]) -> None:
-    """Remove or rename jobs in the archive."""
+def _change(options: argparse.Namespace, store: ArchiveStore, runs: Sequence[Run]) -> bool:
+    """Remove or rename jobs in the archive; return whether nothing of the former values is left."""
     other = pseudonym() if options.pseudonym else ""
+    is_gone = True
     if not options.dry_run:
-        forget(store, runs, options.user, other)
+        is_gone = forget(store, runs, options.user, other)
         _audit(options, len(runs))
     how = f"the name of the user (now {other}), of the job, and its dependency" if other else "the whole summary"
     between = f"from {shown(runs[0].start)} to {shown(max([one.last for one in runs]))}"
@@ -97,6 +97,12 @@ def _change(options: argparse.Namespace, store: ArchiveStore, runs: Sequence[Run
             "stored rows of these jobs stay as long as HDF5 files or the database keep them, and rebuild would add the "
             "jobs again; --rows removes those in HDF5 files"
         )
+    if not is_gone:
+        print(
+            f"{store.path}-wal still has the former values, as another program reads the archive: they go when "
+            "colmet-collector is restarted"
+        )
+    return is_gone
 
 
 def _confirm(options: argparse.Namespace, what: str) -> None:

@@ -15,6 +15,7 @@ from contextlib import closing
 from typing import NamedTuple
 
 from colmet.archive.queries import Row
+from colmet.archive.store import transaction
 from colmet.common.errors import ColmetError
 from colmet.common.runtime import files
 from colmet.notices.rules import Reading, reading_of
@@ -132,13 +133,10 @@ class State:
     def _write(self, *statements: tuple[str, Iterable[Sequence[object]]]) -> None:
         """Execute statements, each with all its values, in one transaction."""
         try:
-            self._database.execute("BEGIN")
-            for statement, values in statements:
-                self._database.executemany(statement, values)
-            self._database.execute("COMMIT")
+            with transaction(self._database):
+                for statement, values in statements:
+                    self._database.executemany(statement, values)
         except sqlite3.Error as err:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
             raise self._failure(err) from err
 
     # -- jobs --

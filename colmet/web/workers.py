@@ -80,7 +80,7 @@ class Workers:
         try:
             return await asyncio.wait_for(asyncio.wrap_future(future), self._late_s)
         except asyncio.TimeoutError as err:
-            raise Busy("the answer takes too long; retry later, or ask for less") from err
+            raise Busy("no answer in time; retry later, or ask for less") from err
 
     def _serve(self) -> None:
         while True:

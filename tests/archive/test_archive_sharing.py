@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from colmet.archive import forgetting
 from colmet.archive.documents import HOSTS, JOBS, STATE
 from colmet.archive.elastic import ElasticArchive
 from colmet.archive.indices import Indices
@@ -479,3 +480,18 @@ def test_keys_of_an_outbox_are_in_the_order_of_their_changes(collectors):
     for job in (3, 1, 2, 1):
         a.write(host(job, "n1", YEAR_START))
     assert [one.job for one in Outbox(a.store.database).next(10)] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("other", ["", "user-1234"])
+def test_a_user_who_is_forgotten_is_forgotten_in_the_shared_archive_too(database, collectors, other):
+    a, b = collectors("a"), collectors("b")
+    for collector, node in ((a, "n1"), (b, "n2")):
+        collector.write(host(1, node, YEAR_START, user="ann"), host(2, node, YEAR_START, user="bob"))
+        collector.push()
+    for collector in (a, b):
+        forgetting.forget(collector.store, forgetting.runs_of_user(collector.store, "ann"), "ann", other)
+        collector.push()
+    jobs, hosts = found(database)
+    assert {row["user"] for row in (*jobs.values(), *hosts.values())} == {"bob", *([other] if other else [])}
+    assert len(jobs) == (2 if other else 1) and len(hosts) == 2 * len(jobs)
+    assert "ann" not in str([database.sources(name) for name in (JOBS, HOSTS, STATE)])

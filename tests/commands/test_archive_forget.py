@@ -236,3 +236,14 @@ def test_an_unknown_user_and_a_hostile_name_change_nothing(site, capsys):
     assert status == 0
     assert "\x1b" not in out
     assert content(site.archive) == before
+
+
+def test_values_that_a_reader_keeps_in_the_log_are_reported(site, capsys, monkeypatch):
+    monkeypatch.setattr("colmet.archive.store.BUSY_S", 0.05)
+    user = sorted({row["user"] for row in content(site.archive).values() if row["user"]})[0]
+    with closing(sqlite3.connect(site.archive)) as reader:
+        reader.execute("BEGIN")
+        reader.execute("SELECT * FROM jobs").fetchone()
+        status, out, _ = site.call(capsys, "--user", user, "--yes")
+        assert status == 1 and "-wal still has the former values" in out
+    assert not jobs_of(site, user) and len(site.logged) == 1

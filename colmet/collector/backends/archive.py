@@ -195,7 +195,11 @@ class ArchiveOutput(OutputBackend):
         self._store, self._archiver = store, archiver
         if self._joiner is not None:
             self._joiner.start()
-        if self._indices is not None:
+        self._share()
+
+    def _share(self) -> None:
+        """Start the thread that shares, unless the former one still waits for an answer to its last request."""
+        if self._indices is not None and (self._sharing is None or self._sharing.has_ended()):
             self._sharing = ShareThread(self.path, self._indices)
 
     def _opened(self) -> ArchiveStore:
@@ -257,6 +261,7 @@ class ArchiveOutput(OutputBackend):
         archiver.saved(changes)
         self._expire(store)
         self._state.save(archiver.until, keep_from=archiver.position)
+        self._share()
         if self._sharing is not None and (changes.hosts or changes.jobs):
             self._sharing.wake()
 
@@ -307,7 +312,6 @@ class ArchiveOutput(OutputBackend):
         """Close the file; before, send to the database for so many seconds."""
         if self._sharing is not None:
             self._sharing.stop(share_s)
-            self._sharing = None
         store, self._store, self._archiver = self._store, None, None
         if store is not None:
             store.close()
