@@ -240,7 +240,7 @@ def test_an_unknown_user_and_a_hostile_name_change_nothing(site, capsys):
 
 def test_values_that_a_reader_keeps_in_the_log_are_reported(site, capsys, monkeypatch):
     monkeypatch.setattr("colmet.archive.store.BUSY_S", 0.05)
-    user = sorted({row["user"] for row in content(site.archive).values() if row["user"]})[0]
+    user = min({row["user"] for row in content(site.archive).values() if row["user"]})
     with closing(sqlite3.connect(site.archive)) as reader:
         reader.execute("BEGIN")
         reader.execute("SELECT * FROM jobs").fetchone()
