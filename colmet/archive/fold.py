@@ -7,15 +7,15 @@ a table. All sums are of whole numbers, so a result does not depend on the divis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from colmet.archive import footprint, layout
 from colmet.archive.growing import counters_step, gauges_step, peaks, vote, with_busy
 from colmet.archive.layout import JOB_TABLES, LAYOUTS, START_COLUMN, Ints, Part, Reader, SentTable, TableLayout, join
-from colmet.archive.nodes import MOST_HOSTS, NODE_READS, Nodes
+from colmet.archive.nodes import NODE_READS, Nodes
+from colmet.archive.slot_index import SlotIndex
 from colmet.archive.state import (
     BEGAN,
     C_COUNT,
@@ -49,7 +49,6 @@ KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that a
 KEPT_SILENT_S = 4 * DAY_S  # and of a silent node, by the time of reception: its agent may be away over a weekend
 MOST_READERS = 1000
 FEW_ROWS = 64  # looked up one by one
-LARGEST_JOB = (1 << 62) // MOST_HOSTS
 _NEVER = (-1,)  # no list of jobs
 
 _CPU = [(s.table, LAYOUTS[s.table].counters.index(s.column), round(s.factor * 1e9)) for s in CPU_USED.sources]
@@ -63,40 +62,6 @@ def columns_read() -> dict[str, tuple[str, ...]]:
     found[TASKS_TABLE] += (START_COLUMN,)
     found[CGROUP_TABLE] += ("user",)
     return {**found, **NODE_READS, ZONES: ("name", *NODE_READS[ZONES])}
-
-
-class _Index(NamedTuple):
-    """The slots of all present runs, for looking up many at a time."""
-
-    keys: Ints  # job and host, sorted
-    slots: Ints
-
-    @classmethod
-    def of(cls, open_on: Mapping[int, Mapping[int, int]]) -> _Index:
-        """Return the index of host -> job -> slot; of jobs with larger numbers than it serves it has none."""
-        found = [
-            (job * MOST_HOSTS + host, slot)
-            for host, there in open_on.items()
-            for job, slot in there.items()
-            if job < LARGEST_JOB
-        ]
-        rows = np.array(found, np.int64).reshape(-1, 2)
-        rows = rows[np.argsort(rows[:, 0])]
-        return cls(rows[:, 0].copy(), rows[:, 1].copy())
-
-    @staticmethod
-    def serves(jobs: Ints) -> bool:
-        """Return whether the numbers of all jobs are small enough."""
-        return bool(jobs.max() < LARGEST_JOB)
-
-    def slots_of(self, hosts: Ints, jobs: Ints) -> Ints:
-        """Return the slot of each job and host, -1 for none."""
-        wanted = jobs * MOST_HOSTS + hosts
-        at = np.searchsorted(self.keys, wanted)
-        at[at == len(self.keys)] = 0
-        if not len(self.keys):
-            return np.full(len(wanted), -1, np.int64)
-        return np.where((self.keys[at] == wanted) & (jobs >= 0), self.slots[at], -1)
 
 
 class Fold:
@@ -118,7 +83,7 @@ class Fold:
         self._readers: dict[int, tuple[object, Reader | None]] = {}
         self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
         self._changed: set[int] = set()  # hosts with other slots since then
-        self._index: _Index | None = None  # of `open_on`; None after a change
+        self._index: SlotIndex | None = None  # of `open_on`; None after a change
 
     # -- rows --
 
@@ -210,7 +175,7 @@ class Fold:
     def _lookup(self, part: Part) -> Ints:
         """Return the slot of each row, -1 for none."""
         if len(part.jobs) >= FEW_ROWS and self._index is None:
-            self._index = _Index.of(self.open_on)
+            self._index = SlotIndex.of(self.open_on)
         if len(part.jobs) >= FEW_ROWS and self._index is not None and self._index.serves(part.jobs):
             return self._index.slots_of(part.hosts, part.jobs)
         open_on, nothing = self.open_on, {}  # type: ignore[var-annotated]
