@@ -7,7 +7,7 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from colmet.archive.elastic import ElasticArchive
@@ -38,19 +38,18 @@ def add_place(parser: cli.Options) -> None:
     parser.add_argument(
         "--archive",
         metavar="PATH",
-        help="the file of a job archive (default: the archive of the collector's configuration, shared in its database "
-        "or in its file)",
+        help="file of a job archive; default: the archive of the collector's configuration, shared in its database or "
+        "in its file",
     )
 
 
-def add_filter(parser: cli.Options) -> None:
-    """Declare the options that select jobs, except for the interval and the user."""
-    several = "; repeatable"
-    parser.add_argument("--project", metavar="NAME", action="append", default=[], help=f"jobs of this project{several}")
-    parser.add_argument("--queue", metavar="NAME", action="append", default=[], help=f"jobs of this queue{several}")
-    parser.add_argument("--state", metavar="STATE", action="append", default=[], help=f"jobs in this state{several}")
-    parser.add_argument("--host", metavar="HOST", action="append", default=[], help=f"jobs on this host{several}")
-    parser.add_argument("--name", metavar="TEXT", default="", help="jobs with this text in their name")
+def add_filter(parser: cli.Options, help_of: Callable[[str], str] = str) -> None:
+    """Declare the options that select jobs, except for the interval and the user; `help_of`: Rare, or str."""
+    for name, where in (("project", "of"), ("queue", "of"), ("state", "in"), ("host", "on")):
+        text = help_of(f"jobs {where} this {name}; repeatable")
+        metavar = "NAME" if where == "of" else name.upper()
+        parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=text)
+    parser.add_argument("--name", metavar="TEXT", default="", help=help_of("jobs with this text in their name"))
     parser.add_argument("--array", metavar="ID", default="", help="jobs of this array")
 
 

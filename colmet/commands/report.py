@@ -1,7 +1,7 @@
 """Report a job's efficiency: its use of the allocation, its time by state, why it ended, and advice.
 
-The figures come from the stored rows, and from the job archive where these are gone. Several jobs, such as an array,
-are a table with sums, spread and unusual jobs, from the archive.
+The figures come from the stored rows, and from the job archive where these are gone. Several jobs are a table, from the
+archive.
 """
 
 from __future__ import annotations
@@ -43,8 +43,7 @@ examples:
   colmet report 4242
   colmet report -j 4242 --since yesterday --html job-4242.html
   colmet report 4242 --hdf5 /var/lib/colmet/cluster --json
-  colmet report 17_3
-  colmet report 12 13 14
+  colmet report 17_3 18 19
   colmet report --array 17 --html array-17.html
   colmet report --since 1w --state failed
 
@@ -63,11 +62,13 @@ exit status:
         "--start",
         metavar="TIME",
         type=moment,
-        help="of several jobs with this number, the one that started then, or last before (default: the latest)",
+        help=cli.Rare(
+            "of several jobs with this number, the one that started then, or last before (default: the latest)"
+        ),
     )
     selection.add_interval(parser)
     parser.add_argument(
-        "-v", "--verbose", action="store_true", help="add the conditions of the advice, and hints for administrators"
+        "-v", "--verbose", action="store_true", help="add the conditions of the advice; and hints for administrators"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")

@@ -40,13 +40,13 @@ MOST_SHOWN = 500  # rows of the table; sums, spread and unusual jobs are of all
 def add_options(group: cli.Options) -> None:
     """Declare the options that select several jobs."""
     archives.add_users(group)
-    archives.add_filter(group)
+    archives.add_filter(group, cli.Rare)
     group.add_argument(
         "--limit",
         metavar="N",
         type=cli.whole_number(1, MAX_ROWS),
         default=MAX_ROWS,
-        help=f"at most N jobs, the latest (default: {MAX_ROWS:,})",
+        help=cli.Rare(f"at most N jobs, the latest (default: {MAX_ROWS:,})"),
     )
 
 
