@@ -17,6 +17,8 @@ from colmet.collector.backends.hdf5.library import tables
 from colmet.commands import colmet
 from tests.support.archive_fleet import cluster, collected, content
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):

@@ -22,6 +22,8 @@ from colmet.stored import by_time
 from tests.support.archive_fleet import cluster, collected, content
 from tests.support.archives import Archive, records_of
 
+pytestmark = pytest.mark.slow
+
 
 def call(capsys, *words):
     status = colmet.main(["archive", *map(str, words)])

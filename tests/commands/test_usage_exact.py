@@ -12,6 +12,8 @@ import pytest
 from colmet.commands import colmet
 from tests.support.archive_fleet import cluster, collected
 
+pytestmark = pytest.mark.slow
+
 tables = pytest.importorskip("tables")
 
 MONTH_S = 1_793_491_200  # 2026-11-01T00:00:00Z
