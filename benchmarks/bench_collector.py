@@ -281,8 +281,8 @@ class ArchiveChain(Chain):
         super().close()
 
 
-def job_messages(nodes: int, second: int) -> list[bytes]:
-    """What nodes with two jobs each send in a second: jobs of four nodes, with growing counters."""
+def job_messages(nodes: int, second: int, seq: int) -> list[bytes]:
+    """What nodes with two jobs each send in a second: jobs of four nodes, with growing counters; the seq-th batch."""
     now = TIME_NS + second * 10**9
     messages = []
     for n in range(nodes):
@@ -302,7 +302,7 @@ def job_messages(nodes: int, second: int) -> list[bytes]:
                     rows[name] = value
             rows["job_id"] = jobs if schema.scope == "job" else 0
             packed.append(Table(schema, now, rows.tobytes()))
-        messages.append(v1.encode(Batch(f"node-{n}.example.org", 1, second, now, jobs, tuple(packed))))
+        messages.append(v1.encode(Batch(f"node-{n}.example.org", 1, seq, now, jobs, tuple(packed))))
     return messages
 
 
@@ -312,7 +312,7 @@ def run_archive(nodes: int = 2000, period: int = 5, seconds: int = 300) -> list[
         chain = ArchiveChain(Path(name))
         for second in range(period, seconds + 1, period):
             chain._now_s += period - 1  # nothing arrives between
-            chain.second(job_messages(nodes, second))
+            chain.second(job_messages(nodes, second, second // period))
         used, of_archive = chain.used_s + chain.archive_s, chain.archive_s
         chain.close()
     what = f"{nodes} nodes at {period} s for {seconds} s"
