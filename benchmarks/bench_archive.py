@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -286,21 +287,19 @@ def questions(path: str, verbose: bool = False) -> list[Figure]:
     }
     with LocalArchive(path) as archive:
         for name, where in FILTERS.items():
-            found["filters"][name] = seconds(lambda where=where: archive.jobs(where))  # type: ignore[misc]
+            found["filters"][name] = seconds(partial(archive.jobs, where))
         for sort in SORTS:
             for down in (True, False):
                 key = f"{sort}, {'largest' if down else 'smallest'} first"
-                found["orders"][key] = seconds(lambda s=sort, d=down: archive.jobs(JobFilter(), sort=s, descending=d))  # type: ignore[misc]
+                found["orders"][key] = seconds(partial(archive.jobs, JobFilter(), sort=sort, descending=down))
         for name, where in FILTERS.items():
             for sort in ("wasted_core_s", "user", "cpu_ratio"):
-                found["orders of a filter"][f"{name}, by {sort}"] = seconds(
-                    lambda w=where, s=sort: archive.jobs(w, sort=s)  # type: ignore[misc]
-                )
+                found["orders of a filter"][f"{name}, by {sort}"] = seconds(partial(archive.jobs, where, sort=sort))
         for offset in (10_000, 500_000, 999_900):
-            found["pages"][f"from {offset}"] = seconds(lambda o=offset: archive.jobs(JobFilter(), offset=o))  # type: ignore[misc]
+            found["pages"][f"from {offset}"] = seconds(partial(archive.jobs, JobFilter(), offset=offset))
         month = JobFilter(since=MONTH[0], until=MONTH[1])
         for by in (["user"], ["project"], ["queue"], ["user", "day"], ["host"]):
-            found["usage"][f"of a month by {' and '.join(by)}"] = seconds(lambda b=by: archive.usage(month, b))  # type: ignore[misc]
+            found["usage"][f"of a month by {' and '.join(by)}"] = seconds(partial(archive.usage, month, by))
     figures: list[Figure] = []
     for kind, times in found.items():
         ranked = sorted(times.items(), key=lambda one: -one[1])
@@ -317,14 +316,14 @@ def over_http(path: str) -> list[Figure]:
     from tests.support.web_users import got, make
 
     options = argparse.Namespace(archive=path, hdf5_filepath="")
-    app = make(MadeUpFacts(4, 4), stored=Stored(archive=archive_opener(options)))  # type: ignore[no-untyped-call]
+    app = make(MadeUpFacts(4, 4), stored=Stored(archive=archive_opener(options)))  # type: ignore[no-untyped-call]  # tests have no types
     month = f"since={MONTH[0]}&until={MONTH[1]}"
     figures = []
     for what in (
         *("archive/jobs?limit=100", "archive/jobs?sort=wasted_core_s", "archive/jobs?rule=cpu-low&sort=cpu_ratio"),
         *(f"archive/jobs?{month}", f"archive/jobs?host=node77&{month}", f"usage?by=user&{month}"),
     ):
-        value = seconds(lambda what=what: got(app, f"/api/v1/{what}"))  # type: ignore[misc, no-untyped-call]
+        value = seconds(partial(got, app, f"/api/v1/{what}"))
         figures.append((f"over HTTP: {what}", value, "s", f"<= {MOST_S}"))
     return figures
 

@@ -307,7 +307,7 @@ def job_messages(nodes: int, second: int, seq: int) -> list[bytes]:
 
 
 def run_archive(nodes: int = 2000, period: int = 5, seconds: int = 300) -> list[Figure]:
-    """Figures of the archive's part of the CPU time: jobs begin, and run for so many seconds."""
+    """Figures of the archive's part of the CPU time: jobs begin, and run for `seconds`."""
     with tempfile.TemporaryDirectory() as name:
         chain = ArchiveChain(Path(name))
         for second in range(period, seconds + 1, period):

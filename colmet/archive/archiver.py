@@ -10,7 +10,7 @@ from typing import Protocol
 
 import numpy as np
 
-from colmet.archive.columns import Summary, Value
+from colmet.archive.columns import Summary, Value, whole_of
 from colmet.archive.fold import Fold
 from colmet.archive.ordering import Arrival, Ordering
 from colmet.archive.state import HOST, JOB, LAST, START, WRITTEN
@@ -175,15 +175,15 @@ class Archiver:
         """Return the summaries of the jobs of some hosts, and the jobs whose start has changed."""
         changed: dict[int, dict[tuple[object, object], Mapping[str, Value]]] = {}
         for one in hosts:
-            changed.setdefault(int(one["job"]), {})[one["host"], one["start"]] = one  # type: ignore[arg-type]
+            changed.setdefault(whole_of(one["job"]), {})[one["host"], one["start"]] = one
         jobs: list[Summary] = []
         moves: list[tuple[int, int, int]] = []
         for job, fresh in changed.items():
             has_others = any(key not in fresh for key in self._store.keys_of(job))
             others = self._store.hosts_of(job) if has_others else []
             others = [one for one in others if (one["host"], one["start"]) not in fresh]
-            runs = runs_of([*fresh.values(), *others])  # type: ignore[list-item]
-            starts = {min([int(one["start"]) for one in run]) for run in runs}  # type: ignore[arg-type]
+            runs = runs_of([*fresh.values(), *others])
+            starts = {min([whole_of(one["start"]) for one in run]) for run in runs}
             before = self._store.starts_of(job)
             for run in runs:
                 keys = {(one["host"], one["start"]) for one in run}
@@ -191,7 +191,8 @@ class Archiver:
                     summary = job_summary(run)
                     jobs.append(summary)
                     own = {one["start"] for one in run}
-                    moves += [(job, old, int(summary["start"])) for old in before if old in own and old not in starts]  # type: ignore[arg-type]
+                    start = whole_of(summary["start"])
+                    moves += [(job, old, start) for old in before if old in own and old not in starts]
         return jobs, moves
 
     # -- the state of a restart --

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from colmet.archive.columns import ENDED, INTEGER, RUNNING, TEXT, Summary
-from colmet.archive.matching import NAMES, Known, Plan, columns_of, plan
+from colmet.archive.matching import NAMES, JoinPlan, Known, columns_of, plan
 from colmet.batch.records import JobRecord
 
 # One row for each batch system: until when its ended jobs are in the archive.
@@ -70,7 +70,7 @@ def unsettled(database: sqlite3.Connection, since: float, until: float) -> list[
     return [row["job"] for row in rows]
 
 
-def settle(database: sqlite3.Connection, job: int, records: Iterable[Known] = ()) -> Plan:
+def settle(database: sqlite3.Connection, job: int, records: Iterable[Known] = ()) -> JoinPlan:
     """Join records to the summaries of one job number, within a transaction; return what has changed."""
     rows: list[Summary] = [dict(row) for row in database.execute(_READ, (job,))]
     change = plan(rows, records)

@@ -40,7 +40,12 @@ STATES: Mapping[str, str] = {
 }
 
 
-class Column(NamedTuple):
+def whole_of(value: object) -> int:
+    """Return a number of a summary as a whole number; 0 for a missing value or a text."""
+    return int(value) if isinstance(value, (int, float)) else 0
+
+
+class JobColumn(NamedTuple):
     """A column of the archive."""
 
     name: str
@@ -52,48 +57,48 @@ class Column(NamedTuple):
     measures: tuple[Measure, ...] = ()  # the first one with values counts
 
 
-def _grown(name: str, measure: Measure, text: str = "", unit: str = "", hosts: str = SUM) -> Column:
+def _grown(name: str, measure: Measure, text: str = "", unit: str = "", hosts: str = SUM) -> JobColumn:
     kind = REAL if unit == "s" else INTEGER
-    return Column(name, kind, unit, text or measure.help, hosts, GROWN, (measure,))
+    return JobColumn(name, kind, unit, text or measure.help, hosts, GROWN, (measure,))
 
 
-def _most(name: str, text: str, *of: Measure, unit: str = "", hosts: str = SUM) -> Column:
-    return Column(name, INTEGER, unit, text, hosts, MOST, of)
+def _most(name: str, text: str, *of: Measure, unit: str = "", hosts: str = SUM) -> JobColumn:
+    return JobColumn(name, INTEGER, unit, text, hosts, MOST, of)
 
 
-def _held(name: str, text: str, measure: Measure, unit: str) -> Column:
-    return Column(name, REAL, unit, text, SUM, HELD, (measure,))
+def _held(name: str, text: str, measure: Measure, unit: str) -> JobColumn:
+    return JobColumn(name, REAL, unit, text, SUM, HELD, (measure,))
 
 
-def _of_node(name: str, measure: Measure, unit: str = "B") -> Column:
+def _of_node(name: str, measure: Measure, unit: str = "B") -> JobColumn:
     text = f"{measure.help.rstrip('.')} on its nodes while it ran, other jobs included."
-    return Column(name, INTEGER, unit, text, SUM, OF_NODE, (measure,))
+    return JobColumn(name, INTEGER, unit, text, SUM, OF_NODE, (measure,))
 
 
 # The key of a job's summary is `job` and `start`; that of a host's summary `job`, `host` and `start`.
-JOB = Column("job", INTEGER, "", "Number of the job.", FIRST)
-HOST = Column("host", TEXT, "", "Name of the host.")
-START = Column("start", INTEGER, "date", "Start of the first task; if unknown, the first row.", MIN)
+JOB = JobColumn("job", INTEGER, "", "Number of the job.", FIRST)
+HOST = JobColumn("host", TEXT, "", "Name of the host.")
+START = JobColumn("start", INTEGER, "date", "Start of the first task; if unknown, the first row.", MIN)
 
 MEASURED = (
-    Column("last", INTEGER, "date", "Time of the last row.", MAX),
-    Column("is_running", INTEGER, "", "1 while rows are expected, else 0.", MAX),
-    Column("user", TEXT, "", "User of the job, from its cgroup; missing if hosts differ.", SAME),
-    Column("hosts", INTEGER, "", "Number of hosts with rows of the job.", SUM),
-    Column("wall_s", REAL, "s", "Time from the start to the last row."),
-    Column("host_s", REAL, "s", "Wall time, summed over hosts.", SUM),
-    Column("samples", INTEGER, "", "Samples of the job, on the host with most.", MAX),
-    Column("rows", INTEGER, "", "Samples of the job, on all hosts.", SUM),
-    Column("missing", INTEGER, "", "Samples that should be between the first and the last one, and are not.", SUM),
+    JobColumn("last", INTEGER, "date", "Time of the last row.", MAX),
+    JobColumn("is_running", INTEGER, "", "1 while rows are expected, else 0.", MAX),
+    JobColumn("user", TEXT, "", "User of the job, from its cgroup; missing if hosts differ.", SAME),
+    JobColumn("hosts", INTEGER, "", "Number of hosts with rows of the job.", SUM),
+    JobColumn("wall_s", REAL, "s", "Time from the start to the last row."),
+    JobColumn("host_s", REAL, "s", "Wall time, summed over hosts.", SUM),
+    JobColumn("samples", INTEGER, "", "Samples of the job, on the host with most.", MAX),
+    JobColumn("rows", INTEGER, "", "Samples of the job, on all hosts.", SUM),
+    JobColumn("missing", INTEGER, "", "Samples that should be between the first and the last one, and are not.", SUM),
     # CPU
-    Column("cpus", REAL, "", "CPUs that the job may run on, the mean over time.", ALL, MEAN, (measures.CPUS,)),
-    Column("core_s", REAL, "s", "Allocated CPU time: wall time times CPUs.", ALL),
+    JobColumn("cpus", REAL, "", "CPUs that the job may run on, the mean over time.", ALL, MEAN, (measures.CPUS,)),
+    JobColumn("core_s", REAL, "s", "Allocated CPU time: wall time times CPUs.", ALL),
     _grown("cpu_s", measures.CPU_USED, unit="s"),
-    Column("cpu_ratio", REAL, "share", "CPU time used of the allocated."),
-    Column("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."),
+    JobColumn("cpu_ratio", REAL, "share", "CPU time used of the allocated."),
+    JobColumn("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."),
     _grown("user_s", measures.CPU_USER, unit="s"),
     _grown("system_s", measures.CPU_SYSTEM, unit="s"),
-    Column(
+    JobColumn(
         *("unattributed_s", REAL, "s", measures.CPU_UNATTRIBUTED.help, SUM, LAST),
         (measures.CPU_UNATTRIBUTED,),
     ),
@@ -112,10 +117,10 @@ MEASURED = (
         *(measures.MEMORY_PEAK, measures.MEMORY),
         unit="B",
     ),
-    Column("memory_peak_host", INTEGER, "B", "The same, on the host with most.", MAX),
+    JobColumn("memory_peak_host", INTEGER, "B", "The same, on the host with most.", MAX),
     _most("memory_anon_peak", "The largest sample without page cache.", measures.MEMORY_ANON, unit="B"),
-    Column("memory_limit", INTEGER, "B", measures.MEMORY_LIMIT.help, ALL, LAST, (measures.MEMORY_LIMIT,)),
-    Column("memory_ratio", REAL, "share", "Memory peak of the limit, on the host nearest to its limit.", MAX),
+    JobColumn("memory_limit", INTEGER, "B", measures.MEMORY_LIMIT.help, ALL, LAST, (measures.MEMORY_LIMIT,)),
+    JobColumn("memory_ratio", REAL, "share", "Memory peak of the limit, on the host nearest to its limit.", MAX),
     _held("memory_byte_s", "Memory used times duration.", measures.MEMORY, "B s"),
     _most("swap_peak", "The most memory in swap.", measures.MEMORY_SWAP, unit="B", hosts=MAX),
     _grown("memory_limit_hits", measures.MEMORY_LIMIT_HITS),
@@ -142,47 +147,47 @@ MEASURED = (
     # GPUs
     _most("gpus", "The most GPUs held at one time.", measures.JOB_GPU_COUNT),
     _held("gpu_s", "GPUs held times duration.", measures.JOB_GPU_COUNT, "s"),
-    Column("gpu_busy_s", REAL, "s", "The same, times their use.", SUM),
+    JobColumn("gpu_busy_s", REAL, "s", "The same, times their use.", SUM),
     _held("gpu_idle_s", "GPUs held without a process of the job, times duration.", measures.JOB_GPU_IDLE, "s"),
     _most("gpu_memory_peak", "The most memory used on its GPUs.", measures.JOB_GPU_MEMORY, unit="B"),
     _most("gpu_memory", "Memory of its GPUs.", measures.JOB_GPU_MEMORY_TOTAL, unit="B"),
     _held("gpu_joules", "Energy of its GPUs, from their power.", measures.JOB_GPU_POWER, "J"),
     # energy of the nodes
-    Column("joules", REAL, "J", "Its share of its nodes' energy, by CPU time.", SUM),
-    Column("node_joules", REAL, "J", "Energy of its nodes while it ran.", SUM),
-    Column("energy_s", REAL, "s", "The part of its wall time on all hosts with known energy.", SUM),
-    Column("energy_source", TEXT, "", "rapl (processors and memory), ipmi (whole nodes), or both."),
+    JobColumn("joules", REAL, "J", "Its share of its nodes' energy, by CPU time.", SUM),
+    JobColumn("node_joules", REAL, "J", "Energy of its nodes while it ran.", SUM),
+    JobColumn("energy_s", REAL, "s", "The part of its wall time on all hosts with known energy.", SUM),
+    JobColumn("energy_source", TEXT, "", "rapl (processors and memory), ipmi (whole nodes), or both."),
 )
 
 # Of the whole job only, from the batch system.
 BATCH = (
-    Column("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
-    Column("system", TEXT, "", "Batch system: oar, slurm or gridengine."),
-    Column("batch_id", TEXT, "", "Id of the job as the batch system's commands print it."),
-    Column("owner", TEXT, "", "User of the job by the batch system; the cgroup's without one."),
-    Column("name", TEXT, "", "Name of the job."),
-    Column("project", TEXT, "", "Project or account."),
-    Column("queue", TEXT, "", "Queue or partition."),
-    Column("submitted", INTEGER, "date", "Submission."),
-    Column("started", INTEGER, "date", "Start by the batch system."),
-    Column("ended", INTEGER, "date", "End by the batch system."),
-    Column("exit_code", INTEGER, "", "Exit code of the job's script."),
-    Column("exit_signal", INTEGER, "", "Signal that ended it."),
-    Column("reason", TEXT, "", "The batch system's own word for its end."),
-    Column("requested_cores", INTEGER, "", "Requested cores."),
-    Column("requested_memory", INTEGER, "B", "Requested memory, on all hosts."),
-    Column("requested_gpus", INTEGER, "", "Requested GPUs."),
-    Column("requested_walltime_s", INTEGER, "s", "Requested walltime."),
-    Column("array", TEXT, "", "Id of the array that it belongs to."),
-    Column("array_index", INTEGER, "", "Its place in the array."),
-    Column("dependency", TEXT, "", "Jobs that it waits for, in the batch system's words."),
-    Column("batch_hosts", TEXT, "", "Its hosts by the batch system, separated by commas."),
+    JobColumn("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
+    JobColumn("system", TEXT, "", "Batch system: oar, slurm or gridengine."),
+    JobColumn("batch_id", TEXT, "", "Id of the job as the batch system's commands print it."),
+    JobColumn("owner", TEXT, "", "User of the job by the batch system; the cgroup's without one."),
+    JobColumn("name", TEXT, "", "Name of the job."),
+    JobColumn("project", TEXT, "", "Project or account."),
+    JobColumn("queue", TEXT, "", "Queue or partition."),
+    JobColumn("submitted", INTEGER, "date", "Submission."),
+    JobColumn("started", INTEGER, "date", "Start by the batch system."),
+    JobColumn("ended", INTEGER, "date", "End by the batch system."),
+    JobColumn("exit_code", INTEGER, "", "Exit code of the job's script."),
+    JobColumn("exit_signal", INTEGER, "", "Signal that ended it."),
+    JobColumn("reason", TEXT, "", "The batch system's own word for its end."),
+    JobColumn("requested_cores", INTEGER, "", "Requested cores."),
+    JobColumn("requested_memory", INTEGER, "B", "Requested memory, on all hosts."),
+    JobColumn("requested_gpus", INTEGER, "", "Requested GPUs."),
+    JobColumn("requested_walltime_s", INTEGER, "s", "Requested walltime."),
+    JobColumn("array", TEXT, "", "Id of the array that it belongs to."),
+    JobColumn("array_index", INTEGER, "", "Its place in the array."),
+    JobColumn("dependency", TEXT, "", "Jobs that it waits for, in the batch system's words."),
+    JobColumn("batch_hosts", TEXT, "", "Its hosts by the batch system, separated by commas."),
 )
 
 # Large values, in a table of their own; of the whole job and of each host.
-ADVICE = Column("advice", TEXT, "", "Rules that apply, with the text: a JSON list of objects with rule and text.")
-RULES = Column("rules", TEXT, "", "Names of the rules of advice that apply, separated by spaces.")  # of whole jobs
-FOOTPRINT = Column("footprint", BLOB, "", "Short curves of CPU, memory and GPU: colmet/archive/footprint.py.")
+ADVICE = JobColumn("advice", TEXT, "", "Rules that apply, with the text: a JSON list of objects with rule and text.")
+RULES = JobColumn("rules", TEXT, "", "Names of the rules of advice that apply, separated by spaces.")  # of whole jobs
+FOOTPRINT = JobColumn("footprint", BLOB, "", "Short curves of CPU, memory and GPU: colmet/archive/footprint.py.")
 LARGE = (ADVICE, FOOTPRINT)
 
 JOB_COLUMNS = {column.name: column for column in (JOB, START, *MEASURED, RULES, *BATCH, *LARGE)}
@@ -192,7 +197,7 @@ HOST_COLUMNS = {column.name: column for column in (JOB, HOST, START, *MEASURED, 
 _TYPES: dict[str, tuple[type, ...]] = {INTEGER: (int,), REAL: (int, float), TEXT: (str,), BLOB: (bytes,)}
 
 
-def fitting(column: Column, value: Value) -> Value:
+def fitting(column: JobColumn, value: Value) -> Value:
     """Return a value read from a file; None for one of another kind, as SQLite keeps any kind in a column."""
     if not isinstance(value, _TYPES[column.kind]) or (isinstance(value, float) and not math.isfinite(value)):
         return None

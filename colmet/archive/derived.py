@@ -21,14 +21,14 @@ from colmet.archive.columns import (
     RUNNING,
     START,
     TEXT,
-    Column,
+    JobColumn,
 )
 
 
 class Derived(NamedTuple):
     """A value computed from columns of table `jobs`."""
 
-    column: Column
+    column: JobColumn
     sql: str  # over columns of `jobs`; NULL if one that it needs is missing
 
 
@@ -37,48 +37,52 @@ _ENERGY = """CASE WHEN joules IS NULL THEN gpu_joules WHEN energy_source = 'rapl
     ELSE joules END"""
 
 DERIVED = (
-    Derived(Column("user", TEXT, "", "User of the job."), 'coalesce(owner, "user")'),
+    Derived(JobColumn("user", TEXT, "", "User of the job."), 'coalesce(owner, "user")'),
     Derived(
-        Column("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
+        JobColumn("state", TEXT, "", "running; done, failed, ... by the batch system; ended if it has not said how."),
         # OAR and Grid Engine have no word for it; Slurm has
         f"CASE WHEN state = '{FAILED}' AND system <> 'slurm' AND oom_kills > 0 THEN '{OUT_OF_MEMORY}' "
         f"ELSE coalesce(state, CASE WHEN is_running THEN '{RUNNING}' ELSE '{ENDED}' END) END",
     ),
-    Derived(Column("end", INTEGER, "date", "Last row; of a running job, until now."), "coalesce(last, ended, start)"),
     Derived(
-        Column(
+        JobColumn("end", INTEGER, "date", "Last row; of a running job, until now."), "coalesce(last, ended, start)"
+    ),
+    Derived(
+        JobColumn(
             "wall_s", REAL, "s", "Time from the start to the last row; without rows, to the end by the batch system."
         ),
         "coalesce(wall_s, 1.0 * (ended - started))",
     ),
-    Derived(Column("waited_s", INTEGER, "s", "Time from the submission to the start."), "started - submitted"),
+    Derived(JobColumn("waited_s", INTEGER, "s", "Time from the submission to the start."), "started - submitted"),
     Derived(
-        Column("walltime_ratio", REAL, "share", "Wall time of the requested walltime."),
+        JobColumn("walltime_ratio", REAL, "share", "Wall time of the requested walltime."),
         "coalesce(ended - started, wall_s) / (1.0 * nullif(requested_walltime_s, 0))",
     ),
     Derived(
-        Column(
+        JobColumn(
             "memory_used_ratio", REAL, "share", "Memory peak of the requested memory; without a request, the limit."
         ),
         "coalesce(memory_peak / (1.0 * nullif(requested_memory, 0)), memory_ratio)",
     ),
     Derived(
-        Column("gpu_ratio", REAL, "share", "Use of its GPUs, of the time that they were held."),
+        JobColumn("gpu_ratio", REAL, "share", "Use of its GPUs, of the time that they were held."),
         "gpu_busy_s / nullif(gpu_s, 0)",
     ),
     Derived(
-        Column("energy_joules", REAL, "J", "Its share of its nodes' energy, and its GPUs' unless the meter has them."),
+        JobColumn(
+            "energy_joules", REAL, "J", "Its share of its nodes' energy, and its GPUs' unless the meter has them."
+        ),
         _ENERGY,
     ),
     Derived(
-        Column("advice_count", INTEGER, "", "Number of rules of advice that apply."),
+        JobColumn("advice_count", INTEGER, "", "Number of rules of advice that apply."),
         "CASE WHEN rules = '' THEN 0 ELSE length(rules) - length(replace(rules, ' ', '')) + 1 END",
     ),
 )
-DERIVED_COLUMNS: Mapping[str, Column] = {one.column.name: one.column for one in DERIVED}
+DERIVED_COLUMNS: Mapping[str, JobColumn] = {one.column.name: one.column for one in DERIVED}
 _SQL = {one.column.name: one.sql for one in DERIVED}
 
-ANSWERS: Mapping[str, Column] = {**JOB_COLUMNS, **DERIVED_COLUMNS}  # all values of a whole job, by name
+ANSWERS: Mapping[str, JobColumn] = {**JOB_COLUMNS, **DERIVED_COLUMNS}  # all values of a whole job, by name
 
 _LISTED = (
     *("user", "state", "end", "project", "queue", "name", "array", "system", "exit_code", "rules", "advice_count"),
@@ -86,7 +90,7 @@ _LISTED = (
     *("core_s", "cpu_s", "cpu_ratio", "wasted_core_s", "memory_peak", "memory_used_ratio", "memory_byte_s"),
     *("gpus", "gpu_s", "gpu_busy_s", "gpu_ratio", "energy_joules", "energy_s"),
 )
-LISTED: Mapping[str, Column] = {name: ANSWERS[name] for name in (START.name, JOB.name, *_LISTED)}
+LISTED: Mapping[str, JobColumn] = {name: ANSWERS[name] for name in (START.name, JOB.name, *_LISTED)}
 
 
 def sql_of(name: str) -> str:

@@ -25,7 +25,7 @@ from colmet.archive.columns import (
     REAL,
     RULES,
     TEXT,
-    Column,
+    JobColumn,
     Summary,
     Value,
 )
@@ -55,7 +55,7 @@ _TYPES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def _field(column: Column) -> Mapping[str, Any]:
+def _field(column: JobColumn) -> Mapping[str, Any]:
     """Return the type of a column's field."""
     if column.unit == "date":
         return {"type": "date", "format": "epoch_second"}
@@ -112,7 +112,7 @@ def _json(value: Value) -> Any:
     return base64.b64encode(value).decode() if isinstance(value, bytes) else value
 
 
-def row_of(document: Mapping[str, Any], columns: Mapping[str, Column], names: Sequence[str]) -> dict[str, Value]:
+def row_of(document: Mapping[str, Any], columns: Mapping[str, JobColumn], names: Sequence[str]) -> dict[str, Value]:
     """Return the values of a document by the names of columns; those of another type are missing."""
     return {name: _value(columns[name], document.get(name)) for name in names}
 
@@ -130,7 +130,7 @@ def host_row(document: Mapping[str, Any], key: HostKey) -> dict[str, Value]:
     return row
 
 
-def _value(column: Column, value: Any) -> Value:
+def _value(column: JobColumn, value: Any) -> Value:
     if column.kind == REAL and type(value) in (int, float):
         return float(value)
     if column.kind == INTEGER and type(value) is int:

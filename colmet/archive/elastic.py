@@ -201,7 +201,7 @@ class ElasticArchive(JobArchive):
             left = None if left is None else left - len(hits)
 
     def _skip(self, filters: Filters, order: Sequence[Mapping[str, Any]], offset: int) -> list[Any] | None:
-        """Return the place of the last one of so many documents."""
+        """Return the sort values of the document before `offset`."""
         last: list[Any] | None = None
         for hit in self.pages(JOBS, filters, order, (), offset):
             last = hit.sort

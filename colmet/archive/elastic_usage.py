@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.archive.columns import HOST_COLUMNS, Value
+from colmet.archive.columns import HOST_COLUMNS, Value, whole_of
 from colmet.archive.derived import ANSWERS
 from colmet.archive.documents import HOSTS, JOBS, WHOLE, row_of
 from colmet.archive.elastic import ElasticArchive, Filters, filters_of, from_on, unexpected
@@ -85,7 +85,7 @@ def usage_of(archive: ElasticArchive, where: JobFilter, by: Sequence[str]) -> li
         columns = [*_TIMES, *[word for word in by if word not in SPANS], *SUMS]
         for hit in archive.pages(JOBS, [*filters, others], _ORDER, columns):
             row = row_of(hit.source, ANSWERS, columns)
-            for part, share in _shares(parts, _int(row["start"]), _int(row["end"])):
+            for part, share in _shares(parts, whole_of(row["start"]), whole_of(row["end"])):
                 sums.add(row, part, 1, _times(row, share))
     return sums.groups()
 
@@ -153,10 +153,6 @@ def _times(row: Mapping[str, Value], share: float) -> list[Value]:
     return [value * share if isinstance(value, (int, float)) else None for value in [row[name] for name in SUMS]]
 
 
-def _int(value: Value) -> int:
-    return int(value) if isinstance(value, (int, float)) else 0
-
-
 def _add_hosts(
     archive: ElasticArchive, where: JobFilter, by: Sequence[str], parts: Sequence[_Part], sums: _Sums
 ) -> None:
@@ -184,7 +180,7 @@ def _add_hosts_of(
     by_number: dict[Value, list[Mapping[str, Value]]] = {}
     for one in jobs:
         by_number.setdefault(one["job"], []).append(one)
-    begin, end = min([_int(one["start"]) for one in jobs]), max([_int(one["end"]) for one in jobs])
+    begin, end = min([whole_of(one["start"]) for one in jobs]), max([whole_of(one["end"]) for one in jobs])
     filters: Filters = [
         {"terms": {"job": list(by_number)}},
         {"range": {"start": {"gte": begin, "lte": end, "format": "epoch_second"}}},
@@ -200,10 +196,10 @@ def _add_hosts_of(
         row = row_of(hit.source, HOST_COLUMNS, columns)
         if users is not None and row["user"] not in users:
             continue
-        start, last = _int(row["start"]), _int(row["last"])
+        start, last = whole_of(row["start"]), whole_of(row["last"])
         values = {**row, "energy_joules": _energy(row)}
         for job in by_number[row["job"]]:
-            if not _int(job["start"]) <= start <= _int(job["end"]):
+            if not whole_of(job["start"]) <= start <= whole_of(job["end"]):
                 continue
             for part, share in _shares(parts, start, last):
                 key = (job["job"], job["start"], row["host"], part)

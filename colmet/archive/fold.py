@@ -13,8 +13,18 @@ import numpy as np
 
 from colmet.archive import footprint, layout
 from colmet.archive.growing import counters_step, gauges_step, peaks, vote, with_busy
-from colmet.archive.layout import JOB_TABLES, LAYOUTS, START_COLUMN, Ints, Part, Reader, SentTable, TableLayout, join
-from colmet.archive.nodes import NODE_READS, Nodes
+from colmet.archive.layout import (
+    JOB_TABLES,
+    LAYOUTS,
+    START_COLUMN,
+    Ints,
+    SentTable,
+    TableLayout,
+    TablePart,
+    TableReader,
+    join,
+)
+from colmet.archive.nodes import NODE_READS, NodeFolds
 from colmet.archive.slot_index import SlotIndex
 from colmet.archive.state import (
     BEGAN,
@@ -39,7 +49,7 @@ from colmet.archive.state import (
     FoldState,
 )
 from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, TASKS_TABLE, ZONES
-from colmet.common.schema import MISSING_INT, Batch
+from colmet.common.schema import MISSING_INT, Batch, Schema
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 DAY_S = 86400  # rows of a job after such a pause are of another run, unless its first task is an earlier one
@@ -76,11 +86,11 @@ class Fold:
 
     def __init__(self) -> None:
         self.state = FoldState()
-        self.nodes = Nodes()
+        self.nodes = NodeFolds()
         self.counts: Counter[str] = Counter()
         self.dropped: list[int] = []
         self.open_on: dict[int, dict[int, int]] = {}  # host -> job -> slot, of the present run
-        self._readers: dict[int, tuple[object, Reader | None]] = {}
+        self._readers: dict[int, tuple[Schema, TableReader | None]] = {}
         self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
         self._changed: set[int] = set()  # hosts with other slots since then
         self._index: SlotIndex | None = None  # of `open_on`; None after a change
@@ -103,7 +113,7 @@ class Fold:
 
     def _parts(
         self, batches: Sequence[Batch], hosts: Sequence[int], seen: Sequence[int]
-    ) -> list[tuple[Reader, list[SentTable]]]:
+    ) -> list[tuple[TableReader, list[SentTable]]]:
         """Return the tables of a wave by schema; a schema that a batch has twice is there twice."""
         readers = self._readers
         found: dict[int, list[SentTable]] = {}
@@ -124,26 +134,27 @@ class Fold:
                     sources.append((table, host, seen_s))
                 else:
                     more.append((key, [(table, host, seen_s)]))
-        return [(readers[key][1], sources) for key, sources in (*found.items(), *more)]  # type: ignore[misc]
+        by_key = [(readers[key][1], sources) for key, sources in (*found.items(), *more)]
+        return [(reader, sources) for reader, sources in by_key if reader is not None]
 
-    def _reader(self, schema: object) -> Reader | None:
+    def _reader(self, schema: Schema) -> TableReader | None:
         if len(self._readers) >= MOST_READERS:
             self._readers.clear()
-        name = schema.name  # type: ignore[attr-defined]
+        name = schema.name
         reader = None
         if name in JOB_TABLES:
             extra = (START_COLUMN,) if name == TASKS_TABLE else ()
-            reader = Reader(schema, (*[one for one in LAYOUTS[name].names if one != layout.GPU_BUSY], *extra))  # type: ignore[arg-type]
+            reader = TableReader(schema, (*[one for one in LAYOUTS[name].names if one != layout.GPU_BUSY], *extra))
         elif name in LAYOUTS:
-            reader = Reader(schema, LAYOUTS[name].names)  # type: ignore[arg-type]
+            reader = TableReader(schema, LAYOUTS[name].names)
         elif name in NODE_READS:
-            reader = Reader(schema, NODE_READS[name])  # type: ignore[arg-type]
+            reader = TableReader(schema, NODE_READS[name])
         self._readers[id(schema)] = schema, reader  # the schema is kept, so its id is not given again
         return reader
 
-    def _jobs(self, parts: Sequence[tuple[str, Part]]) -> Ints:
+    def _jobs(self, parts: Sequence[tuple[str, TablePart]]) -> Ints:
         """Fold rows of jobs; return their slots, each once."""
-        found: list[tuple[TableLayout, Part, Ints]] = []
+        found: list[tuple[TableLayout, TablePart, Ints]] = []
         starts: dict[tuple[int, int], int] = {}  # (job, host) -> start of its first task
         firsts: dict[tuple[int, int], int] = {}
         same: set[int] = set()  # slots whose first task has not changed
@@ -172,17 +183,18 @@ class Fold:
                 touched.append(self._fold(table, slots[once], part, once))
         return np.unique(np.concatenate(touched)) if touched else np.empty(0, np.int64)
 
-    def _lookup(self, part: Part) -> Ints:
+    def _lookup(self, part: TablePart) -> Ints:
         """Return the slot of each row, -1 for none."""
         if len(part.jobs) >= FEW_ROWS and self._index is None:
             self._index = SlotIndex.of(self.open_on)
         if len(part.jobs) >= FEW_ROWS and self._index is not None and self._index.serves(part.jobs):
             return self._index.slots_of(part.hosts, part.jobs)
-        open_on, nothing = self.open_on, {}  # type: ignore[var-annotated]
+        open_on = self.open_on
+        nothing: dict[int, int] = {}
         found = [open_on.get(host, nothing).get(job, -1) for host, job in zip(part.hosts.tolist(), part.jobs.tolist())]
         return np.array(found, dtype=np.int64)
 
-    def _other_runs(self, part: Part, slots: Ints, btimes: Ints | None, same: set[int]) -> None:
+    def _other_runs(self, part: TablePart, slots: Ints, btimes: Ints | None, same: set[int]) -> None:
         """End runs whose rows here are of another run of the same job id; their slots become -1.
 
         Args:
@@ -230,7 +242,7 @@ class Fold:
         self._index = None
         self._changed.add(host)
 
-    def _fold(self, table: TableLayout, slots: Ints, part: Part, rows: Ints) -> Ints:
+    def _fold(self, table: TableLayout, slots: Ints, part: TablePart, rows: Ints) -> Ints:
         """Fold rows of one table, each of another slot; return the slots whose rows are not late."""
         state = self.state
         times, values = part.times[rows], part.values[rows]
@@ -285,7 +297,7 @@ class Fold:
         head[slots, MOST_CPUS] = np.maximum(head[slots, MOST_CPUS], cpus)
         head[slots, MOST_TASKS] = np.maximum(head[slots, MOST_TASKS], np.maximum(now, peak))
 
-    def _users(self, part: Part, slots: Ints, rows: Ints) -> None:
+    def _users(self, part: TablePart, slots: Ints, rows: Ints) -> None:
         unknown = self.state.head[slots, USER] < 0
         if not unknown.any() or "user" not in part.reader.schema.name_set:
             return
@@ -296,7 +308,7 @@ class Fold:
                 text = text if text.isprintable() else text.encode("unicode_escape").decode()
                 self.state.head[slot, USER] = self.state.user(text)
 
-    def _of_node(self, table: TableLayout, part: Part) -> None:
+    def _of_node(self, table: TableLayout, part: TablePart) -> None:
         """Add growth of the node's counters to each of its jobs with a row at this tick."""
         slots, rows = self.nodes.expand(part, self.state)
         if len(slots):

@@ -16,14 +16,14 @@ _OWN = ("jobs", "hosts", "job_details", "host_details", "folds", "position", "li
 _OVERLAP = "{a}.start <= {b}.last AND {b}.start <= {a}.last"
 
 
-class Kept(NamedTuple):
+class KeptSummaries(NamedTuple):
     """Numbers of what is kept."""
 
     jobs: int  # whole jobs of the former archive alone
     hosts: int  # summaries of hosts with more samples than there are rows
 
 
-def keep_former(store: ArchiveStore, path: str) -> Kept:
+def keep_former(store: ArchiveStore, path: str) -> KeptSummaries:
     """Add to a new archive what only the former one has.
 
     A summary of a job on a host is kept if the former one has more samples of it than there are rows now: they have
@@ -35,13 +35,13 @@ def keep_former(store: ArchiveStore, path: str) -> Kept:
         kept = _hosts(database)
         mixed = _whole(database)
         for job in mixed:
-            store.write(Changes((), [job_summary(run) for run in runs_of(store.hosts_of(job))], {}), None)  # type: ignore[arg-type]
+            store.write(Changes((), [job_summary(run) for run in runs_of(store.hosts_of(job))], {}), None)
         _batch(database)
         _others(database)
         jobs = int(database.execute("SELECT count(*) FROM temp.alone").fetchone()[0])
     finally:
         database.execute("DETACH former")
-    return Kept(jobs, kept)
+    return KeptSummaries(jobs, kept)
 
 
 def _uri(path: str) -> str:

@@ -31,8 +31,8 @@ OVERLAP_S = 300  # asked for again, as clocks differ and accounts are late
 WINDOW_S = 3600  # one question for ended jobs
 BACK_S = 7 * 86400  # ended jobs older than this are not asked for
 AT_ONCE = 500  # records of one transaction: the archive's other writer waits so long
-LATE_EVERY_S, LATE_SPAN_S = 600.0, 7200  # jobs by number: those that ended so recently
-ALL_EVERY = 6  # every so many of these times those of all of `BACK_S`; and all that ended so recently
+LATE_EVERY_S, LATE_SPAN_S = 600.0, 7200  # time between queries by number; jobs that ended within it
+ALL_EVERY = 6  # at every sixth of these times, jobs of all of `BACK_S`, and all that ended within `LATE_SPAN_S`
 SETTLED_S = 120  # after the last row, before a job is asked for by number
 STOP_S = 5.0
 
@@ -62,7 +62,7 @@ class Joiner:
         sources: of records, one for each batch system.
         opened: returns the open archive; called for each turn, in the thread.
         period_s: between two questions to one batch system.
-        is_asked_for: somebody has named these batch systems, so that a failure is worth a warning.
+        is_named: an option names these batch systems, so a failure is a warning.
         clock: seconds since 1970.
         monotonic: seconds of a steady clock.
     """
@@ -72,14 +72,14 @@ class Joiner:
         sources: Sequence[RecordSource],
         opened: Callable[[], BatchArchive],
         period_s: float = PERIOD_S,
-        is_asked_for: bool = True,
+        is_named: bool = True,
         clock: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sources = list(sources)
         self._opened = opened
         self._period_s = period_s
-        self._level = logging.WARNING if is_asked_for else logging.INFO
+        self._level = logging.WARNING if is_named else logging.INFO
         self._clock = clock
         self._joined = self._alone = self._failures = 0
         self._backoffs = [Backoff(period_s, max(period_s, MAX_PAUSE_S), monotonic) for _ in sources]

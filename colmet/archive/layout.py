@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +109,7 @@ def _layouts() -> dict[str, TableLayout]:
 LAYOUTS = _layouts()
 
 
-class Reader:
+class TableReader:
     """Reads some columns of packed rows as whole numbers, -1 for a missing value or column.
 
     Args:
@@ -120,8 +120,8 @@ class Reader:
     def __init__(self, schema: Schema, names: tuple[str, ...]) -> None:
         self.schema = schema
         self._names = names
-        dtype = schema.dtype
-        places = [dtype.fields[name] if name in schema.name_set else None for name in names]  # type: ignore[index]
+        fields: Mapping[str, Any] = schema.dtype.fields or {}
+        places = [fields[name] if name in schema.name_set else None for name in names]
         whole = [place for place in places if place is not None]
         self._words = schema.row_bytes // 8
         is_plain = schema.row_bytes % 8 == 0 and all(p[0] == np.dtype("<i8") and p[1] % 8 == 0 for p in whole)
@@ -160,7 +160,7 @@ def _whole(rows: npt.NDArray[np.void], name: str) -> Ints:
     return values.astype(np.int64)
 
 
-class Part(NamedTuple):
+class TablePart(NamedTuple):
     """The rows of one schema in a wave."""
 
     hosts: Ints  # for each row
@@ -169,13 +169,13 @@ class Part(NamedTuple):
     jobs: Ints
     values: Ints  # shape (n, columns)
     packed: bytes
-    reader: Reader
+    reader: TableReader
 
 
 SentTable = tuple[Table, int, int]  # a table, its host and the time of its reception
 
 
-def join(reader: Reader, sources: Sequence[SentTable]) -> Part:
+def join(reader: TableReader, sources: Sequence[SentTable]) -> TablePart:
     """Return the rows of tables of one schema."""
     tables, hosts_of, seen_of = zip(*sources)
     packed = [table.packed for table in tables]
@@ -188,4 +188,4 @@ def join(reader: Reader, sources: Sequence[SentTable]) -> Part:
     if counts.count(1) != len(counts):
         columns = np.repeat(columns, counts, axis=1)
     hosts, times, seen = columns
-    return Part(hosts, times, seen, jobs, values, joined, reader)
+    return TablePart(hosts, times, seen, jobs, values, joined, reader)

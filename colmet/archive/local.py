@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from colmet.archive.columns import HOST_COLUMNS, LARGE, RUNNING, TEXT, Column, fitting
+from colmet.archive.columns import HOST_COLUMNS, LARGE, RUNNING, TEXT, JobColumn, fitting
 from colmet.archive.derived import ANSWERS, DERIVED, LISTED, sql_of
 from colmet.archive.queries import (
     SPANS,
@@ -206,7 +206,7 @@ def _ordered(condition: str, sort: str, descending: bool) -> str:
     return f"SELECT l.job, l.start FROM listed AS l WHERE {condition} ORDER BY {order}"
 
 
-def _fitting(columns: Mapping[str, Column], row: Mapping[str, Any]) -> Row:
+def _fitting(columns: Mapping[str, JobColumn], row: Mapping[str, Any]) -> Row:
     return {name: fitting(columns[name], value) for name, value in row.items() if name in columns}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.archive.columns import BATCH, RUNNING, Summary, Value
+from colmet.archive.columns import BATCH, RUNNING, Summary, Value, whole_of
 from colmet.batch.records import JobRecord
 
 NAMES = tuple(column.name for column in BATCH)
@@ -21,7 +21,7 @@ _END = 1 << 60
 Known = Mapping[str, Value]  # a record: columns of the batch system by name
 
 
-class Plan(NamedTuple):
+class JoinPlan(NamedTuple):
     """What changes among the summaries with one job number."""
 
     updates: list[tuple[int, Known]]  # start of a summary, and its columns of the batch system; empty: they are cleared
@@ -40,7 +40,7 @@ def columns_of(record: JobRecord) -> Known:
     return {name: fields[name] for name in NAMES}
 
 
-def plan(rows: Sequence[Summary], records: Iterable[Known]) -> Plan:
+def plan(rows: Sequence[Summary], records: Iterable[Known]) -> JoinPlan:
     """Return what follows from new records for the summaries with one job number.
 
     Args:
@@ -57,17 +57,17 @@ def plan(rows: Sequence[Summary], records: Iterable[Known]) -> Plan:
     for at, row in enumerate(measured):
         want = known[found[at]] if at in found else {}
         if any(row.get(name) != want.get(name) for name in NAMES):
-            updates.append((_int(row["start"]), want))
+            updates.append((whole_of(row["start"]), want))
             joined += bool(want) and row.get("started") is None
     inserts, deletes, more = _alone(rows, [one for at, one in enumerate(known) if at not in found.values()])
-    return Plan(updates + more, inserts, deletes, joined)
+    return JoinPlan(updates + more, inserts, deletes, joined)
 
 
 def _alone(
     rows: Sequence[Summary], left: list[dict[str, Value]]
 ) -> tuple[list[Summary], list[int], list[tuple[int, Known]]]:
     """Return the new summaries without rows, those no longer needed, and those that change."""
-    taken = {_int(row["start"]) for row in rows}
+    taken = {whole_of(row["start"]) for row in rows}
     inserts: list[Summary] = []
     updates: list[tuple[int, Known]] = []
     left = [one for one in left if one["ended"] is not None]
@@ -77,13 +77,13 @@ def _alone(
             continue
         own = next((one for one in left if _is_same(one, row)), None)
         if own is None:
-            deletes.append(_int(row["start"]))
+            deletes.append(whole_of(row["start"]))
             continue
         left.remove(own)
         if any(row.get(name) != own[name] for name in NAMES):
-            updates.append((_int(row["start"]), own))
+            updates.append((whole_of(row["start"]), own))
     for one in left:
-        start = _int(one["started"])
+        start = whole_of(one["started"])
         while start in taken:  # tasks of one array, with one number, that started together
             start += 1
         taken.add(start)
@@ -100,7 +100,8 @@ def _add(known: list[dict[str, Value]], record: Known) -> None:
             final = {name: record[name] for name in ("state", "started", "ended")}
             one.update({name: value for name, value in record.items() if value is not None}, **final)
             return
-        if one["state"] == RUNNING and one["batch_id"] == record["batch_id"] and one["started"] < record["started"]:  # type: ignore[operator]
+        is_earlier = one["batch_id"] == record["batch_id"] and whole_of(one["started"]) < whole_of(record["started"])
+        if one["state"] == RUNNING and is_earlier:
             one["state"] = None  # it ran before, and has ended
     known.append(dict(record))
 
@@ -109,9 +110,9 @@ def _is_same(one: Known, other: Known) -> bool:
     """Return whether two records are of the same run."""
     if one["system"] != other["system"] or one["batch_id"] != other["batch_id"]:
         return False
-    first, second = sorted([one, other], key=lambda of: _int(of["started"]))
-    began, follows = _int(first["started"]), _int(second["started"])
-    is_behind = first["ended"] is not None and _int(first["ended"]) <= follows
+    first, second = sorted([one, other], key=lambda of: whole_of(of["started"]))
+    began, follows = whole_of(first["started"]), whole_of(second["started"])
+    is_behind = first["ended"] is not None and whole_of(first["ended"]) <= follows
     return began == follows or (follows - began <= SAME_S and not is_behind)
 
 
@@ -119,10 +120,12 @@ def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]
     """Return the place of the record of each run, by the run's place: the nearest pairs first."""
     pairs: list[tuple[bool, int, int, int]] = []
     for at, run in enumerate(runs):
-        start, last = _int(run["start"]), _int(run["last"])
+        start, last = whole_of(run["start"]), whole_of(run["last"])
         for of, record in enumerate(known):
-            started = _int(record["started"])
-            ended = _END if record["ended"] is None and record["state"] == RUNNING else _int(record["ended"] or started)
+            started = whole_of(record["started"])
+            ended = (
+                _END if record["ended"] is None and record["state"] == RUNNING else whole_of(record["ended"] or started)
+            )
             apart = max(0, started - last, start - ended)
             if apart <= NEAR_S:
                 pairs.append((apart > 0, abs(start - started), at, of))
@@ -133,7 +136,3 @@ def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]
             found[at] = of
             used.add(of)
     return found
-
-
-def _int(value: object) -> int:
-    return int(value) if isinstance(value, (int, float)) else 0

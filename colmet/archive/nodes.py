@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from colmet.archive.layout import NODE_CPU_TABLE, Ints, Part
+from colmet.archive.layout import NODE_CPU_TABLE, Ints, TablePart
 from colmet.archive.state import CPU_MARK, ENERGY_S, HOST, JOULES, LAST, NODE_JOULES, SOURCE, START, FoldState
 from colmet.common.growth import MOST_WATTS, SLACK_S
 from colmet.common.measures import NODE_CPU, NODE_CPU_COUNT, NODE_MEAN_POWER, POWER_TABLE, ZONE_ENERGY, ZONES
@@ -37,7 +37,7 @@ _TIME, _SEEN, _CPUS, _BUSY, _BUSY_GROWN, _SOURCE, _ENERGY, _ZONES, _ENERGY_TIME,
 _EMPTY = np.array([0, 0, -1, -1, 0, 0, -1, 0, -1, 0], np.int64)
 
 
-class Nodes:
+class NodeFolds:
     """The state of all nodes.
 
     Attributes:
@@ -95,7 +95,7 @@ class Nodes:
         listed: list[bool] = found.tolist()
         return listed
 
-    def read_cpus(self, parts: Sequence[Part]) -> None:
+    def read_cpus(self, parts: Sequence[TablePart]) -> None:
         """Note the number of CPUs and the busy time of nodes."""
         for part in parts:
             host, values = part.hosts, part.values
@@ -107,7 +107,7 @@ class Nodes:
             rows[:, _BUSY] = np.where(busy >= 0, busy, rows[:, _BUSY])
             self.rows[host] = rows
 
-    def expand(self, part: Part, state: FoldState) -> tuple[Ints, Ints]:
+    def expand(self, part: TablePart, state: FoldState) -> tuple[Ints, Ints]:
         """Return the slots of jobs on the nodes of some rows, with a row at that time, and the row of each."""
         slots, rows = self._on(part.hosts, state)
         here = (state.head[slots, LAST] >= part.times[rows]) & (state.head[slots, START] <= part.times[rows])
@@ -124,7 +124,7 @@ class Nodes:
 
     # -- energy --
 
-    def energy(self, parts: Sequence[tuple[str, Part]], state: FoldState, cpu_of: Callable[[Ints], Ints]) -> None:
+    def energy(self, parts: Sequence[tuple[str, TablePart]], state: FoldState, cpu_of: Callable[[Ints], Ints]) -> None:
         """Divide the energy since the last samples; `cpu_of` returns the CPU time of slots in nanoseconds."""
         for name, part in parts:
             if name == ZONES:
@@ -220,7 +220,7 @@ class Nodes:
         state.touched[slots[(within > 0) | (grown > 0)]] = True
 
 
-def _zones(part: Part) -> tuple[Ints, Ints, Ints, Ints]:
+def _zones(part: TablePart) -> tuple[Ints, Ints, Ints, Ints]:
     """Return hosts, times, the energy of packages and memory, and the number of such zones, for each host."""
     rows = part.reader.rows(part.packed)
     names = rows["name"] if "name" in part.reader.schema.name_set else np.zeros(len(rows), "S1")

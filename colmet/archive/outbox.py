@@ -46,7 +46,7 @@ class Waiting(NamedTuple):
     number: int
 
 
-class Outbox:
+class ArchiveOutbox:
     """The keys that wait. Used by one thread; another connection may write the summaries.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from itertools import islice
 
 from colmet.archive.archiver import Archiver
-from colmet.archive.former import Kept, keep_former
+from colmet.archive.former import KeptSummaries, keep_former
 from colmet.archive.store import ArchiveError, ArchiveStore, Changes, Position
 from colmet.common.runtime.files import sync_directory
 from colmet.common.schema import Batch
@@ -57,7 +57,7 @@ class Rebuild:
         self._store.write(changes, position)
         self._archiver.saved(changes)
 
-    def finish(self, former: str, position: Position | None, now: int) -> Kept:
+    def finish(self, former: str, position: Position | None, now: int) -> KeptSummaries:
         """End jobs that are over, add what the former archive alone has, and sync the file.
 
         Args:
@@ -72,7 +72,7 @@ class Rebuild:
             self._continue(position, former)
         self._write(archiver.changes(whole=True), position)
         try:
-            kept = keep_former(self._store, former) if former else Kept(0, 0)
+            kept = keep_former(self._store, former) if former else KeptSummaries(0, 0)
             self._store.database.execute("PRAGMA synchronous = FULL")
             self._store.database.execute("PRAGMA journal_mode = DELETE")
         except sqlite3.Error as err:

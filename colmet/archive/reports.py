@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from colmet.archive import footprint
-from colmet.archive.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summary
+from colmet.archive.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summary, whole_of
 from colmet.archive.footprint import Footprint
 from colmet.report.advice import BECAUSE
 from colmet.report.model import (
@@ -46,8 +46,8 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         hosts: those of its hosts; with footprints, the report has curves.
     """
     figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
-    start = _int(job, "start")
-    end = _int(job, "last") or max(start, _int(job, "ended"))  # without rows: by the batch system
+    start = whole_of(job.get("start"))
+    end = whole_of(job.get("last")) or max(start, whole_of(job.get("ended")))  # without rows: by the batch system
     is_over = job.get("state") not in (
         None,
         "",
@@ -58,7 +58,7 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
     peaks = [one for one in hosts if _number(one, "memory_peak") is not None]
     fullest = max(peaks, key=_fullness, default=None)
     return Report(
-        job=_int(job, "job"),
+        job=whole_of(job.get("job")),
         user=str(job.get("owner") or job.get("user") or ""),
         state="running" if runs else "ended",
         start=start,
@@ -66,7 +66,7 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         wall_s=float(end - start),
         since=None,
         until=None,
-        samples=_int(job, "samples"),
+        samples=whole_of(job.get("samples")),
         period_s=None,
         cpu=Cpu(
             used_s=_number(job, "cpu_s"),
@@ -123,7 +123,7 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
             covered_ratio=_share(_number(job, "energy_s"), _number(job, "host_s")),
             gpu_joules=_number(job, "gpu_joules"),
         ),
-        completeness=JobCompleteness(_int(job, "rows"), _int(job, "missing"), "steps"),
+        completeness=JobCompleteness(whole_of(job.get("rows")), whole_of(job.get("missing")), "steps"),
         hosts=figures,
         advice=stored_advice(job),
         advice_withheld="" if job.get(ADVICE.name) else _why_no_advice(job),
@@ -173,10 +173,6 @@ def _number(summary: Summary, name: str) -> Number:
     return value if isinstance(value, (int, float)) else None
 
 
-def _int(summary: Summary, name: str) -> int:
-    return int(_number(summary, name) or 0)
-
-
 def _whole(summary: Summary, name: str) -> Bound:
     value = _number(summary, name)
     return None if value is None else int(value)
@@ -203,10 +199,10 @@ def _fullness(host: Summary) -> tuple[float, float]:
 def _host(one: Summary) -> HostFigures:
     return HostFigures(
         host=str(one["host"]),
-        first=_int(one, "start"),
-        last=_int(one, "last"),
-        samples=_int(one, "samples"),
-        wall_s=float(_int(one, "last") - _int(one, "start")),
+        first=whole_of(one.get("start")),
+        last=whole_of(one.get("last")),
+        samples=whole_of(one.get("samples")),
+        wall_s=float(whole_of(one.get("last")) - whole_of(one.get("start"))),
         cpus=_number(one, "cpus"),
         cpu_used_s=_number(one, "cpu_s"),
         memory_peak_bytes=_number(one, "memory_peak"),
@@ -254,7 +250,7 @@ def _curves(hosts: Sequence[Summary]) -> tuple[Curve, ...]:
 
 def _line(one: Summary, curves: Footprint, name: str) -> Line:
     values = curves.curves[name]
-    ends = _int(one, "start") + curves.step_s * (1.0 + np.arange(len(values)))
+    ends = whole_of(one.get("start")) + curves.step_s * (1.0 + np.arange(len(values)))
     if name == "gpu":  # percent of all GPUs of the job on the host
         values = values * 100 / (_number(one, "gpus") or 1)
-    return Line(str(one["host"]), "", np.minimum(ends, float(_int(one, "last"))), values)
+    return Line(str(one["host"]), "", np.minimum(ends, float(whole_of(one.get("last")))), values)

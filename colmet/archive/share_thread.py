@@ -82,7 +82,7 @@ class ShareThread:
                 self._serve()
             except (ArchiveError, sqlite3.Error, OutputUnavailable) as err:
                 self._failed(err)
-            except Exception:  # a defect must not end the thread
+            except Exception:  # a defect here must not end the thread; it is counted and logged
                 self.failures += 1
                 if powers_of_ten(self.failures):
                     log.exception("summaries not shared failures=%d", self.failures)

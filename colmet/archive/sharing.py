@@ -3,7 +3,7 @@
 Several collectors have hosts of one job. The writer of a host's summary first writes that, then adds itself to the
 job's state, which gets a higher version, and only then reads the summaries of all its hosts. The documents of the whole
 job, made of these, have the version of the state: the database refuses an older one. So the last one is made of
-everything that was written before, whoever writes it. A writer that is killed in between finds its keys in the outbox.
+everything that was written before, by any writer. A writer that is killed in between finds its keys in the outbox.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from colmet.archive.documents import (
     state_of,
 )
 from colmet.archive.indices import CONFLICT, Indices, Stored, Write
-from colmet.archive.outbox import Outbox, Waiting
+from colmet.archive.outbox import ArchiveOutbox, Waiting
 from colmet.archive.store import ArchiveStore
 
 log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ class Sharer:
     """Sends what waits. Used by one thread.
 
     Args:
-        store: the local archive, with an `Outbox`.
+        store: the local archive, with an `ArchiveOutbox`.
         indices: the shared one.
 
     Attributes:
@@ -78,7 +78,7 @@ class Sharer:
     def __init__(self, store: ArchiveStore, indices: Indices) -> None:
         self._store = store
         self._indices = indices
-        self._outbox = Outbox(store.database)
+        self._outbox = ArchiveOutbox(store.database)
         self._answers = Answers()
         self._most = MOST
         self.counts: Counter[str] = Counter()
@@ -222,9 +222,9 @@ def _groups(states: Mapping[int, JobState]) -> Iterator[dict[int, JobState]]:
         yield some
 
 
-def outbox_of(store: ArchiveStore, is_shared: bool) -> Outbox:
+def outbox_of(store: ArchiveStore, is_shared: bool) -> ArchiveOutbox:
     """Return the outbox of a local archive, opened; removed if the archive is not shared."""
-    outbox = Outbox(store.database)
+    outbox = ArchiveOutbox(store.database)
     if is_shared:
         outbox.open()
     else:

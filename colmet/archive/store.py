@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from colmet.archive import batch_rows, derived, schema_update
 from colmet.archive.batch_rows import Joined
-from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, Column, Summary
+from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, JobColumn, Summary, Value
 from colmet.batch.records import JobRecord
 from colmet.common.errors import ColmetError, OutputUnavailable
 
@@ -50,7 +50,7 @@ class ArchiveError(ColmetError):
     """The archive cannot be read; the message suggests a remedy."""
 
 
-def _table(name: str, key: Sequence[Column], columns: Sequence[Column]) -> str:
+def _table(name: str, key: Sequence[JobColumn], columns: Sequence[JobColumn]) -> str:
     """Return the statement that creates a table."""
     parts = [f'"{column.name}" {column.kind} NOT NULL' for column in key]
     parts += [f'"{column.name}" {column.kind}' for column in columns]
@@ -67,7 +67,7 @@ DDL = (
     _table("hosts", _KEY_OF_HOST, MEASURED),
     _table("job_details", _KEY_OF_JOB, LARGE),
     _table("host_details", _KEY_OF_HOST, LARGE),
-    _table("folds", _KEY_OF_HOST, [Column("state", BLOB, "", "State of an unfinished fold.")]),
+    _table("folds", _KEY_OF_HOST, [JobColumn("state", BLOB, "", "State of an unfinished fold.")]),
     # row 1 alone
     "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), journal TEXT, number INTEGER)",
     *batch_rows.DDL,
@@ -75,7 +75,7 @@ DDL = (
 )
 
 
-def _upsert(table: str, key: Sequence[Column], columns: Sequence[Column]) -> str:
+def _upsert(table: str, key: Sequence[JobColumn], columns: Sequence[JobColumn]) -> str:
     """Return the statement that writes one row; columns that are not named here keep their values."""
     names = [_quoted(column.name) for column in (*key, *columns)]
     sets = ", ".join(f"{_quoted(column.name)} = excluded.{_quoted(column.name)}" for column in columns)
@@ -85,7 +85,7 @@ def _upsert(table: str, key: Sequence[Column], columns: Sequence[Column]) -> str
     )
 
 
-def _values(rows: Iterable[Summary], columns: Sequence[Column]) -> Iterator[tuple[object, ...]]:
+def _values(rows: Iterable[Summary], columns: Sequence[JobColumn]) -> Iterator[tuple[object, ...]]:
     names = [column.name for column in columns]
     return (tuple([row.get(name) for name in names]) for row in rows)
 
@@ -253,7 +253,7 @@ class ArchiveStore:
         rows = self.database.execute("SELECT host, start FROM hosts WHERE job = ?", (job,))
         return [(row["host"], row["start"]) for row in rows]
 
-    def hosts_of(self, job: int, large: bool = True) -> list[dict[str, object]]:
+    def hosts_of(self, job: int, large: bool = True) -> list[dict[str, Value]]:
         """Return the summaries of all hosts of a job, of all starts, by start and host."""
         details = " LEFT JOIN host_details USING (job, host, start)" if large else ""
         rows = self.database.execute(f"SELECT * FROM hosts{details} WHERE job = ? ORDER BY start, host", (job,))

@@ -17,7 +17,7 @@ from colmet.archive.columns import (
     MEASURED,
     MOST,
     OF_NODE,
-    Column,
+    JobColumn,
     Value,
 )
 from colmet.archive.fold import Fold
@@ -70,7 +70,7 @@ class _Values:
     def missing(self) -> Floats:
         return np.full(len(self.slots), np.nan)
 
-    def of(self, column: Column) -> Floats:
+    def of(self, column: JobColumn) -> Floats:
         """Return a column: of its first source with values."""
         found = self.missing()
         for measure in column.measures:
@@ -79,7 +79,7 @@ class _Values:
                 found = np.where(np.isnan(found), values, found)
         return found
 
-    def _of_source(self, column: Column, table: str, name: str) -> Floats:
+    def _of_source(self, column: JobColumn, table: str, name: str) -> Floats:
         state, layout = self.fold.state, LAYOUTS[table]
         if column.how in (GROWN, OF_NODE):
             at = layout.counters.index(name)

@@ -7,7 +7,20 @@ import math
 from collections.abc import Iterable, Sequence
 
 from colmet.archive import footprint
-from colmet.archive.columns import ADVICE, FIRST, FOOTPRINT, INTEGER, MEASURED, MIN, OWN, SAME, Column, Summary, Value
+from colmet.archive.columns import (
+    ADVICE,
+    FIRST,
+    FOOTPRINT,
+    INTEGER,
+    MEASURED,
+    MIN,
+    OWN,
+    SAME,
+    JobColumn,
+    Summary,
+    Value,
+    whole_of,
+)
 from colmet.archive.footprint import Footprint
 from colmet.archive.reports import report_of
 from colmet.common.live.namesakes import counted_once
@@ -21,8 +34,8 @@ def runs_of(hosts: Iterable[Summary]) -> list[list[Summary]]:
     """Return the summaries of one job id by runs: one job, or several with one id, one after the other."""
     runs: list[list[Summary]] = []
     ends: dict[object, int] = {}
-    for host in sorted(hosts, key=lambda one: (_int(one, "start"), str(one["host"]))):
-        start, last = _int(host, "start"), _int(host, "last")
+    for host in sorted(hosts, key=lambda one: (whole_of(one.get("start")), str(one["host"]))):
+        start, last = whole_of(host.get("start")), whole_of(host.get("last"))
         is_next = bool(runs) and start > ends.get(host["host"], start)
         if not runs or is_next or start > max(ends.values()) + APART_S:
             runs.append([])
@@ -32,20 +45,15 @@ def runs_of(hosts: Iterable[Summary]) -> list[list[Summary]]:
     return runs
 
 
-def _int(summary: Summary, name: str) -> int:
-    value = summary.get(name)
-    return int(value) if isinstance(value, (int, float)) else 0
-
-
 def job_summary(run: Sequence[Summary]) -> dict[str, Value]:
     """Return the summary of a job from those of all its hosts; two agents on one machine count once."""
     names = set(counted_once([str(one["host"]) for one in run]))
     hosts = sorted([one for one in run if one["host"] in names], key=lambda one: str(one["host"]))
-    start = min(_int(one, "start") for one in run)
+    start = min(whole_of(one.get("start")) for one in run)
     found: dict[str, Value] = {"job": run[0]["job"], "start": start}
     for column in MEASURED:
         found[column.name] = _folded(column, [one.get(column.name) for one in hosts])
-    found["wall_s"] = float(max(_int(one, "last") for one in run) - start)
+    found["wall_s"] = float(max(whole_of(one.get("last")) for one in run) - start)
     used, held = found["cpu_s"], found["core_s"]
     if isinstance(used, (int, float)) and isinstance(held, (int, float)):
         found["cpu_ratio"] = min(1.0, used / held) if held else None
@@ -63,7 +71,8 @@ def _footprint(hosts: Sequence[Summary]) -> Value:
     """Return the curves of all hosts together."""
     if len(hosts) == 1:
         return hosts[0].get(FOOTPRINT.name)
-    curves = footprint.summed([(_int(one, "start"), found) for one in hosts for found in [_curves(one)] if found])
+    known = [(whole_of(one.get("start")), found) for one in hosts for found in [_curves(one)] if found]
+    curves = footprint.summed(known)
     return None if curves is None else footprint.encode(curves)
 
 
@@ -72,7 +81,7 @@ def _curves(host: Summary) -> Footprint | None:
     return footprint.decode(packed) if isinstance(packed, bytes) else None
 
 
-def _folded(column: Column, values: Sequence[Value]) -> Value:
+def _folded(column: JobColumn, values: Sequence[Value]) -> Value:
     """Return the value of a job from those of its hosts."""
     known = [value for value in values if isinstance(value, (int, float))]
     if column.hosts == SAME:

@@ -110,7 +110,7 @@ def _confirm(options: argparse.Namespace, what: str) -> None:
     if options.yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("nothing was removed: give --yes, as nobody can be asked here")
+        raise ConfigError("nothing was removed: there is no terminal for the question; give --yes")
     answer = input(f"This cannot be undone. Type yes to change {what}: ")
     if answer.strip().lower() != "yes":
         raise ConfigError("nothing was removed")

@@ -79,7 +79,7 @@ exit status:
     remote.add_options(parser)
 
 
-class Asked(NamedTuple):
+class JobQuery(NamedTuple):
     """A job on the command line."""
 
     job: int  # its number
@@ -183,17 +183,17 @@ def _archive(options: argparse.Namespace, is_named: bool) -> tuple[JobArchive | 
         return None, ""
 
 
-def _asked(options: argparse.Namespace, archive: JobArchive | None) -> Asked:
+def _asked(options: argparse.Namespace, archive: JobArchive | None) -> JobQuery:
     """Return the job of the command line; ColmetError for an unknown task of an array."""
     (word,) = options.words
     if not is_task(word):
-        return Asked(int(word), options.start, options.since, options.until)
+        return JobQuery(int(word), options.start, options.since, options.until)
     if archive is None:
         raise ConfigError(f"{word} is a task of an array, known to the job archive only: give --archive PATH or --url")
     task = task_of(archive, word)
     if task is None:
         raise ColmetError(f"the archive has no task {word} of an array, or you may not see it")
-    return Asked(*task, options.since, options.until)
+    return JobQuery(*task, options.since, options.until)
 
 
 def _show(report: Report, verbose: bool) -> None:

@@ -24,7 +24,7 @@ from colmet.report.several import (
     AT_ONCE,
     HEADINGS,
     UNITS,
-    JobsReport,
+    SeveralJobs,
     document_of_jobs,
     gather_jobs,
     is_task,
@@ -81,7 +81,7 @@ def run(options: argparse.Namespace, client: InterfaceClient | None) -> None:
         print_jobs(report, archives.width())
 
 
-def _page(report: JobsReport, client: InterfaceClient | None, where: JobFilter, limit: int, has_tasks: bool) -> bytes:
+def _page(report: SeveralJobs, client: InterfaceClient | None, where: JobFilter, limit: int, has_tasks: bool) -> bytes:
     """Return the page: the interface's has curves, which its lists of jobs have not."""
     if client is None or has_tasks or len(where.jobs) > AT_ONCE:
         return html(report)
@@ -162,7 +162,7 @@ _COLUMNS = (
 )
 
 
-def print_jobs(report: JobsReport, width: int) -> None:
+def print_jobs(report: SeveralJobs, width: int) -> None:
     """Print the table, the sums, the spread and the unusual jobs."""
     print(f"{title_of(report)}: {states_of(report)}\n")
     shown = report.rows[:MOST_SHOWN]
@@ -192,7 +192,7 @@ def print_jobs(report: JobsReport, width: int) -> None:
         print(f"note: these are {len(report.rows):,} of {report.total:,} jobs: --limit and --since select others")
 
 
-def _print_spread(report: JobsReport) -> None:
+def _print_spread(report: SeveralJobs) -> None:
     names = list(report.spread)
     if not names:
         return

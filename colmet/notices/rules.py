@@ -51,16 +51,16 @@ class Thresholds(NamedTuple):
         return max(self.idle_s, self.gpu_idle_s, self.metadata_s)
 
 
-class Reading(NamedTuple):
+class TotalsReading(NamedTuple):
     """The totals of a job at one moment."""
 
     time: float  # of its last row, seconds since 1970
     totals: tuple[float | None, ...]  # in the order of `TOTALS`
 
 
-def reading_of(row: Row) -> Reading:
+def reading_of(row: Row) -> TotalsReading:
     """Return the totals of a job now."""
-    return Reading(float(row["last"] or row["start"]), tuple([number(row.get(name)) for name in TOTALS]))
+    return TotalsReading(float(row["last"] or row["start"]), tuple([number(row.get(name)) for name in TOTALS]))
 
 
 def number(value: Value) -> float | None:
@@ -81,7 +81,7 @@ class Case:
     def __init__(
         self,
         row: Row,
-        earlier: Callable[[float], Reading | None],
+        earlier: Callable[[float], TotalsReading | None],
         report: Callable[[], Report | None],
         is_shared: Callable[[], bool],
     ) -> None:
@@ -91,19 +91,19 @@ class Case:
         self.is_shared = is_shared
         self._earlier = earlier
 
-    def growth(self, time_s: float) -> Growth | None:
+    def growth(self, time_s: float) -> TotalsGrowth | None:
         """Return the growth in the last `time_s`, or somewhat longer; None for a job that is younger."""
         start = float(self.row["start"])
-        then = self._earlier(self.now.time - time_s) or Reading(start, (0.0,) * len(TOTALS))
+        then = self._earlier(self.now.time - time_s) or TotalsReading(start, (0.0,) * len(TOTALS))
         elapsed_s = self.now.time - max(then.time, start)
         if elapsed_s < time_s:
             return None
         pairs = zip(TOTALS, then.totals, self.now.totals)
         grown = {name: now - before for name, before, now in pairs if before is not None and now is not None}
-        return Growth(elapsed_s, {name: value for name, value in grown.items() if value >= 0})
+        return TotalsGrowth(elapsed_s, {name: value for name, value in grown.items() if value >= 0})
 
 
-class Growth(NamedTuple):
+class TotalsGrowth(NamedTuple):
     """The growth of totals; a name without a known growth is missing."""
 
     elapsed_s: float

@@ -18,7 +18,7 @@ from colmet.archive.queries import Row
 from colmet.archive.store import transaction
 from colmet.common.errors import ColmetError
 from colmet.common.runtime import files
-from colmet.notices.rules import Reading, reading_of
+from colmet.notices.rules import TotalsReading, reading_of
 
 FORM = 1  # of the tables; in PRAGMA user_version
 MODE = 0o600
@@ -188,7 +188,7 @@ class State:
             if (row["job"], start) not in here and start <= end and last >= row["start"]
         ][:1]
 
-    def _is_due(self, row: Row, reading: Reading, longest_s: float) -> bool:
+    def _is_due(self, row: Row, reading: TotalsReading, longest_s: float) -> bool:
         key = row["job"], row["start"]
         (last,) = self._database.execute("SELECT max(time) FROM readings WHERE job = ? AND start = ?", key).fetchone()
         return last is None or reading.time - last >= longest_s / STEPS
@@ -204,13 +204,13 @@ class State:
         )
         return statement, [(row["job"], row["start"], row["job"], row["start"], oldest)]
 
-    def earlier(self, job: int, start: int, time: float) -> Reading | None:
+    def earlier(self, job: int, start: int, time: float) -> TotalsReading | None:
         """Return the latest reading of a job that is not later than `time`."""
         found = self._database.execute(
             "SELECT time, totals FROM readings WHERE job = ? AND start = ? AND time <= ? ORDER BY time DESC LIMIT 1",
             (job, start, time),
         ).fetchone()
-        return None if found is None else Reading(found[0], tuple(json.loads(found[1])))
+        return None if found is None else TotalsReading(found[0], tuple(json.loads(found[1])))
 
     # -- notices --
 

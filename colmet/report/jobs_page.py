@@ -16,7 +16,7 @@ from colmet.common.runtime.plural import counted, some_of
 from colmet.common.runtime.quantities import UNKNOWN, duration, energy, rough_percent, size, utc
 from colmet.report.advice import LOW, POOR, grade
 from colmet.report.model import shown
-from colmet.report.several import HEADINGS, UNITS, JobsReport, name_of, troubled
+from colmet.report.several import HEADINGS, UNITS, SeveralJobs, name_of, troubled
 from colmet.report.style import POLICY, STYLE
 
 MOST_ROWS = 1000  # in the table; all are in the JSON
@@ -25,24 +25,24 @@ HEIGHT = 20
 TEXTS = {"s": duration, "B": size, "J": energy, "share": rough_percent}  # by unit
 
 
-def html(report: JobsReport) -> bytes:
+def html(report: SeveralJobs) -> bytes:
     """Return the page."""
     return ("\n".join(_page(report)) + "\n").encode()
 
 
-def title_of(report: JobsReport) -> str:
+def title_of(report: SeveralJobs) -> str:
     """Return the jobs in a few words."""
     of = f" of array {shown(report.array)}" if report.array else ""
     part = f", {len(report.rows):,} of them here" if report.total > len(report.rows) else ""
     return f"{counted(report.total, 'jobs')}{of}{part}"
 
 
-def states_of(report: JobsReport) -> str:
+def states_of(report: SeveralJobs) -> str:
     """Return the numbers of jobs by state."""
     return ", ".join([f"{number:,} {name.replace('_', ' ')}" for name, number in report.states.items()])
 
 
-def sums_of(report: JobsReport) -> list[str]:
+def sums_of(report: SeveralJobs) -> list[str]:
     """Return lines on the sums."""
     sums = report.sums
     lines = []
@@ -56,7 +56,7 @@ def sums_of(report: JobsReport) -> list[str]:
     return lines
 
 
-def unusual_of(report: JobsReport) -> list[str]:
+def unusual_of(report: SeveralJobs) -> list[str]:
     """Return lines on jobs that failed, and on those far from the others of their array."""
     lines = [
         f"{state.replace('_', ' ')}: {some_of([shown(one) for one in names], 10)}"
@@ -69,7 +69,7 @@ def unusual_of(report: JobsReport) -> list[str]:
     return lines
 
 
-def _page(report: JobsReport) -> Iterator[str]:
+def _page(report: SeveralJobs) -> Iterator[str]:
     title = escape(title_of(report))
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
@@ -94,7 +94,7 @@ def _card(heading: str, lines: Sequence[str]) -> Iterator[str]:
         yield "</section>"
 
 
-def _spread(report: JobsReport) -> Iterator[str]:
+def _spread(report: SeveralJobs) -> Iterator[str]:
     if not report.spread:
         return
     yield '<section class="card">\n<h3>Spread</h3>\n<table>\n<thead><tr><th scope="col">of jobs</th>'
@@ -106,7 +106,7 @@ def _spread(report: JobsReport) -> Iterator[str]:
     yield "</tbody>\n</table>\n</section>"
 
 
-def _table(report: JobsReport) -> Iterator[str]:
+def _table(report: SeveralJobs) -> Iterator[str]:
     rows = report.rows[:MOST_ROWS]
     columns = ["state", "exit", "start", "wall time", "CPU", "memory", "GPU", "energy", "advice", "curves"]
     cells = [_cells(row) for row in rows]

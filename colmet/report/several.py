@@ -52,7 +52,7 @@ class Unusual(NamedTuple):
     median: float
 
 
-class JobsReport(NamedTuple):
+class SeveralJobs(NamedTuple):
     """The report of several jobs."""
 
     total: int  # of the selection, of which `rows` may be a part
@@ -95,7 +95,7 @@ def gather_jobs(
     limit: int = MAX_ROWS,
     tasks: Collection[tuple[int, int]] = (),
     more: Sequence[str] = (),
-) -> JobsReport:
+) -> SeveralJobs:
     """Return the report of the jobs that fulfil the conditions.
 
     Args:
@@ -129,12 +129,12 @@ def gather_jobs(
     return made_of(list(kept.values())[:limit], len(kept), notes)
 
 
-def made_of(rows: list[Row], total: int = 0, notes: Sequence[str] = ()) -> JobsReport:
+def made_of(rows: list[Row], total: int = 0, notes: Sequence[str] = ()) -> SeveralJobs:
     """Return the report of some jobs."""
     ended = [row for row in rows if row["state"] != RUNNING]
     arrays = {row["array"] for row in rows}
     array = str(arrays.pop() or "") if len(arrays) == 1 else ""
-    return JobsReport(
+    return SeveralJobs(
         total=total,
         rows=rows,
         states=dict(Counter([str(row["state"]) for row in rows]).most_common()),
@@ -193,7 +193,7 @@ def name_of(row: Row) -> str:
     return str(row["batch_id"] or row["job"])
 
 
-def troubled(report: JobsReport) -> dict[str, list[str]]:
+def troubled(report: SeveralJobs) -> dict[str, list[str]]:
     """Return the names of jobs that ended in another state than done, by state."""
     found: dict[str, list[str]] = {}
     for row in report.rows:
@@ -202,7 +202,7 @@ def troubled(report: JobsReport) -> dict[str, list[str]]:
     return found
 
 
-def document_of_jobs(report: JobsReport) -> dict[str, Any]:
+def document_of_jobs(report: SeveralJobs) -> dict[str, Any]:
     """Return the report as JSON values."""
     return {
         "total": report.total,

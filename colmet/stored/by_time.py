@@ -37,7 +37,7 @@ class RowsByTime(History):
 
 
 def windows(amounts: Mapping[int, int], window_bytes: int = WINDOW_BYTES) -> Iterator[Window]:
-    """Yield intervals with about so many bytes of values each: several hours, or a part of one."""
+    """Yield intervals with about `window_bytes` of values each: several hours, or a part of one."""
     whole = sum(amounts.values())
     done = open_bytes = 0
     begins: int | None = None  # of the open window

@@ -4,7 +4,7 @@ from typing import Any, Optional
 
 from pydantic import BaseModel, Field, create_model
 
-from colmet.archive.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, Column
+from colmet.archive.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
 from colmet.archive.derived import ANSWERS
 from colmet.archive.queries import SUMS
 from colmet.report.several import COMPARED
@@ -14,7 +14,7 @@ VALUES = {name: column for name, column in ANSWERS.items() if column.kind != BLO
 _HOST_VALUES = {name: column for name, column in HOST_COLUMNS.items() if column not in LARGE}
 
 
-def _fields(columns: dict[str, Column], default: Any) -> Any:
+def _fields(columns: dict[str, JobColumn], default: Any) -> Any:
     """Return the fields of some columns, all of them nullable; `default` is `...` if they are always there."""
     fields: dict[str, Any] = {}
     for name, column in columns.items():

@@ -17,7 +17,7 @@ from colmet.common.errors import ColmetError
 from colmet.report import jobs_page
 from colmet.report.archived import find
 from colmet.report.own import UNREADABLE
-from colmet.report.several import JobsReport, document_of_jobs, gather_jobs, made_of
+from colmet.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
 from colmet.report.style import POLICY
 from colmet.web import archive_models, parameters
 from colmet.web.archive_models import VALUES
@@ -232,7 +232,7 @@ class ArchiveRoutes:
 
 def _several(
     archive: JobArchive, conditions: ListOptions, only: Optional[str], limit: int, more: Sequence[str] = ()
-) -> JobsReport:
+) -> SeveralJobs:
     """Return the report of the visible jobs that fulfil the conditions."""
     if conditions.is_empty:
         return made_of([])

@@ -8,7 +8,7 @@ import pytest
 
 from colmet.archive import expiry
 from colmet.archive.expiry import ArchiveExpiry
-from colmet.archive.outbox import Outbox
+from colmet.archive.outbox import ArchiveOutbox
 from colmet.archive.store import ArchiveStore, Changes
 from colmet.common.errors import OutputUnavailable
 from tests.support.archive_data import YEAR_S, YEAR_START, summaries, write
@@ -77,7 +77,7 @@ def test_a_failure_is_reported_and_removes_nothing(store):
 
 def test_removed_summaries_wait_to_be_removed_from_a_shared_archive_too(store):
     write(store, summaries(20))
-    outbox = Outbox(store.database)
+    outbox = ArchiveOutbox(store.database)
     outbox.open()
     outbox.done(outbox.next(1000))
     assert outbox.count() == 0

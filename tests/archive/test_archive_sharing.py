@@ -1,4 +1,4 @@
-"""From local archives to a shared one: each job is made of all its hosts, whoever writes when, and is killed when."""
+"""From local archives to a shared one: each job is made of all its hosts, for any order of writes and kills."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from colmet.archive import forgetting
 from colmet.archive.documents import HOSTS, JOBS, STATE
 from colmet.archive.elastic import ElasticArchive
 from colmet.archive.indices import Indices
-from colmet.archive.outbox import Outbox
+from colmet.archive.outbox import ArchiveOutbox
 from colmet.archive.share_thread import ShareThread
 from colmet.archive.sharing import Sharer, outbox_of
 from colmet.archive.store import ArchiveStore, Changes
@@ -223,7 +223,7 @@ def test_changes_are_noted_after_another_writer_has_opened_the_file(tmp_path):
     with contextlib.closing(ArchiveStore(path, writable=True)) as store:
         outbox = outbox_of(store, is_shared=True)
         with contextlib.closing(ArchiveStore(path, writable=True)) as other:  # as the batch system's thread does
-            assert Outbox(other.database).count() == 0
+            assert ArchiveOutbox(other.database).count() == 0
         store.write(Changes([host(7, "n1", 100)], [], {}), None)
         assert outbox.count() == 1
 
@@ -479,7 +479,7 @@ def test_keys_of_an_outbox_are_in_the_order_of_their_changes(collectors):
     a = collectors("a")
     for job in (3, 1, 2, 1):
         a.write(host(job, "n1", YEAR_START))
-    assert [one.job for one in Outbox(a.store.database).next(10)] == [3, 2, 1]
+    assert [one.job for one in ArchiveOutbox(a.store.database).next(10)] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("other", ["", "user-1234"])

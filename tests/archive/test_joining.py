@@ -248,7 +248,7 @@ def test_failures_are_counted_logged_seldom_and_tried_again_ever_less_often(bed,
 def test_a_defect_ends_neither_the_thread_nor_other_batch_systems(bed, caplog):
     other = Source([record(5, NOW - 20, NOW - 10)])
     other.name = "oar"
-    bed.joiner = bed.joiner_of([bed.source, other], is_asked_for=False)
+    bed.joiner = bed.joiner_of([bed.source, other], is_named=False)
     bed.source.fails = ZeroDivisionError("x")
     bed.joiner.turn()
     assert [row[0] for row in bed.rows()] == [5]

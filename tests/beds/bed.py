@@ -26,7 +26,7 @@ CANNOT = 77  # a bed's exit status where the machine cannot have it
 
 
 def burn(seconds):
-    """A command that computes for so many seconds of CPU time; perl, since both batch systems bring it."""
+    """A command that computes for a number of seconds of CPU time; perl, since both batch systems bring it."""
     return f"perl -e '1 while (times)[0] + (times)[1] < {seconds}'"
 
 
@@ -318,7 +318,7 @@ class Site:
 
 @contextlib.contextmanager
 def running(request, directory, bed, patterns, controller, *node_options, pause_s=0.02, **options):
-    """Bring all of it up, and take it down again. What happens is told on the terminal, as it happens.
+    """Bring all of it up, and take it down again. The terminal shows what happens.
 
     Args:
         request: of pytest.

@@ -27,7 +27,7 @@ OF_BOTH = f'for node in $(uniq $OAR_NODEFILE); do oarsh $node "{burn(1)}" & done
 
 
 def cores(count, walltime="0:5:0"):
-    """The options that request so many."""
+    """The options that request a number of hosts and cores."""
     return ("-l", f"/network_address=1/resource_id={count},walltime={walltime}")
 
 

@@ -41,7 +41,7 @@ WITHIN_S = 300 + 20 * ROUNDS
 SHARING = "archive-share:colmet.archive"
 PLACES = (
     *[f"{SHARING}.indices:Indices.{name}:{when}:{{n}}" for name in ("write", "get") for when in ("before", "after")],
-    *[f"{SHARING}.outbox:Outbox.done:{when}:{{n}}" for when in ("before", "after")],
+    *[f"{SHARING}.outbox:ArchiveOutbox.done:{when}:{{n}}" for when in ("before", "after")],
     *[f"archive:colmet.archive.store:ArchiveStore.write:{when}:{{n}}" for when in ("before", "after")],
     f"archive:{STATE}.save:after:{{n}}",
     "",

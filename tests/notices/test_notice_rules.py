@@ -7,7 +7,7 @@ import pytest
 from colmet.archive.columns import RUNNING
 from colmet.archive.reports import report_of
 from colmet.notices import rules
-from colmet.notices.rules import RULES, TOTALS, Case, Reading, Thresholds, is_judged, reading_of
+from colmet.notices.rules import RULES, TOTALS, Case, Thresholds, TotalsReading, is_judged, reading_of
 from tests.support.notice_jobs import GIB, HOUR, NOW, failed, idle, job
 
 LIMITS = Thresholds()
@@ -17,7 +17,7 @@ def case(row, *readings, hosts=(), shared=False):
     """A case with earlier readings: (seconds ago, values)."""
     row = {name: row.get(name) for name in rules.COLUMNS} | row
     row["state"] = row["state"] or RUNNING
-    known = [Reading(row["last"] - ago, tuple(values.get(name) for name in TOTALS)) for ago, values in readings]
+    known = [TotalsReading(row["last"] - ago, tuple(values.get(name) for name in TOTALS)) for ago, values in readings]
 
     def earlier(time):
         return max([one for one in known if one.time <= time], key=lambda one: one.time, default=None)

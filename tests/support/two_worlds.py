@@ -1,4 +1,4 @@
-"""Two worlds that differ in the jobs of others alone: what bob is told in one, he must be told in the other.
+"""Two worlds that differ in the jobs of others alone: bob's answers must be equal in both.
 
 In both, bob has the same jobs on the same nodes. In the first, alice, users with names like bob's and jobs without a
 user are there beside him: they run on other nodes, have stored rows, and are in the archive.

@@ -69,7 +69,7 @@ def batches_of(node, jobs, start_s, epoch):
 
 
 def run(directory, jobs, rounds):
-    """Kill the collector so many times while jobs end; return the summaries, and those of an undisturbed run."""
+    """Kill the collector `rounds` times while jobs end; return the summaries, and those of an undisturbed run."""
     rng = random.Random(seed())
     start_s = int(time.time()) // 100 * 100 - PERIOD_S * TICKS
     epoch = start_s * NS

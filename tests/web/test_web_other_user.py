@@ -1,4 +1,4 @@
-"""What bob is told is the same whether others have jobs or not: every route of the description, with every parameter,
+"""Bob's answers are the same whether others have jobs or not: every route of the description, with every parameter,
 in a world with the jobs of others and in one without them."""
 
 from __future__ import annotations

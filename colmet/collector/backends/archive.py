@@ -309,7 +309,7 @@ class ArchiveOutput(OutputBackend):
             os.close(descriptor)
 
     def _release(self, share_s: float = 0.0) -> None:
-        """Close the file; before, send to the database for so many seconds."""
+        """Close the file; before, send to the database for at most `share_s`."""
         if self._sharing is not None:
             self._sharing.stop(share_s)
         store, self._store, self._archiver = self._store, None, None

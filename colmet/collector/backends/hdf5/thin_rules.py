@@ -23,7 +23,7 @@ MOST, LEAST = "most", "least"
 STEADY = "steady"  # that of the last row; a row ends before each change
 
 HEADER = ("timestamp", "hostname", "job_id", "metric_backend")
-# Tables with several rows of a host at one time, and the columns that tell them apart.
+# Tables with several rows of a host at one time, and the columns that distinguish them.
 KEYS: Mapping[str, tuple[str, ...]] = {
     ZONES: ("zone",),
     GPUS: ("uuid",),
@@ -59,7 +59,7 @@ class Rules(NamedTuple):
     """How the rows of a table are thinned.
 
     Attributes:
-        keys: text columns that tell apart rows of one time.
+        keys: text columns that distinguish rows of one time.
         values: of each column besides the header, one of `OWN` and the others.
         held: gauges whose value times time is kept.
         highest: gauges whose largest value stays as it was measured.
