@@ -32,7 +32,7 @@ from colmet.common.runtime.files import check_writable, make
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.01  # of the time spent: few large transactions cost less than many small ones
+SHARE = 0.003  # of the time spent: few large transactions cost less than many small ones
 MAX_DELAY_S = 60.0
 LAST_SHARE_S = 8.0  # at the end, for what the shared archive does not have yet
 AUTO = "auto"
