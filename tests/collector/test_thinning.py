@@ -19,6 +19,7 @@ from colmet.archive.fold import columns_read
 from colmet.collector.backends.hdf5 import isolated, thin_file, thin_times
 from colmet.collector.backends.hdf5.file_lock import lock
 from colmet.collector.backends.hdf5.last_rows import last_row_s
+from colmet.collector.backends.hdf5.removal import remove_rows
 from colmet.collector.backends.hdf5.thin_rows import Around, thinned
 from colmet.collector.backends.hdf5.thin_rules import rules_of
 from colmet.commands import completeness
@@ -191,6 +192,21 @@ def test_an_archive_of_thinned_rows_has_the_same_sums(both, tmp_path):
             close = 1e-6 if name in ("memory_byte_s", "node_joules", "gpu_joules") else 1e-12
             assert thin[name] == (pytest.approx(value, rel=close) if isinstance(value, float) else value), name
         assert thin["missing"] <= 6
+
+
+def test_the_former_times_of_removed_jobs_go_with_their_rows(both, tmp_path):
+    path = tmp_path / "thin.hdf5"
+    shutil.copy(both[1], path)
+
+    def runs():
+        with tables.open_file(str(path)) as file:
+            return file.get_node(f"/{thin_times.NAME}").read()
+
+    before = runs()
+    assert {7, 8} <= set(before["job_id"].tolist())
+    last = int(before["first"][before["job_id"] == 7].max())
+    assert remove_rows(str(path), {7: [(START, NOW)], 8: [(START - 100, START - 1)]}).jobs == {7}
+    assert last > START and (runs() == before[before["job_id"] != 7]).all()
 
 
 @pytest.mark.parametrize("at_once", [thin_times.BLOCK, 2])

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ from colmet.collector.backends.hdf5.chunk_backup import remove_tails
 from colmet.collector.backends.hdf5.file_lock import lock
 from colmet.collector.backends.hdf5.h5table import COPY_BYTES, group_path, reading
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
+from colmet.collector.backends.hdf5.thin_times import NAME as THINNED
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.files import sync_directory
 
@@ -82,22 +84,25 @@ def _copy(old: Any, new: Any, jobs: Intervals) -> None:
     of_group = {group_path(job)[1:]: intervals for job, intervals in jobs.items()}
     for name in list(old.root._v_children):
         node = old.get_node(f"/{name}")
+        if name == THINNED and isinstance(node, tables.Table):
+            _copy_table(node, new, "/", partial(_runs_within, jobs))
+            continue
         if name not in of_group or not isinstance(node, tables.Group):
             node._f_copy(new.root, recursive=True)
             continue
         for table in list(node._v_children):
-            _copy_table(old.get_node(f"/{name}/{table}"), new, f"/{name}", of_group[name])
+            _copy_table(old.get_node(f"/{name}/{table}"), new, f"/{name}", partial(_rows_within, of_group[name]))
         if f"/{name}" in new:
             node._v_attrs._f_copy(new.get_node(f"/{name}"))
 
 
-def _copy_table(table: Any, new: Any, group: str, intervals: Sequence[tuple[int, int]]) -> None:
-    """Copy a table without the rows in some intervals; one without rows is left out."""
+def _copy_table(table: Any, new: Any, group: str, removed: Callable[[Any], Any]) -> None:
+    """Copy a table without the rows to be removed; one without rows is left out."""
     target = None
     step = max(1, COPY_BYTES // int(table.dtype.itemsize))
     for start in range(0, int(table.nrows), step):
         rows = table.read(start, start + step)
-        rows = rows[~_within(rows["timestamp"], intervals)]
+        rows = rows[~removed(rows)]
         if not len(rows):
             continue
         if target is None:
@@ -113,12 +118,23 @@ def _count(file: Any, job: int, intervals: Sequence[tuple[int, int]]) -> int:
     for table in file.iter_nodes(group_path(job), "Table"):
         step = max(1, COPY_BYTES // int(table.dtype.itemsize))
         for start in range(0, int(table.nrows), step):
-            found += int(_within(table.read(start, start + step)["timestamp"], intervals).sum())
+            found += int(_rows_within(intervals, table.read(start, start + step)).sum())
     return found
 
 
-def _within(times: Any, intervals: Sequence[tuple[int, int]]) -> Any:
-    found = np.zeros(len(times), bool)
+def _rows_within(intervals: Sequence[tuple[int, int]], rows: Any) -> Any:
+    """Return which rows have a time in these intervals."""
+    found = np.zeros(len(rows), bool)
     for first, last in intervals:
-        found |= (times >= first) & (times <= last)
+        found |= (rows["timestamp"] >= first) & (rows["timestamp"] <= last)
+    return found
+
+
+def _runs_within(jobs: Intervals, runs: Any) -> Any:
+    """Return which runs of a thinned file have times of these jobs."""
+    last = runs["first"] + runs["step"] * (runs["samples"] - 1)
+    found = np.zeros(len(runs), bool)
+    for job, intervals in jobs.items():
+        for begin, end in intervals:
+            found |= (runs["job_id"] == job) & (runs["first"] <= end) & (last >= begin)
     return found
