@@ -152,11 +152,9 @@ def test_old_files_are_thinned_by_the_collectors_user_once_a_day_where_the_timer
     assert "[Install]" not in unit("thin")
     timer = (PACKAGING / "systemd/colmet-thin.timer").read_text()
     assert re.search(r"^OnCalendar=\S", timer, re.M) and "WantedBy=timers.target" in timer
-    rules = (PACKAGING / "debian/rules").read_text()
-    assert "colmet-thin" not in rules  # nothing enables it
 
 
-def test_notices_read_by_the_collectors_group_and_are_started_by_a_timer_that_no_package_enables():
+def test_notices_read_by_the_collectors_group_and_are_started_by_a_timer():
     text = unit("notices")
     user = re.findall(r"^User=(.+)$", text, re.M)[0]
     users = (PACKAGING / "sysusers/colmet.conf").read_text()
@@ -164,10 +162,13 @@ def test_notices_read_by_the_collectors_group_and_are_started_by_a_timer_that_no
     state = re.findall(r"^StateDirectory=(.+)$", text, re.M)[0]
     assert DEFAULT_STATE.startswith(f"/var/lib/{state}/") and "[Install]" not in text
     assert "\nOnCalendar=" in (PACKAGING / "systemd/colmet-notices.timer").read_text()
+
+
+def test_no_package_enables_the_timers_and_an_update_stops_none_that_is_enabled():
+    """Without --restart-after-upgrade, debhelper stops them before an update and starts none after it."""
     rules = (PACKAGING / "debian/rules").read_text()
-    assert re.findall(r"dh_installsystemd .*colmet-notices.*", rules) == [
-        "dh_installsystemd --package=colmet-collector --no-enable --no-start colmet-notices.timer"
-    ]
+    (line,) = re.findall(r"dh_installsystemd --package=colmet-collector (.*\.timer.*)", rules)
+    assert line == "--no-enable --no-start --restart-after-upgrade colmet-notices.timer colmet-thin.timer"
 
 
 def test_what_the_collector_writes_is_for_its_group_at_most():
