@@ -262,11 +262,19 @@ class AccountsFile:
             self._file.seek(0)
             self._rest = b""
         data = self._file.read(MOST_BYTES)
-        if not data and not os.path.samestat(os.stat(self.path), os.fstat(self._file.fileno())):
+        if not data and self._is_replaced(self._file):
             self._file.close()
             self._file, self._rest = self._opened(), b""
             data = self._file.read(MOST_BYTES)
         return data
+
+    def _is_replaced(self, file: IO[bytes]) -> bool:
+        """Return whether the path has another file; after a rotation it has none until the next job ends."""
+        try:
+            there = os.stat(self.path)
+        except FileNotFoundError:
+            return False
+        return not os.path.samestat(there, os.fstat(file.fileno()))
 
     def close(self) -> None:
         """Close the file; idempotent."""

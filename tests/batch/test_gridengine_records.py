@@ -121,14 +121,18 @@ def test_only_new_lines_are_read_also_across_a_rotation(tmp_path):
     with path.open("a") as file:
         file.write(line(4)[50:] + line(5))
     path.rename(tmp_path / "accounting.0")
-    path.write_text(line(6))
     assert numbers(10_002) == [4, 5], "the rest of the former file first"
-    assert numbers(10_003) == [6]
+    assert numbers(10_003) == [], "there is no new file before the next job ends"
+    path.write_text(line(6))
+    assert numbers(10_004) == [6]
     path.write_text("")  # emptied where it is
     with path.open("a") as file:
         file.write(line(7))
     os.truncate(path, len(line(7)) - 10)
-    numbers(10_004)
+    assert numbers(10_005) == [], "half a line"
+    with path.open("a") as file:
+        file.write(line(7)[-10:])
+    assert numbers(10_006) == [7]
     assert source.skipped == 0
     source.close()
 
