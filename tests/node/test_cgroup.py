@@ -434,6 +434,8 @@ def test_kills_in_groups_inside_count_for_the_job(fake, backend):
     shutil.rmtree(fake.path / memory[1:] / "step_0")
     backend.notice(job)
     assert values_of(backend, job)["memory_oom_kills"] == 4, "those of a step that has ended remain"
+    (kept,) = [file.inside for part in backend._groups[job]._parts for file in part.files if file.inside]
+    assert len(kept) == 2, "nothing of groups without a kill"
     assert backend._failures == 0
 
 

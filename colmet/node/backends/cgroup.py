@@ -264,7 +264,7 @@ class _OpenFile:
         self.absent = False  # else it did not exist, and is retried at the next slow tick
         self.data: bytes | None = None  # parsed last
         self.found: Values = {}  # the values in it
-        self.inside: dict[str, Values] = {}  # the last values of groups inside, by path; of removed ones, too
+        self.inside: dict[str, Values] = {}  # the last values of groups inside, by path; those of 0 are not kept
         self._host = host
         self._which = 0
         self.kept = host.keep(f"{directory}/{source.names[0]}")
@@ -618,7 +618,8 @@ class CgroupBackend(InputBackend):
             with contextlib.suppress(OSError, ValueError, IndexError):
                 found: Values = {}
                 file.source.parse(self._host.read(f"{path}/{file.source.names[0]}"), found)
-                file.inside[path] = found
+                if any(found.values()):
+                    file.inside[path] = found
         for name in file.source.own:
             counts = [values.get(name), *[found.get(name) for found in file.inside.values()]]
             if counts[0] is not None:
