@@ -26,7 +26,7 @@ LISTED = (*KEY, "user", "state", "exit_code", "project", "queue", "array", "host
 
 
 def holds(megabytes, seconds):
-    """A command that fills more than so much memory, and keeps it for so long."""
+    """A command that fills more memory than this, and keeps it for this time."""
     return f"perl -e '$held = \"x\" x {megabytes * MB}; select undef, undef, undef, {seconds}'"
 
 

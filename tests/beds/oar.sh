@@ -13,9 +13,9 @@
 # All but `up` find that directory in BED: export BED=$(oar.sh up). The jobs' cgroups are where OAR always makes them:
 # /dev/oar_cgroups_links/<controller>/oar/<user>_<id>.
 #
-# MEMORY=MIB has OAR make cgroups of memory, too: each core comes with so much. RESOURCES=N has so many on a node.
-# TWO_NODES=yes adds node2, with as many. Its cgroup hierarchies are colmet-node2 in those of this machine, in its mount namespace, that of the
-# process whose id is in $BED/node2.pid.
+# MEMORY=MIB has OAR make cgroups of memory, too: MIB for each core. RESOURCES=N has N cores on each node.
+# TWO_NODES=yes adds node2. The process in $BED/node2.pid has its mount namespace, where the cgroup hierarchies are the
+# groups colmet-node2 of this machine's.
 #
 # The API has data of jobs extracted by colmet-extract of this source, with PYTHON (python3), from what a collector
 # writes to $BED/hdf5/colmet. User oar runs it, who may not enter /root: all that it takes is seen below BED, too.

@@ -317,7 +317,7 @@ def test_ends_are_taken_in_between_ticks_and_a_job_without_tasks_is_told(node, k
     assert node.tick() == {1: 100 + 5 + 5, 2: 0}
 
 
-def test_an_end_that_came_with_the_measurement_of_another_job_is_told_of_all_the_same(node, kernel):
+def test_an_end_that_came_with_the_measurement_of_another_job_is_reported_all_the_same(node, kernel):
     """So that what is left of the job is read before its cgroups go."""
     kernel.start(20)
     node.job(2, 20)

@@ -107,7 +107,7 @@ class _Copy:
         self._node_cpus: dict[bytes, Capacity] = {}
         self._runs = thin_times.StoredRuns(old)
         self._counts = np.zeros(4, np.int64)
-        self._done = self._told = 0.0
+        self._done = self._share = self._reported = 0.0
 
     def make(self) -> Thinned:
         names = [
@@ -230,8 +230,8 @@ class _Copy:
         self._progress(1.0)
 
     def _progress(self, share: float) -> None:
-        if time.monotonic() > self._told + PROGRESS_S:
-            self._told = time.monotonic()
+        if time.monotonic() > self._reported + PROGRESS_S:
+            self._reported = time.monotonic()
             self._tell("progress", self._done + share * self._share)
 
     # -- what tables need of others --

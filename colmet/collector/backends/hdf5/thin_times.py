@@ -49,7 +49,7 @@ def times_of(runs: npt.NDArray[np.void]) -> Ints:
     if len(runs) and (
         samples.min() < 1 or rows.min() < 1 or rows.max() > MAX_ROWS or float((samples * 1.0 * rows).sum()) > MAX_ROWS
     ):
-        raise ValueError(f"/{NAME} is said to have runs that no table can have")
+        raise ValueError(f"/{NAME} has runs that no table can have")
     which = np.repeat(np.arange(len(runs)), samples)
     place = np.arange(len(which)) - np.repeat(np.cumsum(samples) - samples, samples)
     times = runs["first"][which] + runs["step"][which] * place
