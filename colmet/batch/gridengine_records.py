@@ -43,7 +43,8 @@ log = logging.getLogger(__name__)
 SYSTEM = "gridengine"
 QSTAT = ["qstat", "-s", "rs", "-u", "*", "-r", "-xml"]  # of all users, with their requests
 MOST_BYTES = 8 << 20  # of the file in one answer; the rest is in the next one
-LATE_S = 3600  # the first reading begins with the end times so long before the given ones, as lines come in any order
+LATE_S = 3600  # the first reading begins with jobs that ended earlier by this, as lines are only roughly in order
+ACCOUNTED_SHARE = 0.9  # of the CPU time for which a job is killed (h_cpu), the accounts may lack the last part
 
 # Fields of a line, from the left, and from the right: a request among the fields of the middle may have colons.
 _QUEUE, _HOST, _OWNER, _NAME, _NUMBER, _SUBMITTED, _STARTED, _ENDED = 0, 1, 3, 4, 5, 8, 9, 10
@@ -99,7 +100,7 @@ def account(line: str) -> JobRecord | None:
     signal = status - 128 if failed in (_LIMIT, _AFTER) and 128 < status < 193 else None
     is_out = memory is not None and _number(words[_MAXVMEM]) >= memory
     is_over = _reached(asked, ("h_rt", "s_rt"), ended - started) or _reached(
-        asked, ("h_cpu", "s_cpu"), _number(words[_CPU]) / 0.9
+        asked, ("h_cpu", "s_cpu"), _number(words[_CPU]) / ACCOUNTED_SHARE
     )
     return JobRecord(
         job=number,

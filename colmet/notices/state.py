@@ -22,8 +22,8 @@ from colmet.notices.rules import TotalsReading, reading_of
 
 FORM = 1  # of the tables; in PRAGMA user_version
 MODE = 0o600
-KEPT_S = 2 * 86400  # a job that was not seen for so long is forgotten
-READINGS_KEPT_S = 3600  # and its totals after such a time
+KEPT_S = 2 * 86400  # after which a job that was not seen is forgotten
+READINGS_KEPT_S = 3600  # after which its totals are
 MOST_JOBS = 200_000
 STEPS = 24  # readings in the longest time that a rule looks back
 BUSY_S = 5.0

@@ -18,7 +18,7 @@ from tests.support.smtp_server import SmtpServer
 OPS = "ops@site.org"
 JOIN = """UPDATE jobs SET state = ?, owner = user, ended = ?, started = start, exit_code = ?, system = 'slurm'
 WHERE job = ?"""
-JOINED_S = 600  # the batch system's answer comes so long after the end
+JOINED_S = 600  # from the end of a job to the batch system's answer
 HEAD = re.compile(r"^Job (\d+) .*?\(rule ([a-z-]+);", re.M | re.S)
 
 
