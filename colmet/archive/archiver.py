@@ -63,6 +63,7 @@ class Archiver:
         self._pending: np.ndarray[tuple[int], np.dtype[np.int64]] = np.empty(0, np.int64)
         self._held: list[Arrival] = []  # at the last save
         self._missed: set[tuple[int, int]] = set()  # held at a restart: they are read again
+        self._begin: int | None = None  # in another journal, until the first save
         self._load([])
 
     @property
@@ -75,7 +76,7 @@ class Archiver:
         """Return the numbers of open folds and waiting batches, and of what was dropped."""
         return {
             "open": self.fold.state.count,
-            "held": len(self._order.waiting()),
+            "held": self._order.count(),
             **{name: self.counts[name] for name in ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost")},
         }
 
@@ -158,14 +159,13 @@ class Archiver:
         self.fold.state.unwritten[self._pending] = False
         self.fold.release()
         self._held = self._order.waiting()
-
-    def failed(self) -> None:
-        """Note that the changes could not be written; they are among the next ones."""
-        self.fold.state.head[self._pending, WRITTEN] = 0
+        self._begin = None
 
     def restart(self) -> None:
         """Go back to the state of the archive, after a defect."""
         self._load(self._held)
+        if self._begin is not None:  # the archive has the place in the former journal, or none
+            self.other_journal(self._begin)
 
     def _key(self, slot: int) -> HostKey:
         head = self.fold.state.head[slot]
@@ -246,7 +246,7 @@ class Archiver:
 
     def other_journal(self, position: int) -> None:
         """Go on with the records of another journal."""
-        self.until = position
+        self.until = self._begin = position
         self._missed.clear()
 
     def follow(self, other: Archiver) -> None:

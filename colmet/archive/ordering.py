@@ -10,7 +10,7 @@ from colmet.common.schema import Batch
 HOLD_S = 60  # longest time by reception that a batch waits for the ones before it
 MOST_BYTES = 64 << 20  # of waiting batches
 FIRST_SEQ = 1  # of an agent's first batch
-FEW = 1000  # a new host whose first batch has a later number has sent the others to nobody, or before
+FEW = 1000  # a new host whose first batch has a later number has sent the others before, or to no collector
 
 
 class Arrival(NamedTuple):
@@ -94,6 +94,10 @@ class Ordering:
     def waiting(self) -> list[Arrival]:
         """Return all waiting batches."""
         return [one for some in self.held.values() for one in some.values()]
+
+    def count(self) -> int:
+        """Return the number of waiting batches; also for a thread that does not put any."""
+        return sum(map(len, list(self.held.values())))
 
     def restore(self, next_of: dict[str, tuple[int, int]], waiting: list[Arrival]) -> None:
         """Restore a former state."""

@@ -143,6 +143,32 @@ def test_a_defect_in_the_fold_goes_back_to_the_last_transaction(tmp_path, monkey
     assert cpu_of(path) == [100]
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_defect_at_the_first_write_of_a_journal_drops_no_record(tmp_path, monkeypatch, is_new):
+    path = tmp_path / "a.sqlite"
+    if not is_new:
+        output = opened(path, tmp_path)
+        output.write(records(1, 11))
+        output.close()
+        os.unlink(tmp_path / "archive.json")
+    output = opened(path, tmp_path, "cd" * 8)
+    first = 1 if is_new else 11
+    some = [JournalRecord(1 + n, tick(first + n).time_ns, (tick(first + n),)) for n in range(5)]
+    take = output._archiver.take
+
+    def defect(of):
+        take(of)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(output._archiver, "take", defect)
+    with pytest.raises(ZeroDivisionError):
+        output.write(some)
+    monkeypatch.undo()
+    output.write(some)
+    output.close()
+    assert cpu_of(path) == [5 * (first + 4)]
+
+
 def test_the_option_is_checked(tmp_path):
     parser = Parser(prog="x")
     ArchiveOutput.add_options(parser)

@@ -43,7 +43,7 @@ DESCRIBED: Mapping[str, tuple[str, str]] = {
     "jobs": ("counter", "Summaries of whole jobs written; of a running job many times."),
     "hosts": ("counter", "Summaries of jobs on hosts written."),
     "late_rows": ("counter", "Rows that came too late for all but peaks and numbers of samples."),
-    "rows_left_out": ("counter", "Rows left out, beyond the limit of unfinished summaries or twice in a table."),
+    "rows_left_out": ("counter", "Rows dropped: beyond the limit of summaries or hosts, or twice in a table."),
     "folds_lost": ("counter", "States that could not be read after a restart."),
     "jobs_removed": ("counter", "Jobs removed by --archive-keep."),
     "batch_joined": ("counter", "Summaries that got a record of a batch system."),
@@ -248,12 +248,8 @@ class ArchiveOutput(OutputBackend):
             changes = archiver.changes()
             store.write(changes, Position(self._state.journal, archiver.position))
         except OutputUnavailable as err:
-            archiver.failed()
-            if err.__cause__ is not None:
-                self._fail(err.__cause__)
-            raise
+            self._fail(err.__cause__ or err)
         except sqlite3.Error as err:
-            archiver.failed()
             self._fail(err)
         except Exception:
             archiver.restart()
