@@ -106,9 +106,11 @@ class ElasticArchive(JobArchive):
         if not 0 <= job <= MAX_INT:
             return None
         filters: Filters = [{"term": {"job": job}}]
-        starts = [
-            int(hit.source["start"]) for hit in self.pages(JOBS, filters, [_by("start", "desc", "date")], ["start"])
+        rows = [
+            row_of(hit.source, ANSWERS, ["start"])
+            for hit in self.pages(JOBS, filters, [_by("start", "desc", "date")], ["start"])
         ]
+        starts = [row["start"] for row in rows if isinstance(row["start"], int)]
         if not starts or (start is not None and start not in starts):
             return None
         of = starts[0] if start is None else start

@@ -161,7 +161,9 @@ def _add_hosts(
     columns = [*_TIMES, *[word for word in by if word not in SPANS and word != "host"]]
     some: list[Mapping[str, Value]] = []
     for hit in archive.pages(JOBS, filters_of(where), _ORDER, columns):
-        some.append(row_of(hit.source, ANSWERS, columns))
+        row = row_of(hit.source, ANSWERS, columns)
+        if row["job"] is not None:
+            some.append(row)
         if len(some) == JOBS_AT_ONCE:
             _add_hosts_of(archive, some, users, parts, sums)
             some = []
@@ -198,7 +200,7 @@ def _add_hosts_of(
             continue
         start, last = whole_of(row["start"]), whole_of(row["last"])
         values = {**row, "energy_joules": _energy(row)}
-        for job in by_number[row["job"]]:
+        for job in by_number.get(row["job"], ()):
             if not whole_of(job["start"]) <= start <= whole_of(job["end"]):
                 continue
             for part, share in _shares(parts, start, last):

@@ -100,3 +100,17 @@ def test_a_value_of_another_type_is_missing(bed):
     (row,) = archive.jobs(JobFilter(), [*LISTED, "footprint"]).rows
     assert (row["start"], row["cpus"], row["cpu_s"], row["name"], row["footprint"]) == (5, *[None] * 4)
     assert row["user"] == "text" and archive.job(1).summary["hosts"] is None
+
+
+def test_a_document_without_a_key_is_no_job(bed):
+    database, archive = bed
+    database.stored["t_archive-jobs"] = {
+        "1-5": ({"job": 1, "start": 5, "end": 9}, 1, 1),
+        "1": ({"job": 1}, 1, 1),
+        "2-5": ({"job": [2], "start": 5, "end": 9}, 1, 1),
+    }
+    host = {"host": "n1", "start": 5, "last": 9, "core_s": 2.0}
+    database.stored["t_archive-hosts"] = {"1-5-n1": ({"job": 1, **host}, 1, 1), "1-6-n1": ({"job": [1], **host}, 1, 1)}
+    assert archive.job(1).starts == [5]
+    (group,) = archive.usage(JobFilter(), ["host"])
+    assert (group.keys, group.jobs, group.sums["core_s"]) == (("n1",), 1, 2.0)
