@@ -85,7 +85,7 @@ class Hdf5RowsByTime(Hdf5History, RowsByTime):
 
     def _read_pieces(self, path: str, columns: Columns, amounts: Counter[int], done: float, share: float) -> None:
         wanted = {table: list(some) for table, some in columns.items()}
-        inode = os.stat(path).st_ino
+        inode = _inode(path)
         made: list[_Table] = []
         after: list[Any] = []
         read, following, nameless = 0, 1, 0
@@ -111,7 +111,7 @@ class Hdf5RowsByTime(Hdf5History, RowsByTime):
         for path, file in self._pieces.items():
             of_file: defaultdict[tuple[int, str], list[Rows]] = defaultdict(list)
             for parts in _asked(file, first, last):
-                if os.stat(path).st_ino != file.inode:
+                if _inode(path) != file.inode:
                     raise ColmetError(f"{path} was replaced meanwhile, as by colmet thin; run it again")
                 for job, name, rows in ask(
                     self._reader, path, partial(between_of, parts=parts, since=first, until=last), lambda _: False
@@ -121,6 +121,13 @@ class Hdf5RowsByTime(Hdf5History, RowsByTime):
                 found[key].append(_joined(some))
         for (job, name), several in found.items():
             yield from series_of(several, name, job)
+
+
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}; it was there at the start: run it again") from err
 
 
 def _size(path: str) -> int:

@@ -25,6 +25,7 @@ from colmet.node.delivery.outbox import MAX_AGE_S
 from colmet.stored import rows as reading
 from colmet.stored import sources
 from colmet.stored.hdf5 import Hdf5History, files_of
+from colmet.stored.hdf5_by_time import Hdf5RowsByTime
 from tests.support.hdf5_writer import opened, write_once
 from tests.support.machine import fork
 
@@ -488,3 +489,17 @@ def test_a_collector_without_a_store_is_said_so(tmp_path):
     config.chmod(0o600)
     with pytest.raises(ConfigError, match="neither hdf5-filepath nor elastic-host"):
         sources.open_history(options("--config", str(config)))
+
+
+@pytest.mark.parametrize("is_looked_through", [False, True])
+def test_a_file_that_is_removed_while_rows_are_read_by_time_is_an_error_with_a_remedy(tmp_path, is_looked_through):
+    path = tmp_path / "a.hdf5"
+    write_once(path, [batch(START + n, cpu=n) for n in range(5)])
+    columns = {JOBS.name: ("cpu",)}
+    with Hdf5RowsByTime([str(path)]) as history:
+        if is_looked_through:
+            history.amounts(columns)
+            assert [len(one) for one in history.between(columns, START, START + 1)] == [2]
+        path.unlink()
+        with pytest.raises(ConfigError, match=r"a\.hdf5: No such file.*run it again"):
+            list(history.between(columns, START, START + 1)) if is_looked_through else history.amounts(columns)
