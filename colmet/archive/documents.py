@@ -105,7 +105,7 @@ def host_version(row: Summary) -> int:
     A host that has sent rows of a job to two collectors has a summary at each: that with the later last row counts.
     """
     last, is_running = row.get("last"), row.get("is_running")
-    return 2 * int(last or 0) + (not is_running) if isinstance(last, int) else 1
+    return 2 * last + (not is_running) if isinstance(last, int) else 1
 
 
 def _json(value: Value) -> Any:

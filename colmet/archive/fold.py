@@ -172,8 +172,8 @@ class Fold:
         for key, first in firsts.items():
             self._create(*key, first, starts.get(key, MISSING_INT))
         touched = []
-        for table, part, _ in sorted(found, key=lambda one: JOB_TABLES.index(one[0].name)):
-            slots = self._lookup(part) if firsts else _
+        for table, part, before in sorted(found, key=lambda one: JOB_TABLES.index(one[0].name)):
+            slots = self._lookup(part) if firsts else before
             there = np.flatnonzero(slots >= 0)
             if len(there) < len(slots):
                 self.counts["rows_left_out"] += int((part.jobs[slots < 0] > 0).sum())

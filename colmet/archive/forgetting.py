@@ -7,10 +7,9 @@ import sqlite3
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.archive.store import ArchiveError, ArchiveStore, transaction
+from colmet.archive.store import TABLES, ArchiveError, ArchiveStore, transaction
 
 AT_ONCE = 500  # jobs of a transaction: a collector writes between them
-_MADE = ("jobs", "hosts", "job_details", "host_details", "folds", "position", "listed")
 _NAMES = ("user", "owner")  # columns with names of users, in any table
 _TEXTS = ("name", "dependency")  # of a job, which may name its user
 
@@ -99,7 +98,7 @@ def _rename(database: sqlite3.Connection, run: Run, other: str) -> None:
 def _elsewhere(database: sqlite3.Connection, user: str, other: str) -> None:
     tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     for table in tables:
-        if table in _MADE or table.startswith("sqlite_"):
+        if table in TABLES or table.startswith("sqlite_"):
             continue
         for row in database.execute(f'PRAGMA table_info("{table}")').fetchall():
             if row["name"] not in _NAMES:

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from colmet.archive.columns import BATCH
-from colmet.archive.store import ArchiveStore, Changes, escaped
+from colmet.archive.store import TABLES, ArchiveStore, Changes, escaped
 from colmet.archive.whole import job_summary, runs_of
 
-# Tables that the rebuild fills; those of others are copied.
-_OWN = ("jobs", "hosts", "job_details", "host_details", "folds", "position", "listed")
 _OVERLAP = "{a}.start <= {b}.last AND {b}.start <= {a}.last"
 
 
@@ -120,7 +118,7 @@ def _others(database: sqlite3.Connection) -> None:
         "SELECT name, sql FROM former.sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'"
     ).fetchall()
     for name, sql in [(row["name"], row["sql"]) for row in tables]:
-        if name not in _OWN:
+        if name not in TABLES:  # those the rebuild has filled
             if not _columns(database, "main", name):
                 database.execute(sql)
             _copy(database, name, "1")

@@ -250,7 +250,7 @@ def _where(where: JobFilter) -> Where:
     if where.array:
         add("l.array = ?", where.array)
     if where.name:
-        # LIKE takes no copy of each name, unlike lower(); both know the case of ASCII letters
+        # LIKE makes no copy of each name, unlike lower(); both know the case of ASCII letters
         add("l.name LIKE ? ESCAPE '\\'", "%" + re.sub(r"([%_\\])", r"\\\1", where.name) + "%")
     if where.since is not None:
         add(f"(l.\"end\" >= ? OR l.state = '{RUNNING}')", where.since)

@@ -29,10 +29,6 @@ class JoinPlan(NamedTuple):
     deletes: list[int]  # starts of summaries without rows, whose run has rows now
     joined: int = 0  # records that a measured run has now and had not before
 
-    def is_empty(self) -> bool:
-        """Return whether nothing changes."""
-        return not (self.updates or self.inserts or self.deletes)
-
 
 def columns_of(record: JobRecord) -> Known:
     """Return a record as columns of the archive."""

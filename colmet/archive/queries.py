@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from colmet.archive.columns import STATES, JobColumn
+from colmet.archive.columns import REAL, STATES, JobColumn
 from colmet.archive.derived import ANSWERS, LISTED
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.suggestions import did_you_mean
@@ -23,13 +23,13 @@ SPANS = ("month", "week", "day")  # in UTC; weeks begin on Monday
 GROUPS = ("user", "project", "queue", "state", "system", "name", "host", *SPANS)
 # Sums of usage, by name: the summed column of a job and of a host, its unit and a sentence.
 SUMS = {
-    "core_s": JobColumn("core_s", "REAL", "s", "Allocated CPU time."),
-    "cpu_s": JobColumn("cpu_s", "REAL", "s", "CPU time used."),
-    "wasted_core_s": JobColumn("wasted_core_s", "REAL", "s", "Allocated CPU time less the CPU time used."),
-    "gpu_s": JobColumn("gpu_s", "REAL", "s", "GPUs held times duration."),
-    "gpu_busy_s": JobColumn("gpu_busy_s", "REAL", "s", "The same, times their use."),
-    "memory_byte_s": JobColumn("memory_byte_s", "REAL", "B s", "Memory used times duration."),
-    "energy_joules": JobColumn("energy_joules", "REAL", "J", "Shares of the nodes' energy, and the GPUs'."),
+    "core_s": JobColumn("core_s", REAL, "s", "Allocated CPU time."),
+    "cpu_s": JobColumn("cpu_s", REAL, "s", "CPU time used."),
+    "wasted_core_s": JobColumn("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."),
+    "gpu_s": JobColumn("gpu_s", REAL, "s", "GPUs held times duration."),
+    "gpu_busy_s": JobColumn("gpu_busy_s", REAL, "s", "The same, times their use."),
+    "memory_byte_s": JobColumn("memory_byte_s", REAL, "B s", "Memory used times duration."),
+    "energy_joules": JobColumn("energy_joules", REAL, "J", "Shares of the nodes' energy, and the GPUs'."),
 }
 
 Row = dict[str, Any]  # values by name of `ANSWERS`; None for a missing one

@@ -103,7 +103,7 @@ class Rebuild:
 
 
 def replace(path: str, new: str, aside: str) -> None:
-    """Put a finished file in the place of an archive that nobody writes, which stays as `aside`.
+    """Put a finished file in the place of an archive that no process writes, which stays as `aside`.
 
     Readers of the former one go on with it; whenever the machine fails, there is one of both.
     """

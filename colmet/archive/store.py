@@ -75,6 +75,10 @@ DDL = (
 )
 
 
+# Tables of summaries and of the fold; those of other parts of Colmet may be in the file as well.
+TABLES = ("jobs", "hosts", "job_details", "host_details", "folds", "position", "listed")
+
+
 def _upsert(table: str, key: Sequence[JobColumn], columns: Sequence[JobColumn]) -> str:
     """Return the statement that writes one row; columns that are not named here keep their values."""
     names = [_quoted(column.name) for column in (*key, *columns)]

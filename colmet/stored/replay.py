@@ -26,11 +26,6 @@ def schema_of(table: str, columns: Collection[str]) -> Schema:
     return Schema(whole.name, whole.scope, [field for field in whole.fields if field.name in columns])
 
 
-def batches_of(series: Iterable[Series], columns: Mapping[str, Collection[str]]) -> Iterator[Batch]:
-    """Yield the rows of some hosts as batches; see `Replay`."""
-    yield from Replay(columns).batches(series)
-
-
 class Replay:
     """Rows of some hosts as batches by time, one for each tick of a host; without lists of jobs.
 

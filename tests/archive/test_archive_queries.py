@@ -119,7 +119,7 @@ def test_any_value_can_be_listed_and_equals_that_of_the_job(archive):
     assert set(LISTED) < set(ANSWERS)
 
 
-def test_numbers_used_again_are_told_apart(tmp_path):
+def test_numbers_used_again_are_distinguished_by_the_start(tmp_path):
     path = str(tmp_path / "a.sqlite")
     store = ArchiveStore(path, writable=True)
     rows = [{"job": 1, "start": start, "last": start + 50, "cpu_s": float(start), "hosts": 1} for start in (100, 9000)]

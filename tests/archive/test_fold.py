@@ -21,7 +21,6 @@ from tests.support.archives import Archive, records_of, replayed
 from tests.support.made_up_history import GIB, START, MadeUp, S, job_rows, node_rows
 
 CGROUP, TASKS, NODE = (schemas()[f"{name}_default"] for name in ("cgroup", "taskstats", "procstats"))
-END = ("last", "is_running", "cpu_s", "samples")
 
 
 def folded(tmp_path, history, jobs=(42,), name="a"):
@@ -124,9 +123,7 @@ def made():
     batches = []
     for host in ("n1", "n2", "n3~2"):
         for n in range(1, 61):
-            jobs = tuple(
-                job for job, first, last in ((1, 1, 30), (2, 10, 60), (3, 25, 26), (4, 40, 70)) if first <= n <= last
-            )
+            jobs = tuple(job for job, first, last in LIVES if first <= n <= last)
             more = {"memory_peak": None if draw.random() < 0.5 else 2 * GIB + n}
             if n > 45 and host == "n1":
                 more["cpu_usage"] = (n - 45) * S

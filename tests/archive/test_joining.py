@@ -152,7 +152,7 @@ def test_a_record_that_comes_hours_later_is_found_by_number(bed):
     bed.source.asked.clear()
     bed.monotonic += 3601
     bed.joiner.turn()
-    assert not [one for one in bed.source.asked if isinstance(one, list)], "all is known: nobody is asked for"
+    assert not [one for one in bed.source.asked if isinstance(one, list)], "all is known: no job is asked for"
 
 
 def test_accounts_that_come_an_hour_late_are_found_also_for_jobs_without_rows(bed):
@@ -227,7 +227,7 @@ def test_lack_of_memory_is_seen_by_the_kernel_where_the_batch_system_has_no_word
     assert [row[2] for row in sorted(bed.rows())] == ["out_of_memory", "failed", "failed"]
 
 
-def test_failures_are_counted_logged_seldom_and_tried_again_ever_less_often(bed, caplog):
+def test_failures_are_counted_logged_seldom_and_retried_ever_less_often(bed, caplog):
     bed.source.fails = BatchError("squeue: returned 1: no controller")
     caplog.set_level(logging.INFO)
     pauses = []

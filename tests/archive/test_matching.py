@@ -31,7 +31,7 @@ def after(rows, *batches):
         for row in change.inserts:
             assert row["start"] not in rows
             rows[row["start"]] = {**dict.fromkeys(NAMES), "last": None, **row}
-        assert plan(list(rows.values()), records).is_empty(), "a repeated answer changes nothing"
+        assert not any(plan(list(rows.values()), records)), "a repeated answer changes nothing"
     return rows
 
 
@@ -55,7 +55,7 @@ def test_a_record_that_comes_hours_later_is_joined():
     assert seen(after([run(102, 160)], [], [record(100, 161)])) == {102: ("done", 100, 161)}
 
 
-def test_a_number_that_is_used_again_is_told_apart_by_the_start():
+def test_a_number_that_is_used_again_is_distinguished_by_the_start():
     """30 runs with one number: 50 s each, 20 s apart, as after requeues; the records come in any order."""
     draw = random.Random(4)
     runs = [run(1000 + 70 * n, 1050 + 70 * n) for n in range(30)]

@@ -29,7 +29,7 @@ from colmet.common.growth import summed
 from colmet.report.collect import gather
 from colmet.stored.accounts import look
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.replay import batches_of
+from colmet.stored.replay import Replay
 from colmet.stored.stays import JobInterval
 from tests.support.archives import Archive, records_of
 from tests.support.hdf5_files import tables
@@ -179,7 +179,7 @@ def test_an_archive_of_thinned_rows_has_the_same_sums(both, tmp_path):
         with Hdf5History([str(path)]) as history:
             series = [one for job in (0, 7, 8, 9) for table in history.tables(job) for one in history.read(job, table)]
         archive = Archive(tmp_path / f"{n}.sqlite")
-        archive.take(records_of(list(batches_of(series, columns_read()))))
+        archive.take(records_of(list(Replay(columns_read()).batches(series))))
         archive.end()
         found.append(archive.jobs())
         archive.store.close()

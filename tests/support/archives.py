@@ -8,7 +8,7 @@ from colmet.archive.archiver import Archiver
 from colmet.archive.fold import columns_read
 from colmet.archive.store import ArchiveStore, Position
 from colmet.common.schema import Batch
-from colmet.stored.replay import batches_of
+from colmet.stored.replay import Replay
 
 JOURNAL = "ab" * 8
 
@@ -31,7 +31,7 @@ def records_of(batches, first=0, delay_s=1):
 def replayed(history, jobs):
     """The rows of a made-up store as batches."""
     series = [one for (job, table) in history.rows if job in (0, *jobs) for one in history.read(job, table)]
-    return list(batches_of(series, columns_read()))
+    return list(Replay(columns_read()).batches(series))
 
 
 class Archive:

@@ -34,7 +34,7 @@ class Commands:
             text: what it prints, or the file of it.
             status: that it ends with.
             said: what it prints to standard error.
-            slow_s: seconds that it takes.
+            slow_s: seconds before it prints.
         """
         program, *arguments = command
         pattern = "*" if None in arguments else shlex.quote(" ".join(arguments))
