@@ -154,7 +154,7 @@ class ScriptedFleet:
 
     def reconnect(self):
         for node in self.nodes:
-            node.resend(anew=self._rng.random() < 0.5)
+            node.resend(reconnect=self._rng.random() < 0.5)
 
     @property
     def is_done(self):

@@ -104,7 +104,7 @@ class Node:
         while (message := self.link.receive()) is not None:
             said = link.decode(message)
             if isinstance(said, link.Describe):
-                self.resend(anew=False)
+                self.resend(reconnect=False)
                 continue
             is_same, self._started = said.started == self._started, said.started
             self._is_short = is_same and (self._is_short or bool(said.ranges))
@@ -121,9 +121,9 @@ class Node:
         while self.to_send and self.push.send(self.to_send[0]):
             self.to_send.popleft()
 
-    def resend(self, anew):
+    def resend(self, reconnect):
         """Send again what was not acknowledged; on another connection, or behind what waits in the former one."""
-        if anew:
+        if reconnect:
             self.push.close()
             self.push = Push(self._uri, 1000, 0)
         self.to_send = collections.deque(self.unacknowledged.values())
@@ -164,12 +164,12 @@ class Fleet:
                     node.talk(now)
 
     def reconnect(self):
-        """The collector has been started anew."""
+        """The collector has been restarted."""
         with self._lock:
             for node in self.nodes.values():
                 if self._rng.random() < 0.1:
                     node.restart()
-                node.resend(anew=self._rng.random() < 0.5)
+                node.resend(reconnect=self._rng.random() < 0.5)
 
     @property
     def acknowledged(self):
