@@ -103,10 +103,14 @@ def _done(report: Report, batch: BatchFacts) -> Ending:
     if report.memory.oom_kills:
         return Ending(
             DONE,
-            f"Its script ended with exit code 0, though the kernel killed {_killed(report)} for lack of memory.",
+            f"Done{_exit_code(batch)}, though the kernel killed {_killed(report)} for lack of memory.",
             "Results may be incomplete. Ask for more memory, and let the script end at the first error (set -e).",
         )
-    return Ending(DONE, f"Done: exit code {batch.exit_code or 0}.")
+    return Ending(DONE, f"Done{_exit_code(batch)}.")
+
+
+def _exit_code(batch: BatchFacts) -> str:
+    return "" if batch.exit_code is None else f": exit code {batch.exit_code}"
 
 
 def _failed(report: Report, batch: BatchFacts) -> Ending:
@@ -123,7 +127,8 @@ def _failed(report: Report, batch: BatchFacts) -> Ending:
     if code:
         meaning, remedy = _CODES.get(code, ("", _SEE_OUTPUT))
         return Ending(FAILED, f"Failed with exit code {code}{': ' if meaning else ''}{meaning}.", remedy)
-    return Ending(FAILED, f"Failed{_word(batch)}; its exit code is not reported.", _SEE_OUTPUT)
+    known = "its exit code is not reported" if code is None else f"its exit code is {code}"
+    return Ending(FAILED, f"Failed{_word(batch)}; {known}.", _SEE_OUTPUT)
 
 
 def _signal(number: int) -> str:

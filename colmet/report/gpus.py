@@ -116,7 +116,7 @@ def _summed(stay: Stay, series: Series) -> GpuUse:
 def _steps_s(times: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Return the duration of each sample: since the sample before, at most `LONGEST_PERIODS` periods."""
     period_s = cadence_s(times, 0)
-    first_s = min(period_s, float(times[1] - times[0])) if len(times) > 1 else period_s  # thinned later: wider steps
+    first_s = min(period_s, float(times[1] - times[0])) if len(times) > 1 else period_s  # shorter in thinned rows
     steps_s = np.diff(times.astype(np.float64), prepend=times[0] - first_s)
     return np.minimum(steps_s, LONGEST_PERIODS * (period_s or np.inf))
 

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colmet.archive.columns import OUT_OF_MEMORY, RUNNING, TIMEOUT
+from colmet.archive.columns import DONE, ENDED, OUT_OF_MEMORY, RUNNING, TIMEOUT
 from colmet.report.advice import EXCEEDED, LEAST_S, grade
 from colmet.report.model import BatchFacts, GpuUse, Number, Report, Use, ratio
 
-_OVER = ("done", "ended")  # jobs with these states show how much walltime they need; others ended too early
+_OVER = (DONE, ENDED)  # jobs with these states show how much walltime they need; others ended too early
 
 
 def uses_of(report: Report) -> tuple[Use, ...]:
     """Return the use of cores, memory, GPUs and walltime, of the requested amount, else of the allocated.
 
-    What is neither requested nor limited is left out. Shares are without a grade where advice is withheld, below a
+    What is neither requested nor limited is skipped. Shares are without a grade where advice is withheld, below a
     minute, and of memory and walltime while the job runs.
     """
     batch = report.batch or BatchFacts()
@@ -57,7 +57,7 @@ def _gpus(report: Report, batch: BatchFacts) -> Use | None:
 
 
 def gpu_ratio(gpus: Sequence[GpuUse]) -> Number:
-    """Return the mean use of GPUs, weighted by the time that they were held."""
+    """Return the mean use of GPUs, weighted by the time of their allocation."""
     known = [(one.use_ratio, one.held_s or 0.0) for one in gpus if one.use_ratio is not None]
     held = sum(held_s for _, held_s in known)
     if not held:

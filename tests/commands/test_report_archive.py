@@ -139,7 +139,7 @@ def test_a_job_whose_end_the_batch_system_reports_first_has_ended(history, kept,
     assert made["state"] == found and (made["ending"] is None) == (state == "running")
 
 
-def test_rows_of_which_the_beginning_is_gone_are_not_taken_for_all(history, kept, report):
+def test_rows_of_which_the_beginning_is_gone_do_not_count_as_all(history, kept, report):
     archive = kept()
     for (job, _), hosts in history.rows.items():
         for host, (times, columns) in hosts.items():
@@ -291,6 +291,8 @@ def made(history):
     ("facts", "kind", "parts"),
     [
         ({"state": "done", "exit_code": 0}, "done", ["Done: exit code 0."]),
+        ({"state": "done"}, "done", ["Done."]),
+        ({"state": "failed", "exit_code": 0}, "failed", ["its exit code is 0."]),
         ({"state": "failed", "exit_code": 1}, "failed", ["Failed with exit code 1.", "output"]),
         ({"state": "failed", "exit_code": 127}, "failed", ["a program was not found", "module"]),
         ({"state": "failed", "exit_signal": 11}, "failed", ["SIGSEGV (11)", "memory that is not its own", "defect"]),
@@ -310,7 +312,8 @@ def made(history):
             "out_of_memory",
             ["of 4.00 GiB", "Ask for more than 4.00 GiB"],
         ),
-        ({"state": "done", "oom_kills": 2}, "done", ["exit code 0, though", "incomplete"]),
+        ({"state": "done", "oom_kills": 2}, "done", ["Done, though", "incomplete"]),
+        ({"state": "done", "exit_code": 0, "oom_kills": 2}, "done", ["Done: exit code 0, though"]),
         ({"state": "timeout", "requested_walltime_s": 7200}, "timeout", ["walltime of 2 h 0 min", "Ask for more"]),
         ({"state": "cancelled", "reason": "CANCELLED by 1000"}, "cancelled", ["Cancelled by", "(CANCELLED by 1000)"]),
         ({"state": "node_failed", "reason": "NODE_FAIL"}, "node_failed", ["not the job's fault", "Submit it again"]),
