@@ -108,7 +108,7 @@ def choose(name: str, value: str, values: tuple[str, ...]) -> None:
 
 def numbers_of(text: str) -> list[int]:
     """Return the numbers of jobs; HTTPException 400 for any other text."""
-    found = [one for one in text.split(",") if one]
+    found = text.split(",") if text else []
     if not all(one.isascii() and one.isdigit() and 1 <= int(one) <= MAX_JOB for one in found):
         raise HTTPException(400, "job is not numbers of jobs, separated by commas")
     return [int(one) for one in found]
