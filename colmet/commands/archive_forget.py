@@ -6,7 +6,6 @@ import argparse
 import glob
 import os
 import pwd
-import re
 import sys
 import syslog
 from collections import defaultdict
@@ -15,14 +14,13 @@ from collections.abc import Sequence
 from colmet.archive.forgetting import Run, forget, pseudonym, runs_of_user
 from colmet.archive.store import ArchiveError, ArchiveStore
 from colmet.archive.writer_lock import lock
+from colmet.collector.backends.hdf5.rotation import is_newest
 from colmet.commands.times import shown
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.plural import counted
 from colmet.stored import sources
-from colmet.stored.hdf5 import SUFFIX, files_of
-
-_DATED = re.compile(rf"(.+)\.[0-9]{{10}}{re.escape(SUFFIX)}", re.ASCII)
+from colmet.stored.hdf5 import files_of
 
 
 def run(options: argparse.Namespace, path: str) -> int:
@@ -142,7 +140,7 @@ def _remove_rows(options: argparse.Namespace, runs: Sequence[Run]) -> set[int]:
     stays: set[int] = set()
     for path in _files(options):
         try:
-            if _is_newest(path):
+            if is_newest(path) in (True, None):  # a collector may write to it
                 there = rows_of_jobs(path, jobs)
                 stays |= there.jobs
                 if there.rows:
@@ -162,9 +160,3 @@ def _files(options: argparse.Namespace) -> list[str]:
     if not options.hdf5:
         return sources.configured_files(options.config)
     return [file.path for path in options.hdf5 for file in files_of(path)]
-
-
-def _is_newest(path: str) -> bool:
-    """Return whether a file is the last of those with its name, or the only one: a collector may write to it."""
-    match = _DATED.fullmatch(path)
-    return match is None or os.path.abspath(files_of(match[1])[-1].path) == os.path.abspath(path)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import shutil
 import sys
 import time
@@ -21,7 +20,7 @@ from functools import partial
 
 from colmet.collector.backends.hdf5 import isolated
 from colmet.collector.backends.hdf5.file_lock import lock
-from colmet.collector.backends.hdf5.rotation import SUFFIX
+from colmet.collector.backends.hdf5.rotation import is_newest
 from colmet.collector.backends.hdf5.thin_file import ALREADY, RECENT, Thinned
 from colmet.commands.progress import progress_line
 from colmet.common.errors import ColmetError, ConfigError
@@ -33,7 +32,6 @@ from colmet.stored import sources
 OLDER_S, STEP_S = 30 * 86400, 60
 LONGEST_STEP_S = 3600
 UNFINISHED = ".thinning"  # behind the name of a file, while its copy is made
-_NAME = re.compile(rf"(.+)\.([0-9]{{10}}){re.escape(SUFFIX)}", re.ASCII)
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -101,13 +99,10 @@ def _why_not(path: str, config: str) -> str:
         raise ConfigError(f"{path}: there is no such file")
     if os.path.lexists(f"{path}.tails"):
         return "skipped: its last write did not end; colmet-collector completes it at its next start"
-    name = _NAME.fullmatch(os.path.abspath(path))
-    if name is None:
+    newest = is_newest(path)
+    if newest is None:
         return "skipped: the collector goes on with it at its next start" if _is_current(path, config) else ""
-    directory = os.path.dirname(name[0])
-    others = [found for one in os.listdir(directory) if (found := _NAME.fullmatch(os.path.join(directory, one)))]
-    newest = max([one[2] for one in others if one[1] == name[1]])
-    return "skipped: it is the newest of its collector, which may go on with it" if name[2] == newest else ""
+    return "skipped: it is the newest of its collector, which may go on with it" if newest else ""
 
 
 def _is_current(path: str, config: str) -> bool:

@@ -11,6 +11,7 @@ from colmet.common.errors import ConfigError
 
 SUFFIX = ".hdf5"
 NS = 1_000_000_000
+_DATED = re.compile(rf"(.+)\.[0-9]{{10}}{re.escape(SUFFIX)}", re.ASCII)
 
 
 class FileNames:
@@ -57,6 +58,16 @@ class FileNames:
         if path.startswith(start) and path.endswith(end) and re.fullmatch(r"[0-9]{10}", digits, re.ASCII):
             return int(digits)
         return None
+
+
+def is_newest(path: str) -> bool | None:
+    """Return whether an existing file is the newest of its collector; None for a name without a time."""
+    path = os.path.abspath(path)
+    dated = _DATED.fullmatch(path)
+    if dated is None:
+        return None
+    there = FileNames(dated[1]).there()
+    return not there or there[-1][1] == path  # without a readable directory, it may be
 
 
 class Rotation:
