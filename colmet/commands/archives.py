@@ -132,9 +132,7 @@ def add_users(parser: cli.Options) -> None:
     parser.add_argument(
         "-u", "--user", metavar="USER", action="append", default=[], help="jobs of this user; repeatable"
     )
-    parser.add_argument(
-        "-a", "--all-users", action="store_true", help="jobs of all users, as root sees them without it"
-    )
+    parser.add_argument("-a", "--all-users", action="store_true", help="jobs of all users; the default of root")
 
 
 def csv_cell(value: object) -> object:

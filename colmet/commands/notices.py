@@ -32,7 +32,7 @@ examples:
 
 exit status:
   0  done, also without any notice
-  1  a notice could not be sent, or the archive or the state cannot be used; the next run tries again
+  1  a notice could not be sent, or the archive or the state cannot be used; the next run retries
   2  wrong command line or configuration"""
     parser.add_argument(
         "--rules", metavar="FILE", help=f"the rules and recipients of this site, in TOML (default: {DEFAULT_PATH})"

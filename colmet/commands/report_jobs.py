@@ -6,6 +6,7 @@ import argparse
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from colmet.archive.columns import FOOTPRINT
 from colmet.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
@@ -111,22 +112,14 @@ def _selection(options: argparse.Namespace, archive: JobArchive) -> tuple[JobFil
     return archives.filter_of(options, users)._replace(jobs=numbers), tasks
 
 
-class _Column:
+class _Column(NamedTuple):
     """A column of the table: a heading, texts, and a style for each row."""
 
-    def __init__(
-        self,
-        heading: str,
-        text: Callable[[Row], str],
-        rank: int,
-        style: Callable[[Row], str] = lambda _: "",
-        is_right: bool = True,
-    ) -> None:
-        self.heading = heading
-        self.text = text
-        self.rank = rank
-        self.style = style
-        self.is_right = is_right
+    heading: str
+    text: Callable[[Row], str]
+    rank: int
+    style: Callable[[Row], str] = lambda _: ""
+    is_right: bool = True
 
 
 def _of(value: float | None, of: float | None, text: Callable[[float | None], str]) -> str:

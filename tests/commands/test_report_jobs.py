@@ -256,6 +256,6 @@ def test_what_cannot_be_reported_is_an_error_with_its_reason(run, argv, status, 
     assert (found, out) == (status, "") and said in err, err
 
 
-def test_a_report_without_jobs_says_how_to_name_them(capsys):
+def test_a_report_without_jobs_prints_how_to_name_them(capsys):
     assert colmet.main(["report"]) == 2
     assert "--array" in capsys.readouterr().err

@@ -141,16 +141,16 @@ def worlds(request, tmp_path_factory, users, stack):  # noqa: F811 - the fixture
 
 
 @pytest.mark.parametrize("path", ROUTES)
-def test_bob_is_told_the_same_whether_others_have_jobs_or_not(worlds, path):
+def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(worlds, path):
     kind, (full, lone) = worlds
     if kind == "database" and "/archive/" not in path and not path.endswith(("/usage", *DRAWN)):
         pytest.skip("this route does not read the archive")
     statuses, is_seen = set(), False
     for target in targets(path):
-        told, expected = [ask(app, target, [BOB]) for app in (full, lone)]
-        assert told.status == expected.status and told.headers == expected.headers, target
-        assert told.unpacked() == expected.unpacked(), target
-        statuses.add(told.status)
+        shown, expected = [ask(app, target, [BOB]) for app in (full, lone)]
+        assert shown.status == expected.status and shown.headers == expected.headers, target
+        assert shown.unpacked() == expected.unpacked(), target
+        statuses.add(shown.status)
         if not is_seen:
             seen, unseen = [ask(app, target, [ROOT]) for app in (full, lone)]
             is_seen = seen.status == 200 and seen.unpacked() != unseen.unpacked()
@@ -180,16 +180,16 @@ def differing(one, other, at=""):
         yield at
 
 
-def test_on_a_shared_node_bob_is_told_the_number_of_jobs_and_nothing_else_of_hers(beside):
+def test_on_a_shared_node_bob_is_shown_the_number_of_jobs_and_nothing_else_of_hers(beside):
     found, seen = set(), set()
     for path in ROUTES:
         if path.endswith((".html", ".png")):
             continue
         for target in targets(path)[:100]:
-            told, expected = [ask(app, target, [BOB]) for app in beside]
-            assert told.status == expected.status, target
-            if told.unpacked() != expected.unpacked():
-                found.update((path, place) for place in differing(told.json(), expected.json()))
+            shown, expected = [ask(app, target, [BOB]) for app in beside]
+            assert shown.status == expected.status, target
+            if shown.unpacked() != expected.unpacked():
+                found.update((path, place) for place in differing(shown.json(), expected.json()))
         mine = path.replace("{job}", str(MINE)).replace("{node}", "my-node")
         if path.endswith("/report") and ask(beside[0], mine, [ROOT]).body != ask(beside[1], mine, [ROOT]).body:
             seen.add(path)
