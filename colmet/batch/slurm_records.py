@@ -59,7 +59,7 @@ GIVEN = ["squeue", "--all", "--noheader", "--Format=JobID:20,exit_code:10,tres-a
 WAITING = ["squeue", "--all", "--noheader", "--states=PD", "--format=%A|%E"]
 NO_ACCOUNTS_S = 3600.0  # between two tries of sacct where Slurm keeps no accounts
 
-STATES: Mapping[str, str | None] = {
+STATES: Mapping[str, str] = {
     **dict.fromkeys(("RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "STOPPED", "SIGNALING", "RESIZING"), RUNNING),
     **dict.fromkeys(("STAGE_OUT", "EXPEDITING"), RUNNING),
     "COMPLETED": DONE,
@@ -168,7 +168,7 @@ def queued(line: str, given: Mapping[int, Given]) -> JobRecord | None:
     )
 
 
-def state_of(said: str, why: str = "") -> tuple[str | None, str | None]:
+def state_of(said: str, why: str = "") -> tuple[str, str | None]:
     """Return the state and the reason for Slurm's words, such as "CANCELLED by 1000"; FormError for unknown words."""
     word = said.split(" ", 1)[0].rstrip("+")
     if word not in STATES:

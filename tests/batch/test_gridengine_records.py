@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 import pytest
 
@@ -181,11 +182,18 @@ def test_accounts_that_cannot_be_read_are_an_error_with_the_remedy(tmp_path):
     assert accounts_path({"SGE_ROOT": "/ge"}) == "/ge/default/common/accounting"
 
 
-def test_running_tasks_are_those_of_qstat(tmp_path, monkeypatch):
+@pytest.fixture
+def utc(monkeypatch):
+    """Qstat prints local times."""
     monkeypatch.setenv("TZ", "UTC")
-    import time
-
     time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("utc")
+def test_running_tasks_are_those_of_qstat(tmp_path, monkeypatch):
     commands = Commands(tmp_path / "bin", monkeypatch)
     source = GridEngineRecords(str(tmp_path / "accounting"))
     assert source.running() == [], "without qstat"
