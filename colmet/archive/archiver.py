@@ -64,6 +64,7 @@ class Archiver:
         self._held: list[Arrival] = []  # at the last save
         self._missed: set[tuple[int, int]] = set()  # held at a restart: they are read again
         self._begin: int | None = None  # in another journal, until the first save
+        self._lost: set[HostKey] = set()  # keys of unreadable folds, until the first save
         self._load([])
 
     @property
@@ -140,10 +141,11 @@ class Archiver:
         state = self.fold.state
         slots = self.fold.due(*((0, 0) if whole else EVERY_S))
         self._pending = slots
-        hosts = host_summaries(self.fold, slots) if len(slots) else []
+        hosts = [*self._cut_short(), *(host_summaries(self.fold, slots) if len(slots) else [])]
         state.head[slots, WRITTEN] = state.head[slots, LAST]
         jobs, moves = self._jobs(hosts)
-        folds: dict[HostKey, bytes | None] = {self._key(slot): None for slot in self.fold.dropped}
+        folds: dict[HostKey, bytes | None] = dict.fromkeys(self._lost)
+        folds.update({self._key(slot): None for slot in self.fold.dropped})
         kept = state.used & state.touched
         kept[self.fold.dropped] = False
         some = np.flatnonzero(kept)
@@ -160,12 +162,18 @@ class Archiver:
         self.fold.release()
         self._held = self._order.waiting()
         self._begin = None
+        self._lost.clear()
 
     def restart(self) -> None:
         """Go back to the state of the archive, after a defect."""
         self._load(self._held)
         if self._begin is not None:  # the archive has the place in the former journal, or none
             self.other_journal(self._begin)
+
+    def _cut_short(self) -> list[dict[str, Value]]:
+        """Return the summaries whose folds were unreadable: those of jobs that go on are written again."""
+        rows = [row for job in {key[0] for key in self._lost} for row in self._store.hosts_of(job)]
+        return [{**row, "is_running": 0} for row in rows if (row["job"], row["host"], row["start"]) in self._lost]
 
     def _key(self, slot: int) -> HostKey:
         head = self.fold.state.head[slot]
@@ -213,7 +221,7 @@ class Archiver:
         """Read the state from the archive; `held` are the waiting batches, if known."""
         self.fold, self._order = Fold(), Ordering()
         self._now = 0
-        self._missed = set()
+        self._missed, self._lost = set(), set()
         folds = self._store.folds()
         packed = folds.pop(WHOLE, None)
         if packed is not None:
@@ -226,7 +234,9 @@ class Archiver:
                 log.error(
                     "fold unreadable, its summary ends here: job=%d host=%s start=%d cause=%s", job, host, start, err
                 )
-            self.counts["folds_lost"] += slot < 0
+            if slot < 0:
+                self._lost.add((job, host, start))
+                self.counts["folds_lost"] += 1
 
     def _restore(self, packed: bytes, held: Sequence[Arrival]) -> None:
         try:

@@ -181,6 +181,20 @@ def test_batches_that_wait_for_missing_ones_are_folded_in_order(tmp_path):
         ]
 
 
+def test_a_summary_whose_fold_is_unreadable_ends_unless_its_job_goes_on(tmp_path, caplog):
+    path = tmp_path / "a.sqlite"
+    archive = Archive(path)
+    archive.take(records_of([tick(n, (42, 43)) for n in range(1, 5)]))
+    archive.write(whole=True)
+    archive.store.database.execute("UPDATE folds SET state = x'0900' WHERE job > 0")  # of another version
+    archive.store.close()
+    archive = Archive(path)
+    assert archive.archiver.counters()["folds_lost"] == 2 and "fold unreadable" in caplog.text
+    archive.take(records_of([tick(n) for n in range(5, 9)], 4))
+    assert [(job["job"], job["is_running"], job["cpu_s"]) for job in archive.jobs()] == [(42, 1, 40), (43, 0, 20)]
+    assert [key[0] for key in archive.store.folds()] == [0, 42]
+
+
 def test_a_counter_that_starts_again_counts_what_it_grew(tmp_path):
     values = [*range(1, 11), *range(1, 11)]
     archive = Archive(tmp_path / "a.sqlite")
