@@ -142,7 +142,12 @@ def _gathered(options: argparse.Namespace, has_archive: bool) -> Report:
     with contextlib.nullcontext() if archive is None else archive:
         asked = _asked(options, archive)
         if archive is not None:
-            found = find(archive, asked.job, asked.start)
+            try:
+                found = find(archive, asked.job, asked.start)
+            except ArchiveError as err:
+                if has_archive or asked.start is not None:
+                    raise
+                lacking = str(err)
         elif asked.start is not None:
             raise ConfigError(f"--start requires the job archive: {lacking or 'none is named; give --archive PATH'}")
     if asked.start is not None and found is None:

@@ -160,7 +160,7 @@ def _node_failed(report: Report, batch: BatchFacts) -> Ending:
     )
 
 
-def _unreported(report: Report, batch: BatchFacts) -> Ending | None:
+def _unreported(report: Report, batch: BatchFacts) -> Ending:
     asked, lasted = batch.requested_walltime_s, wall_s(report)
     if asked and lasted is not None and lasted >= asked:
         return Ending(

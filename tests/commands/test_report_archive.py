@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import re
+import sqlite3
 from dataclasses import replace
 
 import numpy as np
@@ -251,6 +252,18 @@ def test_an_archive_that_cannot_be_read_is_named(report, tmp_path):
     status, out, _ = report(JOB, "--hdf5", tmp_path / "c", "--verbose")
     assert status == 0 and "warning" in out and "is it the archive" in " ".join(out.split())
     assert "warning" not in report(JOB, "--hdf5", tmp_path / "c")[1]
+
+
+def test_an_archive_that_fails_when_it_is_asked_leaves_the_rows(kept, report, tmp_path):
+    path = kept()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("DROP TABLE jobs")
+    status, out, _ = report(JOB, "--hdf5", tmp_path / "c", "--verbose", "--json")
+    found = json.loads(out)
+    assert (status, found["source"]) == (0, "rows") and path in found["warnings"][0]
+    for argv in ((JOB, "--archive", path), (JOB, "--hdf5", tmp_path / "c", "--start", START)):
+        status, out, err = report(*argv)
+        assert (status, out) == (1, "") and path in err
 
 
 def test_pages_and_pictures_are_made_from_the_archive(history, kept, report, tmp_path):
