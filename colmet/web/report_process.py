@@ -40,15 +40,20 @@ def report_of(
     now: float,
     open_archive: Callable[[], JobArchive | None] = lambda: None,
 ) -> bytes | None:
-    """Return a report in its form, from the rows of the job, else from the archive; None if it is in neither."""
-    warnings: list[str] = []
+    """Return a report in its form, from the rows of the job, else from the archive; None if it is in neither.
+
+    Raises:
+        ColmetError: one of them cannot be read, and the other has nothing of the job.
+    """
+    found, unread = None, None
     try:
         archive = open_archive()
         with contextlib.nullcontext() if archive is None else archive:
             found = None if archive is None else find(archive, query.job, query.start, query.users)
     except ColmetError as err:
-        warnings.append(str(err) if query.own is None else UNREADABLE)
-        found = None
+        if query.start is not None:
+            raise
+        unread = err
     if found is None and query.start is not None:
         return None
     report = None
@@ -59,11 +64,14 @@ def report_of(
     except ColmetError as err:
         if found is None:
             raise
-        warnings.append(str(err) if query.own is None else UNREADABLE)
+        unread = err
     report = joined(report, found, query.since is not None or query.until is not None)
     if report is None:
+        if unread is not None:
+            raise unread
         return None
-    report = replace(report, warnings=(*report.warnings, *warnings))
+    if unread is not None:
+        report = replace(report, warnings=(*report.warnings, str(unread) if query.own is None else UNREADABLE))
     if query.own is not None:
         report = without_others(report)
     return to_json(document_of(report)) if query.form == "json" else _drawn(report, query.form)

@@ -197,7 +197,9 @@ def test_an_archive_that_cannot_be_read_leaves_the_rows(bed, users, page, tmp_pa
     app = make(bed.known, users, stored=stored, folder=page)
     assert got(app, f"/api/v1/jobs/{JOB}/report", ALICE)["warnings"] == [UNREADABLE]
     assert str(tmp_path) in got(app, f"/api/v1/jobs/{JOB}/report", ROOT)["warnings"][0]
-    assert refused(app, f"/api/v1/jobs/{GONE}/report", 503, ALICE).json()["error"] == UNREADABLE
+    for target in (f"{GONE}/report", f"{JOB}/report?start={START}", f"{GONE}/report?start={START}"):
+        assert refused(app, f"/api/v1/jobs/{target}", 503, ALICE).json()["error"] == UNREADABLE
+        assert str(tmp_path) in refused(app, f"/api/v1/jobs/{target}", 503, ROOT).json()["error"]
 
 
 def test_a_store_that_cannot_be_read_leaves_the_archive(archive):
