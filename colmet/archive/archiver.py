@@ -25,6 +25,7 @@ FORM = 1  # of the state besides the folds
 WHOLE: HostKey = (0, "", 0)  # its key among the folds
 NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
+COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost")
 EVERY_S = 60, 600  # a running job is written again after a fifth of its age, within these bounds
 
 
@@ -49,17 +50,18 @@ class Archiver:
 
     Args:
         store: the archive.
+        counts: of an earlier one for the same archive, which continue.
 
     Attributes:
         until: number of the first record that was not folded.
-        counts: of dropped rows and states, by cause.
+        counts: of written summaries, and of dropped rows and states by cause; see `COUNTS`.
     """
 
-    def __init__(self, store: ArchiveStore) -> None:
+    def __init__(self, store: ArchiveStore, counts: Counter[str] | None = None) -> None:
         self._store = store
         self.until = self._now = 0
         self.fold, self._order = Fold(), Ordering()
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter() if counts is None else counts
         self._pending: np.ndarray[tuple[int], np.dtype[np.int64]] = np.empty(0, np.int64)
         self._held: list[Arrival] = []  # at the last save
         self._missed: set[tuple[int, int]] = set()  # held at a restart: they are read again
@@ -78,7 +80,7 @@ class Archiver:
         return {
             "open": self.fold.state.count,
             "held": self._order.count(),
-            **{name: self.counts[name] for name in ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost")},
+            **{name: self.counts[name] for name in COUNTS},
         }
 
     # -- records --

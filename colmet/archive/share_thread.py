@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 5.0  # values of the batch system are written by others
 FIRST_RETRY_S, LAST_RETRY_S = 1.0, 60.0
 NAME = "archive-share"
+FAILURES = "share_failures"
 
 
 class ShareThread:
@@ -29,12 +30,10 @@ class ShareThread:
     Args:
         path: of the local archive, whose outbox is open.
         indices: the shared one.
-
-    Attributes:
-        failures: pushes that failed.
+        counts: of an earlier thread for the same archive, which continue.
     """
 
-    def __init__(self, path: str, indices: Indices, look_s: float = LOOK_S) -> None:
+    def __init__(self, path: str, indices: Indices, counts: Counter[str] | None = None, look_s: float = LOOK_S) -> None:
         self._path = path
         self._indices = indices
         self._look_s = look_s
@@ -43,11 +42,15 @@ class ShareThread:
         self._stop_by: float | None = None
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S)
         self._in_a_row = 0
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter() if counts is None else counts
         self._waiting = 0
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
-        self.failures = 0
         self._thread.start()
+
+    @property
+    def failures(self) -> int:
+        """Return the number of pushes that failed."""
+        return self._counts[FAILURES]
 
     def wake(self) -> None:
         """Note that more may wait."""
@@ -72,7 +75,7 @@ class ShareThread:
             "unshared": self._waiting,
             **{name: self._counts[name] for name in ("shared", "conflicts", "postponed")},
             "share_refused": self._indices.refused,
-            "share_failures": self.failures,
+            FAILURES: self.failures,
         }
 
     def _run(self) -> None:
@@ -83,7 +86,7 @@ class ShareThread:
             except (ArchiveError, sqlite3.Error, OutputUnavailable) as err:
                 self._failed(err)
             except Exception:  # a defect here must not end the thread; it is counted and logged
-                self.failures += 1
+                self._counts[FAILURES] += 1
                 if powers_of_ten(self.failures):
                     log.exception("summaries not shared failures=%d", self.failures)
                 self._backoff.fail()
@@ -95,7 +98,7 @@ class ShareThread:
                 self._changed.wait_for(lambda: self._stop_by is not None, self._backoff.left_s())
 
     def _failed(self, err: Exception) -> None:
-        self.failures += 1
+        self._counts[FAILURES] += 1
         self._in_a_row += 1
         if powers_of_ten(self._in_a_row):
             log.error("shared archive unavailable, summaries wait: failures=%d: %s", self._in_a_row, err)

@@ -114,11 +114,15 @@ def test_a_reader_with_a_lock_delays_the_output_and_loses_nothing(tmp_path, monk
     output.write(records(1, 11))
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
+    counts = output.counters()
+    assert counts["jobs"] == 1
     with pytest.raises(OutputUnavailable, match="locked"):
         output.write(records(11, 21))
+    assert output.counters()["jobs"] == 1
     other.execute("ROLLBACK")
     other.close()
     output.recover()
+    assert {**output.counters(), "size_bytes": counts["size_bytes"]} == counts
     output.write(records(11, 21))
     output.close()
     assert cpu_of(path) == [100]

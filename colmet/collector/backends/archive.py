@@ -11,10 +11,11 @@ import logging
 import os
 import sqlite3
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NoReturn
 
-from colmet.archive.archiver import Archiver
+from colmet.archive.archiver import COUNTS, Archiver
 from colmet.archive.expiry import ArchiveExpiry
 from colmet.archive.indices import Indices
 from colmet.archive.joining import PERIOD_S, RECORDS, Joiner, find_record_sources
@@ -90,6 +91,7 @@ class ArchiveOutput(OutputBackend):
         self._archiver: Archiver | None = None
         self._lock = -1
         self._damaged = 0
+        self._counts: Counter[str] = Counter()  # of the archivers and threads, one after the other
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -176,7 +178,7 @@ class ArchiveOutput(OutputBackend):
         try:
             outbox_of(store, self._indices is not None)
             position = store.position
-            archiver = Archiver(store)
+            archiver = Archiver(store, self._counts)
         except sqlite3.Error as err:
             store.close()
             self._fail(err)
@@ -200,7 +202,7 @@ class ArchiveOutput(OutputBackend):
     def _share(self) -> None:
         """Start the thread that shares, unless the former one still waits for an answer to its last request."""
         if self._indices is not None and (self._sharing is None or self._sharing.has_ended()):
-            self._sharing = ShareThread(self.path, self._indices)
+            self._sharing = ShareThread(self.path, self._indices, self._counts)
 
     def _opened(self) -> ArchiveStore:
         """Lock and open the file; a damaged one is set aside, and another one started."""
@@ -275,7 +277,8 @@ class ArchiveOutput(OutputBackend):
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of open folds, written and removed summaries, dropped rows, and the size of the file."""
-        own = self._archiver.counters() if self._archiver is not None else {}
+        archiver = self._archiver
+        own = {name: self._counts[name] for name in COUNTS} if archiver is None else archiver.counters()
         batch = self._joiner.counters() if self._joiner is not None else {}
         shared = self._sharing.counters() if self._sharing is not None else {}
         return {
