@@ -7,6 +7,7 @@ known while the job waits for it only: OAR forgets it when the other job ends.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -44,6 +45,8 @@ from colmet.batch.records import (
 )
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.http_client import HttpClient, HttpFailure, parse_url
+
+log = logging.getLogger(__name__)
 
 SYSTEM = "oar"
 COMMAND = ["oarstat", "-J", "-f", "--sql"]  # of all users; with a condition on OAR's table of jobs
@@ -315,6 +318,10 @@ class OarRestRecords(_OarSource):
             jobs += items
             if len(items) < PAGE:
                 break
+        else:
+            if pages == MAX_PAGES:
+                self.skipped += 1
+                log.warning("OAR has more jobs than one query reads, the others are skipped: jobs=%d", len(jobs))
         return self.read(jobs, self.url, json.dumps(jobs[:1]))
 
     def close(self) -> None:

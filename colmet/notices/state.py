@@ -12,7 +12,7 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from colmet.archive.queries import Row
 from colmet.archive.store import transaction
@@ -139,6 +139,13 @@ class State:
         except sqlite3.Error as err:
             raise self._failure(err) from err
 
+    def _read(self, query: str, values: Sequence[object] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of a query."""
+        try:
+            return self._database.execute(query, values).fetchall()
+        except sqlite3.Error as err:
+            raise self._failure(err) from err
+
     # -- jobs --
 
     def note(self, rows: Sequence[Row], running: Sequence[Row], longest_s: float) -> None:
@@ -149,7 +156,7 @@ class State:
             running: those whose totals are kept.
             longest_s: the longest time that a rule looks back.
         """
-        known = {tuple(key) for key in self._database.execute("SELECT job, start FROM jobs")}
+        known = {tuple(key) for key in self._read("SELECT job, start FROM jobs")}
         here = {(row["job"], row["start"]) for row in rows}
         moves = []
         for row in rows:
@@ -180,7 +187,7 @@ class State:
 
     def _former(self, row: Row, here: set[tuple[int, int]]) -> list[tuple[int, int, int]]:
         """Return the former key of a job whose start has changed in the archive, as rows of more hosts came."""
-        found = self._database.execute("SELECT start, last FROM jobs WHERE job = ?", (row["job"],))
+        found = self._read("SELECT start, last FROM jobs WHERE job = ?", (row["job"],))
         end = row["end"] or row["start"]
         return [
             (row["start"], row["job"], start)
@@ -190,7 +197,7 @@ class State:
 
     def _is_due(self, row: Row, reading: TotalsReading, longest_s: float) -> bool:
         key = row["job"], row["start"]
-        (last,) = self._database.execute("SELECT max(time) FROM readings WHERE job = ? AND start = ?", key).fetchone()
+        ((last,),) = self._read("SELECT max(time) FROM readings WHERE job = ? AND start = ?", key)
         return last is None or reading.time - last >= longest_s / STEPS
 
     @staticmethod
@@ -206,26 +213,22 @@ class State:
 
     def earlier(self, job: int, start: int, time: float) -> TotalsReading | None:
         """Return the latest reading of a job that is not later than `time`."""
-        found = self._database.execute(
+        found = self._read(
             "SELECT time, totals FROM readings WHERE job = ? AND start = ? AND time <= ? ORDER BY time DESC LIMIT 1",
             (job, start, time),
-        ).fetchone()
-        return None if found is None else TotalsReading(found[0], tuple(json.loads(found[1])))
+        )
+        return TotalsReading(found[0][0], tuple(json.loads(found[0][1]))) if found else None
 
     # -- notices --
 
     def is_open(self, key: Key) -> bool:
         """Return whether a notice is still to be sent."""
-        found = self._database.execute(
-            "SELECT status FROM notices WHERE job = ? AND start = ? AND rule = ? AND target = ?", key
-        ).fetchone()
-        return found is None or found[0] not in FINAL
+        found = self._read("SELECT status FROM notices WHERE job = ? AND start = ? AND rule = ? AND target = ?", key)
+        return not found or found[0][0] not in FINAL
 
     def give_up(self) -> int:
         """Give up notices whose runs were killed while they were sent, twice; return their number."""
-        found = self._database.execute(
-            "SELECT count(*) FROM notices WHERE status = ? AND tries >= ?", (TRIED, MOST_TRIES)
-        ).fetchone()[0]
+        ((found,),) = self._read("SELECT count(*) FROM notices WHERE status = ? AND tries >= ?", (TRIED, MOST_TRIES))
         if found:
             statement = "UPDATE notices SET status = ? WHERE status = ? AND tries >= ?"
             self._write((statement, [(UNCERTAIN, TRIED, MOST_TRIES)]))
@@ -248,13 +251,13 @@ class State:
 
     def mails(self, recipient: str, day: str) -> int:
         """Return the number of mails to a recipient on a day."""
-        found = self._database.execute("SELECT mails FROM mails WHERE recipient = ? AND day = ?", (recipient, day))
-        return int((found.fetchone() or (0,))[0])
+        found = self._read("SELECT mails FROM mails WHERE recipient = ? AND day = ?", (recipient, day))
+        return int(found[0][0]) if found else 0
 
     def suppressed(self, recipient: str) -> int:
         """Return the number of suppressed notices since the last mail to a recipient."""
-        found = self._database.execute("SELECT suppressed FROM mails WHERE recipient = ?", (recipient,)).fetchone()
-        return int((found or (0,))[0])
+        found = self._read("SELECT suppressed FROM mails WHERE recipient = ?", (recipient,))
+        return int(found[0][0]) if found else 0
 
     def mailed(self, recipient: str, day: str) -> None:
         """Count a mail."""
@@ -279,4 +282,4 @@ class State:
 
     def counts(self) -> dict[str, int]:
         """Return the counts of all runs, and `since`."""
-        return dict(self._database.execute("SELECT name, value FROM counts").fetchall())
+        return dict(self._read("SELECT name, value FROM counts"))

@@ -42,6 +42,19 @@ def make(path: str, mode: int = 0o777) -> None:
         log.info("directory made, as it did not exist: path=%s", one)
 
 
+def make_private(path: str) -> None:
+    """Create an empty file that only its owner can read, or empty one: for a copy of a file until it has its rights.
+
+    Raises:
+        OSError: it cannot be created, or is a link.
+    """
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(descriptor, 0o600)
+    finally:
+        os.close(descriptor)
+
+
 def sync_directory(path: str) -> None:
     """Make creations, renames and removals in a directory survive a power failure."""
     descriptor = os.open(path or ".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
