@@ -25,7 +25,7 @@ from colmet.collector.backends.hdf5.thin_file import ALREADY, RECENT, Thinned
 from colmet.commands.progress import progress_line
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.files import check_writable, make_private, sync_directory
+from colmet.common.runtime.files import check_writable, sync_directory
 from colmet.common.runtime.plural import counted
 from colmet.stored import sources
 
@@ -126,8 +126,6 @@ def _thin(path: str, options: argparse.Namespace, limit: float, progress: Callab
     except ConfigError:
         return f"{path}: skipped: another process writes to it", 0
     try:
-        if not options.dry_run:
-            make_private(target)
         found = isolated.thin(path, "" if options.dry_run else target, options.step, limit, progress)
         if found.result == RECENT:
             return f"{path}: skipped: its last row is not old enough", 0

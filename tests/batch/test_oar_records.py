@@ -210,6 +210,19 @@ def test_the_rest_interface_is_asked_page_by_page(monkeypatch):
         source.close()
 
 
+def test_jobs_beyond_what_one_query_reads_are_skipped_and_counted(monkeypatch, caplog):
+    monkeypatch.setattr(oar_records, "PAGE", 1)
+    monkeypatch.setattr(oar_records, "MAX_PAGES", 2)
+    jobs = recorded("rest-ends.json")
+    assert len(jobs) > 2
+    with RestServer(jobs) as server:
+        source = OarRestRecords(server.url)
+        source._ask("state=Terminated", pages=2)
+        assert source.skipped == 1
+        source.close()
+    assert "OAR has more jobs than one query reads" in caplog.text
+
+
 def test_a_rest_interface_that_fails_is_an_error_with_the_remedy():
     with RestServer([], status=500) as server:
         source = OarRestRecords(server.url)

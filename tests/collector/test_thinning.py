@@ -302,7 +302,12 @@ def store(tmp_path):
     return paths
 
 
-def test_the_command_thins_all_but_the_newest_file_once(store, capsys):
+def test_the_command_thins_all_but_the_newest_file_once(store, capsys, monkeypatch):
+    copies = []  # modes of the copies, before they get those of the files
+    verify = isolated.verify
+    monkeypatch.setattr(
+        isolated, "verify", lambda path, *more: (copies.append(os.stat(path).st_mode), verify(path, *more))
+    )
     before = [path.read_bytes() for path in store]
     mode, times = store[0].stat().st_mode, store[0].stat().st_mtime_ns
     paths = [str(path) for path in store]
@@ -315,6 +320,7 @@ def test_the_command_thins_all_but_the_newest_file_once(store, capsys):
     assert store[0].stat().st_size < len(before[0]) / 2 and store[1].read_bytes() == before[1]
     assert (store[0].stat().st_mode, store[0].stat().st_mtime_ns) == (mode, times)
     assert sorted(path.name for path in store[0].parent.iterdir()) == [path.name for path in store]
+    assert {one & 0o777 for one in copies} == {0o600}
     once = store[0].read_bytes()
     assert main(["thin", *paths]) == 0 and store[0].read_bytes() == once
     assert "is thinned already" in capsys.readouterr().out

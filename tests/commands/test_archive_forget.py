@@ -13,11 +13,15 @@ import pytest
 
 from colmet.archive.store import SUFFIX
 from colmet.archive.writer_lock import lock
+from colmet.collector.backends.hdf5 import removal
 from colmet.collector.backends.hdf5.library import tables
 from colmet.commands import colmet
 from tests.support.archive_fleet import cluster, collected, content
 
 pytestmark = pytest.mark.slow
+
+
+copy = removal._copy
 
 
 @pytest.fixture(scope="module")
@@ -152,8 +156,12 @@ def test_jobs_that_a_collector_still_adds_to_stay(site, capsys):
     assert jobs_of(site, "alice") == unfinished
 
 
-def test_rows_go_from_all_but_the_newest_file(site, capsys):
+def test_rows_go_from_all_but_the_newest_file(site, capsys, monkeypatch):
     before = site.rows()
+    modes = []  # of the copy, while it is written
+    monkeypatch.setattr(
+        removal, "_copy", lambda old, new, jobs: (modes.append(os.stat(new.filename).st_mode), copy(old, new, jobs))
+    )
     old, newest = sorted(before)
     alice = jobs_of(site, "alice")
     kept = {int(path.split("/")[1][4:]) for path in before[newest]} & alice
@@ -169,7 +177,7 @@ def test_rows_go_from_all_but_the_newest_file(site, capsys):
     for path, rows in after[old].items():
         assert rows.dtype == before[old][path].dtype
         assert (rows == before[old][path]).all()
-    assert os.stat(site.directory / old).st_mode == mode
+    assert os.stat(site.directory / old).st_mode == mode and {one & 0o777 for one in modes} == {0o600}
     assert jobs_of(site, "alice") == kept  # else nobody would find their rows later
     assert not list(site.directory.glob("*.forgetting"))
 

@@ -23,7 +23,7 @@ from colmet.collector.backends.hdf5.thin_rules import WHOLE, rules_of
 from colmet.common.errors import OutputUnavailable
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, of_columns
 from colmet.common.measures import CGROUP_TABLE, GPUS, GPUS_OF_JOBS, PROCESSES_TABLE, START, TASKS_TABLE
-from colmet.common.runtime.files import write_all
+from colmet.common.runtime.files import make_private, write_all
 
 GROUP_BYTES = 32 << 20  # rows in memory at a time; a host's rows of one table are never divided
 BLOCK_BYTES = 4 << 20  # read at a time
@@ -62,7 +62,7 @@ def thin(path: str, target: str, step_s: int, before_s: float, tell: Tell) -> Th
 
     Args:
         path: of the file.
-        target: of the copy; an existing one is replaced; "": only count.
+        target: of the copy, private to its owner; an existing one is emptied; "": only count.
         step_s: one row for each multiple of it, in seconds.
         before_s: a file with a row at this time or later is left as it is.
         tell: progress callback: ("at", name) before reading a table, ("progress", share) now and then.
@@ -76,9 +76,9 @@ def thin(path: str, target: str, step_s: int, before_s: float, tell: Tell) -> Th
             return Thinned(ALREADY)
     if last_row_s(path, tell) >= before_s:
         return Thinned(RECENT)
-    if target and os.path.lexists(target):
-        os.unlink(target)
     try:
+        if target:
+            make_private(target)
         writing = opened_library(target, "w") if target else nullcontext()
         with reading(path), opened_library(path, "r") as old, writing as new:
             found = _Copy(old, new, step_s, tell).make()
