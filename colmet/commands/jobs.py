@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from colmet.archive.columns import CANCELLED, DONE, FAILED, FOOTPRINT, NODE_FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT
 from colmet.archive.derived import ANSWERS
+from colmet.archive.grades import GRADES, graded_jobs
 from colmet.archive.queries import JobPage
 from colmet.commands import archives, selection
 from colmet.commands.times import moment, shown
@@ -23,6 +24,7 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, size
 from colmet.common.runtime.suggestions import did_you_mean
+from colmet.report.phrases import GRADE_STYLES
 
 DEFAULT = (
     *("job", "user", "name", "queue", "state", "start", "wall_s", "cpus", "cpu_ratio", "memory_peak"),
@@ -33,6 +35,8 @@ RANKS = (
     *("job", "user", "state", "cpu_ratio", "memory_peak", "start", "wall_s", "cpus", "memory_used_ratio", "name"),
     *("wasted_core_s", "advice_count", "energy_joules", "queue"),
 )
+ALL = {**ANSWERS, **GRADES}  # columns
+GRADED = {"cpu_ratio": "cpu_grade", "memory_used_ratio": "memory_grade"}  # in the table, with their grade
 LIMIT = 50
 BAR = 5  # characters
 STYLES = {
@@ -86,10 +90,10 @@ LOOKS: Mapping[str, Look] = {
 
 
 def look_of(name: str) -> Look:
-    """Return the display of a value of `ANSWERS`."""
+    """Return the display of a value of `ALL`."""
     if name in LOOKS:
         return LOOKS[name]
-    column = ANSWERS[name]
+    column = ALL[name]
     heading = name.removesuffix("_s").removesuffix("_bytes").replace("_", " ").capitalize()
     if column.unit in _BY_UNIT:
         return _BY_UNIT[column.unit]._replace(heading=heading)
@@ -140,8 +144,8 @@ def columns_of(text: str | None, default: Sequence[str]) -> list[str]:
         return list(default)
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
-        if name not in ANSWERS or name == FOOTPRINT.name:
-            raise ConfigError(f"--columns: {name!r:.100} is not known{did_you_mean(name, ANSWERS)}; see --columns help")
+        if name not in ALL or name == FOOTPRINT.name:
+            raise ConfigError(f"--columns: {name!r:.100} is not known{did_you_mean(name, ALL)}; see --columns help")
     if not names:
         raise ConfigError("--columns is empty; see --columns help")
     return names
@@ -150,7 +154,7 @@ def columns_of(text: str | None, default: Sequence[str]) -> list[str]:
 def run(options: argparse.Namespace) -> int:
     """Print the jobs; return 0."""
     if options.columns == "help":
-        for name, column in ANSWERS.items():
+        for name, column in ALL.items():
             if name != FOOTPRINT.name:
                 print(f"{name:24} {column.unit or '-':6} {column.help}")
         return 0
@@ -165,10 +169,11 @@ def run(options: argparse.Namespace) -> int:
         efficiency_below=None if options.efficiency_below is None else options.efficiency_below / 100,
     )
     is_table = not options.json and not options.csv
-    names = columns_of(options.columns, DEFAULT)
+    names = columns_of(options.columns, DEFAULT if is_table else (*DEFAULT, *GRADES))
+    grades = [GRADED[name] for name in names if is_table and name in GRADED]
     limit = options.limit if options.limit is not None else LIMIT if is_table else 10_000
     with archives.open_archive(options) as archive:
-        page = archive.jobs(where, names, options.sort, not options.reverse, 0, limit)
+        page = graded_jobs(archive, where, [*names, *grades], options.sort, not options.reverse, 0, limit)
     if options.json:
         print(json.dumps({"total": page.total, "jobs": page.rows}, allow_nan=False))
     elif options.csv:
@@ -197,6 +202,11 @@ def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | No
             longest = max(map(len, cells))
             cells = [f"{archives.bar(row[name], BAR)} {text:>{longest}}" for row, text in zip(page.rows, cells)]
         styles = [STYLES.get(str(row[name]), "") for row in page.rows] if name == "state" else []
+        if name in GRADED:
+            words = [str(row[GRADED[name]] or "") for row in page.rows]
+            longest = max(map(len, words))
+            cells = [f"{cell} {word:<{longest}}" if longest else cell for cell, word in zip(cells, words)]
+            styles = [GRADE_STYLES.get(word, "") for word in words]
         rank = RANKS.index(name) if name in RANKS and name != sort else 0
         columns.append(archives.TableColumn(look.heading, cells, look.is_right, rank, styles))
     archives.print_table(columns, width, rest="--columns selects")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from colmet.archive.columns import FOOTPRINT
+from colmet.archive.grades import grades_of
 from colmet.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
 from colmet.commands import archives
 from colmet.commands.jobs import STYLES, look_of
@@ -18,9 +19,8 @@ from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.quantities import UNKNOWN, duration, rough_percent, size
-from colmet.report.advice import grade
 from colmet.report.jobs_page import TEXTS, exit_of, html, states_of, sums_of, title_of, unusual_of
-from colmet.report.phrases import GRADES
+from colmet.report.phrases import GRADE_STYLES
 from colmet.report.several import (
     AT_ONCE,
     HEADINGS,
@@ -126,8 +126,8 @@ def _of(value: float | None, of: float | None, text: Callable[[float | None], st
     return text(value) if of is None else f"{text(value)} of {text(of)}"
 
 
-def _shared(what: str, name: str) -> Callable[[Row], str]:
-    return lambda row: GRADES.get(grade(what, row[name]), "")
+def _graded(name: str) -> Callable[[Row], str]:
+    return lambda row: GRADE_STYLES.get(grades_of(row)[name], "")
 
 
 def _bar(ratio: float | None) -> str:
@@ -144,12 +144,10 @@ _COLUMNS = (
     ),
     _Column("Exit", lambda row: exit_of(row) or UNKNOWN, 4),
     _Column("Wall time", lambda row: _of(row["wall_s"], row["requested_walltime_s"], duration), 5),
-    _Column("CPU", lambda row: _bar(row["cpu_ratio"]), 2, _shared("cores", "cpu_ratio"), is_right=False),
+    _Column("CPU", lambda row: _bar(row["cpu_ratio"]), 2, _graded("cpu_grade"), is_right=False),
     _Column("Memory", lambda row: _of(row["memory_peak"], row["requested_memory"], size), 7),
-    _Column(
-        "of memory", lambda row: rough_percent(row["memory_used_ratio"]), 3, _shared("memory", "memory_used_ratio")
-    ),
-    _Column("GPU", lambda row: rough_percent(row["gpu_ratio"]), 3, _shared("gpus", "gpu_ratio")),
+    _Column("of memory", lambda row: rough_percent(row["memory_used_ratio"]), 3, _graded("memory_grade")),
+    _Column("GPU", lambda row: rough_percent(row["gpu_ratio"]), 3, _graded("gpu_grade")),
     _Column("Energy", lambda row: look_of("energy_joules").text(row["energy_joules"]), 9),
     _Column("Advice", lambda row: clean(str(row["rules"] or "")), 10, is_right=False),
 )

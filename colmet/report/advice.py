@@ -24,22 +24,6 @@ CPU_WAIT, CPU_WAIT_SOME, BLOCK_IO, SWAP, RECLAIM = 0.25, 0.2, 0.2, 0.01, 0.02  #
 THROTTLED, KERNEL = 0.05, 0.3  # of the CPU time
 SMALL_IO_CALLS, SMALL_IO_RATE, SMALL_IO_BYTES = 1_000_000, 1000, 4096  # calls, calls a second, bytes of a call
 GPU_HELD_S, GPU_IDLE, GPU_USE = 300.0, 0.5, 0.1
-# Grades of a used share: good from the first on, low from the second on, else poor.
-GOOD, LOW, POOR, EXCEEDED = "good", "low", "poor", "exceeded"
-GRADES = {
-    "cores": (CPU_LOW, 0.2),
-    "memory": (0.5, MEMORY_LOW),
-    "gpus": (0.5, GPU_USE),
-    "walltime": (0.5, 0.1),
-}
-
-
-def grade(what: str, ratio: Number) -> str:
-    """Return the grade of a used share of cores, memory, GPUs or walltime; empty for an unknown share."""
-    if ratio is None:
-        return ""
-    good, low = GRADES[what]
-    return GOOD if ratio >= good else LOW if ratio >= low else POOR
 
 
 class Rule(NamedTuple):

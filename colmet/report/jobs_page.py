@@ -11,10 +11,10 @@ import numpy as np
 from colmet import __version__
 from colmet.archive import footprint
 from colmet.archive.columns import FOOTPRINT
+from colmet.archive.grades import LOW, POOR, grades_of
 from colmet.archive.queries import Row
 from colmet.common.runtime.plural import counted, some_of
 from colmet.common.runtime.quantities import UNKNOWN, duration, energy, rough_percent, size, utc
-from colmet.report.advice import LOW, POOR, grade
 from colmet.report.model import shown
 from colmet.report.several import HEADINGS, UNITS, SeveralJobs, name_of, troubled
 from colmet.report.style import POLICY, STYLE
@@ -135,23 +135,22 @@ def _cells(row: Row) -> dict[str, str]:
     """Return the cells of a row as HTML."""
     of = f" <small>of {escape(duration(row['requested_walltime_s']))}</small>" if row["requested_walltime_s"] else ""
     memory = f" <small>{escape(rough_percent(row['memory_used_ratio']))}</small>" if row["memory_used_ratio"] else ""
-    state = str(row["state"])
+    state, grades = str(row["state"]), grades_of(row)
     return {
         "state": escape(shown(state.replace("_", " "))),
         "exit": escape(exit_of(row)),
         "start": escape(utc(row["start"])[:16]),
         "wall time": escape(duration(row["wall_s"])) + of,
-        "CPU": _graded("cores", row["cpu_ratio"]),
+        "CPU": _graded(grades["cpu_grade"], row["cpu_ratio"]),
         "memory": escape(size(row["memory_peak"])) + memory,
-        "GPU": _graded("gpus", row["gpu_ratio"]),
+        "GPU": _graded(grades["gpu_grade"], row["gpu_ratio"]),
         "energy": escape(energy(row["energy_joules"])),
         "advice": escape(shown(str(row["rules"] or ""), 200)),
         "curves": "".join(_curves(row.get(FOOTPRINT.name), row["cpus"])),
     }
 
 
-def _graded(what: str, ratio: float | None) -> str:
-    word = grade(what, ratio)
+def _graded(word: str | None, ratio: float | None) -> str:
     text = escape(rough_percent(ratio))
     return f'<span class="{word}">{text} <small>{word}</small></span>' if word in (LOW, POOR) else text
 

@@ -21,7 +21,7 @@ from colmet.common.runtime.quantities import percent
 from colmet.common.units import UNITS, Unit
 from colmet.report import charts
 from colmet.report.model import Curve, HostFigures, Number, Report, shown
-from colmet.report.phrases import verdict
+from colmet.report.phrases import no_verdict, verdict
 from colmet.report.style import POLICY, STYLE
 from colmet.report.text import MOST_LINES, Page, by_use, host_columns
 
@@ -113,10 +113,9 @@ def _page(report: Report) -> Iterator[str]:
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
     yield f"<title>{escape(title.text)}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
     yield f"<header>\n<h1>{escape(title.text)}</h1>"
+    grades = [f'<b class="{one.grade}">{escape(one.sentence)}</b>' for one in verdict(report)]
+    yield f'<p class="verdict">{" ".join(grades) or escape(no_verdict(report))}</p>'
     yield from [f'<p class="soft">{escape(line.text)}</p>' for line in about]
-    grades = [f'<b class="{grade}">{escape(text)}</b>' for text, grade in verdict(report)]
-    if grades:
-        yield f'<p class="verdict">{" ".join(grades)}</p>'
     yield "</header>\n<main>"
     yield from _advice(report)
     yield '<h2>Figures</h2>\n<div class="grid">'
@@ -212,8 +211,11 @@ def png(report: Report) -> bytes:
     """Return the picture."""
     words = Words()
     title, *about = [said(line).text for line in words.title(report)]
-    about += [f"Verdict: {', '.join([text for text, _ in verdict(report)])}"] if verdict(report) else []
-    parts = [("", about), *[(label, [said(line).text for line in lines]) for label, lines in words.sections(report)]]
+    found = " ".join([one.sentence for one in verdict(report)]) or no_verdict(report)
+    parts = [
+        ("", [found, *about]),
+        *[(label, [said(line).text for line in lines]) for label, lines in words.sections(report)],
+    ]
     parts.append(("Advice", [capital(one.text) for one in report.advice] or [_no_advice(report)]))
     parts.append(("Warning", [shown(one, LONGEST) for one in report.warnings[:MOST_LINES]]))
     text = [

@@ -2,35 +2,69 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from colmet.archive.grades import CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
-from colmet.report.advice import EXCEEDED, GOOD, LOW, POOR
+from colmet.report.advice import LEAST_S
 from colmet.report.model import BatchFacts, Report, Use
 from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
-GRADES = {GOOD: "green", LOW: "yellow", POOR: "red", EXCEEDED: "bold red"}  # styles
+GRADE_STYLES = {GOOD: "green", LOW: "yellow", POOR: "red", EXCEEDED: "bold red"}
 MOST_STARTS = 4
-WORDS = {"cores": "CPU", "memory": "memory", "gpus": "GPU", "walltime": "walltime"}
-BARS = {"cores": "cyan", "memory": "magenta", "gpus": "blue", "walltime": "green"}
+WORDS = {CORES: "CPU efficiency", MEMORY: "Memory", GPUS: "GPU use", WALLTIME: "Walltime"}
+BARS = {CORES: "cyan", MEMORY: "magenta", GPUS: "blue", WALLTIME: "green"}
 LONGEST_NAME = 60  # characters of a job's name
-_AMOUNTS = {"cores": cores, "memory": size, "gpus": cores, "walltime": duration}
+_AMOUNTS = {CORES: cores, MEMORY: size, GPUS: cores, WALLTIME: duration}
 
 
-def verdict(report: Report) -> list[tuple[str, str]]:
-    """Return a few words on each graded use, and the grade."""
-    return [
-        (f"{WORDS[use.what]} {rough_percent(use.ratio)} {use.grade}", use.grade)
-        for use in uses_of(report)
-        if use.grade and use.ratio is not None
-    ]
+class Judgement(NamedTuple):
+    """A part of the verdict."""
+
+    what: str  # ``cores``, ``memory``, ``gpus``, ``walltime``
+    text: str  # "CPU efficiency 17 %"
+    grade: str  # ``good``, ``low``, ``poor``, ``exceeded``
+
+    @property
+    def sentence(self) -> str:
+        """Return text and grade."""
+        return f"{self.text}: {self.grade}."
+
+
+def verdict(report: Report) -> list[Judgement]:
+    """Return a few words on each graded use of a job, and the grade."""
+    return [Judgement(use.what, _judged(use, report), use.grade) for use in uses_of(report) if use.grade]
+
+
+def no_verdict(report: Report) -> str:
+    """Return why there is no verdict, as a sentence."""
+    if report.advice_withheld:
+        why = report.advice_withheld
+    elif report.wall_s < LEAST_S:
+        why = f"the job has run for {duration(report.wall_s)}, and {duration(LEAST_S)} are required"
+    else:
+        why = "its cores are unknown, and so are its memory limit and requests"
+    return f"No verdict: {why}."
+
+
+def _judged(use: Use, report: Report) -> str:
+    share = "" if use.ratio is None else f" {rough_percent(use.ratio)}"
+    of = ""
+    if use.what in (MEMORY, WALLTIME) and share:
+        if use.requested is not None:
+            of = f" of the requested {_AMOUNTS[use.what](use.requested)}"
+        elif report.memory.limit_bytes is not None:
+            of = f" of the limit of {size(report.memory.limit_bytes)}"
+    return f"{WORDS[use.what]}{share}{of}"
 
 
 def of_request(use: Use) -> str:
     """Return what was used of a request."""
     amount = _AMOUNTS[use.what]
-    requested = count(use.requested) if use.what in ("cores", "gpus") else amount(use.requested)
-    mean = " on average" if use.what in ("cores", "gpus") else ""
-    return f"{'GPUs' if use.what == 'gpus' else use.what}: {amount(use.used)} of {requested}{mean}"
+    requested = count(use.requested) if use.what in (CORES, GPUS) else amount(use.requested)
+    mean = " on average" if use.what in (CORES, GPUS) else ""
+    return f"{'GPUs' if use.what == GPUS else use.what}: {amount(use.used)} of {requested}{mean}"
 
 
 def about(batch: BatchFacts) -> str:

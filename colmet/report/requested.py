@@ -4,26 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colmet.archive.columns import DONE, ENDED, OUT_OF_MEMORY, RUNNING, TIMEOUT
-from colmet.report.advice import EXCEEDED, LEAST_S, grade
+from colmet.archive.columns import RUNNING
+from colmet.archive.grades import CORES, GPUS, MEMORY, WALLTIME, JobState, grade
 from colmet.report.model import BatchFacts, GpuUse, Number, Report, Use, ratio
-
-_OVER = (DONE, ENDED)  # jobs with these states show how much walltime they need; others ended too early
 
 
 def uses_of(report: Report) -> tuple[Use, ...]:
     """Return the use of cores, memory, GPUs and walltime, of the requested amount, else of the allocated.
 
-    What is neither requested nor limited is skipped. Shares are without a grade where advice is withheld, below a
-    minute, and of memory and walltime while the job runs.
+    What is neither requested nor limited is skipped.
     """
     batch = report.batch or BatchFacts()
     found = [_cores(report, batch), _memory(report, batch), _gpus(report, batch), _walltime(report, batch)]
     return tuple([one for one in found if one is not None])
 
 
-def _is_judged(report: Report) -> bool:
-    return not report.advice_withheld and report.wall_s >= LEAST_S
+def _graded(report: Report, what: str, requested: Number, used: Number, part: Number) -> Use:
+    job = JobState(
+        state="" if report.batch is None else report.batch.state,
+        is_running=report.state == RUNNING,
+        wall_s=report.wall_s,
+        is_measured=not report.advice_withheld,
+        is_killed=bool(report.memory.oom_kills),
+    )
+    return Use(what, requested, used, part, grade(what, part, job))
 
 
 def _cores(report: Report, batch: BatchFacts) -> Use | None:
@@ -31,7 +35,7 @@ def _cores(report: Report, batch: BatchFacts) -> Use | None:
     if requested is None and report.cpu.cpus is None:
         return None
     part = report.cpu.used_ratio if requested is None else ratio(report.cores, requested)
-    return Use("cores", requested, report.cores, part, grade("cores", part) if _is_judged(report) else "")
+    return _graded(report, CORES, requested, report.cores, part)
 
 
 def _memory(report: Report, batch: BatchFacts) -> Use | None:
@@ -42,10 +46,7 @@ def _memory(report: Report, batch: BatchFacts) -> Use | None:
     if requested is not None and memory.total_peak_bytes is not None:
         used = memory.total_peak_bytes
     part = ratio(used, memory.limit_bytes if requested is None else requested)
-    judged = grade("memory", part) if _is_judged(report) and report.state != RUNNING else ""
-    if memory.oom_kills or batch.state == OUT_OF_MEMORY:
-        judged = EXCEEDED
-    return Use("memory", requested, used, part, judged)
+    return _graded(report, MEMORY, requested, used, part)
 
 
 def _gpus(report: Report, batch: BatchFacts) -> Use | None:
@@ -53,7 +54,7 @@ def _gpus(report: Report, batch: BatchFacts) -> Use | None:
         return None
     part = gpu_ratio(report.gpus)
     used = None if part is None else part * (batch.requested_gpus or len(report.gpus))
-    return Use("gpus", batch.requested_gpus, used, part, grade("gpus", part) if _is_judged(report) else "")
+    return _graded(report, GPUS, batch.requested_gpus, used, part)
 
 
 def gpu_ratio(gpus: Sequence[GpuUse]) -> Number:
@@ -71,8 +72,7 @@ def _walltime(report: Report, batch: BatchFacts) -> Use | None:
         return None
     used = wall_s(report)
     part = ratio(used, requested)
-    judged = grade("walltime", part) if report.state != RUNNING and batch.state in _OVER else ""
-    return Use("walltime", requested, used, part, EXCEEDED if batch.state == TIMEOUT else judged)
+    return _graded(report, WALLTIME, requested, used, part)
 
 
 def wall_s(report: Report) -> Number:

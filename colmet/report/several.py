@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from colmet.archive.columns import DONE, ENDED, RUNNING
 from colmet.archive.derived import ANSWERS
+from colmet.archive.grades import grades_of
 from colmet.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
 from colmet.common.runtime.plural import some_of
 
@@ -211,7 +212,7 @@ def document_of_jobs(report: SeveralJobs) -> dict[str, Any]:
         "sums": report.sums,
         "spread": {name: one._asdict() for name, one in report.spread.items()},
         "unusual": [one._asdict() for one in report.unusual],
-        "jobs": [{name: row[name] for name in COLUMNS} for row in report.rows],
+        "jobs": [{**{name: row[name] for name in COLUMNS}, **grades_of(row)} for row in report.rows],
         "notes": report.notes,
     }
 

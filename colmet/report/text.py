@@ -26,7 +26,7 @@ from colmet.common.runtime.quantities import (
 )
 from colmet.report.ending import ending_of
 from colmet.report.model import BatchFacts, Energy, HostFigures, Number, Report, ratio
-from colmet.report.phrases import BARS, GRADES, LONGEST_NAME, about, of_request, others, verdict
+from colmet.report.phrases import BARS, GRADE_STYLES, LONGEST_NAME, about, no_verdict, of_request, others, verdict
 from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
@@ -84,13 +84,8 @@ class Page:
     def parts(self, report: Report) -> Iterator[RenderableType]:
         """Yield all parts of a report, from top to bottom."""
         self._domain = domain_of([host.host for host in report.hosts])
+        yield self._verdict(report)
         yield from self.title(report)
-        grades = verdict(report)
-        if grades:
-            line = Text("Verdict: ", style="bold")
-            for n, (text, grade) in enumerate(grades):
-                line.append(", " if n else "", "not bold").append(text, f"not bold {GRADES[grade]}")
-            yield line
         yield ""
         grid = Table.grid(padding=(0, 2, 0, 0))
         grid.add_column(no_wrap=True, style="bold")
@@ -105,6 +100,13 @@ class Page:
         yield from self._advice(report)
         for text in report.warnings[:MOST_LINES]:
             yield Text(f"warning: {text_of(text)}", style="yellow")
+
+    def _verdict(self, report: Report) -> Text:
+        """Return the grades in a line."""
+        line = Text(style="bold")
+        for one in verdict(report):
+            line.append(" " if line else "").append(text_of(one.sentence), GRADE_STYLES[one.grade])
+        return line or Text(no_verdict(report), style="bold")
 
     def title(self, report: Report) -> Iterator[Text]:
         """Yield the job, its user, its times, and the completeness of the data."""
@@ -180,7 +182,7 @@ class Page:
         for use in uses_of(report):
             if use.requested is not None and use.ratio is not None:
                 line = self.bar(use.ratio, BARS[use.what]) + Text(of_request(use))
-                yield line.append(f", {use.grade}", GRADES[use.grade]) if use.grade else line
+                yield line.append(f", {use.grade}", GRADE_STYLES[use.grade]) if use.grade else line
 
     def _cpu(self, report: Report) -> Iterator[Text]:
         cpu = report.cpu

@@ -6,11 +6,13 @@ from pydantic import BaseModel, Field, create_model
 
 from colmet.archive.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
 from colmet.archive.derived import ANSWERS
+from colmet.archive.grades import GRADES
 from colmet.archive.queries import SUMS
 from colmet.report.several import COMPARED
 
 _KINDS: dict[str, Any] = {INTEGER: int, REAL: float}
 VALUES = {name: column for name, column in ANSWERS.items() if column.kind != BLOB}  # of a whole job
+SHOWN = {**VALUES, **GRADES}
 _HOST_VALUES = {name: column for name, column in HOST_COLUMNS.items() if column not in LARGE}
 
 
@@ -23,7 +25,7 @@ def _fields(columns: dict[str, JobColumn], default: Any) -> Any:
     return fields
 
 
-_Values: Any = create_model("_Values", **_fields(VALUES, None))
+_Values: Any = create_model("_Values", **_fields(SHOWN, None))
 _HostValues: Any = create_model("_HostValues", **_fields(_HOST_VALUES, None))
 _Sums: Any = create_model("_Sums", **_fields(SUMS, ...))
 

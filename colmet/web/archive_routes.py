@@ -12,6 +12,7 @@ from starlette.responses import Response
 from colmet.archive import footprint
 from colmet.archive.columns import FOOTPRINT, LARGE
 from colmet.archive.derived import LISTED
+from colmet.archive.grades import GRADES, graded_jobs, grades_of
 from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup
 from colmet.common.errors import ColmetError
 from colmet.report import jobs_page
@@ -20,7 +21,7 @@ from colmet.report.own import UNREADABLE
 from colmet.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
 from colmet.report.style import POLICY
 from colmet.web import archive_models, parameters
-from colmet.web.archive_models import VALUES
+from colmet.web.archive_models import SHOWN
 from colmet.web.openapi import ARCHIVE, PAGE
 from colmet.web.parameters import choose
 from colmet.web.responses import answer, failure, pack
@@ -140,16 +141,16 @@ class ArchiveRoutes:
     ) -> Response:
         """Return jobs in the archive, running and ended. Ordinary users get their own jobs."""
         choose("sort", sort, SORTS)
-        names = _listed(columns) or tuple(LISTED)
+        names = _listed(columns) or (*LISTED, *GRADES)
         for name in names:
-            choose("columns", name, tuple(VALUES))
+            choose("columns", name, tuple(SHOWN))
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
             page = {"total": 0, "offset": offset, "limit": limit, "items": []}
             if conditions.is_empty:
                 return page
             wanted = names if only is None else [name for name in names if name not in HIDDEN]
-            found = archive.jobs(conditions.where(only), wanted, sort, not ascending, offset, limit)
+            found = graded_jobs(archive, conditions.where(only), wanted, sort, not ascending, offset, limit)
             items = [{**dict.fromkeys(names), **_own(row, only)} for row in found.rows]
             return {**page, "total": found.total, "items": items}
 
@@ -165,7 +166,7 @@ class ArchiveRoutes:
             if found is None or start not in (None, found.summary["start"]):
                 raise HTTPException(404, NO_JOB.format(job))
             return {
-                "job": _own(_narrow(found.summary), only),
+                "job": {**_own(_narrow(found.summary), only), **grades_of(found.summary)},
                 "advice": _advice(found.summary.get("advice")),
                 "footprint": _curves(found.summary.get("footprint")),
                 "hosts": [_own(_narrow(row), only) for row in found.hosts],

@@ -597,7 +597,7 @@ def test_the_text_says_what_the_job_did(history):
         "Job 42 of alice on node-1: ended",
         "2023-11-14 22:13:20 to 2023-11-14 22:23:25 UTC: 10 min 5 s",
         "121 samples, one every 5 s; none is missing",
-        "Verdict: CPU 50 % good, memory 50 % good",
+        "CPU efficiency 50 %: good. Memory 50 % of the limit of 8.00 GiB: good.\nJob 42",
         "░ 50 %       used 2.0 of 4 cores on average",
         "CPU time 20 min 10 s of 40 min 20 s: user 90 %, system 10 %",
         "block I/O 12.1 s",
@@ -674,7 +674,7 @@ def test_the_command_prints_text_and_json(history, report, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     full(history)
     assert report("42") == 0
-    assert capsys.readouterr().out.startswith("Job 42 of alice on node-1")
+    assert capsys.readouterr().out.splitlines()[1].startswith("Job 42 of alice on node-1")
     assert report("42", "--json") == 0
     assert json.loads(capsys.readouterr().out)["job"] == 42
     assert history.closed

@@ -118,7 +118,7 @@ def test_where_rows_are_stored_they_count_with_what_the_batch_system_knows(kept,
     }, "a job that failed shows not how much walltime it needs"
     text = report(JOB, "--archive", archive)[1]
     for part in (
-        "Verdict: CPU 25 % low, memory 25 % low",
+        "CPU efficiency 25 %: low. Memory 25 % of the requested 16.0 GiB: low.\n",
         "End      Failed with exit code 2.",
         "cores: 2.0 of 8 on average, low",
         "memory: 4.00 GiB of 16.0 GiB, low",
@@ -232,7 +232,7 @@ def test_a_job_that_no_node_measured_has_what_the_batch_system_knows(history, re
 def test_a_task_of_an_array_is_named_as_by_its_batch_system(kept, report, name):
     archive = kept({**FACTS, "array": "17", "array_index": 3, "batch_id": name})
     status, out, _ = report(name, "--archive", archive)
-    assert status == 0 and out.startswith(f"Job {name} (relax) of alice")
+    assert status == 0 and out.splitlines()[1].startswith(f"Job {name} (relax) of alice")
     assert report("17_4", "--archive", archive)[0] == 1
     status, _, err = report("17_4")
     assert status == 2 and "--archive" in err
@@ -395,15 +395,15 @@ def test_grades_are_coloured_on_a_terminal_unless_no_color_is_set(made, monkeypa
         found.append(terminal.getvalue())
         monkeypatch.setenv("NO_COLOR", "1")
     coloured, plain = found
-    assert re.search(r"\x1b\[[0-9;]*31mCPU 10 % poor", coloured)
+    assert re.search(r"\x1b\[[0-9;]*31mCPU efficiency 10 %: poor", coloured)
     assert re.search(r"\x1b\[[0-9;]*31mFailed with exit code 3", coloured)
-    assert re.search(r"\x1b\[[0-9;]*32mmemory 50 % good", coloured)
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain) and "CPU 10 % poor" in plain
+    assert re.search(r"\x1b\[[0-9;]*32mMemory 50 % of the limit of 8.00 GiB: good", coloured)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain) and "CPU efficiency 10 %: poor" in plain
 
 
 def test_grades_are_words_and_colours_on_the_page(made):
     text = page.html(made(requested_cores=20)).decode()
-    assert '<b class="poor">CPU 10 % poor</b>' in text
+    assert '<b class="poor">CPU efficiency 10 %: poor.</b>' in text
 
 
 def test_hostile_texts_of_a_batch_system_stay_text(kept, report):

@@ -11,6 +11,7 @@ import pytest
 
 from colmet.archive import footprint
 from colmet.archive.columns import BATCH
+from colmet.archive.grades import GRADES
 from colmet.archive.local import LocalArchive
 from colmet.archive.queries import JobFilter
 from colmet.archive.store import ArchiveStore, Changes
@@ -163,7 +164,7 @@ def test_a_report_is_bounded(archive):
 
 def test_json_has_each_job_once_with_all_values(archive):
     document = json.loads(json.dumps(document_of_jobs(gather_jobs(archive, JobFilter(array="17"))), allow_nan=False))
-    assert all(set(row) == set(COLUMNS) for row in document["jobs"]) and len(document["jobs"]) == 20
+    assert all(set(row) == {*COLUMNS, *GRADES} for row in document["jobs"]) and len(document["jobs"]) == 20
     assert document["spread"]["wall_s"]["min"] == 30 and document["unusual"][0]["name"]
 
 

@@ -15,6 +15,7 @@ from colmet.archive import footprint
 from colmet.archive.columns import STATES
 from colmet.archive.derived import ANSWERS, LISTED
 from colmet.archive.elastic import ElasticArchive
+from colmet.archive.grades import GRADES, grades_of
 from colmet.archive.local import LocalArchive
 from colmet.archive.queries import JobFilter
 from colmet.archive.store import ArchiveError, ArchiveStore, Changes
@@ -68,7 +69,17 @@ def test_a_list_has_the_own_jobs_alone_and_its_total_too(app, more):
     page = got(app, f"/api/v1/archive/jobs?limit=1000{more}", ALICE)
     assert {owner(row) for row in page["items"]} == {"alice"}
     assert page["total"] == len(page["items"]) == 31
-    assert set(page["items"][0]) == set(LISTED)
+    assert set(page["items"][0]) == {*LISTED, *GRADES}
+
+
+def test_rows_and_a_job_have_the_grades_of_the_archive(app, opener):
+    with opener() as archive:
+        summary = archive.job(MINE).summary
+    found = got(app, f"/api/v1/archive/jobs/{MINE}", ALICE)["job"]
+    assert {name: found[name] for name in GRADES} == grades_of(summary)
+    rows = got(app, "/api/v1/archive/jobs?limit=1000&columns=job,cpu_grade", ALICE)["items"]
+    assert all(set(row) == {"job", "cpu_grade"} for row in rows)
+    assert {"good", "low", "poor"} <= {row["cpu_grade"] for row in rows}
 
 
 def test_a_number_chooses_the_own_jobs_alone(app):

@@ -1,0 +1,120 @@
+"""Grades of what a job used of its request, else of its allocation: the one definition for reports, lists and the page.
+
+A grade is a word for people; colours follow from it. It is computed when a job is shown, and never stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from colmet.archive.columns import DONE, ENDED, OUT_OF_MEMORY, RUNNING, TEXT, TIMEOUT, JobColumn, Summary
+from colmet.archive.queries import JobArchive, JobFilter, JobPage, Row
+from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_S, MEMORY_LOW
+from colmet.report.model import Number
+
+GOOD, LOW, POOR, EXCEEDED = "good", "low", "poor", "exceeded"
+CORES, MEMORY, GPUS, WALLTIME = "cores", "memory", "gpus", "walltime"
+# Used shares: good from the first on, low from the second on, else poor.
+THRESHOLDS: Mapping[str, tuple[float, float]] = {
+    CORES: (CPU_LOW, 0.2),
+    MEMORY: (0.5, MEMORY_LOW),
+    GPUS: (0.5, GPU_USE),
+    WALLTIME: (0.5, 0.1),
+}
+_OVER = (DONE, ENDED)  # jobs with these states show how much walltime they need; others ended too early
+
+
+class JobState(NamedTuple):
+    """What decides whether the use of a job can be judged."""
+
+    state: str  # one of `colmet.archive.columns.STATES`; empty if unknown
+    is_running: bool
+    wall_s: float
+    is_measured: bool  # whether its samples suffice for advice
+    is_killed: bool  # whether the kernel killed processes of it for lack of memory
+
+
+def grade(what: str, share: Number, job: JobState) -> str:
+    """Return the grade of a used share; empty if it cannot be judged.
+
+    There is none without enough samples or a minute of wall time, of memory and walltime while the job runs, and of
+    walltime if the job failed or was cancelled.
+
+    Args:
+        what: ``cores``, ``memory``, ``gpus`` or ``walltime``.
+        share: of the requested or allocated amount; None if unknown.
+        job: the rest that counts.
+    """
+    if what == MEMORY and (job.is_killed or job.state == OUT_OF_MEMORY):
+        return EXCEEDED
+    if what == WALLTIME:
+        if job.state == TIMEOUT:
+            return EXCEEDED
+        is_judged = not job.is_running and job.state in _OVER
+    else:
+        is_judged = job.is_measured and job.wall_s >= LEAST_S and not (what == MEMORY and job.is_running)
+    if share is None or not is_judged:
+        return ""
+    good, low = THRESHOLDS[what]
+    return GOOD if share >= good else LOW if share >= low else POOR
+
+
+class _Graded(NamedTuple):
+    """A grade in answers."""
+
+    what: str
+    share: str  # name of the graded value
+    column: JobColumn
+
+
+def _column(name: str, what: str, share: str, of: str) -> _Graded:
+    text = f"Grade of {of}: good, low, poor or exceeded; missing if it cannot be judged."
+    return _Graded(what, share, JobColumn(name, TEXT, "", text))
+
+
+_GRADED = (
+    _column("cpu_grade", CORES, "cpu_ratio", "cpu_ratio"),
+    _column("memory_grade", MEMORY, "memory_used_ratio", "memory_used_ratio"),
+    _column("gpu_grade", GPUS, "gpu_ratio", "gpu_ratio"),
+    _column("walltime_grade", WALLTIME, "walltime_ratio", "walltime_ratio"),
+)
+GRADES: Mapping[str, JobColumn] = {one.column.name: one.column for one in _GRADED}  # as columns of answers
+NEEDED = ("state", "wall_s", "rules", "oom_kills", *[one.share for one in _GRADED])  # columns of the archive
+
+
+def grades_of(row: Summary) -> Row:
+    """Return the grades of a whole job's summary by name of `GRADES`; None for what cannot be judged."""
+    wall_s, kills = row["wall_s"], row["oom_kills"]
+    job = JobState(
+        state=str(row["state"] or ""),
+        is_running=row["state"] == RUNNING,
+        wall_s=float(wall_s) if isinstance(wall_s, (int, float)) else 0.0,
+        is_measured=row["rules"] is not None,
+        is_killed=isinstance(kills, (int, float)) and kills > 0,
+    )
+    found: Row = {}
+    for one in _GRADED:
+        share = row[one.share]
+        number = float(share) if isinstance(share, (int, float)) else None
+        found[one.column.name] = grade(one.what, number, job) or None
+    return found
+
+
+def graded_jobs(
+    archive: JobArchive, where: JobFilter, columns: Sequence[str], sort: str, descending: bool, offset: int, limit: int
+) -> JobPage:
+    """Return a page of jobs as `JobArchive.jobs`, whose columns may be grades."""
+    if not GRADES.keys() & set(columns):
+        return archive.jobs(where, columns, sort, descending, offset, limit)
+    page = archive.jobs(where, stored(columns), sort, descending, offset, limit)
+    return page._replace(rows=[_picked({**row, **grades_of(row)}, columns) for row in page.rows])
+
+
+def stored(columns: Iterable[str]) -> list[str]:
+    """Return the columns to be read for some columns with grades."""
+    return list(dict.fromkeys([*[name for name in columns if name not in GRADES], *NEEDED]))
+
+
+def _picked(row: Row, columns: Sequence[str]) -> Row:
+    return {name: row[name] for name in columns}
