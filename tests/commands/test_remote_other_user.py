@@ -21,7 +21,7 @@ from tests.support.web_users import users  # noqa: F401 - a fixture
 
 THEIRS = (HERS, HERS_RUNNING, HERS_UNMEASURED, NOBODYS, ABSENT, TWICE, MINE)
 WHOSE = [("-u", name) for name in ("alice", "bob", *ALIKE) if name and "," not in name]
-LONG = ("--since", "2023-01-01")
+LONG = ("--since", "2023-01-01", "--until", "2033-01-01")  # or else the time of the question is in the answer
 SELECTIONS = [
     *[(), *WHOSE, ("--all-users",), ("--project", "her-project"), ("--queue", "her-queue"), ("--host", "her-node")],
     *[

@@ -1,4 +1,4 @@
-"""Shared by tests: answers_of, report_of, schemathesis, texts_of."""
+"""Shared by tests: PATIENCE, answers_of, report_of, schemathesis, texts_of."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from colmet.web.reports import DEADLINE_S
 from tests.support.machine import cannot_run
+
+# a report may take this long on a busy machine; without it, 10 s
+PATIENCE = ("--request-timeout", str(round(DEADLINE_S) + 10))
 
 
 def schemathesis():

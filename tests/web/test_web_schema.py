@@ -13,7 +13,7 @@ from colmet.web.credentials import Credential
 from colmet.web.limits import Failures
 from tests.support.web_access import cheap
 from tests.support.web_facts import MadeUpFacts
-from tests.support.web_schema import answers_of, report_of, schemathesis
+from tests.support.web_schema import PATIENCE, answers_of, report_of, schemathesis
 from tests.support.web_server import running
 from tests.support.web_stored import stored_of
 
@@ -48,7 +48,7 @@ def test_no_request_gets_an_answer_that_the_description_does_not_tell(server, tm
     ]
     command += ["--phases", "examples,fuzzing", "--max-examples", str(EXAMPLES), "--continue-on-failure", "--no-color"]
     command += ["--generation-database", "none", "--no-shrink", "--seed", "1"]
-    command += report_of(tmp_path / "report.har")
+    command += [*PATIENCE, *report_of(tmp_path / "report.har")]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
     answers = list(answers_of(tmp_path / "report.har"))
