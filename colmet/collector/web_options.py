@@ -35,6 +35,7 @@ _READ = (
     *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
 )
 MAX_PATH_BYTES = 107  # of a Unix socket (sun_path, with its end)
+_SIGN_OUT = re.compile(r"(?:https?://[A-Za-z0-9]|/(?!/))[!-~]{0,2000}")
 _HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 
 
@@ -65,6 +66,15 @@ def add_options(parser: cli.Options) -> None:
         type=header_name,
         help=cli.Rare(
             "admit the user named by the proxy in this header, such as X-Remote-User; for --http-listen unix:PATH"
+        ),
+    )
+    parser.add_argument(
+        "--http-sign-out-url",
+        metavar="URL",
+        type=sign_out_url,
+        help=cli.Rare(
+            "let the page's users sign out at this address of the proxy, such as /oauth2/sign_out; for "
+            "--http-user-header (default: the page offers no sign-out there)"
         ),
     )
     parser.add_argument(
@@ -144,6 +154,15 @@ def header_name(text: str) -> str:
     """Check the name of a header that clients do not set themselves, an option type."""
     if not _HEADER_NAME.fullmatch(text) or text.lower() in ("authorization", "host", "x-forwarded-for"):
         raise argparse.ArgumentTypeError(f"{text!r:.80}: give the name of a header of its own, such as X-Remote-User")
+    return text
+
+
+def sign_out_url(text: str) -> str:
+    """Check the address of a sign-out, an option type."""
+    if not _SIGN_OUT.fullmatch(text):
+        raise argparse.ArgumentTypeError(
+            f"{text!r:.200}: give an address with http:// or https://, or a path of the proxy, such as /oauth2/sign_out"
+        )
     return text
 
 
@@ -234,6 +253,11 @@ def check(options: argparse.Namespace) -> None:
     if options.http_listen is None:
         return
     is_unix = isinstance(options.http_listen, UnixAddress)
+    if options.http_sign_out_url is not None and options.http_user_header is None:
+        raise ConfigError(
+            "--http-sign-out-url has no effect without --http-user-header: the page itself ends the logins of "
+            "--http-users"
+        )
     if options.http_user_header is not None and not is_unix:
         raise ConfigError(
             "--http-user-header: every client of a TCP port could set this header; give --http-listen unix:PATH, which "

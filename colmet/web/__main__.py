@@ -55,7 +55,12 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     feed = Feed(feed_socket, memory.take, memory.note, memory.dropped)
     queries = Queries(memory, store, gridengine, feed.counters, UserNames())
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
-    access = Access(options.http_users, options.http_admin_group, user_header=options.http_user_header)
+    access = Access(
+        options.http_users,
+        options.http_admin_group,
+        user_header=options.http_user_header,
+        sign_out_url=options.http_sign_out_url,
+    )
     peers = Peers(options.http_trusted_proxy or (), kernel)
     reports = ReportProcesses(options)
     server = WebServer(

@@ -26,6 +26,7 @@ from colmet.web.workers import Workers
 
 log = logging.getLogger(__name__)
 
+SIGN_OUT = "/sign-out"  # path of the page that ends a browser's login
 KEPT_S = 300.0  # lifetime of a checked password
 KEPT = 4096
 LOGIN_S = 30 * 86400.0  # lifetime of a token issued for a password
@@ -86,6 +87,7 @@ class Access:
         is_member: returns whether a user of this machine is in one of its groups. May wait.
         pause: waits; its argument is in seconds.
         user_header: name of the proxy's header for an authenticated user.
+        sign_out_url: address at which the proxy ends a login; None without one.
 
     Attributes:
         header: name of the header for authentication, in lower case.
@@ -104,8 +106,10 @@ class Access:
         is_member: Callable[[str, str], bool] | None = None,
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         user_header: str | None = None,
+        sign_out_url: str | None = None,
     ) -> None:
         self._user_header = user_header
+        self._sign_out_url = sign_out_url
         self.header = (user_header or "authorization").lower().encode("ascii")
         self.stats = Stats()
         self._path = path
@@ -135,6 +139,11 @@ class Access:
     def is_open(self) -> bool:
         """Whether everybody sees everything."""
         return self._users is None and self._user_header is None
+
+    @property
+    def sign_out(self) -> str | None:
+        """The address at which a browser ends its login; None if there is none."""
+        return self._sign_out_url if self._users is None else SIGN_OUT.lstrip("/")
 
     @property
     def names(self) -> int | None:

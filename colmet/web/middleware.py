@@ -13,9 +13,10 @@ from starlette.responses import Response
 
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.metrics_http import is_known
-from colmet.web.access import Access, NotNamed, Unauthorized, Visitor
+from colmet.web.access import SIGN_OUT, Access, NotNamed, Unauthorized, Visitor
 from colmet.web.limits import Busy
 from colmet.web.responses import HEADERS, failure
+from colmet.web.sign_out import CHALLENGES, sign_out_answer
 
 log = logging.getLogger(__name__)
 
@@ -122,14 +123,16 @@ class RequestFilter:
                 return failure(400, text, CLOSE)
         try:
             given = [value.decode("latin-1") for key, value in headers if key == self._access.header]
+            if scope["path"] == SIGN_OUT and self._access.names is not None:
+                return sign_out_answer(given)
             scope[CLIENT] = self._client(scope)
             scope[VISITOR] = await self._access.visitor(given, scope[CLIENT])
         except NotNamed as err:
             return failure(403, str(err))
         except Unauthorized:
             response = failure(401, "give a name and a password, or a token, that this interface knows")
-            response.headers["WWW-Authenticate"] = 'Basic realm="Colmet", charset="UTF-8"'
-            response.headers.append("WWW-Authenticate", 'Bearer realm="Colmet"')
+            for challenge in CHALLENGES:
+                response.headers.append("WWW-Authenticate", challenge)
             return response
         except Busy as err:
             return too_many(err)

@@ -56,6 +56,8 @@ class Whoami(BaseModel):
     version: str
     time: float
     gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's values")
+    zone: Optional[str] = Field(..., description="time zone of the interface's machine, such as Europe/Paris")
+    sign_out: Optional[str] = Field(..., description="address at which a browser ends its login; null if there is none")
 
 
 class IssuedToken(BaseModel):

@@ -17,6 +17,7 @@ from colmet.web import models, parameters
 from colmet.web.access import Access, NoLoginToken
 from colmet.web.catalogue import measures_answer
 from colmet.web.interface import FACILITY, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
+from colmet.web.local_zone import local_zone
 from colmet.web.middleware import CLIENT, visitor_of
 from colmet.web.openapi import ERRORS, NOT_FOUND
 from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, split_metric
@@ -74,7 +75,8 @@ class Routes:
         """Return the user of the request, and the version of the interface."""
         visitor = visitor_of(request.scope)
         about = {"version": __version__, "time": time.time(), "gridengine": self._gridengine}
-        return answer({"user": visitor.user, "admin": visitor.is_admin, **about})
+        place = {"zone": local_zone(), "sign_out": self._access.sign_out}
+        return answer({"user": visitor.user, "admin": visitor.is_admin, **about, **place})
 
     async def token(self, request: Request) -> Response:
         """Return a token for the name and the password of the request, for later requests without the password."""

@@ -34,8 +34,8 @@ AXE = ("axe-playwright-python==0.1.8", "66a8aaa95a8b044a7fd74a5435873bf04ff65a1c
 NAME = "<img src=x onerror=alert(1)>"
 JOB, NODE = web_facts.FIRST + 450, "node51"
 web_facts.USERS = (*web_facts.USERS, NAME)  # the job is that user's
-VIEWS = {"cluster": "#/", "job": f"#/job/{JOB}", "node": f"#/node/{NODE}", "memory": "#/memory"}
-FEW = {**VIEWS, "cluster": "#/?text=10045", "memory": "#/memory?jobs=yes&text=node51"}  # of rows that are alike
+VIEWS = {"jobs": "#/", "nodes": "#/nodes", "job": f"#/job/{JOB}", "node": f"#/node/{NODE}", "memory": "#/memory"}
+FEW = {**VIEWS, "jobs": "#/?text=10045", "memory": "#/memory?jobs=yes&text=node51"}  # of rows that are alike
 CHARTS = "document.querySelectorAll('.chart').length > 3 && !document.querySelector('.plot p')"
 OFTEN = "?every=1"  # the page asks each second
 SERIOUS = ("serious", "critical")
@@ -90,11 +90,11 @@ def large_site():
         yield url
 
 
-def shown(page, url, view="cluster"):
+def shown(page, url, view="jobs"):
     """Go to a view, and wait until it is there."""
     page.open("about:blank")  # else only the hash changes, and what was shown before is there still
     page.open(url + VIEWS.get(view, view))
-    page.wait("document.getElementById('main')?.dataset.shown && document.querySelector('tbody tr')")
+    page.wait("document.getElementById('main')?.dataset.shown && document.querySelector('tbody tr, .nodes li')")
     if view in ("job", "node"):
         page.wait(CHARTS)
 
@@ -152,7 +152,6 @@ def test_it_is_painted_within_a_second_with_500_nodes_and_2000_jobs(browser, lar
             page.wait("performance.getEntriesByName('first-contentful-paint').length")
             paints.append(page.run("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
             wholes.append(page.run("performance.getEntriesByName('colmet-shown')[0].startTime"))
-            assert page.run("document.querySelectorAll('.nodes li').length") == 500
     print(f"first contentful paint {sorted(paints)} ms, all of it {sorted(wholes)} ms")
     assert statistics.median(paints) < 1000
 
@@ -160,7 +159,7 @@ def test_it_is_painted_within_a_second_with_500_nodes_and_2000_jobs(browser, lar
 def test_a_name_that_is_markup_stays_text(browser, site):
     with browser.page() as page:
         for view, where in (
-            ("cluster", "td.of-user"),
+            ("jobs", "td.of-user"),
             ("job", "#main .facts dd"),
             ("#/memory?jobs=yes", "td.of-owner"),
         ):
@@ -199,6 +198,7 @@ def test_all_can_be_done_with_the_keyboard(browser, site):
         page.press("Enter")
         page.wait("document.querySelector('th.of-user').getAttribute('aria-sort') === 'descending'")
 
+        shown(page, site, "nodes")
         page.run("document.querySelector('.nodes a[tabindex=\"0\"]').focus()")
         first = page.run("document.activeElement.getAttribute('aria-label')")
         for key in ("ArrowRight", "ArrowDown", "ArrowUp", "ArrowRight"):
@@ -216,14 +216,13 @@ def test_all_can_be_done_with_the_keyboard(browser, site):
 
 def test_one_stop_of_the_tab_key_passes_all_nodes(browser, site):
     with browser.page() as page:
-        shown(page, site)
+        shown(page, site, "nodes")
         assert page.run("document.querySelectorAll('.nodes a[tabindex=\"0\"]').length") == 1
 
 
 def test_an_update_keeps_scroll_focus_and_what_is_open(browser, site):
     with browser.page() as page:
         shown(page, site + OFTEN)
-        page.run("document.querySelector('.nodes ~ details summary').click()")
         page.run("document.querySelectorAll('tbody .of-job a')[20].focus()")
         before = page.run("[document.activeElement.textContent, scrollY]")
         at = page.run("document.getElementById('state').textContent")
@@ -231,7 +230,6 @@ def test_an_update_keeps_scroll_focus_and_what_is_open(browser, site):
         after = page.run("[document.activeElement.textContent, scrollY]")
         assert (after[0], before[1] > 0) == (before[0], True)
         assert abs(after[1] - before[1]) < 5
-        assert page.run("document.querySelectorAll('.nodes ~ details[open] tbody tr').length") == 60
 
 
 def test_it_can_be_paused(browser, site):
@@ -337,8 +335,9 @@ def test_a_cluster_of_which_nothing_is_known_says_so(browser):
     with served(Queries(RecentCache(1 << 20, 60.0), None)) as url, browser.page() as page:
         page.open(url)
         page.wait("document.getElementById('main')?.dataset.shown")
-        assert "No node has been heard of" in page.run("document.querySelector('.about').textContent")
         assert page.run("document.querySelector('.pages p').textContent") == "No job runs now."
+        page.open(f"{url}#/nodes")
+        page.wait("document.querySelector('.about')?.textContent.includes('No node has been heard of')")
         assert page.complaints() == []
 
 
@@ -387,9 +386,8 @@ def test_one_who_has_no_job_is_told_so(browser, tmp_path):
     users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
     users.chmod(0o600)
     with served(web_facts.MadeUpFacts(20, 50), str(users)) as url, browser.page() as page:
-        page.open(url.replace("//", f"//zoe:{PASSWORD.replace(' ', '%20')}@"))
-        page.wait("document.getElementById('main')?.dataset.shown")
-        assert "No job of yours" in page.run("document.querySelector('.about').textContent")
+        page.open(url.replace("//", f"//zoe:{PASSWORD.replace(' ', '%20')}@") + "#/nodes")
+        page.wait("document.querySelector('.about')?.textContent.includes('No job of yours')")
         page.run("location.hash = '#/memory'")
         page.wait("document.querySelector('#main > div > p:last-child')?.textContent.startsWith('No job of yours')")
         assert page.complaints() == []

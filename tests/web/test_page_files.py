@@ -16,7 +16,7 @@ STATIC = Path(__file__).resolve().parents[2] / "colmet/web/static"
 VENDOR = STATIC / "vendor/uplot"
 OWN = sorted(path for path in STATIC.iterdir() if path.is_file())
 SCRIPTS = [path for path in OWN if path.suffix == ".js"]
-MOST_BYTES = 60_000  # of all of it but uPlot, as it is sent
+MOST_BYTES = 200_000  # of all of it but uPlot, as it is sent
 IMPORT = re.compile(r"""(?:from|import)\s*\(?\s*"(\./[^"]+)\"""")
 
 

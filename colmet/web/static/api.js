@@ -69,6 +69,17 @@ export async function ask(path, parameters, signal) {
   }
 }
 
+let visitor = null;
+
+/**
+ * Return the user of the page, requested once.
+ * @throws {Failure} there is no answer
+ */
+export async function who(signal) {
+  visitor ??= await ask("api/v1/whoami", {}, signal);
+  return visitor;
+}
+
 async function reason(answer) {
   try {
     const { error } = await answer.json();

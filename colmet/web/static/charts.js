@@ -3,7 +3,7 @@
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { el, keep, mark, say } from "./dom.js";
 import { joined, summary } from "./series.js";
-import { NONE, day, iso, quantity, when } from "./units.js";
+import { NONE, clock, day, iso, quantity, when, zone } from "./units.js";
 
 // here, as in the page it would delay the first paint
 document.head.prepend(el("link", { rel: "stylesheet", href: new URL("vendor/uplot/uPlot.min.css", import.meta.url) }));
@@ -37,8 +37,8 @@ function marks(splits, step) {
   return splits.map((split) => {
     const time = new Date(1000 * split);
     const date = day(time).slice(5);
-    const clock = time.toTimeString().slice(0, step < 60 ? 8 : 5);
-    const text = step >= 86400 ? date : last && date !== last ? `${clock}\n${date}` : clock;
+    const at = clock(time).slice(0, step < 60 ? 8 : 5);
+    const text = step >= 86400 ? date : last && date !== last ? `${at}\n${date}` : at;
     last = date;
     return text;
   });
@@ -118,6 +118,7 @@ export class Chart {
     const options = {
       width: this.box.clientWidth || 300,
       height: HEIGHT,
+      tzDate: (seconds) => uPlot.tzDate(new Date(1000 * seconds), zone()),
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, sync: { key: "colmet" }, y: false },
       scales: { y: { range: (plot, min, max) => [0, max > 0 ? Math.max(least, max * 1.05) : 1] } },

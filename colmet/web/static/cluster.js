@@ -1,23 +1,18 @@
-// The view of the cluster: totals, a cell for each node, the jobs.
+// The view of the jobs: totals, and a row for each.
 
 import { ask } from "./api.js";
-import { JOB_COLUMNS, NODE_COLUMNS, NO_JOB, jobAddress, nodeAddress } from "./columns.js";
-import { Facts, Warnings, choice, el, keep, mark, say } from "./dom.js";
-import { Table, natural } from "./table.js";
+import { JOB_COLUMNS, jobAddress } from "./columns.js";
+import { Facts, Warnings, choice, el, mark, say } from "./dom.js";
+import { Table } from "./table.js";
 import { NONE, cores, count, flow, share, size } from "./units.js";
 
-const MOST_NODES = 5000; // in the grid
-const AT_ONCE = 1000; // rows of one answer
 const SIZES = ["50", "100", "200"];
 const NOTHING = { running: "No job runs now.", ended: "No job has ended since the start of the collector.", all: "No job has been seen since the start of the collector." };
-const NO_NODE = "No node has been heard of: does colmet-node run there, and send to this collector?";
 const GRIDENGINE = "colmet-node does not see Grid Engine's jobs: the view Memory shows their hosts and memory.";
-const POINT = "Point at a node, or go there with the keyboard.";
-const STEPS = [0.2, 0.4, 0.6, 0.8]; // limits of a cell's colours
 const PAUSE_MS = 250; // from the last key to the search
 
 export class Cluster {
-  title = "Cluster";
+  title = "Jobs";
 
   constructor(context) {
     this.context = context;
@@ -29,7 +24,6 @@ export class Cluster {
     const sort = JOB_COLUMNS.find((one) => one.sorts && one.key === asked.get("sort"))?.key ?? "cpu";
     this.totals = new Facts("Totals");
     this.warnings = new Warnings();
-    this.nodes = new Nodes();
     this.table = new Table("Jobs", JOB_COLUMNS, (row) => row.job, { sort, reverse: asked.get("reverse") === "true" }, () => this.#changed());
     this.search = el("input", {
       type: "search", id: "search", value: this.text, maxlength: 255, autocomplete: "off", spellcheck: "false",
@@ -48,13 +42,11 @@ export class Cluster {
     this.after = el("button", { type: "button", text: "Next", onclick: () => this.#turn(1) });
     const states = [["running", "running"], ["ended", "ended"], ["all", "all"]];
     this.element = el("div", {},
-      el("h1", { text: "Cluster", tabindex: "-1" }),
+      el("h1", { text: "Jobs", tabindex: "-1" }),
       this.warnings.element,
       this.totals.element,
-      this.nodes.element,
-      el("section", { "aria-labelledby": "jobs-title" },
+      el("section", { "aria-label": "List of jobs" },
         el("div", { class: "tools" },
-          el("h2", { id: "jobs-title", text: "Jobs" }),
           el("label", { class: "field search" }, el("span", { text: "Search" }), this.search),
           choice("State", states, this.state, (value) => this.#choose(value)),
           choice("Rows", SIZES.map((one) => [one, one]), this.limit, (value) => { this.limit = value; this.#changed(); })),
@@ -104,13 +96,7 @@ export class Cluster {
     await Promise.all([
       ask("api/v1/cluster", {}, signal).then((answer) => this.#total(answer)),
       ask("api/v1/jobs", asked, signal).then((answer) => this.#page(answer)),
-      all(signal).then((answer) => this.#grid(answer, signal)),
     ]);
-  }
-
-  /** Show the nodes; ordinary users see those of their own jobs. */
-  async #grid(answer, signal) {
-    this.nodes.show(answer, this.who.gridengine ? GRIDENGINE : this.who.admin ? NO_NODE : NO_JOB);
   }
 
   #total({ nodes, jobs, messages, warnings }) {
@@ -118,8 +104,6 @@ export class Cluster {
     const silent = nodes.silent ? `, ${count(nodes.silent)} silent` : "";
     this.totals.show([
       ["Nodes", `${count(nodes.heard)} heard${silent}`],
-      ["Nodes' CPU", nodes.cpu == null ? null : share(nodes.cpu)],
-      ["Nodes' memory", nodes.memory == null ? null : `${size(nodes.memory)} of ${size(nodes.memory_total)}`],
       ["Jobs", `${count(jobs.running)} running`],
       ["Users", count(jobs.users)],
       ["Jobs' cores", jobs.cpu == null && jobs.cpus == null ? NONE : `${cores(jobs.cpu)} of ${cores(jobs.cpus)}`, "cores used, of those allocated to jobs"],
@@ -153,106 +137,4 @@ export class Cluster {
       mark(button, "aria-disabled", off ? "true" : null); // not disabled: it would lose the focus
     }
   }
-}
-
-/** Return rows of all nodes, up to the most that are shown. */
-export async function all(signal) {
-  const first = await ask("api/v1/nodes", { limit: AT_ONCE }, signal);
-  const rows = [...first.items];
-  while (rows.length < Math.min(first.total, MOST_NODES)) {
-    const next = await ask("api/v1/nodes", { limit: AT_ONCE, offset: rows.length }, signal);
-    if (!next.items.length) break;
-    rows.push(...next.items);
-  }
-  return { total: first.total, items: rows };
-}
-
-/** A cell for each node, filled and coloured by the use of its CPUs. Arrow keys move between cells. */
-class Nodes {
-  constructor() {
-    this.rows = [];
-    this.grid = el("ul", { class: "nodes", "aria-label": "Nodes; arrow keys move between them", onkeydown: (event) => this.#walk(event) });
-    this.about = el("p", { class: "about", text: POINT });
-    const describe = (event) => {
-      const cell = event.target.closest("a");
-      if (cell) say(this.about, cell.title);
-    };
-    this.grid.addEventListener("mouseover", describe);
-    this.grid.addEventListener("focusin", (event) => {
-      describe(event);
-      this.#rove(event.target.closest("a"));
-    });
-    const keys = [["u0", "less than 20 %"], ["u1", "20 %"], ["u2", "40 %"], ["u3", "60 %"], ["u4", "80 % and more"], ["silent", "silent"], ["unknown", "unknown"]];
-    const legend = el("ul", { class: "legend", "aria-label": "CPU use" },
-      ...keys.map(([kind, text], n) => {
-        const key = el("span", { class: `cell ${kind}`, "aria-hidden": "true" }, el("i"));
-        if (n < 5) key.firstElementChild.style.height = `${20 * n + 18}%`;
-        return el("li", {}, key, text);
-      }));
-    this.table = new Table("Nodes", NODE_COLUMNS, (row) => row.node, { sort: "node", reverse: false }, () => this.#list());
-    this.list = el("details", { ontoggle: () => this.#list() }, el("summary", { text: "Nodes as a table" }), this.table.element);
-    this.more = el("p", { class: "soft", hidden: true });
-    this.element = el("section", { "aria-labelledby": "nodes-title" },
-      el("div", { class: "tools" }, el("h2", { id: "nodes-title", text: "Nodes by CPU use" }), legend),
-      this.grid, this.about, this.more, this.list);
-  }
-
-  /** Show nodes; the text `none` if there are none. */
-  show({ total, items }, none) {
-    this.rows = [...items].sort((a, b) => natural(a.node, b.node));
-    keep(this.grid, this.rows, (row) => row.node, () => {
-      return el("li", {}, el("a", { class: "cell", tabindex: "-1" }, el("i")));
-    }, (node, row) => {
-      const cell = node.firstElementChild;
-      mark(cell, "href", nodeAddress(row.node));
-      mark(cell, "class", `cell ${kind(row)}`);
-      const text = described(row);
-      mark(cell, "title", text);
-      mark(cell, "aria-label", text);
-      const height = row.silent || row.cpu == null ? "0" : `${Math.max(4, 100 * row.cpu).toFixed(0)}%`;
-      if (cell.firstElementChild.style.height !== height) cell.firstElementChild.style.height = height;
-    });
-    if (!this.grid.querySelector("a[tabindex='0']")) this.#rove(this.grid.querySelector("a"));
-    if (!items.length) say(this.about, none);
-    else if (this.empty) say(this.about, POINT);
-    this.empty = !items.length;
-    const focused = this.grid.contains(document.activeElement) ? document.activeElement.closest("a") : null;
-    if (focused) say(this.about, focused.title);
-    this.more.hidden = items.length >= total;
-    say(this.more, `and ${count(total - items.length)} more: search for a job's node, or see colmet top`);
-    this.#list();
-  }
-
-  #list() {
-    if (this.list.open) this.table.show(this.table.arranged(this.rows));
-  }
-
-  #rove(cell) {
-    for (const one of this.grid.querySelectorAll("a[tabindex='0']")) one.tabIndex = -1;
-    if (cell) cell.tabIndex = 0; // all cells are one stop of the tab key
-  }
-
-  #walk(event) {
-    const cells = [...this.grid.querySelectorAll("a")];
-    const here = cells.indexOf(document.activeElement);
-    const top = cells[0]?.offsetTop;
-    const wide = cells.findIndex((cell) => cell.offsetTop !== top);
-    const line = wide < 1 ? cells.length : wide;
-    const to = { ArrowLeft: here - 1, ArrowRight: here + 1, ArrowUp: here - line, ArrowDown: here + line, Home: 0, End: cells.length - 1 }[event.key];
-    if (here < 0 || to === undefined) return;
-    event.preventDefault();
-    cells[to]?.focus();
-  }
-}
-
-function kind(row) {
-  if (row.silent) return "silent";
-  return row.cpu == null ? "unknown" : `u${STEPS.filter((step) => row.cpu >= step).length}`;
-}
-
-function described(row) {
-  if (row.silent) return `${row.node}: silent`;
-  const jobs = row.jobs == null ? "" : `, ${count(row.jobs)} ${row.jobs === 1 ? "job" : "jobs"}`;
-  const memory = row.memory_share == null ? "" : `, memory ${share(row.memory_share)}`;
-  return `${row.node}: CPU ${row.cpu == null ? NONE : share(row.cpu)}${memory}${jobs}`;
 }

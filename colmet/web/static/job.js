@@ -46,7 +46,7 @@ export class Job {
     this.nodes = el("section", { "aria-labelledby": "nodes-title", hidden: true },
       el("div", { class: "tools" }, el("h2", { id: "nodes-title", text: "Nodes" })), this.table.element);
     this.element = el("div", {},
-      el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Cluster" })),
+      el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Jobs" })),
       el("h1", { text: this.title, tabindex: "-1" }),
       this.about, this.report, this.warnings.element, this.facts.element, this.below, this.nodes, this.whole.element);
     this.asked = 0;

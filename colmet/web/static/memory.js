@@ -1,7 +1,7 @@
 // Memory used and reserved, by host and job, as in `colmet mem`.
 
 import { ask } from "./api.js";
-import { all } from "./cluster.js";
+import { all } from "./nodes.js";
 import { NO_JOB, jobAddress, nodeAddress } from "./columns.js";
 import { choice, el, say } from "./dom.js";
 import { Table, column, linked } from "./table.js";

@@ -40,7 +40,7 @@ export class Host {
     this.panels = null;
     this.below = el("div");
     this.element = el("div", {},
-      el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Cluster" })),
+      el("p", { class: "crumbs" }, el("a", { href: "#/nodes", text: "← Nodes" })),
       el("h1", { text: `Node ${this.title}`, tabindex: "-1" }),
       this.about, this.warnings.element, this.facts.element,
       el("section", { "aria-labelledby": "jobs-title" },

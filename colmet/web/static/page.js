@@ -1,24 +1,26 @@
 // The page: the choice of the view, its refreshes, and messages for failed requests.
 
-import { Failure, ask } from "./api.js";
+import { Failure } from "./api.js";
 import { Cluster } from "./cluster.js";
 import { el, mark, say } from "./dom.js";
+import { greet, pressed } from "./header.js";
 import { when } from "./units.js";
 
 const LONGEST_S = 60; // between two requests without an answer
 const PERIOD_S = period(new URLSearchParams(location.search).get("every"), 5);
 const VIEWS = {
   "": async () => Cluster,
+  nodes: async () => (await import("./nodes.js")).Nodes,
   job: async () => (await import("./job.js")).Job,
   node: async () => (await import("./node.js")).Host,
   memory: async () => (await import("./memory.js")).Memory,
 };
+const ABOVE = { job: "", node: "nodes" }; // the view that a view is reached from
 
 const main = document.getElementById("main");
 const state = document.getElementById("state");
 const notice = document.getElementById("notice");
 const pause = document.getElementById("pause");
-const theme = document.getElementById("theme");
 
 let view = null;
 let control = new AbortController(); // of the view's requests
@@ -81,9 +83,10 @@ async function go(first) {
   view = new made({ what, parameters, remember, again: () => soon(0) });
   failures = 0;
   asking = false;
-  document.title = view.title === "Cluster" ? "Colmet" : `${view.title} – Colmet`;
-  for (const link of document.querySelectorAll("nav [data-view]")) {
-    mark(link, "aria-current", link.dataset.view === (name || "cluster") ? "page" : null);
+  document.title = `${view.title} – Colmet`;
+  for (const link of document.querySelectorAll("header nav a")) {
+    const one = link.hash.slice(2);
+    mark(link, "aria-current", one === name ? "page" : one === (ABOVE[name] ?? name) ? "true" : null);
   }
   main.replaceChildren(view.element);
   delete main.dataset.shown;
@@ -184,48 +187,19 @@ document.addEventListener("visibilitychange", () => {
 
 // -- the header --
 
-try {
-  theme.value = localStorage.getItem("colmet-theme") ?? "";
-} catch {
-  // the browser stores nothing
-}
-theme.addEventListener("change", () => {
-  if (theme.value) document.documentElement.dataset.theme = theme.value;
-  else delete document.documentElement.dataset.theme;
-  try {
-    if (theme.value) localStorage.setItem("colmet-theme", theme.value);
-    else localStorage.removeItem("colmet-theme");
-  } catch {
-    // the choice lasts as long as the page
-  }
-  dispatchEvent(new Event("colours"));
-});
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => dispatchEvent(new Event("colours")));
-
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault(); // the hash is the address of the view
   main.focus();
 });
 
-addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.altKey || event.metaKey) return;
-  if (event.target.closest("input, select, textarea")) return;
-  event.preventDefault();
+addEventListener("keydown", (event) => pressed(event, () => {
   if (view?.seek) view.seek();
   else location.hash = "#/?seek=1";
-});
-
-async function greet() {
-  try {
-    const { user, admin, version } = await ask("api/v1/whoami", {}, new AbortController().signal);
-    const who = document.getElementById("who");
-    say(who, user == null ? "open to all" : admin ? `${user} (sees all jobs)` : user);
-    mark(who, "title", `${user == null ? "no login: everybody with access to this page sees all jobs" : "signed in"}; Colmet ${version}`);
-  } catch (error) {
-    if (!(error instanceof Failure)) throw error; // the views report it, too
-  }
-}
+}));
 
 addEventListener("hashchange", () => go(false));
+addEventListener("zone", () => go(true)); // all times are others
 go(true);
-greet();
+greet().catch((error) => {
+  if (!(error instanceof Failure)) throw error; // the views report it, too
+});

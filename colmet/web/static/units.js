@@ -72,19 +72,71 @@ export function lasting(value) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
-const two = (value) => String(value).padStart(2, "0");
+const FORM = {
+  year: "numeric", month: "2-digit", day: "2-digit", hour: "2-digit", minute: "2-digit", second: "2-digit",
+  hourCycle: "h23", calendar: "gregory", numberingSystem: "latn",
+};
+let shownZone = ownZone(); // name of the time zone of all shown times
+let format = new Intl.DateTimeFormat("en", FORM);
 
-/** A time of the day, local, with its date if it is not today. */
-export function when(seconds, now = Date.now()) {
-  if (seconds == null) return NONE;
-  const time = new Date(1000 * seconds);
-  const clock = `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}`;
-  return time.toDateString() === new Date(now).toDateString() ? clock : `${day(time)} ${clock}`;
+/** Return the name of the browser's time zone. */
+export function ownZone() {
+  return new Intl.DateTimeFormat().resolvedOptions().timeZone;
 }
 
-/** A date, local. */
+/** Return the time zone of all shown times. */
+export function zone() {
+  return shownZone;
+}
+
+/**
+ * Set the time zone of all shown times.
+ * @throws {RangeError} the browser does not know it
+ */
+export function setZone(name) {
+  format = new Intl.DateTimeFormat("en", { ...FORM, timeZone: name });
+  shownZone = name;
+}
+
+/** Name a time zone with its present distance from UTC. */
+export function zoneText(name, now = Date.now()) {
+  if (/^(Etc\/)?(UTC|UCT|GMT|Zulu|Universal)$/.test(name)) return "UTC";
+  const distance = new Intl.DateTimeFormat("en", { timeZone: name, timeZoneName: "shortOffset" }).formatToParts(now)
+    .find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC");
+  return `${name.replaceAll("_", " ")} (${distance.replace("-", "\u2212")})`;
+}
+
+/** Return the fields of a time, in ms, in the shown time zone; null if it is no time. */
+function fields(ms) {
+  if (!(Math.abs(ms) <= 8.64e15)) return null;
+  return Object.fromEntries(format.formatToParts(ms).map(({ type, value }) => [type, value]));
+}
+
+const dated = (one) => `${one.year.padStart(4, "0")}-${one.month}-${one.day}`;
+const timed = (one) => `${one.hour}:${one.minute}:${one.second}`;
+
+/** A time, with its date if it is not today. */
+export function when(seconds, now = Date.now()) {
+  const one = seconds == null ? null : fields(1000 * seconds);
+  if (one === null) return NONE;
+  return dated(one) === dated(fields(now)) ? timed(one) : `${dated(one)} ${timed(one)}`;
+}
+
+/** A date. */
 export function day(time) {
-  return `${time.getFullYear()}-${two(time.getMonth() + 1)}-${two(time.getDate())}`;
+  const one = fields(Number(time));
+  return one === null ? NONE : dated(one);
+}
+
+/** A time of the day, without its date. */
+export function clock(time) {
+  const one = fields(Number(time));
+  return one === null ? NONE : timed(one);
+}
+
+/** A time span from now, for titles: "5 min ago". */
+export function ago(seconds, now = Date.now() / 1000) {
+  return seconds == null ? null : `${lasting(Math.max(0, now - seconds))} ago`;
 }
 
 /** A time in UTC. */

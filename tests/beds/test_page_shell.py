@@ -1,0 +1,132 @@
+"""The frame of the page, in a real browser: views, the time zone, the sign-out, keys."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+
+from colmet.web.credentials import make_password
+from tests.beds.test_page import browser, focused, served, shown, site  # noqa: F401 - fixtures among them
+from tests.support import web_facts
+from tests.support.waiting import wait_for
+
+PASSWORD = "a-word-that-passes"
+ZONE = "document.getElementById('zone')"
+
+
+def choose(page, element, value):
+    """Choose a value of a field, as its user does."""
+    page.run(f"(e => {{ e.value = {value!r}; e.dispatchEvent(new Event('change', {{bubbles: true}})); }})({element})")
+
+
+def texts(page, selector):
+    return page.run(f"[...document.querySelectorAll({selector!r})].filter(e => e.offsetParent).map(e => e.textContent)")
+
+
+def heading(page):
+    """The heading; None while the browser goes elsewhere."""
+    with contextlib.suppress(AssertionError):
+        return page.run("document.querySelector('h1')?.textContent")
+    return None
+
+
+def marked(page):
+    links = "[...document.querySelectorAll('header nav [aria-current]')]"
+    return page.run(f"{links}.map(e => [e.textContent, e.ariaCurrent])")
+
+
+@pytest.fixture
+def members(tmp_path):
+    path = tmp_path / "users"
+    path.write_text(f"alice:{make_password(PASSWORD).text()}\nroot:{make_password(PASSWORD).text()}:admin\n")
+    path.chmod(0o600)
+    return str(path)
+
+
+def signed_in(url, name):
+    return url.replace("//", f"//{name}:{PASSWORD}@")
+
+
+def test_the_present_view_is_marked(browser, site):  # noqa: F811
+    with browser.page() as page:
+        for address, expected in (
+            ("#/", [["Jobs", "page"]]),
+            ("#/nodes", [["Nodes", "page"]]),
+            ("#/node/node1", [["Nodes", "true"]]),
+            (f"#/job/{web_facts.FIRST}", [["Jobs", "true"]]),
+            ("#/memory", [["Memory", "page"]]),
+        ):
+            shown(page, site, address)
+            assert marked(page) == expected
+        assert page.complaints() == []
+
+
+def test_all_times_are_of_one_named_zone_which_is_remembered(browser, site):  # noqa: F811
+    words = "import('/static/units.js').then(u => [u.when(1e9), u.when(1e9 + 1, 1e12), u.day(1e12), u.clock(1e12)])"
+    with browser.page() as page:
+        page.call("Emulation.setTimezoneOverride", timezoneId="Asia/Dubai")
+        shown(page, site)
+        page.wait(f"{ZONE}.options.length === 2")
+        assert texts(page, "#zone")[0].startswith("Asia/Dubai (UTC+4)")
+        assert page.run(words) == ["2001-09-09 05:46:40", "05:46:41", "2001-09-09", "05:46:40"]
+        choose(page, ZONE, page.run(f"{ZONE}.options[1].value"))
+        page.wait("document.getElementById('state').textContent.startsWith('Live')")
+        assert page.run(words) == ["2001-09-09 01:46:40", "01:46:41", "2001-09-09", "01:46:40"]
+        shown(page, site, "#/nodes")
+        page.wait(f"{ZONE}.options.length === 2")
+        assert page.run(f"{ZONE}.selectedOptions[0].textContent").startswith("UTC")
+        assert page.run(words)[0] == "2001-09-09 01:46:40"
+        assert page.complaints() == []
+
+
+def test_a_zone_that_is_the_browsers_and_the_head_nodes_is_offered_once(browser, site):  # noqa: F811
+    with browser.page() as page:
+        page.call("Emulation.setTimezoneOverride", timezoneId="UTC")
+        shown(page, site)
+        page.wait("document.getElementById('who').textContent === 'open to all'")
+        assert page.run(f"[...{ZONE}.options].map(o => o.textContent)") == ["UTC"]
+
+
+def test_the_keys_are_listed(browser, site):  # noqa: F811
+    with browser.page() as page:
+        shown(page, site)
+        page.press("?")
+        page.wait("document.querySelector('dialog').open")
+        assert "search" in page.run("document.querySelector('dialog').textContent")
+        page.press("/")
+        assert page.run("document.querySelector('dialog').open"), "a key of the page behind it has no effect"
+        page.press("Escape")
+        page.wait("!document.querySelector('dialog').open")
+        page.run("document.getElementById('help').click()")
+        page.wait("document.querySelector('dialog').open")
+        assert focused(page) == "button Close"
+        page.press("Enter")
+        page.wait("!document.querySelector('dialog').open")
+        assert page.complaints() == []
+
+
+def test_a_sign_out_ends_the_login(browser, members):  # noqa: F811
+    asked = (
+        "fetch(location.origin + '/api/v1/whoami', {signal: AbortSignal.timeout(2000)})"
+        ".then(a => a.json()).then(a => a.user, e => e.name)"
+    )
+    with served(web_facts.MadeUpFacts(20, 50), members) as url, browser.page() as page:
+        page.open(signed_in(url, "alice"))
+        page.wait("document.getElementById('who')?.textContent === 'alice'")
+        assert page.run(asked) == "alice"
+        assert texts(page, "header nav a")[0] == "My jobs"
+        page.run("document.getElementById('sign-out').click()")
+        wait_for(lambda: heading(page) == "Signed out")
+        assert page.run("location.href") == f"{url}sign-out"
+        assert page.run(asked) == "TimeoutError", "the browser asks for a name and a password"
+        page.open("about:blank")
+        page.open(signed_in(url, "root"))
+        page.wait("document.getElementById('who')?.textContent === 'root (sees all jobs)'")
+
+
+def test_without_a_login_there_is_no_sign_out(browser, site):  # noqa: F811
+    with browser.page() as page:
+        shown(page, site)
+        page.wait("document.getElementById('who').textContent === 'open to all'")
+        assert texts(page, "#sign-out") == []
