@@ -131,6 +131,7 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         switches=_number(job, "switches"),
         involuntary_switches=_number(job, "involuntary_switches"),
         tasks_peak=max([one.tasks_peak for one in figures if one.tasks_peak is not None], default=None),
+        tasks_ended=_number(job, "tasks_ended"),
         batch=batch_of(job),
         source="archive",
     )

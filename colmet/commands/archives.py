@@ -71,7 +71,7 @@ def filter_of(options: argparse.Namespace, users: list[str]) -> JobFilter:
 def open_archive(options: argparse.Namespace) -> JobArchive:
     """Open the archive of the options: with --url that of a collector's JSON interface.
 
-    A collector with a database shares its archive there.
+    A collector with a database shares its archive there, so --elastic-host names it as well.
 
     Raises:
         ConfigError: no archive is named.
@@ -83,6 +83,8 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
             raise ConfigError("--url excludes --archive")
         return RemoteArchive(client)
     path = options.archive
+    if not path and getattr(options, "elastic_host", None):  # of a command that reads rows there
+        return ElasticArchive.from_options(options)
     if not path:
         collector = configured(options.config, _OTHERS)
         if is_shared(collector):

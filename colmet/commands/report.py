@@ -12,6 +12,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -25,8 +26,7 @@ from colmet.commands.times import moment, shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.dependencies import how_to_install
-from colmet.report.archived import find, joined, rows_of
-from colmet.report.collect import gather
+from colmet.report.archived import find, made_from
 from colmet.report.document import document_of, report_of
 from colmet.report.model import Report
 from colmet.report.several import is_task, task_of
@@ -152,23 +152,23 @@ def _gathered(options: argparse.Namespace, has_archive: bool) -> Report:
             raise ConfigError(f"--start requires the job archive: {lacking or 'none is named; give --archive PATH'}")
     if asked.start is not None and found is None:
         raise ColmetError(f"the archive has no job {asked.job} that had started by {shown(asked.start)}")
-    report, why, warnings = None, "", []
-    try:
+    reasons: list[str] = []
+
+    @contextlib.contextmanager
+    def opened() -> Iterator[History]:
         with open_history(options) as history, shown_progress(history, "colmet report"):
-            report = gather(rows_of(history, found), asked.interval, time.time())
-            if report is None:
-                why = nothing_of(history, asked.interval)
-    except ColmetError as err:
-        if found is None:
-            raise
-        why = str(err)
-        warnings = [] if isinstance(err, ConfigError) else [why]  # no store is named
-    is_part = asked.since is not None or asked.until is not None
-    report = joined(report, found, is_part)
+            yield history
+
+    def without_rows(history: History) -> None:
+        reasons.append(nothing_of(history, asked.interval))
+
+    report, unread = made_from(found, opened, asked.interval, time.time(), without_rows=without_rows)
     if report is None:
+        reasons += [str(unread)] if unread is not None else []
         if found is not None:
-            why += "; the job archive has totals of the whole job: leave out --since and --until"
-        raise ColmetError(f"{why}; {lacking}" if lacking else why)
+            reasons.append("the job archive has totals of the whole job: leave out --since and --until")
+        raise ColmetError("; ".join([*reasons, *([lacking] if lacking else [])]))
+    warnings = [] if unread is None or isinstance(unread, ConfigError) else [str(unread)]  # no store is named
     if lacking and options.verbose:
         warnings.append(lacking)
     return replace(report, warnings=(*report.warnings, *warnings))
@@ -176,7 +176,7 @@ def _gathered(options: argparse.Namespace, has_archive: bool) -> Report:
 
 def _archive(options: argparse.Namespace, is_named: bool) -> tuple[JobArchive | None, str]:
     """Return the archive that belongs to the store; else None, and why it cannot be read, if there is one."""
-    if not is_named and (options.elastic_host or (options.archive and not os.path.exists(options.archive))):
+    if not is_named and options.archive and not os.path.exists(options.archive):
         return None, ""
     try:
         return archives.open_archive(options), ""

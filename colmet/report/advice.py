@@ -22,6 +22,7 @@ TAIL, TAIL_S, TAIL_CORES = 0.25, 600.0, 0.02  # share of the wall time, time and
 MEMORY_HIGH, MEMORY_LOW, MEMORY_LOW_LIMIT = 0.9, 0.25, 2 << 30  # of the limit; the smallest limit that is low
 CPU_WAIT, CPU_WAIT_SOME, BLOCK_IO, SWAP, RECLAIM = 0.25, 0.2, 0.2, 0.01, 0.02  # waits, of the running time
 THROTTLED, KERNEL = 0.05, 0.3  # of the CPU time
+SHORT_TASKS, SHORT_TASKS_RATE, SHORT_TASK_S = 1000, 10.0, 0.02  # ended tasks, a second of wall time, CPU time of each
 SMALL_IO_CALLS, SMALL_IO_RATE, SMALL_IO_BYTES = 1_000_000, 1000, 4096  # calls, calls a second, bytes of a call
 GPU_HELD_S, GPU_IDLE, GPU_USE = 300.0, 0.5, 0.1
 
@@ -270,6 +271,24 @@ def _kernel_time(report: Report) -> str | None:
     )
 
 
+@_rule(
+    "short-tasks",
+    "1,000 processes and threads or more have ended, 10 a second or more, after less than 20 ms of CPU time each on "
+    f"average {_MINUTE}",
+)
+def _short_tasks(report: Report) -> str | None:
+    ended, used_s = report.tasks_ended, report.cpu.used_s
+    if ended is None or used_s is None or report.wall_s < LEAST_S:
+        return None
+    if ended < max(SHORT_TASKS, SHORT_TASKS_RATE * report.wall_s) or used_s / ended >= SHORT_TASK_S:
+        return None
+    return (
+        f"Started {count(ended)} processes and threads, with {1000 * used_s / ended:.3g} ms of CPU time each on "
+        "average. To start one costs about as much: let one process do the work of many, such as a loop in one program "
+        "instead of a program for each step of a loop."
+    )
+
+
 @_rule("small-io", "a million reads and writes or more, 1,000 a second, of less than 4 KiB on average")
 def _small_io(report: Report) -> str | None:
     io = report.io
@@ -313,7 +332,7 @@ RULES = (
         _cpu_wait,
         _throttled,
     ),
-    *(_block_io, _swap, _reclaim, _kernel_time, _small_io, _gpu_idle),
+    *(_block_io, _swap, _reclaim, _kernel_time, _short_tasks, _small_io, _gpu_idle),
 )
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +11,12 @@ import numpy.typing as npt
 
 from colmet.archive.queries import ArchivedJob, JobArchive, JobFilter
 from colmet.archive.reports import report_of
-from colmet.report.collect import ENDED, RUNNING, UNKNOWN
+from colmet.common.errors import ColmetError
+from colmet.report.collect import ENDED, RUNNING, UNKNOWN, gather
 from colmet.report.model import Report
 from colmet.stored.job_completeness import DELAY_S
 from colmet.stored.series import HeldRows, History, HostRows, Series
+from colmet.stored.stays import JobInterval
 
 SHARE_OF_ROWS = 0.95  # of the archived samples or time of each host; below it, rows are gone
 MOST_STARTS = 1000  # of one number
@@ -41,6 +44,41 @@ def find(
         known = (*users, None, "") if found.summary.get("owner") else users
         hosts = [row for row in hosts if row.get("user") in known]
     return ArchivedJob(found.summary, hosts, starts)
+
+
+def made_from(
+    found: ArchivedJob | None,
+    opened: Callable[[], AbstractContextManager[History]],
+    asked: JobInterval,
+    now: float,
+    seen: Callable[[History], History] = lambda history: history,
+    without_rows: Callable[[History], None] = lambda _: None,
+) -> tuple[Report | None, ColmetError | None]:
+    """Return the report of a job from its stored rows and its summary, and the error of an unreadable store.
+
+    Args:
+        found: the summary with its hosts, if any.
+        opened: opens the store.
+        asked: the job and its interval.
+        now: seconds since 1970.
+        seen: returns the visible rows of a history.
+        without_rows: called with the store if it has no rows of the job.
+
+    Raises:
+        ColmetError: the store cannot be read, and there is no summary.
+    """
+    report: Report | None = None
+    unread: ColmetError | None = None
+    try:
+        with opened() as history:
+            report = gather(seen(rows_of(history, found)), asked, now)
+            if report is None:
+                without_rows(history)
+    except ColmetError as err:
+        if found is None:
+            raise
+        unread = err
+    return joined(report, found, asked.since is not None or asked.until is not None), unread
 
 
 def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> Report | None:

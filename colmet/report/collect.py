@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY
+from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY, TASKS_ENDED
 from colmet.common.runtime.plural import some_of
 from colmet.report import gpus
 from colmet.report.advice import advise, withheld
@@ -112,6 +112,7 @@ def _figures_of(stays: Sequence[Stay]) -> dict[str, Any]:
         "switches": added(stay.total(SWITCHES) for stay in stays),
         "involuntary_switches": added(stay.total(SWITCHES_INVOLUNTARY) for stay in stays),
         "tasks_peak": largest(stay.tasks_peak for stay in stays),
+        "tasks_ended": added(stay.total(TASKS_ENDED) for stay in stays),
     }
 
 

@@ -27,7 +27,7 @@ def document_of(report: Report) -> dict[str, Any]:
     ending = ending_of(report)
     document["ending"] = None if ending is None else asdict(ending)
     document["uses"] = [asdict(one) for one in uses_of(report)]
-    document["verdict"] = [one._asdict() for one in verdict(report)]
+    document["verdict"] = [asdict(one) for one in verdict(report)]
     for host, of_it in zip(document["hosts"], report.hosts):
         host.update(cores=of_it.cores, cpu_used_ratio=of_it.cpu_used_ratio)
     return {name: _finite(value) for name, value in document.items()}

@@ -41,7 +41,7 @@ _READ = columns_of(
         *(measures.MEMORY_SWAP, *REFAULTS, measures.MEMORY_LIMIT_HITS, measures.OOM_KILLS, measures.MAJOR_FAULTS),
         *(measures.TASKS_NOW, measures.TASKS_PEAK, CHARGED_READ, CHARGED_WRITE, measures.READ_OPS, measures.WRITE_OPS),
         *(*WAITS.values(), measures.START, measures.CALLS_READ, measures.CALLS_WRITE, measures.READ_CALLS),
-        *(measures.WRITE_CALLS, measures.SWITCHES, measures.SWITCHES_INVOLUNTARY),
+        *(measures.WRITE_CALLS, measures.SWITCHES, measures.SWITCHES_INVOLUNTARY, measures.TASKS_ENDED),
     ]
 )
 COLUMNS: Mapping[str, tuple[str, ...]] = {**_READ, CGROUP_TABLE: ("user", *_READ[CGROUP_TABLE])}

@@ -270,6 +270,20 @@ class Use:
 
 
 @dataclass(frozen=True)
+class Judgement:
+    """A part of the verdict."""
+
+    what: str  # ``cores``, ``memory``, ``gpus``, ``walltime``
+    text: str  # "CPU efficiency 17 %"
+    grade: str  # ``good``, ``low``, ``poor``, ``exceeded``
+
+    @property
+    def sentence(self) -> str:
+        """Return text and grade."""
+        return f"{self.text}: {self.grade}."
+
+
+@dataclass(frozen=True)
 class Ending:
     """Why the job ended."""
 
@@ -369,6 +383,7 @@ class Report:
     switches: Number = None
     involuntary_switches: Number = None
     tasks_peak: Number = None
+    tasks_ended: Number = None  # processes and threads that have ended, on all hosts
     warnings: tuple[str, ...] = ()  # of the store, such as unreadable files; hosts with unknown CPU time
     batch: Batch = None
     source: str = "rows"  # ``rows`` or ``archive``: what the figures are made from

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 from colmet.archive.grades import CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
 from colmet.report.advice import LEAST_S
-from colmet.report.model import BatchFacts, Report, Use
+from colmet.report.model import BatchFacts, Judgement, Report, Use
 from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
@@ -17,19 +15,6 @@ WORDS = {CORES: "CPU efficiency", MEMORY: "Memory", GPUS: "GPU use", WALLTIME: "
 BARS = {CORES: "cyan", MEMORY: "magenta", GPUS: "blue", WALLTIME: "green"}
 LONGEST_NAME = 60  # characters of a job's name
 _AMOUNTS = {CORES: cores, MEMORY: size, GPUS: cores, WALLTIME: duration}
-
-
-class Judgement(NamedTuple):
-    """A part of the verdict."""
-
-    what: str  # ``cores``, ``memory``, ``gpus``, ``walltime``
-    text: str  # "CPU efficiency 17 %"
-    grade: str  # ``good``, ``low``, ``poor``, ``exceeded``
-
-    @property
-    def sentence(self) -> str:
-        """Return text and grade."""
-        return f"{self.text}: {self.grade}."
 
 
 def verdict(report: Report) -> list[Judgement]:

@@ -151,8 +151,9 @@ class Page:
         """Yield the sections with lines: a name, and the lines with figures."""
         sections = {
             **{"End": self._end, "Request": self._request},
-            **{"CPU": self._cpu, "Time": self._time, "Memory": self._memory, "I/O": self._io, "Nodes": self._nodes},
-            **{"GPUs": self._gpus, "Energy": self._energy, "Gaps": self._gaps},
+            **{"CPU": self._cpu, "Time": self._time, "Tasks": self._tasks, "Memory": self._memory},
+            **{"I/O": self._io, "Nodes": self._nodes, "GPUs": self._gpus},
+            **{"Energy": self._energy, "Gaps": self._gaps},
         }
         for name, lines_of in sections.items():
             lines = list(lines_of(report))
@@ -231,6 +232,16 @@ class Page:
             yield Text(f"Shares are of {duration(report.cpu.available_s)}, wall time by cores{at_once}.")
         if time.note:
             yield Text(f"{time.note[:1].upper()}{time.note[1:]}{self._remedy(time.remedy)}.")
+
+    def _tasks(self, report: Report) -> Iterator[Text]:
+        where = " on one host" if len(report.hosts) > 1 else ""
+        parts = []
+        if report.tasks_ended:
+            parts.append(f"{count(report.tasks_ended)} processes and threads ended")
+        if report.tasks_peak:
+            parts.append(f"at most {count(report.tasks_peak)} at one time{where}")
+        if parts:
+            yield Text(", ".join(parts))
 
     def _memory(self, report: Report) -> Iterator[Text]:
         memory = report.memory

@@ -367,6 +367,7 @@ for _kind, _derived in (
     (report_model.Advice, {}),
     (report_model.BatchFacts, {}),
     (report_model.Use, {}),
+    (report_model.Judgement, {}),
     (report_model.Ending, {}),
     (report_model.HostFigures, {"cores": _NUMBER, "cpu_used_ratio": _NUMBER}),
 ):
@@ -377,6 +378,7 @@ _add_shape(
     cores=_NUMBER,
     ending=Optional[_REPORT[report_model.Ending]],
     uses=_shape(tuple[report_model.Use, ...]),
+    verdict=_shape(tuple[report_model.Judgement, ...]),
 )
 Report = _REPORT[report_model.Report]
 

@@ -18,8 +18,7 @@ from dataclasses import replace
 from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.dependencies import how_to_install
-from colmet.report.archived import find, joined, rows_of
-from colmet.report.collect import gather
+from colmet.report.archived import find, made_from
 from colmet.report.document import document_of
 from colmet.report.model import Report
 from colmet.report.own import UNREADABLE, OwnHistory, without_others
@@ -56,16 +55,14 @@ def report_of(
         unread = err
     if found is None and query.start is not None:
         return None
-    report = None
-    try:
-        if query.own is None or query.own:
-            with open_history() as history:
-                report = _of_rows(rows_of(history, found), query, now)
-    except ColmetError as err:
-        if found is None:
-            raise
-        unread = err
-    report = joined(report, found, query.since is not None or query.until is not None)
+    opened = open_history if query.own is None or query.own else EmptyHistory
+    asked = JobInterval(query.job, query.since, query.until)
+
+    def own(history: History) -> History:
+        return history if query.own is None else OwnHistory(history, query.job, query.own)
+
+    report, unread_rows = made_from(found, opened, asked, now, own)
+    unread = unread_rows or unread
     if report is None:
         if unread is not None:
             raise unread
@@ -75,11 +72,6 @@ def report_of(
     if query.own is not None:
         report = without_others(report)
     return to_json(document_of(report)) if query.form == "json" else _drawn(report, query.form)
-
-
-def _of_rows(history: History, query: ReportQuery, now: float) -> Report | None:
-    seen = history if query.own is None else OwnHistory(history, query.job, query.own)
-    return gather(seen, JobInterval(query.job, query.since, query.until), now)
 
 
 def _drawn(report: Report, form: str) -> bytes:

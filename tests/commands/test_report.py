@@ -601,6 +601,7 @@ def test_the_text_says_what_the_job_did(history):
         "░ 50 %       used 2.0 of 4 cores on average",
         "CPU time 20 min 10 s of 40 min 20 s: user 90 %, system 10 %",
         "block I/O 12.1 s",
+        "120 processes and threads ended, at most 9 at one time",
         "at most 4.00 GiB of 8.00 GiB",
         "storage: read 1.12 GiB, written 572 MiB",
         "No advice: none of the rules applies",

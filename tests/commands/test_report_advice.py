@@ -65,6 +65,10 @@ def calls(number, each):
     return replace(BUSY, io=of_it)
 
 
+def ended(number, used_s=60.0, wall_s=HOUR):
+    return replace(cut(of_hosts(3.0), wall_s), tasks_ended=number, cpu=replace(BUSY.cpu, used_s=used_s))
+
+
 def gpu(**values):
     return replace(
         BUSY, gpus=(GpuUse("node-1", "GPU-a", held_s=HOUR, idle_s=0, use_ratio=0.8), GpuUse("n", "b", **values))
@@ -128,6 +132,15 @@ FIRES = [
     ("reclaim", time(reclaim_s=72.0), time(reclaim_s=71.0), "1 min 12 s"),
     ("reclaim", time(10.0, reclaim_s=1.0), time(10.0, reclaim_s=0.9), "1 s for the kernel"),
     ("kernel-time", cpu(system_s=740.0), cpu(system_s=690.0), "31 %"),
+    (
+        "short-tasks",
+        ended(36_000),
+        ended(35_999),
+        "36,000 processes and threads, with 1.67 ms of CPU time each",
+    ),
+    ("short-tasks", ended(40_000, 799.0), ended(40_000, 800.0), "20 ms"),
+    ("short-tasks", ended(1000, 10.0, 90.0), ended(999, 10.0, 90.0), "with 10 ms of CPU time each"),
+    ("short-tasks", ended(1000, 10.0, 60.0), ended(1000, 10.0, 59.0), "a loop in one program"),
     ("small-io", calls(2e6, 100), calls(2e6, 5000), "2.00 million reads and writes of 100 B each"),
     ("kernel-time", cpu(used_s=60.0, user_s=30.0, system_s=30.0), cpu(used_s=59.0, user_s=1.0, system_s=30.0), "50 %"),
     ("small-io", calls(1e6, 100), calls(9.9e5, 100), "Buffer them"),

@@ -7,6 +7,7 @@ import io
 import json
 import re
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import numpy as np
@@ -27,6 +28,7 @@ from colmet.report.model import BatchFacts
 from colmet.report.requested import uses_of
 from colmet.report.text import show
 from colmet.stored.stays import JobInterval
+from tests.support.archive_database import ArchiveDatabase, client_of, copied
 from tests.support.archives import Archive, records_of, replayed
 from tests.support.made_up_history import GIB, START, MadeUp, job_rows, node_rows
 
@@ -242,6 +244,23 @@ def test_the_archive_beside_the_files_is_read(history, kept, report, tmp_path):
     kept()
     assert json.loads(report(JOB, "--hdf5", tmp_path / "c", "--json")[1])["batch"]["name"] == "relax"
     assert json.loads(report(JOB, "--hdf5", tmp_path / "d", "--json")[1])["batch"] is None
+
+
+def test_a_database_alone_has_the_archive_as_well(history, kept, report):
+    """The report, one of several jobs, and of a task of an array, by --elastic-host and nothing else."""
+    path = kept({**FACTS, "array": "17", "array_index": 3, "batch_id": "17_3"})
+    history.rows.clear()
+    with closing(ArchiveDatabase()) as database:
+        with closing(client_of(database.url)) as client, closing(ArchiveStore(path)) as store:
+            copied(store, client, "colmet_")
+        status, out, _ = report(JOB, "--elastic-host", database.url, "--json")
+        found = json.loads(out)
+        assert (status, found["source"], found["batch"]["name"]) == (0, "archive", "relax")
+        assert json.loads(report("17_3", "--elastic-host", database.url, "--json")[1])["job"] == JOB
+        assert json.loads(report("--array", "17", "--elastic-host", database.url, "--json")[1])["total"] == 1
+        database.clear()  # of a collector that keeps no archive
+        status, _, err = report(JOB, "--elastic-host", database.url)
+        assert status == 1 and "nothing is stored of job 42" in err
 
 
 def test_an_archive_that_cannot_be_read_is_named(report, tmp_path):

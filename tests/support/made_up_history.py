@@ -90,6 +90,7 @@ def job_rows(history, job=42, host="node-1", count=121, period=5, cores=2.0, cpu
         "write_syscalls": 60 * steps,
         "nvcsw": 50 * steps,
         "nivcsw": 5 * steps,
+        "tasks_ended": steps,
     }
     for table in (cgroup, tasks):
         table.update({name: value for name, value in more.items() if name in table})
