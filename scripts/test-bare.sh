@@ -1,6 +1,8 @@
 #!/bin/bash
-# Runs `make test` in a Debian with git, make and python3 alone: shows a missing installation step. The root directory is
-# in /var/tmp, on a disk as that of most machines, and is removed at the end.
+# Runs the quick start of README.md, to the letter, and `make test` in a bare Debian: shows a missing installation step.
+# The root directory is in /var/tmp, on a disk as that of most machines, and is removed at the end.
+#
+# The address in the quick start leads to this source. Its last command, the demo, is for root of the machine.
 #
 # usage: test-bare.sh [RELEASE [USER [PLACE]]]    as root
 #   RELEASE  bookworm (default), trixie ...
@@ -23,7 +25,7 @@ mount --bind "$root" "$root"  # a mount point, which `unshare --mount` in it nee
 own=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 'Origin: Debian' |
     awk -v own="$own" -v release="$release" '$2 == own && !seen[$1]++ { print "deb", $1, release, "main" }')
-mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --include=git,make,python3,ca-certificates \
+mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --include=ca-certificates \
     "$release" "$root" <<<"$mirrors"
 
 if [[ $place == container ]]; then
@@ -36,7 +38,10 @@ for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; d
     [[ ! -e $file ]] || cp -L "$file" "$root$file"
 done
 printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"  # an installer writes it
-git clone --quiet --no-hardlinks . "$root/colmet"
+git clone --quiet --no-hardlinks --bare . "$root/source.git"
+mapfile -t quick_start < <(sed -n '/^```sh quick-start$/,/^```$/{//!p}' README.md)
+address=$(grep -o 'https://[^ ]*' <<<"${quick_start[0]}")
+printf '[url "/source.git"]\n\tinsteadOf = %s\n[safe]\n\tdirectory = *\n' "$address" >"$root/etc/gitconfig"
 
 # inside COMMAND...: in the new root.
 inside() {
@@ -54,6 +59,10 @@ inside() {
     esac
 }
 
+inside bash -ec "${quick_start[0]}"
+if [[ $user == root && $place == root ]]; then
+    inside bash -ec "${quick_start[1]}"
+fi
 if [[ $user != root ]]; then # what root installs for all
     inside useradd --create-home "$user"
     inside make -C /colmet venv clibs

@@ -18,40 +18,30 @@ suppress_warnings = ["misc.highlighting_failure"]  # examples with "..." in them
 
 # The pages, in the order of the reader: caption, pages without ".md". index.md is the first page.
 NAVIGATION = (
-    ("Start", ("start", "measured")),
+    ("Start", ("tutorial", "measured")),
     (
         "Users",
         (
-            *(
-                "tools/commands",
-                "tools/jobs",
-                "tools/usage",
-                "tools/report",
-                "tools/plot",
-                "tools/extract",
-                "tools/top",
-                "tools/page",
-            ),
-            "completeness",
+            *("tools/page", "tools/commands", "tools/login", "tools/report", "tools/jobs", "tools/usage"),
+            *("tools/plot", "tools/extract", "tools/top", "completeness"),
         ),
     ),
-    ("Administrators: set-up", ("install", "upgrade", "keys", "configuration", "sizing")),
     (
-        "Administrators: daily work",
-        ("operations", "retention", "health", "tools/notices", "tools/doctor", "troubleshooting", "messages"),
-    ),
-    ("Administrators: reliability and security", ("link", "journal", "security", "privacy")),
-    ("Outputs", ("outputs/hdf5", "outputs/archive", "tools/archive", "outputs/elasticsearch", "outputs/stdout")),
-    (
-        "Inputs",
+        "Administrators",
         (
-            *("inputs/taskstats", "inputs/perfhw", "inputs/nvidia", "inputs/rapl", "inputs/temperature"),
-            *("inputs/ipmipower", "inputs/infiniband", "inputs/lustre"),
+            *("sizing", "install", "upgrade", "configuration", "keys", "security", "privacy", "operations", "health"),
+            *("tools/doctor", "troubleshooting", "messages", "tools/notices", "retention", "tools/archive"),
+            *("tools/http", "tools/grafana", "tools/oar", "tools/mem", "tools/facility"),
         ),
     ),
-    ("Services", ("tools/http", "tools/login", "tools/grafana", "tools/mem", "tools/oar", "tools/facility")),
-    ("Extension", ("plugins",)),
-    ("Reference", ("metrics", "wire")),
+    (
+        "Reference",
+        (
+            *("metrics", "inputs/taskstats", "inputs/perfhw", "inputs/nvidia", "inputs/rapl", "inputs/temperature"),
+            *("inputs/ipmipower", "inputs/infiniband", "inputs/lustre", "outputs/hdf5", "outputs/archive"),
+            *("outputs/elasticsearch", "outputs/stdout", "link", "journal", "wire", "plugins"),
+        ),
+    ),
     ("Developers", ("architecture", "testing", "decisions")),
 )
 
