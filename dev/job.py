@@ -66,7 +66,7 @@ def run(job: int, user: str, limit_mib: int | None, command: Sequence[str]) -> i
         Failed: no root, no cgroups, or no such user.
     """
     version = cgroup_version()
-    root = JobRoot(ROOTS[version], CONTROLLERS)
+    root = JobRoot(ROOTS[version], CONTROLLERS, shared=True)
     with contextlib.closing(root):
         cgroup = root.job(directory_name(version, user, job))
         if limit_mib is not None:

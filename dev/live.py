@@ -60,6 +60,7 @@ class JobRoot:
     Args:
         name: of the directory.
         more: further controllers of cgroup v1 for jobs, if mounted.
+        shared: whether others may have made it, and use it.
 
     Attributes:
         path: value for ``--cpuset_rootpath`` of colmet-node.
@@ -68,7 +69,7 @@ class JobRoot:
         Failed: no root, or no cgroups.
     """
 
-    def __init__(self, name: str, more: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, more: Sequence[str] = (), shared: bool = False) -> None:
         self._stack = contextlib.ExitStack()
         self._jobs: list[LiveJob] = []
         others = [point for point in map(_point_of, more) if point is not None]
@@ -80,7 +81,12 @@ class JobRoot:
         if not points:
             raise Failed("this machine counts no cgroup's CPU time: mount cpuset and cpuacct, or cgroup2")
         paths = dict.fromkeys(Path(str(point)) / name for point in points)
-        self._paths = [_make(path, self._stack) for path in paths]
+        self._paths = list(paths)
+        for path in self._paths:
+            if not shared:
+                _make(path, self._stack)
+            elif not path.is_dir():
+                _make(path, self._stack, tries=1)
         self.path = self._paths[0]
 
     def job(self, name: str) -> LiveJob:
@@ -144,20 +150,20 @@ class LiveJob:
         self._stack.close()
 
 
-def _make(path: Path, stack: contextlib.ExitStack) -> Path:
+def _make(path: Path, stack: contextlib.ExitStack, tries: int = 100) -> Path:
     try:
         path.mkdir()
     except OSError as err:
         raise Failed(f"cannot make the cgroup {path}: {err.strerror}") from err
-    stack.callback(_remove, path)
+    stack.callback(_remove, path, tries)
     for name in ("cpuset.cpus", "cpuset.mems"):  # v1: no process can join without them
         if (path / name).exists() and not (path / "cgroup.controllers").exists():
             (path / name).write_text((path.parent / name).read_text())
     return path
 
 
-def _remove(path: Path) -> None:
-    for _ in range(100):
+def _remove(path: Path, tries: int) -> None:
+    for _ in range(tries):
         with contextlib.suppress(OSError):
             path.rmdir()
         if not path.exists():
