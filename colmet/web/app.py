@@ -1,6 +1,7 @@
 """Build the web application: the page, the JSON interface, its description, and the answers to failed requests."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Optional
 
@@ -12,7 +13,7 @@ from starlette.responses import Response
 from colmet import __version__
 from colmet.web import parameters
 from colmet.web.access import Access
-from colmet.web.archive_routes import ArchiveRoutes
+from colmet.web.archive_routes import ArchiveRoutes, has_archive
 from colmet.web.files import FOLDER, INDEX, MAX_AGE_S, file_answer, read_files
 from colmet.web.limits import Busy
 from colmet.web.middleware import RequestFilter, too_many
@@ -50,7 +51,7 @@ def build_app(
     """
     app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    routes = Routes(queries, access, gridengine, connections)
+    routes = Routes(queries, access, gridengine, connections, partial(has_archive, stored.archive))
     routes.add_to(app)
     StoredRoutes(routes, stored).add_to(app)
     ArchiveRoutes(routes, stored.archive).add_to(app)

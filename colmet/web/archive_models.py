@@ -45,15 +45,6 @@ class ArchivedHost(_HostValues):  # type: ignore[misc]  # made above, out of the
     """Values of a job on one host."""
 
 
-class ArchivedJobs(BaseModel):
-    """A page of the jobs in the archive."""
-
-    total: int
-    offset: int
-    limit: int
-    items: list[ArchivedValues]
-
-
 class ShortCurves(BaseModel):
     """Short curves over the life of a job, at most 64 points each; null for a missing point."""
 
@@ -61,6 +52,21 @@ class ShortCurves(BaseModel):
     cpu: Optional[list[Optional[float]]] = Field(None, description="CPUs in use")
     memory: Optional[list[Optional[float]]] = Field(None, description="bytes in use, the most of each point")
     gpu: Optional[list[Optional[float]]] = Field(None, description="GPUs in use")
+
+
+class ArchivedRow(ArchivedValues):
+    """A job of a list."""
+
+    footprint: Optional[ShortCurves] = Field(None, description="on request; null if the job was too short")
+
+
+class ArchivedJobs(BaseModel):
+    """A page of the jobs in the archive."""
+
+    total: int
+    offset: int
+    limit: int
+    items: list[ArchivedRow]
 
 
 class JobInArchive(BaseModel):
@@ -117,6 +123,8 @@ class UsageOfGroup(BaseModel):
     keys: list[str] = Field(..., description="one for each word of `by`; empty for a missing value")
     jobs: int
     sums: UsageSums
+    co2_g: Optional[float] = Field(..., description="grams of CO2; null without a factor, or without the energy")
+    cost: Optional[float] = Field(..., description="of energy and core hours; null without a factor, or without a sum")
 
 
 class UsageAnswer(BaseModel):
@@ -124,3 +132,6 @@ class UsageAnswer(BaseModel):
 
     by: list[str]
     groups: list[UsageOfGroup]
+    sources: list[str] = Field(..., description="the factors of CO2 and cost, each with its source; a site's own")
+    currency: Optional[str] = Field(..., description="of `cost`")
+    warnings: list[str] = Field(..., description="such as unreadable factors")

@@ -1,6 +1,7 @@
 """Answer the routes of the job archive: lists of jobs, one job, and usage; ordinary users get their own jobs."""
 
 import json
+import math
 import pwd
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
@@ -9,9 +10,10 @@ from fastapi import Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from colmet.archive import footprint
+from colmet.archive import factors, footprint
 from colmet.archive.columns import FOOTPRINT, LARGE
 from colmet.archive.derived import LISTED
+from colmet.archive.factors import Factors
 from colmet.archive.grades import GRADES, graded_jobs, grades_of
 from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup
 from colmet.common.errors import ColmetError
@@ -31,6 +33,8 @@ from colmet.web.workers import Workers
 # Of an ordinary user's job: the energy of whole nodes has that of other jobs.
 HIDDEN = frozenset({"node_joules"})
 _LARGE = frozenset(column.name for column in LARGE)
+DIGITS = 4  # of the values of curves in lists
+_NO_FACTORS = "CO2 and cost are missing: their factors cannot be read"
 _NO_ARCHIVE = "this collector keeps no archive of jobs"
 
 # Headers of a report as a page.
@@ -83,7 +87,7 @@ class ListOptions(NamedTuple):
 
 
 async def list_options(
-    job: str = parameters.ARCHIVED_JOBS,
+    job: str = parameters.JOBS,
     user: str = parameters.USERS,
     project: str = parameters.PROJECTS,
     queue: str = parameters.QUEUES,
@@ -138,9 +142,12 @@ class ArchiveRoutes:
         ascending: bool = parameters.ASCENDING,
         offset: int = parameters.OFFSET,
         limit: int = parameters.LIMIT,
+        with_curves: bool = parameters.FOOTPRINTS,
     ) -> Response:
         """Return jobs in the archive, running and ended. Ordinary users get their own jobs."""
         choose("sort", sort, SORTS)
+        if with_curves:
+            limit = min(limit, parameters.MOST_FOOTPRINTS)
         names = _listed(columns) or (*LISTED, *GRADES)
         for name in names:
             choose("columns", name, tuple(SHOWN))
@@ -150,8 +157,12 @@ class ArchiveRoutes:
             if conditions.is_empty:
                 return page
             wanted = names if only is None else [name for name in names if name not in HIDDEN]
+            if with_curves:
+                wanted = [*wanted, FOOTPRINT.name]
             found = graded_jobs(archive, conditions.where(only), wanted, sort, not ascending, offset, limit)
             items = [{**dict.fromkeys(names), **_own(row, only)} for row in found.rows]
+            for row in items if with_curves else ():
+                row[FOOTPRINT.name] = _curves(row[FOOTPRINT.name], DIGITS)
             return {**page, "total": found.total, "items": items}
 
         return await self._respond(request, work)
@@ -185,7 +196,17 @@ class ArchiveRoutes:
             groups = [] if conditions.is_empty else archive.usage(conditions.where(only), words)
             if only is not None and "user" in words:
                 groups = _renamed(groups, words.index("user"), only)
-            return {"by": words, "groups": [{**one._asdict(), "keys": list(one.keys)} for one in groups]}
+            known, warnings = _factors(only)
+            return {
+                "by": words,
+                "groups": [
+                    {**one._asdict(), "keys": list(one.keys), "co2_g": known.co2_g(one), "cost": known.cost(one)}
+                    for one in groups
+                ],
+                "sources": known.sources,
+                "currency": known.currency or None,
+                "warnings": warnings,
+            }
 
         return await self._respond(request, work)
 
@@ -231,6 +252,25 @@ class ArchiveRoutes:
         return await self._routes.run(self._workers, request, make)
 
 
+def _factors(only: Optional[str]) -> tuple[Factors, list[str]]:
+    """Return the factors of CO2 and cost; without readable ones none, and a warning."""
+    try:
+        return factors.read(None), []
+    except ColmetError as err:
+        return Factors(), [str(err) if only is None else _NO_FACTORS]
+
+
+def has_archive(opener: Optional[Opener]) -> bool:
+    """Return whether there is an archive, though it may be unreadable."""
+    try:
+        opened = None if opener is None else opener()
+    except ColmetError:
+        return True
+    if opened is not None:
+        opened.close()
+    return opened is not None
+
+
 def _several(
     archive: JobArchive, conditions: ListOptions, only: Optional[str], limit: int, more: Sequence[str] = ()
 ) -> SeveralJobs:
@@ -271,12 +311,26 @@ def _advice(text: Any) -> Optional[list[Any]]:
     return found if isinstance(found, list) else None
 
 
-def _curves(packed: Any) -> Optional[Mapping[str, Any]]:
+def _curves(packed: Any, digits: Optional[int] = None) -> Optional[Mapping[str, Any]]:
+    """Return unpacked curves; None for others. `digits` are those of each value, all by default."""
     try:
         found = footprint.decode(packed) if isinstance(packed, bytes) else None
     except ValueError:  # of a later version, or damaged
         return None
-    return None if found is None else {"step_s": found.step_s, **found.curves}
+    if found is None:
+        return None
+    curves: Mapping[str, Any] = found.curves
+    if digits is not None:
+        curves = {name: [_rounded(value, digits) for value in curve.tolist()] for name, curve in curves.items()}
+    return {"step_s": found.step_s, **curves}
+
+
+def _rounded(value: float, digits: int) -> Optional[float]:
+    """Return a value with a number of significant digits, whole if it is large; None for a missing one."""
+    if not math.isfinite(value):
+        return None
+    rounded = float(f"{value:.{digits}g}")
+    return int(rounded) if abs(rounded) >= 10**digits else rounded
 
 
 def _renamed(groups: Sequence[UsageGroup], at: int, user: str) -> list[UsageGroup]:

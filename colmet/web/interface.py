@@ -28,6 +28,7 @@ class JobsQuery(NamedTuple):
     """A query for jobs."""
 
     user: str | None = None  # only jobs of this user; None for all
+    jobs: frozenset[int] = frozenset()  # only these; empty for all
     state: str = "running"  # running, ended or all
     node: str = ""  # only jobs on this node; "" for all
     text: str = ""  # prefix of the number, or part of the name of the user or of a node; "" for all

@@ -58,6 +58,7 @@ class Whoami(BaseModel):
     gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's values")
     zone: Optional[str] = Field(..., description="time zone of the interface's machine, such as Europe/Paris")
     sign_out: Optional[str] = Field(..., description="address at which a browser ends its login; null if there is none")
+    archive: bool = Field(..., description="whether there is an archive of jobs")
 
 
 class IssuedToken(BaseModel):

@@ -39,6 +39,7 @@ PICTURE: dict[Any, dict[str, Any]] = {
     200: {"content": {"image/png": {"schema": {"type": "string", "format": "binary"}}}}
 }
 _ARCHIVED = ("/api/v1/archive/jobs", "/api/v1/usage", "/api/v1/report", "/api/v1/report.html")
+_NUMBERS = "^([1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*)?$"
 _EXAMPLES = {True: "cgroup_default.cpu_usage", False: "procstats_default.loadavg_1min"}
 
 
@@ -72,6 +73,8 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
                     parameter["example"] = "cgroup_default"
                 elif name == "after":
                     schema["pattern"] = r"^$|^[0-9]{1,15}\.[0-9]{1,15}\.[^\n]+$"
+                elif name == "job" and parameter["in"] == "query":
+                    schema["pattern"] = _NUMBERS
                 elif name == "job":
                     schema["format"] = "int64"
     if not is_open:
@@ -88,7 +91,7 @@ def _describe_archived(name: str, schema: dict[str, Any]) -> None:
     if name == "sort":
         schema["enum"] = list(SORTS)
     elif name == "job":
-        schema["pattern"] = "^([1-9][0-9]{0,17}(,[1-9][0-9]{0,17})*)?$"
+        schema["pattern"] = _NUMBERS
     elif name in ("state", "columns"):
         one = f"({'|'.join(STATES if name == 'state' else VALUES)})"
         schema["pattern"] = f"^({one}(,{one})*)?$"

@@ -15,6 +15,7 @@ MAX_TIME = 1e11
 MAX_TEXT = 255
 MAX_METRIC = 300
 PAGE = 1000  # max rows of an answer
+MOST_FOOTPRINTS = 200  # max rows of an answer with short curves
 STATES = ("running", "ended", "all")
 JOB_SORTS = (*JOB_KEYS, "on", "time", "first", "last")
 NODE_SORTS = NODE_KEYS
@@ -23,6 +24,7 @@ CHOICES = {"state": STATES, "fold": FOLDS, "source": SOURCES}
 JOB = Path(..., ge=1, le=MAX_JOB, description="number of the job")
 NODE = Path(..., min_length=1, max_length=MAX_TEXT, description="name of the node")
 FILE = Path(..., max_length=MAX_TEXT)
+JOBS = Query("", max_length=4000, description="only jobs with these numbers, separated by commas")
 STATE = Query("running", description="running, ended or all")
 USER = Query("", max_length=MAX_TEXT, description="only jobs of this user; ordinary users get only their own jobs")
 ON_NODE = Query("", max_length=MAX_TEXT, description="only this node")
@@ -40,7 +42,6 @@ TABLE = Query(..., min_length=1, max_length=MAX_TEXT, description="name of the t
 COLUMNS = Query("", max_length=4000, description="names, separated by commas; time alone: none; default: all")
 AFTER = Query("", max_length=MAX_TEXT + 40, description="`next` of the page before; default: the first page")
 ROWS = Query(10_000, ge=0, le=50_000, description="maximum number of rows; 0: only their number and times")
-ARCHIVED_JOBS = Query("", max_length=4000, description="only jobs with these numbers, separated by commas")
 USERS = Query(
     "", max_length=MAX_TEXT, description="only jobs of these users, separated by commas; ordinary users get their own"
 )
@@ -58,6 +59,9 @@ REPORTED = Query(1000, ge=1, le=10_000, description="maximum number of jobs, the
 ASCENDING = Query(False, description="return the smallest first")
 JOB_START = Query(None, ge=0, le=MAX_JOB, description="start of one of several jobs with this number")
 GROUPED_BY = Query("user", max_length=MAX_TEXT, description="one to three words, separated by commas")
+FOOTPRINTS = Query(
+    False, alias="footprint", description=f"add the short curves of each job, of {MOST_FOOTPRINTS} at most"
+)
 _POINTS = Query(300, ge=2, le=5000, description="maximum number of values of each series")
 _FOLD = Query("mean", description="aggregation of the values of an interval")
 _RATE = Query(False, description="return the growth per second of a counter, not its value")

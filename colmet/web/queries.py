@@ -213,6 +213,8 @@ class Queries:
         return RowPage(len(chosen), query.offset, [self._row(found, job, one, query.user) for job, one in page])
 
     def _is_wanted(self, query: JobsQuery, found: _Snapshot, job: int, one: RecentJob | None) -> bool:
+        if query.jobs and job not in query.jobs:
+            return False
         if query.user is not None and job not in found.running and not self._ownership.is_users(one, query.user):
             return False
         if one is not None and query.since is not None and one.last < query.since:

@@ -20,7 +20,7 @@ from colmet.web.interface import FACILITY, JobsQuery, NodesQuery, RowPage, Serie
 from colmet.web.local_zone import local_zone
 from colmet.web.middleware import CLIENT, visitor_of
 from colmet.web.openapi import ERRORS, NOT_FOUND
-from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, split_metric
+from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, numbers_of, split_metric
 from colmet.web.queries import Queries
 from colmet.web.responses import answer, takes_gzip
 from colmet.web.workers import Workers
@@ -37,14 +37,23 @@ Work = Callable[[Optional[str]], Mapping[str, Any]]  # of the only user with vis
 class Routes:
     """The handlers of requests for JSON, one method for each path.
 
-    Their docstrings are in the OpenAPI description. For the arguments see `colmet.web.app.build_app`.
+    Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs; for the
+    other arguments see `colmet.web.app.build_app`.
     """
 
-    def __init__(self, queries: Queries, access: Access, gridengine: bool, connections: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        queries: Queries,
+        access: Access,
+        gridengine: bool,
+        connections: Callable[[], int],
+        has_archive: Callable[[], bool],
+    ) -> None:
         self._queries = queries
         self._access = access
         self._gridengine = gridengine
         self._connections = connections
+        self._has_archive = has_archive
         self._memory = Workers("memory", 4, 256, 128, LATE_S)
         self._store = Workers("store", 16, 64, 32, LATE_S)
 
@@ -76,7 +85,12 @@ class Routes:
         visitor = visitor_of(request.scope)
         about = {"version": __version__, "time": time.time(), "gridengine": self._gridengine}
         place = {"zone": local_zone(), "sign_out": self._access.sign_out}
-        return answer({"user": visitor.user, "admin": visitor.is_admin, **about, **place})
+
+        def make(_only: Optional[str]) -> Response:
+            place["archive"] = self._has_archive()
+            return answer({"user": visitor.user, "admin": visitor.is_admin, **about, **place})
+
+        return await self.run(self._memory, request, make)
 
     async def token(self, request: Request) -> Response:
         """Return a token for the name and the password of the request, for later requests without the password."""
@@ -124,6 +138,7 @@ class Routes:
     async def jobs(
         self,
         request: Request,
+        job: str = parameters.JOBS,
         state: str = parameters.STATE,
         user: str = parameters.USER,
         node: str = parameters.ON_NODE,
@@ -138,10 +153,12 @@ class Routes:
         """Return rows of jobs, running or in the memory of this process."""
         choose("state", state, STATES)
         choose("sort", sort, JOB_SORTS)
+        jobs = frozenset(numbers_of(job))
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             whose = only if only is not None else user or None
-            page = self._queries.jobs(JobsQuery(whose, state, node, text, since, until, sort, reverse, offset, limit))
+            query = JobsQuery(whose, jobs, state, node, text, since, until, sort, reverse, offset, limit)
+            page = self._queries.jobs(query)
             return _page(page, limit, [row for row in page.items if only is None or row["user"] == only])
 
         return await self.respond(self._memory, request, work)

@@ -16,17 +16,20 @@ import zipfile
 
 import pytest
 
+from colmet.archive.local import LocalArchive
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web.access import Access
 from colmet.web.credentials import make_password
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.server import WebServer
+from colmet.web.stored_routes import Stored
 from dev.live import JobRoot
 from tests.beds.browser import Browser, install
 from tests.support import web_facts
 from tests.support.machine import cannot_run
 from tests.support.waiting import free_port, wait_for
+from tests.support.web_jobs import jobs_in
 from tests.support.web_stored import stored_of
 
 # A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
@@ -36,6 +39,7 @@ JOB, NODE = web_facts.FIRST + 450, "node51"
 web_facts.USERS = (*web_facts.USERS, NAME)  # the job is that user's
 VIEWS = {"jobs": "#/", "nodes": "#/nodes", "job": f"#/job/{JOB}", "node": f"#/node/{NODE}", "memory": "#/memory"}
 FEW = {**VIEWS, "jobs": "#/?text=10045", "memory": "#/memory?jobs=yes&text=node51"}  # of rows that are alike
+ARCHIVED = {"archived jobs": "#/?state=failed,timeout&below=80"}
 CHARTS = "document.querySelectorAll('.chart').length > 3 && !document.querySelector('.plot p')"
 OFTEN = "?every=1"  # the page asks each second
 SERIOUS = ("serious", "critical")
@@ -84,9 +88,22 @@ def site():
         yield url
 
 
+def with_archive(folder, nodes, jobs, ended, **options):
+    """The address of an interface with an archive."""
+    facts = web_facts.MadeUpFacts(nodes, jobs)
+    return served(facts, stored=Stored(archive=jobs_in(folder / "archive.sqlite", facts, ended)), **options)
+
+
 @pytest.fixture(scope="module")
-def large_site():
-    with served(web_facts.MadeUpFacts(500, 2000)) as url:
+def archived(tmp_path_factory):
+    """Few nodes and running jobs, and ended jobs in an archive."""
+    with with_archive(tmp_path_factory.mktemp("archive"), 60, 48, 400) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def large_site(tmp_path_factory):
+    with with_archive(tmp_path_factory.mktemp("archive"), 500, 2000, 2000) as url:
         yield url
 
 
@@ -122,11 +139,12 @@ def findings(page, axe, rules="null"):
     ]
 
 
-@pytest.mark.parametrize("view", FEW)
-def test_a_view_is_accessible_asks_nobody_else_and_fits_its_width(browser, site, axe, view):
+@pytest.mark.parametrize("view", [*FEW, *ARCHIVED])
+def test_a_view_is_accessible_asks_nobody_else_and_fits_its_width(browser, site, archived, axe, view):
+    site = archived if view in ARCHIVED else site
     colours = "['color-contrast']"  # all else is the same in the dark
     with browser.page() as page:
-        shown(page, site, FEW[view])
+        shown(page, site, {**FEW, **ARCHIVED}[view])
         if view in ("job", "node"):
             page.wait(CHARTS)
         assert findings(page, axe) == []
@@ -143,12 +161,15 @@ def test_a_view_is_accessible_asks_nobody_else_and_fits_its_width(browser, site,
         assert {url for url in page.requests() if not url.startswith(site)} <= {"about:blank"}
 
 
-def test_it_is_painted_within_a_second_with_500_nodes_and_2000_jobs(browser, large_site):
-    """The median of five, each with an empty cache, and of the same until totals, nodes and jobs are there."""
+@pytest.mark.parametrize(("view", "rows"), [("jobs", 50), ("nodes", 500)])
+def test_it_is_painted_within_a_second_with_500_nodes_and_2000_jobs(browser, large_site, view, rows):
+    """The median of five, each with an empty cache, and of the same until jobs or nodes are there."""
     paints, wholes = [], []
     for _ in range(5):
         with browser.page() as page:
-            shown(page, large_site)
+            page.open(large_site + VIEWS[view])
+            page.wait(f"document.querySelectorAll('.rows tr, .nodes li').length === {rows}")
+            page.wait("document.getElementById('main').dataset.shown")
             page.wait("performance.getEntriesByName('first-contentful-paint').length")
             paints.append(page.run("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
             wholes.append(page.run("performance.getEntriesByName('colmet-shown')[0].startTime"))
@@ -223,13 +244,21 @@ def test_one_stop_of_the_tab_key_passes_all_nodes(browser, site):
 def test_an_update_keeps_scroll_focus_and_what_is_open(browser, site):
     with browser.page() as page:
         shown(page, site + OFTEN)
-        page.run("document.querySelectorAll('tbody .of-job a')[20].focus()")
+        page.run("document.querySelector('.filters summary').click()")
+        is_open = page.run("document.querySelector('.filters').open")
+        page.run("document.querySelectorAll('tbody .of-job a')[40].focus()")
         before = page.run("[document.activeElement.textContent, scrollY]")
         at = page.run("document.getElementById('state').textContent")
         page.wait(f"document.getElementById('state').textContent !== {at!r}", 30)
         after = page.run("[document.activeElement.textContent, scrollY]")
         assert (after[0], before[1] > 0) == (before[0], True)
         assert abs(after[1] - before[1]) < 5
+        assert page.run("document.querySelector('.filters').open") is is_open
+        shown(page, site + OFTEN, "nodes")
+        page.run("document.querySelector('.nodes ~ details summary').click()")
+        at = page.run("document.getElementById('state').textContent")
+        page.wait(f"document.getElementById('state').textContent !== {at!r}", 30)
+        assert page.run("document.querySelectorAll('.nodes ~ details[open] tbody tr').length") == 60
 
 
 def test_it_can_be_paused(browser, site):
@@ -291,6 +320,154 @@ def test_a_job_that_was_not_seen_lately_is_found_in_the_store(browser, site):
         page.wait(CHARTS)
         assert page.run("document.querySelector('h1').textContent") == f"Job {web_facts.STORED_ONLY}"
         page.wait("document.querySelector('.charts ~ p').textContent.includes('Its values are from ')")
+        assert page.complaints() == []
+
+
+def numbers(page):
+    """The jobs of a list."""
+    return page.run("[...document.querySelectorAll('#main .rows .of-job a')].map(e => Number(e.textContent))")
+
+
+def found(page, total):
+    """Wait until a list has so many jobs in all."""
+    page.wait(f"document.querySelector('.pages p').textContent.endsWith(' of {total:,}')")
+
+
+def chosen(page, label, value):
+    """Fill in a field."""
+    page.run(
+        "{ const field = [...document.querySelectorAll('#main label')]"
+        f".find(one => one.firstElementChild.textContent === {label!r}).querySelector('input, select');"
+        f"field.value = {value!r};"
+        "field.dispatchEvent(new Event(field.type.startsWith('select') ? 'change' : 'input')) }"
+    )
+
+
+def test_running_and_ended_jobs_are_in_one_list_newest_first_with_their_curves(browser, archived):
+    with browser.page(1700) as page:
+        shown(page, archived)
+        found(page, 448)
+        heads = page.run("[...document.querySelectorAll('#main thead th')].map(e => e.innerText.trim())")
+        assert heads == [
+            *("Job", "Name", "User", "State", "Nodes", "Cores", "Wall time", "Over time", "CPU efficiency", "Memory"),
+            *("Energy", "Started ▼", "Ended"),
+        ]
+        assert page.run("document.querySelector('th.of-start').ariaSort") == "descending"
+        assert set(page.run("[...new Set([...document.querySelectorAll('.of-state')].map(e => e.textContent))]")) > {
+            "running",
+            "done",
+        }
+        labels = page.run("[...document.querySelectorAll('svg.foot')].map(e => e.getAttribute('aria-label'))")
+        assert {one.split(" over time: mean ")[0] for one in labels} == {"CPU", "Memory", "GPU"}
+        assert page.run("[...document.querySelectorAll('svg.foot path')].every(e => e.getAttribute('d'))")
+        page.wait("[...document.querySelectorAll('.rows .of-cpus')].some(e => e.textContent.includes(' of '))")
+        grades = "[...document.querySelectorAll('td[data-grade]')].map(e => [e.dataset.grade, e.lastChild.textContent])"
+        assert {word for word, _ in page.run(grades)} >= {"good", "low"}
+        assert all(word == text for word, text in page.run(grades))
+        assert page.complaints() == []
+
+
+def test_jobs_are_filtered_sorted_and_paged_and_the_address_keeps_it(browser, archived):
+    with browser.page() as page:
+        shown(page, archived)
+        chosen(page, "State", "running")
+        found(page, 48)
+        assert all(number >= web_facts.FIRST for number in numbers(page))
+        chosen(page, "State", "")
+        found(page, 448)
+        page.run("document.querySelectorAll('.pages button')[1].click()")
+        page.wait("document.querySelector('.pages p').textContent === '51–100 of 448'")
+        assert len(numbers(page)) == 50
+        chosen(page, "CPU efficiency below", "50")
+        page.wait("!document.querySelector('.pages p').textContent.endsWith(' of 448')")
+        page.wait("document.querySelector('.pages p').textContent.startsWith('1–')")
+        page.run(
+            "[...document.querySelectorAll('#main thead button')].find(e => e.textContent === 'CPU efficiency').click()"
+        )
+        page.run(
+            "[...document.querySelectorAll('#main thead button')].find(e => e.textContent.startsWith('CPU')).click()"
+        )
+        page.wait("document.querySelector('th.of-cpu_ratio').ariaSort === 'ascending'")
+        shares = "[...document.querySelectorAll('.of-cpu_ratio .share')].map(e => parseFloat(e.textContent))"
+        page.wait(f"(s => s.every((x, n) => !n || s[n - 1] <= x))({shares})")
+        assert 0 < max(page.run(shares)) <= 50
+        chosen(page, "User", "alice")
+        page.wait("[...document.querySelectorAll('td.of-user')].every(e => e.textContent === 'alice')")
+        before, address = numbers(page), page.run("location.hash")
+        assert 0 < len(before) < 50
+        shown(page, archived, address)
+        assert numbers(page) == before
+        assert page.run("document.querySelector('.filters summary').textContent") == "Filters (2)"
+        page.run("[...document.querySelectorAll('.filters button')].find(e => e.textContent === 'Clear').click()")
+        found(page, 448)
+        assert page.run("location.hash").count("=") == 2, "the order alone is left"
+        assert page.complaints() == []
+
+
+def test_a_job_is_found_by_a_part_of_its_name_and_by_its_number_and_a_click_opens_it(browser, archived):
+    with browser.page() as page:
+        shown(page, archived)
+        page.press("/")
+        page.type("CFD")
+        page.wait("[...document.querySelectorAll('td.of-name')].every(e => e.textContent === 'wing-cfd')")
+        job = numbers(page)[0]
+        chosen(page, "Search", str(job))
+        page.wait(f"document.querySelectorAll('.rows tr').length === 1 && location.hash.endsWith('text={job}')")
+        page.run("document.querySelector('.rows td.of-wall_s').click()")
+        page.wait(f"location.hash === '#/job/{job}'")
+
+
+def test_names_of_users_projects_and_hosts_are_suggested(browser, archived):
+    with browser.page() as page:
+        shown(page, archived)
+        for key, some in (("user", "alice"), ("host", "node7"), ("queue", "long")):
+            page.run(f"document.querySelector('[list=names-of-{key}]').focus()")
+            options = f"[...document.querySelectorAll('#names-of-{key} option')].map(e => e.value)"
+            page.wait(f"{options}.includes({some!r})")
+        assert page.complaints() == []
+
+
+def test_the_list_of_jobs_survives_a_restart_of_the_interface(browser, tmp_path):
+    with with_archive(tmp_path, 10, 5, 60) as url, browser.page() as page:
+        shown(page, url)
+        found(page, 65)
+    opener = lambda: LocalArchive(str(tmp_path / "archive.sqlite"))  # noqa: E731
+    empty = Queries(RecentCache(1 << 20, 60.0), None)
+    with served(empty, stored=Stored(archive=opener)) as url, browser.page() as page:
+        shown(page, url)
+        found(page, 65)
+        assert page.complaints() == []
+
+
+def test_an_order_is_shown_within_100_ms_with_2000_running_and_2000_ended_jobs(browser, large_site):
+    """From the click on the head of a column until the rows are there, the median of nine."""
+    with browser.page() as page:
+        shown(page, large_site)
+        found(page, 4000)
+        page.run("window.took = []")
+        for n in range(9):
+            page.run(
+                "new Promise(done => { const body = document.querySelector('.rows'), before = performance.now();"
+                "new MutationObserver((_, seen) => { seen.disconnect(); requestAnimationFrame(() => {"
+                " took.push(performance.now() - before); done() }) }).observe(body, {childList: true});"
+                f"document.querySelectorAll('#main thead button')[{n % 3 * 2}].click() }})"
+            )
+        took = sorted(page.run("took"))
+        print(f"another order {took} ms")
+        assert statistics.median(took) < 100
+
+
+def test_a_user_sees_my_jobs(browser, tmp_path):
+    users = tmp_path / "users"
+    users.write_text(f"alice:{make_password(PASSWORD).text()}\n")
+    users.chmod(0o600)
+    with with_archive(tmp_path, 10, 20, 60, users=str(users)) as url, browser.page() as page:
+        shown(page, url.replace("//", f"//alice:{PASSWORD.replace(' ', '%20')}@"))
+        assert page.run("[document.title, document.querySelector('h1').textContent]") == ["My jobs – Colmet", "My jobs"]
+        found(page, 8)
+        assert page.run("getComputedStyle(document.querySelector('th.of-user')).display") == "none"
+        labels = page.run("[...document.querySelectorAll('#main label')].map(e => e.firstElementChild.textContent)")
+        assert "User" not in labels and "Project" in labels
         assert page.complaints() == []
 
 
@@ -386,7 +563,11 @@ def test_one_who_has_no_job_is_told_so(browser, tmp_path):
     users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
     users.chmod(0o600)
     with served(web_facts.MadeUpFacts(20, 50), str(users)) as url, browser.page() as page:
-        page.open(url.replace("//", f"//zoe:{PASSWORD.replace(' ', '%20')}@") + "#/nodes")
+        page.open(url.replace("//", f"//zoe:{PASSWORD.replace(' ', '%20')}@"))
+        page.wait("document.getElementById('main')?.dataset.shown")
+        assert page.run("document.querySelector('h1').textContent") == "My jobs"
+        assert "No job of yours" in page.run("document.querySelector('.pages').textContent")
+        page.run("location.hash = '#/nodes'")
         page.wait("document.querySelector('.about')?.textContent.includes('No job of yours')")
         page.run("location.hash = '#/memory'")
         page.wait("document.querySelector('#main > div > p:last-child')?.textContent.startsWith('No job of yours')")

@@ -221,6 +221,8 @@ class MadeUpFacts:
             nodes = self.on.get(job, self.names[:1])
             if asked.user is not None and user != asked.user:
                 continue
+            if asked.jobs and job not in asked.jobs:
+                continue
             if asked.node and asked.node not in nodes:
                 continue
             found = str(job).startswith(asked.text) or asked.text in user or any(asked.text in node for node in nodes)

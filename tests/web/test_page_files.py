@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from colmet.archive.columns import RUNNING, STATES
 from colmet.web.catalogue import measures_answer
 
 STATIC = Path(__file__).resolve().parents[2] / "colmet/web/static"
@@ -63,6 +64,12 @@ def test_the_page_draws_measures_that_the_collector_declares(name):
     declared = measures_answer()
     assert len(drawn) > 10
     assert [key for how, key in drawn if key not in declared["measures" if how == "line" else "sums"]] == []
+
+
+def test_the_page_offers_the_states_of_the_archive():
+    offered = re.search(r"export const STATES = \[(.*?)\n\];", (STATIC / "archived.js").read_text(), re.DOTALL)[1]
+    values = re.findall(r'^  \["([^"]*)",', offered, re.MULTILINE)
+    assert sorted(values) == sorted(["", *STATES, ",".join(one for one in STATES if one != RUNNING)])
 
 
 def test_every_script_is_used():

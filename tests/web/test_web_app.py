@@ -300,9 +300,10 @@ def test_what_is_asked_for_reaches_the_facts(page):
     assert asked.pop() == (ALICES, "cgroup_default", "cpu_usage", "node1", 1.0, 2e9, 7, "max", True, "memory", None)
     got(
         app,
-        "/api/v1/jobs?state=all&user=bob&node=node2&text=1&since=3&until=4&sort=memory&reverse=true&offset=5&limit=6",
+        "/api/v1/jobs?job=7,8&state=all&user=bob&node=node2&text=1&since=3&until=4&sort=memory&reverse=true&offset=5"
+        "&limit=6",
     )
-    assert asked.pop() == ("bob", "all", "node2", "1", 3.0, 4.0, "memory", True, 5, 6)
+    assert asked.pop() == ("bob", {7, 8}, "all", "node2", "1", 3.0, 4.0, "memory", True, 5, 6)
 
 
 def test_what_was_before_a_job_was_the_users_is_not_asked_for(users, page):

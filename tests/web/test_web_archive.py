@@ -165,6 +165,30 @@ def test_a_user_that_nodes_know_by_number_sees_the_jobs_of_the_number(monkeypatc
     assert group["sums"]["core_s"] == pytest.approx(sum(row["core_s"] for row in page["items"]))
 
 
+def test_usage_has_co2_and_cost_by_the_factors_of_the_site_with_their_sources(app, tmp_path, monkeypatch):
+    path = tmp_path / "usage.toml"
+    monkeypatch.setattr("colmet.archive.factors.DEFAULT_PATH", str(path))
+    found = got(app, "/api/v1/usage?by=user", ALICE)
+    assert found["sources"] == found["warnings"] == [] and found["currency"] is None
+    assert {(one["co2_g"], one["cost"]) for one in found["groups"]} == {(None, None)}
+    path.write_text(
+        'co2-per-kwh = 50\nco2-source = "grid"\nprice-per-core-hour = 0.5\nprice-source = "x"\ncurrency = "EUR"'
+    )
+    found = got(app, "/api/v1/usage?by=user", ALICE)
+    assert found["currency"] == "EUR"
+    assert found["sources"] == ["CO2: 50 g per kWh (grid)", "Cost: 0.5 EUR per allocated core hour (x)"]
+    (group,) = found["groups"]
+    assert group["co2_g"] == pytest.approx(group["sums"]["energy_joules"] / 3.6e6 * 50) and group["co2_g"] > 0
+    assert group["cost"] == pytest.approx(group["sums"]["core_s"] / 3600 * 0.5)
+    path.write_text("co2-per-kwh = 50")
+    assert got(app, "/api/v1/usage?by=user", ROOT)["warnings"] == [
+        f"{path}: co2-source is missing: readers need to know where the number is from"
+    ]
+    (warning,) = got(app, "/api/v1/usage?by=user", ALICE)["warnings"]
+    assert str(tmp_path) not in warning and "factors" in warning
+    assert got(app, "/api/v1/usage?by=user", ALICE)["groups"][0]["co2_g"] is None
+
+
 @pytest.mark.parametrize("path", ["archive/jobs", "archive/jobs/1", "usage"])
 def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):  # noqa: F811
     target = f"/api/v1/{path}"
@@ -190,6 +214,38 @@ def test_short_curves_are_lists_with_null_for_missing_points(tmp_path, users):  
     app = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(path))))
     found = [got(app, f"/api/v1/archive/jobs/{n}", ALICE)["footprint"] for n in (1, 2, 3)]
     assert found == [{"step_s": 4, "cpu": [1.0, None], "memory": [2.0, 3.0]}, None, None]
+    listed = "/api/v1/archive/jobs?columns=job&sort=job&ascending=true"
+    assert [row["footprint"] for row in got(app, f"{listed}&footprint=true", ALICE)["items"]] == found
+    assert [set(row) for row in got(app, listed, ALICE)["items"]] == [{"job"}] * 3
+    assert got(app, f"{listed}&footprint=true", BOB)["items"] == []
+
+
+def test_curves_of_lists_have_four_digits_and_of_at_most_200_jobs(tmp_path, users):  # noqa: F811
+    path = tmp_path / "a.sqlite"
+    archive_in(path, [])
+    curves = {"cpu": np.array([1.23456, np.nan, 0.0, 123456.0]), "memory": np.array([987654321.0, 1e15, np.inf, 1.0])}
+    packed = footprint.encode(footprint.Footprint(4, curves))
+    rows = [
+        {"job": n + 1, "start": YEAR_START + n, "last": YEAR_START + 9, "user": "alice", "footprint": packed}
+        for n in range(203)
+    ]
+    with contextlib.closing(ArchiveStore(str(path), writable=True)) as store:
+        store.write(Changes([], rows, {}), None)
+    app = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(path))))
+    page = got(app, "/api/v1/archive/jobs?footprint=true&limit=1000", ALICE)
+    assert (page["total"], page["limit"], len(page["items"])) == (203, 200, 200)
+    expected = {"cpu": [1.235, None, 0.0, 123500], "memory": [987700000, 1000000000000000, None, 1.0], "step_s": 4}
+    assert page["items"][0]["footprint"] == expected
+    assert got(app, "/api/v1/archive/jobs?limit=1000", ALICE)["limit"] == 1000
+
+
+def test_whoami_answers_whether_there_is_an_archive(app, users, tmp_path):  # noqa: F811
+    def known(opener):
+        return got(make(MadeUpFacts(4, 4), users, stored=Stored(archive=opener)), "/api/v1/whoami", ALICE)["archive"]
+
+    assert got(app, "/api/v1/whoami", BOB)["archive"] is True
+    assert known(None) is known(lambda: None) is False
+    assert known(lambda: LocalArchive(str(tmp_path / "none"))) is True, "it is unreadable"
 
 
 def test_the_archive_is_the_named_one_or_that_beside_the_files(tmp_path):

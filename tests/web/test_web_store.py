@@ -356,6 +356,9 @@ def test_jobs_are_chosen_ordered_and_cut_into_pages(bed):
     assert (page.total == 6 and [row["job"] for row in page.items] == [1003, 1002]) or page.items[0]["cpu"] == 4.0
     assert [row["job"] for row in bed.known.jobs(JobsQuery(sort="job", offset=4)).items] == [1004, 1005]
     assert {row["user"] for row in bed.known.jobs(JobsQuery(user="alice")).items} == {"alice"}
+    some = frozenset({1000, 1001, 7})
+    assert {row["job"] for row in bed.known.jobs(JobsQuery(jobs=some)).items} == {1000, 1001}
+    assert {row["job"] for row in bed.known.jobs(JobsQuery(user="alice", jobs=some)).items} == {1000}
     assert {row["job"] for row in bed.known.jobs(JobsQuery(node="n1")).items} == {1001, 1004}
     assert {row["job"] for row in bed.known.jobs(JobsQuery(text="1003")).items} == {1003}
     assert {row["job"] for row in bed.known.jobs(JobsQuery(text="n2")).items} == {1002, 1005}

@@ -7,6 +7,8 @@ import { NONE, cores, count, flow, iso, lasting, share, size, when } from "./uni
 export const encoded = (name) => encodeURIComponent(String(name).replace(/\p{Cs}/gu, "\ufffd"));
 /** The text for ordinary users without jobs. */
 export const NO_JOB = "No job of yours runs now, as far as this collector knows.";
+/** The text for Grid Engine's jobs. */
+export const GRIDENGINE = "colmet-node does not see Grid Engine's jobs: the view Memory shows their hosts and memory.";
 /** The address of a job's view. */
 export const jobAddress = (job) => `#/job/${encoded(job)}`;
 /** The address of a node's view. */

@@ -1,15 +1,15 @@
 // The page: the choice of the view, its refreshes, and messages for failed requests.
 
 import { Failure } from "./api.js";
-import { Cluster } from "./cluster.js";
 import { el, mark, say } from "./dom.js";
 import { greet, pressed } from "./header.js";
+import { Jobs } from "./jobs.js";
 import { when } from "./units.js";
 
 const LONGEST_S = 60; // between two requests without an answer
 const PERIOD_S = period(new URLSearchParams(location.search).get("every"), 5);
 const VIEWS = {
-  "": async () => Cluster,
+  "": async () => Jobs,
   nodes: async () => (await import("./nodes.js")).Nodes,
   job: async () => (await import("./job.js")).Job,
   node: async () => (await import("./node.js")).Host,

@@ -42,6 +42,21 @@ export function shared(key, title, text, shareOf, more = {}) {
   });
 }
 
+/** A column of shares, each with a bar in the colour of its grade, and the grade as a word. */
+export function graded(key, title, text, shareOf, gradeOf, more = {}) {
+  return shared(key, title, text, shareOf, {
+    make: (cell) => cell.append(bar(), el("span", { class: "share" }), el("span", { class: "grade" })),
+    show: (cell, row) => {
+      const [line, value, word] = cell.children;
+      fill(line, shareOf(row));
+      say(value, text(row));
+      say(word, gradeOf(row));
+      mark(cell, "data-grade", gradeOf(row) || null);
+    },
+    ...more,
+  });
+}
+
 /** Whether a column is sorted with its smallest value first. */
 const rises = (column) => column.left || column.rises === true;
 
@@ -92,6 +107,12 @@ export class Table {
       mark(this.heads[n], "aria-sort", here ? (up ? "ascending" : "descending") : null);
       if (one.sorts) say(this.heads[n].firstElementChild.lastElementChild, here ? (up ? " ▲" : " ▼") : "");
     });
+  }
+
+  /** Whether the smallest value comes first. */
+  get rises() {
+    const { sort, reverse } = this.order;
+    return rises(this.columns.find((column) => column.key === sort)) !== reverse;
   }
 
   /** Set the order of the rows. */

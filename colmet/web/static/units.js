@@ -50,6 +50,14 @@ export function share(value) {
   return `${value > 0 && value < 0.0995 ? (100 * value).toFixed(1) : (100 * value).toFixed(0)} %`;
 }
 
+/** Joules; from 36 kJ on in Wh, kWh or MWh. */
+export function energy(value) {
+  if (value == null) return NONE;
+  if (value < 36000) return value < 1000 ? `${short(value)} J` : `${short(value / 1000)} kJ`;
+  const hours = value / 3600;
+  return hours < 1000 ? `${short(hours)} Wh` : hours < 1e6 ? `${short(hours / 1000)} kWh` : `${short(hours / 1e6)} MWh`;
+}
+
 /** Any number. */
 export function number(value) {
   if (value == null) return NONE;
