@@ -186,6 +186,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     service = Service.from_environment()  # first, so that no started program inherits it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignores it, no program has an exit status
     host = Host()
+    if options.brief and not options.once:
+        raise ConfigError("--brief goes with --once")
     if options.once:
         return run_once(options, classes, host)
     if not wait_for_collector(options, settings, service):

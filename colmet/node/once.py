@@ -21,6 +21,7 @@ from colmet.common.runtime.text_layout import columns, printable, wrap
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.common.tables.agent import SCHEMA as ACCOUNT
 from colmet.common.units import UNITS
+from colmet.node import once_brief
 from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
 from colmet.node.job_values import connect
@@ -42,12 +43,15 @@ _TIMES = ((1e-9, "ns", 1e-6), (1e-6, "us", 1e-3), (1e-3, "ms", 1), (1, "s", 100)
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare --once."""
+    """Declare --once and --brief."""
     parser.add_argument(
         "--once",
         action="store_true",
         help="print the available measurements and one sample, send nothing, and exit; status 1: nothing can be "
         "measured",
+    )
+    parser.add_argument(
+        "--brief", action="store_true", help="with --once: one screen, with a line for each job and no other values"
     )
 
 
@@ -245,10 +249,15 @@ class _Trial:
             self.finding = good(f"on, {backend.part}" if backend.part else "on")
             self.runner.is_open = True
 
+    @property
+    def is_on(self) -> bool:
+        """Return whether it measures."""
+        return self.runner is not None and self.runner.is_open
+
     def begin_interval(self, jobs: Sequence[Job]) -> bool:
         """Begin an interval, if the rows are of one; return whether they are."""
         runner = self.runner
-        if runner is None or not runner.is_open or not runner.backend.of_interval:
+        if runner is None or not self.is_on or not runner.backend.of_interval:
             return False
         self.sample(jobs, time.time_ns())
         return True
@@ -305,6 +314,12 @@ def report(
                 "discovery_failures": source.counters()["discovery_failures"],
             }
             tables.append(agent_stats.table(time_ns, runners, totals))
+        status = 0 if any(runner.is_open for runner in runners) else 1
+        if options.brief:
+            trials = [once_brief.Tried(one.name, one.is_on, one.runner is not None, one.finding) for one in tried]
+            values = once_brief.values_of(tables)
+            brief = once_brief.lines_of(list(_about(host_name)), source.describe(), jobs, trials, values)
+            return "\n".join(brief) + "\n", status
         lines = [*_about(host_name), *_places(source), *_jobs(jobs), *_controllers(host, jobs, source.describe())]
         lines += ["", "What is measured"]
         width = max([len(one.name) for one in tried], default=0)
@@ -317,7 +332,7 @@ def report(
             counters = {one.counter: f"{one.name} {one.zone}".rstrip() for one in named.get(table.schema, ())}
             only_known = table.schema is ACCOUNT or bool(counters)
             lines += format_table(table, only_known=only_known, counters=counters)
-        return "\n".join(lines).rstrip() + "\n", 0 if any(runner.is_open for runner in runners) else 1
+        return "\n".join(lines).rstrip() + "\n", status
     finally:
         if agent_stats is not None:
             agent_stats.close()
