@@ -24,8 +24,7 @@ def show(
     If there are lines above it, the screen is cleared, and the output cut to its height.
     """
     console = console or Console(highlight=False, markup=False, emoji=False, no_color=None if colours else True)
-    has_colours = console.color_system is not None and not console.no_color
-    table = text.MemoryTable(memory, details, console.width, has_colours, titles).lines()
+    table = text.MemoryTable(memory, details, console.width, titles).lines()
     told = [*map(Text, above), *[Text.assemble(*[(part.text, part.style) for part in line]) for line in table]]
     if above:
         more = len(told) - (console.height - 1)

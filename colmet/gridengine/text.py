@@ -25,7 +25,7 @@ SHORT_TITLES = ("HOSTNAME", "USAGE", "PERCENT", "USED", "RESERVED", "TOTAL", "AV
 
 
 class Kind(NamedTuple):
-    """A part of a bar: its character without colours, its style with colours, and its text in the legend."""
+    """A part of a bar: its character, its style, and its text in the legend."""
 
     sign: str
     style: str
@@ -126,14 +126,12 @@ class MemoryTable:
         memory: figures to show.
         details: whether each job has a line below its host.
         width: of the terminal, in characters.
-        colours: whether it has any: without, the parts of bars are different characters.
         titles: of the columns; the words of one may be one below the other.
     """
 
-    def __init__(self, memory: MemoryReport, details: bool, width: int, colours: bool, titles: Sequence[str]) -> None:
+    def __init__(self, memory: MemoryReport, details: bool, width: int, titles: Sequence[str]) -> None:
         self._memory = memory
         self._details = details
-        self._colours = colours
         self._titles = [title.split() for title in titles]
         self._cells = [_host_cells(host) for host in memory.hosts]
         self._job_cells = [[_job_cells(job, host) for job in host.jobs] if details else [] for host in memory.hosts]
@@ -173,8 +171,7 @@ class MemoryTable:
         name = _cut(clean(host.host), self._name)
         line = [Part(f"{name:<{self._name}}", "bold red" if host.is_crowded else "bold"), Part(" ")]
         for kind, length in bar(host, self._bar):
-            sign = "#" if self._colours and kind.style else kind.sign
-            line.append(Part(sign * length, kind.style))
+            line.append(Part(kind.sign * length, kind.style))
         texts = [f" {cell:>{size}}" for cell, size in zip(cells, self._sizes)]
         over = host.available is not None and host.available < 0
         styles = [_verdict(host), "", "", "", "bold red" if over else "", ""]
@@ -188,7 +185,7 @@ class MemoryTable:
         return [Part(f"{_cut(who, room):<{room}}" + self._numbers([*cells[:3], "", "", cells[3]]))]
 
     def _meaning(self, kind: Kind) -> list[Part]:
-        return [Part("#" if self._colours else kind.sign, kind.style), Part(f" {kind.meaning}  ")]
+        return [Part(kind.sign, kind.style), Part(f" {kind.meaning}  ")]
 
 
 def _verdict(host: HostMemory) -> str:

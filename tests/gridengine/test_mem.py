@@ -629,10 +629,12 @@ def coloured(memory):
     return console.file.getvalue().split("\n")
 
 
-def test_with_colours_a_bar_is_of_one_character_and_a_poor_use_is_red():
+def test_with_colours_the_parts_of_a_bar_differ_by_character_too_and_a_poor_use_is_red():
     shown = coloured(memory_of(*[host_of(jobs=[job_of(used, 8)]) for used in (1, 4, 0)], host_of()))
     poor, good, unused, empty = [line for line in shown if "n1" in line]
-    assert "\x1b[31m##\x1b[0m\x1b[34m##########\x1b[0m" in poor and "\x1b[32m" in poor and "=" not in poor
+    assert "\x1b[31m##\x1b[0m\x1b[34m==========\x1b[0m\x1b[32m....." in poor
+    assert "#" not in empty and "=" not in empty, "an empty host looks empty"
+    assert re.sub(r"\x1b\[[0-9;]*m", "", shown[-2]).split() == ["#", "Used", "=", "Reserved", ".", "Available"]
     assert "\x1b[1;31mn1" in poor, "more than a quarter of the host is reserved"
     assert re.search(r"\x1b\[1;31m +12\.5", poor) and re.search(r"\x1b\[1;34m +50\.0", good)
     assert re.search(r"\x1b\[0m +0\.0|(?<!m) +0\.0", unused) and "\x1b[1mn1" in empty
@@ -664,7 +666,7 @@ def on_terminal(argv, size="80", **environment):
 
 def test_a_terminal_has_colours(server):
     status, shown = on_terminal(["colmet.commands.colmet", "mem", server.place])
-    assert status == 0 and "\x1b[31m" in shown and "=" not in shown
+    assert status == 0 and "\x1b[31m##" in shown and "\x1b[34m=" in shown
 
 
 def terminal_of(monkeypatch):
