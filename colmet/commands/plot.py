@@ -1,9 +1,10 @@
 """Draw metrics of a job over time: a picture (PNG or SVG) with a chart for each metric and a line for each host.
 
-A METRIC is a column, or a measure such as cpu_used or memory: on each host the first of several columns with values.
-Counters are drawn as rates: CPU time as cores, bytes as bytes per second. A gap in the line is a time without samples.
-More than ten lines become their median, minimum and maximum. Columns of nodes (power, temperatures, InfiniBand) are
-drawn for the job's hosts, during the job.
+Without a METRIC, CPU, memory, I/O and GPUs are drawn, as far as they were measured. A METRIC is a column, or a measure
+such as cpu_used or memory: on each host the first of several columns with values. Counters are drawn as rates: CPU time
+as cores, bytes as bytes per second. A gap in the line is a time without samples. More than ten lines become their
+median, minimum and maximum. Columns of nodes (power, temperatures, InfiniBand) are drawn for the job's hosts, during
+the job.
 """
 
 from __future__ import annotations
@@ -13,13 +14,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.commands import remote, selection
+from colmet.commands import archives, remote, selection
 from colmet.commands.extract_rows import ALL_ROWS, Interval, interval_of
 from colmet.commands.progress import shown_progress
 from colmet.commands.remote_rows import open_history
@@ -27,6 +28,7 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
 from colmet.common.runtime import cli
+from colmet.common.runtime.clock import Clock
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
 from colmet.common.units import Unit
@@ -40,6 +42,7 @@ from colmet.stored.series import NODE, HeldRows, History, HostRows, Series, of_o
 
 KINDS = ("png", "svg")
 PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
+STANDARD = ("cpu_used", "memory", "charged_read", "charged_write", "gpu_use", "gpu_memory")  # measures
 MAX_HEIGHT, MAX_METRICS = 8000, 36
 MAX_SAMPLES = 2 << 20  # in whole lines; beyond it, lines have `MAX_POINTS`, more than a picture has pixels
 MAX_POINTS = 8000
@@ -50,6 +53,8 @@ def add_options(parser: cli.Parser) -> None:
     """Declare the options: the job, the metrics, and the picture."""
     parser.epilog = """\
 examples:
+  colmet plot 4242
+  colmet plot 4242 --text
   colmet plot 4242 cpu_usage memory
   colmet plot -j 4242 memory --since yesterday --output job.svg
 
@@ -57,13 +62,14 @@ exit status:
   0  done
   1  no rows of this job and metric, or the picture cannot be written
   2  wrong command line or configuration, or an unknown metric"""
-    parser.usage = f"{parser.prog} [OPTION ...] JOB METRIC ..."
+    parser.usage = f"{parser.prog} [OPTION ...] JOB [METRIC ...]"
     parser.add_argument(
         "metrics",
-        metavar="JOB METRIC ...",
+        metavar="JOB [METRIC ...]",
         nargs="*",
         help="the job (unless given by --job) and the metrics: COLUMN, TABLE.COLUMN if several tables have the "
-        "column, or a measure such as cpu_used, memory or tasks; see docs/metrics.md",
+        "column, or a measure such as cpu_used, memory or tasks; see docs/metrics.md (default: "
+        f"{', '.join(STANDARD)})",
     )
     selection.add_job(parser, "draw this job; 0: the nodes themselves")
     selection.add_interval(parser)
@@ -84,7 +90,8 @@ exit status:
         type=cli.whole_number(100, MAX_HEIGHT),
         help=f"height of all charts together (default: {PANEL_HEIGHT} for each)",
     )
-    parser.add_argument("--utc", action="store_true", help="show times in UTC (default: local time)")
+    selection.add_utc(parser)
+    parser.add_argument("--text", action="store_true", help="draw in the terminal; a picture only with --output")
     parser.add_argument("--json", action="store_true", help="print the values as JSON; a picture only with --output")
     sources.add_options(parser)
     remote.add_options(parser)
@@ -114,10 +121,14 @@ class Plotted(NamedTuple):
     unit: Unit
     lines: Sequence[Line]
     columns: Sequence[Choice]
+    is_standard: bool = False  # not named on the command line
 
     @property
     def title(self) -> str:
         """The content of the chart, in a line."""
+        if self.is_standard:
+            label = MEASURES[self.choice.measure].label
+            return label[:1].upper() + label[1:]
         if self.choice.measure:
             measure = MEASURES[self.choice.measure]
             origins = {(one.table, one.column): one.origin for one in measure.sources if one.origin}
@@ -177,6 +188,16 @@ def _measured(
     return found[0]._replace(others=tuple(found[1:])) if found else None
 
 
+def _standard(job: int, stored: Mapping[str, Sequence[str]]) -> list[Choice]:
+    """Return the measures of `STANDARD` with a stored source."""
+    declared = {schema.name: {field.name: field for field in schema.fields} for schema in schemas().values()}
+    found = [_measured(key, job, stored, declared) for key in STANDARD]
+    chosen = [one for one in found if one is not None]
+    if not chosen:
+        raise ColmetError(f"neither CPU nor memory, I/O or GPUs of job {job} are stored; name a metric")
+    return chosen
+
+
 def _label(table: str) -> str | None:
     """Return the column of a table with the subject of its rows."""
     fields = schemas()[table].fields if table in schemas() else ()
@@ -193,6 +214,8 @@ def gather(
 ) -> list[Plotted]:
     """Return the charts of the columns or measures named by texts, of counters as rates unless `rates` says otherwise.
 
+    Without texts they are those of `STANDARD` with values.
+
     The rows of a group of hosts are in memory at a time. With `is_drawn`, lines are shortened if there are many values.
 
     Raises:
@@ -203,7 +226,7 @@ def gather(
         raise ColmetError(f"nothing is stored of job {job} there")
     if job != NODE:
         tables[NODE] = history.tables(NODE)
-    chosen = choose(texts, tables)
+    chosen = choose(texts, tables) if texts else _standard(job, tables[job])
     grouped = GroupedRows(history)
     columns = [column for choice in chosen for column in choice.columns]
     # access to the rows of each job and table, and their number of columns
@@ -253,7 +276,9 @@ def gather(
     for choice, rate, drawn in zip(chosen, rated, made):
         drawn.sort(key=lambda pair: pair[0].host)
         unit = unit_of(choice.field, rate)
-        plotted.append(Plotted(choice, rate, unit, [line for line, _ in drawn], [column for _, column in drawn]))
+        if drawn or texts:
+            lines_of, columns_of = [line for line, _ in drawn], [column for _, column in drawn]
+            plotted.append(Plotted(choice, rate, unit, lines_of, columns_of, not texts))
     if not any(one.lines for one in plotted):
         where = "there" if wanted == ALL_ROWS else "there in this time and on these hosts"
         instead = [
@@ -345,11 +370,30 @@ def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height:
     from colmet.report import charts  # requires matplotlib, and a second to load
 
     panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
+    height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
+    figure = charts.draw(panels, width, height, utc, _heading(job, plotted))
+    return charts.rendered(figure, kind)
+
+
+def text_of(job: int, plotted: Sequence[Plotted], clock: Clock, width: int) -> Iterator[str]:
+    """Yield the charts as lines of text, with one time axis."""
+    from colmet.report import text_charts
+
+    has_blocks = (sys.stdout.encoding or "").lower().startswith("utf")
+    bars = text_charts.BARS if has_blocks else text_charts.ASCII_BARS
+    yield _heading(job, plotted)
+    found = [line for one in plotted for line in one.lines]
+    ends = min(float(line.times[0]) for line in found), max(float(line.times[-1]) for line in found)
+    for one in plotted:
+        yield ""
+        yield from text_charts.chart(shown(one.title, width), one.unit, one.lines, ends, width, bars)
+    yield text_charts.axis(ends, clock, width)
+
+
+def _heading(job: int, plotted: Sequence[Plotted]) -> str:
     hosts = {line.host for one in plotted for line in one.lines}
     where = f"on {shown(min(hosts), 100)}" if len(hosts) == 1 else f"on {len(hosts)} nodes"
-    height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
-    figure = charts.draw(panels, width, height, utc, f"Job {job} {where}" if job != NODE else f"Measured {where}")
-    return charts.rendered(figure, kind)
+    return f"Job {job} {where}" if job != NODE else f"Measured {where}"
 
 
 def target(options: argparse.Namespace) -> tuple[str, str]:
@@ -372,14 +416,16 @@ def target(options: argparse.Namespace) -> tuple[str, str]:
 def run(options: argparse.Namespace) -> int:
     """Make the picture; return the exit status: 1 if there is nothing to draw."""
     options.job = selection.job_of(options, options.metrics)
-    if not options.metrics:
-        raise ConfigError("no metric is named, such as memory; `colmet extract -j JOB --list` prints all of a job")
+    if not options.metrics and options.job == NODE:
+        raise ConfigError("no metric is named, such as loadavg_1min; `colmet extract -j 0 --list` prints all of nodes")
     if len(options.metrics) > MAX_METRICS:
         raise ConfigError(f"{len(options.metrics)} metrics: a picture has up to {MAX_METRICS}")
     selection.check_interval(options)
-    draws = options.output is not None or not options.json
-    if options.json and options.output == "-":
-        raise ConfigError("--json and --output - both go to standard output; name a file")
+    draws = options.output is not None or not (options.json or options.text)
+    if options.json and options.text:
+        raise ConfigError("--json and --text: choose one")
+    if (options.json or options.text) and options.output == "-":
+        raise ConfigError("--json or --text, and --output -, both go to standard output; name a file")
     path, kind = target(options) if draws else ("", "")
     rates = True if options.rate else False if options.absolute else None
     with open_history(options) as history, shown_progress(history, "colmet plot"):
@@ -396,8 +442,10 @@ def run(options: argparse.Namespace) -> int:
                 Path(path).write_bytes(data)
             except OSError as err:
                 raise ColmetError(f"{path}: cannot be written: {err.strerror}") from err
-            if not options.json:
+            if not options.json and not options.text:
                 sys.stdout.buffer.write(f"{path}\n".encode("utf-8", "surrogateescape"))
     if options.json:
         print(json.dumps(document(options.job, plotted), allow_nan=False))
+    elif options.text:
+        print("\n".join(text_of(options.job, plotted, Clock(options.utc), archives.width())))
     return 0

@@ -70,9 +70,8 @@ class Unit(NamedTuple):
             return Unit(name, "W", self.factor, _SI, family="power")
         if self.symbol == "s":
             return Unit(name, "cores" if cpu_time else "s/s", self.factor)
-        if self.family == "size":  # makers of disks and networks count by powers of 1000
-            return Unit(name, f"{self.symbol}/s", self.factor, _SI, family="flow")
-        return Unit(name, f"{self.symbol}/s", self.factor, self.prefixes)
+        family = "flow" if self.family == "size" else ""
+        return Unit(name, f"{self.symbol}/s", self.factor, self.prefixes, self.step, family=family)
 
 
 UNITS: Mapping[str, Unit] = {

@@ -14,6 +14,9 @@ from colmet.commands import colmet, plot
 from colmet.commands.extract_rows import Interval
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.tables import schemas
+from colmet.common.units import UNITS
+from colmet.report import text_charts
+from colmet.report.model import Line
 from colmet.stored import sources
 from colmet.stored.series import NODE, History, Series
 
@@ -84,6 +87,45 @@ def test_counters_are_rates_of_each_host_and_gauges_are_as_they_are():
     assert (memory.rate, memory.unit.symbol) == (False, "B")
     assert {line.name: line.values.tolist() for line in memory.lines} == {"b": [1, 2, 3]}  # of a nothing is known
     assert cpu.title == "cpu_usage: CPU time"
+
+
+def test_without_metrics_what_was_measured_of_cpu_memory_io_and_gpus_is_drawn(stored, tmp_path, capsys):
+    found = plot.gather(Stored(), JOB, [])
+    assert [one.choice.measure for one in found] == ["cpu_used", "memory", "charged_read"], "the others are not stored"
+    assert [one.title for one in found] == ["CPU used", "Memory used", "Read"]
+    assert colmet.main(["plot", str(JOB)]) == 0
+    assert capsys.readouterr().out == f"job-{JOB}.png\n" and (tmp_path / f"job-{JOB}.png").read_bytes()[1:4] == b"PNG"
+    for key in list(stored.rows):
+        if key != (JOB, "cgroup_default"):
+            del stored.rows[key]
+    stored.rows[JOB, "cgroup_default"] = [Stored.series("a", TIMES, user=[b"x"] * 3)]
+    assert colmet.main(["plot", str(JOB)]) == 1
+    assert "name a metric" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_charts_in_the_terminal_fit_and_name_values_times_and_the_zone(stored, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert colmet.main(["plot", str(JOB), "memory", "cpu_used", "--text", "--utc"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"Job {JOB} on 2 nodes"
+    assert lines[-1].split() == ["2023-11-14", "22:13:20", "2023-11-14", "22:13:30", "UTC"]
+    (cpu,) = [line for line in lines if line.startswith("cpu_used")]
+    assert "(mean of 2 lines; highest 2 cores on b)" in cpu
+    charts = [line for line in lines[1:-1] if "of 2 lines" not in line]
+    assert max(map(len, charts)) <= width
+    assert lines[lines.index(cpu) + 1].startswith("   1 cores ")
+
+
+def test_a_time_without_samples_is_blank_in_the_terminal_and_a_low_value_is_not():
+    times = np.array([0.0, 10, 20, 30, 40, 50, 60, 70, 80, 90])
+    values = np.array([1000.0, 1000, 1000, np.nan, np.nan, np.nan, 1, 1, 0, 0])
+    rows = list(text_charts.chart("x", UNITS["none"], [Line("a", "", times, values)], (0, 90), 21))
+    assert rows[0] == "x" and rows[1].startswith("       1 k ") and len(rows) == 1 + text_charts.HEIGHT
+    assert rows[-1][text_charts.AXIS + 1 :].rstrip() == "███   ▁▁", rows[-1]
+    flat = list(text_charts.chart("x", UNITS["none"], [Line("a", "", times, values * 0)], (0, 90), 21))
+    assert flat == ["x: nothing above 0"]
 
 
 def test_a_measure_is_drawn_of_the_best_source_that_each_host_has():

@@ -27,3 +27,4 @@ def test_the_growth_of_energy_is_power_and_that_of_cpu_time_is_cores():
     assert UNITS["ujoules"].per_second().symbol == "W"
     assert UNITS["nsec"].per_second(cpu_time=True).symbol == "cores"
     assert UNITS["nsec"].per_second().symbol == "s/s"
+    assert UNITS["kbytes"].per_second().scaled(3 << 20) == (1 << 20, "MiB/s"), "the same family as sizes"
