@@ -95,7 +95,7 @@ class Machine:
             children = []
         return children[0] if children else ""
 
-    def run(self, script, check=True, fetch=False):
+    def run(self, script, check=True, fetch=False, timeout=300):
         """What a script of the shell, run in it as root in /root, prints; with `fetch` in the host's network."""
         leader = self._leader()
         if not leader:
@@ -108,7 +108,7 @@ class Machine:
         command = ["nsenter", "-t", leader, *own, "--", "sh", "-c", f"cd /root && set -e && {script}"]
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, check=False, timeout=300,
+            text=True, check=False, timeout=timeout,
         )  # fmt: skip
         if check:
             assert done.returncode == 0, f"{script}\n{done.stdout[-4000:]}\n{self.logs()}"

@@ -16,6 +16,8 @@ from tests.support.packages import PICTURES, ROOMS, RUN, imports, programs_of, r
 ROOT = Path(__file__).parents[2]
 # The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.
 BLOCKS = dict(re.findall(r"^```sh ([\w-]+)\n(.*?)^```$", (ROOT / "docs/install.md").read_text(), re.M | re.S))
+RECIPES = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```$", (ROOT / "docs/recipes.md").read_text(), re.M | re.S))
+PLAYBOOK_OF_KEYS = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/keys.md").read_text(), re.M | re.S)[0]
 KEYS_OF_FACILITY = re.findall(r"^```sh keys\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 FACILITY = re.findall(r"^```sh set-up\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 # What a container lacks, and what is said without keys.
@@ -318,6 +320,37 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     machine.run(BLOCKS["remove"])
     assert_gone(machine)
     assert machine.run("ls /var/lib/colmet/*.hdf5"), "what was measured is gone"
+
+
+def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(machine, packages):
+    """As the machine `head`, which is node-001 as well; the inventory has only these."""
+    names = {"hosts.ini": "[head]\nhead\n[nodes]\nnode-001\n[all:vars]\nansible_connection=local\n"}
+    names["colmet.yml"], names["keys.yml"] = RECIPES["colmet.yml"], PLAYBOOK_OF_KEYS
+    (machine.root / "root/dist").mkdir(exist_ok=True)
+    for package in packages:
+        shutil.copy(package, machine.root / "root/dist")
+    for name, text in names.items():
+        (machine.root / "root" / name).write_text(text)
+    machine.run("rm -rf /var/lib/colmet /run/colmet /etc/colmet; hostname head; echo 127.0.0.1 head >> /etc/hosts")
+    machine.run("apt-get update; apt-get install -y --no-install-recommends ansible-core", fetch=True)
+    assert "failed=0" in machine.run(RECIPES["ansible"], fetch=True, timeout=600)
+    machine.run("hostname node-001; systemctl restart colmet-node")  # the other one
+    machine.wait_for(HAS_ROWS)
+    said = machine.run(RECIPES["ansible"], timeout=600)
+    assert re.findall(r"changed=(\d+)", said) == ["0", "0"], said
+    assert 'hdf5-keep = "90d"' in machine.run("cat /etc/colmet/collector.toml")
+
+    machine.run(RECIPES["nagios"] + "apt-get install -y --no-install-recommends nagios-nrpe-plugin", fetch=True)
+    for daemon in ("collector", "node"):
+        command = RECIPES["check"].replace("_collector", f"_{daemon}").strip()
+        said = machine.run(f"runuser -u nobody -- {command} && echo status 0 || echo status $?")
+        assert re.match(rf"COLMET {daemon.upper()} (OK|WARNING) - .* \|", said), said
+        assert said.endswith(f"status {0 if ' OK ' in said else 1}\n")
+    machine.run("systemctl stop colmet-collector.socket colmet-collector")
+    said = machine.run(f"{RECIPES['check'].strip()} || echo status $?")
+    assert said.startswith("COLMET COLLECTOR CRITICAL") and said.endswith("status 2\n")
+    machine.run(BLOCKS["remove"])
+    assert_gone(machine)
 
 
 def test_pip_and_the_units_start_both_daemons_and_go_again(machine, wheel):
