@@ -31,6 +31,7 @@ LOOK, LOOK_BYTES = 128, 1 << 20  # of these, handled together
 BURST_S = 0.2  # at most: acknowledgements and the control socket wait no longer
 GATHER_S = 0.01  # after the first message: handling several together needs less CPU time for each
 REPORT_S = 3600.0
+SENDERS_REPORTED = 200  # of the worst, to the process of the JSON interface
 NO_LINK = "another program has the port after that of the data: give --zeromq-link-bind-uri, here and on the nodes"
 # While the journal is full.
 FULL_WAIT_S = 0.2
@@ -48,7 +49,8 @@ class Collector:
         metrics_jobs: whether to serve the latest rows of jobs as metrics.
         link_port: of the link, if another collector may claim it.
         parts: other parts' counters, by the name of the part.
-        interface: the JSON interface, started; None without.
+        interface: the JSON interface; None without.
+        refusals: as for `CollectorHealth`.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Collector:
         link_port: LinkPort | None = None,
         parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
         interface: WebLauncher | None = None,
+        refusals: Callable[[], Sequence[tuple[str, str, int]]] = tuple,
     ) -> None:
         self._pull = pull
         self._journal = journal
@@ -79,7 +82,9 @@ class Collector:
         parts = {**parts, **({} if link is None else {"link": link.counters})}
         if interface is not None:
             parts["http"] = interface.counters
-        self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, metrics_jobs)
+        self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, metrics_jobs, refusals=refusals)
+        if interface is not None:
+            interface.report(lambda: self.health.status({"senders": SENDERS_REPORTED}))
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
         self._paused = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -56,6 +57,7 @@ class CollectorHealth:
     Args:
         parts: other parts' counters, by the name of the part.
         metrics_jobs: whether to serve the latest rows of jobs as metrics.
+        refusals: returns why, from where and how often connections were refused; for any thread.
 
     Attributes:
         link_failed: cause of missing acknowledgements; "" if there are acknowledgements, or none are configured.
@@ -71,8 +73,10 @@ class CollectorHealth:
         metrics_jobs: bool = False,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
+        refusals: Callable[[], Sequence[tuple[str, str, int]]] = tuple,
     ) -> None:
         self._errands = errands
+        self._refusals = refusals
         self._receiver = receiver
         self._journal = journal
         self._workers = workers
@@ -155,6 +159,7 @@ class CollectorHealth:
                 "shared_names": shared,
                 "ahead": {name: -lag_s for lag_s, name in ahead},
                 "without_acknowledgements": len(mute),
+                "versions": dict(Counter([one["version"] or one["dialect"] for one in heard]).most_common(WORST)),
                 "lag_median_s": statistics.median(lags) if lags else None,
                 "lag_max_s": max(lags) if lags else None,
                 "worst": senders[:most] if most >= 0 else senders,
@@ -167,6 +172,7 @@ class CollectorHealth:
                 **self._journal.counters(),
             },
             "link_failed": self.link_failed,
+            "refused": [dict(zip(("why", "address", "count"), one)) for one in self._refusals()],
             **parts,
             **({} if self._jobs is None else {"metrics": self._jobs.counters()}),
             "last_hour": self._recent.growth(),

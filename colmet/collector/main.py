@@ -286,6 +286,7 @@ def make_collector(
             "plugins": load_backends().counters,
         },
         interface=interface,
+        refusals=reception.guard.refusals,
     )
     if reception.link is None and options.zeromq_link_bind_uri != "":
         collector.health.link_failed = NO_LINK

@@ -23,7 +23,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
+from colmet.common.errors import Refused
 from colmet.common.live.summary import Heard
 from colmet.common.runtime import logs
 from colmet.common.runtime.logs import powers_of_ten
@@ -56,6 +58,7 @@ FIRST_DELAY_S, MAX_DELAY_S = 1.0, 60.0  # before a restart
 STEADY_S = 60.0  # a process with this running time has not failed at its start
 END_S = 5.0  # for a regular end of the process
 GONE_S = 5.0  # after killing it: a hanging disk may hold it for ever
+STATUS_S = 10.0  # between two reports of the collector's status
 LOOK_S = 0.5  # between two checks of the process
 MAX_LINE_BYTES = 64 << 10
 _LOGGED = re.compile(r"\S+ \S+ (?:ERROR|CRITICAL) \S+: ")
@@ -100,8 +103,14 @@ class WebLauncher:
         self._told = 0
         self._sent = self._left_out = self._restarts = self._stuck = 0
         self._left_out_here = 0  # by the current process
+        self._status: Callable[[], Mapping[str, Any]] | None = None
+        self._status_at = 0.0  # time of the next report of it
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="web", daemon=True)
+
+    def report(self, status: Callable[[], Mapping[str, Any]]) -> None:
+        """Send the collector's status to the process every few seconds. For the time before `start`."""
+        self._status = status
 
     def start(self) -> None:
         """Start the process."""
@@ -251,6 +260,7 @@ class WebLauncher:
         while time.monotonic() < until:
             if readable([ours.fileno()], LOOK_S) and not self._hear(ours):
                 return
+            self._report()
             if self._stopping.is_set() and until == math.inf:
                 until = time.monotonic() + END_S
 
@@ -268,6 +278,21 @@ class WebLauncher:
                 said = json.loads(line)
                 self._dropped = {name: max(0, int(said[name])) for name in DROPPED}
         return bool(part)
+
+    def _report(self) -> None:
+        """Put a note of the collector's status between the messages, if it is due."""
+        now = self._monotonic()
+        if self._status is None or now < self._status_at or self._stopping.is_set():
+            return
+        self._status_at = now + STATUS_S
+        try:
+            note = _note({"status": self._status()})
+        except Refused as err:  # the main thread is busy, or about to end
+            log.debug("no status for the JSON interface: %s", err)
+            return
+        with self._lock:
+            if self._socket is not None and self._waiting <= MAX_WAITING_BYTES:
+                self._put_note(note)
 
     def _start_child(self) -> str:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -304,6 +329,7 @@ class WebLauncher:
         with self._lock:
             self._clear()
             self._left_out_here = self._told = 0
+            self._status_at = 0.0
             self._heard_back = b""
             self._socket, self._process = ours, process
             self._put_note(note)
@@ -326,6 +352,7 @@ class WebLauncher:
             came = bool(readable([output], 0 if is_over else LOOK_S))
             part = os.read(output, MAX_LINE_BYTES) if came else b""
             self._hear(ours)
+            self._report()
             if part:
                 lines.add(part)
             elif is_over:

@@ -8,13 +8,21 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from colmet.commands.status_checks import StatusOrError, count, duration, judge, plain
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime import cli
 from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import add_client_options, ask, client_of
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import size
+from colmet.common.runtime.status_checks import (
+    MAX_AGE_S,
+    MAX_BEHIND_S,
+    StatusOrError,
+    count,
+    duration,
+    judge,
+    plain,
+)
 from colmet.common.runtime.text_layout import columns
 
 SIDES = ("node", "collector")
@@ -57,7 +65,7 @@ Of several daemons the highest is returned."""
         "--max-age",
         metavar="S",
         type=cli.positive_seconds,
-        default=60.0,
+        default=MAX_AGE_S,
         help="report a problem after S seconds without a sample; also without a message of a node, or an output "
         "(default: %(default)g)",
     )
@@ -65,7 +73,7 @@ Of several daemons the highest is returned."""
         "--max-behind",
         metavar="S",
         type=cli.positive_seconds,
-        default=300.0,
+        default=MAX_BEHIND_S,
         help="warn if rows wait longer than S seconds; at the node for a collector, there for an output (default: "
         "%(default)g)",
     )

@@ -13,13 +13,18 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from colmet.collector import main as collector
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.configuration import Configuration
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.web.feed import Feed, FeedError, connected, inherited
+from colmet.web.health import CollectorReport
+from colmet.web.node_history import MINUTE_S
 from colmet.web.peers import Peers
 from colmet.web.queries import Queries, gridengine_of
 from colmet.web.recent_cache import RecentCache
@@ -52,8 +57,14 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     open_history = opener(options)
     store = None if open_history is None else StoreReader(open_history)
     gridengine = gridengine_of(options)
-    feed = Feed(feed_socket, memory.take, memory.note, memory.dropped)
-    queries = Queries(memory, store, gridengine, feed.counters, UserNames())
+    report = CollectorReport()
+
+    def note(content: Mapping[str, Any]) -> None:
+        memory.note(content)
+        report.note(content)
+
+    feed = Feed(feed_socket, memory.take, note, memory.dropped)
+    queries = Queries(memory, store, gridengine, feed.counters, UserNames(), report=report)
     tls = None if options.http_tls_cert is None else Tls(options.http_tls_cert, options.http_tls_key)
     access = Access(
         options.http_users,
@@ -85,6 +96,8 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     serving = threading.Thread(target=serve_requests, name="server", daemon=True)
     serving.start()
     threading.Thread(target=queries.prepare, name="prepare", daemon=True).start()
+    ending = threading.Event()
+    threading.Thread(target=keep_history, args=(queries.record, ending), name="history", daemon=True).start()
     try:
         if gridengine is not None:
             gridengine.start()
@@ -92,6 +105,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     except FeedError as err:
         log.error("feed ended: %s", err)
     finally:
+        ending.set()
         server.stop()
         serving.join(END_S)
         if gridengine is not None:
@@ -99,6 +113,18 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
         if store is not None:
             store.close()
         reports.close()
+
+
+def keep_history(record: Callable[[], None], ending: threading.Event) -> None:
+    """Record the values of the nodes at the end of each minute, until `ending`."""
+    failures = 0
+    while not ending.wait(MINUTE_S - time.time() % MINUTE_S):
+        try:
+            record()
+        except Exception:  # a defect must not end the thread
+            failures += 1
+            if powers_of_ten(failures):
+                log.exception("history of the nodes not recorded failures=%d", failures)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

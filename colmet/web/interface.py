@@ -51,6 +51,16 @@ class NodesQuery(NamedTuple):
     limit: int = 100  # max rows
 
 
+class HistoryQuery(NamedTuple):
+    """A query for the values of all nodes over time."""
+
+    measure: str  # a key of `colmet.web.node_history.MEASURES`
+    span: str  # hour or day
+    text: str = ""  # part of the name; "" for all
+    offset: int = 0  # position of the first node
+    limit: int = 100  # max nodes
+
+
 class SeriesQuery(NamedTuple):
     """A query for values over time."""
 

@@ -5,6 +5,7 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  #
 
 from pydantic import BaseModel, Field, create_model
 
+from colmet.common import measures
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure
 from colmet.report import model as report_model
@@ -39,6 +40,9 @@ _NODE_VALUES = {
     "write": _description(NODE_MEASURES["write"]),
     "seen_age": "seconds since its last message",
     "lag": "age of its latest message on arrival, in seconds",
+    "network": "bytes received and sent per second over InfiniBand, Omni-Path and RoCE",
+    "power": _description(measures.NODE_POWER),
+    "temperature": "of the hottest sensor, in degrees Celsius",
 }
 
 

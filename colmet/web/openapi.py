@@ -7,10 +7,11 @@ from fastapi.openapi.utils import get_openapi
 
 from colmet.archive.columns import STATES
 from colmet.archive.queries import GROUPS, SORTS, SPANS
-from colmet.web import archive_models, models
+from colmet.web import archive_models, health_models, models
 from colmet.web.archive_models import VALUES
 from colmet.web.parameters import CHOICES, JOB_SORTS, NODE_SORTS
 
+MODELS = (models, archive_models, health_models)
 DESCRIPTION = """What jobs and nodes use, as colmet-collector receives it from the nodes and stores it.
 
 Times are seconds since 1970, sizes bytes, shares 0 to 1; a missing value is null. Ordinary users see their own jobs and
@@ -51,7 +52,7 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
         schemas.pop(name, None)
     if description["openapi"].startswith("3.0"):  # from pydantic 1, without null
         for name, schema in schemas.items():
-            _add_nulls(getattr(models, name, None) or getattr(archive_models, name), schema)
+            _add_nulls(next(getattr(one, name) for one in MODELS if hasattr(one, name)), schema)
     for path, methods in description["paths"].items():
         for operation in methods.values():
             operation["responses"].pop("422", None)

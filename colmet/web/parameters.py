@@ -6,7 +6,8 @@ from fastapi import Depends, Path, Query, Request
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
+from colmet.common.live.summary import DEVICE_KEYS, JOB_KEYS, NODE_KEYS
+from colmet.web import node_history
 from colmet.web.interface import FOLDS, SOURCES
 
 MAX_JOB = (1 << 63) - 1
@@ -18,8 +19,10 @@ PAGE = 1000  # max rows of an answer
 MOST_FOOTPRINTS = 200  # max rows of an answer with short curves
 STATES = ("running", "ended", "all")
 JOB_SORTS = (*JOB_KEYS, "on", "time", "first", "last")
-NODE_SORTS = NODE_KEYS
-CHOICES = {"state": STATES, "fold": FOLDS, "source": SOURCES}
+NODE_SORTS = (*NODE_KEYS, *DEVICE_KEYS)
+MEASURES = tuple(node_history.MEASURES)
+SPANS = tuple(node_history.SPANS)
+CHOICES = {"state": STATES, "fold": FOLDS, "source": SOURCES, "measure": MEASURES, "span": SPANS}
 
 JOB = Path(..., ge=1, le=MAX_JOB, description="number of the job")
 NODE = Path(..., min_length=1, max_length=MAX_TEXT, description="name of the node")
@@ -33,6 +36,8 @@ NAME_TEXT = Query("", max_length=MAX_TEXT, description="part of the name")
 SINCE = Query(None, ge=0, le=MAX_TIME, description="seconds since 1970")
 UNTIL = Query(None, ge=0, le=MAX_TIME, description="seconds since 1970")
 JOB_SORT = Query("cpu", max_length=MAX_TEXT, description="key of the rows")
+MEASURE = Query("cpu", max_length=MAX_TEXT, description="measure of the nodes")
+SPAN = Query("hour", max_length=MAX_TEXT, description="the last hour by minute, or the last day by quarter of an hour")
 NODE_SORT = Query("node", max_length=MAX_TEXT, description="key of the rows")
 REVERSE = Query(False, description="reverse the order")
 OFFSET = Query(0, ge=0, le=MAX_ROWS, description="position of the first row")

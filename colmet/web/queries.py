@@ -14,11 +14,13 @@ from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import ColmetError
 from colmet.common.live.namesakes import base_of, is_namesake
 from colmet.common.live.summary import (
+    DEVICE_KEYS,
     HEARD_S,
     JOB_KEYS,
     JobUsage,
     arranged,
     machines_of,
+    measure_devices,
     measure_jobs,
     measure_nodes,
     ordered,
@@ -27,7 +29,9 @@ from colmet.common.live.summary import (
 from colmet.common.schema import Schema
 from colmet.stored.series import NODE
 from colmet.web.catalogue import declared, load_catalogue
-from colmet.web.interface import JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
+from colmet.web.health import CollectorReport, health_answer, spools_of
+from colmet.web.interface import HistoryQuery, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
+from colmet.web.node_history import NodeHistory
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
 from colmet.web.series_query import NO_STORE, SeriesReader
@@ -60,7 +64,7 @@ class Queries:
     `colmet.common.errors.ColmetError` if it cannot be read.
 
     Without `gridengine`, /qhost and /qstat have the nodes' own data. `feed` returns counters of the collector's stream,
-    `name_of` the name of a user reported by number, without a wait.
+    `name_of` the name of a user reported by number, without a wait; `report` has the collector's latest status.
     """
 
     def __init__(
@@ -72,8 +76,11 @@ class Queries:
         name_of: Callable[[str], str] = str,
         now: Callable[[], float] = time.time,
         monotonic: Callable[[], float] = time.monotonic,
+        report: CollectorReport | None = None,
     ) -> None:
         self._recent = recent
+        self._report = report or CollectorReport()
+        self._history = NodeHistory()
         self._store = store
         self._gridengine = gridengine
         self._feed = feed
@@ -116,7 +123,24 @@ class Queries:
         ]
         running = frozenset([job for here in on.values() for job in here])
         nodes = measure_nodes(look.hosts, look.taken, int(now * 1e9), look.heard)
+        devices = measure_devices(look.hosts)
+        nothing = dict.fromkeys(DEVICE_KEYS)
+        nodes = [{**row, **(devices[n] if n < len(devices) else nothing)} for n, row in enumerate(nodes)]
         return _Snapshot(self._monotonic(), now, jobs, owners, rows, running, on, nodes)
+
+    def record(self) -> None:
+        """Add the latest values of the nodes to their history; once a minute."""
+        look = self._recent.look()
+        self._history.record(look.hosts, look.heard, look.taken, self._now())
+
+    def history(self, query: HistoryQuery) -> Mapping[str, Any]:
+        """Return the values of all nodes over time."""
+        return {"time": self._now(), **self._history.answer(query)}
+
+    def health(self) -> Mapping[str, Any]:
+        """Return the state of the collector and of the nodes, with the verdict of `colmet status`."""
+        status, age_s = self._report.look()
+        return health_answer(status, age_s, self._snapshot().nodes, spools_of(self._recent.look().hosts), self._now())
 
     def _on(self, found: _Snapshot, user: str) -> dict[str, list[int]]:
         """Return the current jobs of a user on each node, as reported by the node."""

@@ -22,7 +22,7 @@ import numpy as np
 from colmet.collector.web_launcher import DROPPED
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
 from colmet.common.live.shares import Shares
-from colmet.common.live.summary import GONE_S, MAX_TEXT, TABLES, Heard
+from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch, Rows, Schema
 from colmet.web.interface import FACILITY
@@ -41,6 +41,7 @@ TIDY_S = 60.0
 # Approximate overhead in memory, without rows.
 STRAND_BYTES, TABLE_BYTES, SEALED_BYTES = 700, 220, 260
 NS = 10**9
+AGENT_TABLE = "agent_default"  # of the state of the nodes' spools
 _USER_TABLE, _USER = "cgroup_default", "user"
 
 
@@ -186,7 +187,7 @@ class RecentCache:
         self._monotonic = monotonic
         self._now = now
         self._lock = threading.Lock()  # of the attributes below; a reader holds it while copying references
-        self._latest = LatestTables(TABLES, always=True, monotonic=monotonic)
+        self._latest = LatestTables((*TABLES, *DEVICE_TABLES, AGENT_TABLE), always=True, monotonic=monotonic)
         self._tidy_at = 0.0
         self._heard: dict[str, tuple[Heard, str]] = {}  # with its sender, by host
         self._hosts_of = Shares(MAX_HOSTS)

@@ -13,10 +13,19 @@ from colmet.batch.qmem import Hosts, Owners, envelope
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.report.own import UNREADABLE
-from colmet.web import models, parameters
+from colmet.web import health_models, models, parameters
 from colmet.web.access import Access, NoLoginToken
 from colmet.web.catalogue import measures_answer
-from colmet.web.interface import FACILITY, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning, earliest
+from colmet.web.interface import (
+    FACILITY,
+    HistoryQuery,
+    JobsQuery,
+    NodesQuery,
+    RowPage,
+    SeriesQuery,
+    StoreWarning,
+    earliest,
+)
 from colmet.web.local_zone import local_zone
 from colmet.web.middleware import CLIENT, visitor_of
 from colmet.web.openapi import ERRORS, NOT_FOUND
@@ -72,6 +81,8 @@ class Routes:
             (f"{api}/nodes", self.nodes, models.Nodes, False),
             (f"{api}/nodes/{{node}}", self.node, models.Node, True),
             (f"{api}/nodes/{{node}}/series", self.node_series, models.Series, True),
+            (f"{api}/node-history", self.node_history, health_models.NodeHistory, True),
+            (f"{api}/health", self.health, health_models.Health, True),
             (f"{api}/status", self.status, models.Status, True),
             ("/qhost", self.qhost, models.Qhost, False),
             ("/qstat", self.qstat, models.Qstat, False),
@@ -103,8 +114,7 @@ class Routes:
 
     async def status(self, request: Request) -> Response:
         """Return counters of this process, for administrators."""
-        if visitor_of(request.scope).only is not None:
-            raise HTTPException(404, "the status is for administrators")
+        _for_administrators(request, "the status")
         return answer(
             {
                 "version": __version__,
@@ -279,6 +289,27 @@ class Routes:
 
         return await self.respond(self._store, request, work)
 
+    async def node_history(
+        self,
+        request: Request,
+        measure: str = parameters.MEASURE,
+        span: str = parameters.SPAN,
+        text: str = parameters.NAME_TEXT,
+        offset: int = parameters.OFFSET,
+        limit: int = parameters.LIMIT,
+    ) -> Response:
+        """Return the values of a measure by node and interval, for administrators."""
+        _for_administrators(request, "values of all nodes")
+        choose("measure", measure, parameters.MEASURES)
+        choose("span", span, parameters.SPANS)
+        query = HistoryQuery(measure, span, text, offset, limit)
+        return await self.respond(self._memory, request, lambda only: self._queries.history(query))
+
+    async def health(self, request: Request) -> Response:
+        """Return the state of the collector, its outputs and the nodes, and the verdict, for administrators."""
+        _for_administrators(request, "the health of the collector")
+        return await self.respond(self._memory, request, lambda only: self._queries.health())
+
     # -- QmemTools --
 
     async def qhost(self, request: Request) -> Response:
@@ -344,6 +375,12 @@ class Routes:
         if found is None:
             raise HTTPException(404, lacking)
         return found
+
+
+def _for_administrators(request: Request, what: str) -> None:
+    """Refuse ordinary users, with status 404."""
+    if visitor_of(request.scope).only is not None:
+        raise HTTPException(404, f"{what}: for administrators")
 
 
 def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any]] = None) -> None:

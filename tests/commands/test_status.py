@@ -9,10 +9,10 @@ import pytest
 from colmet.commands import colmet
 from colmet.commands import status as module
 from colmet.commands.status import describe
-from colmet.commands.status_checks import duration, judge
 from colmet.common.runtime import control
 from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.status_checks import duration, judge
 from colmet.common.runtime.text_layout import columns
 from tests.support.status_answers import COLLECTOR, NODE, changed
 

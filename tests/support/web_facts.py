@@ -21,6 +21,7 @@ from colmet.common.runtime.metrics_http import listen_address
 from colmet.web.access import Access
 from colmet.web.interface import RowPage
 from colmet.web.server import WebServer
+from tests.support.web_health import health_of, history_of
 
 GIB = 1 << 30
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "<b>mallory</b>", "Zoë")
@@ -169,6 +170,9 @@ class MadeUpFacts:
             "swap": 0.0,
             "read": 1e8 * self._wave(n, 20),
             "write": 5e7 * self._wave(n + 1, 20),
+            "network": 1e9 * self._wave(n, 30),
+            "power": 150.0 + 250.0 * self._wave(n),
+            "temperature": 35.0 + 40.0 * self._wave(n, 300),
             "seen_age": 900.0 if is_silent else 2.5,
             "lag": 0.1,
         }
@@ -176,7 +180,8 @@ class MadeUpFacts:
         row["io"] = row["read"] + row["write"]
         if is_silent:
             row.update(
-                dict.fromkeys(("cpu", "iowait", "steal", "load", "memory", "memory_share", "read", "write", "io"))
+                dict.fromkeys(("cpu", "iowait", "steal", "load", "memory", "memory_share", "read", "write", "io")),
+                **dict.fromkeys(("network", "power", "temperature")),
             )
         return {**row, "silent": is_silent}
 
@@ -283,6 +288,12 @@ class MadeUpFacts:
         ]
         rows = arranged(rows, asked.sort, asked.reverse)
         return RowPage(len(rows), asked.offset, rows[asked.offset : asked.offset + asked.limit])
+
+    def history(self, asked):
+        return history_of([self._node(name) for name in self.names], asked, self._now())
+
+    def health(self):
+        return health_of([self._node(name) for name in self.names], self._now())
 
     def nodes_of(self, user):
         return frozenset(node for job, on in self.on.items() if self.user[job] == user for node in on)

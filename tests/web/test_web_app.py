@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 from colmet.common.errors import ColmetError
-from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
-from colmet.web import archive_models, models
+from colmet.common.live.summary import JOB_KEYS
+from colmet.web import models
 from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
+from colmet.web.openapi import MODELS
 from colmet.web.parameters import JOB_SORTS, NODE_SORTS
 from colmet.web.queries import Queries
 from colmet.web.responses import takes_gzip, to_json
@@ -79,6 +80,8 @@ ROUTES = [
     "/api/v1/nodes",
     "/api/v1/nodes/node1",
     f"/api/v1/nodes/node1/series?{NODE_METRIC}",
+    "/api/v1/node-history",
+    "/api/v1/health",
     "/api/v1/status",
     "/qhost",
     "/qstat",
@@ -131,7 +134,7 @@ def model_of(open_app, route):
         if pattern_of(path).fullmatch(route.partition("?")[0]):
             schema = methods["get"]["responses"]["200"]["content"]["application/json"]["schema"]
             name = schema["$ref"].rpartition("/")[2]
-            return getattr(models, name, None) or getattr(archive_models, name)
+            return next(getattr(one, name) for one in MODELS if hasattr(one, name))
     raise AssertionError(route)
 
 
@@ -802,7 +805,7 @@ def test_rows_are_described_with_every_key_that_they_have():
     keys = getattr(models.JobRow, "model_fields", None) or models.JobRow.__fields__
     assert set(keys) == {*JOB_KEYS, "on", "time", "first", "last", "running"}
     keys = getattr(models.NodeRow, "model_fields", None) or models.NodeRow.__fields__
-    assert set(keys) == {*NODE_KEYS, "silent"}
+    assert set(keys) == {*NODE_SORTS, "silent"}
 
 
 def test_values_that_may_be_null_are_described_so(open_app):
@@ -814,7 +817,7 @@ def test_values_that_may_be_null_are_described_so(open_app):
 
 
 def test_the_made_up_facts_are_whole():
-    asked = {name for name in vars(Queries) if not name.startswith("_")} - {"prepare"}
+    asked = {name for name in vars(Queries) if not name.startswith("_")} - {"prepare", "record"}
     assert asked <= set(dir(MadeUpFacts))
     assert time.time() - MadeUpFacts(2, 2).cluster(None)["time"] < 60
     assert COLUMNS["cgroup_default"][0][0] == "cpu_usage"

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from colmet.collector import web_launcher
 from colmet.collector.web_launcher import DROPPED, FEED, LENGTH, MAX_SENDER_BYTES, NOTE, WebLauncher
+from colmet.common.errors import Refused
 from colmet.common.live.summary import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder, v1
 from colmet.web import feed as feed_module
@@ -125,10 +126,12 @@ def script(tmp_path):
 def start(script, tmp_path):
     started = []
 
-    def run(text=SINK, heard=dict, **options):
+    def run(text=SINK, heard=dict, status=None, **options):
         out = tmp_path / "out"
         out.touch()
         one = WebLauncher([str(out)], heard, script(text), **options)
+        if status is not None:
+            one.report(status)
         started.append(one)
         one.start()
         wait_for(lambda: one.counters()["running"])
@@ -168,6 +171,29 @@ def test_every_message_arrives_whole_and_in_order(start):
         **{"running": 1, "restarts": 0, "stuck": 0, "sent": 500, "left_out": 0, "waiting_bytes": 0},
         **dict.fromkeys(DROPPED, 0),
     }
+
+
+def test_the_status_of_the_collector_is_sent_every_few_seconds_between_the_messages(start, monkeypatch):
+    monkeypatch.setattr(web_launcher, "STATUS_S", 0.1)
+    monkeypatch.setattr(web_launcher, "LOOK_S", 0.05)
+    reports = [0]
+
+    def status():
+        reports[0] += 1
+        if reports[0] == 2:
+            raise Refused("the daemon did not do it within 5 s")
+        return {"daemon": "collector", "n": reports[0]}
+
+    one, out = start(status=status)
+    for n in range(200):
+        one.put(f"{n}".encode())
+    wait_for(lambda: (one.flush(), reports[0] > 4)[1])
+    flushed(one)
+    wait_for(lambda: len(sent(out)) >= 200 + 4)
+    said = sent(out)
+    assert [content for kind, content in said if kind == "message"] == [str(n) for n in range(200)]
+    found = [content["status"]["n"] for kind, content in said if kind == "note" and "status" in content]
+    assert found[:3] == [1, 3, 4], "one that could not be had is left out"
 
 
 def test_what_the_process_drops_is_counted_by_the_collector():

@@ -10,31 +10,13 @@ from typing import NamedTuple
 
 from colmet import __version__
 from colmet.commands.doctor.target import Target, arguments
-from colmet.commands.status_checks import judge
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.checks import Finding, Level, Unchecked, fail, good, warn
 from colmet.common.runtime.plural import some_of
+from colmet.common.runtime.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
 from colmet.node.system.host import Host
 
-MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
 MAX_NAMED = 5
-# Pattern of the reason reported by an unavailable output, and the remedy.
-_REMEDIES = (
-    (
-        r"read-only|read_only|flood.stage",
-        (
-            "free disk space on the database's machines: the database then lifts the block by itself; if it does not, "
-            "`curl -X PUT -H 'Content-Type: application/json' HOST/_all/_settings -d "
-            "'{\"index.blocks.read_only_allow_delete\": null}'`"
-        ),
-    ),
-    (r"WRONG_VERSION_NUMBER|wrong version number", "the database speaks http, not https: correct elastic-host"),
-    (
-        r"status 40[13]|security_exception",
-        "give it the right user and password (-P) or API key, with the rights to write",
-    ),
-    (r"No space left", "make room: see under disk"),
-)
 _UNIT = re.compile(r"^(?:0:|\d+:name=systemd):/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)", re.MULTILINE)
 MIN_OPEN_FILES = 4096  # below it the collector warns at its start
 
@@ -88,7 +70,7 @@ def check_health(target: Target) -> Sequence[Finding]:
     if verdict.level == Level.PASS:
         return [good(found)]
     more = f"`colmet status {target.side}` and `journalctl -u {target.program} -n 50` show more"
-    remedy = next((text for pattern, text in _REMEDIES if re.search(pattern, found)), more)
+    remedy = output_remedy(found) or more
     off = [one for one in target.status.get("backends", ()) if one["why"]]
     return [
         Finding(verdict.level, found, remedy),

@@ -16,6 +16,7 @@ from colmet.commands.doctor.target import Target
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.checks import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.common.runtime.plural import counted
+from colmet.common.runtime.status_checks import judge_keys, shared_remedy
 from colmet.node.system.host import Host
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 INIT = 1  # the service manager's process
 CONNECT_S = 2.0
 WAITED_S, SETTLED_S = 3.0, 10.0  # usual and longest time for the acceptance of a node
-MAX_PROBES = 10  # unremarkable connections without a key: `colmet doctor` on a node makes two
 _MADE_FOR = re.compile(rb"# Colmet: the secret key of ([^\s:]+)\. ")
 _ADDRESS = re.compile(r"tcp://(?:[^;]+;)?([^;]+):(\d+|\*)", re.ASCII)
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -354,11 +354,7 @@ def check_senders(target: Target) -> Iterator[Finding]:
 def _judge_senders(target: Target, status: Mapping[str, Any]) -> Iterator[Finding]:
     log = f"journalctl -u {target.program} -g"
     for host, names in status["senders"].get("shared_names", {}).items():
-        yield warn(
-            f"several agents send as {host}: they are stored as {', '.join(names)}",
-            "give each machine a host name of its own (`hostnamectl set-hostname NAME` on a cloned one), or stop the "
-            f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both",
-        )
+        yield warn(f"several agents send as {host}: they are stored as {', '.join(names)}", shared_remedy(host))
     for one in target.senders:
         if one["foreign"]:
             yield warn(
@@ -366,19 +362,7 @@ def _judge_senders(target: Target, status: Mapping[str, Any]) -> Iterator[Findin
                 f"that host has the key of {one['name']}, `{log} 'key of another host'` names it; `colmet enrol NAME` "
                 "makes its own",
             )
-    counts = status.get("connections") or {}
-    if counts.get("unknown_key"):
-        yield warn(
-            f"{counted(counts['unknown_key'], 'connections')} with an unknown key refused since its start",
-            f"`{log} why=unknown_key` shows from where; where that is a node, `colmet enrol --replace NAME` makes new "
-            "keys for it",
-        )
-    if counts.get("handshake_failed", 0) > MAX_PROBES:
-        yield warn(
-            f"{counted(counts['handshake_failed'], 'connections')} without a key, or with one for another collector, "
-            "refused since its start",
-            f"`{log} 'it has no key'` shows from where; where that is a node, `colmet enrol NAME` makes keys for it",
-        )
+    yield from judge_keys(status)
 
 
 def _is_locked(uri: str) -> bool:

@@ -57,11 +57,18 @@ NODE_MEASURES: Mapping[str, Measure] = {
     **{"cpus": measures.NODE_CPU_COUNT, "load": measures.NODE_LOAD},
     **{"read": measures.NODE_READ, "write": measures.NODE_WRITE},
 }
+DEVICE_MEASURES: Mapping[str, Measure] = {
+    **{"received": measures.NETWORK_RECEIVED, "sent": measures.NETWORK_SENT, "power": measures.NODE_POWER},
+}
 _USER = (CGROUP_TABLE, "user")
 WAITS = ("wait_cpu", "wait_io", "wait_swap", "wait_reclaim")
 JOB_TABLES = tuple(dict.fromkeys([table for measure in JOB_MEASURES.values() for table, _ in measure.places]))
 NODE_TABLES = tuple(dict.fromkeys([table for measure in NODE_MEASURES.values() for table, _ in measure.places]))
 TABLES = (*JOB_TABLES, *NODE_TABLES)
+DEVICE_KEYS = ("network", "power", "temperature")
+DEVICE_TABLES = tuple(
+    dict.fromkeys([table for one in (*DEVICE_MEASURES.values(), measures.TEMPERATURE) for table, _ in one.places])
+)
 JOB_KEYS = (*("job", "user", "nodes", "cpu_share", "memory_share", "wait", "io"), *JOB_MEASURES, *_ORIGINS)
 NODE_KEYS = (
     *("node", "jobs", "cpus", "cpu", "iowait", "steal", "load", "memory", "memory_total", "memory_share"),
@@ -510,6 +517,26 @@ def measure_nodes(
         if host not in known and now_ns - one.seen_ns <= GONE_S * 1e9:
             rows.append({"node": host, "jobs": None, **dict.fromkeys(columns), **_ages(None, one, now_ns)})
     return rows
+
+
+def measure_devices(hosts: Sequence[tuple[str, HostTables]]) -> list[dict[str, Any]]:
+    """Return the network traffic, the power and the hottest sensor of each host, in their order."""
+    keys = {(n, 0): n for n in range(len(hosts))}
+    parts = [part for table in DEVICE_TABLES for part in _parts(table, hosts)]
+    values = _measured(parts, DEVICE_MEASURES, keys, _capacity(parts, keys))
+    hottest = np.full(len(hosts), np.nan)
+    for part in parts:
+        fields = {field.name: field for field in part.schema.fields}
+        for table, column in measures.TEMPERATURE.places:
+            if table == part.name and column in fields:
+                at = np.array([host for host, _ in part.keys], np.int64)
+                np.fmax.at(hottest, at, _numbers(part.latest, fields[column]))
+    columns = {
+        "network": _told(_sum([values["received"], values["sent"]])),
+        "power": _told(values["power"]),
+        "temperature": _told(hottest),
+    }
+    return [{key: column[n] for key, column in columns.items()} for n in range(len(hosts))]
 
 
 def _job_count(kept: HostTables) -> int:

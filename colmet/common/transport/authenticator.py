@@ -38,6 +38,7 @@ CHECK_S = 0.25
 ASKED_S = 0.05  # between two searches for unknown keys
 CHECK_SHARE = 0.02  # maximum part of a CPU for checks of connections
 MAX_EVENTS = 256  # at a time
+REPORTED = 20  # addresses with refusals
 MAX_ADDRESSES = 1024  # with separate counts of refusals; a peer may come from many
 SECRET = "collector.secret"
 _ZAP = "inproc://zeromq.zap.01"
@@ -178,6 +179,12 @@ class Authenticator:
         connections = sum(len(one.known) for one in watched)
         pauses = self._crowd.pauses
         return {**self._counts, "closed": closed, "pauses": pauses, "connections": connections, **known}
+
+    def refusals(self) -> list[tuple[str, str, int]]:
+        """Return why, from where and how often connections were refused since the start: the most frequent first."""
+        with self._lock:
+            found = [(why, address, count) for (why, address), count in self._refused.items()]
+        return sorted(found, key=lambda one: (-one[2], one))[:REPORTED]
 
     def close(self) -> None:
         """Stop; after all guarded sockets are closed. Idempotent."""

@@ -1,8 +1,9 @@
-"""Verdicts on the reported status of a daemon: for `colmet status`, its --check and `colmet doctor`."""
+"""Verdicts on the reported status of a daemon: for `colmet status`, its --check, `colmet doctor` and the page."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
@@ -12,7 +13,29 @@ from colmet.common.runtime.plural import counted
 SETTLED_S = 10.0  # time for a node to reach a running collector
 JUST_STARTED = ("not heard of yet",)
 # Events of the last hour without a warning: very short jobs have no rows, and CPUs may be removed.
+MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
+MAX_PROBES = 10  # unremarkable connections without a key: `colmet doctor` on a node makes two
 HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
+
+# Pattern of the reason reported by an unavailable output, and the remedy.
+_OUTPUT_REMEDIES = (
+    (
+        r"read-only|read_only|flood.stage",
+        (
+            "free disk space on the database's machines: the database then lifts the block by itself; if it does not, "
+            "`curl -X PUT -H 'Content-Type: application/json' HOST/_all/_settings -d "
+            "'{\"index.blocks.read_only_allow_delete\": null}'`"
+        ),
+    ),
+    (r"WRONG_VERSION_NUMBER|wrong version number", "the database speaks http, not https: correct elastic-host"),
+    (
+        r"status 40[13]|security_exception",
+        "give it the right user and password (-P) or API key, with the rights to write",
+    ),
+    (r"No space left", "make room: see under disk in `colmet doctor`"),
+)
+_LOG = "journalctl -u colmet-collector"
+_CLOCKS = "synchronise the clocks of these nodes and of this machine (chrony, systemd-timesyncd)"
 
 StatusOrError = Union[Mapping[str, Any], ColmetError]  # a status, or why there is none
 _Figures = list[tuple[str, float, str]]
@@ -32,8 +55,9 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Daemo
     missing = status.get("plugins", {}).get("failed", 0)
     if missing:
         found.append(warn(f"{counted(missing, 'plug-ins')} not loaded, see the log"))
+    more = f"`colmet status {status['daemon']} --all` shows all counters, docs/messages.md the messages of the log"
     found += [
-        warn(f"{counted(value, plain(name))} in the last hour")
+        warn(f"{counted(value, plain(name))} in the last hour", more)
         for name, value in status.get("last_hour", {}).items()
         if value and name not in HARMLESS
     ]
@@ -81,24 +105,32 @@ def _judge_collector(
     found: list[Finding] = []
     senders, journal = status["senders"], status["journal"]
     if journal["why"]:
-        found.append(fail(f"journal cannot be written to: {journal['why']}"))
+        remedy = f"make room on its disk, or give its directory back to the collector's user; `{_LOG} -n 50`"
+        found.append(fail(f"journal cannot be written to: {journal['why']}", remedy))
     if journal["full"]:
-        found.append(fail("nothing is received, the journal is full"))
+        remedy = "an output is away or slow: repair it, or give the journal more room (--journal-size)"
+        found.append(fail("nothing is received, the journal is full", remedy))
     for output in status["outputs"]:
+        name, why = output["name"], output["why"]
         if not output["available"]:
             level = Level.FAIL if output["away_s"] > max_age_s else Level.WARN
-            found.append(Finding(level, f"{output['name']} away for {duration(output['away_s'])}: {output['why']}"))
+            remedy = output_remedy(why) or f"`{_LOG} -n 50` shows more; its rows wait in the journal"
+            found.append(Finding(level, f"{name} away for {duration(output['away_s'])}: {why}", remedy))
         elif output["behind_s"] > max_behind_s:
-            found.append(warn(f"{output['name']} is {duration(output['behind_s'])} behind"))
+            remedy = "its disk or database is slower than the rows come; they wait in the journal (docs/journal.md)"
+            found.append(warn(f"{name} is {duration(output['behind_s'])} behind", remedy))
     if not senders["heard"] + senders["silent"] and status["uptime_s"] > max_age_s:
-        found.append(warn(f"no node has been heard in the {duration(status['uptime_s'])} since the start"))
+        remedy = "`colmet doctor` on a node names the cause: its --zeromq-uri, a firewall, or keys"
+        found.append(warn(f"no node has been heard in the {duration(status['uptime_s'])} since the start", remedy))
     if senders["silent"]:
         names = ", ".join([sender["name"] for sender in senders["worst"] if sender["silent"]][:5])
         level = Level.WARN if senders["heard"] else Level.FAIL
         known = senders["heard"] + senders["silent"]
-        found.append(Finding(level, f"{count(senders['silent'])} of {counted(known, 'nodes')} silent, such as {names}"))
+        text = f"{count(senders['silent'])} of {counted(known, 'nodes')} silent, such as {names}"
+        remedy = "`colmet doctor` on these nodes names the cause; a node that was switched off counts for a day"
+        found.append(Finding(level, text, remedy))
     found += [
-        warn(text.format(", ".join([f"{name} ({duration(s)})" for name, s in list(named.items())[:3]])))
+        warn(text.format(", ".join([f"{name} ({duration(s)})" for name, s in list(named.items())[:3]])), _CLOCKS)
         for text, named in (
             ("clocks are ahead of this machine's: {}", senders.get("ahead", {})),
             ("data are old: a clock is behind, or a node catches up: {}", _old(senders, max_behind_s)),
@@ -108,7 +140,8 @@ def _judge_collector(
     mute = senders.get("without_acknowledgements", 0)
     if mute:
         why = "the port of --zeromq-link-bind-uri is closed to them"
-        found.append(warn(f"{counted(mute, 'nodes')} without acknowledgements: {why}"))
+        remedy = "open the second port of the collector to the nodes (docs/operations.md)"
+        found.append(warn(f"{counted(mute, 'nodes')} without acknowledgements: {why}", remedy))
     if status.get("link_failed"):
         found.append(warn(f"nothing is acknowledged, {status['link_failed']}"))
     if not status.get("http", {}).get("running", 1):
@@ -116,10 +149,42 @@ def _judge_collector(
     shared = _shared(senders)
     if shared:
         more = f" and {counted(len(shared) - 3, 'others')}" if len(shared) > 3 else ""
-        found.append(warn(f"several agents send as {'; '.join(shared[:3])}{more}"))
+        remedy = shared_remedy(next(iter(senders["shared_names"])))
+        found.append(warn(f"several agents send as {'; '.join(shared[:3])}{more}", remedy))
     figures: _Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
     figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
     return found, f"{counted(senders['heard'], 'nodes')} heard", figures
+
+
+def output_remedy(why: str) -> str:
+    """Return the remedy for the reason that an unavailable output reports; "" for another reason."""
+    return next((text for pattern, text in _OUTPUT_REMEDIES if re.search(pattern, why)), "")
+
+
+def shared_remedy(host: str) -> str:
+    """Return the remedy for several agents that send as one host."""
+    return (
+        "give each machine a host name of its own (`hostnamectl set-hostname NAME` on a cloned one), or stop the "
+        f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both"
+    )
+
+
+def judge_keys(status: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding for connections that a collector has refused since its start: unknown keys, and none."""
+    counts = status.get("connections") or {}
+    if counts.get("unknown_key"):
+        yield warn(
+            f"{counted(counts['unknown_key'], 'connections')} with an unknown key refused since its start",
+            f"`{_LOG} -g why=unknown_key` shows from where; where that is a node, `colmet enrol --replace NAME` makes "
+            "new keys for it",
+        )
+    if counts.get("handshake_failed", 0) > MAX_PROBES:
+        yield warn(
+            f"{counted(counts['handshake_failed'], 'connections')} without a key, or with one for another collector, "
+            "refused since its start",
+            f"`{_LOG} -g 'it has no key'` shows from where; where that is a node, `colmet enrol NAME` makes keys for "
+            "it",
+        )
 
 
 def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
