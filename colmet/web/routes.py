@@ -95,7 +95,7 @@ class Routes:
         """Return the user of the request, and the version of the interface."""
         visitor = visitor_of(request.scope)
         about = {"version": __version__, "time": time.time(), "gridengine": self._gridengine}
-        place = {"zone": local_zone(), "sign_out": self._access.sign_out}
+        place: dict[str, Any] = {"zone": local_zone(), "sign_out": self._access.sign_out}
 
         def make(_only: Optional[str]) -> Response:
             place["archive"] = self._has_archive()
