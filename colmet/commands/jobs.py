@@ -17,10 +17,11 @@ from colmet.archive.derived import ANSWERS
 from colmet.archive.grades import GRADES, graded_jobs
 from colmet.archive.queries import JobPage
 from colmet.commands import archives, selection
-from colmet.commands.times import moment, shown
+from colmet.commands.times import moment
 from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, size
 from colmet.common.runtime.suggestions import did_you_mean
@@ -62,20 +63,15 @@ def _word(value: object) -> str:
     return UNKNOWN if value in (None, "") else clean(str(value)[:40])
 
 
-def _when(value: object) -> str:
-    return shown(int(str(value)))[:16].replace("T", " ") if value else UNKNOWN
-
-
 _BY_UNIT: Mapping[str, Look] = {
     "s": Look("", duration),
     "B": Look("", size),
     "J": Look("", energy),
     "share": Look("", percent),
-    "date": Look("", _when, False),
+    "date": Look("", lambda value: Clock().text(value)[:16] if value else UNKNOWN, False),
 }
 LOOKS: Mapping[str, Look] = {
     "state": Look("State", lambda value: _word(value).replace("_", " "), False),
-    "start": Look("Start (UTC)", _when, False),
     "wall_s": Look("Wall time", duration),
     "cpus": Look("Cores", cores),
     "cpu_ratio": Look("CPU", percent),
@@ -133,6 +129,7 @@ exit status:
         "--limit", metavar="N", type=cli.whole_number(0, 10_000), help=f"at most N jobs (default: {LIMIT}; CSV: 10,000)"
     )
     parser.add_argument("--columns", metavar="LIST", help="columns, separated by commas; 'help' lists them")
+    selection.add_utc(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--csv", action="store_true", help="print CSV: seconds, bytes, joules and shares of 1")
     archives.add_options(parser)
@@ -179,7 +176,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.csv:
         _print_csv(names, page)
     else:
-        _print_table(names, page, options.sort, archives.width() if options.columns is None else None)
+        width = archives.width() if options.columns is None else None
+        _print_table(names, page, options.sort, width, Clock(options.utc))
     return 0
 
 
@@ -189,14 +187,22 @@ def _print_csv(names: Sequence[str], page: JobPage) -> None:
     writer.writerows([[archives.csv_cell(row[name]) for name in names] for row in page.rows])
 
 
-def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | None) -> None:
-    """Print the jobs as a table; the column of their order is shown at any width."""
+def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | None, clock: Clock) -> None:
+    """Print the jobs as a table; the column of their order is shown at any width, and the time zone once."""
     if not page.rows:
         print("no jobs" if page.total == 0 else f"{counted(page.total, 'jobs')}, none of them shown")
         return
     columns = []
+    dates = [name for name in names if ALL[name].unit == "date"]
+    times = [float(row[name]) for name in dates for row in page.rows if row[name]]
     for name in names:
         look = look_of(name)
+        if name in dates:
+            heading = f"{look.heading} ({clock.zone(min(times, default=0), max(times, default=0))})"
+            look = look._replace(
+                heading=heading if name == dates[0] else look.heading,
+                text=lambda value: clock.text(value)[:16] if value else UNKNOWN,
+            )
         cells = [look.text(row[name]) for row in page.rows]
         if name == "cpu_ratio":
             longest = max(map(len, cells))

@@ -25,6 +25,7 @@ from colmet.commands.remote_archive import RemoteArchive
 from colmet.commands.times import moment, shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.report.archived import find, made_from
 from colmet.report.document import document_of, report_of
@@ -70,6 +71,7 @@ exit status:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="add the conditions of the advice; and hints for administrators"
     )
+    selection.add_utc(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")
     parser.add_argument("--png", metavar="FILE", help="write a picture with charts to this file")
@@ -132,7 +134,7 @@ def _run_stored(options: argparse.Namespace, has_archive: bool) -> None:
     if options.json:
         print(json.dumps(document_of(report), allow_nan=False))
     elif options.html is None and options.png is None:
-        _show(report, options.verbose)
+        _show(report, options)
 
 
 def _gathered(options: argparse.Namespace, has_archive: bool) -> Report:
@@ -201,10 +203,10 @@ def _asked(options: argparse.Namespace, archive: JobArchive | None) -> JobQuery:
     return JobQuery(*task, options.since, options.until)
 
 
-def _show(report: Report, verbose: bool) -> None:
+def _show(report: Report, options: argparse.Namespace) -> None:
     from colmet.report.text import show
 
-    show(report, sys.stdout, verbose=verbose)
+    show(report, sys.stdout, verbose=options.verbose, clock=Clock(options.utc))
 
 
 def _run_remote(client: InterfaceClient, options: argparse.Namespace) -> None:
@@ -220,7 +222,7 @@ def _run_remote(client: InterfaceClient, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps(document, allow_nan=False))
     else:
-        _show(report_of(document), options.verbose)
+        _show(report_of(document), options)
 
 
 def nothing_of(history: History, asked: JobInterval) -> str:

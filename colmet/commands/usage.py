@@ -20,10 +20,11 @@ from colmet.archive import factors
 from colmet.archive.factors import HOUR_S, JOULES_PER_KWH, Factors
 from colmet.archive.queries import GROUPS, SPANS, SUMS, UsageGroup
 from colmet.commands import archives, selection
-from colmet.commands.times import moment, shown
+from colmet.commands.times import moment
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.quantities import UNKNOWN, percent
 
 GIB = 1 << 30
@@ -104,6 +105,7 @@ exit status:
         metavar="FILE",
         help=f"CO2 and prices of this site, in TOML (default: {factors.DEFAULT_PATH}, if there is one)",
     )
+    selection.add_utc(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--csv", action="store_true", help="print CSV")
     parser.add_argument("--chart", metavar="FILE", help="write bars as a picture, .png or .svg, to this file")
@@ -127,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
     span = next((n for n, word in enumerate(by) if word in SPANS), None)
     if span is not None:
         groups = _in_time(groups, span)
-    interval = f"{shown(options.since)} to {shown(options.until)}"
+    interval = Clock(options.utc).interval(options.since, options.until)
     if options.chart is not None:
         _write_chart(options.chart, groups, by, interval)
     if options.json:

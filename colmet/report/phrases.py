@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.archive.grades import CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
+from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
 from colmet.report.advice import LEAST_S
 from colmet.report.model import BatchFacts, Judgement, Report, Use
@@ -52,7 +53,7 @@ def of_request(use: Use) -> str:
     return f"{'GPUs' if use.what == GPUS else use.what}: {amount(use.used)} of {requested}{mean}"
 
 
-def about(batch: BatchFacts) -> str:
+def about(batch: BatchFacts, clock: Clock) -> str:
     """Return the project, the queue and others in a line; empty without any."""
     waited = None
     if batch.submitted is not None and batch.started is not None and batch.started >= batch.submitted:
@@ -62,7 +63,7 @@ def about(batch: BatchFacts) -> str:
         ("queue", batch.queue),
         ("array", batch.array),
         ("after", batch.dependency),
-        ("submitted", "" if batch.submitted is None else f"{utc(batch.submitted)} UTC"),
+        ("submitted", "" if batch.submitted is None else clock.text(batch.submitted)),
         ("waited", duration(waited or None).replace(UNKNOWN, "")),
     )
     return ", ".join([f"{name} {text_of(value[:LONGEST_NAME])}" for name, value in parts if value])

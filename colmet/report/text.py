@@ -11,6 +11,7 @@ from rich.text import Text
 
 from colmet.archive.columns import CANCELLED, DONE, ENDED, RUNNING
 from colmet.common.measures import PROCESSES
+from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import (
     UNKNOWN,
@@ -22,7 +23,6 @@ from colmet.common.runtime.quantities import (
     power,
     rough_percent,
     size,
-    utc,
 )
 from colmet.report.ending import ending_of
 from colmet.report.model import BatchFacts, Energy, HostFigures, Number, Report, ratio
@@ -39,13 +39,13 @@ ENDINGS = {DONE: "green", RUNNING: "cyan", ENDED: "", CANCELLED: "yellow"}  # of
 STATES = {"running": "running", "ended": "ended", "unknown": "not heard of since its last sample"}
 
 
-def show(report: Report, file: IO[str], width: int | None = None, verbose: bool = False) -> None:
+def show(report: Report, file: IO[str], width: int | None = None, verbose: bool = False, clock: Clock = UTC) -> None:
     """Print a report, in colours on a terminal without NO_COLOR; by default as wide as it is, as COLUMNS, or 80.
 
     `verbose` adds the condition of each advice, and remedies for administrators.
     """
     console = Console(file=file, width=width, highlight=False, markup=False, emoji=False)
-    page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")), verbose)
+    page = Page(*(("█", "░") if console.encoding.startswith("utf") else ("#", ".")), verbose, clock)
     with console.capture() as captured:  # one write: a pipe closed early is no error of rich
         for part in page.parts(report):
             console.print(part)
@@ -73,12 +73,14 @@ class Page:
         full: character for the filled part of a bar.
         empty: character for the rest.
         verbose: whether to add the conditions of the rules, and remedies for administrators.
+        clock: the time zone.
     """
 
-    def __init__(self, full: str, empty: str, verbose: bool = False) -> None:
+    def __init__(self, full: str, empty: str, verbose: bool = False, clock: Clock = UTC) -> None:
         self._full = full
         self._empty = empty
         self._verbose = verbose
+        self._clock = clock
         self._domain = ""
 
     def parts(self, report: Report) -> Iterator[RenderableType]:
@@ -124,9 +126,10 @@ class Page:
             state = batch.state.replace("_", " ")
         yield Text(f"Job {text_of(number)}{named}{of}{hosts}: {state}", style="bold")
         every = f", one every {duration(report.period_s)}" if report.period_s else ""
-        yield Text(f"{utc(report.start)} to {utc(report.end)} UTC: {duration(report.wall_s)}")
-        if about(batch):
-            yield Text(about(batch))
+        yield Text(f"{self._clock.interval(report.start, report.end)}: {duration(report.wall_s)}")
+        facts = about(batch, self._clock)
+        if facts:
+            yield Text(facts)
         if report.hosts:
             yield Text(f"{counted(report.samples, 'samples')}{every}; {self._data(report)}")
         else:
@@ -334,8 +337,7 @@ class Page:
     def _gaps(self, report: Report) -> Iterator[Text]:
         gaps = sorted(report.completeness.gaps, key=lambda gap: -gap.rows)
         for gap in sorted(gaps[:MOST_LINES], key=lambda gap: (gap.host, gap.first)):
-            until = utc(gap.last)[11 if gap.last - gap.first < 43200 else 0 :]
-            when = f"{utc(gap.first)} to {until} UTC"
+            when = self._clock.interval(gap.first, gap.last, named=False)
             yield Text(f"{self._name(gap.host)} {when}: {counted(gap.rows, 'rows')} {text_of(gap.why)}")
         if len(gaps) > MOST_LINES:
             yield Text(f"and {len(gaps) - MOST_LINES} smaller ones (--json has all)")

@@ -48,6 +48,20 @@ def test_a_table_fits_its_terminal_and_no_value_is_cut(path, capsys, monkeypatch
     assert status == 0 and max(map(len, out.splitlines())) <= int(width) and "total" in out
 
 
+def test_shares_have_a_grade_in_words_and_times_their_zone_once(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    status, out, _ = call(capsys, "jobs", "--archive", path, "-a", "--limit", "100", "--utc")
+    assert status == 0 and out.splitlines()[0].count("UTC") == 1 and "Start (UTC)" in out
+    assert all(f" % {word}" in out for word in ("good", "low", "poor"))
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-a", "--json", "--limit", "100")
+    rows = json.loads(out)["jobs"]
+    assert {"good", "low", "poor"} <= {row["cpu_grade"] for row in rows} and "walltime_grade" in rows[0]
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-a", "--columns", "job,cpu_grade", "--csv")
+    assert out.splitlines()[0] == "job,cpu_grade"
+    _, out, _ = call(capsys, "usage", "--archive", path, "-a", "--since", "2026-01-01T00:00:00Z", "--utc")
+    assert out.startswith("2026-01-01 00:00:00 to ") and out.splitlines()[0].endswith(" UTC")
+
+
 def test_texts_of_others_reach_neither_the_terminal_nor_a_formula(path, capsys):
     status, out, _ = call(capsys, "jobs", "--archive", path, "-a", "-j", "9999", "--columns", "job,user,name,cpu_ratio")
     assert status == 0 and "\x1b" not in out and "\u202e" not in out and len(out.splitlines()) == 2

@@ -8,8 +8,10 @@ from datetime import datetime, timezone
 
 import pytest
 
+from colmet.commands import selection
 from colmet.commands.times import moment
-from colmet.common.runtime import quantities
+from colmet.common.runtime import cli, quantities
+from colmet.common.runtime.clock import Clock
 
 NOON = 1_795_262_400  # 2026-11-21 12:00 UTC, a Saturday; 13:00 in Paris
 
@@ -109,3 +111,20 @@ def test_what_is_no_time_is_refused_with_examples(text):
 def test_impossible_times_are_shown_as_numbers(seconds):
     assert quantities.utc(NOON) == "2026-11-21 12:00:00"
     assert quantities.utc(seconds) == f"{seconds} s since 1970"
+
+
+def test_times_are_shown_as_they_are_typed_with_the_date_and_the_zone_once():
+    local, there = Clock(), Clock(True)
+    assert local.text(NOON) == "2026-11-21 13:00:00" and there.text(NOON) == "2026-11-21 12:00:00"
+    assert moment(local.text(NOON)) == NOON == moment(f"{there.text(NOON)}Z")
+    assert local.interval(NOON, NOON + 60) == "2026-11-21 13:00:00 to 13:01:00 CET"
+    assert there.interval(NOON, NOON + 86400) == "2026-11-21 12:00:00 to 2026-11-22 12:00:00 UTC"
+    assert local.interval(SPRING - 86400, SPRING).endswith(" CET/CEST"), "summer time begins in between"
+    assert "1970" in local.text(1e30) and local.zone(1e30) == "local time", "a damaged file may have any value"
+
+
+def test_a_time_before_now_may_begin_with_a_dash():
+    parser = cli.Parser("colmet x")
+    selection.add_interval(parser)
+    options = parser.parse_args(["--since", "-1h", "--until", "1 hour ago"])
+    assert abs(options.since - options.until) <= 1

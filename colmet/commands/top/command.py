@@ -21,6 +21,7 @@ from colmet.commands.top.remote import RemoteTop
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.live.summary import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
 from colmet.common.runtime import cli
+from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.control import add_client_options, ask, client_of
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.runtime.suggestions import did_you_mean
@@ -197,7 +198,8 @@ def settled(asked: Ask, request: Mapping[str, Any], wait_s: float) -> dict[str, 
 def text(answer: Mapping[str, Any], request: Mapping[str, Any], width: int) -> list[str]:
     """Return the answer as lines of text."""
     name, rows = str(request["view"]), answer.get("rows") or ()
-    lines = [f"colmet {view.where(answer)}, {view.clock(answer.get('time') or 0.0)}"]
+    then = float(answer.get("time") or 0.0)
+    lines = [f"colmet {view.where(answer)}, {view.clock(then)} {Clock().zone(then)}"]
     if name == "job":
         lines += [view.plain(line) for line in view.detail(answer.get("job"), int(request["job"]), (), width)]
     else:

@@ -8,6 +8,7 @@ from typing import Any, Union
 
 from colmet.commands.top import view
 from colmet.commands.top.view import BAD, DIM, KEY, TITLE, Part
+from colmet.common.runtime.clock import Clock
 
 Scalar = Union[str, int, float, bool, None]
 
@@ -244,7 +245,7 @@ class State:
 
     def _title(self, answer: Mapping[str, Any] | None, width: int, now: float) -> list[Part]:
         left = "colmet top" + (f" - {view.where(answer)}" if answer is not None else "")
-        right = f"{view.clock(now)}  every {self._interval_s:g} s"
+        right = f"{view.clock(now)} {Clock().zone(now)}  every {self._interval_s:g} s"
         return [Part(left, TITLE), Part(" " * max(1, width - len(left) - len(right))), Part(right, DIM)]
 
     def _what(self, answer: Mapping[str, Any] | None, now: float) -> list[Part]:

@@ -32,9 +32,12 @@ class Clock(NamedTuple):
                 continue
         return "/".join(dict.fromkeys(names)) or "local time"
 
-    def interval(self, first: float, last: float) -> str:
-        """Return an interval with its zone; the date once, if it is that of both ends."""
+    def interval(self, first: float, last: float, named: bool = True) -> str:
+        """Return an interval, with the zone if `named`; the date once, if it is that of both ends."""
         begin, end = self.text(first), self.text(last)
         if begin[:10] == end[:10]:
             end = end[11:]
-        return f"{begin} to {end} {self.zone(first, last)}"
+        return f"{begin} to {end}" + (f" {self.zone(first, last)}" if named else "")
+
+
+UTC = Clock(True)
