@@ -121,8 +121,8 @@ def _is_one_core(report: Report) -> bool:
     ("cpu-wait", "throttled"),
 )
 def _one_core(report: Report) -> str | None:
-    if not _is_one_core(report):
-        return None
+    if not _is_one_core(report) or over(report.time.waiting_cpu_s, report.time.running_s, CPU_WAIT_SOME):
+        return None  # one core was free, however many threads it has
     return (
         f"Used one of {count(report.cpu.cpus)} cores: the program runs one thread at a time. Ask for one core, or have "
         "it use them all (OMP_NUM_THREADS, make -j, several processes)."
@@ -165,8 +165,8 @@ def _host_idle(report: Report) -> str | None:
         return None
     names = some_of([host.host for host in hosts], 3)
     return (
-        f"Next to nothing ran on {len(hosts)} of {len(report.hosts)} hosts: {names}. Does the program know of all of "
-        "them (mpirun -machinefile)? Else ask for fewer."
+        f"{len(hosts)} of {len(report.hosts)} hosts were almost idle: {names}. Does the program know of all of them "
+        "(mpirun -machinefile)? If not, ask for fewer."
     )
 
 
@@ -267,7 +267,7 @@ def _kernel_time(report: Report) -> str | None:
         return None
     return (
         f"Spent {percent(report.cpu.system_ratio)} of its CPU time in the kernel. Many "
-        "short processes, small reads and writes, or memory that is taken and given back all the time cost that."
+        "short processes, small reads and writes, or frequent allocation of memory cause this."
     )
 
 
@@ -313,7 +313,7 @@ def _gpu_idle(report: Report) -> str | None:
     if not unused:
         return None
     return (
-        f"{len(unused)} of {len(held)} GPUs computed next to nothing. Ask for fewer, or see whether the program finds "
+        f"{len(unused)} of {len(held)} GPUs were almost unused. Ask for fewer, or see whether the program finds "
         "them (CUDA_VISIBLE_DEVICES)."
     )
 
@@ -343,7 +343,7 @@ def withheld(report: Report) -> str:
     here = report.completeness.here_ratio
     if here is not None and here < LEAST_RATIO:
         tenths = math.floor(1000 * here) / 10  # 94.96 % is not 95
-        return f"only {tenths:g} % of the job's samples are here, and {percent(LEAST_RATIO)} are needed"
+        return f"only {tenths:g} % of the job's samples are stored, and {percent(LEAST_RATIO)} are required"
     return ""
 
 

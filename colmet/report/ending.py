@@ -30,7 +30,7 @@ _MEANINGS = {
         "it ran an instruction that the CPU lacks",
         "Was it built for other CPUs? Build it on a node of this kind.",
     ),
-    "SIGABRT": ("it gave up by itself", "Its last lines of output have the reason."),
+    "SIGABRT": ("it ended itself after an error", "Its last lines of output have the reason."),
     "SIGKILL": (
         "it was killed",
         "The batch system, an administrator or the kernel, for lack of memory, did so: see its output.",

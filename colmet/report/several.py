@@ -126,7 +126,7 @@ def gather_jobs(
     lacking = [str(number) for number in where.jobs if not times[number]]
     notes = [f"several jobs have the number {some_of(again, 5)}: the latest counts"] if again else []
     if lacking:
-        notes.append(f"not in the archive, or not to be seen: {some_of(lacking, 10)}")
+        notes.append(f"not found among the jobs that you may see: {some_of(lacking, 10)}")
     return made_of(list(kept.values())[:limit], len(kept), notes)
 
 

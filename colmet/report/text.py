@@ -36,7 +36,7 @@ MOST_LINES = 6  # of gaps, GPUs and warnings each
 NOT_MEASURED = "not measured"
 ASK = "ask your administrators"
 ENDINGS = {DONE: "green", RUNNING: "cyan", ENDED: "", CANCELLED: "yellow"}  # of others: bold red
-STATES = {"running": "running", "ended": "ended", "unknown": "not heard of since its last sample"}
+STATES = {"running": "running", "ended": "ended", "unknown": "silent since its last sample"}
 
 
 def show(report: Report, file: IO[str], width: int | None = None, verbose: bool = False, clock: Clock = UTC) -> None:
@@ -137,7 +137,7 @@ class Page:
         if report.since is not None or report.until is not None:
             yield Text("Figures are of this interval only.", style="italic")
         if report.source == "archive" and report.hosts:
-            yield Text("Made from the job archive, as rows of all of it are not stored here any more.", style="italic")
+            yield Text("Made from the job archive: not all of its rows are still stored here.", style="italic")
         if len(report.starts) > 1:
             yield Text(others(report), style="italic")
 
@@ -148,7 +148,7 @@ class Page:
             "steps": " (an estimate: there is no ledger)",
             "mixed": " (in part an estimate: some tables have no ledger)",
         }[found.method]
-        return (f"{percent(found.here_ratio)} of the data is here" if found.missing else "none is missing") + how
+        return (f"{percent(found.here_ratio)} of the samples are stored" if found.missing else "none is missing") + how
 
     def sections(self, report: Report) -> Iterator[tuple[str, list[Text]]]:
         """Yield the sections with lines: a name, and the lines with figures."""
@@ -205,11 +205,11 @@ class Page:
         )
         yield Text(f"CPU time {duration(cpu.used_s)}{of}{how}" + (f": {kinds}" if kinds else ""))
         if not cpu.cpus:
-            yield Text("How many cores it was given was not measured.")
+            yield Text("The number of its cores was not measured.")
         if cpu.unattributed_s and cpu.unattributed_s >= 0.01 * cpu.used_s:
-            yield Text(f"{duration(cpu.unattributed_s)} of it by tasks that are not known (too short, or lost)")
+            yield Text(f"{duration(cpu.unattributed_s)} of it unattributed: tasks too short, or their ends lost")
         if cpu.throttled_s:
-            yield Text(f"kept from running by its quota for {duration(cpu.throttled_s)}")
+            yield Text(f"throttled by its quota for {duration(cpu.throttled_s)}")
 
     def _time(self, report: Report) -> Iterator[Text]:
         time, shares = report.time, report.shares
@@ -240,7 +240,8 @@ class Page:
         where = " on one host" if len(report.hosts) > 1 else ""
         parts = []
         if report.tasks_ended:
-            parts.append(f"{count(report.tasks_ended)} processes and threads ended")
+            what = "process" if report.tasks_ended == 1 else "processes and threads"
+            parts.append(f"{count(report.tasks_ended)} {what} ended")
         if report.tasks_peak:
             parts.append(f"at most {count(report.tasks_peak)} at one time{where}")
         if parts:
@@ -294,7 +295,7 @@ class Page:
         if lustre:
             yield Text(f"Lustre: {lustre}")
         if network or lustre:
-            yield Text("That is of the whole nodes, other jobs on them included.")
+            yield Text("These are totals of the whole nodes, with all jobs on them.")
 
     def _gpus(self, report: Report) -> Iterator[Text]:
         for gpu in report.gpus[:MOST_LINES]:
