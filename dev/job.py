@@ -60,7 +60,7 @@ def limit_memory(path: Path, limit_bytes: int) -> None:
 
 
 def run(job: int, user: str, limit_mib: int | None, command: Sequence[str]) -> int:
-    """Run a command as a job; return its exit status.
+    """Run a command as a job; return its exit status, of a signal as a shell does.
 
     Raises:
         Failed: no root, no cgroups, or no such user.
@@ -72,7 +72,8 @@ def run(job: int, user: str, limit_mib: int | None, command: Sequence[str]) -> i
         if limit_mib is not None:
             limit_memory(cgroup.path, limit_mib * MIB)
         try:
-            return cgroup.start(command).wait()
+            status = cgroup.start(command).wait()
+            return status if status >= 0 else 128 - status
         finally:
             for tid in cgroup.tids():
                 with contextlib.suppress(ProcessLookupError):

@@ -22,7 +22,7 @@ NAVIGATION = (
     (
         "Users",
         (
-            *("tools/page", "tools/commands", "tools/login", "tools/report", "tools/jobs", "tools/usage"),
+            *("guide", "tools/page", "tools/commands", "tools/login", "tools/report", "tools/jobs", "tools/usage"),
             *("tools/plot", "tools/extract", "tools/top", "completeness"),
         ),
     ),
