@@ -9,6 +9,7 @@ from colmet.archive.derived import ANSWERS
 from colmet.archive.grades import GRADES
 from colmet.archive.queries import SUMS
 from colmet.report.several import COMPARED
+from colmet.web.models import Report
 
 _KINDS: dict[str, Any] = {INTEGER: int, REAL: float}
 VALUES = {name: column for name, column in ANSWERS.items() if column.kind != BLOB}  # of a whole job
@@ -77,6 +78,13 @@ class JobInArchive(BaseModel):
     footprint: Optional[ShortCurves] = Field(..., description="null if the job was too short")
     hosts: list[ArchivedHost]
     starts: list[int] = Field(..., description="of all jobs with this number, the latest first; parameter `start`")
+
+
+class JobSummary(BaseModel):
+    """The report of a job from the archive, with its short curves."""
+
+    report: Optional[Report] = Field(..., description="null if the archive lacks the job, or there is no archive")
+    footprint: Optional[ShortCurves]
 
 
 class SpreadOfJobs(BaseModel):

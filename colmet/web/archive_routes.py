@@ -162,7 +162,7 @@ class ArchiveRoutes:
             found = graded_jobs(archive, conditions.where(only), wanted, sort, not ascending, offset, limit)
             items = [{**dict.fromkeys(names), **_own(row, only)} for row in found.rows]
             for row in items if with_curves else ():
-                row[FOOTPRINT.name] = _curves(row[FOOTPRINT.name], DIGITS)
+                row[FOOTPRINT.name] = curves_of(row[FOOTPRINT.name], DIGITS)
             return {**page, "total": found.total, "items": items}
 
         return await self._respond(request, work)
@@ -179,7 +179,7 @@ class ArchiveRoutes:
             return {
                 "job": {**_own(_narrow(found.summary), only), **grades_of(found.summary)},
                 "advice": _advice(found.summary.get("advice")),
-                "footprint": _curves(found.summary.get("footprint")),
+                "footprint": curves_of(found.summary.get("footprint")),
                 "hosts": [_own(_narrow(row), only) for row in found.hosts],
                 "starts": found.starts,
             }
@@ -311,7 +311,7 @@ def _advice(text: Any) -> Optional[list[Any]]:
     return found if isinstance(found, list) else None
 
 
-def _curves(packed: Any, digits: Optional[int] = None) -> Optional[Mapping[str, Any]]:
+def curves_of(packed: Any, digits: Optional[int] = None) -> Optional[Mapping[str, Any]]:
     """Return unpacked curves; None for others. `digits` are those of each value, all by default."""
     try:
         found = footprint.decode(packed) if isinstance(packed, bytes) else None

@@ -74,6 +74,7 @@ class SeriesQuery(NamedTuple):
     fold: str = "mean"  # aggregation of the values of an interval: one of `FOLDS`
     rate: bool = False  # whether to return a counter's growth per second
     source: str = "auto"  # one of `SOURCES`
+    together: bool = False  # whether to return the sum, mean, min and max of all series, not each of them
     own: Mapping[str, float | None] | None = None  # only these hosts, as `Queries.own`; None for all
 
 

@@ -158,6 +158,7 @@ class Measures(BaseModel):
     measures: dict[str, DescribedMeasure]
     sums: dict[str, list[MeasureTerm]]
     units: dict[str, UnitFormat]
+    absent: dict[str, str] = Field(..., description="why a table is missing, by its name")
 
 
 class _JobRow(BaseModel):
@@ -258,6 +259,17 @@ class OneSeries(BaseModel):
     values: list[Optional[float]]
 
 
+class SeriesTogether(BaseModel):
+    """The values of all nodes and devices as one: null for a missing value."""
+
+    series: int = Field(..., description="number of series that are folded")
+    times: list[float]
+    sum: list[Optional[float]] = Field(..., description="null if one of them is missing")
+    mean: list[Optional[float]] = Field(..., description="of the known values")
+    min: list[Optional[float]]
+    max: list[Optional[float]]
+
+
 class Series(BaseModel):
     """Values over time."""
 
@@ -271,7 +283,8 @@ class Series(BaseModel):
     step: Optional[float] = Field(..., description="width of the intervals in seconds; 0 for one value for each sample")
     source: str = Field(..., description="memory, stored, both or none")
     warnings: list[str]
-    series: list[OneSeries]
+    series: list[OneSeries] = Field(..., description="empty with `together`")
+    together: Optional[SeriesTogether] = Field(..., description="null without the parameter `together`")
 
 
 class StoredTables(BaseModel):

@@ -70,6 +70,9 @@ FOOTPRINTS = Query(
 _POINTS = Query(300, ge=2, le=5000, description="maximum number of values of each series")
 _FOLD = Query("mean", description="aggregation of the values of an interval")
 _RATE = Query(False, description="return the growth per second of a counter, not its value")
+_TOGETHER = Query(
+    False, description="return the sum, mean, min and max of all nodes and devices at each time, not a series for each"
+)
 _SOURCE = Query("auto", description="source of the values: memory, the store, or both (auto)")
 
 
@@ -82,6 +85,7 @@ class SeriesOptions(NamedTuple):
     fold: str
     rate: bool
     source: str
+    together: bool
 
 
 async def series_options(
@@ -91,11 +95,12 @@ async def series_options(
     fold: str = _FOLD,
     rate: bool = _RATE,
     source: str = _SOURCE,
+    together: bool = _TOGETHER,
 ) -> SeriesOptions:
     """Return the checked parameters of a series."""
     choose("fold", fold, FOLDS)
     choose("source", source, SOURCES)
-    return SeriesOptions(since, until, points, fold, rate, source)
+    return SeriesOptions(since, until, points, fold, rate, source, together)
 
 
 SERIES = Depends(series_options)

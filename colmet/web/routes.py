@@ -98,8 +98,8 @@ class Routes:
         place: dict[str, Any] = {"zone": local_zone(), "sign_out": self._access.sign_out}
 
         def make(_only: Optional[str]) -> Response:
-            place["archive"] = self._has_archive()
-            return answer({"user": visitor.user, "admin": visitor.is_admin, **about, **place})
+            more = {**about, **place, "archive": self._has_archive()}
+            return answer({"user": visitor.user, "admin": visitor.is_admin, **more})
 
         return await self.run(self._memory, request, make)
 
@@ -445,7 +445,7 @@ def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:
     metric = f"{query.table}.{query.column}"
     unknown = dict.fromkeys(("unit", "kind", "step"))
     asked = {"job": query.job, "metric": metric, "rate": query.rate, "since": query.since, "until": query.until}
-    return {**asked, **unknown, "source": "none", "warnings": warnings, "series": []}
+    return {**asked, **unknown, "source": "none", "warnings": warnings, "series": [], "together": None}
 
 
 def _enveloped(name: str, data: Callable[[], Mapping[str, Any]]) -> dict[str, Any]:

@@ -38,6 +38,7 @@ from colmet.web.series import (
     step_of,
     unit_of,
 )
+from colmet.web.spread import grid_of, period_of, spread_answer, spread_of
 from colmet.web.store import StoreReader
 
 MAX_VALUES = 1 << 20  # in one answer
@@ -192,12 +193,13 @@ class SeriesReader:
         made = lambda: (  # noqa: E731
             rates(part, factor, most.get(part.host, math.inf)) if is_rate else levels(part) for part in read.parts()
         )
-        step, series = _folded(made, query, warnings)
+        step, series, together = _folded(made, query, warnings)
         if self._recent.missed and read.has_later:
             warnings.append(
                 f"{counted(self._recent.missed, 'messages')} did not reach memory; source=stored has their rows"
             )
-        times = [at for one in series for at in (one["times"][:1] + one["times"][-1:])]
+        lines = series if together is None else [together]
+        times = [at for one in lines for at in (one["times"][:1] + one["times"][-1:])]
         return {
             "job": query.job,
             "metric": f"{query.table}.{query.column}",
@@ -210,6 +212,7 @@ class SeriesReader:
             "source": _origin(read.has_later, read.has_earlier),
             "warnings": warnings,
             "series": series,
+            "together": together,
         }
 
     def _span(self, query: SeriesQuery) -> _Span:
@@ -345,21 +348,29 @@ def _has_numbers(query: SeriesQuery, rows: HostRows, groups: Groups) -> bool:
 
 def _folded(
     parts: Callable[[], Iterable[SeriesPart]], query: SeriesQuery, warnings: list[str]
-) -> tuple[float, list[dict[str, Any]]]:
-    """Return the width of intervals, and the series with one value for each interval; `parts` is called twice."""
-    extent, count, total = Extent(), 0, 0
+) -> tuple[float, list[dict[str, Any]], dict[str, Any] | None]:
+    """Return the width of intervals, and the series with one value for each, or all series as one.
+
+    `parts` is called twice.
+    """
+    extent, period, count, total = Extent(), 0.0, 0, 0
     for part in parts():
         total += 1
         if total <= MAX_PARTS:
             extent, count = extent.joined(part), count + bool(len(part.times))
+            period = max(period, period_of(part))
     if total > MAX_PARTS:
         warnings.append(f"{total} series are too many, the first {MAX_PARTS} are shown; choose one node")
+    chosen = islice(parts(), MAX_PARTS)
+    if query.together:
+        grid = grid_of(extent, period, query.points)
+        return grid.width, [], spread_answer(spread_of(chosen, grid, extent, query.fold), count)
     points = max(2, min(query.points, MAX_VALUES // max(1, count)))
     if points < query.points:
         warnings.append(f"{points} points of each of {count} series are shown")
     step = step_of(extent, points)
     series = []
-    for part in islice(parts(), MAX_PARTS):
+    for part in chosen:
         if len(part.times):
             times, values = folded(part, step, query.fold)
             series.append(
@@ -370,4 +381,4 @@ def _folded(
                     "values": json_values(values),
                 }
             )
-    return step, sorted(series, key=lambda one: str(one["node"]))
+    return step, sorted(series, key=lambda one: str(one["node"])), None

@@ -1,5 +1,6 @@
 """Answer the routes for stored data of a job: its report, and its rows."""
 
+import contextlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Optional
 
@@ -8,15 +9,16 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from colmet.common.errors import ColmetError
-from colmet.report.archived import find
-from colmet.report.own import UNREADABLE
-from colmet.web import models, parameters
-from colmet.web.archive_routes import HTML, Opener, names_of
+from colmet.report.archived import find, joined
+from colmet.report.document import document_of
+from colmet.report.own import UNREADABLE, without_others
+from colmet.web import archive_models, models, parameters
+from colmet.web.archive_routes import HTML, Opener, curves_of, names_of
 from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
-from colmet.web.openapi import PAGE, PICTURE, REPORTS
+from colmet.web.openapi import ARCHIVE, PAGE, PICTURE, REPORTS
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
-from colmet.web.responses import failure, pack
+from colmet.web.responses import answer, failure, pack
 from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, later, own_tables
 from colmet.web.stored_rows import Mark, RowsQuery, RowsReader
 from colmet.web.workers import Workers
@@ -60,6 +62,7 @@ class StoredRoutes:
         job = "/api/v1/jobs/{job}"
         add_routes(app, [(f"{job}/tables", self.tables, models.StoredTables, True)])
         add_routes(app, [(f"{job}/rows", self.rows, models.Rows, True)])
+        add_routes(app, [(f"{job}/summary", self.summary, archive_models.JobSummary, False)], ARCHIVE)
         add_routes(app, [(f"{job}/report", self.report, models.Report, True)], REPORTS)
         add_routes(app, [(f"{job}/report.html", self.report_page, None, True)], {**REPORTS, **PAGE})
         add_routes(app, [(f"{job}/report.png", self.report_picture, None, True)], {**REPORTS, **PICTURE})
@@ -111,6 +114,32 @@ class StoredRoutes:
                 return {"job": job, "table": table, **nothing, "next": None, "warnings": [StoreWarning(err)]}
 
         return await self._routes.respond(self._reading, request, work)
+
+    async def summary(
+        self, request: Request, job: int = parameters.JOB, start: Optional[int] = parameters.JOB_START
+    ) -> Response:
+        """Return the report of a job from the archive alone, within milliseconds; null if the archive lacks the job."""
+
+        def work(only: Optional[str]) -> Mapping[str, Any]:
+            archive = None if self._archive is None else self._archive()
+            with contextlib.nullcontext() if archive is None else archive:
+                found = None if archive is None else find(archive, job, start, None if only is None else names_of(only))
+            report = joined(None, found, False)
+            if found is None or report is None:
+                return {"report": None, "footprint": None}
+            if only is not None:
+                report = without_others(report)
+            return {"report": document_of(report), "footprint": curves_of(found.summary.get("footprint"))}
+
+        packed = accepts_gzip(request)
+
+        def make(only: Optional[str]) -> Response:
+            try:
+                return answer(work(only), packed)
+            except ColmetError as err:
+                return failure(503, str(err) if only is None else UNREADABLE)
+
+        return await self._routes.run(self._reading, request, make)
 
     async def report(
         self,

@@ -15,12 +15,16 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+import numpy as np
+
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, arranged
 from colmet.common.runtime.metrics_http import listen_address
 from colmet.web.access import Access
 from colmet.web.interface import RowPage
+from colmet.web.series import Extent, SeriesPart
 from colmet.web.server import WebServer
+from colmet.web.spread import grid_of, spread_answer, spread_of
 from tests.support.web_health import health_of, history_of
 
 GIB = 1 << 30
@@ -32,9 +36,13 @@ FIRST = 100_001
 COLUMNS = {
     "cgroup_default": [
         ("cpu_usage", "nsec", "counter", "CPU time used"),
+        ("cpu_user", "nsec", "counter", "CPU time in user mode"),
+        ("cpu_system", "nsec", "counter", "CPU time in the kernel"),
         ("cpus_allocated", "", "gauge", "CPUs that the job may use"),
         ("memory_current", "bytes", "gauge", "memory used"),
         ("memory_anon", "bytes", "gauge", "memory used that is no cache"),
+        ("memory_file", "bytes", "gauge", "file pages"),
+        ("memory_kernel", "bytes", "gauge", "data structures of the kernel"),
         ("memory_limit", "bytes", "gauge", "memory that may be used"),
         ("io_read_bytes", "bytes", "counter", "bytes read"),
         ("io_write_bytes", "bytes", "counter", "bytes written"),
@@ -45,6 +53,7 @@ COLUMNS = {
         ("blkio_delay_total", "nsec", "counter", "time waited for a block device"),
     ],
 }
+PARTS = {"cpu_user": 0.75, "cpu_system": 0.25, "memory_anon": 0.5, "memory_file": 0.375, "memory_kernel": 0.125}
 GPU_COLUMNS = {
     "nvidiastats_default": [
         ("utilization-gpu", "percent", "gauge", "use of the GPU"),
@@ -340,6 +349,16 @@ class MadeUpFacts:
                         "values": [self._value(t, seed, unit, kind, is_rate, asked.column) for t in times],
                     }
                 )
+        together = None
+        if asked.together:
+            parts = [
+                SeriesPart(one["node"], {}, np.array(times), np.array(one["values"], np.float64)) for one in series
+            ]
+            extent = Extent()
+            for part in parts:
+                extent = extent.joined(part)
+            spread = spread_of(parts, grid_of(extent, step, asked.points), extent, asked.fold)
+            together, series = spread_answer(spread, len(parts)), []
         return {
             "job": asked.job,
             "metric": f"{asked.table}.{asked.column}",
@@ -352,6 +371,7 @@ class MadeUpFacts:
             "source": "memory",
             "warnings": ["the store cannot be read: it is away"] if self.fails else [],
             "series": series,
+            "together": together,
         }
 
     @staticmethod
@@ -361,6 +381,7 @@ class MadeUpFacts:
             return None  # a minute that was not measured
         if kind == "counter" and not is_rate:
             return t * 1e6
+        wave *= PARTS.get(column, 1.0)
         if unit in ("nsec", "jiffies"):
             return 4.0 * wave
         scale = {"cpus_allocated": 8.0, "memory_limit": 32.0 * GIB, "meminfo_memtotal": 256.0 * (1 << 20)}

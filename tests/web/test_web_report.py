@@ -25,7 +25,7 @@ from tests.support.made_up_history import START, job_rows, node_rows
 from tests.support.web_client import ask
 from tests.support.web_nodes import Cluster
 from tests.support.web_store import Bed
-from tests.support.web_stored import NOW, stored_in
+from tests.support.web_stored import NOW, archive_in, stored_in
 from tests.support.web_users import ALICE, BOB, ROOT, got, make, refused
 
 JOB, OTHERS, SHARED = 6000, 6001, 6002  # alice's; bob's on the same node; hers on node-1 and bob's on node-2
@@ -325,3 +325,28 @@ def test_without_matplotlib_the_page_names_it_and_the_json_needs_nothing(history
         report_of(lambda: history, ReportQuery(42, form="html"), NOW)
     found = json.loads(report_of(lambda: history, ReportQuery(42), NOW))
     assert found["job"] == 42 and set(found) > {"cpu", "energy"}
+
+
+def test_the_summary_is_the_report_from_the_archive_or_null(bed, users, page, tmp_path):
+    archive = archive_in(tmp_path / "archive.sqlite", [(JOB, "alice"), (OTHERS, "bob")])
+    stored = stored_in(bed.history)._replace(archive=archive)
+    app = make(bed.known, users, stored=stored, folder=page)
+    found = got(app, f"/api/v1/jobs/{JOB}/summary", ALICE)
+    assert found["report"]["job"] == JOB and found["report"]["source"] == "archive"
+    assert found["report"]["energy"]["nodes_joules"] is None, "that of other jobs is in it"
+    assert found["footprint"] == got(app, f"/api/v1/archive/jobs/{JOB}", ALICE)["footprint"]
+    nothing = {"report": None, "footprint": None}
+    for number in (OTHERS, 12):
+        assert got(app, f"/api/v1/jobs/{number}/summary", ALICE) == nothing
+    assert got(app, f"/api/v1/jobs/{OTHERS}/summary", ROOT)["report"]["user"] == "bob"
+    bare = make(bed.known, users, stored=stored_in(bed.history), folder=page)
+    assert got(bare, f"/api/v1/jobs/{JOB}/summary", ROOT) == nothing
+
+
+def test_a_summary_of_an_unreadable_archive_is_503_without_names_of_files(bed, users, page):
+    def fails():
+        raise ColmetError("/secret/archive: broken")
+
+    app = make(bed.known, users, stored=stored_in(bed.history)._replace(archive=fails), folder=page)
+    assert ask(app, f"/api/v1/jobs/{JOB}/summary", [ALICE]).json() == {"error": UNREADABLE}
+    assert "/secret" in ask(app, f"/api/v1/jobs/{JOB}/summary", [ROOT]).json()["error"]

@@ -478,3 +478,18 @@ def test_rows_that_are_too_many_to_be_kept_are_read_for_each_client(history, mon
         thread.join(30)
     assert sorted(found) == [((1, 121), ()), ((2, 121), ())]
     store.close()
+
+
+def test_all_nodes_together_have_numpys_min_max_mean_and_sum_of_their_series(bed):
+    """Of the same answer with a series for each."""
+    for n, cores in enumerate((1.0, 3.5, 0.25)):
+        job_rows(bed.history, job=8800, host=f"node-{n}", count=30, cores=cores)
+    asked = {"job": 8800, "rate": True, "source": "stored"}
+    apart, folded = bed.series(**asked), bed.series(**asked, together=True)
+    assert folded["series"] == [] and apart["together"] is None
+    values = np.array([one["values"] for one in apart["series"]], float)
+    together = folded["together"]
+    assert together["series"] == len(values) == 3
+    assert together["times"] == pytest.approx(apart["series"][0]["times"], abs=0.5)
+    for name in ("min", "max", "mean", "sum"):
+        assert together[name] == pytest.approx(getattr(np, name)(values, axis=0).tolist(), nan_ok=True)
