@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import random
 import statistics
 import subprocess
 import sys
@@ -83,8 +82,9 @@ def served(facts, users=None, **more):
 
 @pytest.fixture(scope="module")
 def site():
-    """Few nodes and jobs, for what does not depend on how many there are."""
-    with served(web_facts.MadeUpFacts(60, 480)) as url:
+    """Few nodes and jobs, for what does not depend on how many there are, with a store and without an archive."""
+    facts = web_facts.MadeUpFacts(60, 480)
+    with served(facts, stored=stored_of(facts)) as url:
         yield url
 
 
@@ -179,14 +179,14 @@ def test_it_is_painted_within_a_second_with_500_nodes_and_2000_jobs(browser, lar
 
 def test_a_name_that_is_markup_stays_text(browser, site):
     with browser.page() as page:
-        for view, where in (
-            ("jobs", "td.of-user"),
-            ("job", "#main .facts dd"),
-            ("#/memory?jobs=yes", "td.of-owner"),
+        for view, where, text in (
+            ("jobs", "td.of-user", NAME),
+            ("job", "h1 + p", f"of {NAME}, running"),
+            ("#/memory?jobs=yes", "td.of-owner", NAME),
         ):
             shown(page, site, view)
             texts = f"[...document.querySelectorAll('{where}')].map(e => e.textContent)"
-            assert NAME in page.run(texts)
+            assert text in page.run(texts)
             assert page.run("document.querySelectorAll('img').length") == 0
         assert not [event for event in page.events if event["method"] == "Page.javascriptDialogOpening"]
         assert page.complaints() == []
@@ -314,7 +314,7 @@ def test_a_job_that_was_not_seen_lately_is_found_in_the_store(browser, site):
         page.run("document.querySelector('.pages a').click()")
         page.wait(CHARTS)
         assert page.run("document.querySelector('h1').textContent") == f"Job {web_facts.STORED_ONLY}"
-        page.wait("document.querySelector('.charts ~ p').textContent.includes('Its values are from ')")
+        page.wait("document.querySelector('.charts ~ .from').textContent.includes('Its values are from ')")
         assert page.complaints() == []
 
 
@@ -483,7 +483,7 @@ def test_a_job_that_is_in_the_store_is_seen_to_run_as_soon_as_it_is_heard_of(bro
     """As after a restart of the interface."""
     facts, job = web_facts.MadeUpFacts(20, 100), web_facts.STORED_ONLY
     about = "document.querySelector('h1 + p').textContent"
-    with served(facts) as url, browser.page() as page:
+    with served(facts, stored=stored_of(facts)) as url, browser.page() as page:
         page.open(f"{url}{OFTEN}#/job/{job}")
         page.wait("document.querySelector('h1 + p')?.textContent.includes('its values are from the store')")
         facts.on[job], facts.user[job] = ["node1"], "alice"
@@ -533,12 +533,14 @@ def test_a_chart_says_in_words_and_as_a_table_what_it_shows(browser, site):
     with browser.page() as page:
         shown(page, site, "job")
         told = page.run("document.querySelector('.plot').getAttribute('aria-label')")
-        assert told.startswith("CPU cores. used: last ")
+        assert told.startswith("CPU. used: last ")
         assert "on average" in told
         page.run("document.querySelector('.chart details summary').click()")
         page.wait("document.querySelectorAll('.chart details tbody tr').length > 100")
-        heads = page.run("[...document.querySelectorAll('.chart details thead th')].map(e => e.textContent)")
-        assert heads == ["Time", "used", "held"]
+        heads = page.run(
+            "[...document.querySelectorAll('.chart:first-child .values thead th')].map(e => e.textContent)"
+        )
+        assert heads == ["Time", "used", "allocated"]
 
 
 def test_one_who_signed_in_is_shown_and_sees_own_jobs(browser, tmp_path):
@@ -584,35 +586,16 @@ def test_grid_engines_hosts_without_colmet_have_no_link_and_the_cluster_says_whe
         assert page.complaints() == []
 
 
-def test_lines_of_several_nodes_are_added_up_where_all_are_known(browser, site):
-    """What is added is what each node had in the same interval; an interval in which one has no value is not known."""
+def test_a_line_is_interrupted_where_nothing_came_for_long(browser, site):
     with browser.page() as page:
         page.open(site)
         page.run("import('/static/measures.js').then(m => m.load(new AbortController().signal))")  # and the units
-        made = page.run(
-            "import('/static/series.js').then(m => m.together({unit: 'kbytes', step: 10, series: ["
-            "{times: [5, 15, 25, 35, 45, 55], values: [1, 1, 1, 1, 1, 1]},"
-            "{times: [5, 15, 25, 35, 45, 55], values: [2, 2, null, 2, 2, 2]}]}).values)"
-        )
-        assert made == [3072, 3072, None, 3072, 3072, 3072]
         one = page.run(
-            "import('/static/series.js').then(m => m.together({unit: 'percent', step: 0, series: ["
-            "{times: [0, 5, 10, 60, 65], values: [10, 20, 30, 40, 50]}]}))"
+            "import('/static/series.js').then(m => m.single({unit: 'percent'},"
+            "{times: [0, 5, 10, 60, 65], values: [10, 20, 30, 40, 50]}))"
         )
-        assert one["times"] == [0, 5, 10, 35, 60, 65], "nothing came for long: the line is interrupted"
+        assert one["times"] == [0, 5, 10, 35, 60, 65]
         assert one["values"] == pytest.approx([0.1, 0.2, 0.3, None, 0.4, 0.5])
-
-
-def test_samples_that_come_a_little_early_or_late_leave_no_gap_in_a_sum(browser, site):
-    late = random.Random(9)
-    times = [[1000 + 5 * n + round(late.expovariate(1000), 3) for n in range(180)] for _ in range(2)]
-    series = [{"times": one, "values": [1] * 180} for one in times]
-    with browser.page() as page:
-        page.open(site)
-        answer = json.dumps({"unit": "count", "step": 0, "series": series})
-        made = page.run(f"import('/static/series.js').then(m => m.together({answer}))")
-    assert made["values"] == [2] * 180
-    assert made["times"] == pytest.approx(times[0], abs=1)
 
 
 def test_values_are_told_as_people_read_them(browser, site):
@@ -648,9 +631,9 @@ def test_it_shows_what_a_real_collector_is_told_of_a_real_job(
             page.wait("document.querySelector('#main .of-job a')?.textContent === '4242'", 30)
             assert page.run("document.querySelector('td.of-user').textContent") == "alice"
             page.run("document.querySelector('#main .of-job a').click()")
-            page.wait("document.querySelector('.plot')?.ariaLabel.startsWith('CPU cores. used: last')", 60)
-            held = page.run("[...document.querySelectorAll('.summary')][0].querySelectorAll('tr')[2].textContent")
-            assert held.startswith("held"), held
+            page.wait("document.querySelector('.plot')?.ariaLabel.startsWith('CPU. user: last')", 60)
+            rows = page.run("[...document.querySelectorAll('.chart:first-child .summary tr')].map(e => e.textContent)")
+            assert [row[:4] for row in rows[1:]] == ["user", "kern", "used", "allo"], rows
             assert page.complaints() == []
 
 

@@ -65,8 +65,6 @@ export function jobFacts(job) {
   const known = (value, text) => (value == null ? null : text(value));
   const of = (value, all, text) => known(value, (one) => (all == null ? text(one) : `${text(one)} of ${text(all)}`));
   return [
-    ["User", job.user || null],
-    ["Nodes", job.nodes ? count(job.nodes) : null],
     ["CPU", known(job.cpu_share, share), "use of its CPUs, as a share"],
     ["Cores", of(job.cpu, job.cpus, cores), "used, of those allocated"],
     ["Memory", of(job.memory, job.memory_limit, size), job.memory_source === "processes" ? "of its processes" : "used of its limit"],
@@ -81,8 +79,7 @@ export function jobFacts(job) {
     ["GPU memory", known(job.gpu_memory, size)],
     ["GPU power", known(job.gpu_power, (value) => `${value.toFixed(0)} W`)],
     ["Age", known(job.age, lasting), "of its oldest task"],
-    ["First seen", known(job.first, when), iso(job.first)],
-    ["Last seen", known(job.last, when), iso(job.last)],
+    ["Last sample", known(job.last, when), iso(job.last)],
   ];
 }
 

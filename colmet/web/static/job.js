@@ -1,8 +1,9 @@
-// The view of a job: facts, charts, its nodes, missing samples.
+// The view of a job: its report, charts, its nodes, missing samples.
 
 import { Failure, ask, now } from "./api.js";
 import { JOB_NODE_COLUMNS, encoded, jobFacts, nodeAddress } from "./columns.js";
 import { Facts, Warnings, el, keep, mark, say } from "./dom.js";
+import { JobReport } from "./jobreport.js";
 import { line, load } from "./measures.js";
 import { Panels } from "./panels.js";
 import { Table } from "./table.js";
@@ -12,20 +13,23 @@ const ENDED_S = 60; // between two requests for a job silent for as long
 const WHOLE_S = 120; // between two requests for missing samples
 const MOST_GAPS = 200;
 
+const part = { role: "part" };
+const limit = { role: "limit" };
 const charts = () => [
-  ["CPU cores", [line("used", "cpu_used"), line("held", "cpus")]],
-  ["Memory", [line("used", "memory"), line("without files", "memory_anon"), line("limit", "memory_limit")]],
+  ["CPU", [line("user", "cpu_user", part), line("kernel", "cpu_system", part), line("used", "cpu_used"), line("allocated", "cpus", limit)], { unit: "cores" }],
+  ["Memory", [
+    line("programs", "memory_anon", part), line("files", "memory_file", part), line("kernel", "memory_kernel", part),
+    line("used", "memory"), line("limit", "memory_limit", limit),
+  ]],
   ["Storage", [line("read", "io_read"), line("written", "io_write")]],
   ["Waiting tasks", [
-    line("for a CPU", "wait_cpu"),
-    line("for storage", "wait_io"),
-    line("for swap", "wait_swap"),
-    line("for free memory", "wait_reclaim"),
-  ]],
+    line("for a CPU", "wait_cpu", part), line("for storage", "wait_io", part),
+    line("for swap", "wait_swap", part), line("for free memory", "wait_reclaim", part),
+  ], { unit: "tasks" }],
   ["GPU use", [line("mean", "gpu_use")]],
-  ["GPU memory", [line("used", "gpu_memory"), line("all", "gpu_memory_total")]],
+  ["GPU memory", [line("used", "gpu_memory"), line("all", "gpu_memory_total", limit)]],
   ["GPU power", [line("power", "gpu_power")]],
-  ["Tasks", [line("tasks", "tasks")]],
+  ["Tasks", [line("tasks", "tasks")], { unit: "tasks" }],
 ];
 
 export class Job {
@@ -35,8 +39,9 @@ export class Job {
     this.title = `Job ${this.job}`;
     this.path = `api/v1/jobs/${encoded(this.job)}`;
     this.about = el("p", { class: "soft" });
-    this.report = el("p", { hidden: true }, el("a", { href: `${this.path}/report.html`, text: "Report with advice" }));
+    this.report = new JobReport(this.path, context.parameters.get("start") ?? "");
     this.facts = new Facts("The job now");
+    this.now = el("section", { class: "now", "aria-labelledby": "now-title", hidden: true }, el("h2", { id: "now-title", text: "Now" }), this.facts.element);
     this.warnings = new Warnings();
     this.table = new Table("Nodes of the job", JOB_NODE_COLUMNS, (row) => row.node, { sort: "node", reverse: false }, () => this.#list());
     this.rows = [];
@@ -48,7 +53,7 @@ export class Job {
     this.element = el("div", {},
       el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Jobs" })),
       el("h1", { text: this.title, tabindex: "-1" }),
-      this.about, this.report, this.warnings.element, this.facts.element, this.below, this.nodes, this.whole.element);
+      this.about, this.warnings.element, this.report.note, this.report.element, this.now, this.below, this.nodes, this.whole.element);
     this.asked = 0;
   }
 
@@ -66,17 +71,35 @@ export class Job {
     return !running && last != null && now() >= last + ENDED_S && now() < this.asked + ENDED_S;
   }
 
+  /** Request the job; one that only the archive has left is without nodes and columns. */
+  async #ask(signal) {
+    try {
+      this.last = await ask(this.path, {}, signal);
+    } catch (error) {
+      if (!(error instanceof Failure) || error.status !== 404) throw error;
+      await this.report.refresh(signal, false, false);
+      if (this.report.report === null) throw error;
+      this.last = null;
+    }
+    this.asked = now();
+  }
+
   /** Refresh the view; return whether a request was sent. */
   async refresh(signal) {
+    if (this.last === null) return false; // the archive has it, and nothing of it changes
     const asks = !this.#rests();
-    if (asks) {
-      this.last = await ask(this.path, {}, signal);
-      this.asked = now();
+    if (asks) await this.#ask(signal);
+    if (this.last === null) {
+      say(this.about, "Its samples are no longer stored: there is the report, without charts.");
+      return asks;
     }
-    const { job, nodes, tables, warnings } = this.last;
+    const { job, nodes, tables, warnings, stored } = this.last;
+    this.report.refresh(signal, job.running, stored, job.first).catch((error) => {
+      if (!signal.aborted) throw error;
+    });
     const state = job.running ? "running" : job.last == null ? "not running; its values are from the store" : `ended, or silent, since ${when(job.last)}`;
     say(this.about, `${job.user ? `of ${job.user}, ` : ""}${state}`);
-    this.report.hidden = !this.last.stored;
+    this.now.hidden = !job.running;
     this.facts.show(jobFacts(job));
     this.warnings.show(warnings ?? []);
     this.rows = nodes;
@@ -84,10 +107,11 @@ export class Job {
     this.#list();
     await load(signal);
     if (this.panels === null) {
-      this.panels = new Panels(this.path, charts(), this.context, job.running ? "3600" : "all");
+      this.panels = new Panels(this.path, charts(), this.context, job.running ? "3600" : "all", `job-${this.job}`);
       this.below.append(this.panels.element);
     }
-    this.panels.refresh(signal, tables, nodes.map((row) => row.node).sort(), job.running ? null : job.last ?? NaN);
+    const start = this.report.report?.start ?? job.first;
+    this.panels.refresh(signal, tables, nodes.map((row) => row.node).sort(), job.running ? null : job.last ?? NaN, start);
     this.whole.refresh(this.path, signal);
     return asks;
   }

@@ -31,3 +31,6 @@ export function sum(name, key) {
   const terms = declared.sums[key].map(({ measure, sign }) => [sourcesOf(measure)[0].table, sourcesOf(measure)[0].column, sign]);
   return { name, terms, rate: false, mean: false };
 }
+
+/** Why a table is missing, for people. */
+export const absent = (table) => declared.absent[table] ?? "not measured on its nodes";

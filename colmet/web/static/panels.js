@@ -2,37 +2,53 @@
 
 import { Failure, ask, now } from "./api.js";
 import { Chart, MOST_LINES } from "./charts.js";
+import { Comparison } from "./comparison.js";
 import { choice, el, say } from "./dom.js";
-import { combined, together } from "./series.js";
+import { copy } from "./download.js";
+import { absent } from "./measures.js";
+import { Multiples, ORDERS } from "./multiples.js";
+import { combined, single, together } from "./series.js";
 import { sentence, when } from "./units.js";
 
-const RANGES = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"], ["604800", "7 d"], ["all", "all"]];
+const RANGES = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"], ["604800", "7 d"], ["all", "whole time"]];
 const AT_ONCE = 2; // requests; the collector has as many readers of its store
 const POINTS = 240;
-const MOST_VALUES = 24000; // of an answer with many nodes
+const MOST_VALUES = 24000; // of an answer with a series for each node
 const LEAST_S = 10; // between two rounds
 const MOST_S = 120;
 const AFTER_FAILURE_S = 30;
 const MEANS = ["percent", "celsius", "mhz"]; // units without a meaningful sum over nodes
 const CHOSEN = "one";
+const SPREAD = "spread"; // over nodes: the mean, with a band from min to max
+const EACH = "each"; // a small chart for each node
+const KEYS = "Left and right arrow keys move the cursor through the values, with Shift they select a time, Enter zooms to it; + and − zoom, Escape shows the whole time.";
 
 export class Panels {
   /**
    * @param {string} path of the job or the node in the interface
-   * @param {Array} charts [title, [line, ...]]: a line has a name, `rate`, `mean`, and [table, column, text for the legend] as
-   *   `sources`, of which the first with a value counts, or [table, column, sign] as `terms` of a sum
+   * @param {Array} charts [title, [line, ...], more]: a line has a name, `rate`, `mean`, a `role` (`part` of a stack, `limit`), and
+   *   [table, column, text for the legend] as `sources`, of which the first with a value counts, or [table, column, sign] as
+   *   `terms` of a sum; `more.unit` is a word for the axis
    * @param {Object} context of the view
    * @param {string} range default
+   * @param {string} of what they are, for names of files
    */
-  constructor(path, charts, context, range) {
+  constructor(path, charts, context, range, of = context.what) {
     this.path = path;
     this.charts = charts;
     this.context = context;
+    this.of = of;
     this.made = new Map(); // title -> Chart
-    const asked = context.parameters.get("range");
-    this.range = RANGES.some(([value]) => value === asked) ? asked : range;
-    this.node = context.parameters.get("node") ?? "";
-    this.chosen = context.parameters.get("column") ?? "";
+    const asked = (key) => context.parameters.get(key) ?? "";
+    this.range = RANGES.some(([value]) => value === asked("range")) ? asked("range") : range;
+    this.zoom = times(asked("from"), asked("to")); // [since, until], or null
+    this.node = asked("node");
+    this.hosts = asked("hosts"); // over nodes: SPREAD, EACH, or "sum"
+    this.chosen = asked("column");
+    this.measure = asked("measure"); // of the small charts
+    this.order = asked("order") || "name";
+    this.compared = new Comparison(asked("with"), (job) => this.#choose("with", job));
+    this.start = null; // of the job, for a comparison
     this.earliest = null; // times of all values
     this.latest = null;
     this.due = 0;
@@ -40,16 +56,26 @@ export class Panels {
     this.tables = null;
     this.nodes = [];
     this.grid = el("div", { class: "charts" });
-    this.from = el("p", { class: "soft" });
+    this.lacking = el("p", { class: "soft" });
+    this.from = el("p", { class: "soft from" });
+    this.hint = el("p", { class: "soft hint" });
     this.which = el("span");
     this.columns = el("span");
+    this.back = el("button", { type: "button", hidden: this.zoom === null, text: "Whole time", onclick: () => this.#whole() });
+    this.link = el("button", { type: "button", text: "Copy link", title: "the address of this view, with all its choices", onclick: () => this.#copy() });
+    this.copied = el("span", { class: "soft", role: "status" });
     this.element = el("section", { "aria-labelledby": "charts-title" },
       el("div", { class: "tools" },
         el("h2", { id: "charts-title", text: "Over time" }),
+        this.back,
+        choice("Time", RANGES, this.range, (value) => this.#ranged(value)),
         this.which,
-        choice("Time", RANGES, this.range, (value) => this.#choose("range", value)),
-        this.columns),
-      this.grid, this.from);
+        this.columns,
+        ...(path.startsWith("api/v1/jobs/") ? [this.compared.element] : []),
+        el("span", {}, this.link, this.copied)),
+      this.hint,
+      el("p", { class: "unseen", id: "chart-keys", text: KEYS }),
+      this.compared.said, this.grid, this.lacking, this.from);
   }
 
   close() {
@@ -57,13 +83,56 @@ export class Panels {
     this.made.clear();
   }
 
+  // -- choices --
+
   #choose(key, value) {
     if (key === "column") this.chosen = value;
-    else this[key] = value;
+    else if (key !== "with") this[key] = value;
     this.context.remember({ [key]: value });
+    this.#again();
+  }
+
+  #again() {
     this.due = 0;
     this.outdated = true; // the answers in progress are of the former choice
     this.context.again();
+  }
+
+  #ranged(value) {
+    this.range = value;
+    this.context.remember({ range: value });
+    this.#zoomed(null);
+  }
+
+  #whole() {
+    if (this.zoom === null) return;
+    this.#zoomed(null);
+    if (document.activeElement === document.body) this.link.focus({ preventScroll: true }); // the button is hidden now
+  }
+
+  /** Show a part of the time; null for all of the range. */
+  #zoomed(zoom) {
+    this.zoom = zoom;
+    this.back.hidden = zoom === null;
+    this.context.remember({ from: zoom?.[0], to: zoom?.[1] });
+    if (zoom !== null) for (const chart of this.made.values()) chart.within?.(zoom, this.#origin());
+    this.#again();
+  }
+
+  /** Return the time that the axis counts from: in a comparison, the start of the job. */
+  #origin() {
+    return this.compared.job === "" ? null : this.start ?? this.earliest;
+  }
+
+  async #copy() {
+    say(this.copied, (await copy(location.href)) ? " Copied" : ` ${location.href}`);
+    setTimeout(() => say(this.copied, ""), 4000);
+  }
+
+  /** How values of several nodes are shown. */
+  #mode() {
+    if (this.node || this.nodes.length < 2) return "";
+    return [EACH, "sum"].includes(this.hosts) ? this.hosts : SPREAD;
   }
 
   /**
@@ -72,15 +141,19 @@ export class Panels {
    * @param {Object} tables with their columns
    * @param {string[]} nodes of a job
    * @param {?number} end the last time of an ended job, NaN if unknown; null for a running job, and for a node
+   * @param {?number} start of a job, if known
    */
-  refresh(signal, tables, nodes, end) {
+  refresh(signal, tables, nodes, end, start = null) {
+    this.start = start;
     this.#offer(tables, nodes);
     if (this.busy || now() < this.due) return;
+    const means = { [SPREAD]: ` Lines are the mean of ${this.nodes.length} nodes, coloured areas reach from the lowest to the highest node.`, sum: ` Lines are the sum of ${this.nodes.length} nodes.` };
+    say(this.hint, this.#mode() === EACH ? "" : `Drag over a chart to zoom.${means[this.#mode()] ?? ""}`);
     this.busy = true;
     this.outdated = false;
     this.#round(signal, end).finally(() => {
       this.busy = false;
-      if (this.outdated && !signal.aborted) this.refresh(signal, tables, nodes, end);
+      if (this.outdated && !signal.aborted) this.refresh(signal, tables, nodes, end, start);
     });
   }
 
@@ -90,14 +163,26 @@ export class Panels {
 
   /** Offer the choice of nodes and columns. */
   #offer(tables, nodes) {
-    const text = JSON.stringify([Object.entries(tables).map(([name, columns]) => [name, columns.length]), nodes]);
+    const text = JSON.stringify([Object.entries(tables).map(([name, columns]) => [name, columns.length]), nodes, this.#mode()]);
     if (text === this.offered) return;
-    this.offered = text;
     this.tables = tables;
     this.nodes = nodes;
     if (!nodes.includes(this.node)) this.node = "";
-    this.which.replaceChildren(...(nodes.length < 2 ? [] : [
-      choice("Nodes", [["", `all ${nodes.length}, together`], ...nodes.map((name) => [name, name])], this.node, (value) => this.#choose("node", value)),
+    const mode = this.#mode();
+    this.offered = JSON.stringify([Object.entries(tables).map(([name, columns]) => [name, columns.length]), nodes, mode]);
+    const count = nodes.length;
+    const modes = [[SPREAD, `all ${count}: mean, min and max`], ["sum", `all ${count}: sum`], [EACH, `all ${count}: a chart each`]];
+    const pick = (value) => {
+      const [hosts, node] = value.startsWith("*") ? [value.slice(1), ""] : ["", value];
+      [this.hosts, this.node] = [hosts, node];
+      this.context.remember({ hosts: hosts === SPREAD ? "" : hosts, node });
+      this.#again();
+    };
+    const measures = this.charts.flatMap(([title, lines]) => lines.filter((line) => line.role !== "limit" && line.sources).map((line) => [key(title, line), key(title, line)]));
+    this.which.replaceChildren(...(count < 2 ? [] : [
+      choice("Nodes", [...modes.map(([value, one]) => [`*${value}`, one]), ...nodes.map((name) => [name, name])], this.node || `*${mode}`, pick),
+      ...(mode === EACH ? [choice("Value", measures, this.#single()[0], (value) => this.#choose("measure", value)),
+        choice("Order", ORDERS, this.order, (value) => this.#choose("order", value))] : []),
     ]));
     const all = Object.entries(tables).flatMap(([table, columns]) =>
       columns.filter((one) => one.kind !== "label").map((one) => [`${table}.${one.name}`, `${table}: ${one.name}`]));
@@ -105,22 +190,30 @@ export class Panels {
     this.due = 0;
   }
 
-  /** Return [title, lines] of the charts with known columns. */
+  /** Return the name and the line of the value of the small charts. */
+  #single() {
+    const found = this.charts.flatMap(([title, lines]) => lines.filter((line) => line.role !== "limit" && line.sources).map((line) => [key(title, line), line]));
+    return found.find(([name]) => name === this.measure) ?? found.find(([, line]) => line.role !== "part") ?? found[0];
+  }
+
+  /** Return [title, lines, more] of the charts with known columns, and note the others. */
   #wanted() {
     const wanted = [];
-    for (const [title, lines] of this.charts) {
+    this.without = new Map(); // title -> why it is missing
+    for (const [title, lines, more = {}] of this.charts) {
       const there = lines.flatMap((one) => {
         if (one.terms) return one.terms.every(([table, column]) => this.#has(table, column)) ? [one] : [];
         const sources = one.sources.filter(([table, column]) => this.#has(table, column));
         return sources.length ? [{ ...one, sources }] : [];
       });
-      if (there.length) wanted.push([title, there]);
+      if (there.some((one) => one.role !== "limit")) wanted.push([title, there, more]);
+      else this.without.set(title, absent((lines[0].sources ?? lines[0].terms)[0][0]));
     }
     const [table, column] = split(this.chosen);
     const found = this.tables[table]?.find((one) => one.name === column);
     if (found && found.kind !== "label") {
       const rate = found.kind === "counter" && found.unit !== "ts_date";
-      wanted.unshift([CHOSEN, [{ name: column, sources: [[table, column]], rate, mean: MEANS.includes(found.unit), apart: true, title: `${this.chosen}${rate ? ", growth" : ""}`, help: found.help }]]);
+      wanted.unshift([CHOSEN, [{ name: column, sources: [[table, column]], rate, mean: MEANS.includes(found.unit), apart: true, title: `${this.chosen}${rate ? ", growth" : ""}`, help: found.help }], {}]);
     }
     return wanted;
   }
@@ -129,72 +222,58 @@ export class Panels {
   #lay(wanted) {
     const titles = wanted.map(([title, lines]) => (title === CHOSEN ? lines[0].title : title));
     for (const [title, chart] of this.made) {
-      if (titles.includes(title)) continue;
+      if (titles.includes(title) && chart instanceof Chart) continue;
       chart.close();
       chart.element.remove();
       this.made.delete(title);
     }
     titles.forEach((title, n) => {
-      if (!this.made.has(title)) this.made.set(title, new Chart(title));
+      if (!this.made.has(title)) {
+        const more = { ...wanted[n][2], of: this.of, zoom: (since, until) => this.#zoomed([since, until]), whole: () => this.#whole() };
+        this.made.set(title, new Chart(title, more));
+      }
       const { element } = this.made.get(title);
       if (this.grid.children[n] !== element) this.grid.insertBefore(element, this.grid.children[n] ?? null);
     });
     return wanted.map(([, lines], n) => [this.made.get(titles[n]), lines]);
   }
 
-  async #round(signal, end) {
+  /** Return the lines of a chart to show over several nodes: of a mean no parts, if there is a whole. */
+  #chosenOf(lines) {
+    if (this.#mode() !== SPREAD) return lines;
+    const whole = lines.some((line) => !line.role);
+    return whole ? lines.filter((line) => line.role !== "part") : lines.map((line) => ({ ...line, role: line.role === "part" ? "" : line.role }));
+  }
+
+  // -- requests --
+
+  /** Return the parameters of all requests of a round, and whether the end of the time is unknown. */
+  #span(end) {
     const until = Math.ceil(Number.isNaN(end) ? this.latest ?? now() : end ?? now()); // given, so that all answers have the same intervals
     const unknown = this.range !== "all" && Number.isNaN(end) && this.latest === null; // the whole range has the end
     const seconds = this.range === "all" || unknown ? null : Number(this.range);
-    const shown = this.node ? 1 : Math.max(1, this.nodes.length);
-    const span = {
-      node: this.node,
-      points: Math.max(30, Math.min(POINTS, Math.floor(MOST_VALUES / shown))),
-      // without limits the collector returns all
-      ...(seconds === null ? {} : { since: until - seconds, until }),
-    };
-    const sources = new Set();
-    const warnings = new Set();
-    const answers = new Map();
-    const get = (table, column, rate) => {
-      const key = `${table}.${column}|${rate}`;
-      if (!answers.has(key)) answers.set(key, ask(`${this.path}/series`, { ...span, metric: `${table}.${column}`, rate: rate || "" }, signal));
-      return answers.get(key);
-    };
-    const left = this.#lay(this.#wanted());
-    const none = left.length ? "" : "Nothing to draw: there are no measured columns.";
-    let failed = 0;
+    // without limits the collector returns all
+    const limits = this.zoom ? { since: this.zoom[0], until: this.zoom[1] } : seconds === null ? {} : { since: until - seconds, until };
+    return { seconds, unknown, limits };
+  }
+
+  async #round(signal, end) {
+    const { seconds, unknown, limits } = this.#span(end);
+    const round = { signal, limits, sources: new Set(), warnings: new Set(), answers: new Map(), failed: 0, ends: [Infinity, -Infinity] };
+    const mode = this.#mode();
+    const left = mode === EACH ? [] : this.#lay(this.#wanted());
+    if (mode === EACH) await this.#small(round);
+    else await this.compared.load(signal);
+    const none = left.length || mode === EACH ? "" : "Nothing to draw: there are no measured columns.";
     const work = async () => {
       while (left.length && !signal.aborted) {
         const [chart, lines] = left.shift();
         try {
-          const made = [];
-          for (const one of lines) {
-            let parts = [];
-            let about = "";
-            for (const [table, column, more] of one.terms ?? one.sources) {
-              const answer = await get(table, column, one.rate);
-              sources.add(answer.source);
-              for (const { times } of answer.series) {
-                if (!times.length) continue;
-                this.earliest = Math.min(this.earliest ?? Infinity, times[0]);
-                this.latest = Math.max(this.latest ?? 0, times.at(-1));
-              }
-              for (const text of answer.warnings) warnings.add(text);
-              parts = one.terms ? [...parts, answer] : [answer];
-              if (!one.terms && answer.series.some(({ values }) => values.some((value) => value !== null))) {
-                about = more;
-                break;
-              }
-            }
-            made.push(...drawn(about ? { ...one, name: `${one.name}, ${about}` } : one, parts));
-          }
-          if (signal.aborted || !this.made.size) return;
-          chart.show(made);
+          await this.#fill(chart, this.#chosenOf(lines), round);
         } catch (error) {
           if (signal.aborted) return;
           if (!(error instanceof Failure)) throw error;
-          failed = Math.max(failed, error.after || AFTER_FAILURE_S);
+          round.failed = Math.max(round.failed, error.after || AFTER_FAILURE_S);
           chart.note(error.message);
           if (error.status === 429) left.length = 0; // later
         }
@@ -202,27 +281,148 @@ export class Panels {
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
     if (signal.aborted) return;
-    this.due = this.outdated ? 0 : now() + (failed || (end !== null ? MOST_S : Math.min(MOST_S, Math.max(LEAST_S, (seconds ?? 86400) / POINTS))));
+    for (const chart of this.made.values()) chart.within?.(this.#shown(round), this.#origin());
+    const ended = end !== null || this.zoom !== null;
+    this.due = this.outdated ? 0 : now() + (round.failed || (ended ? MOST_S : Math.min(MOST_S, Math.max(LEAST_S, (seconds ?? 86400) / POINTS))));
     if (unknown && this.latest !== null) this.outdated = true;
     const lasted = end === null || this.earliest === null ? "" : `Its values are from ${when(this.earliest)} to ${when(this.latest)}.`;
-    say(this.from, [none, origin(sources, warnings), lasted].filter(Boolean).join(" "));
+    say(this.lacking, missing(this.without));
+    say(this.from, [none, origin(round.sources, round.warnings), lasted].filter(Boolean).join(" "));
+  }
+
+  /** Return the range of all time axes; null without values. */
+  #shown({ limits, ends }) {
+    if (this.zoom) return this.zoom;
+    const [since, until] = ends;
+    if (since > until) return null;
+    return [Math.max(since, limits.since ?? since), until];
+  }
+
+  /** Request a column, once in a round. */
+  #get(round, [table, column], rate, more) {
+    const asked = { node: this.node, points: POINTS, ...round.limits, metric: `${table}.${column}`, rate: rate || "", ...more };
+    const name = JSON.stringify(asked);
+    if (!round.answers.has(name)) round.answers.set(name, ask(`${this.path}/series`, asked, round.signal));
+    return round.answers.get(name);
+  }
+
+  /** Note the source, the warnings and the times of an answer. */
+  #note(round, answer) {
+    round.sources.add(answer.source);
+    for (const text of answer.warnings) round.warnings.add(text);
+    for (const { times: own } of answer.together ? [answer.together] : answer.series) {
+      if (!own.length) continue;
+      this.earliest = Math.min(this.earliest ?? Infinity, own[0]);
+      this.latest = Math.max(this.latest ?? 0, own.at(-1));
+      round.ends = [Math.min(round.ends[0], own[0]), Math.max(round.ends[1], own.at(-1))];
+    }
+  }
+
+  /** Request the columns of a line up to the first one with values; return it as lines. */
+  async #linesOf(one, round) {
+    const mode = this.#mode();
+    const apart = one.apart && mode !== SPREAD;
+    const answers = [];
+    let about = "";
+    for (const [table, column, more] of one.terms ?? one.sources) {
+      const answer = await this.#get(round, [table, column], one.rate, { together: !apart });
+      this.#note(round, answer);
+      if (one.terms) answers.push(answer);
+      else {
+        answers[0] = answer;
+        if (values(answer).some((value) => value !== null)) {
+          about = more;
+          break;
+        }
+      }
+    }
+    const name = about ? `${one.name}, ${about}` : one.name;
+    const [answer] = answers;
+    if (apart && answer.series.length <= MOST_LINES) {
+      return answer.series.map((part) => ({ name: answer.series.length > 1 ? [part.node, ...Object.values(part.labels ?? {})].join(" ") : name, ...single(answer, part) }));
+    }
+    if (apart) {
+      const whole = await this.#get(round, one.sources[0], one.rate, { together: true });
+      return [{ name, ...together(whole, one.mean ? "mean" : "sum"), min: null, max: null }];
+    }
+    const lines = answers.map((each) => together(each, one.mean || mode === SPREAD ? "mean" : "sum"));
+    if (lines.length > 1) return [{ name, role: one.role, ...combined(lines, one.terms.map(([, , sign]) => sign)) }];
+    const band = mode === SPREAD && !one.role && lines[0].several && one.band !== false;
+    return [{ name, role: one.role, ...lines[0], ...(band ? {} : { min: null, max: null }) }];
+  }
+
+  async #fill(chart, lines, round) {
+    const banded = lines.filter((line) => !line.role).length <= 2; // more bands would hide each other
+    const made = [];
+    for (const one of lines) made.push(...await this.#linesOf({ ...one, band: banded }, round));
+    for (const line of await this.compared.lines(lines, made, this.#comparing(round))) {
+      made.push(line);
+      if (line.times.length) round.ends = [Math.min(round.ends[0], line.times[0]), Math.max(round.ends[1], line.times.at(-1))];
+    }
+    if (round.signal.aborted || !this.made.size) return;
+    chart.within(this.#shown(round), this.#origin());
+    const any = chart.show(made.filter((line) => line.role !== "limit" || made.some((other) => !other.role || other.role === "part")));
+    chart.element.hidden = !any;
+    if (!any) this.without.set(chart.title, "no values in this time");
+  }
+
+  #comparing(round) {
+    return { signal: round.signal, start: this.start ?? this.earliest, limits: round.limits, how: this.#mode() === SPREAD ? "mean" : "sum", points: POINTS };
+  }
+
+  /** Show a small chart for each node. */
+  async #small(round) {
+    this.without = new Map();
+    const [name, line] = this.#single();
+    const title = `${name}, for each node`;
+    for (const [former, chart] of this.made) {
+      if (former === title) continue;
+      chart.close();
+      chart.element.remove();
+      this.made.delete(former);
+    }
+    if (!this.made.has(title)) {
+      this.made.set(title, new Multiples(title));
+      this.grid.append(this.made.get(title).element);
+    }
+    const chart = this.made.get(title);
+    const points = Math.max(30, Math.min(POINTS, Math.floor(MOST_VALUES / this.nodes.length)));
+    try {
+      for (const source of line.sources.filter(([table, column]) => this.#has(table, column))) {
+        const answer = await this.#get(round, source, line.rate, { points });
+        this.#note(round, answer);
+        if (round.signal.aborted) return;
+        if (chart.show(answer, line.mean, this.order, this.zoom)) break;
+      }
+    } catch (error) {
+      if (round.signal.aborted) return;
+      if (!(error instanceof Failure)) throw error;
+      round.failed = error.after || AFTER_FAILURE_S;
+      chart.note(error.message);
+    }
   }
 }
 
-/** Return the line or lines of answers. */
-function drawn(one, answers) {
-  const [{ series }] = answers;
-  if (one.apart && series.length > 1 && series.length <= MOST_LINES) {
-    return series.map((part) => ({ name: [part.node, ...Object.values(part.labels ?? {})].join(" "), ...together({ ...answers[0], series: [part] }) }));
-  }
-  const lines = answers.map((answer) => together(answer, one.mean));
-  return [{ name: one.name, ...(lines.length > 1 ? combined(lines, one.terms.map(([, , sign]) => sign)) : lines[0]) }];
+const key = (title, line) => `${title}: ${line.name}`;
+const values = ({ together: found, series }) => (found ? found.max : series.flatMap((one) => one.values));
+
+/** Return a time range of the address; null for any other text. */
+function times(since, until) {
+  const found = [since, until].map((text) => (/^[0-9]{1,11}$/.test(text) ? Number(text) : NaN));
+  return found[0] < found[1] ? found : null;
 }
 
 /** Split a metric into table and column, at the first dot. */
 function split(text) {
   const at = text.indexOf(".");
   return at < 0 ? ["", ""] : [text.slice(0, at), text.slice(at + 1)];
+}
+
+/** Return what was not measured, with the reasons, in a line. */
+function missing(without) {
+  const reasons = new Map();
+  for (const [title, why] of without) reasons.set(why, [...(reasons.get(why) ?? []), title]);
+  return reasons.size ? `Not measured: ${[...reasons].map(([why, titles]) => `${titles.join(", ")} (${why})`).join("; ")}.` : "";
 }
 
 function origin(sources, warnings) {

@@ -1,9 +1,8 @@
 // Values over time as lines: pure functions.
 
-import { quantity } from "./units.js";
+import { iso, quantity } from "./units.js";
 
 const GAP = 3; // periods; the line is interrupted in longer gaps
-const CARRIED = 2; // periods for which a node's last value counts
 
 /** Return the median of the steps; 0 without steps. */
 function period(times) {
@@ -13,69 +12,34 @@ function period(times) {
   return steps[steps.length >> 1] ?? 0;
 }
 
+const scaled = (values, factor) => values.map((value) => (value == null ? null : value * factor));
+
 /**
- * Return an answer as one line.
- *
- * The values of several nodes are summed, or averaged. A node counts from its first value to its last; a sum with a missing
- * value of a node is missing.
- * @param {Object} answer {unit, step, series: [{times, values}]}
- * @param {boolean} mean
- * @returns {{times: number[], values: (number|null)[], unit: string}} seconds since 1970; in the unit of `quantity`
+ * Return the answer to a request with `together` as one line, with the min and max over nodes and devices.
+ * @param {Object} answer {unit, together: {times, sum, mean, min, max}}
+ * @param {string} how `sum` or `mean` over nodes and devices
+ * @returns {Object} {times, values, min, max, unit, several}: seconds since 1970; in the unit of `quantity`
  */
-export function together(answer, mean = false) {
-  const { factor } = quantity(answer.unit);
-  const parts = answer.series.filter((one) => one.times.length);
-  const line = parts.length > 1 ? summed(parts, answer.step, mean) : broken(parts[0] ?? { times: [], values: [] });
-  return { ...line, values: line.values.map((value) => (value == null ? value : value * factor)), unit: answer.unit };
+export function together({ unit, together: found }, how) {
+  const { factor } = quantity(unit);
+  const { times, series } = found ?? { times: [], series: 0 };
+  const column = (name) => scaled(found?.[name] ?? [], factor);
+  return { times, values: column(how), min: column("min"), max: column("max"), unit, several: series > 1 };
 }
 
-/** Return a line, interrupted in gaps. */
-function broken({ times, values }) {
+/** Return a series of an answer as a line, interrupted in gaps. */
+export function single({ unit }, { times, values }) {
+  const { factor } = quantity(unit);
   const least = GAP * period(times);
-  const made = { times: [], values: [] };
+  const made = { times: [], values: [], unit };
   times.forEach((time, n) => {
     if (n && least && time - times[n - 1] > least) {
       made.times.push((time + times[n - 1]) / 2);
       made.values.push(null);
     }
     made.times.push(time);
-    made.values.push(values[n] ?? null);
+    made.values.push(values[n] == null ? null : values[n] * factor);
   });
-  return made;
-}
-
-function summed(parts, step, mean) {
-  const width = Math.max(step || 0, ...parts.map((one) => period(one.times))) || 1;
-  // values lie in the middle of the cells, so a slightly early or late one is in its own cell
-  const origin = Math.min(...parts.map((one) => one.times[0])) - width / 2;
-  const cells = parts.map((one) => {
-    const cell = new Map();
-    one.times.forEach((time, n) => cell.set(Math.floor((time - origin) / width), one.values[n] ?? null));
-    return { cell, first: Math.floor((one.times[0] - origin) / width), last: Math.floor((one.times.at(-1) - origin) / width) };
-  });
-  const end = Math.max(...cells.map((one) => one.last));
-  const made = { times: [], values: [] };
-  for (let at = 0; at <= end; at++) {
-    let sum = 0;
-    let known = 0;
-    let whole = true;
-    let fresh = false;
-    for (const { cell, first, last } of cells) {
-      if (at < (first <= CARRIED ? 0 : first) || at > last + CARRIED) continue; // before the first value, or after the last
-      let from = at;
-      while (from > at - CARRIED && !cell.has(from)) from -= 1;
-      const value = cell.get(from) ?? null;
-      fresh ||= from === at;
-      if (value === null) whole = false;
-      else {
-        sum += value;
-        known += 1;
-      }
-    }
-    if (!fresh && known) whole = false; // only former values
-    made.times.push(origin + (at + 0.5) * width);
-    made.values.push(!known || (!whole && !mean) ? null : mean ? sum / known : sum);
-  }
   return made;
 }
 
@@ -112,6 +76,27 @@ export function joined(lines) {
   })];
 }
 
+/** Return the values of a line of `joined` at every time: between two own values, the former one. */
+export function carried(values) {
+  let end = values.length - 1;
+  while (end >= 0 && values[end] === undefined) end -= 1;
+  let last = null;
+  return values.map((value, n) => {
+    if (value !== undefined) last = value;
+    return n > end ? null : last;
+  });
+}
+
+/** Return the sums of the first one, two, ... of some columns; missing where one of them is. */
+export function stacked(columns) {
+  const sums = [];
+  for (const column of columns) {
+    const below = sums.at(-1);
+    sums.push(column.map((value, n) => (value == null || below?.[n] === null ? null : value + (below?.[n] ?? 0))));
+  }
+  return sums;
+}
+
 /** Summarise a line in four numbers; null without values. */
 export function summary(values) {
   const known = values.filter((value) => value != null);
@@ -123,4 +108,23 @@ export function summary(values) {
     sum += value;
   }
   return { last: values.at(-1) ?? known.at(-1), min, max, mean: sum / known.length };
+}
+
+const cell = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+// a spreadsheet computes a text that begins so
+const plain = (text) => cell(/^[=+\-@\t]/.test(text) ? `'${text}` : text);
+
+/**
+ * Return lines as CSV: a row for each time (UTC), a column for each line, and those of the min and max over nodes.
+ * @param {Array} lines [{name, times, values, unit, min, max}]; `min` and `max` only where they are shown
+ */
+export function csv(lines) {
+  const columns = lines.flatMap((line) => [
+    [line.name, line, line.values],
+    ...(line.min ? [[`${line.name}, min of hosts`, line, line.min], [`${line.name}, max of hosts`, line, line.max]] : []),
+  ]);
+  const [times, ...values] = joined(columns.map(([, line, own]) => ({ times: line.times, values: own })));
+  const heads = ["time", ...columns.map(([name, line]) => plain(`${name} [${quantity(line.unit).symbol}]`))];
+  const rows = times.map((time, n) => [iso(time), ...values.map((column) => (column[n] == null ? "" : String(column[n])))]);
+  return `${[heads, ...rows].map((row) => row.join(",")).join("\r\n")}\r\n`;
 }

@@ -166,6 +166,11 @@ const FAMILIES = {
   frequency: [known((value) => `${number(value)}Hz`), 10],
   date: [(value) => when(value), 10],
 };
+// family -> unit of the values themselves, for files and axes
+const SYMBOLS = {
+  size: "B", flow: "B/s", share: "share of 1", duration: "s", cores: "cores", power: "W", temperature: "°C",
+  frequency: "Hz", date: "s since 1970",
+};
 let units = {};
 
 /** Set the units of the interface: factors and families by name. */
@@ -173,13 +178,13 @@ export function declare(declared) {
   units = declared;
 }
 
-/** Return the factor of a unit's values, their format, and the base and the minimum of an axis's maximum. */
+/** Return the factor of a unit's values, their format and symbol, and the base and the minimum of an axis's maximum. */
 export function quantity(unit) {
   const { factor, family } = units[unit] ?? {};
   if (Object.hasOwn(FAMILIES, family ?? "")) {
     const [text, base, least] = FAMILIES[family];
-    return { factor, text, base, least: least ?? 0 };
+    return { factor, text, base, least: least ?? 0, symbol: SYMBOLS[family] };
   }
   const suffix = String(unit ?? "").endsWith("/s") ? " /s" : "";
-  return { factor: 1, text: known((value) => number(value) + suffix), base: 10, least: 0 };
+  return { factor: 1, text: known((value) => number(value) + suffix), base: 10, least: 0, symbol: unit || "count" };
 }

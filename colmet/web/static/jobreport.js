@@ -1,0 +1,144 @@
+// The report at the top of the view of a job: verdict, advice, use of what was requested, why it ended, facts.
+
+import { Failure, address, ask, now } from "./api.js";
+import { bar, el, Facts, fill, keep, mark, say } from "./dom.js";
+import { NONE, cores, count, iso, lasting, sentence, share, size, when } from "./units.js";
+
+const AGAIN_S = 60; // between two requests for a running job
+const SLOW_AGAIN_S = 300; // likewise, if the archive lacks the job: each report of its rows needs seconds
+const MOST_STARTS = 5;
+const NAMES = { cores: "CPU", memory: "Memory", gpus: "GPU", walltime: "Walltime" };
+const AMOUNTS = { cores, memory: size, gpus: cores, walltime: lasting };
+const ENDS = { done: "good", failed: "bad", timeout: "bad", out_of_memory: "bad", node_failed: "bad" };
+
+const words = (text) => String(text).replaceAll("_", " ");
+
+/** Return the facts of the batch system and of the measurement. */
+function facts({ batch, user, hosts, start, end, wall_s: wall, state, completeness }) {
+  const known = (value, text) => (value == null || value === "" ? null : text(value));
+  const time = (seconds) => [known(seconds, when), iso(seconds)];
+  const one = batch ?? {};
+  const waited = one.submitted != null && one.started != null ? Math.max(0, one.started - one.submitted) : null;
+  return [
+    ["User", user || null],
+    ["Name", known(one.name, String)],
+    ["Project", known(one.project, String)],
+    ["Queue", known(one.queue, String)],
+    ["Number", one.batch_id && one.array ? one.batch_id : null, "as the batch system prints it"],
+    ["Array", known(one.array, String)],
+    ["After", known(one.dependency, String), "the jobs that it waited for"],
+    ["Submitted", ...time(one.submitted)],
+    ["Waited", known(waited, lasting), "from its submission to its start"],
+    ["Started", ...time(one.started ?? start)],
+    [state === "running" ? "Last sample" : "Ended", ...time(one.ended ?? end)],
+    ["Lasted", known(wall, lasting)],
+    ["Exit code", known(one.exit_code, String)],
+    ["Signal", one.exit_signal ? String(one.exit_signal) : null],
+    ["Reason", known(one.reason, String), "the batch system's own word"],
+    ["Hosts", hosts?.length ? count(hosts.length) : null],
+    ["Samples stored", known(completeness?.here_ratio, share)],
+  ];
+}
+
+export class JobReport {
+  constructor(path, start) {
+    this.path = path;
+    this.start = start; // of one of several jobs with this number
+    this.due = 0;
+    this.report = null;
+    this.footprint = null;
+    this.state = el("b", { class: "state" });
+    this.end = el("span");
+    this.verdict = el("p", { class: "verdict" });
+    this.advice = el("ul", { class: "advice" });
+    this.none = el("p", { class: "soft" });
+    this.uses = el("dl", { class: "uses", "aria-label": "Used of requested" });
+    this.facts = new Facts("Facts of the job");
+    this.starts = el("p", { class: "soft" });
+    this.link = el("a", { text: "Full report" });
+    this.element = el("section", { class: "report", "aria-labelledby": "report-title", hidden: true },
+      el("div", { class: "tools" }, el("h2", { id: "report-title", text: "Report" }), this.link),
+      this.verdict, el("p", {}, this.state, this.end), this.advice, this.none, this.uses, this.facts.element, this.starts);
+    this.note = el("p", { class: "soft", hidden: true });
+  }
+
+  /**
+   * Request the report if it is due: from the archive, within milliseconds, else from the stored rows.
+   * @param {boolean} isRunning
+   * @param {boolean} isStored whether there are rows
+   * @param {?number} first time of its first sample, if known
+   */
+  async refresh(signal, isRunning, isStored, first = null) {
+    if (now() < this.due) return;
+    this.due = now() + AGAIN_S;
+    const asked = { start: this.start };
+    try {
+      const { report, footprint } = await ask(`${this.path}/summary`, asked, signal);
+      this.footprint = footprint;
+      const isEarlier = report && isStored && !this.start && first !== null && report.end < first - AGAIN_S; // of this number
+      if (report && !isEarlier) this.#show(report);
+      else if (isStored) {
+        if (this.report === null) this.#say("Making the report from the stored rows…");
+        this.#show(await ask(`${this.path}/report`, asked, signal));
+        this.due = now() + SLOW_AGAIN_S;
+      } else this.#say("No report yet: nothing is stored of this job.");
+      if (this.report && !isRunning && this.report.state === "ended") this.due = Infinity;
+    } catch (error) {
+      if (signal.aborted || !(error instanceof Failure)) throw error;
+      this.due = now() + Math.max(error.after, AGAIN_S);
+      this.#say(`No report: ${error.message}`);
+    }
+  }
+
+  #say(text) {
+    this.note.hidden = !text;
+    say(this.note, text);
+  }
+
+  #show(report) {
+    this.report = report;
+    this.element.hidden = false;
+    this.#say("");
+    this.link.href = address(`${this.path}/report.html`, { start: this.start });
+    const { ending, batch, uses, advice, advice_withheld: withheld } = report;
+    const state = ending?.kind ?? (batch?.state || report.state);
+    say(this.state, words(state));
+    mark(this.state, "data-end", ENDS[state]);
+    say(this.end, ending ? ` ${[ending.text, ending.remedy].filter(Boolean).join(" ")}` : report.state === "unknown" ? " Its nodes have sent nothing since its last sample." : "");
+    keep(this.verdict, report.verdict, (one) => one.what, () => el("b"), (node, one) => {
+      mark(node, "data-grade", one.grade);
+      say(node, `${one.text}: ${one.grade}`);
+    });
+    keep(this.advice, advice, (one) => one.rule, () => el("li", {}, el("span"), el("small")), (node, one) => {
+      say(node.firstElementChild, sentence(one.text));
+      say(node.lastElementChild, `Because ${one.because}.`);
+    });
+    this.none.hidden = advice.length > 0;
+    say(this.none, withheld ? `No advice: ${withheld}.` : "No advice: none of the rules applies.");
+    this.#uses(uses, report);
+    this.facts.show(facts(report));
+    this.#others(report.starts ?? []);
+  }
+
+  #uses(uses, { cpu, memory }) {
+    const whole = { cores: cpu.cpus, memory: memory.limit_bytes };
+    keep(this.uses, uses, (use) => use.what, (use) => el("div", {}, el("dt", { text: NAMES[use.what] }), el("dd", {}, bar(), el("b"), el("span"))), (node, use) => {
+      const [box, part, text] = node.lastElementChild.children;
+      mark(node, "data-grade", use.grade || null);
+      fill(box, use.ratio);
+      say(part, use.ratio == null ? NONE : `${share(use.ratio)} ${use.grade}`);
+      const amount = AMOUNTS[use.what];
+      const all = use.requested ?? whole[use.what];
+      const of = all == null ? "" : ` of ${amount(all)} ${use.requested == null ? "allocated" : "requested"}`;
+      say(text, use.used == null ? "not measured" : `${amount(use.used)}${of}${["cores", "gpus"].includes(use.what) ? ", on average" : use.what === "memory" ? ", at most" : ""}`);
+    });
+  }
+
+  #others(starts) {
+    this.starts.hidden = starts.length < 2;
+    if (starts.length < 2) return;
+    const others = starts.filter((one) => one !== Number(this.start || starts[0])).slice(0, MOST_STARTS);
+    this.starts.replaceChildren(`${count(starts.length)} jobs had this number; others started `,
+      ...others.flatMap((one, n) => [n ? ", " : "", el("a", { href: `${location.hash.split("?", 1)[0]}?start=${one}`, text: when(one) })]), ".");
+  }
+}
