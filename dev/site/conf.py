@@ -29,7 +29,18 @@ NAVIGATION = (
     (
         "Administrators",
         (
-            *("sizing", "install", "upgrade", "configuration", "keys", "security", "privacy", "operations", "health"),
+            *(
+                "administrator",
+                "sizing",
+                "install",
+                "upgrade",
+                "configuration",
+                "keys",
+                "security",
+                "privacy",
+                "operations",
+                "health",
+            ),
             *("tools/doctor", "troubleshooting", "messages", "tools/notices", "retention", "tools/archive"),
             *("tools/http", "tools/grafana", "tools/oar", "tools/mem", "tools/facility"),
         ),
