@@ -5,8 +5,9 @@ directory: a writable layer over this machine, without files of Colmet, and with
 ``text`` right after a block of commands has their output. ``--write`` writes the real output into the page.
 
 The rule for the comparison: digits, the lengths of bars, and spaces between words may differ; words, columns, units
-and the order of lines may not. Only lines of `OPTIONAL` may be missing, as reports show no waits of 0. A line ``...``
-stands for any lines. A single command of `QUERIES` is repeated until its output is as expected: a reader waits, too.
+and the order of lines may not. A duration is one number, in s or in min and s. Only lines of
+`OPTIONAL` may be missing, as reports show no waits of 0. A line ``...`` stands for any lines. A single command of
+`QUERIES` is repeated until its output is as expected: a reader waits, too.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def blocks_of(page: str) -> list[Block]:
 def plain(text: str) -> list[str]:
     """Return lines of output without what may differ from one run to the next."""
     masked = re.sub(r"\d+(?:[.,:]\d+)*", "N", re.sub("[█░]+", "BAR", re.sub(r"\.dev\d+", "", text)))
-    masked = re.sub(r"(?:< |over )?N %", "N %", masked)
+    masked = re.sub(r"N (?:d|h|min) N (?:h|min|s)\b", "N s", re.sub(r"(?:< |over )?N %", "N %", masked))
     lines = [re.sub(r"\s+", " ", line).strip() for line in masked.splitlines()]
     return [line for line in lines if not OPTIONAL.search(line)]
 

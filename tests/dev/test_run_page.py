@@ -53,6 +53,7 @@ def test_the_blocks_of_a_page_are_those_to_run_with_the_output_right_after_them(
         ("a\n...\nb\n", "a\nx\ny\nb\n"),
         ("a\n...\n", "a\n"),
         ("█░ 1 %  running 2 s\n█░ 1 %  block I/O 0.2 s\n", "██ 9 %  running 2 s\n"),
+        ("idle 20.5 s of 1 h 0 min\n", "idle 1 min 4 s of 2 d 3 h\n"),
         ("version 1.0.0.dev0\n", "version 1.0.0\n"),
     ],
 )
