@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.archive.columns import DONE, ENDED, OUT_OF_MEMORY, RUNNING, TEXT, TIMEOUT, JobColumn, Summary
-from colmet.archive.queries import JobArchive, JobFilter, JobPage, Row
+from colmet.archive.queries import JobArchive, JobFilter, JobPage, Row, UsageGroup
 from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_S, MEMORY_LOW
 from colmet.report.model import Number
 
@@ -58,6 +58,13 @@ def grade(what: str, share: Number, job: JobState) -> str:
         return ""
     good, low = THRESHOLDS[what]
     return GOOD if share >= good else LOW if share >= low else POOR
+
+
+def grade_of_usage(group: UsageGroup) -> str | None:
+    """Return the grade of the CPU time that several jobs used of the allocated; None if it is unknown."""
+    held, used = group.sums["core_s"], group.sums["cpu_s"]
+    share = None if not held or used is None else used / held
+    return grade(CORES, share, JobState("", False, LEAST_S, True, False)) or None
 
 
 class _Graded(NamedTuple):

@@ -203,3 +203,12 @@ def _start_of(kind: str, moment: int) -> int:
 def by_size(groups: Iterable[UsageGroup]) -> list[UsageGroup]:
     """Return groups by allocated CPU time, largest first, then by jobs and keys."""
     return sorted(groups, key=lambda one: (-(one.sums["core_s"] or 0.0), -one.jobs, one.keys))
+
+
+def total_of(groups: Sequence[UsageGroup]) -> UsageGroup:
+    """Return the sums over groups; jobs of several months or hosts count in each."""
+    sums: dict[str, float | None] = {}
+    for name in SUMS:
+        values = [value for group in groups for value in [group.sums[name]] if value is not None]
+        sums[name] = sum(values) if values else None
+    return UsageGroup((), sum([group.jobs for group in groups]), sums)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from colmet.archive import factors
 from colmet.archive.factors import HOUR_S, JOULES_PER_KWH, Factors
-from colmet.archive.queries import GROUPS, SPANS, SUMS, UsageGroup
+from colmet.archive.queries import GROUPS, SPANS, UsageGroup, total_of
 from colmet.commands import archives, selection
 from colmet.commands.times import moment
 from colmet.commands.top.view import clean
@@ -176,15 +176,6 @@ def _print_csv(groups: Sequence[UsageGroup], by: Sequence[str], figures: Sequenc
     for group in groups:
         row = _row(group, by, figures, known)
         writer.writerow([archives.csv_cell(row[name]) for name in names])
-
-
-def total_of(groups: Sequence[UsageGroup]) -> UsageGroup:
-    """Return the sums over groups; jobs of several months or hosts count in each."""
-    sums: dict[str, float | None] = {}
-    for name in SUMS:
-        values = [value for group in groups for value in [group.sums[name]] if value is not None]
-        sums[name] = sum(values) if values else None
-    return UsageGroup((), sum([group.jobs for group in groups]), sums)
 
 
 def _texts(figure: Figure, groups: Sequence[UsageGroup], known: Factors) -> list[str]:

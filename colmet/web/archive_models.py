@@ -131,6 +131,7 @@ class UsageOfGroup(BaseModel):
     keys: list[str] = Field(..., description="one for each word of `by`; empty for a missing value")
     jobs: int
     sums: UsageSums
+    cpu_grade: Optional[str] = Field(..., description="grade of the CPU time used of the allocated; null if unknown")
     co2_g: Optional[float] = Field(..., description="grams of CO2; null without a factor, or without the energy")
     cost: Optional[float] = Field(..., description="of energy and core hours; null without a factor, or without a sum")
 
@@ -140,6 +141,9 @@ class UsageAnswer(BaseModel):
 
     by: list[str]
     groups: list[UsageOfGroup]
+    total: UsageOfGroup = Field(
+        ..., description="of all groups, without keys; a job of two months or hosts counts twice"
+    )
     sources: list[str] = Field(..., description="the factors of CO2 and cost, each with its source; a site's own")
     currency: Optional[str] = Field(..., description="of `cost`")
     warnings: list[str] = Field(..., description="such as unreadable factors")

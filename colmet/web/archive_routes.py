@@ -14,8 +14,8 @@ from colmet.archive import factors, footprint
 from colmet.archive.columns import FOOTPRINT, LARGE
 from colmet.archive.derived import LISTED
 from colmet.archive.factors import Factors
-from colmet.archive.grades import GRADES, graded_jobs, grades_of
-from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup
+from colmet.archive.grades import GRADES, grade_of_usage, graded_jobs, grades_of
+from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup, total_of
 from colmet.common.errors import ColmetError
 from colmet.report import jobs_page
 from colmet.report.archived import find
@@ -199,10 +199,8 @@ class ArchiveRoutes:
             known, warnings = _factors(only)
             return {
                 "by": words,
-                "groups": [
-                    {**one._asdict(), "keys": list(one.keys), "co2_g": known.co2_g(one), "cost": known.cost(one)}
-                    for one in groups
-                ],
+                "groups": [_usage(one, known) for one in groups],
+                "total": _usage(total_of(groups), known),
                 "sources": known.sources,
                 "currency": known.currency or None,
                 "warnings": warnings,
@@ -250,6 +248,12 @@ class ArchiveRoutes:
                 return failure(503, str(err) if only is None else UNREADABLE)
 
         return await self._routes.run(self._workers, request, make)
+
+
+def _usage(group: UsageGroup, known: Factors) -> Mapping[str, Any]:
+    """Return a group of an answer."""
+    made = {"cpu_grade": grade_of_usage(group), "co2_g": known.co2_g(group), "cost": known.cost(group)}
+    return {**group._asdict(), "keys": list(group.keys), **made}
 
 
 def _factors(only: Optional[str]) -> tuple[Factors, list[str]]:

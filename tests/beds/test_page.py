@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
+import io
 import json
 import statistics
 import subprocess
@@ -16,6 +18,7 @@ import zipfile
 import pytest
 
 from colmet.archive.local import LocalArchive
+from colmet.commands.usage import FIGURES
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web.access import Access
 from colmet.web.credentials import make_password
@@ -38,7 +41,7 @@ JOB, NODE = web_facts.FIRST + 450, "node51"
 web_facts.USERS = (*web_facts.USERS, NAME)  # the job is that user's
 VIEWS = {"jobs": "#/", "nodes": "#/nodes", "job": f"#/job/{JOB}", "node": f"#/node/{NODE}", "memory": "#/memory"}
 FEW = {**VIEWS, "jobs": "#/?text=10045", "memory": "#/memory?jobs=yes&text=node51"}  # of rows that are alike
-ARCHIVED = {"archived jobs": "#/?state=failed&below=80"}
+ARCHIVED = {"archived jobs": "#/?state=failed&below=80", "usage": "#/usage?span=90d"}
 CHARTS = "document.querySelectorAll('.chart').length > 3 && !document.querySelector('.plot p')"
 OFTEN = "?every=1"  # the page asks each second
 SERIOUS = ("serious", "critical")
@@ -463,6 +466,97 @@ def test_a_user_sees_my_jobs(browser, tmp_path):
         assert page.run("getComputedStyle(document.querySelector('th.of-user')).display") == "none"
         labels = page.run("[...document.querySelectorAll('#main label')].map(e => e.firstElementChild.textContent)")
         assert "User" not in labels and "Project" in labels
+        assert page.complaints() == []
+
+
+FACTORS = """co2-per-kwh = 50
+co2-source = "grid of <b>2025</b>"
+price-per-core-hour = 0.5
+price-source = "contract"
+currency = "EUR"
+"""
+
+
+def test_usage_is_summed_by_a_group_with_co2_and_cost_and_their_sources(browser, archived, tmp_path, monkeypatch):
+    path = tmp_path / "usage.toml"
+    path.write_text(FACTORS)
+    monkeypatch.setattr("colmet.archive.factors.DEFAULT_PATH", str(path))
+    heads = "[...document.querySelectorAll('#main thead th')].map(e => e.innerText.trim())"
+    with browser.page() as page:
+        shown(page, archived, "#/usage?span=90d")
+        assert page.run(heads) == [
+            *("User", "Used, wasted", "Jobs", "Core h ▼", "Used core h", "Wasted core h", "CPU efficiency", "GPU h"),
+            *("Memory GiB h", "kWh", "CO2 kg", "Cost EUR"),
+        ]
+        assert len(page.run("[...document.querySelectorAll('.usage tbody th')].map(e => e.textContent)")) == 11
+        sources = page.run("[...document.querySelectorAll('.sources li')].map(e => e.textContent)")
+        assert sources == [
+            "CO2: 50 g per kWh (grid of <b>2025</b>)",
+            "Cost: 0.5 EUR per allocated core hour (contract)",
+        ]
+        command = f"colmet usage --by user --since 90d --all-users --url {archived.rstrip('/')}"
+        assert page.run("document.querySelector('#main code').textContent") == command
+        hours = "[...document.querySelectorAll('td.of-core_s')].map(e => parseFloat(e.textContent.replace(',', '')))"
+        assert page.run(hours) == sorted(page.run(hours), reverse=True)
+        chosen(page, "By", "month")
+        page.wait("document.querySelector('.usage caption').textContent === 'Usage by month'")
+        months = page.run("[...document.querySelectorAll('.usage tbody th')].map(e => e.textContent)")
+        assert months == sorted(months, reverse=True) and len(months) > 1
+        chosen(page, "Time", "dates")
+        chosen(page, "From", "2001-01-01")
+        page.run("document.querySelectorAll('#main input[type=date]')[0].dispatchEvent(new Event('change'))")
+        chosen(page, "To", "2001-02-01")
+        page.run("document.querySelectorAll('#main input[type=date]')[1].dispatchEvent(new Event('change'))")
+        page.wait("document.querySelector('#main [role=status]').textContent === 'No job ran in this time.'")
+        words = "colmet usage --by month --since 2001-01-01T00:00:00Z --until 2001-02-02T00:00:00Z"
+        assert page.run("document.querySelector('#main code').textContent").startswith(words)
+        assert page.run("location.hash") == "#/usage?span=dates&by=month&since=2001-01-01&until=2001-02-01"
+        assert page.run("document.querySelectorAll('#main b').length") == 0, "a source is text"
+        assert page.complaints() == []
+
+
+def test_usage_is_saved_as_csv_like_that_of_the_command(browser, archived):
+    with browser.page() as page:
+        shown(page, archived, "#/usage?span=90d")
+        page.run(
+            "window.saved = []; URL.createObjectURL = blob => { saved.push(blob); return '#' };"
+            "HTMLAnchorElement.prototype.click = function() { saved.push(this.download) }"
+        )
+        page.run("[...document.querySelectorAll('#main button')].find(e => e.textContent === 'Download CSV').click()")
+        head, *lines = csv.reader(io.StringIO(page.run("saved[0].text()")))
+        assert page.run("saved[1]") == "usage-by-user.csv"
+        assert head == ["user", *[figure.name for figure in FIGURES]]
+        asked = json.load(urllib.request.urlopen(f"{archived}api/v1/usage?by=user", timeout=30))
+        sums = {one["keys"][0]: one["sums"] for one in asked["groups"]}
+        assert {line[0] for line in lines} == set(sums)
+        for line in lines:
+            assert float(line[2]) == pytest.approx(sums[line[0]]["core_s"] / 3600)
+
+
+def test_a_user_sees_the_own_usage_and_totals(browser, tmp_path):
+    users = tmp_path / "users"
+    users.write_text(f"alice:{make_password(PASSWORD).text()}\n")
+    users.chmod(0o600)
+    with with_archive(tmp_path, 10, 20, 60, users=str(users)) as url, browser.page() as page:
+        shown(page, url.replace("//", f"//alice:{PASSWORD.replace(' ', '%20')}@"))
+        facts = page.run("[...document.querySelectorAll('.facts.line div')].map(e => e.textContent)")
+        assert facts[0].startswith("Running now2 jobs, ") and facts[0].endswith(" cores")
+        assert "CPU efficiency" in facts[1] and facts[1].startswith("Last 7 days")
+        page.run("location.hash = '#/usage'")
+        page.wait("document.querySelector('.usage tbody tr')")
+        assert page.run("document.querySelector('h1').textContent") == "My usage"
+        options = page.run("[...document.querySelectorAll('#main select')[0].options].map(e => e.value)")
+        assert options == ["project", "queue", "month", "host"]
+        assert "--all-users" not in page.run("document.querySelector('#main code').textContent")
+        assert page.complaints() == []
+
+
+def test_without_an_archive_there_is_no_usage_and_the_view_says_so(browser, site):
+    with browser.page() as page:
+        page.open(f"{site}#/usage")
+        page.wait(
+            "document.querySelector('#main [role=status]')?.textContent.startsWith('This collector keeps no archive')"
+        )
         assert page.complaints() == []
 
 

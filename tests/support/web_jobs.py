@@ -34,7 +34,7 @@ POINTS = 48
 def jobs_in(path, facts, ended, now=None, seed=3):
     """Write the running jobs of a cluster and a number of ended ones; return what opens the archive.
 
-    Every tenth job is not known to the batch system. Some are too short for curves.
+    Every eleventh job is not known to the batch system. Some are too short for curves.
     """
     now = int(time.time() if now is None else now)
     draw = np.random.default_rng(seed)
@@ -55,7 +55,7 @@ def jobs_in(path, facts, ended, now=None, seed=3):
             row["host"] = on[(n + k) % len(on)]
         if is_running:
             _resize(job, facts._job(number)["cpus"])
-        if "system" in job and n % 10:
+        if "system" in job and n % 11:
             end = {"state": "running", "ended": None, "exit_code": None} if is_running else {"ended": start + wall}
             if not is_running and job["state"] == "running":
                 end.update(state="done", exit_code=0)

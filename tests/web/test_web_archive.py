@@ -165,6 +165,19 @@ def test_a_user_that_nodes_know_by_number_sees_the_jobs_of_the_number(monkeypatc
     assert group["sums"]["core_s"] == pytest.approx(sum(row["core_s"] for row in page["items"]))
 
 
+def test_usage_has_a_total_and_the_grade_of_its_cpu_time(app):
+    found = got(app, "/api/v1/usage?by=user", ROOT)
+    total = found["total"]
+    assert total["keys"] == [] and total["jobs"] == sum(one["jobs"] for one in found["groups"]) == COUNT + 3
+    for name, value in total["sums"].items():
+        assert value == pytest.approx(sum(one["sums"][name] or 0.0 for one in found["groups"]))
+    for one in [total, *found["groups"]]:
+        share = one["sums"]["cpu_s"] / one["sums"]["core_s"]
+        assert one["cpu_grade"] == ("good" if share >= 0.5 else "low")
+    nothing = got(app, "/api/v1/usage?since=2&until=1", ALICE)["total"]
+    assert nothing["jobs"] == 0 and nothing["cpu_grade"] is None and set(nothing["sums"].values()) == {None}
+
+
 def test_usage_has_co2_and_cost_by_the_factors_of_the_site_with_their_sources(app, tmp_path, monkeypatch):
     path = tmp_path / "usage.toml"
     monkeypatch.setattr("colmet.archive.factors.DEFAULT_PATH", str(path))
@@ -180,6 +193,7 @@ def test_usage_has_co2_and_cost_by_the_factors_of_the_site_with_their_sources(ap
     (group,) = found["groups"]
     assert group["co2_g"] == pytest.approx(group["sums"]["energy_joules"] / 3.6e6 * 50) and group["co2_g"] > 0
     assert group["cost"] == pytest.approx(group["sums"]["core_s"] / 3600 * 0.5)
+    assert {**found["total"], "keys": ["alice"]} == group
     path.write_text("co2-per-kwh = 50")
     assert got(app, "/api/v1/usage?by=user", ROOT)["warnings"] == [
         f"{path}: co2-source is missing: readers need to know where the number is from"

@@ -3,7 +3,7 @@
 import { jobAddress } from "./columns.js";
 import { mark, say } from "./dom.js";
 import { column, graded, linked } from "./table.js";
-import { NONE, cores, count, energy, lasting, share, size, when } from "./units.js";
+import { NONE, cores, count, energy, lasting, minute, share, size } from "./units.js";
 
 /** States of the archive, [value, text]. */
 export const STATES = [
@@ -34,7 +34,7 @@ export const ARCHIVED_COLUMNS = [
   column("user", "User", (row) => row.user || NONE, { left: true, rank: 1 }),
   column("state", "State", ended, { left: true, show: (cell, row) => {
     say(cell, ended(row));
-    mark(cell, "title", row.reason && row.reason.toLowerCase() !== row.state ? `by the batch system: ${row.reason}` : null);
+    mark(cell, "title", row.reason && row.reason.toLowerCase() !== row.state ? `${ended(row)}; by the batch system: ${row.reason}` : ended(row));
     cell.classList.toggle("bad", BAD.includes(row.state));
   } }),
   column("hosts", "Nodes", (row) => count(row.hosts), { rank: 3 }),
@@ -48,13 +48,13 @@ export const ARCHIVED_COLUMNS = [
   column("memory_used_ratio", "Memory", (row) => (row.memory_used_ratio == null ? size(row.memory_peak) : `${share(row.memory_used_ratio)} of ${size(requested(row))}`),
     { rank: 1, long: "highest memory use, as a share of the requested memory; without a request, of the limit" }),
   column("energy_joules", "Energy", (row) => energy(row.energy_joules), { rank: 3, long: "its share of its nodes' energy, and its GPUs'" }),
-  column("start", "Started", (row) => when(row.start), { rank: 1 }),
-  column("end", "Ended", (row) => (row.state === "running" ? "runs" : when(row.end)), { rank: 3 }),
+  column("start", "Started", (row) => minute(row.start), { rank: 1 }),
+  column("end", "Ended", (row) => (row.state === "running" ? "runs" : minute(row.end)), { rank: 3 }),
 ];
 
-/** The state of a job, with its exit code or signal. */
+/** The state of a job; of a failed one with its exit code or signal, as other states explain themselves. */
 function ended(row) {
-  const why = row.exit_signal ? `signal ${row.exit_signal}` : row.exit_code ? `exit ${row.exit_code}` : "";
+  const why = row.state !== "failed" ? "" : row.exit_signal ? `signal ${row.exit_signal}` : row.exit_code ? `exit ${row.exit_code}` : "";
   return [String(row.state ?? NONE).replaceAll("_", " "), why].filter(Boolean).join(", ");
 }
 

@@ -6,6 +6,7 @@ import { GRIDENGINE, JOB_COLUMNS, NO_JOB, jobAddress } from "./columns.js";
 import { choice, el, mark, say } from "./dom.js";
 import { Filters, percent } from "./filters.js";
 import { Table } from "./table.js";
+import { Totals } from "./totals.js";
 import { count } from "./units.js";
 
 const SIZES = ["50", "100", "200"];
@@ -55,7 +56,9 @@ export class Jobs {
     this.size = choice("Rows", SIZES.map((one) => [one, one]), this.limit, (value) => { this.limit = value; this.#changed(); });
     this.pages = el("nav", { class: "pages", "aria-label": "Pages of jobs" }, this.before, this.found, this.stored, this.after, this.size);
     this.body = el("div");
-    this.element = el("div", {}, this.heading, this.body);
+    this.totals = new Totals();
+    this.element = el("div", {}, this.heading, this.totals.element, this.body);
+    this.live = new Map(); // the present rows of running jobs, by number
     this.changes = 0;
     this.due = 0;
     this.checked = 0;
@@ -107,6 +110,7 @@ export class Jobs {
     const sort = source.columns.find((one) => one.sorts && one.key === asked.get("sort"))?.key ?? this.#sort();
     this.table = new Table(this.title, source.columns, source.keyOf, { sort, reverse: asked.get("reverse") === "true" }, () => this.#changed());
     this.table.element.classList.toggle("own", !admin);
+    this.table.element.classList.add("list");
     this.table.body.classList.add("rows");
     this.table.body.addEventListener("click", open);
     this.body.replaceChildren(this.filters.element, this.table.element, this.pages);
@@ -120,7 +124,7 @@ export class Jobs {
     this.#changed();
   }
 
-  /** Refresh the view; return whether a request was sent. */
+  /** Refresh the view. */
   async refresh(signal) {
     const at = performance.now() / 1000;
     if (!this.source || (this.source === RECENT && at >= this.checked)) {
@@ -128,35 +132,38 @@ export class Jobs {
       this.checked = at + CHECK_S;
       this.#build(this.who);
     }
+    await Promise.all([this.#list(at, signal), this.totals.refresh(this.who.archive, signal)]);
+  }
+
+  /** Request and show what is due. */
+  async #list(at, signal) {
     const { source, changes } = this;
-    let asks = false;
     if (at >= this.due) {
-      asks = true;
       const page = await ask(source.path, { ...source.asked(this.filters.values, this.table), offset: this.offset, limit: this.limit }, signal);
-      if (changes !== this.changes) return true; // other jobs are wanted now
+      if (changes !== this.changes) return; // other jobs are wanted now
       this.due = at + source.every;
       if (!page.items.length && page.offset && page.total) {
         this.#changed(Math.floor((page.total - 1) / Number(this.limit)) * Number(this.limit)); // there are fewer now
-        return true;
+        return;
       }
       this.page = page;
-      this.#show(new Map());
+      this.#show();
     }
     const running = source === ARCHIVE ? this.page.items.filter((row) => row.state === "running").map((row) => row.job) : [];
     if (running.length) {
-      asks = true;
       const { items } = await ask("api/v1/jobs", { job: running.join(","), limit: running.length }, signal);
-      if (changes === this.changes) this.#show(new Map(items.map((row) => [row.job, row])));
+      if (changes !== this.changes) return;
+      this.live = new Map(items.map((row) => [row.job, row]));
+      this.#show();
     }
-    return asks;
   }
 
   /** Show the page, with the present use of jobs that run. */
-  #show(live) {
+  #show() {
     const { total, offset, items } = this.page;
     const { text, state } = this.filters.values;
     this.table.element.classList.toggle("running", state === "running");
-    this.table.show(items.map((row) => ({ ...row, live: live.get(row.job) ?? null })));
+    this.table.show(items.map((row) => ({ ...row, live: (row.state === "running" && this.live.get(row.job)) || null })));
     const none = this.source.none(this.filters.values, this.filters.any, this.who.admin) + (this.who.gridengine ? ` ${GRIDENGINE}` : "");
     say(this.found, items.length ? `${count(offset + 1)}–${count(offset + items.length)} of ${count(total)}` : none);
     this.stored.hidden = items.length > 0 || !NUMBER.test(text); // the view of a job reads the store, too

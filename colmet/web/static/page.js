@@ -13,6 +13,7 @@ const VIEWS = {
   nodes: async () => (await import("./nodes.js")).Nodes,
   job: async () => (await import("./job.js")).Job,
   node: async () => (await import("./node.js")).Host,
+  usage: async () => (await import("./usage.js")).Usage,
   memory: async () => (await import("./memory.js")).Memory,
 };
 const ABOVE = { job: "", node: "nodes" }; // the view that a view is reached from

@@ -130,6 +130,11 @@ export function when(seconds, now = Date.now()) {
   return dated(one) === dated(fields(now)) ? timed(one) : `${dated(one)} ${timed(one)}`;
 }
 
+/** The same without its seconds, for lists. */
+export function minute(seconds, now = Date.now()) {
+  return when(seconds, now).replace(/:\d\d$/, "");
+}
+
 /** A date. */
 export function day(time) {
   const one = fields(Number(time));
