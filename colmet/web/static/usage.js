@@ -77,11 +77,12 @@ export class Usage {
   #changed() {
     this.changes += 1;
     this.due = 0;
-    const { sort, reverse } = this.table?.order ?? {};
+    const usual = this.#usual();
+    const { sort, reverse } = this.table?.order ?? usual;
     const dates = this.span === "dates" ? this.dates : { since: "", until: "" };
     this.context.remember({
       by: this.by === this.#groups()[0] ? "" : this.by, span: this.span === SPANS[0][0] ? "" : this.span, ...dates,
-      sort: sort === this.#sort() ? "" : sort, reverse: reverse || "",
+      ...(sort === usual.sort && reverse === usual.reverse ? { sort: "", reverse: "" } : { sort, reverse }),
     });
     this.context.again();
   }
@@ -91,8 +92,9 @@ export class Usage {
     return this.who.admin ? BY : BY.filter((word) => word !== "user");
   }
 
-  #sort() {
-    return this.by === "month" ? "key" : "core_s";
+  /** Return the first order: the largest group, or the latest month. */
+  #usual() {
+    return this.by === "month" ? { sort: "key", reverse: true } : { sort: "core_s", reverse: false };
   }
 
   /** Make the fields, once the user is known. */
@@ -159,9 +161,9 @@ export class Usage {
       const made = columns(this.by, answer);
       const asked = this.listed ? new URLSearchParams() : this.context.parameters;
       this.listed = true;
-      const sort = made.find((one) => one.sorts && one.key === asked.get("sort"))?.key ?? this.#sort();
-      const reverse = asked.get("sort") ? asked.get("reverse") === "true" : this.by === "month";
-      this.table = new Table(`Usage by ${this.by}`, made, (row) => row.key, { sort, reverse }, () => { this.#changed(); this.#list(); });
+      const sort = made.find((one) => one.sorts && one.key === asked.get("sort"))?.key;
+      const order = sort ? { sort, reverse: asked.get("reverse") === "true" } : this.#usual();
+      this.table = new Table(`Usage by ${this.by}`, made, (row) => row.key, order, () => { this.#changed(); this.#list(); });
       this.table.element.classList.add("usage");
       this.list.replaceChildren(this.table.element);
     }
