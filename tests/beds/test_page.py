@@ -412,7 +412,8 @@ def test_a_job_is_found_by_a_part_of_its_name_and_by_its_number_and_a_click_open
         chosen(page, "Search", str(job))
         page.wait(f"document.querySelectorAll('.rows tr').length === 1 && location.hash.endsWith('text={job}')")
         page.run("document.querySelector('.rows td.of-wall_s').click()")
-        page.wait(f"location.hash === '#/job/{job}'")
+        page.wait(f"location.hash.split('?')[0] === '#/job/{job}'")
+        page.wait(f"document.querySelector('h1').textContent.startsWith('Job {job}')")
 
 
 def test_names_of_users_projects_and_hosts_are_suggested(browser, archived):

@@ -29,7 +29,7 @@ const SVG = "http://www.w3.org/2000/svg";
 
 /** The columns of archived jobs. */
 export const ARCHIVED_COLUMNS = [
-  linked("job", "Job", (row) => row.batch_id || String(row.job), (row) => jobAddress(row.job)),
+  linked("job", "Job", (row) => row.batch_id || String(row.job), address),
   column("name", "Name", (row) => row.name || NONE, { left: true, rank: 1 }),
   column("user", "User", (row) => row.user || NONE, { left: true, rank: 1 }),
   column("state", "State", ended, { left: true, show: (cell, row) => {
@@ -51,6 +51,11 @@ export const ARCHIVED_COLUMNS = [
   column("start", "Started", (row) => minute(row.start), { rank: 1 }),
   column("end", "Ended", (row) => (row.state === "running" ? "runs" : minute(row.end)), { rank: 3 }),
 ];
+
+/** The address of a job: numbers are used again, so that of an ended one has its start. */
+function address(row) {
+  return row.state === "running" ? jobAddress(row.job) : `${jobAddress(row.job)}?start=${row.start}`;
+}
 
 /** The state of a job; of a failed one with its exit code or signal, as other states explain themselves. */
 function ended(row) {

@@ -67,13 +67,6 @@ export function keep(parent, things, keyOf, make, show) {
   (focused.isConnected ? focused : heir?.querySelector("a, button"))?.focus({ preventScroll: true });
 }
 
-/** Have the browser save a file. */
-export function save(blob, name) {
-  const link = el("a", { href: URL.createObjectURL(blob), download: name });
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
-}
-
 /** Make a bar from 0 to 1, beside a text with the same value. */
 export function bar() {
   return el("span", { class: "bar", "aria-hidden": "true" }, el("i"));

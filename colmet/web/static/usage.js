@@ -1,7 +1,8 @@
 // The view of usage: core hours, GPU hours, memory, energy, CO2 and cost by user, project, queue, month or host.
 
 import { ask, now, who } from "./api.js";
-import { Facts, Warnings, choice, el, save, say } from "./dom.js";
+import { Facts, Warnings, choice, el, say } from "./dom.js";
+import { save } from "./download.js";
 import { Table, column, graded } from "./table.js";
 import { NONE, count, number, share } from "./units.js";
 
