@@ -34,7 +34,7 @@ class OutputWorker:
         max_age_s: longest time for gathering rows.
 
     Attributes:
-        lost: records gone before their turn: dropped for want of room, or damaged in the journal.
+        lost: records gone before their turn: dropped for lack of room, or damaged in the journal.
         dropped: rows of records dropped after a defect of the output.
         why: cause of the unavailability; empty while available.
         away_since: start of the unavailability, by the monotonic clock.

@@ -204,6 +204,4 @@ def print_table(
     sys.stdout.write("".join([f"{line.rstrip()}\n" for line in captured.get().splitlines()]))
     dropped = [one.heading for n, one in enumerate(columns) if n not in shown]
     if dropped and width is not None:
-        print(
-            textwrap.fill(f"Not shown for want of width: {', '.join(dropped)} ({rest})", width, break_on_hyphens=False)
-        )
+        print(textwrap.fill(f"No room for: {', '.join(dropped)} ({rest})", width, break_on_hyphens=False))

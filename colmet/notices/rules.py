@@ -227,7 +227,7 @@ GPU_UNUSED = Rule(
 )
 MEMORY_HIGH = Rule(
     *("memory-high", "memory near its limit"),
-    "memory but for page cache came to memory-share of the limit or more on some host, or the kernel killed a process",
+    "memory without page cache reached memory-share of the limit or more on some host, or the kernel killed a process",
     _memory_high,
 )
 METADATA = Rule(

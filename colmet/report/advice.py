@@ -61,14 +61,14 @@ def out_of_memory(report: Report) -> str | None:
     kills = report.memory.oom_kills
     if not kills:
         return None
-    limit = f" of {size(report.memory.limit_bytes)}" if report.memory.limit_bytes else ""
+    limit = f" (limit {size(report.memory.limit_bytes)})" if report.memory.limit_bytes else ""
     return (
-        f"The kernel killed {count(kills)} process{'' if kills == 1 else 'es'} for want of memory{limit}. Ask for more "
+        f"The kernel killed {count(kills)} process{'' if kills == 1 else 'es'} for lack of memory{limit}. Ask for more "
         "memory, or have it use less; results may be incomplete."
     )
 
 
-_oom = _rule("oom", "the kernel killed a process of the job for want of memory")(out_of_memory)
+_oom = _rule("oom", "the kernel killed a process of the job for lack of memory")(out_of_memory)
 
 
 def memory_high(report: Report, least_share: float = MEMORY_HIGH) -> str | None:
@@ -89,7 +89,7 @@ def memory_high(report: Report, least_share: float = MEMORY_HIGH) -> str | None:
 
 
 _memory_high = _rule(
-    "memory-high", f"memory but for page cache came to {percent(MEMORY_HIGH)} of the limit or more, on some host"
+    "memory-high", f"memory without page cache reached {percent(MEMORY_HIGH)} of the limit or more, on some host"
 )(lambda report: memory_high(report))
 
 

@@ -267,7 +267,7 @@ class Page:
         if more:
             yield Text(more)
         if memory.oom_kills:
-            yield Text(f"processes killed for want of memory: {count(memory.oom_kills)}", style="bold red")
+            yield Text(f"processes killed for lack of memory: {count(memory.oom_kills)}", style="bold red")
 
     def _remedy(self, remedy: str) -> str:
         """Return the remedy for administrators, or the advice to ask them."""

@@ -149,7 +149,7 @@ def test_a_segment_that_cannot_be_opened_now_is_not_passed_over(rig, monkeypatch
 
 def test_a_segment_that_is_removed_before_it_is_opened_costs_its_own_records_alone(rig):
     journal = far_behind(rig)
-    os.unlink(journal.store.paths[0][1])  # as the thread of the journal does, for want of room
+    os.unlink(journal.store.paths[0][1])  # as the thread of the journal does, for lack of room
     os.unlink(journal.store.paths[2][1])
     assert seqs(journal) == [3, 4, 5, 9, 10, 11] and everything(journal)[1] == 6
 

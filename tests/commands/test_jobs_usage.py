@@ -43,7 +43,7 @@ def test_a_table_fits_its_terminal_and_no_value_is_cut(path, capsys, monkeypatch
     assert status == 0 and max(map(len, lines)) <= int(width) and "\u2026" not in out
     assert "State" in lines[0] and ("Energy" in lines[0]) == (width == "200")
     assert lines[1].split()[0] == "9999" and "failed" in lines[1] and lines[-1].startswith("20 of 301 jobs")
-    assert ("Not shown for want of width" in out and "Energy" in " ".join(lines[21:])) == (width != "200")
+    assert ("No room for:" in out and "Energy" in " ".join(lines[21:])) == (width != "200")
     status, out, _ = call(capsys, "usage", "--archive", path, "--all-users", "--since", "2026-01-01")
     assert status == 0 and max(map(len, out.splitlines())) <= int(width) and "total" in out
 

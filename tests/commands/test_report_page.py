@@ -109,7 +109,7 @@ def test_the_page_has_all_that_the_report_says():
         *("2 hosts: from 0 to 3 cores, 1.25 on average.", "node-2", "by CPU time", "90 %"),
     ):
         assert said in parsed.text, said
-    assert '<p class="alarm">processes killed for want of memory: 2</p>' in text
+    assert '<p class="alarm">processes killed for lack of memory: 2</p>' in text
     bars = [float(attrs["width"]) for attrs in parsed.all("rect") if attrs.get("class") == "cyan"]
     assert bars == [30.0]
     assert len(parsed.all("figure")) == 3 and len(parsed.all("tr")) == 3

@@ -87,7 +87,7 @@ def test_page_cache_is_not_memory_near_its_limit():
 
 def test_a_process_that_was_killed_for_memory_is_noted_of_a_running_job():
     found = text("memory-high", job(oom_kills=2, memory_ratio=0.5), hosts=[{"host": "node1"}])
-    assert found.startswith("The kernel killed 2 processes for want of memory")
+    assert found.startswith("The kernel killed 2 processes for lack of memory")
 
 
 def test_metadata_operations_are_counted_by_second_and_blamed_on_nobody_else():

@@ -58,7 +58,7 @@ class Receiver:
             others.
         again: the duplicate batches of the latest message.
         messages: the latest message for the outputs: each message with its decoded batches.
-        forgotten: senders forgotten for want of room; their counts are added to the others.
+        forgotten: senders forgotten for lack of room; their counts are added to the others.
         apart: batches stored under another name than that of their host.
         undescribed: host and start of the latest message, if it lacks a description that has not come.
     """

@@ -305,7 +305,7 @@ def detail(job: Row | None, number_: int, history: Sequence[Row], width: int, ba
     kills = job.get("oom_kills")
     lines.append([Part(peak, DIM), Part(more + f", swap {size(job.get('memory_swap'))}")])
     if kills:
-        lines[-1].append(Part(f"; {number(kills)} PROCESSES KILLED for want of memory", BAD))
+        lines[-1].append(Part(f"; {number(kills)} PROCESSES KILLED for lack of memory", BAD))
     return lines
 
 

@@ -55,7 +55,7 @@ COUNTERS = [
     _error("port_rcv_constraint_errors", "Packets received and dropped as a partition or rule forbids it.", 255),
     _error("local_link_integrity_errors", "Crossings of the error threshold of the local link.", 15),
     _error("excessive_buffer_overrun_errors", "Buffer overruns beyond the allowed time.", 15),
-    _error("VL15_dropped", "Management packets dropped for want of buffers.", 65535),
+    _error("VL15_dropped", "Management packets dropped for lack of buffers.", 65535),
 ]
 PORTS = Schema(
     "infinibandports_default",
