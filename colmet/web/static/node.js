@@ -7,16 +7,18 @@ import { line, load, sum } from "./measures.js";
 import { Panels } from "./panels.js";
 import { Table } from "./table.js";
 
+const PART = { role: "part" }; // of a stack
+
 const charts = () => [
   ["CPU cores", [
-    line("user", "node_cpu_user"),
-    line("system", "node_cpu_system"),
-    line("idle", "node_cpu_idle"),
-    line("waiting for storage", "node_cpu_iowait"),
-    line("low priority", "node_cpu_nice"),
-    line("hypervisor", "node_cpu_steal"),
+    line("user", "node_cpu_user", PART),
+    line("system", "node_cpu_system", PART),
+    line("low priority", "node_cpu_nice", PART),
+    line("waiting for storage", "node_cpu_iowait", PART),
+    line("hypervisor", "node_cpu_steal", PART),
+    line("idle", "node_cpu_idle", PART),
   ]],
-  ["Memory", [sum("used", "node_memory_used"), line("all", "node_memory_memtotal"), sum("swap used", "node_swap_used")]],
+  ["Memory", [sum("used", "node_memory_used"), line("all", "node_memory_memtotal", { role: "limit" }), sum("swap used", "node_swap_used")]],
   ["Storage", [line("read", "node_read"), line("written", "node_write")]],
   ["Load", [line("1 minute", "node_load"), line("15 minutes", "node_load_15")]],
   ["InfiniBand", [line("received", "network_received"), line("sent", "network_sent")]],

@@ -1,8 +1,10 @@
 // The measures of the nodes' colours: values, limits of the colours, and words.
 
-import { NONE, cores, flow, lasting, share } from "./units.js";
+import { NONE, cores, flow, lasting, number, share } from "./units.js";
 
 const plainFlow = (value) => flow(value).replace(/\.0+ /, " ");
+const watts = (value) => `${number(value)} W`;
+const celsius = (value) => `${number(value)} °C`;
 const known = (value, text) => (value == null ? NONE : text(value));
 
 /**
@@ -25,6 +27,12 @@ export const MEASURES = [
     steps: [0.25, 0.5, 1, 2], words: ["idle", "overloaded"], limit: cores,
   },
   { key: "io", name: "storage", value: (row) => row.io, text: (row) => `storage ${flow(row.io)}`, words: ["little", "much"], limit: plainFlow, base: 1024 },
+  { key: "network", name: "network", value: (row) => row.network, text: (row) => `network ${flow(row.network)}`, words: ["little", "much"], limit: plainFlow, base: 1024 },
+  { key: "power", name: "power", value: (row) => row.power, text: (row) => `power ${known(row.power, watts)}`, words: ["little", "much"], limit: watts },
+  {
+    key: "temperature", name: "temperature", value: (row) => row.temperature, text: (row) => `hottest sensor ${known(row.temperature, celsius)}`,
+    steps: [30, 45, 60, 80], words: ["cool", "hot"], limit: celsius,
+  },
   {
     key: "lag", name: "lag", value: (row) => row.lag, text: (row) => `lag ${lasting(row.lag)}`,
     steps: [1, 10, 60, 300], words: ["on time", "late"], limit: lasting,

@@ -1,8 +1,9 @@
 // The view of the nodes: totals, and a cell for each node, coloured by a measure.
 
-import { ask, who } from "./api.js";
+import { ask, now, who } from "./api.js";
 import { NODE_COLUMNS, NO_JOB, nodeAddress } from "./columns.js";
 import { Facts, Warnings, choice, el, keep, mark, say } from "./dom.js";
+import { HeatMap, history } from "./heatmap.js";
 import { MEASURES, classOf, classTexts, stepsOf } from "./node_measures.js";
 import { Table, natural } from "./table.js";
 import { count, share, size } from "./units.js";
@@ -12,6 +13,8 @@ const AT_ONCE = 1000; // rows of one answer
 const NO_NODE = "No node has been heard of: does colmet-node run there, and send to this collector?";
 const POINT = "Point at a node, or go there with the keyboard.";
 const ORDERS = [["", "name"], ["value", "value"]];
+const TIMES = [["", "now"], ["hour", "last hour"], ["day", "last day"]];
+const MAP_S = 30; // between two requests for the values over time
 
 /** Return rows of all nodes, up to the most that are shown. */
 export async function all(signal) {
@@ -34,7 +37,11 @@ export class Nodes {
     this.text = parameters.get("text") ?? "";
     this.measure = MEASURES.find((one) => one.key === parameters.get("measure")) ?? MEASURES[0];
     this.order = parameters.get("order") === "value" ? "value" : "";
+    this.time = TIMES.some(([value]) => value === parameters.get("time")) ? parameters.get("time") : "";
     this.answer = null;
+    this.past = null; // values over time
+    this.due = 0;
+    this.times = el("span");
     this.totals = new Facts("Totals");
     this.warnings = new Warnings();
     this.search = el("input", {
@@ -42,7 +49,10 @@ export class Nodes {
       placeholder: "part of a name", "aria-keyshortcuts": "/",
       oninput: () => this.#choose("text", this.search.value.trim()),
     });
+    this.legend = new Legend();
     this.cells = new Cells();
+    this.map = new HeatMap();
+    this.map.element.hidden = true;
     this.more = el("p", { class: "soft", hidden: true });
     this.table = new Table("Nodes", NODE_COLUMNS, (row) => row.node, { sort: "node", reverse: false }, () => this.#list());
     this.list = el("details", { ontoggle: () => this.#list() }, el("summary", { text: "Nodes as a table" }), this.table.element);
@@ -55,9 +65,10 @@ export class Nodes {
             this.measure = MEASURES.find((one) => one.key === value);
             this.#choose("measure", value);
           }),
+          this.times,
           choice("Order by", ORDERS, this.order, (value) => this.#choose("order", value)),
           el("label", { class: "field search" }, el("span", { text: "Search" }), this.search)),
-        this.cells.element, this.more, this.list));
+        this.legend.element, this.cells.element, this.map.element, this.more, this.list));
   }
 
   seek() {
@@ -65,17 +76,31 @@ export class Nodes {
     this.search.select();
   }
 
-  close() {}
+  close() {
+    this.map.close();
+  }
 
   #choose(key, value) {
     if (key !== "measure") this[key] = value;
     this.context.remember({ [key]: key === "measure" && value === MEASURES[0].key ? "" : value });
-    if (this.answer) this.#show();
+    if (key === "time" || (key === "measure" && this.time)) {
+      this.due = 0; // other values are needed
+      this.context.again();
+    } else if (this.answer) this.#show();
   }
 
   async refresh(signal) {
-    const [visitor, totals, answer] = await Promise.all([who(signal), ask("api/v1/cluster", {}, signal), all(signal)]);
-    this.visitor = visitor;
+    this.visitor ??= await who(signal);
+    if (!this.visitor.admin) this.time = ""; // values of all nodes over time are for administrators
+    else if (!this.times.firstChild) this.times.append(choice("Time", TIMES, this.time, (value) => this.#choose("time", value)));
+    const { time, measure } = this;
+    const past = time && now() >= this.due ? history(measure.key, time, signal) : null;
+    const [totals, answer] = await Promise.all([ask("api/v1/cluster", {}, signal), all(signal)]);
+    if (past) {
+      this.past = await past;
+      this.due = now() + MAP_S;
+    }
+    if (time !== this.time || measure !== this.measure) return; // another choice was made meanwhile
     this.answer = answer;
     this.#total(totals);
     this.#show();
@@ -94,11 +119,22 @@ export class Nodes {
 
   #show() {
     const { total, items } = this.answer;
+    const silent = new Set(items.filter((row) => row.silent).map((row) => row.node));
+    this.cells.element.hidden = this.list.hidden = Boolean(this.time);
+    this.map.element.hidden = !this.time;
+    if (this.time) {
+      this.more.hidden = true;
+      this.map.show(this.past, this.measure, this.text, this.order === "value", silent);
+      this.legend.show(this.measure, this.map.limits, true);
+      return;
+    }
     const found = items.filter((row) => row.node.includes(this.text));
     const byName = (a, b) => natural(a.node, b.node);
     const value = (row) => (row.silent ? null : this.measure.value(row)) ?? -Infinity;
     this.rows = found.sort(this.order ? (a, b) => value(b) - value(a) || byName(a, b) : byName);
-    this.cells.show(this.rows, this.measure, items.length ? "No node matches." : this.visitor.admin ? NO_NODE : NO_JOB);
+    const steps = stepsOf(this.measure, this.rows.map((row) => (row.silent ? null : this.measure.value(row))));
+    this.legend.show(this.measure, steps, false);
+    this.cells.show(this.rows, this.measure, steps, items.length ? "No node matches." : this.visitor.admin ? NO_NODE : NO_JOB);
     this.more.hidden = items.length >= total;
     say(this.more, `and ${count(total - items.length)} more: colmet top shows all`);
     this.#list();
@@ -109,12 +145,30 @@ export class Nodes {
   }
 }
 
+/** The meaning of the colours. */
+class Legend {
+  constructor() {
+    this.element = el("ul", { class: "legend" });
+  }
+
+  /** Show the colours of a measure; `flat` without the heights of cells. */
+  show(measure, steps, flat) {
+    mark(this.element, "aria-label", `Colours: ${measure.name}`);
+    const others = flat ? [["none", "not measured"]] : [["silent", "silent"], ["unknown", "not measured"]];
+    const keys = [...classTexts(measure, steps).map((text, n) => [`u${n}`, text]), ...others];
+    keep(this.element, keys, ([kind]) => kind, ([kind]) => el("li", {}, el("span", { class: `cell ${kind}`, "aria-hidden": "true" }, el("i")), el("span")), (node, [kind, text]) => {
+      const height = /^u/.test(kind) ? `${flat ? 100 : 20 * Number(kind[1]) + 18}%` : "0";
+      node.firstElementChild.firstElementChild.style.height = height;
+      say(node.lastElementChild, text);
+    });
+  }
+}
+
 /** A cell for each node, filled and coloured by a measure. Arrow keys move between cells. */
 class Cells {
   constructor() {
     this.grid = el("ul", { class: "nodes", "aria-label": "Nodes; arrow keys move between them", onkeydown: (event) => this.#walk(event) });
     this.about = el("p", { class: "about", text: POINT });
-    this.legend = el("ul", { class: "legend" });
     const describe = (event) => {
       const cell = event.target.closest("a");
       if (cell) say(this.about, cell.title);
@@ -124,12 +178,11 @@ class Cells {
       describe(event);
       this.#rove(event.target.closest("a"));
     });
-    this.element = el("div", {}, this.legend, this.grid, this.about);
+    this.element = el("div", {}, this.grid, this.about);
   }
 
   /** Show nodes by a measure; the text `none` if there are none. */
-  show(rows, measure, none) {
-    const steps = stepsOf(measure, rows.map((row) => (row.silent ? null : measure.value(row))));
+  show(rows, measure, steps, none) {
     keep(this.grid, rows, (row) => row.node, () => {
       return el("li", {}, el("a", { class: "cell", tabindex: "-1" }, el("i")));
     }, (node, row) => {
@@ -150,17 +203,6 @@ class Cells {
     this.empty = !rows.length;
     const focused = this.grid.contains(document.activeElement) ? document.activeElement.closest("a") : null;
     if (focused) say(this.about, focused.title);
-    this.#explain(measure, steps);
-  }
-
-  #explain(measure, steps) {
-    mark(this.legend, "aria-label", `Colours: ${measure.name}`);
-    const keys = [...classTexts(measure, steps).map((text, n) => [`u${n}`, text]), ["silent", "silent"], ["unknown", "not measured"]];
-    keep(this.legend, keys, ([kind]) => kind, ([kind]) => {
-      const key = el("span", { class: `cell ${kind}`, "aria-hidden": "true" }, el("i"));
-      if (/^u/.test(kind)) key.firstElementChild.style.height = `${20 * Number(kind[1]) + 18}%`;
-      return el("li", {}, key, el("span"));
-    }, (node, [, text]) => say(node.lastElementChild, text));
   }
 
   #rove(cell) {

@@ -14,6 +14,7 @@ const VIEWS = {
   job: async () => (await import("./job.js")).Job,
   node: async () => (await import("./node.js")).Host,
   usage: async () => (await import("./usage.js")).Usage,
+  health: async () => (await import("./health.js")).Health,
   memory: async () => (await import("./memory.js")).Memory,
 };
 const ABOVE = { job: "", node: "nodes" }; // the view that a view is reached from

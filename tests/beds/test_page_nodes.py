@@ -1,0 +1,166 @@
+"""The views of nodes and of the health of the collector, in a real browser."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.beds.test_page import (  # noqa: F401 - fixtures among them
+    axe,
+    browser,
+    findings,
+    large_site,
+    served,
+    shown,
+    site,
+)
+from tests.beds.test_page_shell import choose, members, signed_in, texts  # noqa: F401 - a fixture among them
+from tests.support import web_facts
+from tests.support.status_answers import COLLECTOR
+from tests.support.web_health import health_of
+
+CELLS = "[...document.querySelectorAll('.nodes a')]"
+VIEWS = ("#/nodes?measure=temperature&order=value", "#/nodes?time=hour", "#/health")
+
+
+def field(label):
+    return f"[...document.querySelectorAll('.tools label')].find(l => l.textContent.startsWith({label!r})).control"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_view_is_accessible_and_fits_its_width(browser, site, axe, view):  # noqa: F811
+    colours = "['color-contrast']"
+    with browser.page() as page:
+        page.open(site + view)
+        page.wait("document.getElementById('main')?.dataset.shown")
+        assert findings(page, axe) == []
+        page.colours(dark=True)
+        assert findings(page, axe, colours) == []
+        assert page.run("document.documentElement.scrollWidth") <= 1280
+        page.resize(390, 900, phone=True)
+        page.wait("innerWidth === 390")
+        assert findings(page, axe) == []
+        page.colours(dark=False)
+        assert findings(page, axe, colours) == []
+        assert page.run("document.documentElement.scrollWidth") <= 390
+        assert page.complaints() == []
+
+
+def test_nodes_are_coloured_by_a_measure_to_choose(browser, site):  # noqa: F811
+    with browser.page() as page:
+        shown(page, site, "#/nodes")
+        assert page.run("document.querySelectorAll('.nodes li').length") == 60
+        assert texts(page, ".legend li")[0] == "idle: below 20 %"
+        choose(page, field("Measure"), "temperature")
+        assert texts(page, ".legend li")[4] == "hot: from 80 °C"
+        assert "hottest sensor" in page.run(f"{CELLS}[3].getAttribute('aria-label')")
+        assert "measure=temperature" in page.run("location.hash")
+        choose(page, field("Measure"), "io")
+        assert texts(page, ".legend li")[0].startswith("little: below ")
+        assert page.complaints() == []
+
+
+def test_nodes_are_ordered_by_value_with_silent_ones_last(browser):  # noqa: F811
+    with served(web_facts.MadeUpFacts(120, 10)) as url, browser.page() as page:
+        shown(page, url, "#/nodes?order=value")
+        classes = page.run(f"{CELLS}.map(a => a.className.replace('cell ', ''))")
+        levels = [int(one[1]) for one in classes if one.startswith("u")]
+        assert levels == sorted(levels, reverse=True) and len(set(levels)) > 2
+        assert classes[-1] == "silent"
+        page.run("document.getElementById('search').value = 'node97'")
+        page.run("document.getElementById('search').dispatchEvent(new Event('input'))")
+        assert page.run(f"{CELLS}.map(a => a.title)") == ["node97: silent"]
+
+
+def test_nodes_over_time_are_a_map_with_a_table_of_the_same(browser, site):  # noqa: F811
+    with browser.page() as page:
+        shown(page, site, "#/nodes")
+        choose(page, field("Time"), "hour")
+        page.wait(
+            "document.querySelector('.map')?.offsetParent && document.querySelector('.map').ariaLabel.includes('mean')"
+        )
+        words = page.run("document.querySelector('.map').ariaLabel")
+        assert words.startswith("CPU of 60 nodes over the last hour, by minute: mean ")
+        assert page.run("document.querySelector('.nodes').offsetParent") is None
+        page.run("[...document.querySelectorAll('details summary')].find(e => e.offsetParent).click()")
+        page.wait("document.querySelectorAll('details[open] tbody tr').length === 60")
+        assert texts(page, "details[open] thead th")[0].startswith("Node")
+        assert page.run(seen("--u0", "--u4", "--bad")) == [True, True, False]
+        page.run(pointed("mousemove"))
+        about = "[...document.querySelectorAll('.about')].find(e => e.offsetParent).textContent"
+        page.wait(f"/^node[0-9]+, .*: CPU /.test({about})")
+        page.run(pointed("click"))
+        page.wait("document.querySelector('h1').textContent.startsWith('Node node')")
+        assert page.complaints() == []
+
+
+def pointed(kind):
+    """An event of the mouse amid the map."""
+    return (
+        "(e => { const b = e.getBoundingClientRect(); e.dispatchEvent(new MouseEvent("
+        f"{kind!r}, {{bubbles: true, clientX: b.left + b.width / 2, clientY: b.top + b.height / 2}})); }})"
+        "(document.querySelector('.map'))"
+    )
+
+
+def seen(*names):
+    """Whether colours of the page are among the map's pixels, amid of it."""
+    return (
+        "(names => { const m = document.querySelector('.map');"
+        "const d = m.getContext('2d').getImageData(100, 0, m.width - 100, m.height - 30).data, found = new Set();"
+        "for (let n = 0; n < d.length; n += 4) found.add(`${d[n]},${d[n + 1]},${d[n + 2]}`);"
+        "const style = getComputedStyle(document.documentElement);"
+        "return names.map(name => { const c = style.getPropertyValue(name).trim();"
+        "return found.has([1, 3, 5].map(n => parseInt(c.slice(n, n + 2), 16)).join()); }); })"
+        f"({list(names)!r})"
+    )
+
+
+def test_a_map_of_500_nodes_is_drawn_quickly(browser, large_site):  # noqa: F811
+    """A choice of the order is answered from what is there: the median of five redraws."""
+    with browser.page() as page:
+        shown(page, large_site, "#/nodes")
+        choose(page, field("Time"), "day")
+        page.wait("document.querySelector('.map')?.ariaLabel.includes('of 500 nodes')")
+        took = page.run(
+            f"(s => [0, 1, 2, 3, 4].map(n => {{ const from = performance.now(); s.value = n % 2 ? '' : 'value';"
+            f"s.dispatchEvent(new Event('change')); return performance.now() - from; }}))({field('Order by')})"
+        )
+        print(f"redraw of 500 nodes by 96 intervals: {sorted(took)} ms")
+        assert sorted(took)[2] < 100
+
+
+def test_ordinary_users_see_no_health_and_no_times_of_other_nodes(browser, members):  # noqa: F811
+    with served(web_facts.MadeUpFacts(20, 50), members) as url, browser.page() as page:
+        page.open(signed_in(url, "alice") + "#/nodes?time=hour")
+        page.wait("document.querySelectorAll('.nodes li').length > 0")
+        page.wait("document.getElementById('who').textContent === 'alice'")
+        assert "Health" not in texts(page, "header nav a")
+        assert texts(page, ".map") == []
+        page.open(url + "#/health")
+        page.wait("document.getElementById('notice')?.textContent.includes('for administrators')")
+        page.wait("document.getElementById('state')?.textContent === 'Not found'")
+
+
+def test_health_names_each_problem_with_its_remedy(browser, site):  # noqa: F811
+    with browser.page() as page:
+        page.open(f"{site}#/health")
+        page.wait("document.querySelector('.verdict')?.textContent === 'Critical: 3 findings'")
+        assert "Health" in texts(page, "header nav a")
+        said = texts(page, ".findings li")
+        assert said[0].startswith("Critical: elasticsearch away for 5 min: Connection refused")
+        assert "journalctl -u colmet-collector -n 50 shows more" in said[0]
+        assert texts(page, ".of-state.bad") == ["AWAY for 5 min"]
+        assert "node7" in texts(page, "tbody th")
+        assert page.complaints() == []
+
+
+def test_a_collector_in_good_health_has_no_empty_tables(browser):  # noqa: F811
+    facts = web_facts.MadeUpFacts(20, 50)
+    facts.health = lambda: health_of([], 1e9, {**COLLECTOR, "connections": {"connections": 3, "let_in": 3}})
+    with served(facts) as url, browser.page() as page:
+        page.open(f"{url}#/health")
+        page.wait("document.querySelector('.verdict')?.textContent === 'OK: 800 nodes heard'")
+        assert texts(page, ".findings li") == []
+        assert texts(page, "#main h2 + p")[:2] == ["No node is silent.", "No node's rows arrive more than 10 s late."]
+        assert len(texts(page, "table")) == 1
+        assert any(one.startswith("Keys are off") for one in texts(page, "#main h2 + p"))
