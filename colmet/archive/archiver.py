@@ -15,7 +15,7 @@ from colmet.archive.fold import Fold
 from colmet.archive.ordering import Arrival, Ordering
 from colmet.archive.state import HOST, JOB, LAST, START, WRITTEN
 from colmet.archive.store import ArchiveStore, Changes, HostKey
-from colmet.archive.summaries import host_summaries
+from colmet.archive.summaries import host_summaries, samples_of
 from colmet.archive.whole import job_summary, runs_of
 from colmet.common.schema import Batch
 
@@ -25,7 +25,7 @@ FORM = 1  # of the state besides the folds
 WHOLE: HostKey = (0, "", 0)  # its key among the folds
 NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
-COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost")
+COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost", "summaries_kept")
 EVERY_S = 60, 600  # a running job is written again after a fifth of its age, within these bounds
 
 
@@ -67,6 +67,7 @@ class Archiver:
         self._missed: set[tuple[int, int]] = set()  # held at a restart: they are read again
         self._begin: int | None = None  # in another journal, until the first save
         self._lost: set[HostKey] = set()  # keys of unreadable folds, until the first save
+        self._better: dict[HostKey, Summary] = {}  # summaries with more samples than the fold of the same key
         self._load([])
 
     @property
@@ -143,7 +144,7 @@ class Archiver:
         state = self.fold.state
         slots = self.fold.due(*((0, 0) if whole else EVERY_S))
         self._pending = slots
-        hosts = [*self._cut_short(), *(host_summaries(self.fold, slots) if len(slots) else [])]
+        hosts = [*self._cut_short(), *map(self._chosen, host_summaries(self.fold, slots) if len(slots) else [])]
         state.head[slots, WRITTEN] = state.head[slots, LAST]
         jobs, moves = self._jobs(hosts)
         folds: dict[HostKey, bytes | None] = dict.fromkeys(self._lost)
@@ -176,6 +177,14 @@ class Archiver:
         """Return the summaries whose folds were unreadable: those of jobs that go on are written again."""
         rows = [row for job in {key[0] for key in self._lost} for row in self._store.hosts_of(job)]
         return [{**row, "is_running": 0} for row in rows if (row["job"], row["host"], row["start"]) in self._lost]
+
+    def _chosen(self, summary: dict[str, Value]) -> dict[str, Value]:
+        """Return the summary to write: after a lost fold the former one, while it has more samples; see `former`."""
+        key = whole_of(summary["job"]), str(summary["host"]), whole_of(summary["start"])
+        better = self._better.get(key)
+        if better is None or whole_of(summary["rows"]) >= whole_of(better["rows"]):
+            return summary
+        return {**better, "is_running": summary["is_running"]}
 
     def _key(self, slot: int) -> HostKey:
         head = self.fold.state.head[slot]
@@ -223,11 +232,12 @@ class Archiver:
         """Read the state from the archive; `held` are the waiting batches, if known."""
         self.fold, self._order = Fold(), Ordering()
         self._now = 0
-        self._missed, self._lost = set(), set()
+        self._missed, self._lost, self._better = set(), set(), {}
         folds = self._store.folds()
         packed = folds.pop(WHOLE, None)
         if packed is not None:
             self._restore(packed, held)
+        written = self._store.rows_of_folds()
         for (job, host, start), state in folds.items():
             try:
                 slot = self.fold.resume(job, host, state)
@@ -239,6 +249,10 @@ class Archiver:
             if slot < 0:
                 self._lost.add((job, host, start))
                 self.counts["folds_lost"] += 1
+            if written.get((job, host, start), 0) > (samples_of(self.fold, np.array([slot]))[0] if slot >= 0 else 0):
+                better = [one for one in self._store.hosts_of(job) if (one["host"], one["start"]) == (host, start)]
+                self._better[job, host, start] = better[0]
+                self.counts["summaries_kept"] += 1
 
     def _restore(self, packed: bytes, held: Sequence[Arrival]) -> None:
         try:

@@ -23,8 +23,7 @@ from colmet.common.runtime.pacing import Backoff
 
 log = logging.getLogger(__name__)
 
-__all__ = ("PERIOD_S", "RECORDS", "BatchArchive", "Joiner", "find_record_sources")
-
+SYSTEMS = tuple(RECORDS)  # names of the batch systems
 PERIOD_S = 60.0
 MAX_PAUSE_S = 3600.0  # after failures
 OVERLAP_S = 300  # asked for again, as clocks differ and accounts are late
@@ -192,6 +191,13 @@ class Joiner:
             done = archive.join(source.name, part, asked_until if is_last else None, unknown if is_last else ())
             self._joined += done.joined
             self._alone += done.alone
+
+
+def joiner_of(
+    text: str, opened: Callable[[], BatchArchive], period_s: float = PERIOD_S, is_named: bool = True
+) -> Joiner:
+    """Return the thread for the batch systems named in a text; ConfigError for an unusable one."""
+    return Joiner(find_record_sources(text), opened, period_s, is_named)
 
 
 class _Late:

@@ -252,6 +252,13 @@ class ArchiveStore:
         rows = self.database.execute("SELECT job, host, start, state FROM folds")
         return {(row["job"], row["host"], row["start"]): row["state"] for row in rows}
 
+    def rows_of_folds(self) -> dict[HostKey, int]:
+        """Return the numbers of samples in the written summaries of unfinished folds."""
+        rows = self.database.execute(
+            'SELECT h.job, h.host, h.start, h."rows" FROM folds JOIN hosts AS h USING (job, host, start)'
+        )
+        return {(row[0], row[1], row[2]): row[3] or 0 for row in rows}
+
     def keys_of(self, job: int) -> list[tuple[str, int]]:
         """Return host and start of the summaries of all hosts of a job."""
         rows = self.database.execute("SELECT host, start FROM hosts WHERE job = ?", (job,))

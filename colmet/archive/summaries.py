@@ -117,9 +117,14 @@ class _Values:
         return np.where(gauges[:, G_COUNT] > 0, gauges[:, which].astype(np.float64), np.nan)
 
 
-def _samples(v: _Values) -> Floats:
-    rows = [v.fold.state.tables[name][v.slots, T_ROWS] for name in JOB_TABLES]
+def samples_of(fold: Fold, slots: Ints) -> Floats:
+    """Return the number of samples folded in some slots."""
+    rows = [fold.state.tables[name][slots, T_ROWS] for name in JOB_TABLES]
     return np.asarray(np.max(rows, axis=0), np.float64)
+
+
+def _samples(v: _Values) -> Floats:
+    return samples_of(v.fold, v.slots)
 
 
 def _missing_samples(v: _Values) -> Floats:

@@ -195,6 +195,42 @@ def test_a_summary_whose_fold_is_unreadable_ends_unless_its_job_goes_on(tmp_path
     assert [key[0] for key in archive.store.folds()] == [0, 42]
 
 
+def test_after_a_lost_fold_the_summary_with_more_samples_stays_as_in_a_rebuild(tmp_path):
+    """Also over another restart, and until the new fold has as many samples; whether the job runs is always new."""
+    path = tmp_path / "a.sqlite"
+    archive = Archive(path)
+    archive.take(records_of([tick(n, memory_current=n << 20) for n in range(1, 9)]))
+    archive.write(whole=True)
+    archive.store.database.execute("UPDATE folds SET state = x'0900' WHERE job > 0")
+    archive.store.close()
+    for restarts, (first, last) in enumerate(((9, 11), (11, 13))):
+        archive = Archive(path)
+        assert archive.archiver.counters()["summaries_kept"] == 1
+        archive.take(records_of([tick(n, memory_current=1) for n in range(first, last)], first - 1))
+        archive.write(whole=True)
+        (job,), (host,) = archive.jobs(), archive.store.hosts_of(42)
+        assert (host["rows"], host["cpu_s"], host["is_running"]) == (8, 40, 1), restarts
+        assert (job["rows"], job["memory_peak"], job["is_running"]) == (8, 8 << 20, 1)
+        archive.store.close()
+    archive = Archive(path)
+    archive.take(records_of([tick(13, ())], 12))  # its end
+    assert [(job["rows"], job["is_running"]) for job in archive.jobs()] == [(8, 0)]
+    archive.store.close()
+
+
+def test_a_fold_with_as_many_samples_as_the_former_summary_replaces_it(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n) for n in range(1, 4)]))
+    archive.write(whole=True)
+    archive.store.database.execute("UPDATE folds SET state = x'0900' WHERE job > 0")
+    archive.store.close()
+    archive = Archive(tmp_path / "a.sqlite")
+    for first, rows in ((4, 3), (6, 4)):
+        archive.take(records_of([tick(n) for n in range(first, first + 2)], first - 1))
+        archive.write(whole=True)
+        assert [(job["rows"], round(job["cpu_s"])) for job in archive.jobs()] == [(rows, 15 if rows == 3 else 35)]
+
+
 def test_a_counter_that_starts_again_counts_what_it_grew(tmp_path):
     values = [*range(1, 11), *range(1, 11)]
     archive = Archive(tmp_path / "a.sqlite")

@@ -18,7 +18,7 @@ from typing import ClassVar, NoReturn
 from colmet.archive.archiver import COUNTS, Archiver
 from colmet.archive.expiry import ArchiveExpiry
 from colmet.archive.indices import Indices
-from colmet.archive.joining import PERIOD_S, RECORDS, Joiner, find_record_sources
+from colmet.archive.joining import PERIOD_S, SYSTEMS, Joiner, joiner_of
 from colmet.archive.places import is_shared, path_of
 from colmet.archive.share_thread import ShareThread
 from colmet.archive.sharing import outbox_of
@@ -46,6 +46,7 @@ DESCRIBED: Mapping[str, tuple[str, str]] = {
     "late_rows": ("counter", "Rows that came too late for all but peaks and numbers of samples."),
     "rows_left_out": ("counter", "Rows dropped: beyond the limit of summaries or hosts, or twice in a table."),
     "folds_lost": ("counter", "States that could not be read after a restart."),
+    "summaries_kept": ("counter", "Summaries kept after a restart, as they have more samples than their state."),
     "jobs_removed": ("counter", "Jobs removed by --archive-keep."),
     "batch_joined": ("counter", "Summaries that got a record of a batch system."),
     "batch_alone": ("counter", "Records of batch systems of jobs without rows."),
@@ -109,7 +110,7 @@ class ArchiveOutput(OutputBackend):
             metavar="NAME[,NAME]",
             default=AUTO,
             help=Rare(
-                f"add what these batch systems know of each job: {', '.join(RECORDS)}; oar=URL of its REST interface; "
+                f"add what these batch systems know of each job: {', '.join(SYSTEMS)}; oar=URL of its REST interface; "
                 "gridengine=PATH of its accounts; none; auto: those whose commands are here (default: auto)"
             ),
         )
@@ -139,12 +140,13 @@ class ArchiveOutput(OutputBackend):
         path = path_of(options)
         if not path:
             return None
+        named = options.archive_batch
         try:
-            sources = find_record_sources(options.archive_batch)
+            joiner = joiner_of(
+                named, lambda: ArchiveStore(path, writable=True), options.archive_batch_period, named != AUTO
+            )
         except ConfigError as err:
             raise ConfigError(f"--archive-batch: {err}") from err
-        is_named = options.archive_batch != AUTO
-        joiner = Joiner(sources, lambda: ArchiveStore(path, writable=True), options.archive_batch_period, is_named)
         indices = None
         if is_shared(options):
             client = database_client.open_client(options, warns=False)  # the other output does
