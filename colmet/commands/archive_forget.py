@@ -86,7 +86,8 @@ def _change(options: argparse.Namespace, store: ArchiveStore, runs: Sequence[Run
     if not options.dry_run:
         is_gone = forget(store, runs, options.user, other)
         _audit(options, len(runs))
-    how = f"the name of the user (now {other}), of the job, and its dependency" if other else "the whole summary"
+    now = "" if options.dry_run else f" (now {other})"  # a dry run changes nothing to that name
+    how = f"the name of the user{now}, of the job, and its dependency" if other else "the whole summary"
     between = f"from {shown(runs[0].start)} to {shown(max([one.last for one in runs]))}"
     what = "would lose" if options.dry_run else "has lost"
     print(f"{store.path} {what} {how} of {counted(len(runs), 'jobs')} of {clean(options.user)}, {between}")

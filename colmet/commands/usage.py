@@ -50,8 +50,9 @@ def _sum(name: str, unit: float) -> Callable[[UsageGroup, Factors], float | None
 
 
 def _used_ratio(group: UsageGroup, _factors: Factors) -> float | None:
-    held, used = group.sums["core_s"], group.sums["cpu_s"]
-    return None if not held or used is None else used / held
+    """Return the used share of the allocated CPU time, without jobs of which that is unknown."""
+    held, wasted = group.sums["core_s"], group.sums["wasted_core_s"]
+    return None if not held or wasted is None else max(0.0, 1 - wasted / held)
 
 
 def _co2_kg(group: UsageGroup, known: Factors) -> float | None:

@@ -106,6 +106,12 @@ def test_all_of_a_user_is_removed_and_nothing_of_others(site, capsys):
     assert "by=" in line
 
 
+def test_a_dry_run_names_no_pseudonym_as_none_is_used(site, capsys):
+    status, out, _ = site.call(capsys, "--user", "alice", "--pseudonym", "--dry-run")
+    assert status == 0 and "would lose the name of the user, of the job, and its dependency" in out
+    assert "user-" not in out
+
+
 def test_a_pseudonym_keeps_the_figures(site, capsys):
     alice = jobs_of(site, "alice")
     one = min(alice)

@@ -112,6 +112,18 @@ def test_the_months_of_one_project_are_together_and_in_order(path, capsys):
     assert all(before < after for before, after in zip(found, found[1:]) if before[0] == after[0])
 
 
+def test_cpu_time_of_jobs_without_known_cpus_is_in_no_share(tmp_path, capsys):
+    path = str(tmp_path / "a.sqlite")
+    row = {"last": YEAR_START + 3600, "is_running": 0, "user": "ann", "wall_s": 3600.0, "cpu_s": 3600.0}
+    known = {"core_s": 7200.0, "wasted_core_s": 3600.0, "cpus": 2.0}
+    with contextlib.closing(ArchiveStore(path, writable=True)) as store:
+        jobs = [{**row, **known, "job": 1, "start": YEAR_START}, {**row, "job": 2, "start": YEAR_START}]
+        store.write(Changes((), jobs, {}), None)
+    words = ("usage", "--archive", path, "-a", "--since", "2020-01-01", "--json")
+    (group,) = json.loads(call(capsys, *words)[1])["groups"]
+    assert (group["core_hours"], group["used_core_hours"], group["used_ratio"]) == (2.0, 2.0, 0.5)
+
+
 def test_filters_and_order_reach_the_archive(path, capsys):
     words = ("--state", "failed", "--state", "timeout", "--sort", "wasted_core_s", "--reverse", "--json")
     _, out, _ = call(capsys, "jobs", "--archive", path, "-a", *words)
