@@ -1,56 +1,70 @@
-"""The main job of Colmet, shown on this machine in under a minute: ``make demo``.
+"""The main job of Colmet, shown on this machine in a minute and a half: ``make demo``.
 
 A job's cgroup is made, a small workload runs in it, colmet-collector and colmet-node watch it at a period of one
-second, and what they stored is read back and compared with the kernel's own total. Nothing is left behind.
+second. What they stored is compared with the kernel's own total; then come the job's report, a picture and the page.
+Only the picture is left behind.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.util
 import os
 import pwd
 import queue
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dev.live import NS, Daemons, Failed, JobRoot
+from colmet.common.runtime.clock import Clock
+from colmet.common.runtime.quantities import UNKNOWN, count, duration, size
+from dev.live import NS, PATIENCE_S, Daemons, Failed, JobRoot, free_port
 
 JOB_ID = 4242
-CPU_S = 5.0  # CPU time of each of two long-lived processes
-WRITE_MB = 48
+CPU_S = 14.0  # CPU time of each of two long-lived processes
+MOST_S = 25.0  # after which they stop all the same, on a busy machine
+WALL_S = 62.0  # of the job: a verdict requires a minute
+WRITE_MIB = 48
 SHORT_PROCESSES = 400
+NODE_METRICS = ("node_load", "node_memory_memfree")  # of the picture without a job
 
 BURN = """
-import sys, time
+import signal, sys, time
 limit = float(sys.argv[1])
+def stop(*_):
+    global limit
+    limit = 0
+signal.signal(signal.SIGTERM, stop)
 while time.process_time() < limit:
     sum(i * i for i in range(20000))
-time.sleep(120)
+while True:
+    time.sleep(120)
 """
-# Writes at a steady pace, then starts short processes; a line on its input starts each.
+# Writes at a steady pace, and starts short processes; a line on its input starts each.
 WRITE_AND_FORK = """
 import os, sys, time
-path, megabytes, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+path, mebibytes, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 block = os.urandom(1 << 20)
+sys.stdin.readline()
 with open(path, "wb") as file:
-    for n in range(megabytes):
+    for n in range(mebibytes):
         file.write(block)
         file.flush()
-        time.sleep(4.0 / megabytes)
+        time.sleep(4.0 / mebibytes)
 sys.stdin.readline()
 for n in range(processes):
     pid = os.posix_spawn("/bin/sh", ["sh", "-c", "i=0; while [ $i -lt 2000 ]; do i=$((i+1)); done"], os.environ)
     os.waitpid(pid, 0)
-time.sleep(120)
+time.sleep(1000)
 """
 
 
@@ -65,110 +79,136 @@ class Workload:
     def __init__(self, start: Any, folder: Path, root: bool) -> None:
         python = [sys.executable, "-S", "-c"]
         self._writer = start(
-            [*python, WRITE_AND_FORK, str(folder / "written"), str(WRITE_MB), str(SHORT_PROCESSES)],
+            [*python, WRITE_AND_FORK, str(folder / "written"), str(WRITE_MIB), str(SHORT_PROCESSES)],
             stdin=subprocess.PIPE,
         )
-        self._processes = [self._writer]
-        if root:
-            self._processes += [start([*python, BURN, str(CPU_S)]) for _ in range(2)]
+        self._burners = [start([*python, BURN, str(CPU_S)]) for _ in range(2)] if root else []
         self.pid = self._writer.pid
 
-    def start_short_processes(self) -> None:
-        """Start the burst of short processes."""
+    def stop_computing(self) -> None:
+        """Have the long-lived processes wait from now on."""
+        for process in self._burners:
+            process.terminate()
+
+    def go_on(self) -> None:
+        """Start to write, or after that the burst of short processes."""
         self._writer.stdin.write("\n")
         self._writer.stdin.flush()
 
     def close(self) -> None:
         """End it."""
-        for process in self._processes:
+        for process in (self._writer, *self._burners):
             process.kill()
-        for process in self._processes:
+        for process in (self._writer, *self._burners):
             process.wait()
             if process.stdin:
                 process.stdin.close()
 
 
 class Live:
-    """The live table: a row a second, and a line of progress below it.
+    """The live table: a row a second in the order of time, and below it a line on what happens.
 
-    A phase is its end, in seconds from the start, and its description.
+    Attributes:
+        last: the last row of each table.
     """
 
-    COLUMNS = ("time", "CPU time", "CPU use", "memory", "written", "read", "ctx switches")
+    COLUMNS = ("time", "CPU time", "CPU use", "memory", "written", "ctx switches")
 
-    def __init__(self, phases: Sequence[tuple[float, str]]) -> None:
-        self._phases = phases
+    def __init__(self) -> None:
+        self._phase = ""
         self._tty = sys.stdout.isatty()
-        self._row: dict[str, Any] = {}
         self._before: tuple[float, float] | None = None
+        self._latest = 0
+        self._shown: tuple[str, ...] = ()
         self.last: dict[str, dict[str, Any]] = {}
-        say("  ".join(f"{column:>12}" for column in self.COLUMNS))
 
-    def progress(self, now_s: float) -> str:
-        """Return a line such as ``[####....] 12 s of 20 s: a process writes``."""
-        total = self._phases[-1][0]
-        done = int(24 * min(1, now_s / total))
-        text = next((text for end_s, text in self._phases if now_s < end_s), "done")
-        return f"[{'#' * done}{'.' * (24 - done)}] {min(now_s, total):2.0f} s of {total:.0f} s: {text}"
+    def begin(self, phase: str) -> None:
+        """Name what happens from now on."""
+        self._phase = phase
+        if not self._tty:
+            say(f"-- {phase}")
 
-    def add(self, row: dict[str, Any], now_s: float) -> None:
+    def head(self) -> None:
+        """Print the names of the columns."""
+        say(f"\r\033[K{self._line(self.COLUMNS)}" if self._tty else self._line(self.COLUMNS))
+
+    def add(self, row: dict[str, Any]) -> None:
         """Add a row printed by the collector; print the job's line when all of its tables are there."""
-        self.last[row["metric_backend"]] = row
-        if row["metric_backend"] != "jobprocstats_default":  # the last table of a batch
+        name = row["metric_backend"]
+        if row["timestamp"] < self.last.get(name, row)["timestamp"]:
+            return  # late: a row of a later time is there
+        self.last[name] = row
+        if name != "jobprocstats_default" or row["timestamp"] <= self._latest:  # the last table of a batch
             return
-        cpu = self.last.get("taskstats_default", {}).get("cpu_total")
-        use = ""
-        if cpu is not None:
+        self._latest = row["timestamp"]
+        tasks = self.last.get("taskstats_default", {})
+        cpu_ns, use = tasks.get("cpu_total"), ""
+        if cpu_ns is not None:
             if self._before is not None and row["timestamp"] > self._before[0]:
-                use = f"{100 * (cpu - self._before[1]) / NS / (row['timestamp'] - self._before[0]):.0f} %"
-            self._before = (row["timestamp"], cpu)
-        switches = self.last.get("taskstats_default", {})
+                use = f"{100 * (cpu_ns - self._before[1]) / NS / (row['timestamp'] - self._before[0]):.0f} %"
+            self._before = (row["timestamp"], cpu_ns)
         cells = (
-            time.strftime("%H:%M:%S", time.localtime(row["timestamp"])),
-            "-" if cpu is None else f"{cpu / NS:.2f} s",
-            use or "-",
-            f"{row['VmRSS'] * 1024 / 1e6:.1f} MB" if "VmRSS" in row else "-",
-            f"{row['wchar'] / 1e6:.1f} MB" if "wchar" in row else "-",
-            f"{row['rchar'] / 1e6:.1f} MB" if "rchar" in row else "-",
-            str(switches.get("nvcsw", 0) + switches.get("nivcsw", 0)) if switches else "-",
+            Clock().text(row["timestamp"])[11:],
+            duration(None if cpu_ns is None else cpu_ns / NS),
+            use or UNKNOWN,
+            size(row["VmRSS"] * 1024 if "VmRSS" in row else None),
+            size(row.get("wchar")),
+            count(tasks["nvcsw"] + tasks["nivcsw"] if "nvcsw" in tasks and "nivcsw" in tasks else None),
         )
-        line = "  ".join(f"{cell:>12}" for cell in cells)
-        say(f"\r\033[K{line}" if self._tty else f"{line}   {self.progress(now_s)}")
+        if cells[1:] != self._shown:  # nothing has changed: the job waits
+            self._shown = cells[1:]
+            say(f"\r\033[K{self._line(cells)}" if self._tty else self._line(cells))
 
-    def tick(self, now_s: float) -> None:
-        """Bring the progress line up to date."""
+    def tick(self) -> None:
+        """Bring the line below the table up to date."""
         if self._tty:
-            print(f"\r\033[K{self.progress(now_s)}", end="", flush=True)
+            print(f"\r\033[K{self._phase} ...", end="", flush=True)
 
     def close(self) -> None:
-        """Remove the progress line."""
+        """Remove the line below the table."""
         if self._tty:
             print("\r\033[K", end="", flush=True)
 
+    @staticmethod
+    def _line(cells: Sequence[str]) -> str:
+        return " ".join(f"{cell:>12}" for cell in cells)
 
-def watch(live: Live, daemons: Daemons, start: float, until_s: float) -> None:
-    """Show incoming rows until `until_s` after `start`."""
-    while (now := time.monotonic() - start) < until_s:
+
+def watch(live: Live, daemons: Daemons, is_over: Callable[[], bool]) -> None:
+    """Show incoming rows until something is over."""
+    while not is_over():
         daemons.check()
-        live.tick(now)
+        live.tick()
         with contextlib.suppress(queue.Empty):
-            live.add(daemons.rows.get(timeout=0.2), time.monotonic() - start)
+            live.add(daemons.rows.get(timeout=0.2))
 
 
-def summarize(path: Path) -> None:
-    """Print the content of the file: each table, its rows and columns, its time range."""
-    import tables
+def after(seconds: float) -> Callable[[], bool]:
+    """Return whether this time has passed since the call."""
+    until = time.monotonic() + seconds
+    return lambda: time.monotonic() >= until
 
-    say(f"Stored in {path} ({path.stat().st_size / 1024:.0f} kB of HDF5):")
-    with tables.open_file(str(path)) as file:
-        for table in file.walk_nodes("/", "Table"):
-            times = [int(second) for second in table.col("timestamp")]
-            hosts = {name.decode() for name in table.col("hostname")}
-            say(
-                f"  {table._v_pathname:<36} Dataset {{{table.nrows} rows, {len(table.colnames)} columns}}"
-                f"  {time.strftime('%H:%M:%S', time.localtime(min(times)))} to "
-                f"{time.strftime('%H:%M:%S', time.localtime(max(times)))}, host {', '.join(sorted(hosts))}"
-            )
+
+def has_row_of(live: Live, table: str, moment: float) -> Callable[[], bool]:
+    """Return whether a row of a table is of this time or later; after a minute it counts as one."""
+    is_late = after(PATIENCE_S)
+    return lambda: live.last.get(table, {}).get("timestamp", 0) >= moment or is_late()
+
+
+class Rest:
+    """Whether a counter of CPU time stands still: twice the same, half a second apart."""
+
+    def __init__(self, counter: Callable[[], int], most_s: float) -> None:
+        self._counter = counter
+        self._is_late = after(most_s)
+        self._was, self._looked = -1, 0.0
+
+    def __call__(self) -> bool:
+        """Return whether it stands still, or time is up."""
+        if time.monotonic() - self._looked < 0.5:
+            return False
+        before, self._was, self._looked = self._was, self._counter(), time.monotonic()
+        return self._is_late() or 0 <= self._was - before < NS // 100 <= before
 
 
 def read_last(path: Path, job: int, name: str) -> dict[str, int]:
@@ -181,118 +221,218 @@ def read_last(path: Path, job: int, name: str) -> dict[str, int]:
         return {column: int(row[column]) for column in table.colnames if row[column].dtype.kind == "i"}
 
 
-def compare(what: str, ours: float, kernels: float, unit: str, percent: float = 2) -> bool:
-    """Print two figures for the same quantity and their difference; return whether it is within the tolerance."""
+def compare(what: str, ours: float, kernels: float, percent: float = 2) -> bool:
+    """Print two CPU times of the same thing and their difference; return whether it is within the tolerance."""
     apart = 100 * (ours - kernels) / kernels
-    say(f"  {what:<44} {ours:10.3f} {unit}   {kernels:10.3f} {unit}   {apart:+6.2f} %")
+    say(f"  {what:<30} {ours:10.3f} s   {kernels:10.3f} s   {apart:+6.2f} %")
     return abs(apart) <= percent
 
 
-def start_daemons(folder: Path, hdf5: Path, *node_options: str) -> Daemons:
-    """Start both daemons, at a period of a second, with a file for the rows."""
-    options = ["-s", "1", "--enable-jobproc", "--state-dir", "", *node_options]
-    return Daemons(folder, options, ["--hdf5-filepath", str(hdf5)])
+class Bed:
+    """Where the demo runs: its folder, its daemons, and the address of the page.
+
+    Args:
+        folder: for all files.
+        cleanup: ends what is started.
+    """
+
+    def __init__(self, folder: Path, cleanup: contextlib.ExitStack) -> None:
+        self.hdf5 = folder / "demo.hdf5"
+        self.cleanup = cleanup
+        self._folder = folder
+        has_web = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
+        self.address = f"127.0.0.1:{free_port()}" if has_web else ""
+
+    def start(self, *node_options: str) -> Daemons:
+        """Start both daemons, at a period of a second, with a file for the rows and the page for this machine."""
+        options = ["-s", "1", "--enable-jobproc", "--state-dir", "", *node_options]
+        page = ["--http-listen", self.address, "--http-open"] if self.address else []
+        daemons = Daemons(self._folder, options, ["--hdf5-filepath", str(self.hdf5), *page])
+        self.cleanup.callback(daemons.stop)
+        return daemons
 
 
-def demo_as_root(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, bool]:
-    """Run the whole demo; return the written file, and whether the figures agree."""
+def demo(bed: Bed, folder: Path) -> bool:
+    """Run the demo that this user and machine allow; return whether the figures agree."""
+    if os.geteuid() != 0:
+        return demo_as_user(bed, folder, "Not root")
+    try:
+        root = JobRoot(f"colmet-demo-{os.getpid()}")
+    except Failed as err:
+        return demo_as_user(bed, folder, f"No cgroup for a job ({err})")
+    return demo_as_root(bed, folder, root)
+
+
+def demo_as_root(bed: Bed, folder: Path, root: JobRoot) -> bool:
+    """Run a job in a cgroup of its own, and print its report; return whether the figures agree."""
     user = os.environ.get("SUDO_USER") or pwd.getpwuid(os.geteuid()).pw_name
-    root = JobRoot(f"colmet-demo-{os.getpid()}")
-    cleanup.callback(root.close)
+    bed.cleanup.callback(root.close)
     job = root.job(f"{user}_{JOB_ID}")
     say(f"Job {JOB_ID} of {user}: cgroup {job.path}")
     say(
-        f"It uses {2 * CPU_S:.0f} s of CPU time in two long-lived processes, writes {WRITE_MB} MB, then starts "
-        f"{SHORT_PROCESSES} short processes.\n"
+        f"For {WALL_S:.0f} s: two processes compute for {CPU_S:.0f} s each, a third one writes {WRITE_MIB} MiB and "
+        f"starts {SHORT_PROCESSES} short ones; then all wait.\n"
     )
-    hdf5 = folder / "demo.hdf5"
-    daemons = start_daemons(folder, hdf5, "--cpuset_rootpath", str(root.path))
-    cleanup.callback(daemons.stop)
+    live = Live()
+    live.begin("the daemons start")
+    daemons = bed.start("--cpuset_rootpath", str(root.path))
+    watch(live, daemons, lambda: not daemons.rows.empty())
     workload = Workload(job.start, folder, root=True)
-    cleanup.callback(workload.close)
-    phases = [(14, "long-lived processes compute and write"), (20, "a burst of short processes")]
-    live, start = Live(phases), time.monotonic()
-    watch(live, daemons, start, 5)
-    while job.cpu_ns() < 2 * CPU_S * NS and time.monotonic() - start < 30:  # longer on a busy machine
-        watch(live, daemons, start, time.monotonic() - start + 0.5)
-    watch(live, daemons, start, max(phases[0][0], time.monotonic() - start + 2.5))
-    long_kernel, long_ours = job.cpu_ns(), live.last.get("taskstats_default", {})
-    workload.start_short_processes()
-    watch(live, daemons, start, time.monotonic() - start + 6)
-    live.close()
+    bed.cleanup.callback(workload.close)
+    is_enough = after(WALL_S)
+    workload.go_on()
+    live.head()
+    live.begin("two processes compute, one writes")
+    watch(live, daemons, after(4))
+    is_late = after(MOST_S)
+    watch(live, daemons, lambda: job.cpu_ns() >= 2 * CPU_S * NS or is_late())
+    workload.stop_computing()
+    watch(live, daemons, Rest(job.cpu_ns, PATIENCE_S))
+    long_kernel = job.cpu_ns()
+    watch(live, daemons, has_row_of(live, "taskstats_default", time.time() + 1))
+    long_ours = live.last.get("taskstats_default", {})
+    live.begin("a burst of short processes")
+    workload.go_on()
+    watch(live, daemons, after(2))
+    watch(live, daemons, Rest(job.cpu_ns, PATIENCE_S))
+    live.begin("all of them wait")
+    watch(live, daemons, is_enough)
     kernel = job.cpu_ns()
+    workload.close()
+    root.end(job)  # its removal ends the job
+    live.begin("the job has ended")
+    watch(live, daemons, has_row_of(live, "procstats_default", time.time() + 4))  # the node goes on without it
+    live.close()
     daemons.stop()
-    say()
-    summarize(hdf5)
     if "cpu_total" not in long_ours:
         raise Failed(f"no taskstats row of the job came:\n{daemons.log.read_text()}")
-    stored = read_last(hdf5, JOB_ID, "taskstats_default")["cpu_total"]
-    say(f"\nCPU time of job {JOB_ID}:{'Colmet':>42}          the kernel's total for the cgroup")
+    stored = read_last(bed.hdf5, JOB_ID, "taskstats_default")["cpu_total"]
+    say(f"\nCPU time of job {JOB_ID}:{'Colmet':>23}     the kernel")
     agree = [
-        compare("long-lived processes", long_ours["cpu_total"] / NS, long_kernel / NS, "s"),
-        compare(f"with {SHORT_PROCESSES} short ones", stored / NS, kernel / NS, "s"),
-        compare("the short ones alone", (stored - long_ours["cpu_total"]) / NS, (kernel - long_kernel) / NS, "s", 6),
+        compare("long-lived processes", long_ours["cpu_total"] / NS, long_kernel / NS),
+        compare(f"with {SHORT_PROCESSES} short ones", stored / NS, kernel / NS),
+        compare("the short ones alone", (stored - long_ours["cpu_total"]) / NS, (kernel - long_kernel) / NS, 6),
     ]
-    rest = read_last(hdf5, JOB_ID, "cgroup_default")["cpu_unattributed"]
-    say(
-        f"  not attributed to any task (cpu_unattributed): {rest / NS:.3f} s, {100 * rest / kernel:.2f} % of the job's."
-    )
     if not all(agree):
         say("  The figures are further apart than they should be.")
-    return hdf5, all(agree)
+    show_job(bed.hdf5)
+    return all(agree)
 
 
-def demo_as_user(folder: Path, cleanup: contextlib.ExitStack) -> tuple[Path, bool]:
-    """Run the demo without root: the node's figures, and the I/O and memory of an own process."""
-    say("Not root: a process of your own stands in for a job (colmet-node --pid), measured through /proc.")
-    say(f"It writes {WRITE_MB} MB, then starts {SHORT_PROCESSES} short processes.\n")
+def demo_as_user(bed: Bed, folder: Path, why: str) -> bool:
+    """Run the demo without a cgroup: the node's figures, and those of an own process; return whether they agree."""
+    say(f"{why}: a process of your own stands in for a job (colmet-node --pid), measured through /proc.")
+    say(f"It writes {WRITE_MIB} MiB, then starts {SHORT_PROCESSES} short processes.\n")
+    live = Live()
+    live.begin("a process writes")
     workload = Workload(partial(subprocess.Popen, text=True), folder, root=False)
-    cleanup.callback(workload.close)
-    hdf5 = folder / "demo.hdf5"
-    daemons = start_daemons(folder, hdf5, "--pid", str(workload.pid))
-    cleanup.callback(daemons.stop)
-    phases = [(7, "a process writes"), (12, "a burst of short processes")]
-    live, start = Live(phases), time.monotonic()
-    watch(live, daemons, start, phases[0][0])
-    workload.start_short_processes()
-    watch(live, daemons, start, phases[1][0])
+    bed.cleanup.callback(workload.close)
+    daemons = bed.start("--pid", str(workload.pid))
+    watch(live, daemons, lambda: not daemons.rows.empty())
+    workload.go_on()
+    live.head()
+    watch(live, daemons, after(7))
+    live.begin("a burst of short processes")
+    workload.go_on()
+    watch(live, daemons, after(5))
     live.close()
     daemons.stop()
-    say()
-    summarize(hdf5)
-    stored = read_last(hdf5, 0, "jobprocstats_default")
-    say(f"\n{'What it wrote:':<47}{'Colmet':>12}     it meant to")
-    agree = compare("wchar", stored["wchar"] / 1e6, WRITE_MB * (1 << 20) / 1e6, "MB")
+    written = read_last(bed.hdf5, 0, "jobprocstats_default")["wchar"] / (1 << 20)
+    say(f"\nIt wrote {written:.2f} MiB by Colmet, and meant to write {WRITE_MIB} MiB.")
     say(
         "\nAs root the demo adds: a job in a cgroup of its own, found by itself as OAR's are; its CPU time, waits,\n"
-        "faults and context switches from the kernel's accounting (taskstats, which needs CAP_NET_ADMIN), the short\n"
-        "processes' included; the comparison with the kernel's total of the cgroup; other users' I/O.\n"
-        "Run: sudo make demo"
+        "faults and context switches from the kernel's accounting, short processes included; the comparison with\n"
+        "the kernel's total; and the report of the job. Run: sudo make demo"
     )
-    return hdf5, agree
+    show_picture(bed.hdf5, 0, *NODE_METRICS)
+    return abs(written - WRITE_MIB) <= 0.02 * WRITE_MIB
+
+
+def show_job(hdf5: Path) -> None:
+    """Print the report of the job, and the name of a picture."""
+    say(f"\n$ colmet report {JOB_ID}\n")
+    run("report", str(JOB_ID), "--hdf5", str(hdf5))
+    show_picture(hdf5, JOB_ID)
+
+
+def show_picture(hdf5: Path, job: int, *metrics: str) -> None:
+    """Draw a job in a file that stays, or in the terminal without matplotlib; print how."""
+    words = ("plot", str(job), *metrics)
+    say(f"\n$ colmet {' '.join(words)}\n")
+    if importlib.util.find_spec("matplotlib") is None:
+        run(*words, "--text", "--hdf5", str(hdf5))
+        return
+    descriptor, path = tempfile.mkstemp(prefix="colmet-demo-", suffix=".png")
+    os.close(descriptor)
+    run(*words, "--output", path, "--hdf5", str(hdf5))
+
+
+def run(*words: str) -> None:
+    """Run colmet; Failed if it fails."""
+    from colmet.commands import colmet
+
+    sys.stdout.flush()
+    status = colmet.main(words)
+    sys.stdout.flush()
+    if status:
+        raise Failed(f"colmet {words[0]} ended with status {status}")
+
+
+def is_answering(address: str) -> bool:
+    """Return whether a server listens at HOST:PORT."""
+    host, _, port = address.partition(":")
+    with contextlib.suppress(OSError), socket.create_connection((host, int(port)), 1):
+        return True
+    return False
+
+
+def show_page(bed: Bed, stays: bool) -> None:
+    """Serve the page with the stored job until Ctrl-C, or print how to have it."""
+    if not bed.address:
+        say("\nThe page requires fastapi and uvicorn: make venv installs them.")
+        return
+    if not stays:
+        say("\nThe page of this demo, without a login, until Ctrl-C: make demo ARGS=--page")
+        return
+    daemons = bed.start()
+    is_late = after(PATIENCE_S)
+    while not is_answering(bed.address):
+        daemons.check()
+        if is_late():
+            raise Failed(f"no page at {bed.address}:\n{daemons.log.read_text()}")
+        time.sleep(0.2)
+    say(f"\nThe page, without a login, until Ctrl-C:  http://{bed.address}/")
+    with contextlib.suppress(KeyboardInterrupt):
+        while True:
+            daemons.check()
+            daemons.take_rows()
+            time.sleep(1)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``make demo``; return the exit status."""
     parser = argparse.ArgumentParser(prog="make demo", description=__doc__)
+    parser.add_argument("--page", action="store_true", help="serve the page with the job at the end, until Ctrl-C")
     parser.add_argument("--keep", metavar="PATH", help="copy the HDF5 file here before it is removed")
     options = parser.parse_args(argv)
+    say("Colmet demo: one job, from the kernel to its report.")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="colmet-demo-"))
     with contextlib.ExitStack() as cleanup:
         cleanup.callback(shutil.rmtree, folder, ignore_errors=True)
+        bed = Bed(folder, cleanup)
         try:
-            path, agree = (demo_as_root if os.geteuid() == 0 else demo_as_user)(folder, cleanup)
+            agree = demo(bed, folder)
+            if options.keep:
+                shutil.copy(bed.hdf5, options.keep)
+                say(f"\nKept as {options.keep}.")
+            show_page(bed, options.page)
         except Failed as err:
             print(f"\ndemo: {err}", file=sys.stderr)
             return 1
         except KeyboardInterrupt:
             print("\ndemo: interrupted", file=sys.stderr)
             return 130
-        if options.keep:
-            shutil.copy(path, options.keep)
-    how = "The file is removed again. To keep it: make demo ARGS='--keep demo.hdf5'"
-    say(f"\nKept as {options.keep}." if options.keep else f"\n{how}")
     return 0 if agree else 1
 
 
