@@ -106,7 +106,11 @@ class Shell:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
             env={"PATH": path, "HOME": "/root", "LANG": "C.UTF-8"},
         )  # fmt: skip
-        self.run("set -E; trap 'failed=$?' ERR\n")
+        try:
+            self.run("set -E; trap 'failed=$?' ERR\n")
+        except Failed:
+            self.close()
+            raise
 
     def run(self, commands: str) -> str:
         """Run commands; return what they and the programs in the background print meanwhile.

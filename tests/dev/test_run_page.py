@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from dev.run_page import QUERIES, agrees, blocks_of, plain
+from dev import run_page
+from dev.live import Failed
+from dev.run_page import HOST, QUERIES, Block, agrees, blocks_of, plain, run_blocks
+from tests.support.page_folder import page_folder
 
 PAGE = """
 ```sh
@@ -96,3 +101,58 @@ def test_an_output_is_compared_without_what_may_differ():
 )
 def test_only_a_single_question_is_repeated(commands, is_query):
     assert bool(QUERIES.fullmatch(commands)) == is_query
+
+
+@pytest.fixture
+def folder(root):
+    with page_folder() as path:
+        yield path
+
+
+@pytest.mark.live
+def test_a_page_runs_in_one_shell_that_leaves_the_machine_as_it_is(folder):
+    setting = Path("/proc/sys/kernel/task_delayacct")
+    before = setting.read_text()
+    blocks = [
+        Block("name=colmet-test-$$\nhostname\n", f"{HOST}\n"),
+        Block("mkdir /etc/$name /var/lib/$name && echo > here-$name\n", None),
+        Block("cd /proc/sys/kernel && echo $((1 - $(cat task_delayacct))) > task_delayacct\n", None),
+        Block("ls -d /etc/$name | wc -l\nsleep 300 &\n", "7\n"),
+    ]  # fmt: skip
+    outputs = [output for _, output in run_blocks(blocks, folder)]
+    assert outputs == [f"{HOST}\n", "", "", "1\n"]
+    assert setting.read_text() == before
+    source = Path(run_page.SOURCE)
+    assert [*Path("/etc").glob("colmet-test-*"), *Path("/var/lib").glob("colmet-test-*"), *source.glob("here-*")] == []
+
+
+@pytest.mark.live
+@pytest.mark.parametrize(
+    ("block", "why"),
+    [
+        (Block("false\ntrue\n", None), "exit status 1"),
+        (Block("echo other\n", "one\n"), "printed"),
+        (Block("exit 3\n", None), "ended the shell"),
+    ],
+    ids=["a command fails", "another output", "the shell ends"],
+)
+def test_a_page_fails(folder, block, why):
+    with pytest.raises(Failed, match=why):
+        list(run_blocks([block], folder))
+
+
+@pytest.mark.live
+def test_a_question_is_repeated_until_its_output_agrees(folder, monkeypatch):
+    monkeypatch.setattr(run_page, "QUERIES", run_page.re.compile("echo.*\n"))
+    block = Block("echo x >> /asked; [ $(wc -l < /asked) = 1 ] || echo done\n", "done\n")
+    assert [output for _, output in run_blocks([block], folder)] == ["done\n"]
+
+
+@pytest.mark.live
+def test_real_outputs_are_written_into_a_page(folder, tmp_path):
+    page = tmp_path / "page.md"
+    text = "```sh run\n{}\n```\n\n```text\n{}```\n"
+    kept = text.format("echo a; echo 5; echo b", "a\n...\nb\n")
+    page.write_text(text.format("echo 7 jobs", "3 nodes\n") + kept)
+    run_page.write_outputs(page, folder)
+    assert page.read_text() == text.format("echo 7 jobs", "7 jobs\n") + kept

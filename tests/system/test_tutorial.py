@@ -3,36 +3,20 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
-import tempfile
 from pathlib import Path
 
 import pytest
 
 from dev.run_page import blocks_of, run_blocks
-from tests.support.machine import cannot_run
+from tests.support.page_folder import page_folder
 
 PAGE = (Path(__file__).parents[2] / "docs/tutorial.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def folder(root):
-    """On a disk, as the kernel counts no bytes written to memory."""
-    for program in ("unshare", "chroot", "mount"):
-        if shutil.which(program) is None:
-            cannot_run(f"{program} is not installed")
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
-        (Path(path) / "lower").mkdir()
-        (Path(path) / "upper").mkdir()
-        (Path(path) / "work").mkdir()
-        option = f"lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work"
-        command = ["unshare", "--mount", "mount", "-t", "overlay", "overlay", "-o", option, f"{path}/lower"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            cannot_run(f"no file system for a temporary root directory: {done.stderr}")
-    with tempfile.TemporaryDirectory(dir="/var/tmp") as path:
-        yield Path(path)
+    with page_folder() as path:
+        yield path
 
 
 @pytest.mark.slow
