@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import functools
 import json
+import os
 import queue
 import random
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,14 +32,33 @@ def free_port() -> int:
     """Return a free port, as the one after it, below the ports that the kernel gives to clients (ip_local_port_range).
 
     No client uses it while the server is down. A client that connects to such a port while the server is down could
-    even reach itself.
+    even reach itself. No other process of this user gets the same port while this one lives, since a client may go on
+    connecting to a port after its server has ended.
     """
+    reservations = _reservations()
     while True:
         port = random.randrange(20000, 32000, 2)
-        with socket.socket() as one, socket.socket() as other, contextlib.suppress(OSError):
-            one.bind(("127.0.0.1", port))
-            other.bind(("127.0.0.1", port + 1))
-            return port
+        try:
+            with socket.socket() as one, socket.socket() as other:
+                one.bind(("127.0.0.1", port))
+                other.bind(("127.0.0.1", port + 1))
+        except OSError:
+            continue
+        with contextlib.suppress(BlockingIOError, PermissionError):  # fcntl(2): which of them, depends on the system
+            if port not in _given:
+                fcntl.lockf(reservations, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+                _given.add(port)
+                return port
+
+
+_given: set[int] = set()
+
+
+@functools.cache
+def _reservations() -> int:
+    """Return a file open until the end of this process, with a lock on the byte of each port that it has."""
+    path = Path(tempfile.gettempdir(), f"colmet-ports-{os.getuid()}")
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
 
 
 def mounts(kind: str) -> Iterator[tuple[str, set[str]]]:

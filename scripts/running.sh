@@ -20,6 +20,14 @@ mkdir -p .venvs
 # need_tools: install them where this is root.
 need_tools() { [[ $EUID -ne 0 ]] || scripts/need.sh "${tools[@]}" || echo "setup: tests that need these skip" >&2; }
 
+# warm PYTHON: compile once, in a new checkout or environment, what otherwise each process of a run compiles.
+warm() {
+    local tag
+    tag=$("$1" -c 'import sys; print(sys.implementation.cache_tag)')
+    compgen -G "tests/__pycache__/conftest.$tag-pytest-*.pyc" >/dev/null ||
+        "$1" -m pytest -p no:cacheprovider --collect-only -q >/dev/null 2>&1 || true # the run itself says what is wrong
+}
+
 # start NAME PYTHON PYTEST_ARGUMENT...: run it now.
 start() {
     echo "---- $1: pytest ${*:3} > .venvs/$1.log"

@@ -32,13 +32,13 @@ print(sys.executable)" 2>/dev/null && return
     return 1
 }
 
-need_tools
+need_tools &
 found=()
 absent=()
 for version in "${versions[@]}"; do
     if python=$(find_python "$version" || scripts/python-of-debian.sh "$version" ".venvs/debian-$version"); then
         found+=("$version")
-        scripts/bootstrap.sh ".venvs/$version" "$python" &
+        { scripts/bootstrap.sh ".venvs/$version" "$python" && warm ".venvs/$version/bin/python"; } &
     else
         absent+=("$version")
     fi
@@ -58,7 +58,9 @@ run() {
 }
 
 for version in "${found[@]}"; do run "$version" "$version" "not slow" "$@"; done
-run "${found[0]}.slow" "${found[0]}" "slow" "$@"
+slow=("$@")
+[[ $asked_for -gt 0 ]] || mapfile -t slow < <(grep -lr --include='test_*.py' --exclude-dir=beds 'mark\.slow' tests)
+run "${found[0]}.slow" "${found[0]}" "slow" "${slow[@]}"
 failed=0
 sum_up "${names[@]}" || failed=1
 [[ ${#absent[@]} -eq 0 ]] || echo "not found on this machine: ${absent[*]}"

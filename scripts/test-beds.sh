@@ -1,7 +1,7 @@
 #!/bin/bash
-# Runs the tests beside real batch systems, databases, tools and simulated hardware, in four parts at once: databases
-# compute, pages are shown and packages built, jobs run until their walltime and are archived, the others mostly wait.
-# What pytest said is in .venvs/computing.log, .venvs/showing.log, .venvs/archiving.log and .venvs/waiting.log.
+# Runs the tests beside real batch systems, databases, tools and simulated hardware, in six parts at once: databases
+# compute, databases are killed, dashboards are shown and packages built, pages are drawn, jobs run until their walltime
+# and are archived, the others mostly wait. What pytest said is in .venvs/computing.log, .venvs/killing.log and so on.
 #
 # usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
 set -euo pipefail
@@ -13,21 +13,26 @@ source scripts/running.sh
 asked_for=0
 
 computing=()
+killing=()
 showing=()
+drawing=()
 archiving=()
 waiting=()
 for path in tests/beds/test_*.py; do
     case $path in
-    *_database.py | *_shared.py | */test_elasticsearch.py | */test_scale_out.py) computing+=("$path") ;;
-    */test_grafana*.py | */test_http.py | */test_packages.py | */test_page.py) showing+=("$path") ;;
+    */test_elasticsearch.py | *_shared.py | */test_archive_rebuild_database.py) computing+=("$path") ;;
+    */test_exactly_once_database.py | */test_scale_out.py) killing+=("$path") ;;
+    */test_grafana*.py | */test_http.py | */test_packages.py) showing+=("$path") ;;
+    */test_page*.py) drawing+=("$path") ;;
     */test_archive_gridengine.py | */test_archive_oar.py | */test_archive_slurm.py) archiving+=("$path") ;;
     *) waiting+=("$path") ;;
     esac
 done
-start computing "$python" -v "${computing[@]}" &
-start showing "$python" -v "${showing[@]}" &
-start archiving "$python" -v "${archiving[@]}" &
-start waiting "$python" -v "${waiting[@]}" &
+parts=(computing killing showing drawing archiving waiting)
+for part in "${parts[@]}"; do
+    declare -n paths=$part
+    start "$part" "$python" -v "${paths[@]}" &
+done
 wait
-for name in computing showing archiving waiting; do again "$name" "tests/beds"; done
-sum_up computing showing archiving waiting
+for part in "${parts[@]}"; do again "$part" "tests/beds"; done
+sum_up "${parts[@]}"

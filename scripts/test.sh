@@ -9,7 +9,9 @@ source scripts/running.sh
 python=$1
 shift
 [[ $# -eq 0 ]] || exec "$python" -m pytest "$@"
-need_tools
+need_tools &
+warm "$python"
+wait
 show test "$python" "${parallel[@]}" -m "not slow"
 again test
 exit "$(<.venvs/test.status)"

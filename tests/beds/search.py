@@ -90,12 +90,28 @@ def java_for(kind):
     return home
 
 
-def jars(kind):
-    """The paths of the jars, as Java takes them; fetched where they are not yet there, one at a time."""
+def classes(kind, home):
+    """The paths of the jars and of the server's own class, as Java takes them; made where they are not yet there, one
+    at a time."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return _jars(kind)
+        path = _jars(kind)
+        return f"{path}:{_compiled(kind, home, path)}"
+
+
+def _compiled(kind, home, path):
+    folder = BUILD / f"{kind.vendor}-{kind.version}"
+    source, made = folder / "Server.java", folder / "Server.class"
+    text = (SOURCE / source.name).read_text().replace("opensearch", kind.vendor)
+    if not made.exists() or source.read_text() != text:
+        folder.mkdir(exist_ok=True)
+        made.unlink(missing_ok=True)
+        source.write_text(text)
+        compiler = [f"{home}/bin/javac", "-cp", path, str(source)]
+        done = subprocess.run(compiler, capture_output=True, text=True, timeout=READY_S, check=False)
+        assert done.returncode == 0, done.stderr
+    return folder
 
 
 def _jars(kind):
@@ -168,18 +184,11 @@ class Server:
     def start(self, wait=True):
         """Start it, with the data that it has; `wait` returns when all of them can be searched."""
         home = java_for(self.kind)
-        path = f"{jars(self.kind)}:{self._directory}"
-        source = self._directory / "Server.java"
-        if not source.with_suffix(".class").exists():
-            source.write_text((SOURCE / "Server.java").read_text().replace("opensearch", self.kind.vendor))
-            compiler = [f"{home}/bin/javac", "-cp", path, str(source)]
-            done = subprocess.run(compiler, capture_output=True, text=True, timeout=READY_S, check=False)
-            assert done.returncode == 0, done.stderr
         command = [
             f"{home}/bin/java",
             *("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:-UsePerfData"),
             f"-Dlog4j2.configurationFile={SOURCE / 'log4j2.properties'}",
-            *("-cp", path, "Server"),
+            *("-cp", classes(self.kind, home), "Server"),
             ",".join(self._plugins()),
             *(f"{name}={value}" for name, value in self._settings.items()),
         ]
