@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone, tzinfo
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -29,6 +29,7 @@ try:
     from matplotlib.axes import Axes
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
 except ImportError as err:
     raise ConfigError(f"pictures require the Python module matplotlib: {how_to_install('matplotlib')}") from err
 
@@ -42,11 +43,13 @@ STEPS_S = (
     *[3600 * hours for hours in (1, 2, 3, 4, 6, 12)],
     *[DAY_S * days for days in (1, 2, 4, 7, 14, 28, 56, 112, 224, 448)],
 )
-TEXT_HEIGHT, LABEL_WIDTH = 18, 90  # pixels
+TEXT_HEIGHT, LABEL_WIDTH, BAR_WIDTH = 18, 90, 130  # pixels
+BAR_HEIGHT = 0.55  # of a line
 MOST_ROOM = 4  # an axis includes a bound up to this multiple of the largest value
 
 INK = "#1f2328"  # of text; replaced by the page's colour in a page
 FAINT = "#8c959f"
+REST = "#e3e8ed"  # of a bar
 # Distinguishable with colour blindness (Okabe and Ito, 2008); without their yellow, too light on white.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00")
 
@@ -77,6 +80,21 @@ class Panel:
     bound: float | None = None  # upper bound of all lines, in their unit
 
 
+class TextRow(NamedTuple):
+    """A line of text above charts."""
+
+    label: str  # at its left; empty for further lines of the same label
+    text: str
+    share: float | None = None  # length of a bar before the text, 0 to 1; None without one
+    colour: str = ""  # of the bar, else of the text
+
+
+BAR_COLOURS = {
+    **dict(zip(("cyan", "red", "green", "magenta", "blue", "yellow"), COLOURS)),
+    **{"good": "#00785a", "low": "#8a6200", "poor": "#b34700", "exceeded": "#b34700"},  # readable as text
+}
+
+
 @contextmanager
 def _style() -> Iterator[None]:
     """Apply these settings without the user's settings files, and without warnings."""
@@ -105,14 +123,14 @@ def draw(
     utc: bool = False,
     title: str = "",
     names: Sequence[str] = (),
-    text: Sequence[tuple[str, str]] = (),
+    text: Sequence[TextRow] = (),
     columns: int = 1,
     ends: tuple[float, float] | None = None,
 ) -> Figure:
     """Draw charts below one another, or in columns, with one time axis.
 
     Sizes are in pixels. With `names`, those of the lines in the order of their colours, the legend is outside the
-    picture. `text` has lines above the charts, in two columns; `ends` are those of the time axis, else of the lines.
+    picture. `text` has lines above the charts; `ends` are those of the time axis, else of the lines.
     """
     first, last = ends or span([line for panel in panels for line in panel.lines])
     order = list(dict.fromkeys([*names, *[line.name for panel in panels for line in panel.lines]]))
@@ -141,12 +159,22 @@ def draw(
     return figure
 
 
-def _write(axes: Axes, text: Sequence[tuple[str, str]], width: int) -> None:
+def _write(axes: Axes, text: Sequence[TextRow], width: int) -> None:
     axes.axis("off")
-    for number, (label, line) in enumerate(text):
+    for number, row in enumerate(text):
         at = 1 - (number + 0.5) / len(text)
-        axes.text(0, at, label, weight="bold", va="center", transform=axes.transAxes)
-        axes.text(LABEL_WIDTH / width, at, line, va="center", transform=axes.transAxes)
+        axes.text(0, at, row.label, weight="bold", va="center", transform=axes.transAxes)
+        left = LABEL_WIDTH / width
+        colour = BAR_COLOURS.get(row.colour, INK)
+        if row.share is not None:
+            height = BAR_HEIGHT / len(text)
+            for part, of in ((1.0, REST), (row.share, colour)):
+                corner = left, at - height / 2
+                axes.add_patch(Rectangle(corner, part * BAR_WIDTH / width, height, color=of, transform=axes.transAxes))
+            left += (BAR_WIDTH + 10) / width
+            colour = INK
+        weight = "normal" if colour == INK else "bold"
+        axes.text(left, at, row.text, color=colour, weight=weight, va="center", transform=axes.transAxes)
 
 
 def look(number: int) -> tuple[str, bool]:

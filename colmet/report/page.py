@@ -20,6 +20,7 @@ from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import percent
 from colmet.common.units import UNITS, Unit
 from colmet.report import charts
+from colmet.report.charts import TextRow
 from colmet.report.model import Curve, HostFigures, Number, Report, shown
 from colmet.report.phrases import no_verdict, verdict
 from colmet.report.style import POLICY, STYLE
@@ -209,20 +210,32 @@ def _hosts(hosts: Sequence[HostFigures]) -> Iterator[str]:
 
 def png(report: Report) -> bytes:
     """Return the picture."""
-    words = Words()
-    title, *about = [said(line).text for line in words.title(report)]
-    found = " ".join([one.sentence for one in verdict(report)]) or no_verdict(report)
-    parts = [
-        ("", [found, *about]),
-        *[(label, [said(line).text for line in lines]) for label, lines in words.sections(report)],
-    ]
-    parts.append(("Advice", [capital(one.text) for one in report.advice] or [_no_advice(report)]))
-    parts.append(("Warning", [shown(one, LONGEST) for one in report.warnings[:MOST_LINES]]))
-    text = [
-        ("" if n else label, line)
-        for label, lines in parts
-        for n, line in enumerate([part for line in lines for part in textwrap.wrap(line, CHARACTERS)])
-    ]
+    rows = text_rows(report)
+    title = said(next(Words().title(report))).text
     panels = [panel(curve, titled=True) for curve in report.curves]
-    height = LINE_HEIGHT * (len(text) + 4) + ROW_HEIGHT * -(-len(panels) // 2)
-    return charts.rendered(charts.draw(panels, PICTURE_WIDTH, height, True, title, text=text, columns=2), "png")
+    height = LINE_HEIGHT * (len(rows) + 4) + ROW_HEIGHT * -(-len(panels) // 2)
+    return charts.rendered(charts.draw(panels, PICTURE_WIDTH, height, True, title, text=rows, columns=2), "png")
+
+
+def text_rows(report: Report) -> list[TextRow]:
+    """Return the text of the picture: the verdict, and all lines with their bars."""
+    words = Words()
+    _, *about = [said(line) for line in words.title(report)]
+    rows = [TextRow("", one.sentence, None, one.grade) for one in verdict(report)]
+    rows += [] if rows else [TextRow("", no_verdict(report))]
+    rows += _rows("", about)
+    for label, lines in words.sections(report):
+        rows += _rows(label, [said(line) for line in lines])
+    advice = [capital(one.text) for one in report.advice] or [_no_advice(report)]
+    rows += _rows("Advice", [Said(one) for one in advice])
+    return rows + _rows("Warning", [Said(shown(one, LONGEST)) for one in report.warnings[:MOST_LINES]])
+
+
+def _rows(label: str, lines: Sequence[Said]) -> list[TextRow]:
+    """Return lines of the picture, the first one with a label."""
+    found: list[TextRow] = []
+    for line in lines:
+        for n, part in enumerate(textwrap.wrap(line.text, CHARACTERS)):
+            share, colour = (None, "") if line.share is None or n else line.share
+            found.append(TextRow("" if found else label, part, share, colour or ("poor" if line.alarm else "")))
+    return found

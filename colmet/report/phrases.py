@@ -37,9 +37,9 @@ def no_verdict(report: Report) -> str:
 def _judged(use: Use, report: Report) -> str:
     share = "" if use.ratio is None else f" {rough_percent(use.ratio)}"
     of = ""
-    if use.what in (MEMORY, WALLTIME) and share:
+    if use.what == MEMORY and share:
         if use.requested is not None:
-            of = f" of the requested {_AMOUNTS[use.what](use.requested)}"
+            of = f" of the requested {size(use.requested)}"
         elif report.memory.limit_bytes is not None:
             of = f" of the limit of {size(report.memory.limit_bytes)}"
     return f"{WORDS[use.what]}{share}{of}"

@@ -9,7 +9,8 @@ STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --page: #ffffff; --card: #f6f8fa; --line: #d1d9e0;
   --cyan: #0072b2; --green: #009e73; --red: #d55e00; --magenta: #a84f8c; --yellow: #b07d00; --blue: #2f81c1; }
 @media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9da7b1; --page: #0f1318; --card: #181d23;
-  --line: #353c45; --magenta: #cc79a7; --yellow: #e69f00; --blue: #56b4e9; } }
+  --line: #353c45; --magenta: #cc79a7; --yellow: #e69f00; --blue: #56b4e9; --cyan: #4aa8e0; --green: #1fbf92;
+  --red: #f07a2e; } .chart [stroke="#0072b2"], .names [stroke="#0072b2"] { stroke: #4aa8e0; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; padding: 1.2rem; max-width: 84rem; color: var(--ink); background: var(--page);
   font: 15px/1.45 system-ui, "DejaVu Sans", sans-serif; overflow-wrap: anywhere; }

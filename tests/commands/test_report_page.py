@@ -11,7 +11,8 @@ import pytest
 
 from colmet.commands import report as command
 from colmet.common.errors import ColmetError
-from colmet.report import page
+from colmet.report import charts, page
+from colmet.report.charts import TextRow
 from colmet.report.model import (
     Advice,
     Cpu,
@@ -28,6 +29,7 @@ from colmet.report.model import (
     Shared,
     Whereabouts,
 )
+from colmet.report.phrases import verdict
 
 START = 1_700_000_000
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e$x$"
@@ -181,9 +183,21 @@ def test_the_picture_says_why_there_is_no_advice_and_what_could_not_be_read(monk
     for why in ("", "only 90 % of its samples are there"):
         page.png(replace(report, advice_withheld=why))
     assert [text[-2:] for text in told] == [
-        [("Advice", f"None: {why}."), ("Warning", "jobs.hdf5: cannot be read")]
+        [TextRow("Advice", f"None: {why}."), TextRow("Warning", "jobs.hdf5: cannot be read")]
         for why in ("none of the rules applies", "only 90 % of its samples are there")
     ]
+
+
+def test_the_picture_has_bars_for_shares_and_the_verdict_in_its_colours():
+    report = made()
+    rows = {row.text.replace("\N{NO-BREAK SPACE}", " "): row for row in page.text_rows(report)}
+    graded = [row for row in rows.values() if row.colour in ("good", "low", "poor", "exceeded") and row.share is None]
+    assert [row.text for row in graded][: len(verdict(report))] == [one.sentence for one in verdict(report)]
+    shares = [row for row in rows.values() if row.share is not None]
+    assert len(shares) > 3 and all(0 <= row.share <= 1 and row.colour in charts.BAR_COLOURS for row in shares)
+    figure = charts.draw([], 800, 400, text=page.text_rows(report))
+    (axes,) = figure.axes
+    assert len(axes.patches) == 2 * len(shares)
 
 
 def test_where_it_cannot_be_written_is_an_error(tmp_path):
