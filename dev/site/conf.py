@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 project = "Colmet"
@@ -12,6 +13,7 @@ html_theme = "furo"
 html_show_copyright = False
 html_show_sourcelink = False
 html_copy_source = False
+html_search_scorer = str(Path(__file__).with_name("scorer.js"))
 myst_heading_anchors = 4  # links to headings work as on a code host
 myst_links_external_new_tab = False
 suppress_warnings = ["misc.highlighting_failure"]  # examples with "..." in them
