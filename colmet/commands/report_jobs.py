@@ -130,6 +130,11 @@ def _graded(name: str) -> Callable[[Row], str]:
     return lambda row: GRADE_STYLES.get(grades_of(row)[name], "")
 
 
+def _word(row: Row, name: str) -> str:
+    """Return a grade as a word behind a share."""
+    return f" {grades_of(row)[name] or ''}".rstrip()
+
+
 def _bar(ratio: float | None) -> str:
     return f"{archives.bar(ratio, BAR)} {rough_percent(ratio)}"
 
@@ -144,10 +149,24 @@ _COLUMNS = (
     ),
     _Column("Exit", lambda row: exit_of(row) or UNKNOWN, 4),
     _Column("Wall time", lambda row: _of(row["wall_s"], row["requested_walltime_s"], duration), 5),
-    _Column("CPU", lambda row: _bar(row["cpu_ratio"]), 2, _graded("cpu_grade"), is_right=False),
+    _Column(
+        "CPU", lambda row: _bar(row["cpu_ratio"]) + _word(row, "cpu_grade"), 2, _graded("cpu_grade"), is_right=False
+    ),
     _Column("Memory", lambda row: _of(row["memory_peak"], row["requested_memory"], size), 7),
-    _Column("of memory", lambda row: rough_percent(row["memory_used_ratio"]), 3, _graded("memory_grade")),
-    _Column("GPU", lambda row: rough_percent(row["gpu_ratio"]), 3, _graded("gpu_grade")),
+    _Column(
+        "of memory",
+        lambda row: rough_percent(row["memory_used_ratio"]) + _word(row, "memory_grade"),
+        3,
+        _graded("memory_grade"),
+        is_right=False,
+    ),
+    _Column(
+        "GPU",
+        lambda row: rough_percent(row["gpu_ratio"]) + _word(row, "gpu_grade"),
+        3,
+        _graded("gpu_grade"),
+        is_right=False,
+    ),
     _Column("Energy", lambda row: look_of("energy_joules").text(row["energy_joules"]), 9),
     _Column("Advice", lambda row: clean(str(row["rules"] or "")), 10, is_right=False),
 )

@@ -195,7 +195,7 @@ def test_the_table_names_state_efficiency_and_requests(run):
     assert (status, err) == (0, "")
     assert out.startswith("20 jobs of array 17: 17 done, ") and "1 failed" in out.partition("\n")[0]
     (line,) = [line for line in out.splitlines() if line.startswith("17_4 ")]
-    for part in ("sweep", "done", "1 h 0 min of 2 h 0 min", "75 %", "50 %"):
+    for part in ("sweep", "done", "1 h 0 min of 2 h 0 min", "75 % good", "50 % good"):
         assert part in line, part
     assert "User" not in out, "all are of one"
     assert "core hours used" in out and "Spread" in out and "failed: 17_5" in out and "timeout: 17_13" in out
