@@ -416,6 +416,31 @@ def test_a_job_is_found_by_a_part_of_its_name_and_by_its_number_and_a_click_open
         page.wait(f"document.querySelector('h1').textContent.startsWith('Job {job}')")
 
 
+def test_a_choice_does_not_wait_for_the_answer_to_a_poll(browser, archived):
+    with browser.page() as page:
+        shown(page, archived + OFTEN)
+        page.run(
+            "{ const plain = window.fetch; window.fetch = (url, ...more) => String(url).includes('/cluster')"
+            " ? new Promise(() => {}) : plain(url, ...more); }"
+        )
+        time.sleep(2)  # a poll waits for the totals now
+        chosen(page, "State", "failed")
+        page.wait("[...document.querySelectorAll('td.of-state')].every(e => e.textContent.startsWith('failed'))", 5)
+
+
+def test_one_without_jobs_in_the_archive_sees_a_line_on_it(browser, tmp_path):
+    users = tmp_path / "users"
+    users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
+    users.chmod(0o600)
+    with with_archive(tmp_path, 10, 20, 60, users=str(users)) as url, browser.page() as page:
+        page.open(url.replace("//", f"//zoe:{PASSWORD.replace(' ', '%20')}@"))
+        page.wait("document.querySelector('.pages p')?.textContent.startsWith('You have no job here so far')")
+        assert page.run("document.querySelectorAll('#main tbody tr').length") == 0
+        chosen(page, "State", "failed")
+        page.wait("document.querySelector('.pages').textContent.includes('No job matches.')")
+        assert page.complaints() == []
+
+
 def test_names_of_users_projects_and_hosts_are_suggested(browser, archived):
     with browser.page() as page:
         shown(page, archived)

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from colmet.archive.columns import RUNNING, STATES
+from colmet.archive.queries import SORTS
+from colmet.web.archive_models import SHOWN
 from colmet.web.catalogue import measures_answer
 
 STATIC = Path(__file__).resolve().parents[2] / "colmet/web/static"
@@ -64,6 +66,15 @@ def test_the_page_draws_measures_that_the_collector_declares(name):
     declared = measures_answer()
     assert len(drawn) > 10
     assert [key for how, key in drawn if key not in declared["measures" if how == "line" else "sums"]] == []
+
+
+def test_the_page_lists_and_sorts_by_values_of_the_archive():
+    text = (STATIC / "archived.js").read_text()
+    values = re.findall(r'"(\w+)"', re.search(r"export const VALUES = \[(.*?)\]", text, re.DOTALL)[1])
+    assert len(values) > 15 and set(values) <= set(SHOWN)
+    columns = re.findall(r'^  (?:column|linked|graded|shared)\("(\w+)"', text, re.MULTILINE)
+    assert len(columns) > 10
+    assert set(columns) - {"footprint"} <= set(SORTS), "the charts alone do not sort"
 
 
 def test_the_page_offers_the_states_of_the_archive():

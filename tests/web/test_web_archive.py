@@ -300,7 +300,7 @@ def test_a_collector_with_a_database_answers_from_the_shared_archive(tmp_path, d
         assert shared.jobs(JobFilter(), list(ANSWERS)) == local.jobs(JobFilter(), list(ANSWERS))
     there = make(MadeUpFacts(4, 4), users, stored=Stored(archive=archive_opener(options)))
     here = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(path))))
-    for user, target in itertools.product((ROOT, ALICE), ("archive/jobs", "archive/jobs/1", "usage?by=user,month")):
+    for user, target in itertools.product((ROOT, ALICE), ("archive/jobs?footprint=true", "archive/jobs/1", "usage?by=user,month")):
         assert got(there, f"/api/v1/{target}", user) == got(here, f"/api/v1/{target}", user)
     assert [row["job"] for row in got(there, "/api/v1/archive/jobs", ALICE)["items"]] == [3, 1]
     with archive_opener(full_parser().parse_args([*words, "--no-shared-archive"]))() as alone:

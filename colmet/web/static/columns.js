@@ -18,14 +18,14 @@ const near = (row) => (row.memory_share >= 0.95 ? `! ${share(row.memory_share)}`
 
 const uses = [
   shared("cpu_share", "CPU", (row) => share(row.cpu_share), (row) => row.cpu_share, { long: "use of the job's CPUs, as a share" }),
-  column("cpu", "Cores", (row) => cores(row.cpu), { rank: 1, long: "cores used" }),
-  column("cpus", "Held", (row) => cores(row.cpus), { rank: 2, long: "cores allocated" }),
-  shared("memory_share", "Mem", near, (row) => row.memory_share, { long: "memory used, as a share of its limit; ! from 95 % on" }),
-  column("memory", "Memory", (row) => size(row.memory), { rank: 1, long: "memory used" }),
+  column("cpu", "Cores used", (row) => cores(row.cpu), { rank: 1, long: "cores in use now" }),
+  column("cpus", "Cores", (row) => cores(row.cpus), { rank: 2, long: "cores allocated" }),
+  shared("memory_share", "Memory", near, (row) => row.memory_share, { long: "memory used, as a share of its limit; ! from 95 % on" }),
+  column("memory", "Memory used", (row) => size(row.memory), { rank: 1, long: "memory in use now" }),
   column("memory_limit", "Limit", (row) => size(row.memory_limit), { rank: 3, long: "limit of its memory" }),
-  column("read", "Read", (row) => flow(row.read), { rank: 2, long: "read from storage" }),
-  column("write", "Written", (row) => flow(row.write), { rank: 2, long: "written to storage" }),
-  column("wait", "Waits", (row) => cores(row.wait), { rank: 2, long: "waiting tasks, on average: for a CPU, storage, memory" }),
+  column("read", "Read", (row) => flow(row.read), { rank: 3, long: "read from storage" }),
+  column("write", "Written", (row) => flow(row.write), { rank: 3, long: "written to storage" }),
+  column("wait", "Waiting", (row) => cores(row.wait), { rank: 2, long: "waiting tasks, on average: for a CPU, storage, memory" }),
   shared("gpu", "GPU", (row) => share(row.gpu), (row) => row.gpu, { rank: 2, long: "use of its GPUs, as a share of the time" }),
 ];
 

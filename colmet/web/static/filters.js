@@ -15,16 +15,17 @@ export class Filters {
   /**
    * @param {URLSearchParams} asked values of the address
    * @param {Array} states [value, text] of each state
+   * @param {string} sought what can be searched for
    * @param {Array} keys names of the other filters
    * @param {boolean} suggests whether the archive has names for suggestions
    * @param {function} changed called after each change
    */
-  constructor(asked, states, keys, suggests, changed) {
+  constructor(asked, states, sought, keys, suggests, changed) {
     this.changed = changed;
     this.values = { text: asked.get("text") ?? "", state: asked.get("state") ?? states[0][0] };
     if (!states.some(([value]) => value === this.values.state)) this.values.state = states[0][0];
     this.common = states[0][0];
-    this.search = this.#input("text", { type: "search", id: "search", placeholder: "number or name", "aria-keyshortcuts": "/" });
+    this.search = this.#input("text", { type: "search", id: "search", placeholder: sought, "aria-keyshortcuts": "/" });
     this.state = choice("State", states, this.values.state, (value) => this.#set("state", value));
     this.others = {};
     for (const key of keys) {

@@ -18,7 +18,7 @@ const NOTHING = { running: "No job runs now.", ended: "No job has ended since th
 /** Where the jobs are from: columns, first order, states, filters, and parameters of requests. */
 const ARCHIVE = {
   path: "api/v1/archive/jobs", every: ARCHIVE_S, columns: ARCHIVED_COLUMNS, sort: "start", states: STATES, suggests: true,
-  filters: ["user", "project", "queue", "host", "below"],
+  sought: "number or name", filters: ["user", "project", "queue", "host", "below"],
   keyOf: (row) => `${row.job} ${row.start}`,
   asked: ({ text, below, ...others }, table) => ({
     ...others, ...sought(text), efficiency_below: percent(below), columns: VALUES, footprint: true, sort: table.order.sort, ascending: table.rises,
@@ -27,7 +27,7 @@ const ARCHIVE = {
 };
 const RECENT = {
   path: "api/v1/jobs", every: 0, columns: JOB_COLUMNS, sort: "cpu", states: [["running", "running"], ["ended", "ended"], ["all", "all"]], suggests: false,
-  filters: ["user", "host"],
+  sought: "number, user, node", filters: ["user", "host"],
   keyOf: (row) => row.job,
   asked: ({ host, ...others }, table) => ({ ...others, node: host, sort: table.order.sort, reverse: table.order.reverse }),
   none: ({ text, state }, any, admin) => (text ? "No recent job matches." : state === "running" && !admin ? NO_JOB : NOTHING[state]),
@@ -89,6 +89,7 @@ export class Jobs {
       sort: sort === this.#sort() ? "" : sort, reverse: reverse || "",
     });
     this.context.again();
+    this.skip?.();
   }
 
   /** The first order: ended jobs use no CPU, so recent ones are sorted by time. */
@@ -106,7 +107,7 @@ export class Jobs {
     say(this.heading, this.title);
     document.title = `${this.title} – Colmet`;
     const filters = source.filters.filter((key) => admin || key !== "user");
-    this.filters = new Filters(asked, source.states, filters, source.suggests, () => this.#filtered());
+    this.filters = new Filters(asked, source.states, source.sought, filters, source.suggests, () => this.#filtered());
     const sort = source.columns.find((one) => one.sorts && one.key === asked.get("sort"))?.key ?? this.#sort();
     this.table = new Table(this.title, source.columns, source.keyOf, { sort, reverse: asked.get("reverse") === "true" }, () => this.#changed());
     this.table.element.classList.toggle("own", !admin);
@@ -132,7 +133,9 @@ export class Jobs {
       this.checked = at + CHECK_S;
       this.#build(this.who);
     }
-    await Promise.all([this.#list(at, signal), this.totals.refresh(this.who.archive, signal)]);
+    const whole = Promise.all([this.#list(at, signal), this.totals.refresh(this.who.archive, signal)]);
+    whole.catch(() => {}); // if nobody waits for it any more
+    await Promise.race([whole, new Promise((resolve) => { this.skip = resolve; })]); // a choice of the user waits for no answer
   }
 
   /** Request and show what is due. */
@@ -164,6 +167,7 @@ export class Jobs {
     const { text, state } = this.filters.values;
     this.table.element.classList.toggle("running", state === "running");
     this.table.show(items.map((row) => ({ ...row, live: (row.state === "running" && this.live.get(row.job)) || null })));
+    this.table.element.hidden = !items.length && !this.table.element.contains(document.activeElement);
     const none = this.source.none(this.filters.values, this.filters.any, this.who.admin) + (this.who.gridengine ? ` ${GRIDENGINE}` : "");
     say(this.found, items.length ? `${count(offset + 1)}–${count(offset + items.length)} of ${count(total)}` : none);
     this.stored.hidden = items.length > 0 || !NUMBER.test(text); // the view of a job reads the store, too
