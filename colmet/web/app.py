@@ -13,7 +13,7 @@ from starlette.responses import Response
 from colmet import __version__
 from colmet.web import parameters
 from colmet.web.access import Access
-from colmet.web.archive_routes import ArchiveRoutes, has_archive
+from colmet.web.archive_routes import ArchiveRoutes, has_archive, is_archived
 from colmet.web.files import FOLDER, INDEX, MAX_AGE_S, file_answer, read_files
 from colmet.web.limits import Busy
 from colmet.web.middleware import RequestFilter, too_many
@@ -51,7 +51,8 @@ def build_app(
     """
     app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
-    routes = Routes(queries, access, gridengine, connections, partial(has_archive, stored.archive))
+    known = (partial(has_archive, stored.archive), partial(is_archived, stored.archive))
+    routes = Routes(queries, access, gridengine, connections, *known)
     routes.add_to(app)
     StoredRoutes(routes, stored).add_to(app)
     ArchiveRoutes(routes, stored.archive).add_to(app)

@@ -275,6 +275,18 @@ def has_archive(opener: Optional[Opener]) -> bool:
     return opened is not None
 
 
+def is_archived(opener: Optional[Opener], job: int, only: Optional[str]) -> bool:
+    """Return whether the archive has a job, for its user (None for all); False if it cannot be read."""
+    try:
+        archive = None if opener is None else opener()
+        if archive is None:
+            return False
+        with archive:
+            return find(archive, job, None, None if only is None else names_of(only)) is not None
+    except ColmetError:
+        return False
+
+
 def _several(
     archive: JobArchive, conditions: ListOptions, only: Optional[str], limit: int, more: Sequence[str] = ()
 ) -> SeveralJobs:

@@ -46,8 +46,8 @@ Work = Callable[[Optional[str]], Mapping[str, Any]]  # of the only user with vis
 class Routes:
     """The handlers of requests for JSON, one method for each path.
 
-    Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs; for the
-    other arguments see `colmet.web.app.build_app`.
+    Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs,
+    `is_archived` whether it has a job, for its user (None for all). For the other arguments see `colmet.web.app.build_app`.
     """
 
     def __init__(
@@ -57,12 +57,14 @@ class Routes:
         gridengine: bool,
         connections: Callable[[], int],
         has_archive: Callable[[], bool],
+        is_archived: Callable[[int, Optional[str]], bool],
     ) -> None:
         self._queries = queries
         self._access = access
         self._gridengine = gridengine
         self._connections = connections
         self._has_archive = has_archive
+        self._is_archived = is_archived
         self._memory = Workers("memory", 4, 256, 128, LATE_S)
         self._store = Workers("store", 16, 64, 32, LATE_S)
 
@@ -174,18 +176,20 @@ class Routes:
         return await self.respond(self._memory, request, work)
 
     async def job(self, request: Request, job: int = parameters.JOB) -> Response:
-        """Return a job, with its nodes and its tables."""
+        """Return a job, with its nodes and its tables; without any for a job in the archive alone."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self.own(job, only)
             try:
+                own = self.own(job, only)
                 found = self._queries.job(job, own)
+                if found is None:
+                    raise HTTPException(404, NO_JOB.format(job))
             except ColmetError as err:
-                lacking = {"nodes": [], "tables": {}, "stored": False, "warnings": [StoreWarning(err)]}
-                nothing = dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last"))
-                return {"job": {**nothing, "job": job, "running": False}, **lacking}
-            if found is None:
-                raise HTTPException(404, NO_JOB.format(job))
+                return _without_samples(job, None, [StoreWarning(err)])
+            except HTTPException:
+                if not self._is_archived(job, only):
+                    raise
+                return _without_samples(job, only, [])
             if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
@@ -439,6 +443,12 @@ def later(since: Optional[float], own: Optional[Mapping[str, Optional[float]]]) 
 
 def _page(page: RowPage, limit: int, items: list[Mapping[str, Any]]) -> dict[str, Any]:
     return {"total": page.total, "offset": page.offset, "limit": limit, "items": items}
+
+
+def _without_samples(job: int, user: Optional[str], warnings: list[str]) -> dict[str, Any]:
+    nothing = dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last"))
+    row = {**nothing, "job": job, "user": user, "running": False}
+    return {"job": row, "nodes": [], "tables": {}, "stored": False, "warnings": warnings}
 
 
 def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:

@@ -49,7 +49,7 @@ def grid_of(extent: Extent, period: float, points: int) -> Grid:
     Then values are in the middle of their interval, so a slightly early or late one is in its own.
     """
     width = period if period > 0 else 1.0
-    if not extent.points or (extent.last - extent.first) / width <= points - 1:
+    if not extent.points or round((extent.last - extent.first) / width) < points:
         return Grid(extent.first - width / 2 if extent.points else 0.0, width, width / 2)
     return Grid(0.0, step_of(extent._replace(points=points + 1), points), 0.0)
 

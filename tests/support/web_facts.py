@@ -22,7 +22,7 @@ from colmet.common.live.summary import JOB_KEYS, arranged
 from colmet.common.runtime.metrics_http import listen_address
 from colmet.web.access import Access
 from colmet.web.interface import RowPage
-from colmet.web.series import Extent, SeriesPart
+from colmet.web.series import Extent, SeriesPart, step_of
 from colmet.web.server import WebServer
 from colmet.web.spread import grid_of, spread_answer, spread_of
 from tests.support.web_health import health_of, history_of
@@ -30,6 +30,7 @@ from tests.support.web_health import health_of, history_of
 GIB = 1 << 30
 USERS = ("alice", "bob", "carol", "dave", "erin", "frank", "grace", "heidi", "<b>mallory</b>", "Zoë")
 CPUS, MEMORY = 64, 256 * GIB
+PERIOD_S = 5.0  # between two samples
 STORED_ONLY = 90_001  # a job that is in the store alone; alice's
 FIRST = 100_001
 
@@ -333,9 +334,8 @@ class MadeUpFacts:
         until = self._now() if asked.until is None else min(asked.until, self._now())
         since = max(until - 3600.0 if asked.since is None else asked.since, until - 7 * 86400.0)
         span = max(until - since, 0.0)
-        count = min(asked.points, max(1, int(span / 5.0)))
-        step = span / count
-        times = [since + (n + 0.5) * step for n in range(count)] if span else []
+        step = step_of(Extent(int(span / PERIOD_S) + 1, since, until), asked.points) or PERIOD_S
+        times = (step * np.arange(math.ceil(since / step), math.floor(until / step) + 1)).tolist() if span else []
         labels = [{"gpu": "0"}, {"gpu": "1"}] if asked.table == "nvidiastats_default" else [{}]
         series = []
         for node in nodes:

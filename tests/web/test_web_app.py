@@ -71,6 +71,7 @@ ROUTES = [
     f"/api/v1/jobs/{ALICES}/series?{METRIC}",
     f"/api/v1/jobs/{ALICES}/completeness",
     f"/api/v1/jobs/{ALICES}/report",
+    f"/api/v1/jobs/{ALICES}/summary",
     f"/api/v1/jobs/{ALICES}/tables",
     f"/api/v1/jobs/{ALICES}/rows?table=cgroup_default",
     "/api/v1/archive/jobs",
@@ -96,6 +97,7 @@ def test_measures_come_with_their_columns_and_units(open_app):
     assert told["measures"]["cpu_used"]["rate"] and not told["measures"]["oom_kills"]["rate"]
     assert {"measure": "node_memory_shmem", "sign": 1} in told["sums"]["node_memory_used"]
     assert told["units"]["kbytes/s"] == {"factor": 1024, "family": "flow"}
+    assert "NVIDIA" in told["absent"]["nvidiastats_default"]
     assert told["units"]["percent"] == {"factor": 0.01, "family": "share"}
 
 
@@ -300,7 +302,20 @@ def test_what_is_asked_for_reaches_the_facts(page):
     app = make(Noting(20, 40), folder=page)
     query = f"{METRIC}&node=node1&since=1&until=2e9&points=7&fold=max&rate=true&source=memory"
     got(app, f"/api/v1/jobs/{ALICES}/series?{query}")
-    assert asked.pop() == (ALICES, "cgroup_default", "cpu_usage", "node1", 1.0, 2e9, 7, "max", True, "memory", None)
+    assert asked.pop() == (
+        ALICES,
+        "cgroup_default",
+        "cpu_usage",
+        "node1",
+        1.0,
+        2e9,
+        7,
+        "max",
+        True,
+        "memory",
+        False,
+        None,
+    )
     got(
         app,
         "/api/v1/jobs?job=7,8&state=all&user=bob&node=node2&text=1&since=3&until=4&sort=memory&reverse=true&offset=5"

@@ -350,3 +350,13 @@ def test_a_summary_of_an_unreadable_archive_is_503_without_names_of_files(bed, u
     app = make(bed.known, users, stored=stored_in(bed.history)._replace(archive=fails), folder=page)
     assert ask(app, f"/api/v1/jobs/{JOB}/summary", [ALICE]).json() == {"error": UNREADABLE}
     assert "/secret" in ask(app, f"/api/v1/jobs/{JOB}/summary", [ROOT]).json()["error"]
+
+
+def test_a_job_that_the_archive_alone_has_is_a_job_without_nodes_and_columns_for_its_user(bed, users, page, tmp_path):
+    stored = stored_in(bed.history)._replace(archive=archive_in(tmp_path / "archive.sqlite", [(77_700, "alice")]))
+    app = make(bed.known, users, stored=stored, folder=page)
+    found = got(app, "/api/v1/jobs/77700", ALICE)
+    assert (found["nodes"], found["tables"], found["stored"]) == ([], {}, False)
+    assert found["job"]["job"] == 77_700 and found["job"]["running"] is False and found["job"]["cpu"] is None
+    assert ask(app, "/api/v1/jobs/77700", [ROOT]).status == 200
+    assert ask(app, "/api/v1/jobs/77700", [BOB]).status == 404 == ask(app, "/api/v1/jobs/77701", [ALICE]).status

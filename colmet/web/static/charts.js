@@ -5,7 +5,7 @@ import { el, keep, mark, say } from "./dom.js";
 import { fileName, picture, save } from "./download.js";
 import { MOST_LINES, ink, layers, looks, top } from "./layers.js";
 import { csv, summary } from "./series.js";
-import { NONE, clock, day, iso, lasting, quantity, when, zone } from "./units.js";
+import { NONE, clock, day, iso, lasting, quantity, sentence, when, zone } from "./units.js";
 
 // here, as in the page it would delay the first paint
 document.head.prepend(el("link", { rel: "stylesheet", href: new URL("vendor/uplot/uPlot.min.css", import.meta.url) }));
@@ -59,7 +59,7 @@ function marks(splits, step) {
 export class Chart {
   /**
    * @param {string} title
-   * @param {Object} [more] `unit`: a word for the axis; `of`: the job or node, for names of files; `zoom(since, until)` is called
+   * @param {Object} [more] `unit`: a word for the axis; `help`: a sentence on the values; `of`: the job or node, for names of files; `zoom(since, until)` is called
    *   for a chosen part of the time, `whole()` for all of it
    */
   constructor(title, more = {}) {
@@ -92,7 +92,7 @@ export class Chart {
       el("button", { type: "button", title: `${title}: download the chart as PNG`, onclick: () => this.#png() }, "PNG"));
     this.said = el("p", { class: "soft", hidden: true });
     this.element = el("figure", { class: "chart", "aria-label": title },
-      el("div", { class: "head" }, el("h3", { text: title }), this.files), this.said, this.box, this.legend, this.values);
+      el("div", { class: "head" }, el("h3", { text: title }), this.files), ...(more.help ? [el("p", { class: "soft", text: sentence(more.help) })] : []), this.said, this.box, this.legend, this.values);
     this.sized = new ResizeObserver(() => {
       if (this.plot && this.box.clientWidth !== this.plot.width) this.plot.setSize({ width: this.box.clientWidth, height: HEIGHT });
     });
@@ -164,6 +164,7 @@ export class Chart {
     this.plot?.destroy();
     this.box.replaceChildren();
     this.layers = layers(this.lines); // in the present colours
+    const { limits } = this.layers; // a plot draws once more after its end
     const font = "12px system-ui, sans-serif";
     const axis = { stroke: ink("--soft"), grid: { stroke: ink("--line"), width: 1 }, ticks: { stroke: ink("--line"), width: 1, size: 5 }, font };
     const { base, least } = quantity(this.lines[0].unit);
@@ -177,7 +178,7 @@ export class Chart {
         drag: { x: true, y: false, setScale: false, dist: 6 }, y: false, points: { show: false },
         sync: { key: "colmet", filters: { pub: alone, sub: alone } },
       },
-      scales: { y: { range: (plot, min, max) => [0, max > 0 ? Math.max(least, top(plot, this.layers.limits, max) * 1.05) : 1] } },
+      scales: { y: { range: (plot, min, max) => [0, max > 0 ? Math.max(least, top(plot, limits, max) * 1.05) : 1] } },
       axes: [
         {
           ...axis, space: 75, size: 44, incrs: STEPS, splits: (plot, n, min, max, step) => splits(min, max, step, this.start),

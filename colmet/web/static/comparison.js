@@ -67,7 +67,7 @@ export class Comparison {
    */
   async lines(wanted, made, round) {
     if (!this.found || round.start == null) return [];
-    const whole = wanted.filter((line) => !line.role && line.sources && !line.apart);
+    const whole = wanted.filter((line) => !line.role && line.sources);
     const chosen = whole.length ? whole : wanted.filter((line) => line.role === "part" && line.sources);
     const found = [];
     try {

@@ -1,6 +1,7 @@
 // The view of a job: its report, charts, its nodes, missing samples.
 
 import { Failure, ask, now } from "./api.js";
+import { Chart } from "./charts.js";
 import { JOB_NODE_COLUMNS, encoded, jobFacts, nodeAddress } from "./columns.js";
 import { Facts, Warnings, el, keep, mark, say } from "./dom.js";
 import { JobReport } from "./jobreport.js";
@@ -15,11 +16,29 @@ const MOST_GAPS = 200;
 
 const part = { role: "part" };
 const limit = { role: "limit" };
+
+/** Return what a report names as requested, where it is not what the job was limited to. */
+function requestsOf(report) {
+  const { requested_cores: cores = null, requested_memory_bytes: memory = null } = report?.batch ?? {};
+  const limits = report?.memory.limit_bytes == null ? null : report.memory.limit_bytes * report.hosts.length;
+  return { cores: cores === report?.cpu.cpus ? null : cores, memory: memory === limits ? null : memory };
+}
+
+/** Return the short curves of a report as charts: [title, line] of each. */
+function shortCurves({ step_s: step, ...curves }, start) {
+  const shown = [["CPU", "cpu", "seconds/s", "used"], ["Memory", "memory", "bytes", "used"], ["GPU", "gpu", "seconds/s", "GPUs in use"]];
+  return shown.filter(([, key]) => curves[key]).map(([title, key, unit, name]) => {
+    const values = curves[key];
+    return [title, { name, unit, values, times: values.map((_, n) => start + (n + 0.5) * step) }];
+  });
+}
 const charts = () => [
-  ["CPU", [line("user", "cpu_user", part), line("kernel", "cpu_system", part), line("used", "cpu_used"), line("allocated", "cpus", limit)], { unit: "cores" }],
+  ["CPU", [line("user", "cpu_user", part), line("kernel", "cpu_system", part), line("used", "cpu_used"), line("allocated", "cpus", limit),
+    { name: "requested", role: "limit", requested: "cores", unit: "seconds/s" }], { unit: "cores" }],
   ["Memory", [
     line("programs", "memory_anon", part), line("files", "memory_file", part), line("kernel", "memory_kernel", part),
     line("used", "memory"), line("limit", "memory_limit", limit),
+    { name: "requested", role: "limit", requested: "memory", unit: "bytes" },
   ]],
   ["Storage", [line("read", "io_read"), line("written", "io_write")]],
   ["Waiting tasks", [
@@ -68,32 +87,38 @@ export class Job {
   /** Whether the job has ended some time ago, and was requested since. A job of the store alone may still send. */
   #rests() {
     const { running, last } = this.last?.job ?? {};
+    if (this.last && !this.last.stored && last === null) return now() < this.asked + ENDED_S; // of the archive alone
     return !running && last != null && now() >= last + ENDED_S && now() < this.asked + ENDED_S;
   }
 
-  /** Request the job; one that only the archive has left is without nodes and columns. */
-  async #ask(signal) {
-    try {
-      this.last = await ask(this.path, {}, signal);
-    } catch (error) {
-      if (!(error instanceof Failure) || error.status !== 404) throw error;
-      await this.report.refresh(signal, false, false);
-      if (this.report.report === null) throw error;
-      this.last = null;
-    }
-    this.asked = now();
+  /** Show what the archive has of a job whose samples are gone. */
+  #showShort() {
+    const { report, footprint } = this.report;
+    if (this.panels !== null) return;
+    say(this.about, `Its samples are no longer stored${footprint ? ": the charts are the short curves of the archive" : ""}.`);
+    const made = footprint ? shortCurves(footprint, report.start).map(([title, one]) => {
+      const chart = new Chart(title, { of: `job-${this.job}` });
+      chart.element.hidden = !chart.show([one]);
+      return chart;
+    }) : [];
+    this.panels = { close: () => made.forEach((chart) => chart.close()) };
+    this.below.replaceChildren(el("div", { class: "charts" }, ...made.map((chart) => chart.element)));
   }
 
   /** Refresh the view; return whether a request was sent. */
   async refresh(signal) {
-    if (this.last === null) return false; // the archive has it, and nothing of it changes
     const asks = !this.#rests();
-    if (asks) await this.#ask(signal);
-    if (this.last === null) {
-      say(this.about, "Its samples are no longer stored: there is the report, without charts.");
-      return asks;
+    if (asks) {
+      this.last = await ask(this.path, {}, signal);
+      this.asked = now();
     }
     const { job, nodes, tables, warnings, stored } = this.last;
+    if (!stored && !job.running && job.last === null) {
+      await Promise.all([load(signal), this.report.refresh(signal, false, false)]);
+      this.warnings.show(warnings);
+      if (this.report.report !== null) this.#showShort();
+      return asks;
+    }
     this.report.refresh(signal, job.running, stored, job.first).catch((error) => {
       if (!signal.aborted) throw error;
     });
@@ -110,6 +135,7 @@ export class Job {
       this.panels = new Panels(this.path, charts(), this.context, job.running ? "3600" : "all", `job-${this.job}`);
       this.below.append(this.panels.element);
     }
+    this.panels.request(requestsOf(this.report.report));
     const start = this.report.report?.start ?? job.first;
     this.panels.refresh(signal, tables, nodes.map((row) => row.node).sort(), job.running ? null : job.last ?? NaN, start);
     this.whole.refresh(this.path, signal);

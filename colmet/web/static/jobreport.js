@@ -12,6 +12,7 @@ const AMOUNTS = { cores, memory: size, gpus: cores, walltime: lasting };
 const ENDS = { done: "good", failed: "bad", timeout: "bad", out_of_memory: "bad", node_failed: "bad" };
 
 const words = (text) => String(text).replaceAll("_", " ");
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 
 /** Return the facts of the batch system and of the measurement. */
 function facts({ batch, user, hosts, start, end, wall_s: wall, state, completeness }) {
@@ -102,9 +103,9 @@ export class JobReport {
     this.link.href = address(`${this.path}/report.html`, { start: this.start });
     const { ending, batch, uses, advice, advice_withheld: withheld } = report;
     const state = ending?.kind ?? (batch?.state || report.state);
-    say(this.state, words(state));
+    say(this.state, ending?.text ?? capital(words(state)));
     mark(this.state, "data-end", ENDS[state]);
-    say(this.end, ending ? ` ${[ending.text, ending.remedy].filter(Boolean).join(" ")}` : report.state === "unknown" ? " Its nodes have sent nothing since its last sample." : "");
+    say(this.end, ending ? ending.remedy : report.state === "unknown" ? "Its nodes have sent nothing since its last sample." : "");
     keep(this.verdict, report.verdict, (one) => one.what, () => el("b"), (node, one) => {
       mark(node, "data-grade", one.grade);
       say(node, `${one.text}: ${one.grade}`);

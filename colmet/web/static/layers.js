@@ -3,7 +3,7 @@
 import { carried, joined, stacked } from "./series.js";
 
 const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [5, 2], [1, 5]]; // lines differ not by colour alone
-const LIMIT_DASH = [6, 4];
+const LIMIT_DASHES = [[6, 4], [2, 2]];
 const OTHER_DASH = [3, 4];
 const FAR = 10; // times the largest value: a limit beyond it is above the chart
 const AREA = 0.5; // strength of the colour of an area
@@ -28,9 +28,10 @@ function mixed(colour, strength) {
 export function looks(lines) {
   const stack = lines.some((line) => line.role === "part");
   let next = 0;
+  let limits = 0;
   const found = lines.map((line) => {
     if (line.role === "part") return { shape: "area", colour: `c${next++ % MOST_LINES}`, dash: [] };
-    if (line.role === "limit") return { shape: "line", colour: "limit", dash: LIMIT_DASH };
+    if (line.role === "limit") return { shape: "line", colour: "limit", dash: LIMIT_DASHES[limits++ % 2] };
     if (line.role === "other") return null;
     if (stack) return { shape: "line", colour: "ink", dash: [] };
     const n = next++ % MOST_LINES;

@@ -28,7 +28,7 @@ export class Panels {
    * @param {string} path of the job or the node in the interface
    * @param {Array} charts [title, [line, ...], more]: a line has a name, `rate`, `mean`, a `role` (`part` of a stack, `limit`), and
    *   [table, column, text for the legend] as `sources`, of which the first with a value counts, or [table, column, sign] as
-   *   `terms` of a sum; `more.unit` is a word for the axis
+   *   `terms` of a sum, or a `unit` and a key of `request` as `requested`; `more.unit` is a word for the axis
    * @param {Object} context of the view
    * @param {string} range default
    * @param {string} of what they are, for names of files
@@ -49,6 +49,7 @@ export class Panels {
     this.order = asked("order") || "name";
     this.compared = new Comparison(asked("with"), (job) => this.#choose("with", job));
     this.start = null; // of the job, for a comparison
+    this.requested = {}; // by key
     this.earliest = null; // times of all values
     this.latest = null;
     this.due = 0;
@@ -157,6 +158,13 @@ export class Panels {
     });
   }
 
+  /** Set the requested amounts of a job, by the key `requested` of lines. */
+  request(amounts) {
+    if (JSON.stringify(amounts) === JSON.stringify(this.requested)) return;
+    this.requested = amounts;
+    this.due = 0;
+  }
+
   #has(table, column) {
     return this.tables[table]?.some((one) => one.name === column) ?? false;
   }
@@ -202,6 +210,7 @@ export class Panels {
     this.without = new Map(); // title -> why it is missing
     for (const [title, lines, more = {}] of this.charts) {
       const there = lines.flatMap((one) => {
+        if (one.requested) return this.requested[one.requested] == null ? [] : [one];
         if (one.terms) return one.terms.every(([table, column]) => this.#has(table, column)) ? [one] : [];
         const sources = one.sources.filter(([table, column]) => this.#has(table, column));
         return sources.length ? [{ ...one, sources }] : [];
@@ -213,7 +222,7 @@ export class Panels {
     const found = this.tables[table]?.find((one) => one.name === column);
     if (found && found.kind !== "label") {
       const rate = found.kind === "counter" && found.unit !== "ts_date";
-      wanted.unshift([CHOSEN, [{ name: column, sources: [[table, column]], rate, mean: MEANS.includes(found.unit), apart: true, title: `${this.chosen}${rate ? ", growth" : ""}`, help: found.help }], {}]);
+      wanted.unshift([CHOSEN, [{ name: column, sources: [[table, column]], rate, mean: MEANS.includes(found.unit), apart: true, title: `${this.chosen}${rate ? ", growth" : ""}` }], { help: found.help }]);
     }
     return wanted;
   }
@@ -321,6 +330,11 @@ export class Panels {
   /** Request the columns of a line up to the first one with values; return it as lines. */
   async #linesOf(one, round) {
     const mode = this.#mode();
+    if (one.requested) {
+      const each = this.requested[one.requested] / (mode === SPREAD ? this.nodes.length : 1);
+      const ends = this.node ? [] : this.#shown(round) ?? [];
+      return [{ name: one.name, role: one.role, unit: one.unit, times: ends, values: ends.map(() => each) }];
+    }
     const apart = one.apart && mode !== SPREAD;
     const answers = [];
     let about = "";
