@@ -47,7 +47,8 @@ class Routes:
     """The handlers of requests for JSON, one method for each path.
 
     Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs,
-    `is_archived` whether it has a job, for its user (None for all). For the other arguments see `colmet.web.app.build_app`.
+    `is_archived` whether it has a job, for its user (None for all). For the other arguments see
+    `colmet.web.app.build_app`.
     """
 
     def __init__(
