@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
+from colmet.archive.queries import JobFilter
+from colmet.web.stored_routes import Stored
 from tests.beds.test_page import (  # noqa: F401 - fixtures among them
     axe,
     browser,
@@ -17,9 +21,10 @@ from tests.beds.test_page_shell import choose, members, signed_in, texts  # noqa
 from tests.support import web_facts
 from tests.support.status_answers import COLLECTOR
 from tests.support.web_health import health_of
+from tests.support.web_jobs import jobs_in
 
 CELLS = "[...document.querySelectorAll('.nodes a')]"
-VIEWS = ("#/nodes?measure=temperature&order=value", "#/nodes?time=hour", "#/health")
+VIEWS = ("#/nodes?measure=temperature&order=value", "#/nodes?time=hour", "#/node/node3", "#/health")
 
 
 def field(label):
@@ -164,3 +169,50 @@ def test_a_collector_in_good_health_has_no_empty_tables(browser):  # noqa: F811
         assert texts(page, "#main h2 + p")[:2] == ["No node is silent.", "No node's rows arrive more than 10 s late."]
         assert len(texts(page, "table")) == 1
         assert any(one.startswith("Keys are off") for one in texts(page, "#main h2 + p"))
+
+
+BARS = "[...document.querySelectorAll('.lanes a')]"
+
+
+def test_a_nodes_jobs_are_bars_on_a_time_line(browser, tmp_path):  # noqa: F811
+    facts = web_facts.MadeUpFacts(8, 40)
+    opener = jobs_in(tmp_path / "archive.sqlite", facts, 300)
+    with opener() as archive:
+        where = JobFilter(hosts=("node3",), since=time.time() - 7 * 86400)
+        stored = archive.jobs(where, ("job", "state"), "start", True, 0, 200)
+    ended = [row["job"] for row in stored.rows if row["state"] != "running"]
+    assert ended, "else this test shows nothing"
+    with served(facts, stored=Stored(archive=opener)) as url, browser.page() as page:
+        page.open(f"{url}#/node/node3?range=604800")
+        page.wait(f"{BARS}.length >= {len(facts.at['node3']) + len(ended)}")
+        words = page.run(f"{BARS}.map(a => a.ariaLabel)")
+        for job in facts.at["node3"]:
+            assert len([one for one in words if f"Job {job}," in one and "running" in one]) == 1
+        assert sum([" from " in one and " to " in one for one in words]) == len(ended)
+        places = page.run(f"{BARS}.map(a => a.getBoundingClientRect().toJSON())")
+        box = page.run("document.querySelector('.lanes').getBoundingClientRect().toJSON()")
+        for n, one in enumerate(places):
+            assert box["left"] - 1 <= one["left"] and one["bottom"] <= box["bottom"] + 1
+            for other in places[:n]:
+                apart = one["left"] >= other["right"] - 6 or other["left"] >= one["right"] - 6  # the least width is 5
+                assert apart or one["top"] != other["top"], "bars of one lane do not overlap"
+        assert texts(page, ".axis span")
+        assert page.complaints() == []
+        page.run(f"{BARS}.find(a => a.dataset.state !== 'running').click()")
+        page.wait("document.querySelector('h1').textContent.startsWith('Job ')")
+
+
+def test_without_an_archive_the_time_line_has_the_jobs_that_run(browser, site):  # noqa: F811
+    with browser.page() as page:
+        shown(page, site, "#/node/node3")
+        page.wait(f"{BARS}.length > 0")
+        assert all("cores here, since " in one for one in page.run(f"{BARS}.map(a => a.title)"))
+        assert "keeps no archive" in page.run("document.querySelector('.timeline p').textContent")
+
+
+def test_a_node_has_no_empty_card_and_says_what_was_not_measured(browser, site):  # noqa: F811
+    with browser.page() as page:
+        shown(page, site, "node")
+        assert page.run("[...document.querySelectorAll('.chart')].filter(e => !e.querySelector('canvas')).length") == 0
+        assert any(one.startswith("Not measured: ") and "Power (no BMC" in one for one in texts(page, "#main p"))
+        assert page.run("document.querySelector('.plot').ariaLabel").startswith("CPU cores")

@@ -69,6 +69,7 @@ NODE_COLUMNS = {
         ("stat_cpu_iowait", "jiffies", "counter", "time waited for a block device"),
         ("meminfo_memtotal", "kbytes", "gauge", "memory that there is"),
         ("meminfo_memfree", "kbytes", "gauge", "memory that is free"),
+        *[(f"meminfo_{name}", "kbytes", "gauge", name) for name in ("buffers", "cached", "sreclaimable", "shmem")],
         ("loadavg_1min", "", "gauge", "load"),
         ("vmstat_pgpgin", "kbytes", "counter", "bytes read"),
         ("vmstat_pgpgout", "kbytes", "counter", "bytes written"),
@@ -385,6 +386,8 @@ class MadeUpFacts:
         if unit in ("nsec", "jiffies"):
             return 4.0 * wave
         scale = {"cpus_allocated": 8.0, "memory_limit": 32.0 * GIB, "meminfo_memtotal": 256.0 * (1 << 20)}
+        scale.update(dict.fromkeys(("meminfo_buffers", "meminfo_sreclaimable", "meminfo_shmem"), 2.0 * (1 << 20)))
+        scale["meminfo_cached"] = 20.0 * (1 << 20)
         if column in scale:
             return scale[column]
         return wave * {"bytes": 24.0 * GIB if kind == "gauge" else 1e8, "kbytes": 2e8, "percent": 100.0}.get(unit, 50.0)

@@ -1,5 +1,7 @@
 // The columns of jobs and of nodes, as in `colmet top`.
 
+import { now } from "./api.js";
+import { mark, say } from "./dom.js";
 import { column, linked, shared } from "./table.js";
 import { NONE, cores, count, flow, iso, lasting, share, size, when } from "./units.js";
 
@@ -46,18 +48,24 @@ export const JOB_NODE_COLUMNS = [
   column("tasks", "Tasks", (row) => count(row.tasks), { rank: 1 }),
 ];
 
+/** The time of a node's last message. */
+const heard = (row) => (row.seen_age == null ? NONE : when(now() - row.seen_age));
+
 export const NODE_COLUMNS = [
   linked("node", "Node", (row) => row.node, (row) => nodeAddress(row.node)),
   column("jobs", "Jobs", (row) => count(row.jobs)),
   shared("cpu", "CPU", (row) => (row.silent ? "silent" : share(row.cpu)), (row) => (row.silent ? null : row.cpu)),
   column("load", "Load", (row) => cores(row.load), { rank: 1, long: "running and waiting tasks, averaged over a minute" }),
-  shared("memory_share", "Mem", (row) => share(row.memory_share), (row) => row.memory_share),
-  column("memory", "Memory", (row) => size(row.memory), { rank: 1 }),
+  shared("memory_share", "Memory", (row) => share(row.memory_share), (row) => row.memory_share),
+  column("memory", "Memory used", (row) => size(row.memory), { rank: 1 }),
   column("memory_total", "of", (row) => size(row.memory_total), { rank: 2 }),
   column("swap", "Swap", (row) => size(row.swap), { rank: 2 }),
   column("read", "Read", (row) => flow(row.read), { rank: 2 }),
   column("write", "Written", (row) => flow(row.write), { rank: 2 }),
-  column("seen_age", "Heard", (row) => (row.seen_age == null ? NONE : `${lasting(row.seen_age)} ago`), { rank: 1, rises: true }),
+  column("seen_age", "Last heard", heard, { rank: 1, rises: true, show: (cell, row) => {
+    say(cell, heard(row));
+    mark(cell, "title", row.seen_age == null ? null : `${lasting(row.seen_age)} ago`);
+  } }),
 ];
 
 /** Return the facts of a job: name, text, title. The text of an unknown one is null. */
@@ -96,7 +104,10 @@ export function nodeFacts(node) {
     ["Swap", known(node.swap, size)],
     ["Read", known(node.read, flow)],
     ["Written", known(node.write, flow)],
-    ["Heard", known(node.seen_age, (value) => `${lasting(value)} ago`), "time since its last message"],
-    ["Delay", known(node.lag, lasting), "age of its latest values on arrival"],
+    ["Network", known(node.network, flow), "received and sent over InfiniBand, Omni-Path and RoCE"],
+    ["Power", known(node.power, (value) => `${value.toFixed(0)} W`), "of the whole node"],
+    ["Hottest sensor", known(node.temperature, (value) => `${value.toFixed(0)} °C`)],
+    ["Last heard", heard(node), node.seen_age == null ? null : `${lasting(node.seen_age)} ago`],
+    ["Lag", known(node.lag, lasting), "age of its latest values on arrival"],
   ];
 }

@@ -1,11 +1,12 @@
 // The view of a node: facts, charts, its jobs.
 
-import { ask } from "./api.js";
+import { ask, now } from "./api.js";
 import { JOB_COLUMNS, encoded, nodeFacts } from "./columns.js";
 import { Facts, Warnings, el, say } from "./dom.js";
 import { line, load, sum } from "./measures.js";
 import { Panels } from "./panels.js";
 import { Table } from "./table.js";
+import { TimeLine } from "./timeline.js";
 
 const PART = { role: "part" }; // of a stack
 
@@ -38,7 +39,8 @@ export class Host {
     this.warnings = new Warnings();
     this.rows = [];
     this.table = new Table("Jobs on the node", COLUMNS, (row) => row.job, { sort: "cpu", reverse: false }, () => this.#list());
-    this.none = el("p", { class: "soft", text: "No job to show here.", hidden: true });
+    this.none = el("p", { class: "soft", text: "No job runs here now.", hidden: true });
+    this.line = new TimeLine(this.title);
     this.panels = null;
     this.below = el("div");
     this.element = el("div", {},
@@ -46,16 +48,24 @@ export class Host {
       el("h1", { text: `Node ${this.title}`, tabindex: "-1" }),
       this.about, this.warnings.element, this.facts.element,
       el("section", { "aria-labelledby": "jobs-title" },
-        el("div", { class: "tools" }, el("h2", { id: "jobs-title", text: "Jobs on it" })), this.none, this.table.element),
+        el("h2", { id: "jobs-title", text: "Jobs now" }), this.none, this.table.element),
       this.below);
   }
 
   close() {
+    this.line.close();
     this.panels?.close();
   }
 
   #list() {
     this.table.show(this.table.arranged(this.rows));
+  }
+
+  /** Return the time that the charts show: [since, until]. */
+  #span() {
+    const { zoom, range, earliest } = this.panels;
+    const since = range === "all" ? earliest ?? now() - 86400 : now() - Number(range);
+    return zoom ?? [since, now()];
   }
 
   async refresh(signal) {
@@ -70,8 +80,10 @@ export class Host {
     await load(signal);
     if (this.panels === null) {
       this.panels = new Panels(this.path, charts(), this.context, "3600");
+      this.panels.grid.before(this.line.element); // below the choice of the time
       this.below.append(this.panels.element);
     }
     this.panels.refresh(signal, tables, [], null);
+    await this.line.refresh(signal, jobs, this.#span());
   }
 }
