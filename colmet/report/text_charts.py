@@ -14,6 +14,7 @@ from colmet.report.model import Line, shown
 
 BARS = " ▁▂▃▄▅▆▇█"
 ASCII_BARS = " .:#"
+ZERO = "_"
 HEIGHT = 5  # rows of a chart
 AXIS = 10  # characters of the labels at the left
 
@@ -54,6 +55,8 @@ def chart(
     for row in reversed(range(HEIGHT)):
         label = f"{most / divisor:.3g} {symbol}".rstrip() if row == HEIGHT - 1 else "0" if row == 0 else ""
         cells = [bars[min(steps, max(0, one - row * steps))] for one in level.tolist()]
+        if row == 0:
+            cells = [ZERO if is_zero else cell for is_zero, cell in zip((values == 0).tolist(), cells)]
         yield f"{label:>{AXIS}} {''.join(cells)}".rstrip()
 
 

@@ -123,7 +123,7 @@ def test_a_time_without_samples_is_blank_in_the_terminal_and_a_low_value_is_not(
     values = np.array([1000.0, 1000, 1000, np.nan, np.nan, np.nan, 1, 1, 0, 0])
     rows = list(text_charts.chart("x", UNITS["none"], [Line("a", "", times, values)], (0, 90), 21))
     assert rows[0] == "x" and rows[1].startswith("       1 k ") and len(rows) == 1 + text_charts.HEIGHT
-    assert rows[-1][text_charts.AXIS + 1 :].rstrip() == "███   ▁▁", rows[-1]
+    assert rows[-1][text_charts.AXIS + 1 :].rstrip() == "███   ▁▁__", rows[-1]
     flat = list(text_charts.chart("x", UNITS["none"], [Line("a", "", times, values * 0)], (0, 90), 21))
     assert flat == ["x: nothing above 0"]
 
