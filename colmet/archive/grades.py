@@ -62,9 +62,7 @@ def grade(what: str, share: Number, job: JobState) -> str:
 
 def grade_of_usage(group: UsageGroup) -> str | None:
     """Return the grade of the CPU time that several jobs used of the allocated; None if it is unknown."""
-    held, used = group.sums["core_s"], group.sums["cpu_s"]
-    share = None if not held or used is None else used / held
-    return grade(CORES, share, JobState("", False, LEAST_S, True, False)) or None
+    return grade(CORES, group.cpu_ratio, JobState("", False, LEAST_S, True, False)) or None
 
 
 class _Graded(NamedTuple):

@@ -92,6 +92,12 @@ class UsageGroup(NamedTuple):
     jobs: int
     sums: dict[str, float | None]  # by name of `SUMS`
 
+    @property
+    def cpu_ratio(self) -> float | None:
+        """Return the used share of the allocated CPU time, without jobs of which one of both is unknown."""
+        held, wasted = self.sums["core_s"], self.sums["wasted_core_s"]
+        return None if not held or wasted is None else max(0.0, 1 - wasted / held)
+
 
 class JobArchive(ABC):
     """A job archive that is open for questions. Also a context manager that closes it.

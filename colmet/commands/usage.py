@@ -50,9 +50,7 @@ def _sum(name: str, unit: float) -> Callable[[UsageGroup, Factors], float | None
 
 
 def _used_ratio(group: UsageGroup, _factors: Factors) -> float | None:
-    """Return the used share of the allocated CPU time, without jobs of which that is unknown."""
-    held, wasted = group.sums["core_s"], group.sums["wasted_core_s"]
-    return None if not held or wasted is None else max(0.0, 1 - wasted / held)
+    return group.cpu_ratio
 
 
 def _co2_kg(group: UsageGroup, known: Factors) -> float | None:

@@ -131,6 +131,9 @@ class UsageOfGroup(BaseModel):
     keys: list[str] = Field(..., description="one for each word of `by`; empty for a missing value")
     jobs: int
     sums: UsageSums
+    cpu_ratio: Optional[float] = Field(
+        ..., description="CPU time used of the allocated, without jobs of which one of both is unknown; null if unknown"
+    )
     cpu_grade: Optional[str] = Field(..., description="grade of the CPU time used of the allocated; null if unknown")
     co2_g: Optional[float] = Field(..., description="grams of CO2; null without a factor, or without the energy")
     cost: Optional[float] = Field(..., description="of energy and core hours; null without a factor, or without a sum")

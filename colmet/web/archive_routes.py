@@ -252,7 +252,8 @@ class ArchiveRoutes:
 
 def _usage(group: UsageGroup, known: Factors) -> Mapping[str, Any]:
     """Return a group of an answer."""
-    made = {"cpu_grade": grade_of_usage(group), "co2_g": known.co2_g(group), "cost": known.cost(group)}
+    of_cpu = {"cpu_ratio": group.cpu_ratio, "cpu_grade": grade_of_usage(group)}
+    made = {**of_cpu, "co2_g": known.co2_g(group), "cost": known.cost(group)}
     return {**group._asdict(), "keys": list(group.keys), **made}
 
 

@@ -172,7 +172,8 @@ def test_usage_has_a_total_and_the_grade_of_its_cpu_time(app):
     for name, value in total["sums"].items():
         assert value == pytest.approx(sum(one["sums"][name] or 0.0 for one in found["groups"]))
     for one in [total, *found["groups"]]:
-        share = one["sums"]["cpu_s"] / one["sums"]["core_s"]
+        share = one["cpu_ratio"]
+        assert share == pytest.approx(1 - one["sums"]["wasted_core_s"] / one["sums"]["core_s"])
         assert one["cpu_grade"] == ("good" if share >= 0.5 else "low")
     nothing = got(app, "/api/v1/usage?since=2&until=1", ALICE)["total"]
     assert nothing["jobs"] == 0 and nothing["cpu_grade"] is None and set(nothing["sums"].values()) == {None}
@@ -300,7 +301,9 @@ def test_a_collector_with_a_database_answers_from_the_shared_archive(tmp_path, d
         assert shared.jobs(JobFilter(), list(ANSWERS)) == local.jobs(JobFilter(), list(ANSWERS))
     there = make(MadeUpFacts(4, 4), users, stored=Stored(archive=archive_opener(options)))
     here = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(path))))
-    for user, target in itertools.product((ROOT, ALICE), ("archive/jobs?footprint=true", "archive/jobs/1", "usage?by=user,month")):
+    for user, target in itertools.product(
+        (ROOT, ALICE), ("archive/jobs?footprint=true", "archive/jobs/1", "usage?by=user,month")
+    ):
         assert got(there, f"/api/v1/{target}", user) == got(here, f"/api/v1/{target}", user)
     assert [row["job"] for row in got(there, "/api/v1/archive/jobs", ALICE)["items"]] == [3, 1]
     with archive_opener(full_parser().parse_args([*words, "--no-shared-archive"]))() as alone:

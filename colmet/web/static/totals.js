@@ -31,8 +31,7 @@ export class Totals {
       throw error;
     });
     if (usage) this.sums = usage.total;
-    const { jobs: ran, sums, cpu_grade: grade } = this.sums ?? { jobs: 0, sums: {} };
-    const used = sums.core_s && sums.cpu_s != null ? sums.cpu_s / sums.core_s : null;
+    const { jobs: ran, sums, cpu_ratio: used, cpu_grade: grade } = this.sums ?? { jobs: 0, sums: {} };
     const held = jobs.cpus == null ? "" : `, ${cores(jobs.cpus)} cores`;
     this.facts.show([
       ["Running now", `${count(jobs.running)} ${jobs.running === 1 ? "job" : "jobs"}${jobs.running ? held : ""}`],

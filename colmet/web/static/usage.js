@@ -18,7 +18,6 @@ const SPANS = [["month", "this month (UTC)"], ["7d", "7 days", 7], ["30d", "30 d
 const DATE = /^[0-9]{4}-[0-9]{2}-[0-9]{2}$/;
 
 const sum = (key, title, unit, more) => column(key, title, (row) => number(row[key] == null ? null : row[key] / unit), more);
-const efficiency = (row) => (row.core_s && row.cpu_s != null ? row.cpu_s / row.core_s : null);
 
 /** Return the columns; those of missing factors are left out. */
 function columns(by, { sources, currency }) {
@@ -211,8 +210,8 @@ export class Usage {
 }
 
 /** Return the values of a group in one object. */
-function flat({ keys, sums, ...others }) {
-  return { key: keys[0] ?? "", ...others, ...sums, efficiency: efficiency(sums) };
+function flat({ keys, sums, cpu_ratio: efficiency, ...others }) {
+  return { key: keys[0] ?? "", ...others, ...sums, efficiency };
 }
 
 /** Return a text for CSV: no program that opens it reads it as a formula. */
