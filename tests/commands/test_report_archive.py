@@ -24,7 +24,8 @@ from colmet.report.collect import gather
 from colmet.report.document import document_of
 from colmet.report.document import report_of as read_back
 from colmet.report.ending import ending_of
-from colmet.report.model import BatchFacts
+from colmet.report.model import BatchFacts, Cpu, GpuUse, MemoryUse
+from colmet.report.phrases import verdict
 from colmet.report.requested import uses_of
 from colmet.report.text import show
 from colmet.stored.stays import JobInterval
@@ -394,6 +395,51 @@ def test_a_short_or_running_job_has_no_grade_that_may_change(made):
     assert short["cores"] == short["memory"] == ""
     withheld = replace(made(**asked), advice_withheld="too few samples")
     assert [one.grade for one in uses_of(withheld)][:2] == ["", ""]
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "sentences"),
+    [
+        (
+            {"requested_memory_bytes": 100 * GIB, "state": "done", "requested_walltime_s": 1000},
+            {"gpus": (GpuUse("node-1", "GPU-a", held_s=600, use_ratio=0.6),)},
+            [
+                "CPU efficiency 50 %: good.",
+                "Memory 4 % of the requested 100 GiB: poor.",
+                "GPU use 60 %: good.",
+                "Walltime 60 %: good.",
+            ],
+        ),
+        (
+            {"state": "timeout", "requested_walltime_s": 600},
+            {"cpu": Cpu(), "memory": MemoryUse()},
+            ["Walltime 101 %: exceeded."],
+        ),
+        ({"state": "out_of_memory"}, {"cpu": Cpu()}, ["Memory 50 % of the limit of 8.00 GiB: exceeded."]),
+    ],
+)
+def test_the_verdict_is_a_sentence_for_each_grade(made, facts, changes, sentences):
+    report = replace(made(**facts), **changes)
+    found = [one.sentence for one in verdict(report)]
+    assert found == sentences
+    file = io.StringIO()
+    show(report, file, 200)
+    assert file.getvalue().splitlines()[0] == " ".join(found)
+    assert [one["text"] for one in document_of(report)["verdict"]] == [one.text for one in verdict(report)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"advice_withheld": "too few samples"}, "No verdict: too few samples."),
+        ({"wall_s": 30.0}, "No verdict: the job has run for 30 s, and 1 min 0 s are required."),
+        ({"cpu": Cpu(used_s=9.0), "memory": MemoryUse()}, "No verdict: its cores are unknown"),
+    ],
+)
+def test_without_a_verdict_the_first_line_says_why(made, changes, why):
+    file = io.StringIO()
+    show(replace(made(), **changes), file, 200)
+    assert file.getvalue().startswith(why)
 
 
 class Terminal(io.StringIO):
