@@ -17,7 +17,7 @@ from colmet.common.runtime.plural import counted, some_of
 from colmet.common.runtime.quantities import UNKNOWN, duration, energy, rough_percent, size, utc
 from colmet.report.model import shown
 from colmet.report.several import HEADINGS, UNITS, SeveralJobs, name_of, troubled
-from colmet.report.style import POLICY, STYLE
+from colmet.report.style import NO_ICON, POLICY, STYLE
 
 MOST_ROWS = 1000  # in the table; all are in the JSON
 CURVES = (("cpu", "CPU", "cyan"), ("memory", "memory", "magenta"), ("gpu", "GPU", "blue"))
@@ -73,7 +73,7 @@ def _page(report: SeveralJobs) -> Iterator[str]:
     title = escape(title_of(report))
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{NO_ICON}'
     yield f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>"
     yield f'<p class="soft">{escape(states_of(report))}</p>\n</header>\n<main>\n<div class="grid">'
     yield from _card("Sums", sums_of(report))

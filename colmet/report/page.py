@@ -23,7 +23,7 @@ from colmet.report import charts
 from colmet.report.charts import TextRow
 from colmet.report.model import Curve, HostFigures, Number, Report, shown
 from colmet.report.phrases import no_verdict, verdict
-from colmet.report.style import POLICY, STYLE
+from colmet.report.style import NO_ICON, POLICY, STYLE
 from colmet.report.text import MOST_LINES, Page, by_use, host_columns
 
 CHART_SIZE = (360, 190)  # pixels; charts wrap to the width of the page, and are not scaled down
@@ -111,7 +111,7 @@ def _page(report: Report) -> Iterator[str]:
     title, *about = [said(line) for line in words.title(report)]
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    yield f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{NO_ICON}'
     yield f"<title>{escape(title.text)}</title>\n<style>{STYLE}</style>\n</head>\n<body>"
     yield f"<header>\n<h1>{escape(title.text)}</h1>"
     grades = [f'<b class="{one.grade}">{escape(one.sentence)}</b>' for one in verdict(report)]

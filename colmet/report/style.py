@@ -58,6 +58,7 @@ footer { margin-top: 1.6rem; }
 @media print { body { max-width: none; padding: 0; } .card { background: none; } }
 """
 POLICY = (
-    "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'sha256-"
+    "default-src 'none'; base-uri 'none'; form-action 'none'; img-src data:; style-src 'sha256-"
     f"{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
 )
+NO_ICON = '<link rel="icon" href="data:,">'  # else Firefox reports that the policy forbids the default one
