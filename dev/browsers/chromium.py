@@ -1,4 +1,4 @@
-"""A headless Chromium, driven through a pipe in the DevTools protocol: no driver, no WebSocket."""
+"""Chromium without a screen, driven through a pipe in the DevTools protocol: no driver, no WebSocket."""
 
 from __future__ import annotations
 
@@ -10,29 +10,24 @@ import os
 import queue
 import subprocess
 import threading
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
-from tests.support.machine import cannot_run
+from dev.browsers.tab import ANSWER_S, Browser, Tab
 
-COMMON = Path(__file__).with_name("common.sh")
 ARGUMENTS = (
     *("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars"),
     *("--no-first-run", "--no-default-browser-check", "--disable-extensions", "--disable-background-networking"),
     *("--disable-component-update", "--disable-sync", "--mute-audio", "--remote-debugging-pipe", "about:blank"),
 )
-ANSWER_S = 60
-KEYS = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}
+KEYS = {
+    **{"Tab": 9, "Enter": 13, "Escape": 27, "End": 35, "Home": 36},
+    **{"ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40},
+}
 
 
-def install(package: str) -> None:
-    """Have a package of Debian; else the test is skipped."""
-    done = subprocess.run(["bash", "-c", '. "$0"; install_packages "$1"', str(COMMON), package], check=False)
-    if done.returncode:
-        cannot_run(f"this needs the package {package}")
-
-
-class Browser:
+class Chromium(Browser):
     """Chromium with a profile of its own; use it in a `with` statement.
 
     Args:
@@ -65,7 +60,7 @@ class Browser:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def __enter__(self) -> Browser:
+    def __enter__(self) -> Chromium:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -98,7 +93,7 @@ class Browser:
             waiting.put({"error": {"message": "the browser has ended"}})
 
     def call(self, method: str, session: str = "", **parameters: Any) -> dict[str, Any]:
-        """The result of a command; AssertionError where it fails."""
+        """Return the result of a command; AssertionError where it fails."""
         answer: queue.Queue[dict[str, Any]] = queue.Queue()
         with self._lock:
             self._number += 1
@@ -110,16 +105,26 @@ class Browser:
             self._out.write(json.dumps(message).encode() + b"\0")
         found = answer.get(timeout=ANSWER_S)
         assert "error" not in found, f"{method}: {found['error']}"
-        return found["result"]
+        result: dict[str, Any] = found["result"]
+        return result
 
     @contextlib.contextmanager
-    def page(self, width: int = 1280, height: int = 900, dark: bool = False, phone: bool = False):
-        """An empty tab of so many pixels, in a context of its own: nothing is kept from another one."""
+    def page(
+        self,
+        width: int = 1280,
+        height: int = 900,
+        dark: bool = False,
+        phone: bool = False,
+        downloads: str = "",
+    ) -> Iterator[ChromiumTab]:
+        """Open an empty tab; see the base class."""
         context = self.call("Target.createBrowserContext")["browserContextId"]
+        behaviour = {"behavior": "allow", "downloadPath": downloads} if downloads else {"behavior": "deny"}
+        self.call("Browser.setDownloadBehavior", browserContextId=context, **behaviour)
         target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
         session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
         self._listeners[session] = []
-        tab = Tab(self, session, self._listeners[session])
+        tab = ChromiumTab(self, session, self._listeners[session])
         for domain in ("Page", "Runtime", "Log", "Network"):
             tab.call(f"{domain}.enable")
         tab.resize(width, height, phone)
@@ -136,24 +141,24 @@ def _high(descriptor: int) -> int:
     return made
 
 
-class Tab:
-    """A page in the browser."""
+class ChromiumTab(Tab):
+    """A page in Chromium."""
 
-    def __init__(self, browser: Browser, session: str, events: list[dict[str, Any]]) -> None:
+    def __init__(self, browser: Chromium, session: str, events: list[dict[str, Any]]) -> None:
         self._browser = browser
         self._session = session
-        self.events = events
+        self._events = events
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """The result of a command."""
+        """Return the result of a command."""
         return self._browser.call(method, self._session, **parameters)
 
     def resize(self, width: int, height: int, phone: bool = False) -> None:
-        """Another size, in CSS pixels."""
+        """Change the size, in CSS pixels."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=phone)
 
     def colours(self, dark: bool) -> None:
-        """What the system prefers."""
+        """Set what the system prefers."""
         value = "dark" if dark else "light"
         features = [
             {"name": "prefers-color-scheme", "value": value},
@@ -161,28 +166,35 @@ class Tab:
         ]
         self.call("Emulation.setEmulatedMedia", features=features)
 
+    def time_zone(self, name: str) -> None:
+        """Set the zone of the system, such as Asia/Dubai."""
+        self.call("Emulation.setTimezoneOverride", timezoneId=name)
+
     def open(self, url: str) -> None:
         """Go to an address."""
         assert "errorText" not in self.call("Page.navigate", url=url)
 
+    def reload(self) -> None:
+        """Load the page again."""
+        self.call("Page.reload")
+
+    def sign_in(self, url: str, user: str, password: str) -> None:
+        """Have the browser know a login (Basic) for an address."""
+        self.open(url.replace("//", f"//{quote(user)}:{quote(password)}@"))
+        self.wait("document.readyState === 'complete'")
+        self.open("about:blank")
+
+    def refuse_logins(self) -> None:
+        """Do nothing: without a screen the browser's question is never answered."""
+
     def run(self, code: str) -> Any:
-        """The value of an expression in the page; of a promise, what comes of it."""
-        found = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True)
+        """Return the value of an expression in the page; of a promise, its result."""
+        found = self.call("Runtime.evaluate", expression=code, awaitPromise=True, returnByValue=True, userGesture=True)
         assert "exceptionDetails" not in found, f"{code[:200]}: {found['exceptionDetails']}"
         return found["result"].get("value")
 
-    def wait(self, code: str, seconds: float = 20) -> None:
-        """Until an expression is true."""
-        done = self.run(
-            f"(async () => {{ const end = performance.now() + {1000 * seconds};"
-            f" while (performance.now() < end) {{ if ({code}) return true;"
-            " await new Promise(r => setTimeout(r, 40)); }"
-            " return false; })()"
-        )
-        assert done, f"never true: {code}"
-
     def press(self, key: str, shift: bool = False) -> None:
-        """A key of the keyboard."""
+        """Press a key of the keyboard."""
         typed = {"text": key} if len(key) == 1 else {"text": "\r"} if key == "Enter" else {}
         code = KEYS.get(key, ord(key[0].upper()))
         for kind in ("keyDown", "keyUp"):
@@ -196,17 +208,39 @@ class Tab:
             )
 
     def type(self, text: str) -> None:
-        """Text into what has the focus."""
+        """Type a text into what has the focus."""
         self.call("Input.insertText", text=text)
 
+    def mouse(self, x: float, y: float, to: tuple[float, float] | None = None) -> None:
+        """Click at a point, or drag from it to another one."""
+        self._move("mouseMoved", x, y)
+        self._move("mousePressed", x, y, 1)
+        if to is not None:
+            self._move("mouseMoved", (x + to[0]) / 2, (y + to[1]) / 2, 1)
+            x, y = to
+            self._move("mouseMoved", x, y, 1)
+        self._move("mouseReleased", x, y)
+
+    def _move(self, kind: str, x: float, y: float, buttons: int = 0) -> None:
+        is_click = kind != "mouseMoved"
+        button = "left" if is_click or buttons else "none"
+        self.call(
+            "Input.dispatchMouseEvent", type=kind, x=x, y=y, button=button, buttons=buttons, clickCount=int(is_click)
+        )
+
     def picture(self, whole: bool = False) -> bytes:
-        """What is seen, or all of the page, as PNG."""
+        """Return what is seen, or all of the page, as PNG."""
         return base64.b64decode(self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)["data"])
 
+    def tree(self) -> list[dict[str, Any]]:
+        """Return what screen readers get: the nodes of the accessibility tree that are not ignored."""
+        nodes = self.call("Accessibility.getFullAXTree")["nodes"]
+        return [node for node in nodes if not node["ignored"]]
+
     def complaints(self) -> list[str]:
-        """What the console was told of errors and warnings, and exceptions."""
+        """Return the errors and warnings of the console, and exceptions."""
         said = []
-        for event in list(self.events):
+        for event in list(self._events):
             values = event["params"]
             if event["method"] == "Log.entryAdded" and values["entry"]["level"] in ("error", "warning"):
                 said.append(f"{values['entry']['text']} {values['entry'].get('url', '')}")
@@ -218,9 +252,13 @@ class Tab:
         return said
 
     def requests(self) -> list[str]:
-        """The addresses that were asked."""
+        """Return the requested addresses."""
         return [
             event["params"]["request"]["url"]
-            for event in list(self.events)
+            for event in list(self._events)
             if event["method"] == "Network.requestWillBeSent"
         ]
+
+    def dialogs(self) -> int:
+        """Return the number of dialogs that scripts opened."""
+        return len([event for event in list(self._events) if event["method"] == "Page.javascriptDialogOpening"])

@@ -22,7 +22,7 @@ import tables
 
 from colmet.batch.oar import OAR
 from tests.beds.bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
-from tests.beds.browser import Browser, install
+from tests.beds.browsers import browser_of
 from tests.beds.programs import Interface, cpus_of, documents
 from tests.support.batch_commands import commands_of
 from tests.support.waiting import free_port
@@ -177,8 +177,7 @@ class TestMemoryThatNoCgroupCounts:
         nearly(max(value for value in values[0]["values"] if value is not None))
 
     def test_the_page_draws_the_memory_that_no_cgroup_counts(self, site, allocating, tmp_path):
-        install("chromium")
-        with Browser("chromium", str(tmp_path)) as browser, browser.page() as page:
+        with browser_of("chromium", tmp_path) as browser, browser.page() as page:
             page.open(f"http://{site.interface.place}/#/job/{allocating}")
             rows = "document.querySelector('figure[aria-label=\"Memory\"] table.summary tbody')?.innerText"
             page.wait(f"{rows}?.includes('MiB')")

@@ -8,16 +8,8 @@ import pytest
 
 from colmet.archive.queries import JobFilter
 from colmet.web.stored_routes import Stored
-from tests.beds.test_page import (  # noqa: F401 - fixtures among them
-    axe,
-    browser,
-    findings,
-    large_site,
-    served,
-    shown,
-    site,
-)
-from tests.beds.test_page_shell import choose, members, signed_in, texts  # noqa: F401 - a fixture among them
+from tests.beds.pages import findings, served, shown
+from tests.beds.test_page_shell import PASSWORD, choose, members, texts  # noqa: F401 - a fixture among them
 from tests.support import web_facts
 from tests.support.status_answers import COLLECTOR
 from tests.support.web_health import health_of
@@ -32,7 +24,7 @@ def field(label):
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_is_accessible_and_fits_its_width(browser, site, axe, view):  # noqa: F811
+def test_a_view_is_accessible_and_fits_its_width(browser, site, axe, view):
     colours = "['color-contrast']"
     with browser.page() as page:
         page.open(site + view)
@@ -50,7 +42,7 @@ def test_a_view_is_accessible_and_fits_its_width(browser, site, axe, view):  # n
         assert page.complaints() == []
 
 
-def test_nodes_are_coloured_by_a_measure_to_choose(browser, site):  # noqa: F811
+def test_nodes_are_coloured_by_a_measure_to_choose(browser, site):
     with browser.page() as page:
         shown(page, site, "#/nodes")
         assert page.run("document.querySelectorAll('.nodes li').length") == 60
@@ -64,7 +56,7 @@ def test_nodes_are_coloured_by_a_measure_to_choose(browser, site):  # noqa: F811
         assert page.complaints() == []
 
 
-def test_nodes_are_ordered_by_value_with_silent_ones_last(browser):  # noqa: F811
+def test_nodes_are_ordered_by_value_with_silent_ones_last(browser):
     with served(web_facts.MadeUpFacts(120, 10)) as url, browser.page() as page:
         shown(page, url, "#/nodes?order=value")
         classes = page.run(f"{CELLS}.map(a => a.className.replace('cell ', ''))")
@@ -76,7 +68,7 @@ def test_nodes_are_ordered_by_value_with_silent_ones_last(browser):  # noqa: F81
         assert page.run(f"{CELLS}.map(a => a.title)") == ["node97: silent"]
 
 
-def test_nodes_over_time_are_a_map_with_a_table_of_the_same(browser, site):  # noqa: F811
+def test_nodes_over_time_are_a_map_with_a_table_of_the_same(browser, site):
     with browser.page() as page:
         shown(page, site, "#/nodes")
         choose(page, field("Time"), "hour")
@@ -120,7 +112,7 @@ def seen(*names):
     )
 
 
-def test_a_map_of_500_nodes_is_drawn_quickly(browser, large_site):  # noqa: F811
+def test_a_map_of_500_nodes_is_drawn_quickly(browser, large_site):
     """A choice of the order is answered from what is there: the median of five redraws."""
     with browser.page() as page:
         shown(page, large_site, "#/nodes")
@@ -136,7 +128,8 @@ def test_a_map_of_500_nodes_is_drawn_quickly(browser, large_site):  # noqa: F811
 
 def test_ordinary_users_see_no_health_and_no_times_of_other_nodes(browser, members):  # noqa: F811
     with served(web_facts.MadeUpFacts(20, 50), members) as url, browser.page() as page:
-        page.open(signed_in(url, "alice") + "#/nodes?time=hour")
+        page.sign_in(url, "alice", PASSWORD)
+        page.open(url + "#/nodes?time=hour")
         page.wait("document.querySelectorAll('.nodes li').length > 0")
         page.wait("document.getElementById('who').textContent === 'alice'")
         assert "Health" not in texts(page, "header nav a")
@@ -146,7 +139,7 @@ def test_ordinary_users_see_no_health_and_no_times_of_other_nodes(browser, membe
         page.wait("document.getElementById('state')?.textContent === 'Not found'")
 
 
-def test_health_names_each_problem_with_its_remedy(browser, site):  # noqa: F811
+def test_health_names_each_problem_with_its_remedy(browser, site):
     with browser.page() as page:
         page.open(f"{site}#/health")
         page.wait("document.querySelector('.verdict')?.textContent === 'Critical: 3 findings'")
@@ -159,7 +152,7 @@ def test_health_names_each_problem_with_its_remedy(browser, site):  # noqa: F811
         assert page.complaints() == []
 
 
-def test_a_collector_in_good_health_has_no_empty_tables(browser):  # noqa: F811
+def test_a_collector_in_good_health_has_no_empty_tables(browser):
     facts = web_facts.MadeUpFacts(20, 50)
     facts.health = lambda: health_of([], 1e9, {**COLLECTOR, "connections": {"connections": 3, "let_in": 3}})
     with served(facts) as url, browser.page() as page:
@@ -174,7 +167,7 @@ def test_a_collector_in_good_health_has_no_empty_tables(browser):  # noqa: F811
 BARS = "[...document.querySelectorAll('.lanes a')]"
 
 
-def test_a_nodes_jobs_are_bars_on_a_time_line(browser, tmp_path):  # noqa: F811
+def test_a_nodes_jobs_are_bars_on_a_time_line(browser, tmp_path):
     facts = web_facts.MadeUpFacts(8, 40)
     opener = jobs_in(tmp_path / "archive.sqlite", facts, 300)
     with opener() as archive:
@@ -202,7 +195,7 @@ def test_a_nodes_jobs_are_bars_on_a_time_line(browser, tmp_path):  # noqa: F811
         page.wait("document.querySelector('h1').textContent.startsWith('Job ')")
 
 
-def test_without_an_archive_the_time_line_has_the_jobs_that_run(browser, site):  # noqa: F811
+def test_without_an_archive_the_time_line_has_the_jobs_that_run(browser, site):
     with browser.page() as page:
         shown(page, site, "#/node/node3")
         page.wait(f"{BARS}.length > 0")
@@ -210,7 +203,7 @@ def test_without_an_archive_the_time_line_has_the_jobs_that_run(browser, site): 
         assert "keeps no archive" in page.run("document.querySelector('.timeline p').textContent")
 
 
-def test_a_node_has_no_empty_card_and_says_what_was_not_measured(browser, site):  # noqa: F811
+def test_a_node_has_no_empty_card_and_says_what_was_not_measured(browser, site):
     with browser.page() as page:
         shown(page, site, "node")
         assert page.run("[...document.querySelectorAll('.chart')].filter(e => !e.querySelector('canvas')).length") == 0

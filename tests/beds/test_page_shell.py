@@ -7,7 +7,7 @@ import contextlib
 import pytest
 
 from colmet.web.credentials import make_password
-from tests.beds.test_page import browser, focused, served, shown, site  # noqa: F401 - fixtures among them
+from tests.beds.pages import focused, served, shown
 from tests.support import web_facts
 from tests.support.waiting import wait_for
 
@@ -44,11 +44,7 @@ def members(tmp_path):
     return str(path)
 
 
-def signed_in(url, name):
-    return url.replace("//", f"//{name}:{PASSWORD}@")
-
-
-def test_the_present_view_is_marked(browser, site):  # noqa: F811
+def test_the_present_view_is_marked(browser, site):
     with browser.page() as page:
         for address, expected in (
             ("#/", [["Jobs", "page"]]),
@@ -62,10 +58,10 @@ def test_the_present_view_is_marked(browser, site):  # noqa: F811
         assert page.complaints() == []
 
 
-def test_all_times_are_of_one_named_zone_which_is_remembered(browser, site):  # noqa: F811
+def test_all_times_are_of_one_named_zone_which_is_remembered(browser, site):
     words = "import('/static/units.js').then(u => [u.when(1e9), u.when(1e9 + 1, 1e12), u.day(1e12), u.clock(1e12)])"
     with browser.page() as page:
-        page.call("Emulation.setTimezoneOverride", timezoneId="Asia/Dubai")
+        page.time_zone("Asia/Dubai")
         shown(page, site)
         page.wait(f"{ZONE}.options.length === 2")
         assert texts(page, "#zone")[0].startswith("Asia/Dubai (UTC+4)")
@@ -80,15 +76,15 @@ def test_all_times_are_of_one_named_zone_which_is_remembered(browser, site):  # 
         assert page.complaints() == []
 
 
-def test_a_zone_that_is_the_browsers_and_the_head_nodes_is_offered_once(browser, site):  # noqa: F811
+def test_a_zone_that_is_the_browsers_and_the_head_nodes_is_offered_once(browser, site):
     with browser.page() as page:
-        page.call("Emulation.setTimezoneOverride", timezoneId="UTC")
+        page.time_zone("UTC")
         shown(page, site)
         page.wait("document.getElementById('who').textContent === 'open to all'")
         assert page.run(f"[...{ZONE}.options].map(o => o.textContent)") == ["UTC"]
 
 
-def test_the_keys_are_listed(browser, site):  # noqa: F811
+def test_the_keys_are_listed(browser, site):
     with browser.page() as page:
         shown(page, site)
         page.press("?")
@@ -106,26 +102,29 @@ def test_the_keys_are_listed(browser, site):  # noqa: F811
         assert page.complaints() == []
 
 
-def test_a_sign_out_ends_the_login(browser, members):  # noqa: F811
+def test_a_sign_out_ends_the_login(browser, members):
     asked = (
         "fetch(location.origin + '/api/v1/whoami', {signal: AbortSignal.timeout(2000)})"
         ".then(a => a.json()).then(a => a.user, e => e.name)"
     )
     with served(web_facts.MadeUpFacts(20, 50), members) as url, browser.page() as page:
-        page.open(signed_in(url, "alice"))
+        page.sign_in(url, "alice", PASSWORD)
+        page.open(url)
         page.wait("document.getElementById('who')?.textContent === 'alice'")
         assert page.run(asked) == "alice"
         assert texts(page, "header nav a")[0] == "My jobs"
         page.run("document.getElementById('sign-out').click()")
         wait_for(lambda: heading(page) == "Signed out")
         assert page.run("location.href") == f"{url}sign-out"
-        assert page.run(asked) == "TimeoutError", "the browser asks for a name and a password"
+        page.refuse_logins()
+        assert page.run(asked) in ("TimeoutError", None), "the browser asks for a name and a password"
         page.open("about:blank")
-        page.open(signed_in(url, "root"))
+        page.sign_in(url, "root", PASSWORD)
+        page.open(url)
         page.wait("document.getElementById('who')?.textContent === 'root (sees all jobs)'")
 
 
-def test_without_a_login_there_is_no_sign_out(browser, site):  # noqa: F811
+def test_without_a_login_there_is_no_sign_out(browser, site):
     with browser.page() as page:
         shown(page, site)
         page.wait("document.getElementById('who').textContent === 'open to all'")

@@ -123,10 +123,10 @@ help.addEventListener("click", () => dialog.showModal());
 
 /** Handle a key of the whole page; return whether it was one. */
 export function pressed(event, seek) {
-  if (event.ctrlKey || event.altKey || event.metaKey || dialog.open || event.target.closest("input, select, textarea")) return false;
+  if (event.ctrlKey || event.altKey || event.metaKey || event.target.closest("input, select, textarea")) return false;
   const done = { "/": seek, "?": () => dialog.showModal() }[event.key];
   if (!done) return false;
-  event.preventDefault();
-  done();
+  event.preventDefault(); // behind the dialog, too: Firefox would open its own search
+  if (!dialog.open) done();
   return true;
 }

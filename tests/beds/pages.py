@@ -1,0 +1,73 @@
+"""What tests of the page have in common: its addresses, waiting until a view is shown, and what axe-core finds."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.web.access import Access
+from colmet.web.server import WebServer
+from colmet.web.stored_routes import Stored
+from tests.support import web_facts
+from tests.support.web_jobs import jobs_in
+
+NAME = "<img src=x onerror=alert(1)>"
+web_facts.USERS = (*web_facts.USERS, NAME)  # the job is that user's
+JOB, NODE = web_facts.FIRST + 450, "node51"
+VIEWS = {"jobs": "#/", "nodes": "#/nodes", "job": f"#/job/{JOB}", "node": f"#/node/{NODE}", "memory": "#/memory"}
+CHARTS = "document.querySelectorAll('.chart').length >= 3 && !document.querySelector('.plot p')"
+SERIOUS = ("serious", "critical")
+
+
+@contextlib.contextmanager
+def served(facts, users=None, **more):
+    """The address of an interface."""
+    server = WebServer(ListenAddress("127.0.0.1", 0), facts, Access(users), **more)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.port}/"
+    finally:
+        server.stop()
+        thread.join(20)
+
+
+def with_archive(folder, nodes, jobs, ended, **options):
+    """The address of an interface with an archive."""
+    facts = web_facts.MadeUpFacts(nodes, jobs)
+    return served(facts, stored=Stored(archive=jobs_in(folder / "archive.sqlite", facts, ended)), **options)
+
+
+def shown(page, url, view="jobs"):
+    """Go to a view, and wait until it is there."""
+    page.open("about:blank")  # else only the hash changes, and what was shown before is there still
+    page.open(url + VIEWS.get(view, view))
+    page.wait("document.getElementById('main')?.dataset.shown && document.querySelector('tbody tr, .nodes li')")
+    if view in ("job", "node"):
+        page.wait(CHARTS)
+
+
+def focused(page):
+    """What has the focus, in words."""
+    return page.run(
+        "(e => [e.tagName.toLowerCase(), e.id || e.getAttribute('aria-label') || e.textContent.trim()].join(' '))"
+        "(document.activeElement)"
+    )
+
+
+def findings(page, axe, rules="null"):
+    """What axe-core finds that keeps people out."""
+    if page.run("typeof axe") == "undefined":
+        page.run(axe)
+    found = page.run(
+        f"axe.run(document, {{resultTypes: ['violations'], runOnly: {rules} || undefined}}).then(r => r.violations"
+        ".map(v => ({impact: v.impact, help: v.help, nodes: v.nodes.slice(0, 3)"
+        ".map(n => [n.html.slice(0, 200), n.failureSummary.slice(0, 300)])})))"
+    )
+    return [
+        f"{one['impact']}: {one['help']}: {html} {failure}"
+        for one in found
+        if one["impact"] in SERIOUS
+        for html, failure in one["nodes"]
+    ]
