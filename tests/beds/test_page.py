@@ -289,6 +289,20 @@ def test_a_job_is_found_by_a_part_of_its_name_and_by_its_number_and_a_click_open
         page.wait(f"document.querySelector('h1').textContent.startsWith('Job {job}')")
 
 
+def test_a_column_without_any_value_is_not_shown(browser, archived):
+    with browser.page() as page:
+        page.open(archived)
+        shown_columns = (
+            "import('/static/table.js').then(({Table, column}) => {"
+            " const text = row => String(row.b); const made = new Table('x', [column('a', 'A', row => row.a),"
+            " column('b', 'B', text, {optional: true})], row => row.a, {sort: 'a', reverse: false}, () => {});"
+            " return [[{a: '1', b: null}], [{a: '1', b: 0}, {a: '2', b: null}], []].map(rows => { made.show(rows);"
+            " const cells = [...made.element.querySelectorAll('th, td')];"
+            " return cells.filter(e => !e.hidden).map(e => e.innerText.trim()[0]) })})"
+        )
+        assert page.run(shown_columns) == [["A", "1"], ["A", "B", "1", "0", "2", "n"], ["A", "B"]]
+
+
 def test_a_choice_does_not_wait_for_the_answer_to_a_poll(browser, archived):
     with browser.page() as page:
         shown(page, archived + OFTEN)

@@ -30,7 +30,7 @@ const SVG = "http://www.w3.org/2000/svg";
 /** The columns of archived jobs. */
 export const ARCHIVED_COLUMNS = [
   linked("job", "Job", (row) => row.batch_id || String(row.job), address),
-  column("name", "Name", (row) => row.name || NONE, { left: true, rank: 1 }),
+  column("name", "Name", (row) => row.name || NONE, { left: true, rank: 1, optional: true }),
   column("user", "User", (row) => row.user || NONE, { left: true, rank: 1 }),
   column("state", "State", ended, { left: true, show: (cell, row) => {
     say(cell, ended(row));
@@ -40,14 +40,14 @@ export const ARCHIVED_COLUMNS = [
   column("hosts", "Nodes", (row) => count(row.hosts), { rank: 3 }),
   column("cpus", "Cores", (row) => (row.live?.cpu == null ? cores(row.cpus) : `${cores(row.live.cpu)} of ${cores(row.cpus)}`),
     { rank: 1, long: "cores allocated; of a running job also those in use now" }),
-  column("wall_s", "Wall time", (row) => lasting(row.wall_s), { rank: 1 }),
+  column("wall_s", "Wall time", (row) => lasting(row.live?.last == null ? row.wall_s : row.live.last - row.start), { rank: 1 }),
   column("footprint", "Over time", () => "", { left: true, sorts: false, show: draw,
     long: "CPU, memory, GPU over the job's life: CPU up to the allocated cores, memory up to the requested memory, GPUs up to those allocated" }),
   graded("cpu_ratio", "CPU efficiency", (row) => share(row.cpu_ratio), (row) => row.cpu_ratio, (row) => row.cpu_grade ?? "",
     { long: "CPU time used, as a share of the allocated CPU time" }),
   column("memory_used_ratio", "Memory", (row) => (row.memory_used_ratio == null ? size(row.memory_peak) : `${share(row.memory_used_ratio)} of ${size(requested(row))}`),
     { rank: 1, long: "highest memory use, as a share of the requested memory; without a request, of the limit" }),
-  column("energy_joules", "Energy", (row) => energy(row.energy_joules), { rank: 3, long: "its share of its nodes' energy, and its GPUs'" }),
+  column("energy_joules", "Energy", (row) => energy(row.energy_joules), { rank: 3, optional: true, long: "its share of its nodes' energy, and its GPUs'" }),
   column("start", "Started", (row) => minute(row.start), { rank: 1 }),
   column("end", "Ended", (row) => (row.state === "running" ? "runs" : minute(row.end)), { rank: 3 }),
 ];

@@ -8,7 +8,7 @@ import { bar, el, fill, keep, mark, say } from "./dom.js";
  * @param {string} title above it
  * @param {function} text of a row
  * @param {Object} [more] `rank`: 1 is hidden on a phone, 2 on a small screen, too, 3 on most; `left`: left-aligned; `long`: the
- *   tooltip of the title; `sorts`: whether it can be sorted by
+ *   tooltip of the title; `sorts`: whether it can be sorted by; `optional`: hidden while no row has a value
  */
 export function column(key, title, text, more = {}) {
   return { key, title, rank: 0, left: false, sorts: true, make: () => {}, show: (cell, row) => {
@@ -123,8 +123,13 @@ export class Table {
 
   /** Show rows in this order. */
   show(rows) {
+    const empty = this.columns.map((one) => Boolean(one.optional) && rows.length > 0 && rows.every((row) => row[one.key] == null));
+    this.columns.forEach((one, n) => { this.heads[n].hidden = empty[n]; });
     keep(this.body, rows, this.keyOf, (row) => this.#row(row), (node, row) => {
-      this.columns.forEach((one, n) => one.show(node.children[n], row));
+      this.columns.forEach((one, n) => {
+        one.show(node.children[n], row);
+        if (one.optional) node.children[n].hidden = empty[n];
+      });
     });
   }
 
