@@ -331,7 +331,9 @@ def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(m
         shutil.copy(package, machine.root / "root/dist")
     for name, text in names.items():
         (machine.root / "root" / name).write_text(text)
-    machine.run("rm -rf /var/lib/colmet /run/colmet /etc/colmet; hostname head; echo 127.0.0.1 head >> /etc/hosts")
+    machine.run("rm -rf /var/lib/colmet /run/colmet /etc/colmet; echo 127.0.0.1 head node-001 >> /etc/hosts")
+    name = machine.run("hostname").strip()
+    machine.run("hostname head")
     machine.run("apt-get update; apt-get install -y --no-install-recommends ansible-core", fetch=True)
     assert "failed=0" in machine.run(RECIPES["ansible"], fetch=True, timeout=600)
     machine.run("hostname node-001; systemctl restart colmet-node")  # the other one
@@ -351,6 +353,7 @@ def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(m
     assert said.startswith("COLMET COLLECTOR CRITICAL") and said.endswith("status 2\n")
     machine.run(BLOCKS["remove"])
     assert_gone(machine)
+    machine.run(f"hostname {name}; rm -rf /var/spool/colmet/*")  # batches of these names
 
 
 def test_pip_and_the_units_start_both_daemons_and_go_again(machine, wheel):
