@@ -123,7 +123,8 @@ export class Job {
       if (!signal.aborted) throw error;
     });
     const state = job.running ? "running" : job.last == null ? "not running; its values are from the store" : `ended, or silent, since ${when(job.last)}`;
-    say(this.about, `${job.user ? `of ${job.user}, ` : ""}${state}`);
+    const name = this.report.report?.batch?.name;
+    say(this.about, `${name ? `${name} ` : ""}${job.user ? `of ${job.user}, ` : name ? ", " : ""}${state}`.replace(" ,", ","));
     this.now.hidden = !job.running;
     this.facts.show(jobFacts(job));
     this.warnings.show(warnings ?? []);
@@ -135,9 +136,12 @@ export class Job {
       this.panels = new Panels(this.path, charts(), this.context, job.running ? "3600" : "all", `job-${this.job}`);
       this.below.append(this.panels.element);
     }
-    this.panels.request(requestsOf(this.report.report));
-    const start = this.report.report?.start ?? job.first;
-    this.panels.refresh(signal, tables, nodes.map((row) => row.node).sort(), job.running ? null : job.last ?? NaN, start);
+    const { report } = this.report;
+    this.panels.request(requestsOf(report));
+    this.panels.bound(report?.starts?.length > 1 ? [report.start, report.state === "running" ? null : report.end] : null);
+    const start = report?.start ?? job.first;
+    const names = (nodes.length ? nodes.map((row) => row.node) : report?.hosts.map((one) => one.host) ?? []).sort();
+    this.panels.refresh(signal, tables, names, job.running ? null : job.last ?? NaN, start);
     this.whole.refresh(this.path, signal);
     return asks;
   }

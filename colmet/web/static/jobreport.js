@@ -1,12 +1,26 @@
 // The report at the top of the view of a job: verdict, advice, use of what was requested, why it ended, facts.
 
 import { Failure, address, ask, now } from "./api.js";
+import { nodeAddress } from "./columns.js";
 import { bar, el, Facts, fill, keep, mark, say } from "./dom.js";
+import { Table, column, linked, shared } from "./table.js";
 import { NONE, cores, count, iso, lasting, sentence, share, size, when } from "./units.js";
 
 const AGAIN_S = 60; // between two requests for a running job
 const SLOW_AGAIN_S = 300; // likewise, if the archive lacks the job: each report of its rows needs seconds
 const MOST_STARTS = 5;
+const FEW_HOSTS = 8; // are shown at once
+const HOST_COLUMNS = [
+  linked("host", "Host", (row) => row.host, (row) => nodeAddress(row.host)),
+  shared("cpu_used_ratio", "CPU", (row) => share(row.cpu_used_ratio), (row) => row.cpu_used_ratio, { long: "share of its CPU time that was used" }),
+  column("cores", "Cores", (row) => cores(row.cores), { long: "cores used, on average" }),
+  column("cpus", "of", (row) => cores(row.cpus), { rank: 1, long: "cores allocated" }),
+  column("memory_peak_bytes", "Memory", (row) => size(row.memory_peak_bytes), { long: "at most" }),
+  column("memory_limit_bytes", "Limit", (row) => size(row.memory_limit_bytes), { rank: 1 }),
+  column("read_bytes", "Read", (row) => size(row.read_bytes), { rank: 1 }),
+  column("written_bytes", "Written", (row) => size(row.written_bytes), { rank: 1 }),
+  column("tasks_peak", "Tasks", (row) => count(row.tasks_peak), { rank: 2, long: "at most" }),
+];
 const NAMES = { cores: "CPU", memory: "Memory", gpus: "GPU", walltime: "Walltime" };
 const AMOUNTS = { cores, memory: size, gpus: cores, walltime: lasting };
 const ENDS = { done: "good", failed: "bad", timeout: "bad", out_of_memory: "bad", node_failed: "bad" };
@@ -50,16 +64,18 @@ export class JobReport {
     this.footprint = null;
     this.state = el("b", { class: "state" });
     this.end = el("span");
-    this.verdict = el("p", { class: "verdict" });
+    this.verdict = el("p", { class: "judged" });
     this.advice = el("ul", { class: "advice" });
     this.none = el("p", { class: "soft" });
     this.uses = el("dl", { class: "uses", "aria-label": "Used of requested" });
     this.facts = new Facts("Facts of the job");
     this.starts = el("p", { class: "soft" });
+    this.table = new Table("Hosts of the job, over its whole time", HOST_COLUMNS, (row) => row.host, { sort: "cpu_used_ratio", reverse: true }, () => this.#list());
+    this.hosts = el("details", { hidden: true }, el("summary"), this.table.element);
     this.link = el("a", { text: "Full report" });
     this.element = el("section", { class: "report", "aria-labelledby": "report-title", hidden: true },
       el("div", { class: "tools" }, el("h2", { id: "report-title", text: "Report" }), this.link),
-      this.verdict, el("p", {}, this.state, this.end), this.advice, this.none, this.uses, this.facts.element, this.starts);
+      this.verdict, el("p", {}, this.state, this.end), this.advice, this.none, this.uses, this.facts.element, this.hosts, this.starts);
     this.note = el("p", { class: "soft", hidden: true });
   }
 
@@ -119,6 +135,15 @@ export class JobReport {
     this.#uses(uses, report);
     this.facts.show(facts(report));
     this.#others(report.starts ?? []);
+    const several = report.hosts.length > 1;
+    if (several && this.hosts.hidden) this.hosts.open = report.hosts.length <= FEW_HOSTS;
+    this.hosts.hidden = !several;
+    say(this.hosts.firstElementChild, `${count(report.hosts.length)} hosts, the least busy first`);
+    this.#list();
+  }
+
+  #list() {
+    this.table.show(this.table.arranged(this.report.hosts));
   }
 
   #uses(uses, { cpu, memory }) {

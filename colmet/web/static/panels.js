@@ -7,8 +7,9 @@ import { choice, el, say } from "./dom.js";
 import { copy } from "./download.js";
 import { absent } from "./measures.js";
 import { Multiples, ORDERS } from "./multiples.js";
+import { missing, origin, split, times } from "./panel_texts.js";
 import { combined, single, together } from "./series.js";
-import { sentence, when } from "./units.js";
+import { when } from "./units.js";
 
 const RANGES = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"], ["604800", "7 d"], ["all", "whole time"]];
 const AT_ONCE = 2; // requests; the collector has as many readers of its store
@@ -50,6 +51,7 @@ export class Panels {
     this.compared = new Comparison(asked("with"), (job) => this.#choose("with", job));
     this.start = null; // of the job, for a comparison
     this.requested = {}; // by key
+    this.bounds = null; // [since, until] of one of several jobs with a number; null for all rows
     this.earliest = null; // times of all values
     this.latest = null;
     this.due = 0;
@@ -165,6 +167,14 @@ export class Panels {
     this.due = 0;
   }
 
+  /** Set the time of the job, if others with its number ran before or after; null for all rows of the number. */
+  bound(bounds) {
+    if (JSON.stringify(bounds) === JSON.stringify(this.bounds)) return;
+    this.bounds = bounds;
+    [this.earliest, this.latest, this.due] = [null, null, 0];
+    this.outdated = true;
+  }
+
   #has(table, column) {
     return this.tables[table]?.some((one) => one.name === column) ?? false;
   }
@@ -258,11 +268,12 @@ export class Panels {
 
   /** Return the parameters of all requests of a round, and whether the end of the time is unknown. */
   #span(end) {
-    const until = Math.ceil(Number.isNaN(end) ? this.latest ?? now() : end ?? now()); // given, so that all answers have the same intervals
+    const until = this.bounds?.[1] ?? Math.ceil(Number.isNaN(end) ? this.latest ?? now() : end ?? now()); // given, so that all answers have the same intervals
     const unknown = this.range !== "all" && Number.isNaN(end) && this.latest === null; // the whole range has the end
     const seconds = this.range === "all" || unknown ? null : Number(this.range);
     // without limits the collector returns all
-    const limits = this.zoom ? { since: this.zoom[0], until: this.zoom[1] } : seconds === null ? {} : { since: until - seconds, until };
+    const [since, last] = this.zoom ?? (seconds === null ? this.bounds : [Math.max(until - seconds, this.bounds?.[0] ?? 0), until]) ?? [];
+    const limits = since === undefined ? {} : { since, until: last ?? until };
     return { seconds, unknown, limits };
   }
 
@@ -419,29 +430,3 @@ export class Panels {
 
 const key = (title, line) => `${title}: ${line.name}`;
 const values = ({ together: found, series }) => (found ? found.max : series.flatMap((one) => one.values));
-
-/** Return a time range of the address; null for any other text. */
-function times(since, until) {
-  const found = [since, until].map((text) => (/^[0-9]{1,11}$/.test(text) ? Number(text) : NaN));
-  return found[0] < found[1] ? found : null;
-}
-
-/** Split a metric into table and column, at the first dot. */
-function split(text) {
-  const at = text.indexOf(".");
-  return at < 0 ? ["", ""] : [text.slice(0, at), text.slice(at + 1)];
-}
-
-/** Return what was not measured, with the reasons, in a line. */
-function missing(without) {
-  const reasons = new Map();
-  for (const [title, why] of without) reasons.set(why, [...(reasons.get(why) ?? []), title]);
-  return reasons.size ? `Not measured: ${[...reasons].map(([why, titles]) => `${titles.join(", ")} (${why})`).join("; ")}.` : "";
-}
-
-function origin(sources, warnings) {
-  const from = { memory: "From the collector's memory.", stored: "From the store." };
-  const known = [...sources].filter((one) => one !== "none");
-  const where = known.length === 1 && known[0] in from ? from[known[0]] : known.length ? "From the collector's memory and the store." : "";
-  return [where, ...[...warnings].map(sentence)].filter(Boolean).join(" ");
-}
