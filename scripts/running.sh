@@ -15,6 +15,8 @@ tools=(
     systemd                # systemd-analyze judges the units
 )
 
+unset PYTHONDONTWRITEBYTECODE # each process would compile all that it imports
+
 mkdir -p .venvs
 
 # need_tools: install them where this is root.
@@ -24,7 +26,7 @@ need_tools() { [[ $EUID -ne 0 ]] || scripts/need.sh "${tools[@]}" || echo "setup
 warm() {
     local tag
     tag=$("$1" -c 'import sys; print(sys.implementation.cache_tag)')
-    compgen -G "tests/__pycache__/conftest.$tag-pytest-*.pyc" >/dev/null ||
+    compgen -G "tests/*/__pycache__/*.$tag-pytest-*.pyc" >/dev/null ||
         "$1" -m pytest -p no:cacheprovider --collect-only -q >/dev/null 2>&1 || true # the run itself says what is wrong
 }
 

@@ -31,15 +31,15 @@ def away(database):
     database.start()
 
 
-def run_rounds(directory, rounds, tell):
-    """Kill it about so many times: at as many of the places as fit, and else at any moment.
+def run_rounds(directory, rounds, tell, some_places=PLACES):
+    """Kill it about so many times: at as many of these places as fit, and else at any moment.
 
     Returns:
         The places that it was to be killed at and did not come to.
     """
     chosen = seed()
     rng = random.Random(chosen)
-    places = [[place.format(n=passes(place, rng)) for place in some] for some in PLACES]
+    places = [[place.format(n=passes(place, rng)) for place in some] for some in some_places]
     rng.shuffle(places)
     plan = []
     while places and sum(map(len, plan)) + len(places[-1]) <= rounds:
@@ -153,5 +153,6 @@ def test_a_few_kills(tmp_path):
 
 
 @pytest.mark.slow
-def test_sixty_kills_everywhere(tmp_path):
-    assert len(run_rounds(tmp_path, 60, print)) <= 3  # of about 40 that are planned
+@pytest.mark.parametrize("part", [0, 1])  # beside each other, where there are CPUs
+def test_sixty_kills_everywhere(tmp_path, part):
+    assert len(run_rounds(tmp_path, 30, print, PLACES[part::2])) <= 2  # of about 20 that are planned
