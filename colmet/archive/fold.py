@@ -18,7 +18,6 @@ from colmet.archive.layout import (
     LAYOUTS,
     START_COLUMN,
     Ints,
-    SentTable,
     TableLayout,
     TablePart,
     TableReader,
@@ -49,7 +48,7 @@ from colmet.archive.state import (
     FoldState,
 )
 from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, TASKS_TABLE, ZONES
-from colmet.common.schema import MISSING_INT, Batch, Schema
+from colmet.common.schema import MISSING_INT, Batch, Schema, Table
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 DAY_S = 86400  # rows of a job after such a pause are of another run, unless its first task is an earlier one
@@ -99,45 +98,51 @@ class Fold:
 
     def wave(self, batches: Sequence[Batch], seen: Sequence[int]) -> None:
         """Fold batches, at most one of each host; `seen` are the times of their reception, seconds since 1970."""
-        hosts = [self.nodes.index(batch.host) for batch in batches]
-        joined = [(reader.schema.name, join(reader, sources)) for reader, sources in self._parts(batches, hosts, seen)]
-        self.nodes.read_cpus([part for name, part in joined if name == layout.NODE_CPU_TABLE])
-        touched = self._jobs([(name, part) for name, part in joined if name in JOB_TABLES])
-        for name, part in joined:
-            if name in LAYOUTS and LAYOUTS[name].is_of_node:
-                self._of_node(LAYOUTS[name], part)
+        found = [self.nodes.index(batch.host) for batch in batches]
+        if -1 in found:
+            self.counts["rows_left_out"] += sum([one.row_count for one, host in zip(batches, found) if host < 0])
+            known = [at for at, host in enumerate(found) if host >= 0]
+            batches, found, seen = [[some[at] for at in known] for some in (batches, found, seen)]
+        hosts, seen_s = np.array(found, np.int64), np.array(seen, np.int64)
+        parts = self._parts(batches, hosts, seen_s)
+        self.nodes.read_cpus([part for part in parts if part.name == layout.NODE_CPU_TABLE])
+        touched = self._jobs([part for part in parts if part.name in JOB_TABLES])
+        for part in parts:
+            if part.name in LAYOUTS and LAYOUTS[part.name].is_of_node:
+                self._of_node(LAYOUTS[part.name], part)
         if len(touched):
             self._footprint(touched)
-        self.nodes.energy(joined, self.state, self._cpu_ns)
-        self._listings(batches, hosts, seen)
+        self.nodes.energy(parts, self.state, self._cpu_ns)
+        self._listings(batches, hosts, seen_s)
 
-    def _parts(
-        self, batches: Sequence[Batch], hosts: Sequence[int], seen: Sequence[int]
-    ) -> list[tuple[TableReader, list[SentTable]]]:
+    def _parts(self, batches: Sequence[Batch], hosts: Ints, seen: Ints) -> list[TablePart]:
         """Return the tables of a wave by schema; a schema that a batch has twice is there twice."""
-        readers = self._readers
-        found: dict[int, list[SentTable]] = {}
-        more: list[tuple[int, list[SentTable]]] = []
-        for batch, host, seen_s in zip(batches, hosts, seen):
-            if host < 0:
-                self.counts["rows_left_out"] += batch.row_count
-                continue
+        found: dict[int, tuple[list[Table], list[int]]] = {}
+        for place, batch in enumerate(batches):
             for table in batch.tables:
-                key = id(table.schema)
-                known = readers.get(key)
-                if (self._reader(table.schema) if known is None else known[1]) is None:
-                    continue
-                sources = found.get(key)
-                if sources is None:
-                    found[key] = [(table, host, seen_s)]
-                elif sources[-1][1] != host:
-                    sources.append((table, host, seen_s))
-                else:
-                    more.append((key, [(table, host, seen_s)]))
-        by_key = [(readers[key][1], sources) for key, sources in (*found.items(), *more)]
-        return [(reader, sources) for reader, sources in by_key if reader is not None]
+                one = found.get(id(table.schema))
+                if one is None:
+                    one = found[id(table.schema)] = [], []
+                one[0].append(table)
+                one[1].append(place)
+        parts: list[TablePart] = []
+        more: list[TablePart] = []
+        for tables, places in found.values():
+            reader = self._reader(tables[0].schema)
+            if reader is None:
+                continue
+            at = np.array(places)
+            again = np.flatnonzero(np.diff(at, prepend=-1) == 0).tolist()
+            if again:
+                more += [join(reader, [tables[n]], hosts[at[[n]]], seen[at[[n]]]) for n in again]
+                tables, at = [one for n, one in enumerate(tables) if n not in again], np.delete(at, again)
+            parts.append(join(reader, tables, hosts[at], seen[at]))
+        return parts + more
 
     def _reader(self, schema: Schema) -> TableReader | None:
+        known = self._readers.get(id(schema))
+        if known is not None:
+            return known[1]
         if len(self._readers) >= MOST_READERS:
             self._readers.clear()
         name = schema.name
@@ -152,15 +157,15 @@ class Fold:
         self._readers[id(schema)] = schema, reader  # the schema is kept, so its id is not given again
         return reader
 
-    def _jobs(self, parts: Sequence[tuple[str, TablePart]]) -> Ints:
+    def _jobs(self, parts: Sequence[TablePart]) -> Ints:
         """Fold rows of jobs; return their slots, each once."""
-        found: list[tuple[TableLayout, TablePart, Ints]] = []
+        found: list[tuple[TablePart, Ints]] = []
         starts: dict[tuple[int, int], int] = {}  # (job, host) -> start of its first task
         firsts: dict[tuple[int, int], int] = {}
         same: set[int] = set()  # slots whose first task has not changed
-        for name, part in sorted(parts, key=lambda one: one[0] != TASKS_TABLE):
-            slots = self._lookup(part)
-            btimes = part.values[:, -1] if name == TASKS_TABLE else None
+        for part in sorted(parts, key=lambda one: one.name != TASKS_TABLE):
+            slots = self._lookup(part, found)
+            btimes = part.values[:, -1] if part.name == TASKS_TABLE else None
             self._other_runs(part, slots, btimes, same)
             if (slots < 0).any():
                 for at in np.flatnonzero(slots < 0).tolist():
@@ -168,23 +173,36 @@ class Fold:
                     firsts[key] = min(time, firsts.get(key, time))
                     if btimes is not None:
                         starts[key] = int(btimes[at])
-            found.append((LAYOUTS[name], part, slots))
+            found.append((part, slots))
         for key, first in firsts.items():
             self._create(*key, first, starts.get(key, MISSING_INT))
-        touched = []
-        for table, part, before in sorted(found, key=lambda one: JOB_TABLES.index(one[0].name)):
+        touched = np.zeros(self.state.capacity, np.bool_)
+        for part, before in sorted(found, key=lambda one: JOB_TABLES.index(one[0].name)):
             slots = self._lookup(part) if firsts else before
-            there = np.flatnonzero(slots >= 0)
-            if len(there) < len(slots):
-                self.counts["rows_left_out"] += int((part.jobs[slots < 0] > 0).sum())
-            once = there[np.unique(slots[there], return_index=True)[1]]
-            self.counts["rows_left_out"] += len(there) - len(once)
-            if len(once):
-                touched.append(self._fold(table, slots[once], part, once))
-        return np.unique(np.concatenate(touched)) if touched else np.empty(0, np.int64)
+            rows = self._once(part, slots)
+            if len(rows):
+                touched[self._fold(LAYOUTS[part.name], slots[rows], part, rows)] = True
+        return np.flatnonzero(touched)
 
-    def _lookup(self, part: TablePart) -> Ints:
-        """Return the slot of each row, -1 for none."""
+    def _once(self, part: TablePart, slots: Ints) -> Ints:
+        """Return the rows that have a slot, the first one of each slot; count the others."""
+        there = np.arange(len(slots))
+        if (slots < 0).any():
+            self.counts["rows_left_out"] += int((part.jobs[slots < 0] > 0).sum())
+            there = np.flatnonzero(slots >= 0)
+        place = np.empty(self.state.capacity, np.int64)
+        place[slots[there]] = there
+        if (place[slots[there]] == there).all():
+            return there
+        once = there[np.unique(slots[there], return_index=True)[1]]
+        self.counts["rows_left_out"] += len(there) - len(once)
+        return once
+
+    def _lookup(self, part: TablePart, known: Sequence[tuple[TablePart, Ints]] = ()) -> Ints:
+        """Return the slot of each row, -1 for none; `known` are those of other tables, which may have the same rows."""
+        for other, slots in known:
+            if np.array_equal(part.jobs, other.jobs) and np.array_equal(part.hosts, other.hosts):
+                return slots.copy()
         if len(part.jobs) >= FEW_ROWS and self._index is None:
             self._index = SlotIndex.of(self.open_on)
         if len(part.jobs) >= FEW_ROWS and self._index is not None and self._index.serves(part.jobs):
@@ -342,12 +360,12 @@ class Fold:
 
     # -- the ends of jobs --
 
-    def _listings(self, batches: Sequence[Batch], hosts: Sequence[int], seen: Sequence[int]) -> None:
+    def _listings(self, batches: Sequence[Batch], hosts: Ints, seen: Ints) -> None:
         """Note which jobs are on the nodes of a wave."""
-        times = [batch.time_ns // 10**9 for batch in batches]
-        newer = self.nodes.heard(np.array(hosts, np.int64), np.array(times, np.int64), np.array(seen, np.int64))
+        times = np.array([batch.time_ns for batch in batches], np.int64) // 10**9
+        newer = self.nodes.heard(hosts, times, seen)
         listed, changed = self._listed, self._changed
-        for batch, host, is_newer in zip(batches, hosts, newer):
+        for batch, host, is_newer in zip(batches, hosts.tolist(), newer):
             jobs = batch.jobs
             if is_newer and (jobs is None or jobs != listed.get(host, _NEVER) or host in changed):
                 self._listing(batch, host)

@@ -56,10 +56,15 @@ def with_busy(values: Ints) -> Ints:
 def peaks(gauges: Ints, values: Ints) -> Mask:
     """Add the parts of gauges that do not depend on the order; return which values are present."""
     present = values >= 0
-    gauges[:, G_MOST] = np.maximum(gauges[:, G_MOST], values)
-    gauges[:, G_SUM] += np.where(present, values, 0)
+    np.maximum(gauges[:, G_MOST], values, out=gauges[:, G_MOST])
+    _add(gauges[:, G_SUM], values, present)
     gauges[:, G_COUNT] += present
     return present
+
+
+def _add(sums: Ints, values: Ints, where: Mask) -> None:
+    """Add values to a part of the state, in place."""
+    np.add(sums, values, out=sums, where=where)
 
 
 def gauges_step(table: TableLayout, arrays: Ints, slots: Ints, since: Ints, values: Ints) -> None:
@@ -67,8 +72,8 @@ def gauges_step(table: TableLayout, arrays: Ints, slots: Ints, since: Ints, valu
     at = _place(slots)
     gauges = arrays[at]
     present = peaks(gauges, values)
-    gauges[:, G_HELD] += np.where(present, (values >> table.shifts) * since[:, None], 0)
-    gauges[:, G_LAST] = np.where(present, values, gauges[:, G_LAST])
+    _add(gauges[:, G_HELD], (values >> table.shifts) * since[:, None], present)
+    np.copyto(gauges[:, G_LAST], values, where=present)
     if at is slots:
         arrays[slots] = gauges
 
@@ -90,23 +95,29 @@ def counters_step(state: FoldState, table: TableLayout, slots: Ints, times: Ints
     counters = state.counters[table.name][at]
     last = counters[:, C_LAST]
     present, fresh = values >= 0, last < 0
-    grown = values - np.where(fresh, values if table.is_of_node else 0, last)
+    grown = values - last
+    has_fresh = bool(fresh.any())
+    if has_fresh:
+        np.copyto(grown, 0 if table.is_of_node else values, where=fresh)
     good = present & (grown >= 0)
     known = head[:, BEGAN] > 0
     whole = np.where(known, (times - head[:, START]).astype(np.float64), np.inf)  # since the counter was 0
     elapsed = np.where(known, whole, times - head[:, FIRST])
     for kind, where in table.groups:
         most = most_growth(kind, head)[:, None]
-        first = fresh[:, where]
         since = elapsed[:, None] if kind in (layout.TASKS, layout.WAIT) else times[:, None] - counters[:, C_TIME, where]
+        if has_fresh:
+            since = np.where(fresh[:, where], whole[:, None], since)
         with np.errstate(invalid="ignore"):
-            limit = most * (np.where(first, whole[:, None], since) + SLACK_S) * ROUNDING
+            limit = most * (since + SLACK_S) * ROUNDING
         good[:, where] &= ~(grown[:, where] * table.factors[where] > limit)
-    counters[:, C_GROWN] += np.where(good, grown, 0)
+    _add(counters[:, C_GROWN], grown, good)
     counters[:, C_COUNT] += present
-    counters[:, C_LEFT] += present & ~good & (grown > 0)
-    counters[:, C_LAST] = np.where(present, values, last)
-    counters[:, C_TIME] = np.where(present, times[:, None], counters[:, C_TIME])
+    left = present & ~good
+    if left.any():
+        counters[:, C_LEFT] += left & (grown > 0)
+    np.copyto(counters[:, C_LAST], values, where=present)
+    np.copyto(counters[:, C_TIME], times[:, None], where=present)
     if at is slots:
         state.counters[table.name][slots] = counters
 

@@ -171,21 +171,19 @@ class TablePart(NamedTuple):
     packed: bytes
     reader: TableReader
 
+    @property
+    def name(self) -> str:
+        """Return the name of the table."""
+        return self.reader.schema.name
 
-SentTable = tuple[Table, int, int]  # a table, its host and the time of its reception
 
-
-def join(reader: TableReader, sources: Sequence[SentTable]) -> TablePart:
-    """Return the rows of tables of one schema."""
-    tables, hosts_of, seen_of = zip(*sources)
+def join(reader: TableReader, tables: Sequence[Table], hosts: Ints, seen: Ints) -> TablePart:
+    """Return the rows of tables of one schema, each with its host and the time of its reception."""
     packed = [table.packed for table in tables]
+    times = np.array([table.time_ns for table in tables], np.int64) // 10**9
     joined = b"".join(packed)
-    size = reader.schema.row_bytes
-    counts = [len(one) // size for one in packed]
     jobs, values = reader.read(joined)
-    columns: Any = np.array([hosts_of, [table.time_ns for table in tables], seen_of], dtype=np.int64)
-    columns[1] //= 10**9
-    if counts.count(1) != len(counts):
-        columns = np.repeat(columns, counts, axis=1)
-    hosts, times, seen = columns
+    if len(jobs) != len(tables) or b"" in packed:
+        counts = np.array([len(one) for one in packed]) // reader.schema.row_bytes
+        hosts, times, seen = [np.repeat(one, counts) for one in (hosts, times, seen)]
     return TablePart(hosts, times, seen, jobs, values, joined, reader)

@@ -81,19 +81,12 @@ class NodeFolds:
         return self.rows[hosts, _TIME] if len(self.names) else np.zeros(len(hosts), np.int64)
 
     def heard(self, hosts: Ints, times: Ints, seen: Ints) -> list[bool]:
-        """Note a batch of each host, -1 for none; return which are not older than another one of their host."""
-        if not len(self.names):
-            return [False] * len(hosts)
-        known = hosts >= 0
-        at = hosts[known]
-        rows = self.rows[at]
-        newer = times[known] >= rows[:, _TIME]
-        self.rows[at, _SEEN] = np.maximum(rows[:, _SEEN], seen[known])
-        self.rows[at[newer], _TIME] = times[known][newer]
-        found = np.zeros(len(hosts), np.bool_)
-        found[known] = newer
-        listed: list[bool] = found.tolist()
-        return listed
+        """Note a batch of each host; return which are not older than another one of their host."""
+        before, seen_before = self.rows[hosts, _TIME], self.rows[hosts, _SEEN]
+        newer: list[bool] = (times >= before).tolist()
+        self.rows[hosts, _SEEN] = np.maximum(seen_before, seen)
+        self.rows[hosts, _TIME] = np.maximum(before, times)
+        return newer
 
     def read_cpus(self, parts: Sequence[TablePart]) -> None:
         """Note the number of CPUs and the busy time of nodes."""
@@ -124,17 +117,17 @@ class NodeFolds:
 
     # -- energy --
 
-    def energy(self, parts: Sequence[tuple[str, TablePart]], state: FoldState, cpu_of: Callable[[Ints], Ints]) -> None:
+    def energy(self, parts: Sequence[TablePart], state: FoldState, cpu_of: Callable[[Ints], Ints]) -> None:
         """Divide the energy since the last samples; `cpu_of` returns the CPU time of slots in nanoseconds."""
-        for name, part in parts:
-            if name == ZONES:
+        for part in parts:
+            if part.name == ZONES:
                 hosts, times, energy, count = _zones(part)
                 self._divide(BY_ZONES, hosts, times, energy, count, state, cpu_of)
-            elif name == RAPL_TABLE:
+            elif part.name == RAPL_TABLE:
                 present = part.values >= 0
                 energy = np.where(present, part.values, 0).sum(axis=1)
                 self._divide(BY_COLUMNS, part.hosts, part.times, energy, present.sum(axis=1), state, cpu_of)
-            elif name == POWER_TABLE:
+            elif part.name == POWER_TABLE:
                 mean, now = part.values.T
                 watts = np.where(mean >= 0, mean, now)
                 self._divide(BY_POWER, part.hosts, part.times, watts, (watts >= 0).astype(np.int64), state, cpu_of)

@@ -19,6 +19,12 @@ class JournalRecord(NamedTuple):
     number: int
     received_ns: int  # time of reception, since the epoch
     batches: tuple[Batch, ...]  # at least one
+    rows: int | None = None  # number of rows, where it was counted before
+
+    @property
+    def row_count(self) -> int:
+        """Return the number of rows in all batches."""
+        return sum([batch.row_count for batch in self.batches]) if self.rows is None else self.rows
 
 
 class OutputBackend(ABC):

@@ -304,7 +304,7 @@ class OutputWorker:
         if len(records) == 1:
             self._state.save(records[0].number + 1, keep_from=self._state.keep_from)
             before = self.dropped
-            self.dropped += sum([batch.row_count for batch in records[0].batches])
+            self.dropped += records[0].row_count
             if powers_of_ten(self.dropped, before):
                 log.error(
                     "rows dropped output=%s dropped=%d, because of the defect above", self.output.name, self.dropped
@@ -318,6 +318,6 @@ class OutputWorker:
 
     def _count_written(self, records: Sequence[JournalRecord]) -> None:
         done = [record for record in records if record.number < self._state.position]
-        rows = sum([batch.row_count for record in done for batch in record.batches])
+        rows = sum([record.row_count for record in done])
         self.written += rows
         log.debug("rows written output=%s rows=%d", self.output.name, rows)

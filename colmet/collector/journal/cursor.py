@@ -79,7 +79,8 @@ class Cursor:
                     position = found.number + 1  # after a failed write, one may be in two segments
                     try:
                         batches = self._decoder.decode(found.content).batches
-                        records.append(JournalRecord(found.number, found.time_ns, batches))
+                        rows = sum([batch.row_count for batch in batches])
+                        records.append(JournalRecord(found.number, found.time_ns, batches, rows))
                         size += sum([batch.size_bytes for batch in batches])
                     except WireError as err:  # of another version of Colmet
                         self._journal.refuse(found.number, err)

@@ -43,13 +43,14 @@ RETRY_S = 2.0
 
 
 class _PendingRecord(NamedTuple):
-    """A record waiting to be written; `size_bytes` is that of its batches in memory."""
+    """A record waiting to be written; `size_bytes` is that of its batches in memory, `rows` their rows."""
 
     kind: int
     received_ns: int
     content: bytes
     batches: tuple[Batch, ...]
     size_bytes: int
+    rows: int
 
 
 class Journal:
@@ -210,17 +211,18 @@ class Journal:
         found = []
         received = waiting = 0
         for content, batches, sender in messages:
-            size = 0
+            size = rows = 0
             for batch in batches:
                 size += batch.size_bytes
+                rows += batch.row_count
             length = len(content)
             received += length
             waiting += length + size
             self._appended += 1
             self._shares.add(sender, length if is_stored else size, self._appended)
-            found.append(_PendingRecord(MESSAGE, now_ns, content, tuple(batches), size))
+            found.append(_PendingRecord(MESSAGE, now_ns, content, tuple(batches), size, rows))
         if self.store is None:
-            records = [JournalRecord(n, now_ns, entry.batches) for n, entry in enumerate(found, self._next)]
+            records = [JournalRecord(n, now_ns, one.batches, one.rows) for n, one in enumerate(found, self._next)]
             self._next += len(records)
             self._show(records, [entry.size_bytes for entry in found])
             self._durable(records)
@@ -233,7 +235,7 @@ class Journal:
     def _add_senders(self) -> None:
         self._since_senders = 0
         state = self._senders()
-        self._add([_PendingRecord(SENDERS, time.time_ns(), state, (), 0)], len(state))
+        self._add([_PendingRecord(SENDERS, time.time_ns(), state, (), 0, 0)], len(state))
 
     def _add(self, found: Sequence[_PendingRecord], size: int) -> None:
         with self.changed:
@@ -295,14 +297,14 @@ class Journal:
             self._described.clear()
             self._since_described = 0
         written = 0
-        for kind, received_ns, content, batches, size in group:
+        for kind, received_ns, content, batches, size, rows in group:
             for schema in self._described.new(batches):
                 description = v1.pack_description(schema)
                 parts += (header(seed, number, received_ns, description, DESCRIPTION), description)
             parts += (header(seed, number, received_ns, content, kind), content)
             written += len(content) + size
             if kind == MESSAGE:
-                records.append(JournalRecord(number, received_ns, batches))
+                records.append(JournalRecord(number, received_ns, batches, rows))
                 sizes.append(size)
                 number += 1
         packed = b"".join(parts)

@@ -34,11 +34,9 @@ class RecentRecords:
         """Append records; `sizes` are their bytes in memory."""
         size = self._bytes[-1] if self._bytes else self._bytes_before
         rows = self._rows[-1] if self._rows else self._rows_before
-        for (_, _, batches), more in zip(records, sizes):
+        for record, more in zip(records, sizes):
             size += more
-            for batch in batches:
-                for table in batch.tables:
-                    rows += len(table)
+            rows += record.row_count
             self._bytes.append(size)
             self._rows.append(rows)
         self.records.extend(records)
