@@ -608,6 +608,7 @@ def run_nodes(nodes: int = 2000, seconds: float = 20.0) -> list[Figure]:
             (f"{what}: descriptors", descriptors, "", ""),
             *[(f"{what}: thread {name}", share, "% of a core", "") for name, share in sorted(shares.items())],
             (f"{what}: all threads", sum(shares.values()), "% of a core", ""),
+            (f"{what}: share of the archive", 100 * shares.get("archive", 0.0) / sum(shares.values()), "%", "<= 10"),
             (f"{what}: exit status", status, "", "0"),
         ]
 

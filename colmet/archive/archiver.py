@@ -26,7 +26,8 @@ WHOLE: HostKey = (0, "", 0)  # its key among the folds
 NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
 COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost", "summaries_kept")
-EVERY_S = 60, 600  # a running job is written again after a fifth of its age, within these bounds
+EVERY_S = 60, 600  # a running job is written again after a third of its age, within these bounds
+Ready = tuple[Batch, int]  # the next batch of its host, and the time of its reception
 
 
 class Received(Protocol):
@@ -88,52 +89,53 @@ class Archiver:
 
     def take(self, records: Iterable[Received]) -> None:
         """Fold records that were not folded before."""
-        ready: list[Arrival] = []
+        ready: list[Ready] = []
         for record in records:
-            if record.number < self.until and not self._missed:
+            number = record.number
+            if number < self.until and not self._missed:
                 continue
             now = record.received_ns // NS
-            if now // EXPIRE_S > self._now // EXPIRE_S:
-                ready += self._order.expired(now)
-            if now // SWEEP_S > self._now // SWEEP_S:
-                self._waves(ready)
-                ready = []
-                self.fold.sweep(now)
-            self._now = max(self._now, now)
+            if now > self._now:
+                if now // EXPIRE_S > self._now // EXPIRE_S:
+                    ready += map(_ready, self._order.expired(now))
+                if now // SWEEP_S > self._now // SWEEP_S:
+                    self._waves(ready)
+                    ready = []
+                    self.fold.sweep(now)
+                self._now = now
             for place, batch in enumerate(record.batches):
-                if record.number < self.until:
-                    if (record.number, place) not in self._missed:
+                if number < self.until:
+                    if (number, place) not in self._missed:
                         continue
-                    self._missed.discard((record.number, place))
-                arrival = Arrival(batch, now, record.number, place)
+                    self._missed.discard((number, place))
                 if self._order.follows(batch):
-                    ready.append(arrival)
+                    ready.append((batch, now))
                 else:
-                    ready += self._order.put(arrival)
-            if record.number >= self.until:
+                    ready += map(_ready, self._order.put(Arrival(batch, now, number, place)))
+            if number >= self.until:
                 self._missed.clear()
-                self.until = record.number + 1
+                self.until = number + 1
         self._waves(ready)
         self.counts.update(self.fold.counts)
         self.fold.counts.clear()
 
-    def _waves(self, ready: Sequence[Arrival]) -> None:
+    def _waves(self, ready: Sequence[Ready]) -> None:
         """Fold batches, at most one of each host at a time."""
         turns: dict[str, int] = {}
-        waves: list[list[Arrival]] = []
-        for arrival in ready:
-            host = arrival.batch.host
+        waves: list[list[Ready]] = []
+        for one in ready:
+            host = one[0].host
             turn = turns.get(host, 0)
             turns[host] = turn + 1
             if turn == len(waves):
                 waves.append([])
-            waves[turn].append(arrival)
+            waves[turn].append(one)
         for wave in waves:
-            self.fold.wave([one.batch for one in wave], [one.seen for one in wave])
+            self.fold.wave(*zip(*wave))
 
     def end(self, over: bool) -> None:
         """Fold all batches that wait for others; with `over`, also end jobs that their nodes have no more rows of."""
-        self._waves([one for host in list(self._order.held) for one in self._order.release(host)])
+        self._waves([_ready(one) for host in list(self._order.held) for one in self._order.release(host)])
         if over:
             self.fold.end_gone()
 
@@ -279,3 +281,7 @@ class Archiver:
         """Go on with the records after those of another archiver, whose waiting batches are folded here."""
         self.other_journal(other.until)
         self._order.restore(other._order.next, [])
+
+
+def _ready(arrival: Arrival) -> Ready:
+    return arrival.batch, arrival.seen

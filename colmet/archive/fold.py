@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import compress
 
 import numpy as np
 
@@ -101,8 +102,9 @@ class Fold:
         found = [self.nodes.index(batch.host) for batch in batches]
         if -1 in found:
             self.counts["rows_left_out"] += sum([one.row_count for one, host in zip(batches, found) if host < 0])
-            known = [at for at, host in enumerate(found) if host >= 0]
-            batches, found, seen = [[some[at] for at in known] for some in (batches, found, seen)]
+            is_known = [host >= 0 for host in found]
+            batches, seen = list(compress(batches, is_known)), list(compress(seen, is_known))
+            found = list(compress(found, is_known))
         hosts, seen_s = np.array(found, np.int64), np.array(seen, np.int64)
         parts = self._parts(batches, hosts, seen_s)
         self.nodes.read_cpus([part for part in parts if part.name == layout.NODE_CPU_TABLE])
@@ -442,12 +444,12 @@ class Fold:
     def due(self, least_s: int, most_s: int) -> Ints:
         """Return the slots whose summaries are to be written.
 
-        They are new ones, those of ended jobs, and those of running jobs that are older than a fifth of the job's age,
+        They are new ones, those of ended jobs, and those of running jobs that are older than a third of the job's age,
         or than `most_s`, but not younger than `least_s`.
         """
         state, head = self.state, self.state.head
         age = head[:, LAST] - head[:, START]
-        stale = head[:, LAST] - head[:, WRITTEN] >= np.clip(age // 5, least_s, most_s)
+        stale = head[:, LAST] - head[:, WRITTEN] >= np.clip(age // 3, least_s, most_s)
         state.unwritten |= state.touched
         return np.flatnonzero(state.used & state.unwritten & (stale | (head[:, OVER] > 0)))
 

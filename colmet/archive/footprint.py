@@ -140,16 +140,28 @@ def summed(parts: Sequence[tuple[int, Footprint]]) -> Footprint | None:
         ]
         if lines:
             stacked = np.array(lines)
-            known = ~np.isnan(stacked).all(axis=0)
-            curves[name] = np.where(known, np.nansum(stacked, axis=0), np.nan)
+            gaps = np.isnan(stacked)
+            if gaps.any():
+                stacked[gaps] = 0.0
+            curves[name] = stacked.sum(axis=0)
+            curves[name][gaps.all(axis=0)] = np.nan
     return Footprint(step_s, curves)
 
 
 def _stretched(values: Floats, offset_s: int, step_s: int, to_s: int, count: int, name: str) -> Floats:
     """Return a curve on another scale: means, of memory the largest values; its gaps filled with the value before."""
-    known = np.flatnonzero(~np.isnan(values))
-    before = np.maximum.accumulate(np.where(~np.isnan(values), np.arange(len(values)), known[0] if len(known) else 0))
-    filled = values[before]
+    gaps = np.isnan(values)
+    filled = values
+    if gaps.any():
+        known = np.flatnonzero(~gaps)
+        filled = values[np.maximum.accumulate(np.where(gaps, known[0] if len(known) else 0, np.arange(len(values))))]
+    if step_s == to_s:
+        first = offset_s // to_s
+        if not first and len(filled) == count:
+            return filled
+        found = np.full(count, np.nan)
+        found[first : first + len(filled)] = filled
+        return found
     places = np.minimum((offset_s + step_s * np.arange(len(values))) // to_s, count - 1)
     begins = np.flatnonzero(np.diff(places, prepend=-1))
     found = np.full(count, np.nan)
@@ -166,7 +178,9 @@ def encode(footprint: Footprint) -> bytes:
     count = max([len(footprint.curves[name]) for name in curves], default=0)
     bits = sum([1 << CURVES.index(name) for name in curves])
     values = b"".join([footprint.curves[name].astype("<f4").tobytes() for name in curves])
-    return _HEADER.pack(FORM, footprint.step_s.bit_length() - 1, count, bits) + zlib.compress(values, 6)
+    packer = zlib.compressobj(1, zlib.DEFLATED, 10, 2)  # for so few bytes as small as others, in a third of the time
+    packed = packer.compress(values) + packer.flush()
+    return _HEADER.pack(FORM, footprint.step_s.bit_length() - 1, count, bits) + packed
 
 
 def decode(packed: bytes) -> Footprint:

@@ -38,12 +38,15 @@ _BOUNDS = {"cpu": "cpus", "memory": "memory_limit"}  # of a host
 METHOD = "from sample to sample, each node's is shared by CPU time among its jobs and what no job used"
 
 
-def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
+def report_of(
+    job: Summary, hosts: Sequence[Summary], curves: Sequence[tuple[Summary, Footprint]] | None = None
+) -> Report:
     """Return the report of a job, without what only its rows show; the advice is the stored one.
 
     Args:
         job: the summary of the whole job.
         hosts: those of its hosts; with footprints, the report has curves.
+        curves: their footprints, if they are decoded already.
     """
     figures = tuple([_host(one) for one in sorted(hosts, key=lambda one: str(one["host"]))])
     start = whole_of(job.get("start"))
@@ -127,7 +130,7 @@ def report_of(job: Summary, hosts: Sequence[Summary]) -> Report:
         hosts=figures,
         advice=stored_advice(job),
         advice_withheld="" if job.get(ADVICE.name) else _why_no_advice(job),
-        curves=_curves(hosts),
+        curves=_curves(footprints_of(hosts) if curves is None else curves),
         switches=_number(job, "switches"),
         involuntary_switches=_number(job, "involuntary_switches"),
         tasks_peak=max([one.tasks_peak for one in figures if one.tasks_peak is not None], default=None),
@@ -232,15 +235,20 @@ def _gpus(one: Summary) -> GpuUse:
     )
 
 
-def _curves(hosts: Sequence[Summary]) -> tuple[Curve, ...]:
-    """Return the curves of the footprints."""
+def footprints_of(hosts: Sequence[Summary]) -> list[tuple[Summary, Footprint]]:
+    """Return the hosts with a footprint, and it; without those of a later version, or damaged."""
     found = []
-    footprints: list[tuple[Summary, Footprint]] = []
     for one in hosts:
         packed = one.get(FOOTPRINT.name)
-        with contextlib.suppress(ValueError):  # of a later version, or damaged
+        with contextlib.suppress(ValueError):
             if isinstance(packed, bytes):
-                footprints.append((one, footprint.decode(packed)))
+                found.append((one, footprint.decode(packed)))
+    return found
+
+
+def _curves(footprints: Sequence[tuple[Summary, Footprint]]) -> tuple[Curve, ...]:
+    """Return the curves of the footprints."""
+    found = []
     for name, title, unit in _CURVES:
         lines = [_line(one, curves, name) for one, curves in footprints if name in curves.curves]
         bounds = {_number(one, _BOUNDS[name]) if name in _BOUNDS else 100.0 for one, _ in footprints}

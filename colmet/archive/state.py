@@ -11,7 +11,7 @@ from colmet.archive.footprint import FIELDS as FOOTPRINT_FIELDS
 from colmet.archive.layout import LAYOUTS, Ints
 from colmet.common.schema import MISSING_INT
 
-FORM = 1  # of a packed fold
+FORM, WHOLE_FORM = 2, 1  # of a packed fold; the former one has all numbers, also empty ones
 MOST_FOLDS = 100_000
 
 # Columns of `FoldState.head`: of the job and its host, its run, its rows, its end; most CPUs and tasks at one time; CPU
@@ -24,7 +24,7 @@ HEAD_COLUMNS = 18
 T_TIME, T_ROWS, T_STEP, T_VOTES = range(4)  # of a table: time of its last row, rows, the usual step between them
 C_LAST, C_TIME, C_GROWN, C_COUNT, C_LEFT = range(5)  # of a counter
 G_LAST, G_MOST, G_SUM, G_HELD, G_COUNT = range(5)  # of a gauge
-_HEADER = struct.Struct("<HHI")  # form, bytes of the user's name, numbers
+_HEADER = struct.Struct("<HHI")  # form, bytes of the user's name, numbers of a whole fold
 
 
 class FoldState:
@@ -128,24 +128,38 @@ class FoldState:
         self.free += slots
 
     def pack(self, slots: Ints) -> Iterator[bytes]:
-        """Yield the states of slots as bytes."""
+        """Yield the states of slots as bytes.
+
+        They are a header, the name of the user, a bit for each number of a fold, and the numbers whose bit is set: of
+        the others all these slots have the empty state.
+        """
         parts = [array[slots].reshape(len(slots), -1) for array in self._arrays.values()]
         whole = np.concatenate(parts, axis=1)
-        for row in whole:
-            at = int(row[USER])
-            user = self.users[at].encode() if at >= 0 else b""
-            yield _HEADER.pack(FORM, len(user), len(row)) + user + row.tobytes()
+        is_kept = (whole != self._empty_numbers()).any(axis=0)
+        bits = np.packbits(is_kept).tobytes()
+        for row, user_at in zip(whole[:, is_kept], whole[:, USER].tolist()):
+            user = self.users[user_at].encode() if user_at >= 0 else b""
+            yield _HEADER.pack(FORM, len(user), len(is_kept)) + user + bits + row.tobytes()
+
+    def _empty_numbers(self) -> Ints:
+        return np.concatenate([empty.ravel() for empty in self._empty.values()])
 
     def unpack(self, packed: bytes, host: int) -> int:
         """Take a slot for a packed fold; return it, -1 if there are too many. ValueError for another form."""
         try:
             form, user_bytes, count = _HEADER.unpack_from(packed)
             user = packed[_HEADER.size :][:user_bytes].decode()
-            row = np.frombuffer(packed, np.int64, count, _HEADER.size + user_bytes)
         except (struct.error, UnicodeDecodeError) as err:
             raise ValueError(f"a damaged fold: {err}") from err
-        if form != FORM or count != sum([empty.size for empty in self._empty.values()]):
+        row = self._empty_numbers()
+        if form not in (FORM, WHOLE_FORM) or count != len(row):
             raise ValueError(f"a fold of another form, {form}")
+        rest = packed[_HEADER.size + user_bytes :]
+        is_kept = np.ones(count, np.bool_)
+        if form == FORM:
+            bits = np.frombuffer(rest, np.uint8, -(-count // 8))
+            is_kept, rest = np.unpackbits(bits, count=count).astype(np.bool_), rest[len(bits) :]
+        row[is_kept] = np.frombuffer(rest, np.int64, int(is_kept.sum()))
         slot = self.take()
         if slot < 0:
             return slot

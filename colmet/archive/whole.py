@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from colmet.archive import footprint
 from colmet.archive.columns import (
@@ -13,7 +14,6 @@ from colmet.archive.columns import (
     FOOTPRINT,
     INTEGER,
     MEASURED,
-    MIN,
     OWN,
     SAME,
     JobColumn,
@@ -22,7 +22,7 @@ from colmet.archive.columns import (
     whole_of,
 )
 from colmet.archive.footprint import Footprint
-from colmet.archive.reports import report_of
+from colmet.archive.reports import footprints_of, report_of
 from colmet.common.live.namesakes import counted_once
 from colmet.common.measures import ALL, MAX, SUM
 from colmet.report.advice import advise, withheld
@@ -62,43 +62,39 @@ def job_summary(run: Sequence[Summary]) -> dict[str, Value]:
         found["cpu_ratio"] = found["wasted_core_s"] = None
     sources = {part for one in hosts for part in str(one.get("energy_source") or "").split(" and ") if part}
     found["energy_source"] = " and ".join(sorted(sources)) or None
-    found[FOOTPRINT.name] = _footprint(hosts)
-    found[ADVICE.name] = advice_of(found, hosts)
+    curves = footprints_of(hosts)
+    found[FOOTPRINT.name] = _footprint(hosts, curves)
+    found[ADVICE.name] = advice_of(found, hosts, curves)
     return found
 
 
-def _footprint(hosts: Sequence[Summary]) -> Value:
+def _footprint(hosts: Sequence[Summary], curves: Sequence[tuple[Summary, Footprint]]) -> Value:
     """Return the curves of all hosts together."""
     if len(hosts) == 1:
         return hosts[0].get(FOOTPRINT.name)
-    known = [(whole_of(one.get("start")), found) for one in hosts for found in [_curves(one)] if found]
-    curves = footprint.summed(known)
-    return None if curves is None else footprint.encode(curves)
-
-
-def _curves(host: Summary) -> Footprint | None:
-    packed = host.get(FOOTPRINT.name)
-    return footprint.decode(packed) if isinstance(packed, bytes) else None
+    summed = footprint.summed([(whole_of(one.get("start")), found) for one, found in curves])
+    return None if summed is None else footprint.encode(summed)
 
 
 def _folded(column: JobColumn, values: Sequence[Value]) -> Value:
     """Return the value of a job from those of its hosts."""
-    known = [value for value in values if isinstance(value, (int, float))]
-    if column.hosts == SAME:
-        found = {value for value in values if value is not None}
-        return found.pop() if len(found) == 1 else None
-    if column.hosts == FIRST:
-        return next((value for value in values if value is not None), None)
-    if column.hosts == OWN or not known or (column.hosts == ALL and len(known) < len(values)):
+    known: list[Any] = [value for value in values if value is not None]
+    how = column.hosts
+    if how == OWN or not known or (how == ALL and len(known) < len(values)):
         return None
-    if column.hosts in (SUM, ALL):
+    if how in (SUM, ALL):
         return sum(known) if column.kind == INTEGER else math.fsum(known)
-    return {MAX: max, MIN: min}[column.hosts](known)
+    if how == SAME:
+        return known[0] if known.count(known[0]) == len(known) else None
+    found: Value = known[0] if how == FIRST else max(known) if how == MAX else min(known)
+    return found
 
 
-def advice_of(job: Summary, hosts: Sequence[Summary]) -> str | None:
-    """Return the advice on a job as JSON; None if there are too few samples."""
-    report = report_of(job, hosts)
+def advice_of(
+    job: Summary, hosts: Sequence[Summary], curves: Sequence[tuple[Summary, Footprint]] | None = None
+) -> str | None:
+    """Return the advice on a job as JSON; None if there are too few samples. For `curves` see `report_of`."""
+    report = report_of(job, hosts, curves)
     if withheld(report):
         return None
     return json.dumps([{"rule": one.rule, "text": one.text} for one in advise(report)], ensure_ascii=False)
