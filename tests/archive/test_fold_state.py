@@ -1,0 +1,61 @@
+"""The packed states of unfinished folds."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+
+from colmet.archive.state import HOST, USER, FoldState
+from colmet.common.measures import TASKS_TABLE
+
+
+def whole(state, slots):
+    """All numbers of some slots."""
+    return np.concatenate([array[slots].reshape(len(slots), -1) for array in state._arrays.values()], axis=1)
+
+
+@pytest.fixture
+def made():
+    """A state with two folds, some of whose numbers are empty in both."""
+    state = FoldState()
+    slots = [state.take(), state.take()]
+    rng = np.random.default_rng(3)
+    for array in (state.head, state.counters[TASKS_TABLE], state.footprint["cpu_ns"]):
+        array[slots] = rng.integers(-1, 1 << 60, array[slots].shape)
+    state.head[slots, USER] = state.user("ann"), -1
+    state.head[slots, HOST] = 5, 6
+    return state, slots
+
+
+def test_a_packed_fold_has_the_same_numbers_again(made):
+    state, slots = made
+    other = FoldState()
+    other.user("bob")
+    packed = list(state.pack(np.array(slots)))
+    again = [other.unpack(one, host) for one, host in zip(packed, (5, 6))]
+    users = other.head[again, USER].tolist()
+    assert [other.users[users[0]], users[1]] == ["ann", -1]
+    other.head[again, USER] = state.head[slots, USER]
+    assert (whole(other, again) == whole(state, slots)).all()
+
+
+def test_a_fold_of_the_former_form_is_read_too(made):
+    state, slots = made
+    numbers = whole(state, slots)[0]
+    former = struct.pack("<HHI", 1, 3, len(numbers)) + b"ann" + numbers.tobytes()
+    assert len(next(iter(state.pack(np.array(slots))))) < len(former) / 2
+    other = FoldState()
+    slot = other.unpack(former, 5)
+    assert other.users[other.head[slot, USER]] == "ann"
+    assert (whole(other, [slot])[0] == numbers).all()
+
+
+@pytest.mark.parametrize("damage", [lambda one: one[:-1], lambda one: one[:20], lambda one: b"\x09" + one[1:]])
+def test_a_damaged_fold_is_refused_and_uses_no_slot(made, damage):
+    state, slots = made
+    other = FoldState()
+    with pytest.raises(ValueError):
+        other.unpack(damage(next(iter(state.pack(np.array(slots))))), 5)
+    assert other.count == 0
