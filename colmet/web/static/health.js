@@ -168,6 +168,7 @@ export class Health {
 
 function spool({ nodes, waiting, dropped }) {
   if (!nodes) return "No node has reported its spool yet; they do so once a minute.";
+  if (!waiting && !dropped) return "No batch waits for the collector, and none was dropped since the nodes' start.";
   return `${count(nodes)} ${nodes === 1 ? "node reports" : "nodes report"}: ${count(waiting)} batches wait for the collector, ${count(dropped)} were dropped since the nodes' start.`;
 }
 
