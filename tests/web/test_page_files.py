@@ -55,6 +55,11 @@ def test_the_page_names_only_files_that_there_are():
     assert [name for name in sorted(named) if not (STATIC / name).is_file()] == []
 
 
+@pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
+def test_a_file_has_no_marks_of_an_unfinished_merge(path):
+    assert re.findall(r"(?m)^(?:<{7}|={7}|>{7})(?: |$)", path.read_text()) == []
+
+
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
 def test_a_script_imports_only_files_that_there_are(path):
     assert [name for name in IMPORT.findall(path.read_text()) if not (STATIC / name).is_file()] == []

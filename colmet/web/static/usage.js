@@ -17,13 +17,9 @@ const BY = ["user", "project", "queue", "month", "host"];
 const SPANS = [["month", "this month (UTC)"], ["7d", "7 days", 7], ["30d", "30 days", 30], ["90d", "90 days", 90], ["365d", "365 days", 365], ["dates", "dates (UTC)"]];
 const DATE = /^[0-9]{4}-[0-9]{2}-[0-9]{2}$/;
 
-<<<<<<< HEAD
-const sum = (key, title, unit, more) => column(key, title, (row) => number(row[key] == null ? null : row[key] / unit), more);
-=======
 const hours = (value) => (value > 0 && value < 0.005 ? "< 0.01" : cores(value));
 const sum = (key, title, unit, more) => column(key, title, (row) => hours(row[key] == null ? null : row[key] / unit), { optional: true, ...more });
 const efficiency = (row) => (row.core_s && row.cpu_s != null ? row.cpu_s / row.core_s : null);
->>>>>>> 0babc8d (page: columns without any value are not shown; wall time of running jobs up to now)
 
 /** Return the columns; those of missing factors are left out. */
 function columns(by, { sources, currency }) {
