@@ -199,10 +199,11 @@ class Queries:
 
     def _warnings(self) -> list[str]:
         """Return warnings about missing data."""
-        counts = {**self._feed(), **self._recent.counters()}
+        counts = {**self._feed(), **self._recent.counters(), "not_over_time": self._history.left_out}
         said = {
             "bad": "messages could not be read",
             "failures": "messages met a defect; see the log",
+            "not_over_time": "values are missing in the map of nodes over time: there is no room for more nodes",
             "left_out": "tables are dropped: there is no room for more jobs or hosts",
             "missed": "messages did not reach this process: the machine is too busy for it",
         }

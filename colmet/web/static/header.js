@@ -6,7 +6,7 @@ import { ownZone, setZone, zone, zoneText } from "./units.js";
 
 const KEYS = [
   ["/", "search"],
-  ["Arrow keys, Home, End", "from node to node, in the cells of the nodes"],
+  ["Arrow keys, Home, End", "from node to node, in the cells and in the map of the nodes; through the values of a chart"],
   ["Tab, Enter", "to each link, button and field"],
   ["?", "this list"],
   ["Esc", "close it"],

@@ -16,6 +16,7 @@ const LABEL = 58; // width of a time, px
 const TEXT = 14; // height of a name, px
 const HEIGHTS = [[40, 16], [120, 9], [300, 5], [800, 3], [2000, 2]]; // up to so many rows: their height, px
 const POINT = "Point at the map for a value; a click opens the node.";
+const KEYS = "Arrow keys move from value to value, Home and End to the first and the last of a node, Enter opens the node.";
 const SPANS = { hour: "the last hour, by minute", day: "the last day, by quarter of an hour" };
 
 /** Request the values of all nodes. */
@@ -36,7 +37,12 @@ const mean = (values) => (values.length ? values.reduce((sum, value) => sum + va
 export class HeatMap {
   constructor() {
     this.rows = [];
-    this.canvas = el("canvas", { class: "map", role: "img", "aria-label": "No values yet" });
+    this.cursor = { row: 0, column: Infinity }; // of the keyboard
+    this.canvas = el("canvas", {
+      class: "map", role: "slider", tabindex: "0", "aria-label": "No values yet", "aria-valuenow": "0", "aria-roledescription": "map",
+      "aria-describedby": "map-keys", onkeydown: (event) => this.#pressed(event), onfocus: () => this.#move(0, 0), onblur: () => { this.frame.hidden = true; },
+    });
+    this.frame = el("div", { class: "frame", hidden: true });
     this.about = el("p", { class: "about", text: POINT });
     this.canvas.addEventListener("mousemove", (event) => this.#describe(event));
     this.canvas.addEventListener("mouseleave", () => say(this.about, this.hint ?? POINT));
@@ -54,7 +60,7 @@ export class HeatMap {
       column("at", "Time of the max", (row) => (row.at == null ? NONE : when(row.at)), { rank: 1 }),
     ], (row) => row.node, { sort: "mean", reverse: false }, () => this.#list());
     this.list = el("details", { ontoggle: () => this.#list() }, el("summary", { text: "Nodes over time as a table" }), this.table.element);
-    this.element = el("div", {}, this.canvas, this.about, this.list);
+    this.element = el("div", {}, el("p", { class: "unseen", id: "map-keys", text: KEYS }), el("div", { class: "mapped" }, this.canvas, this.frame), this.about, this.list);
     this.redraw = () => this.#draw();
     addEventListener("colours", this.redraw);
     this.sized = new ResizeObserver(() => {
@@ -108,7 +114,8 @@ export class HeatMap {
     mark(this.canvas, "aria-label", `${this.measure.name} of ${count(this.rows.length)} nodes over ${SPANS[span]}: ${words}`);
     const early = since != null && starts.length && starts[0] < since - 60 ? ` The interface knows nothing from before ${when(since)}, its start.` : "";
     this.hint = since == null ? "No minute is complete yet: the first values come within a minute." : `${POINT}${early}`;
-    if (!this.canvas.matches(":hover")) say(this.about, this.hint);
+    if (document.activeElement === this.canvas) this.#move(0, 0);
+    else if (!this.canvas.matches(":hover")) say(this.about, this.hint);
   }
 
   #draw() {
@@ -184,11 +191,43 @@ export class HeatMap {
 
   #describe(event) {
     const { row, column } = this.#at(event);
-    if (!row) return;
+    if (row) say(this.about, this.#words(row, column));
+  }
+
+  /** Return the value of a node in an interval in words. */
+  #words(row, column) {
     const at = this.answer.starts[column];
     const value = row.values[column];
     const silent = this.silent.has(row.node) ? ", silent now" : "";
-    say(this.about, at === undefined ? `${row.node}${silent}` : `${row.node}, ${when(at)}: ${this.measure.name} ${value == null ? "not measured" : this.measure.limit(value)}${silent}`);
+    return at === undefined ? `${row.node}${silent}` : `${row.node}, ${when(at)}: ${this.measure.name} ${value == null ? "not measured" : this.measure.limit(value)}${silent}`;
+  }
+
+  /** Move the cursor of the keyboard, and describe the value there. */
+  #move(down, right) {
+    const columns = this.answer?.starts.length ?? 0;
+    if (!columns || !this.rows.length) return;
+    const within = (value, most) => Math.max(0, Math.min(most - 1, value));
+    const row = within(this.cursor.row + down, this.rows.length);
+    const column = within(Math.min(this.cursor.column, columns - 1) + right, columns);
+    this.cursor = { row, column };
+    const text = this.#words(this.rows[row], column);
+    say(this.about, text);
+    mark(this.canvas, "aria-valuenow", column);
+    mark(this.canvas, "aria-valuemax", columns - 1);
+    mark(this.canvas, "aria-valuetext", text);
+    const [x, y] = [GUTTER + column * this.column, TOP + row * this.row];
+    Object.assign(this.frame.style, { left: `${x - 2}px`, top: `${y - 2}px`, width: `${this.column + 4}px`, height: `${this.row + 4}px` });
+    this.frame.hidden = false;
+    const box = this.canvas.getBoundingClientRect();
+    if (box.top + y < 0 || box.top + y > innerHeight - 20) this.frame.scrollIntoView({ block: "center" });
+  }
+
+  #pressed(event) {
+    const to = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0], Home: [0, -Infinity], End: [0, Infinity] }[event.key];
+    if (event.key === "Enter" && this.rows[this.cursor.row]) location.hash = nodeAddress(this.rows[this.cursor.row].node).slice(1);
+    if (!to || event.ctrlKey || event.altKey || event.metaKey) return;
+    event.preventDefault();
+    this.#move(...to);
   }
 
   #list() {
