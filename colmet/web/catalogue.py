@@ -24,7 +24,7 @@ _ABSENT = {
     "ipmipowerstats_default": "no BMC that reports it, or not switched on there",
     "raplzones_default": "no RAPL on the nodes, or not switched on there",
     "temperatures_default": "no sensors on the nodes, or not switched on there",
-    "procstats_default": "not switched on on the nodes",
+    "procstats_default": "switched off on the nodes",
 }
 Declaration = tuple[Optional[str], Optional[str], Optional[str]]
 

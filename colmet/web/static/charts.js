@@ -3,7 +3,7 @@
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { el, keep, mark, say } from "./dom.js";
 import { fileName, picture, save } from "./download.js";
-import { MOST_LINES, ink, layers, looks, top } from "./layers.js";
+import { ink, layers, looks, top } from "./layers.js";
 import { csv, summary } from "./series.js";
 import { NONE, clock, day, iso, lasting, quantity, sentence, when, zone } from "./units.js";
 
@@ -17,7 +17,6 @@ const SVG = "http://www.w3.org/2000/svg";
 const KEYS = { ArrowLeft: -1, ArrowRight: 1, PageUp: -20, PageDown: 20, Home: -Infinity, End: Infinity };
 const STEPS = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 10800, 21600, 43200, ...[1, 2, 7, 14, 28, 91, 182, 364].map((days) => 86400 * days)];
 const LEAST_S = 2; // of a zoomed time range
-export { MOST_LINES };
 
 /** Make an SVG element. */
 function drawing(name, attributes) {
@@ -55,6 +54,9 @@ function marks(splits, step) {
     return text;
   });
 }
+
+/** A time as the time since a start. */
+const since = (time, start) => (time < start ? `−${lasting(start - time)}` : lasting(time - start));
 
 export class Chart {
   /**
@@ -182,7 +184,7 @@ export class Chart {
       axes: [
         {
           ...axis, space: 75, size: 44, incrs: STEPS, splits: (plot, n, min, max, step) => splits(min, max, step, this.start),
-          values: (plot, found, n, space, step) => (this.start === null ? marks(found, step) : found.map((split) => lasting(Math.max(0, split - this.start)))),
+          values: (plot, found, n, space, step) => (this.start === null ? marks(found, step) : found.map((split) => since(split, this.start))),
         },
         {
           ...axis, space: 36, values: (plot, splits) => splits.map((value) => this.text(value)),
@@ -246,7 +248,7 @@ export class Chart {
   #point(n) {
     const time = n == null ? undefined : this.layers.data[0][n];
     const here = time !== undefined;
-    const at = !here ? "" : this.start === null ? when(time) : `${lasting(time - this.start)} after the start`;
+    const at = !here ? "" : this.start === null ? when(time) : `${since(time, this.start)} after the start`;
     say(this.at, here ? at : "On average:");
     const texts = this.lines.map((line, k) => {
       if (!here) return this.text(this.sums?.[k].mean ?? null);

@@ -3,6 +3,7 @@
 import { Failure, ask } from "./api.js";
 import { el, say } from "./dom.js";
 import { encoded } from "./columns.js";
+import { POINTS } from "./requests.js";
 import { combined, together } from "./series.js";
 
 const NUMBER = /^[1-9][0-9]{0,17}$/;
@@ -62,18 +63,18 @@ export class Comparison {
   /**
    * Return the other job's lines for those of a chart; none without a comparison.
    * @param {Array} wanted the lines of the chart, as in `Panels`
-   * @param {Array} made the lines of this job, with their names
-   * @param {Object} round {signal, start: of this job, limits: {since, until}, how, points}
+   * @param {Round} round with the requests of this job
+   * @param {?number} start of this job
    */
-  async lines(wanted, made, round) {
-    if (!this.found || round.start == null) return [];
+  async lines(wanted, round, start) {
+    if (!this.found || start == null) return [];
     const whole = wanted.filter((line) => !line.role && line.sources);
     const chosen = whole.length ? whole : wanted.filter((line) => line.role === "part" && line.sources);
     const found = [];
     try {
       for (const line of chosen) {
-        const answer = await this.#answer(line, round);
-        if (answer) found.push({ name: line.name, ...together(answer, line.mean ? "mean" : round.how) });
+        const answer = await this.#answer(line, round, start);
+        if (answer) found.push({ name: line.name, ...together(answer, round.how(line)) });
       }
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
@@ -84,19 +85,19 @@ export class Comparison {
     const lines = whole.length ? found : [{ name: "all", ...combined(found, found.map(() => 1)) }];
     return lines.map((line) => {
       this.found.start ??= line.times[0] ?? null;
-      const later = round.start - this.found.start;
+      const later = start - this.found.start;
       return { ...line, name: `${line.name}, job ${this.job}`, like: line.name, role: "other", min: null, max: null, times: line.times.map((time) => time + later) };
     });
   }
 
   /** Request the first column of a line that has values. */
-  async #answer(line, { signal, start, limits, points }) {
+  async #answer(line, { signal, limits }, start) {
     const { path, tables } = this.found;
     const later = this.found.start == null ? null : this.found.start - start;
     const shifted = later === null ? {} : Object.fromEntries(Object.entries(limits).map(([key, time]) => [key, Math.max(0, time + later)]));
     for (const [table, column] of line.sources) {
       if (!tables[table]?.some((one) => one.name === column)) continue;
-      const answer = await ask(`${path}/series`, { ...shifted, points, metric: `${table}.${column}`, rate: line.rate || "", together: true }, signal);
+      const answer = await ask(`${path}/series`, { ...shifted, points: POINTS, metric: `${table}.${column}`, rate: line.rate || "", together: true }, signal);
       if (answer.together?.max.some((value) => value !== null)) return answer;
     }
     return null;

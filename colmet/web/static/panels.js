@@ -1,27 +1,24 @@
-// The charts of a job or a node: their requests, periods and time ranges.
+// The charts of a job or a node: choices, time ranges, zoom, and when they are requested.
 
-import { Failure, ask, now } from "./api.js";
-import { Chart, MOST_LINES } from "./charts.js";
+import { Failure, now } from "./api.js";
+import { Chart } from "./charts.js";
 import { Comparison } from "./comparison.js";
 import { choice, el, say } from "./dom.js";
 import { copy } from "./download.js";
 import { absent } from "./measures.js";
 import { Multiples, ORDERS } from "./multiples.js";
 import { missing, origin, split, times } from "./panel_texts.js";
-import { combined, single, together } from "./series.js";
+import { EACH, POINTS, Round, SPREAD } from "./requests.js";
 import { when } from "./units.js";
 
 const RANGES = [["900", "15 min"], ["3600", "1 h"], ["21600", "6 h"], ["86400", "24 h"], ["604800", "7 d"], ["all", "whole time"]];
 const AT_ONCE = 2; // requests; the collector has as many readers of its store
-const POINTS = 240;
 const MOST_VALUES = 24000; // of an answer with a series for each node
 const LEAST_S = 10; // between two rounds
 const MOST_S = 120;
 const AFTER_FAILURE_S = 30;
 const MEANS = ["percent", "celsius", "mhz"]; // units without a meaningful sum over nodes
 const CHOSEN = "one";
-const SPREAD = "spread"; // over nodes: the mean, with a band from min to max
-const EACH = "each"; // a small chart for each node
 const KEYS = "Left and right arrow keys move the cursor through the values, with Shift they select a time, Enter zooms to it; + and − zoom, Escape shows the whole time.";
 
 export class Panels {
@@ -226,7 +223,10 @@ export class Panels {
         return sources.length ? [{ ...one, sources }] : [];
       });
       if (there.some((one) => one.role !== "limit")) wanted.push([title, there, more]);
-      else this.without.set(title, absent((lines[0].sources ?? lines[0].terms)[0][0]));
+      else {
+        const [table] = (lines[0].sources ?? lines[0].terms)[0];
+        this.without.set(title, this.tables[table] ? "its nodes do not send it" : absent(table));
+      }
     }
     const [table, column] = split(this.chosen);
     const found = this.tables[table]?.find((one) => one.name === column);
@@ -279,8 +279,8 @@ export class Panels {
 
   async #round(signal, end) {
     const { seconds, unknown, limits } = this.#span(end);
-    const round = { signal, limits, sources: new Set(), warnings: new Set(), answers: new Map(), failed: 0, ends: [Infinity, -Infinity] };
     const mode = this.#mode();
+    const round = new Round(this.path, signal, limits, this.node, mode);
     const left = mode === EACH ? [] : this.#lay(this.#wanted());
     if (mode === EACH) await this.#small(round);
     else await this.compared.load(signal);
@@ -318,71 +318,21 @@ export class Panels {
     return [Math.max(since, limits.since ?? since), until];
   }
 
-  /** Request a column, once in a round. */
-  #get(round, [table, column], rate, more) {
-    const asked = { node: this.node, points: POINTS, ...round.limits, metric: `${table}.${column}`, rate: rate || "", ...more };
-    const name = JSON.stringify(asked);
-    if (!round.answers.has(name)) round.answers.set(name, ask(`${this.path}/series`, asked, round.signal));
-    return round.answers.get(name);
-  }
-
-  /** Note the source, the warnings and the times of an answer. */
-  #note(round, answer) {
-    round.sources.add(answer.source);
-    for (const text of answer.warnings) round.warnings.add(text);
-    for (const { times: own } of answer.together ? [answer.together] : answer.series) {
-      if (!own.length) continue;
-      this.earliest = Math.min(this.earliest ?? Infinity, own[0]);
-      this.latest = Math.max(this.latest ?? 0, own.at(-1));
-      round.ends = [Math.min(round.ends[0], own[0]), Math.max(round.ends[1], own.at(-1))];
-    }
-  }
-
-  /** Request the columns of a line up to the first one with values; return it as lines. */
-  async #linesOf(one, round) {
-    const mode = this.#mode();
-    if (one.requested) {
-      const each = this.requested[one.requested] / (mode === SPREAD ? this.nodes.length : 1);
-      const ends = this.node ? [] : this.#shown(round) ?? [];
-      return [{ name: one.name, role: one.role, unit: one.unit, times: ends, values: ends.map(() => each) }];
-    }
-    const apart = one.apart && mode !== SPREAD;
-    const answers = [];
-    let about = "";
-    for (const [table, column, more] of one.terms ?? one.sources) {
-      const answer = await this.#get(round, [table, column], one.rate, { together: !apart });
-      this.#note(round, answer);
-      if (one.terms) answers.push(answer);
-      else {
-        answers[0] = answer;
-        if (values(answer).some((value) => value !== null)) {
-          about = more;
-          break;
-        }
-      }
-    }
-    const name = about ? `${one.name}, ${about}` : one.name;
-    const [answer] = answers;
-    if (apart && answer.series.length <= MOST_LINES) {
-      return answer.series.map((part) => ({ name: answer.series.length > 1 ? [part.node, ...Object.values(part.labels ?? {})].join(" ") : name, ...single(answer, part) }));
-    }
-    if (apart) {
-      const whole = await this.#get(round, one.sources[0], one.rate, { together: true });
-      return [{ name, ...together(whole, one.mean ? "mean" : "sum"), min: null, max: null }];
-    }
-    const lines = answers.map((each) => together(each, one.mean || mode === SPREAD ? "mean" : "sum"));
-    if (lines.length > 1) return [{ name, role: one.role, ...combined(lines, one.terms.map(([, , sign]) => sign)) }];
-    const band = mode === SPREAD && !one.role && lines[0].several && one.band !== false;
-    return [{ name, role: one.role, ...lines[0], ...(band ? {} : { min: null, max: null }) }];
+  /** Return the lines of a request of the job: constant. */
+  #requested(one, round) {
+    const each = this.requested[one.requested] / (round.mode === SPREAD ? this.nodes.length : 1);
+    const ends = this.node ? [] : this.#shown(round) ?? [];
+    return [{ name: one.name, role: one.role, unit: one.unit, times: ends, values: ends.map(() => each) }];
   }
 
   async #fill(chart, lines, round) {
     const banded = lines.filter((line) => !line.role).length <= 2; // more bands would hide each other
     const made = [];
-    for (const one of lines) made.push(...await this.#linesOf({ ...one, band: banded }, round));
-    for (const line of await this.compared.lines(lines, made, this.#comparing(round))) {
+    for (const one of lines) made.push(...(one.requested ? this.#requested(one, round) : await round.linesOf({ ...one, band: banded })));
+    this.#extend(round);
+    for (const line of await this.compared.lines(lines, round, this.start ?? this.earliest)) {
       made.push(line);
-      if (line.times.length) round.ends = [Math.min(round.ends[0], line.times[0]), Math.max(round.ends[1], line.times.at(-1))];
+      round.widen(line.times);
     }
     if (round.signal.aborted || !this.made.size) return;
     chart.within(this.#shown(round), this.#origin());
@@ -391,8 +341,11 @@ export class Panels {
     if (!any) this.without.set(chart.title, "no values in this time");
   }
 
-  #comparing(round) {
-    return { signal: round.signal, start: this.start ?? this.earliest, limits: round.limits, how: this.#mode() === SPREAD ? "mean" : "sum", points: POINTS };
+  /** Note the times of all values of this job or node. */
+  #extend({ ends: [first, last] }) {
+    if (first > last) return;
+    this.earliest = Math.min(this.earliest ?? Infinity, first);
+    this.latest = Math.max(this.latest ?? 0, last);
   }
 
   /** Show a small chart for each node. */
@@ -414,8 +367,8 @@ export class Panels {
     const points = Math.max(30, Math.min(POINTS, Math.floor(MOST_VALUES / this.nodes.length)));
     try {
       for (const source of line.sources.filter(([table, column]) => this.#has(table, column))) {
-        const answer = await this.#get(round, source, line.rate, { points });
-        this.#note(round, answer);
+        const answer = await round.get(source, line.rate, { points });
+        this.#extend(round);
         if (round.signal.aborted) return;
         if (chart.show(answer, line.mean, this.order, this.zoom)) break;
       }
@@ -429,4 +382,3 @@ export class Panels {
 }
 
 const key = (title, line) => `${title}: ${line.name}`;
-const values = ({ together: found, series }) => (found ? found.max : series.flatMap((one) => one.values));
