@@ -167,7 +167,7 @@ class Collector:
         """Pause reception for a moment; the nodes keep their batches."""
         self._paused += 1
         if powers_of_ten(self._paused):
-            log.error("receiving paused, the journal has no room for what was received: paused=%d", self._paused)
+            log.error("receiving paused, the journal has no room for received data: paused=%d", self._paused)
         readable([signals.fd], FULL_WAIT_S)
 
     def _tell(self) -> None:

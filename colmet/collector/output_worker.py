@@ -251,7 +251,7 @@ class OutputWorker:
         self.lost += max(0, reading.after - max(number, self._lost_until))
         self._lost_until = max(self._lost_until, reading.after)
         if powers_of_ten(self.lost, before):
-            log.error("records lost, the journal has them no more: output=%s lost=%d", self.output.name, self.lost)
+            log.error("records lost, the journal no longer has them: output=%s lost=%d", self.output.name, self.lost)
 
     def _attempt(self, step: Callable[[], None]) -> bool:
         """Try a step of the output; return whether it succeeded."""

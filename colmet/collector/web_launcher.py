@@ -235,7 +235,7 @@ class WebLauncher:
             self._restarts += 1
             if powers_of_ten(backoff.failures):
                 log.error(
-                    "JSON interface ended, tried again failures=%d delay_s=%g: %s", backoff.failures, delay_s, why
+                    "JSON interface ended, it is restarted failures=%d delay_s=%g: %s", backoff.failures, delay_s, why
                 )
             if self._stopping.wait(delay_s):
                 return

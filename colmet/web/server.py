@@ -193,7 +193,7 @@ class WebServer:
             self._config.ssl.load_cert_chain(self._tls.certificate, self._tls.key)
         except (ConfigError, OSError) as err:
             self._stats.add("certificate_failures")
-            log.error("certificate not read again, the one of before remains: reason=%s", err)
+            log.error("certificate not read again, the previous one remains: reason=%s", err)
             return
         self._stats.add("certificate_reloads")
         log.info("certificate read again: file=%s", self._tls.certificate)

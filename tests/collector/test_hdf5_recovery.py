@@ -334,7 +334,7 @@ def test_a_file_that_was_moved_is_not_a_damaged_one(tmp_path, caplog, path):
     write(output, state, 40)
     output.close()
     assert "damaged" not in caplog.text
-    assert caplog.text.count("file was moved or removed, going on with the next one") == 2
+    assert caplog.text.count("file was moved or removed, continuing with the next one") == 2
     assert [number for _, _, number in stored(tmp_path)] == [n for _, _, n in expected(40) if n >= 30]
 
 

@@ -115,7 +115,7 @@ def test_a_full_disk(small_disk):
         for killed in (False, True, False):
             before = fleet.acknowledged
             wait_for(lambda before=before: fleet.acknowledged > before + 100)
-            told = collector.log.read_text().count("cannot be written to, what is received waits in memory")
+            told = collector.log.read_text().count("cannot be written to, received data waits in memory")
             fill(ballast)
             wait_for(lambda told=told: collector.log.read_text().count("what is received waits in memory: ") > told)
             fill(ballast)  # what it made room for itself

@@ -266,7 +266,7 @@ def test_one_that_dies_is_started_again_and_gets_what_comes_then(start, monkeypa
     one.put(b"hello")
     flushed(one)
     wait_for(lambda: ["message", "hello"] in sent(out))
-    assert one.counters()["restarts"] == 1 and "JSON interface ended, tried again" in caplog.text
+    assert one.counters()["restarts"] == 1 and "JSON interface ended, it is restarted" in caplog.text
 
 
 def test_why_it_ended_is_told_in_its_own_words(start, monkeypatch, caplog, capfd):
@@ -277,7 +277,7 @@ def test_why_it_ended_is_told_in_its_own_words(start, monkeypatch, caplog, capfd
     wait_for(lambda: one.counters()["restarts"] >= 10)
     said = [record.message for record in caplog.records]
     assert "failures=1 delay_s=0.05: the port is taken (status 2)" in said[0]
-    assert len([line for line in said if "tried again" in line]) == 2, "the 1st and the 10th time"
+    assert len([line for line in said if "it is restarted" in line]) == 2, "the 1st and the 10th time"
     assert "some more" in capfd.readouterr().err, "what it logs comes where the collector logs"
 
 

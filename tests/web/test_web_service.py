@@ -75,7 +75,7 @@ def test_the_page_is_served_by_the_service_which_is_started_again(manager, tmp_p
         bed.told("/api/v1/nodes", lambda told: "total" in told)
         assert bed.counters()["restarts"] >= 1 and bed.counters()["running"] == 1
         log = bed.daemon.log.read_text()
-        assert "JSON interface ended, tried again" in log and "its service has ended" in log
+        assert "JSON interface ended, it is restarted" in log and "its service has ended" in log
         assert bed.daemon.stop()[0] == 0
         until = time.monotonic() + 20
         while os.path.exists(f"/proc/{second}") and Path(f"/proc/{second}/cmdline").read_bytes() != b"":

@@ -139,7 +139,7 @@ class Journal:
             try:
                 state.save(state.position)  # the start position survives a crash
             except OutputUnavailable as err:
-                log.error("journal: the start of an output is not remembered yet: output=%s cause=%s", name, err)
+                log.error("journal: the start of an output is not noted yet: output=%s cause=%s", name, err)
         elif state.position < state.oldest:
             log.warning(
                 "journal: output was away for longer than the journal reaches back: output=%s records=%d",
@@ -279,7 +279,7 @@ class Journal:
                 return pending[at:]
             except Exception:  # a defect must not end the thread
                 self._described.clear()
-                log.exception("journal: defect, records=%d are tried again", len(pending) - at)
+                log.exception("journal: defect, records=%d are retried", len(pending) - at)
                 return pending[at:]
             if self.failures:
                 log.warning("journal: can be written to again: path=%s waiting=%d", self.directory, len(pending) - at)
@@ -329,7 +329,7 @@ class Journal:
             store.trim(self._passed(), self._passed())
         if powers_of_ten(self.failures):
             log.error(
-                "journal: cannot be written to, what is received waits in memory: path=%s failures=%d "
+                "journal: cannot be written to, received data waits in memory: path=%s failures=%d "
                 "waiting_mbytes=%d of %d: %s; make room, or move --journal-dir",
                 *(self.directory, self.failures, self.pending_bytes >> 20, MAX_PENDING_BYTES >> 20, err.strerror),
             )

@@ -122,7 +122,7 @@ class Crowd:
         if not self._paused_until:
             self.pauses += 1
             if powers_of_ten(self.pauses):
-                log.warning("no connection accepted for a moment, too many come pauses=%d", self.pauses)
+                log.warning("too many connections, none is accepted for a moment pauses=%d", self.pauses)
         self._paused_until = time.monotonic() + PAUSE_S
         for port in ports:
             try:

@@ -182,7 +182,7 @@ class Hdf5Output(OutputBackend):
         under_way = bool(saved.undo or saved.plan or self._was_not_closed(saved))
         there = bool(saved.file) and (os.path.lexists(saved.file) or bool(saved.plan))
         if saved.file and not there:
-            log.warning("file was moved or removed, going on with the next one: path=%s", saved.file)
+            log.warning("file was moved or removed, continuing with the next one: path=%s", saved.file)
         backlog = state.position < state.end
         is_ours = self._names.is_ours(saved.file)
         if there and (under_way or saved.file == new or (backlog and is_ours)):
@@ -280,7 +280,7 @@ class Hdf5Output(OutputBackend):
             if not self._burst.is_pending and self._state.position >= first:  # else `write` begins it
                 self._begin(path, reopen=True)
         except (ConfigError, Damaged, OutputUnavailable) as err:
-            log.error("cannot go on with the next file: output=hdf5 cause=%s", err)
+            log.error("cannot continue with the next file: output=hdf5 cause=%s", err)
 
     def close(self) -> None:
         """Complete and close the file."""
@@ -296,7 +296,7 @@ class Hdf5Output(OutputBackend):
                 if self._close_file():
                     closed.save(self._state, self._state.position)
             except OutputUnavailable as err:
-                log.warning("clean end not remembered: output=hdf5 cause=%s", err)
+                log.warning("clean end not noted: output=hdf5 cause=%s", err)
         self._close_file()
         self._burst.end()
         self._joined = (), []
@@ -369,7 +369,7 @@ class Hdf5Output(OutputBackend):
 
     def _forget_file(self) -> None:
         """Give up a moved or removed file: the next record begins another one."""
-        log.warning("file was moved or removed, going on with the next one: path=%s", self.path)
+        log.warning("file was moved or removed, continuing with the next one: path=%s", self.path)
         self._close_file()
         self._burst.end()
         self.rotation.planned = None
@@ -567,7 +567,7 @@ class Hdf5Output(OutputBackend):
         """
         if self._file is not None and self._file.is_open:
             self._close_file()
-        log.warning("file was not closed, it is looked through: path=%s", self.path)
+        log.warning("file was not closed, it is checked: path=%s", self.path)
         verify(self.path, saved.tables, saved.undo, saved.tails)
         self._open_file()
         assert self._file is not None
