@@ -1,4 +1,4 @@
-"""The page of the JSON interface in real browsers without a screen, and axe-core for its accessibility."""
+"""The page of the JSON interface in real browsers without a screen."""
 
 from __future__ import annotations
 
@@ -19,38 +19,13 @@ from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.stored_routes import Stored
 from dev.live import JobRoot
-from tests.beds.pages import CHARTS, JOB, NAME, VIEWS, findings, focused, served, shown, with_archive
+from tests.beds.pages import CHARTS, JOB, NAME, focused, served, shown, with_archive
 from tests.support import web_facts
 from tests.support.waiting import free_port, wait_for
 from tests.support.web_stored import stored_of
 
-FEW = {**VIEWS, "jobs": "#/?text=10045", "memory": "#/memory?jobs=yes&text=node51"}  # of rows that are alike
-ARCHIVED = {"archived jobs": "#/?state=failed&below=80", "usage": "#/usage?span=90d"}
 OFTEN = "?every=1"  # the page asks each second
 PASSWORD = "a word that passes"
-
-
-@pytest.mark.parametrize("view", [*FEW, *ARCHIVED])
-def test_a_view_is_accessible_asks_nobody_else_and_fits_its_width(browser, site, archived, axe, view):
-    site = archived if view in ARCHIVED else site
-    colours = "['color-contrast']"  # all else is the same in the dark
-    with browser.page() as page:
-        shown(page, site, {**FEW, **ARCHIVED}[view])
-        if view in ("job", "node"):
-            page.wait(CHARTS)
-        assert findings(page, axe) == []
-        page.colours(dark=True)
-        assert findings(page, axe, colours) == []
-        assert page.run("document.documentElement.scrollWidth") <= 1280
-        page.resize(390, 900, phone=True)
-        page.wait("innerWidth === 390")
-        assert findings(page, axe) == []
-        page.colours(dark=False)
-        assert findings(page, axe, colours) == []
-        assert page.run("document.documentElement.scrollWidth") <= 390
-        assert page.complaints() == []
-        others = [url for url in page.requests() if not url.startswith((site, "about:blank", "data:"))]
-        assert others == []
 
 
 def test_a_name_that_is_markup_stays_text(browser, site):

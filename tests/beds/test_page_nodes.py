@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import time
 
-import pytest
-
 from colmet.archive.queries import JobFilter
 from colmet.web.stored_routes import Stored
-from tests.beds.pages import findings, served, shown
+from tests.beds.pages import served, shown
 from tests.beds.test_page_shell import PASSWORD, choose, members, texts  # noqa: F401 - a fixture among them
 from tests.support import web_facts
 from tests.support.status_answers import COLLECTOR
@@ -16,30 +14,10 @@ from tests.support.web_health import health_of
 from tests.support.web_jobs import jobs_in
 
 CELLS = "[...document.querySelectorAll('.nodes a')]"
-VIEWS = ("#/nodes?measure=temperature&order=value", "#/nodes?time=hour", "#/node/node3", "#/health")
 
 
 def field(label):
     return f"[...document.querySelectorAll('.tools label')].find(l => l.textContent.startsWith({label!r})).control"
-
-
-@pytest.mark.parametrize("view", VIEWS)
-def test_a_view_is_accessible_and_fits_its_width(browser, site, axe, view):
-    colours = "['color-contrast']"
-    with browser.page() as page:
-        page.open(site + view)
-        page.wait("document.getElementById('main')?.dataset.shown")
-        assert findings(page, axe) == []
-        page.colours(dark=True)
-        assert findings(page, axe, colours) == []
-        assert page.run("document.documentElement.scrollWidth") <= 1280
-        page.resize(390, 900, phone=True)
-        page.wait("innerWidth === 390")
-        assert findings(page, axe) == []
-        page.colours(dark=False)
-        assert findings(page, axe, colours) == []
-        assert page.run("document.documentElement.scrollWidth") <= 390
-        assert page.complaints() == []
 
 
 def test_nodes_are_coloured_by_a_measure_to_choose(browser, site):

@@ -174,7 +174,7 @@ export class Chart {
     const options = {
       width: this.box.clientWidth || 300,
       height: HEIGHT,
-      padding: [8, 8, 0, 0],
+      padding: [8, 20, 0, 0], // the last time stands half beyond the plot
       legend: { show: false },
       cursor: {
         drag: { x: true, y: false, setScale: false, dist: 6 }, y: false, points: { show: false },
