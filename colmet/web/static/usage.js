@@ -179,8 +179,7 @@ export class Usage {
     const all = flat(total);
     const of = (key, unit, text) => (all[key] == null ? null : `${hours(all[key] / unit)} ${text}`);
     this.totals.show([
-      ["Allocated", of("core_s", HOUR_S, "core h")],
-      ["Used", of("cpu_s", HOUR_S, "core h")],
+      ["Core hours used", all.core_s == null ? null : `${hours(all.cpu_s == null ? null : all.cpu_s / HOUR_S)} of ${hours(all.core_s / HOUR_S)}`, "of the core hours allocated"],
       ["CPU efficiency", all.efficiency == null ? null : `${share(all.efficiency)} ${all.cpu_grade}`],
       ["GPU hours", all.gpu_s ? `${of("gpu_s", HOUR_S, "h")}${all.gpu_busy_s == null ? "" : `, ${share(all.gpu_busy_s / all.gpu_s)} used`}` : null],
       ["Energy", of("energy_joules", KWH, "kWh")],
