@@ -190,6 +190,8 @@ def test_an_unknown_key_is_refused_until_it_is_added(site, caplog):
     push = site.push(stranger)
     wait_for(lambda: site.authenticator.counters()["unknown_key"] >= 2)  # it comes again by itself
     assert "why=unknown_key from=[127.0.0.1]" in caplog.text and stranger.public in caplog.text
+    (why, address, count), *others = site.authenticator.refusals()
+    assert (why, address, others) == ("unknown_key", "127.0.0.1", []) and count >= 2
     assert site.receive(timeout=0.1) == []
     site.nodes["node-3"] = stranger
     (site.folder / "node-3.key").write_text(f'public-key = "{stranger.public}"\n')

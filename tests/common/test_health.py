@@ -166,6 +166,8 @@ def test_the_worst_senders_come_first_and_only_as_many_as_are_asked_for(served):
     health, receiver, _, clock = make(served)
     for n in range(20):
         send(receiver, f"node-{n}", 1)
+        receiver.senders[f"node-{n}"].version = "1.1" if n < 4 else "1.0"
+    receiver.senders["node-19"].version = ""
     send(receiver, "node-5", 4)  # 2 and 3 are missing
     receiver.take(b"\xc1", "10.9.9.9")
     clock.now = time.time()
@@ -181,6 +183,8 @@ def test_the_worst_senders_come_first_and_only_as_many_as_are_asked_for(served):
     assert status["received"]["batches"] == 21 and status["received"]["dialects"] == {"v1": 21}
     assert status["last_hour"]["missing_batches"] == 2 and status["last_hour"]["refused_messages"] == 1
     assert status["link"] == {"acks": 1}
+    assert senders["versions"] == {"1.0": 13, "1.1": 4, "v1": 1}, "of heard nodes; without one, the dialect"
+    assert status["refused"] == []
     assert len(health.status({"senders": -1})["senders"]["worst"]) == 21
     assert health.status({"max_age_s": 200})["senders"]["silent"] == 0
     assert "18 nodes heard" in health.line() and "2 missing batches, 1 refused message" in health.line()
