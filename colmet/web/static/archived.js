@@ -21,7 +21,8 @@ export const STATES = [
 /** The values of a row. */
 export const VALUES = [
   "job", "start", "end", "batch_id", "user", "name", "project", "queue", "state", "reason", "exit_code", "exit_signal",
-  "hosts", "cpus", "wall_s", "cpu_ratio", "memory_peak", "memory_used_ratio", "gpus", "energy_joules", "cpu_grade", "memory_grade",
+  "hosts", "cpus", "wall_s", "cpu_ratio", "cpu_grade", "memory_peak", "memory_used_ratio", "requested_memory", "memory_limit",
+  "gpus", "energy_joules",
 ].join(",");
 const BAD = ["failed", "timeout", "out_of_memory", "node_failed"];
 const HEIGHT = 20; // of a small chart, without unit
@@ -45,7 +46,7 @@ export const ARCHIVED_COLUMNS = [
     long: "CPU, memory, GPU over the job's life: CPU up to the allocated cores, memory up to the requested memory, GPUs up to those allocated" }),
   graded("cpu_ratio", "CPU efficiency", (row) => share(row.cpu_ratio), (row) => row.cpu_ratio, (row) => row.cpu_grade ?? "",
     { long: "CPU time used, as a share of the allocated CPU time" }),
-  column("memory_used_ratio", "Memory", (row) => (row.memory_used_ratio == null ? size(row.memory_peak) : `${share(row.memory_used_ratio)} of ${size(requested(row))}`),
+  column("memory_used_ratio", "Memory", ofMemory,
     { rank: 1, long: "highest memory use, as a share of the requested memory; without a request, of the limit" }),
   column("energy_joules", "Energy", (row) => energy(row.energy_joules), { rank: 3, optional: true, long: "its share of its nodes' energy, and its GPUs'" }),
   column("start", "Started", (row) => minute(row.start), { rank: 1 }),
@@ -63,8 +64,16 @@ function ended(row) {
   return [String(row.state ?? NONE).replaceAll("_", " "), why].filter(Boolean).join(", ");
 }
 
+/** The memory of all hosts that was requested, else the limit on the only one; null for the limits of several hosts. */
 function requested(row) {
-  return row.memory_peak == null || !row.memory_used_ratio ? null : row.memory_peak / row.memory_used_ratio;
+  return row.requested_memory ?? (row.hosts === 1 ? row.memory_limit : null);
+}
+
+/** The peak of memory of a job, as a share of its request or limit. */
+function ofMemory(row) {
+  if (row.memory_used_ratio == null) return size(row.memory_peak);
+  const whole = requested(row);
+  return `${share(row.memory_used_ratio)} of ${whole == null ? "the limit" : size(whole)}`;
 }
 
 const CURVES = [
