@@ -75,20 +75,28 @@ exit status:
     selection.add_interval(parser)
     selection.add_hosts(parser)
     how = parser.add_mutually_exclusive_group()
-    how.add_argument("--rate", action="store_true", help="draw the growth per second of all metrics, of gauges too")
-    how.add_argument("--absolute", action="store_true", help="draw the stored values, of counters too")
+    how.add_argument(
+        "--rate", action="store_true", help=cli.Rare("draw the growth per second of all metrics, of gauges too")
+    )
+    how.add_argument("--absolute", action="store_true", help=cli.Rare("draw the stored values, of counters too"))
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="write to this file, .png or .svg; or to - (default: job-JOB-....png)"
     )
-    parser.add_argument("--format", choices=KINDS, help="format of the picture (default: by its name, else png)")
     parser.add_argument(
-        "--width", metavar="PIXELS", type=cli.whole_number(200, 4000), default=900, help="width (default: 900)"
+        "--format", choices=KINDS, help=cli.Rare("format of the picture (default: by its name, else png)")
+    )
+    parser.add_argument(
+        "--width",
+        metavar="PIXELS",
+        type=cli.whole_number(200, 4000),
+        default=900,
+        help=cli.Rare("width (default: 900)"),
     )
     parser.add_argument(
         "--height",
         metavar="PIXELS",
         type=cli.whole_number(100, MAX_HEIGHT),
-        help=f"height of all charts together (default: {PANEL_HEIGHT} for each)",
+        help=cli.Rare(f"height of all charts together (default: {PANEL_HEIGHT} for each)"),
     )
     selection.add_utc(parser)
     parser.add_argument("--text", action="store_true", help="draw in the terminal; a picture only with --output")

@@ -55,7 +55,7 @@ def add_hosts(parser: cli.Options) -> None:
 
 def add_utc(parser: cli.Options) -> None:
     """Declare --utc."""
-    parser.add_argument("--utc", action="store_true", help="show times in UTC (default: local time)")
+    parser.add_argument("--utc", action="store_true", help=cli.Rare("show times in UTC (default: local time)"))
 
 
 def check_interval(options: argparse.Namespace) -> None:

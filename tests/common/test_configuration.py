@@ -51,7 +51,7 @@ def option_text(action):
         return "2", [name, name]
     if action.nargs == 0:
         return "true", [name]
-    texts = [*map(str, action.choices or ()), "12", "500M", "1d", "blosc", "10.0.0.1", "x"]
+    texts = [*map(str, action.choices or ()), "12", "500M", "1d", "blosc", "10.0.0.1", "x", "/x"]
     plain = next(filter(lambda text: is_one(action, text), texts))
     quoted = f'"{plain}"'
     if action.nargs == "+":
