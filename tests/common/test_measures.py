@@ -50,6 +50,7 @@ READERS = {
         {"jobs_without_rows", "placement_failures", "reads_unanswered"},
         "the agent's own counters",
     ),
+    "colmet/web/static/jobreport.js": ({"read_bytes"}, "a figure of hosts in the report's JSON has this name, too"),
     "colmet/stored/accounts.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
     "colmet/stored/job_completeness.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
     "dev/dashboards/panels.py": (
