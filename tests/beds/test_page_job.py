@@ -269,7 +269,7 @@ def test_a_band_reaches_from_numpys_min_to_max_over_the_hosts(browser, site):
         drawn(page, site, SPREAD, f"?from={until - 900}&to={until}")
         _, content = file_of(page, "CSV", "Tasks")
         times, columns = rows_of(content)
-        assert list(columns) == ["tasks [count]", "tasks, min of hosts [count]", "tasks, max of hosts [count]"]
+        assert list(columns) == ["tasks [count]", "tasks, min [count]", "tasks, max [count]"]
         asked = page.run(
             "performance.getEntriesByType('resource').map(e => e.name).findLast(e => e.includes('pids_current'))"
         )

@@ -71,7 +71,7 @@ export class Chart {
     this.lines = [];
     this.range = null; // of the time axis; null for that of the values
     this.start = null; // time that the axis counts from; null for times of the clock
-    this.anchor = null; // start of a selection by keys
+    this.anchor = null; // time where a selection by keys starts
     this.box = el("div", {
       class: "plot", role: "slider", tabindex: "0", "aria-label": `${title}: no values yet`, "aria-valuenow": "0", "aria-describedby": "chart-keys",
       "aria-roledescription": "chart", onkeydown: (event) => this.#pressed(event),
@@ -229,10 +229,10 @@ export class Chart {
       if (!seen.length) return;
       const from = cursor.idx ?? (KEYS[event.key] < 0 ? seen.at(-1) + 1 : seen[0] - 1);
       const to = Math.min(seen.at(-1), Math.max(seen[0], from + KEYS[event.key]));
-      if (event.shiftKey) this.anchor ??= cursor.idx ?? to;
+      if (event.shiftKey) this.anchor ??= times[cursor.idx ?? to];
       else this.anchor = null;
       this.plot.setCursor({ left: this.plot.valToPos(times[to], "x"), top: 10 }, true, true);
-      const ends = this.anchor === null ? [0, 0] : [times[this.anchor], times[to]].map((time) => this.plot.valToPos(time, "x"));
+      const ends = this.anchor === null ? [0, 0] : [this.anchor, times[to]].map((time) => this.plot.valToPos(time, "x"));
       this.plot.setSelect({ left: Math.min(...ends), top: 0, width: Math.abs(ends[1] - ends[0]), height: this.plot.over.clientHeight }, false);
     } else if (event.key === "Enter" && this.anchor !== null) this.#selected(this.plot);
     else if (event.key === "+" || event.key === "-") {

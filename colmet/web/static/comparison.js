@@ -16,7 +16,10 @@ export class Comparison {
   constructor(job, chosen) {
     this.job = NUMBER.test(job) ? job : "";
     this.input = el("input", { type: "text", inputmode: "numeric", size: "9", value: this.job, autocomplete: "off", placeholder: "number" });
-    this.clear = el("button", { type: "button", text: "End comparison", hidden: this.job === "", onclick: () => this.#choose("", chosen) });
+    this.clear = el("button", { type: "button", text: "End comparison", hidden: this.job === "", onclick: () => {
+      this.#choose("", chosen);
+      this.input.focus(); // the button is hidden now
+    } });
     this.said = el("p", { class: "soft", role: "status", hidden: true });
     this.element = el("form", {
       class: "field", onsubmit: (event) => {

@@ -13,6 +13,7 @@ import { count, iso, lasting, sentence, share, when } from "./units.js";
 const ENDED_S = 60; // between two requests for a job silent for as long
 const WHOLE_S = 120; // between two requests for missing samples
 const MOST_GAPS = 200;
+const MOMENT_MS = 400;
 
 const part = { role: "part" };
 const limit = { role: "limit" };
@@ -91,6 +92,19 @@ export class Job {
     return !running && last != null && now() >= last + ENDED_S && now() < this.asked + ENDED_S;
   }
 
+  /** Request the report, and wait for it for a moment: with it, the charts have all hosts and requests at once. */
+  async #reported(signal, job, stored) {
+    const before = this.report.report;
+    let late = false;
+    const reported = this.report.refresh(signal, job.running, stored, job.first).then(() => {
+      if (late && before === null && this.report.report !== null) this.context.again();
+    }).catch((error) => {
+      if (!signal.aborted) throw error;
+    });
+    await Promise.race([reported, new Promise((resolve) => setTimeout(resolve, MOMENT_MS))]);
+    late = true;
+  }
+
   /** Show what the archive has of a job whose samples are gone. */
   #showShort() {
     const { report, footprint } = this.report;
@@ -119,9 +133,7 @@ export class Job {
       if (this.report.report !== null) this.#showShort();
       return asks;
     }
-    this.report.refresh(signal, job.running, stored, job.first).catch((error) => {
-      if (!signal.aborted) throw error;
-    });
+    await this.#reported(signal, job, stored);
     const state = job.running ? "running" : job.last == null ? "not running; its values are from the store" : `ended, or silent, since ${when(job.last)}`;
     const name = this.report.report?.batch?.name;
     say(this.about, `${name ? `${name} ` : ""}${job.user ? `of ${job.user}, ` : name ? ", " : ""}${state}`.replace(" ,", ","));

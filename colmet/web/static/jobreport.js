@@ -23,6 +23,7 @@ const HOST_COLUMNS = [
 ];
 const NAMES = { cores: "CPU", memory: "Memory", gpus: "GPU", walltime: "Walltime" };
 const AMOUNTS = { cores, memory: size, gpus: cores, walltime: lasting };
+const FOLDS = { cores: " on average", gpus: " on average", memory: " at most" };
 const ENDS = { done: "good", failed: "bad", timeout: "bad", out_of_memory: "bad", node_failed: "bad" };
 
 const words = (text) => String(text).replaceAll("_", " ");
@@ -155,8 +156,8 @@ export class JobReport {
       say(part, use.ratio == null ? NONE : `${share(use.ratio)} ${use.grade}`);
       const amount = AMOUNTS[use.what];
       const all = use.requested ?? whole[use.what];
-      const of = all == null ? "" : ` of ${amount(all)} ${use.requested == null ? "allocated" : "requested"}`;
-      say(text, use.used == null ? "not measured" : `${amount(use.used)}${of}${["cores", "gpus"].includes(use.what) ? ", on average" : use.what === "memory" ? ", at most" : ""}`);
+      const of = all == null ? "" : use.requested != null ? `, of ${amount(all)} requested` : use.what === "memory" ? `, of a limit of ${amount(all)}` : `, of ${amount(all)} allocated`;
+      say(text, use.used == null ? "not measured" : `${amount(use.used)}${FOLDS[use.what] ?? ""}${of}`);
     });
   }
 

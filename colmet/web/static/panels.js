@@ -61,7 +61,10 @@ export class Panels {
     this.hint = el("p", { class: "soft hint" });
     this.which = el("span");
     this.columns = el("span");
-    this.back = el("button", { type: "button", hidden: this.zoom === null, text: "Whole time", onclick: () => this.#whole() });
+    this.back = el("button", { type: "button", hidden: this.zoom === null, text: "Whole time", onclick: () => {
+      this.#whole();
+      this.link.focus({ preventScroll: true }); // the button is hidden now
+    } });
     this.link = el("button", { type: "button", text: "Copy link", title: "the address of this view, with all its choices", onclick: () => this.#copy() });
     this.copied = el("span", { class: "soft", role: "status" });
     this.element = el("section", { "aria-labelledby": "charts-title" },
@@ -107,7 +110,6 @@ export class Panels {
   #whole() {
     if (this.zoom === null) return;
     this.#zoomed(null);
-    if (document.activeElement === document.body) this.link.focus({ preventScroll: true }); // the button is hidden now
   }
 
   /** Show a part of the time; null for all of the range. */
@@ -145,6 +147,7 @@ export class Panels {
    */
   refresh(signal, tables, nodes, end, start = null) {
     this.start = start;
+    this.asked = [tables, nodes, end, start];
     this.#offer(tables, nodes);
     if (this.busy || now() < this.due) return;
     const means = { [SPREAD]: ` Lines are the mean of ${this.nodes.length} nodes, coloured areas reach from the lowest to the highest node.`, sum: ` Lines are the sum of ${this.nodes.length} nodes.` };
@@ -153,7 +156,7 @@ export class Panels {
     this.outdated = false;
     this.#round(signal, end).finally(() => {
       this.busy = false;
-      if (this.outdated && !signal.aborted) this.refresh(signal, tables, nodes, end, start);
+      if (this.outdated && !signal.aborted) this.refresh(signal, ...this.asked);
     });
   }
 
@@ -203,6 +206,7 @@ export class Panels {
       columns.filter((one) => one.kind !== "label").map((one) => [`${table}.${one.name}`, `${table}: ${one.name}`]));
     this.columns.replaceChildren(choice("Another column", [["", "none"], ...all], this.chosen, (value) => this.#choose("column", value)));
     this.due = 0;
+    this.outdated = true;
   }
 
   /** Return the name and the line of the value of the small charts. */
@@ -261,7 +265,7 @@ export class Panels {
   #chosenOf(lines) {
     if (this.#mode() !== SPREAD) return lines;
     const whole = lines.some((line) => !line.role);
-    return whole ? lines.filter((line) => line.role !== "part") : lines.map((line) => ({ ...line, role: line.role === "part" ? "" : line.role }));
+    return whole ? lines.filter((line) => line.role !== "part") : lines.map((line) => (line.role === "part" ? { ...line, role: "", part: true } : line));
   }
 
   // -- requests --
@@ -336,7 +340,7 @@ export class Panels {
     }
     if (round.signal.aborted || !this.made.size) return;
     chart.within(this.#shown(round), this.#origin());
-    const any = chart.show(made.filter((line) => line.role !== "limit" || made.some((other) => !other.role || other.role === "part")));
+    const any = chart.show(worthy(made));
     chart.element.hidden = !any;
     if (!any) this.without.set(chart.title, "no values in this time");
   }
@@ -382,3 +386,12 @@ export class Panels {
 }
 
 const key = (title, line) => `${title}: ${line.name}`;
+
+/** Return lines without parts that are always 0 beside others, and without limits of nothing. */
+function worthy(lines) {
+  const isPart = (line) => line.role === "part" || line.part;
+  const isSome = (line) => line.values.some((value) => value > 0);
+  const some = lines.some((line) => isPart(line) && isSome(line));
+  const whole = lines.some((line) => !line.role || isPart(line));
+  return lines.filter((line) => (isPart(line) ? !some || isSome(line) : line.role !== "limit" || whole));
+}

@@ -70,7 +70,7 @@ export class Round {
     }
     if (apart) answer = await this.get(source, one.rate, { together: true });
     const line = together(answer, this.how(one));
-    const band = this.mode === SPREAD && !one.role && line.several && one.band !== false;
-    return [{ name, role: one.role, ...line, ...(band ? {} : { min: null, max: null }) }];
+    const band = (this.mode === SPREAD || one.mean) && !one.role && line.several && one.band !== false; // of a mean: also over devices
+    return [{ name, role: one.role, part: one.part, ...line, ...(band ? {} : { min: null, max: null }) }];
   }
 }

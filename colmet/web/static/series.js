@@ -121,7 +121,7 @@ const plain = (text) => cell(/^[=+\-@\t]/.test(text) ? `'${text}` : text);
 export function csv(lines) {
   const columns = lines.flatMap((line) => [
     [line.name, line, line.values],
-    ...(line.min ? [[`${line.name}, min of hosts`, line, line.min], [`${line.name}, max of hosts`, line, line.max]] : []),
+    ...(line.min ? [[`${line.name}, min`, line, line.min], [`${line.name}, max`, line, line.max]] : []),
   ]);
   const [times, ...values] = joined(columns.map(([, line, own]) => ({ times: line.times, values: own })));
   const heads = ["time", ...columns.map(([name, line]) => plain(`${name} [${quantity(line.unit).symbol}]`))];
