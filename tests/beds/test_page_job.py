@@ -346,6 +346,15 @@ def test_each_node_has_a_small_chart_and_the_slow_one_is_first_if_asked_for(brow
         assert page.complaints() == []
 
 
+def test_a_link_with_all_choices_is_copied(browser, site):
+    with browser.page() as page:
+        drawn(page, site, ALONE, f"?with={OTHER}&range=900&column=cgroup_default.memory_file")
+        page.click("[...document.querySelectorAll('button')].find(e => e.textContent === 'Copy link')")
+        page.wait("[...document.querySelectorAll('[role=status]')].some(e => e.textContent.includes('Copied'))")
+        assert page.run("document.querySelector('.chart h3').textContent") == "cgroup_default.memory_file"
+        assert page.complaints() == []
+
+
 @pytest.mark.parametrize("more", ["", "?hosts=each", f"?with={OTHER}"])
 def test_the_view_of_a_job_is_accessible_at_both_widths_and_in_both_colours(browser, site, axe, more):
     with browser.page() as page:

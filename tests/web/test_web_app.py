@@ -14,6 +14,7 @@ import pytest
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
+from colmet.common.tables import schemas
 from colmet.web import models
 from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
@@ -98,6 +99,7 @@ def test_measures_come_with_their_columns_and_units(open_app):
     assert {"measure": "node_memory_shmem", "sign": 1} in told["sums"]["node_memory_used"]
     assert told["units"]["kbytes/s"] == {"factor": 1024, "family": "flow"}
     assert "NVIDIA" in told["absent"]["nvidiastats_default"]
+    assert set(told["absent"]) <= set(schemas())
     assert told["units"]["percent"] == {"factor": 0.01, "family": "share"}
 
 

@@ -185,7 +185,7 @@ export class Panels {
     if (text === this.offered) return;
     this.tables = tables;
     this.nodes = nodes;
-    if (!nodes.includes(this.node)) this.node = "";
+    if (nodes.length && !nodes.includes(this.node)) this.node = "";
     const mode = this.#mode();
     this.offered = JSON.stringify([Object.entries(tables).map(([name, columns]) => [name, columns.length]), nodes, mode]);
     const count = nodes.length;
