@@ -19,6 +19,7 @@ CPU_LOW = 0.5  # of the cores' time: below it, the CPU use is low
 ONE_CORE = (0.8, 1.05)  # cores that a program of one thread uses
 IMBALANCE = 1.5  # cores used on a host, relative to the mean of the hosts
 TAIL, TAIL_S, TAIL_CORES = 0.25, 600.0, 0.02  # share of the wall time, time and cores of an idle end
+MEMORY_SPARE = 1.2  # what to ask for, of the peak
 MEMORY_HIGH, MEMORY_LOW, MEMORY_LOW_LIMIT = 0.9, 0.25, 2 << 30  # of the limit; the smallest limit that is low
 CPU_WAIT, CPU_WAIT_SOME, BLOCK_IO, SWAP, RECLAIM = 0.25, 0.2, 0.2, 0.01, 0.02  # waits, of the running time
 THROTTLED, KERNEL = 0.05, 0.3  # of the CPU time
@@ -106,7 +107,8 @@ def _memory_low(report: Report) -> str | None:
         host.memory_peak_bytes is None or (host.memory_limit_bytes or 0) < MEMORY_LOW_LIMIT for host in report.hosts
     ):
         return None
-    return f"Used {size(peak)} of {size(limit)} of memory at most. Ask for less, and it may start sooner."
+    most, enough = f"{size(peak)} of {size(limit)}", size(MEMORY_SPARE * peak)
+    return f"Used {most} of memory at most. Ask for less, such as {enough}, and it may start sooner."
 
 
 def _is_one_core(report: Report) -> bool:

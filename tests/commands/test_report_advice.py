@@ -98,7 +98,12 @@ FIRES = [
         memory(of_hosts(3.0, 3.0), peak_bytes=8 * GIB, anon_peak_bytes=7.1 * GIB),
         "7.30 GiB of 8.00 GiB of memory on node-1",
     ),
-    ("memory-low", memory(peak_bytes=1.9 * GIB), memory(peak_bytes=2.1 * GIB), "1.90 GiB of 8.00 GiB"),
+    (
+        "memory-low",
+        memory(peak_bytes=1.9 * GIB),
+        memory(peak_bytes=2.1 * GIB),
+        "1.90 GiB of 8.00 GiB of memory at most. Ask for less, such as 2.28 GiB, and",
+    ),
     ("memory-low", memory(peak_bytes=1.9 * GIB), memory(peak_bytes=1.9 * GIB, limit_bytes=None), "Ask for less"),
     ("memory-low", memory(peak_bytes=GIB), memory(peak_bytes=GIB // 9, limit_bytes=1.9 * GIB), "1.00 GiB of 8.00 GiB"),
     ("one-core", of_hosts(1.0), of_hosts(1.1), "Used one of 4 cores"),
