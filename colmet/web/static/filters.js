@@ -124,8 +124,15 @@ export function percent(text) {
   return /^[1-9][0-9]?$|^100$/.test(text) ? Number(text) / 100 : null;
 }
 
-/** Fill a list of suggestions with the names of recent jobs. */
-async function suggest(list, by) {
+let last = Promise.resolve(); // the request for suggestions before
+
+/** Fill a list of suggestions with the names of recent jobs, after the lists before: keys pass the fields faster than answers come. */
+function suggest(list, by) {
+  last = last.then(() => fetched(list, by));
+  return last;
+}
+
+async function fetched(list, by) {
   try {
     const since = Math.floor(now() - RECENT_S);
     const { groups } = await ask("api/v1/usage", { by, since }, new AbortController().signal);
