@@ -159,6 +159,9 @@ def test_a_curve_of_the_page_from_the_store(made, points, fold):
         asked = SeriesQuery(job, table, column, HOST, START - 10**4, START + 10**5, points, fold, True, "stored")
         for one in (known.series(asked) or {"series": []})["series"]:
             assert_rates(one["values"], cpus)
+        together = (known.series(asked._replace(together=True)) or {"together": None})["together"]
+        for name in ("sum", "mean", "min", "max") if together else ():
+            assert_rates(together[name], cpus)  # of one host
 
 
 def declared(name, **columns):
