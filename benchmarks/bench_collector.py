@@ -72,6 +72,7 @@ CASES = (
 COMMITS_PER_S = 5  # as many as the journal makes in real time
 MAX_DELAY_S = 60.0
 HELLO_S = 10.0  # as nodes do
+AGE_S = 3600  # of the jobs
 NODES_PER_PROCESS = 4000  # of senders: each node needs four descriptors, and 20,000 are a usual limit
 NODES_OF_AN_ADDRESS = 100
 PARTS = ("steady", "archive", "nodes", "restart")
@@ -470,6 +471,9 @@ def node_messages(host: str, jobs: Sequence[int], schemas: Sequence[Schema], epo
         for field in schema.fields:
             if field.dtype == "i8":
                 rows[field.name] = rng.integers(0, 1 << 40, len(rows))
+        for name, value in (("ac_btime", int(time.time()) - AGE_S), ("cpus_allocated", 4)):
+            if name in schema.name_set:
+                rows[name] = value
         rows["job_id"] = jobs if schema.scope == "job" else 0
         packed.append((schema, rows.tobytes()))
 

@@ -22,6 +22,7 @@ from colmet.common.errors import ColmetError, OutputUnavailable
 
 FORM = 1  # of the tables; in PRAGMA user_version
 MODE = 0o640  # of the file: it names users and their jobs
+LOG_BYTES = 32 << 20  # of SQLite's log (`-wal`), after which it goes to the file
 BUSY_S = 10.0  # longest wait for the other writer
 SUFFIX = ".archive.sqlite"  # behind the path of the HDF5 files
 
@@ -154,6 +155,8 @@ class ArchiveStore:
             return
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.execute("PRAGMA synchronous = FULL")  # a saved position survives a power failure
+        # states of folds are written again and again: of several transactions only the last goes to the file
+        self.database.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // 4096}")
         with transaction(self.database):
             schema_update.update(self.database, DDL, "listed", derived.FILL)
             self.database.execute(f"PRAGMA user_version = {FORM}")
