@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import zlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -130,8 +131,8 @@ class FoldState:
     def pack(self, slots: Ints) -> Iterator[bytes]:
         """Yield the states of slots as bytes.
 
-        They are a header, the name of the user, a bit for each number of a fold, and the numbers whose bit is set: of
-        the others all these slots have the empty state.
+        They are a header, then as zlib: the name of the user, a bit for each number of a fold, and the numbers whose
+        bit is set; the other numbers are empty. SQLite writes rows below 1 kB faster: a page has several.
         """
         parts = [array[slots].reshape(len(slots), -1) for array in self._arrays.values()]
         whole = np.concatenate(parts, axis=1)
@@ -139,26 +140,33 @@ class FoldState:
         bits = np.packbits(is_kept).tobytes()
         for row, user_at in zip(whole[:, is_kept], whole[:, USER].tolist()):
             user = self.users[user_at].encode() if user_at >= 0 else b""
-            yield _HEADER.pack(FORM, len(user), len(is_kept)) + user + bits + row.tobytes()
+            packer = zlib.compressobj(1, zlib.DEFLATED, 12, 4)  # for so few bytes in half the time of others
+            packed = packer.compress(user + bits + row.tobytes()) + packer.flush()
+            yield _HEADER.pack(FORM, len(user), len(is_kept)) + packed
 
     def _empty_numbers(self) -> Ints:
         return np.concatenate([empty.ravel() for empty in self._empty.values()])
 
     def unpack(self, packed: bytes, host: int) -> int:
         """Take a slot for a packed fold; return it, -1 if there are too many. ValueError for another form."""
+        row = self._empty_numbers()
+        is_kept = np.ones(len(row), np.bool_)
         try:
             form, user_bytes, count = _HEADER.unpack_from(packed)
-            user = packed[_HEADER.size :][:user_bytes].decode()
-        except (struct.error, UnicodeDecodeError) as err:
+            if form not in (FORM, WHOLE_FORM) or count != len(row):
+                raise ValueError(f"a fold of another form, {form}")
+            rest = packed[_HEADER.size :]
+            if form == FORM:
+                unpacker = zlib.decompressobj()
+                rest = unpacker.decompress(rest, user_bytes + 2 * row.nbytes)
+                if not unpacker.eof:
+                    raise ValueError("a damaged fold: cut off, or too long")
+            user, rest = rest[:user_bytes].decode(), rest[user_bytes:]
+            if form == FORM:
+                bits = np.frombuffer(rest, np.uint8, -(-count // 8))
+                is_kept, rest = np.unpackbits(bits, count=count).astype(np.bool_), rest[len(bits) :]
+        except (struct.error, zlib.error, UnicodeDecodeError) as err:
             raise ValueError(f"a damaged fold: {err}") from err
-        row = self._empty_numbers()
-        if form not in (FORM, WHOLE_FORM) or count != len(row):
-            raise ValueError(f"a fold of another form, {form}")
-        rest = packed[_HEADER.size + user_bytes :]
-        is_kept = np.ones(count, np.bool_)
-        if form == FORM:
-            bits = np.frombuffer(rest, np.uint8, -(-count // 8))
-            is_kept, rest = np.unpackbits(bits, count=count).astype(np.bool_), rest[len(bits) :]
         row[is_kept] = np.frombuffer(rest, np.int64, int(is_kept.sum()))
         slot = self.take()
         if slot < 0:

@@ -29,6 +29,7 @@ SUFFIX = ".archive.sqlite"  # behind the path of the HDF5 files
 HostKey = tuple[int, str, int]  # job, host, start
 
 _KEY_OF_JOB, _KEY_OF_HOST = (JOB, START), (JOB, HOST, START)
+FOLD = JobColumn("state", BLOB, "", "State of an unfinished fold.")
 
 
 class Position(NamedTuple):
@@ -68,7 +69,7 @@ DDL = (
     _table("hosts", _KEY_OF_HOST, MEASURED),
     _table("job_details", _KEY_OF_JOB, LARGE),
     _table("host_details", _KEY_OF_HOST, LARGE),
-    _table("folds", _KEY_OF_HOST, [JobColumn("state", BLOB, "", "State of an unfinished fold.")]),
+    _table("folds", _KEY_OF_HOST, [FOLD]),
     # row 1 alone
     "CREATE TABLE IF NOT EXISTS position (id INTEGER PRIMARY KEY CHECK (id = 1), journal TEXT, number INTEGER)",
     *batch_rows.DDL,
@@ -200,7 +201,7 @@ class ArchiveStore:
             run(_upsert(table, key, columns), _values(rows, (*key, *columns)))
         batch_rows.settle_written(self.database, [row["job"] for row in changes.jobs])
         kept = [(*key, state) for key, state in changes.folds.items() if state is not None]
-        run("INSERT OR REPLACE INTO folds VALUES (?, ?, ?, ?)", kept)
+        run(_upsert("folds", _KEY_OF_HOST, [FOLD]), kept)
         done = [key for key, state in changes.folds.items() if state is None]
         run("DELETE FROM folds WHERE job = ? AND host = ? AND start = ?", done)
 

@@ -56,6 +56,6 @@ def test_a_fold_of_the_former_form_is_read_too(made):
 def test_a_damaged_fold_is_refused_and_uses_no_slot(made, damage):
     state, slots = made
     other = FoldState()
-    with pytest.raises(ValueError, match=r"buffer|form"):
+    with pytest.raises(ValueError, match=r"buffer|form|damaged"):
         other.unpack(damage(next(iter(state.pack(np.array(slots))))), 5)
     assert other.count == 0

@@ -107,9 +107,7 @@ def test_five_tasks_need_three_clicks_at_most(browser, past, tmp_path):
         steps.step("open the page")
         assert page.run(f"{yesterday()}.map(link => link.textContent)") == [str(PAST)]
         page.click(f"{yesterday()}[0]")
-        page.wait(
-            f"document.querySelector('h1').textContent === 'Job {PAST}' && {HOSTS}.length && {SPREAD}"
-        )
+        page.wait(f"document.querySelector('h1').textContent === 'Job {PAST}' && {HOSTS}.length && {SPREAD}")
         steps.step("click the job of yesterday")
         if not page.run(f"{HOSTS}[0].checkVisibility()"):
             page.click("document.querySelector('.report details summary')")
@@ -135,9 +133,7 @@ def test_the_same_tasks_by_keys_alone(browser, past, tmp_path):
         steps.step("open the page")
         keys = steps.tab_to(f"{yesterday()}[0]") + 1
         page.press("Enter")
-        page.wait(
-            f"document.querySelector('h1').textContent === 'Job {PAST}' && {HOSTS}.length && {SPREAD}"
-        )
+        page.wait(f"document.querySelector('h1').textContent === 'Job {PAST}' && {HOSTS}.length && {SPREAD}")
         steps.step("Tab to the job of yesterday, Enter")
         answers(page)
         keys += steps.tab_to(f"[...({CPU}).querySelectorAll('button')].find(e => e.textContent === 'CSV')") + 1
