@@ -67,7 +67,7 @@ docs: venv ## write docs/metrics.md from the catalogue of tables, and build the 
 diagrams: ## render docs/pictures/*.dot as SVG, with Graphviz
 	@$(PYTHON) -m dev.diagrams docs/pictures
 
-docs-pictures: venv clibs ## make the pictures of the documentation of a real run, in two minutes; as root
+docs-pictures: venv clibs ## make the pictures of the documentation of a real run, in four minutes; as root
 	@$(PY) -m dev.pictures docs/pictures $(ARGS)
 
 dashboards: venv ## write packaging/grafana/dashboards from the table of panels

@@ -1,7 +1,7 @@
 """The pictures of the documentation, made by the tools themselves of a real run: ``make docs-pictures``, as root.
 
-Two jobs run on this machine under three colmet-node, each with the name of a node, and one colmet-collector; it takes
-two minutes. Screenshots of the report's page are made where Chromium is installed.
+Jobs run on this machine under three colmet-node, each with the name of a node, and one colmet-collector with its page;
+it takes four minutes. Pictures of pages are made where Chromium is installed.
 """
 
 from __future__ import annotations
@@ -25,16 +25,23 @@ from pathlib import Path
 from typing import NamedTuple
 
 from colmet.common.runtime.readable import readable
+from dev.browsers.chromium import Chromium
 from dev.live import Failed, JobRoot, LiveJob, free_port
 
 HEAD, NODES = "head", ("node-1", "node-2", "node-3")
 JOB, OTHER_JOB = 4242, 4243
+BEFORE = {
+    "carol_4238": (2, 1.0),
+    "alice_4239": (1, 0.9),
+    "dave_4241": (1, 0.1),
+}  # processes, share of a core
 LIMIT_BYTES = 1 << 30
 MAX_BYTES = 150_000  # of a picture
 COLUMNS, ROWS = 80, 24
 KERNEL = os.uname().release
 PALETTE = 64  # colours
-LIVE_S, REST_S = 36, 15  # from the start of the jobs to the live pictures, and from these to the jobs' end
+BEFORE_S = 65
+LIVE_S, REST_S = 36, 5  # from the start of the jobs to the live pictures, and from these to the jobs' end
 
 # Computes in turns with others: the number of computing processes and the used memory vary with time.
 _SOLVE = """
@@ -55,6 +62,15 @@ while (now := time.monotonic() - begin) < 95:
             os.fsync(file.fileno())
     time.sleep(0.1 - 0.1 * busy)
 """
+_BUSY = """
+import sys, time
+share, end = float(sys.argv[1]), time.monotonic() + 70
+while time.monotonic() < end:
+    until = time.monotonic() + 0.1 * share
+    while time.monotonic() < until:
+        sum(i * i for i in range(3000))
+    time.sleep(0.1 - 0.1 * share)
+"""
 _SHORT = "while :; do for i in 1 2 3 4 5 6 7 8 9 10; do /bin/true; done; sleep 0.15; done"
 
 
@@ -74,6 +90,30 @@ class Picture(NamedTuple):
     keys: Sequence[tuple[float, str]] = ()
 
 
+class View(NamedTuple):
+    """A picture of a view of the page.
+
+    Attributes:
+        name: of the file.
+        address: of the view.
+        size: of the browser, CSS pixels.
+        dark: in dark colours.
+        whole: all of the page, however high.
+    """
+
+    name: str
+    address: str
+    size: tuple[int, int] = (1280, 480)
+    dark: bool = False
+    whole: bool = True
+
+
+VIEWS = [
+    View("page.png", "#/"),
+    View("page-job.png", f"#/job/{JOB}?range=all"),
+    View("page-node.png", f"#/node/{NODES[0]}?range=900"),
+    View("page-phone.png", f"#/job/{JOB}?range=all", (390, 2000), True, False),
+]
 TOP = "top collector --control-socket {folder}/collector.sock"
 FIRST = [Picture("doctor.svg", "doctor --node --control-socket {folder}/node-1.sock", "node-1")]
 LIVE = [
@@ -93,7 +133,10 @@ class Run:
         uri = f"tcp://127.0.0.1:{free_port()}"
         module = [sys.executable, "-m", "colmet.collector.main", "--zeromq-bind-uri", uri, "--buffer-size", "1"]
         module += ["--zeromq-curve-secret", ""]
+        port = free_port()
+        self.page = f"http://127.0.0.1:{port}/"
         files = ["--hdf5-filepath", f"{folder}/jobs", "--control-socket", f"{folder}/collector.sock"]
+        files += ["--archive", f"{folder}/archive.sqlite", "--http-listen", str(port), "--http-open"]
         self._uri, self._daemons = uri, [self._start(HEAD, [*module, *files])]
         self._roots: list[JobRoot] = []
         self._jobs: list[tuple[JobRoot, LiveJob]] = []
@@ -112,6 +155,16 @@ class Run:
 
     def _start(self, host: str, command: Sequence[str]) -> subprocess.Popen[str]:
         return subprocess.Popen(named(host, command), stderr=self._log, text=True)
+
+    def run_before(self) -> None:
+        """Run the jobs that end before the others start."""
+        jobs = [(root, root.job(name)) for root, name in zip(self._roots, BEFORE)]
+        for (_, job), (count, share) in zip(jobs, BEFORE.values()):
+            for _ in range(count):
+                job.start([sys.executable, "-S", "-c", _BUSY, str(share)])
+        self.wait(BEFORE_S)
+        for root, job in jobs:
+            root.end(job)
 
     def start_jobs(self) -> None:
         """Start the jobs, one of them on all nodes."""
@@ -217,12 +270,28 @@ def screenshot(page: Path, output: Path, width: int) -> None:
     plain.crop((0, 0, plain.width, bottom)).quantize(PALETTE).save(output, optimize=True)
 
 
-def shrink(path: Path) -> None:
+def take_page(address: str, output: Path) -> None:
+    """Make the pictures of the page; skip them without Chromium."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        print("page*.png: no Chromium here (apt-get install chromium)")
+        return
+    with tempfile.TemporaryDirectory() as home, Chromium(browser, home) as chromium:
+        for view in VIEWS:
+            with chromium.page(*view.size, view.dark, phone=view.size[0] < 600) as page:
+                page.open(address + view.address)
+                page.wait("document.querySelector('.rows tr, .chart canvas') && !document.querySelector('.plot p')", 60)
+                time.sleep(3)  # the report comes after the charts
+                (output / view.name).write_bytes(page.picture(view.whole))
+            shrink(output / view.name, 160)
+
+
+def shrink(path: Path, colours: int = PALETTE) -> None:
     """Reduce the file size of a picture of few colours."""
     from PIL import Image
 
     with Image.open(path) as image:
-        image.convert("RGB").quantize(PALETTE).save(path, optimize=True)
+        image.convert("RGB").quantize(colours).save(path, optimize=True)
 
 
 def colmet(arguments: str) -> list[str]:
@@ -249,9 +318,11 @@ def make(folder: Path, output: Path, stack: contextlib.ExitStack) -> None:
     take(FIRST, folder, output)
     run.start_nodes(NODES[1:])
     run.wait(4)
+    run.run_before()
     run.start_jobs()
     run.wait(LIVE_S)
     take(LIVE, folder, output)
+    take_page(run.page, output)
     run.wait(REST_S)
     run.end_jobs()
     run.wait(4)
