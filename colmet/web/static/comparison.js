@@ -70,13 +70,14 @@ export class Comparison {
    * @param {?number} start of this job
    */
   async lines(wanted, round, start) {
-    if (!this.found || start == null) return [];
+    const other = this.found;
+    if (!other || start == null) return [];
     const whole = wanted.filter((line) => !line.role && line.sources);
     const chosen = whole.length ? whole : wanted.filter((line) => line.role === "part" && line.sources);
     const found = [];
     try {
       for (const line of chosen) {
-        const answer = await this.#answer(line, round, start);
+        const answer = await this.#answer(other, line, round, start);
         if (answer) found.push({ name: line.name, ...together(answer, round.how(line)) });
       }
     } catch (error) {
@@ -84,19 +85,18 @@ export class Comparison {
       this.#say(error.message);
       return [];
     }
-    if (!found.length) return [];
+    if (!found.length || this.found !== other) return []; // the comparison was ended meanwhile
     const lines = whole.length ? found : [{ name: "all", ...combined(found, found.map(() => 1)) }];
     return lines.map((line) => {
-      this.found.start ??= line.times[0] ?? null;
-      const later = start - this.found.start;
+      other.start ??= line.times[0] ?? null;
+      const later = start - other.start;
       return { ...line, name: `${line.name}, job ${this.job}`, like: line.name, role: "other", min: null, max: null, times: line.times.map((time) => time + later) };
     });
   }
 
   /** Request the first column of a line that has values. */
-  async #answer(line, { signal, limits }, start) {
-    const { path, tables } = this.found;
-    const later = this.found.start == null ? null : this.found.start - start;
+  async #answer({ path, tables, start: begun }, line, { signal, limits }, start) {
+    const later = begun == null ? null : begun - start;
     const shifted = later === null ? {} : Object.fromEntries(Object.entries(limits).map(([key, time]) => [key, Math.max(0, time + later)]));
     for (const [table, column] of line.sources) {
       if (!tables[table]?.some((one) => one.name === column)) continue;
