@@ -589,7 +589,7 @@ def test_it_shows_what_a_real_collector_is_told_of_a_real_job(
     port = free_port()
     start_collector("--hdf5-filepath", str(tmp_path / "jobs"), "--http-listen", str(port), "--http-open")
     with contextlib.closing(JobRoot(f"colmet-page-{port}", ("memory", "pids"))) as root:
-        work = "import time\nwhile True: sum(range(10000)); time.sleep(0.05)"
+        work = "import os, time\nwhile True: sum(range(30000)); [os.stat('/') for n in range(9000)]; time.sleep(0.02)"
         root.job("alice_4242").start([sys.executable, "-c", work])
         start("colmet.node.main", "--zeromq-uri", uri, "-s", "1", "--cpuset_rootpath", str(root.path))
         metric = "metric=cgroup_default.cpu_usage&rate=true"
@@ -600,8 +600,9 @@ def test_it_shows_what_a_real_collector_is_told_of_a_real_job(
             assert page.run("document.querySelector('td.of-user').textContent") == "alice"
             page.run("document.querySelector('#main .of-job a').click()")
             page.wait("document.querySelector('.plot')?.ariaLabel.startsWith('CPU. user: last')", 60)
-            rows = page.run("[...document.querySelectorAll('.chart:first-child .summary tr')].map(e => e.textContent)")
-            assert [row[:4] for row in rows[1:]] == ["user", "kern", "used", "allo"], rows
+            rows = "[...document.querySelectorAll('.chart:first-child .summary tr')].map(e => e.textContent)"
+            page.wait(f"{rows}.some(row => row.startsWith('kernel'))", 60)  # a line that is 0 all the time has no row
+            assert [row[:4] for row in page.run(rows)[1:]] == ["user", "kern", "used", "allo"]
             assert page.complaints() == []
 
 

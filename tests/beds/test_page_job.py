@@ -356,8 +356,8 @@ def test_a_link_with_all_choices_is_copied(browser, site):
 
 
 @pytest.mark.parametrize("more", ["", "?hosts=each", f"?with={OTHER}"])
-def test_the_view_of_a_job_is_accessible_at_both_widths_and_in_both_colours(browser, site, axe, more):
-    with browser.page() as page:
+def test_the_view_of_a_job_is_accessible_at_both_widths_and_in_both_colours(chromium, site, axe, more):
+    with chromium.page() as page:
         shown(page, site, f"#/job/{SPREAD}{more}")
         page.wait(
             "document.querySelector('.uses > div') && document.querySelector('.chart canvas, .multiples path')", 60
