@@ -40,9 +40,8 @@ from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import file_columns
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
-from colmet.collector.journal.journal import Journal
+from colmet.collector.journal.journal import TAIL_BYTES, Journal
 from colmet.collector.journal.output_state import OutputState
-from colmet.collector.output_worker import MAX_GATHERED_BYTES
 from colmet.common.runtime import startup
 from colmet.common.runtime.http_client import HttpClient
 from colmet.common.schema import Batch, Schema, Table
@@ -412,8 +411,8 @@ def site(options: argparse.Namespace, costs: Mapping[str, float]) -> list[Line]:
     collectors = next(n for n in range(1, 1000) if are_enough(n))
     hdf5_all, written_tables = hdf5_cores(collectors)
     nodes_each = math.ceil(options.nodes / max(1, collectors - 1))  # while one of them is away
-    # records that wait, others that an output writes, and the rows of these in one array
-    memory = costs["collector_bytes"] + nodes_each * costs["connection_bytes"] + 3 * MAX_GATHERED_BYTES
+    # records in memory, and the rows of a burst in one array
+    memory = costs["collector_bytes"] + nodes_each * costs["connection_bytes"] + TAIL_BYTES + OutputBackend.burst_bytes
     journal = per_s * (message + costs["journal_bytes"])
     tables_a_day = day_jobs * collectors * (1 - (1 - 1 / collectors) ** options.nodes_per_job) * len(of_jobs)
     if options.complevel:

@@ -38,6 +38,7 @@ class OutputBackend(ABC):
         share: of the time to spend on writing while it keeps up: rows are gathered meanwhile, up to `max_delay_s`. 1
             for outputs with no advantage from few large writes over many small ones.
         max_delay_s: longest time for gathering rows.
+        burst_bytes: limit of the records of a write, in memory; as many are written at any age.
         described: kind (counter or gauge) and help of some of its `counters`: these are metrics of their own names,
             `colmet_collector_<name of the output>_<name of the counter>`.
     """
@@ -46,6 +47,7 @@ class OutputBackend(ABC):
     described: ClassVar[Mapping[str, tuple[str, str]]] = {}
     share: float = 1.0
     max_delay_s: float = 60.0
+    burst_bytes: int = 64 << 20
 
     @classmethod
     @abstractmethod

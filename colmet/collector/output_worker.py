@@ -19,11 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
-# Limit of the records written at once: it limits the memory of a burst.
-MAX_BURST_BYTES = 64 << 20
 LAST_BURST_BYTES = 8 << 20  # at the end, for a timely stop
-# Records of this size are written at any age, regardless of the output's share.
-MAX_GATHERED_BYTES = 64 << 20
 
 
 class OutputWorker:
@@ -188,7 +184,7 @@ class OutputWorker:
         if self._since is None:
             self._since = now
         behind, size, rows = self._journal.waiting(self._state.position)
-        if self._left or behind or size >= MAX_GATHERED_BYTES or self._reopen_at is not None:
+        if self._left or behind or size >= self.output.burst_bytes or self._reopen_at is not None:
             return True
         return now >= self._not_before and (rows >= self._max_rows or now >= self._since + self._max_age_s)
 
@@ -233,7 +229,7 @@ class OutputWorker:
         if records and records[0].number == position:
             after = records[-1].number + 1
         else:
-            most_bytes = MAX_BURST_BYTES if self._stop_by is None else LAST_BURST_BYTES
+            most_bytes = self.output.burst_bytes if self._stop_by is None else LAST_BURST_BYTES
             reading = self._cursor.read(position, most_bytes)
             if reading.lost:
                 self._count_lost(reading)

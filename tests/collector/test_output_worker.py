@@ -147,8 +147,8 @@ def test_an_output_for_which_bursts_are_dear_gets_larger_ones(rig, monkeypatch):
     assert rig.turn(4.6) is None and rig.output.bursts[1] == list(range(5, 15))
     rig.put(*range(15, 20))
     assert rig.turn() == 20, "never longer than it says"
-    monkeypatch.setattr(module, "MAX_GATHERED_BYTES", 1000)
-    assert rig.turn() is None, "nor than memory has room"
+    rig.output.burst_bytes = 1000
+    assert rig.turn() == 0 and rig.output.bursts[2] == [15], "nor than memory has room; the others follow at once"
 
 
 def test_an_unavailable_output_is_tried_again_ever_more_seldom_and_nothing_is_lost(rig, caplog):

@@ -33,8 +33,10 @@ from colmet.common.runtime.files import check_writable, make
 
 log = logging.getLogger(__name__)
 
-SHARE = 0.003  # of the time spent: few large transactions cost less than many small ones
+# Few large transactions cost less than many small ones: each writes the state of all jobs that had rows.
+SHARE = 0.003  # of the time spent
 MAX_DELAY_S = 60.0
+BURST_BYTES = 128 << 20
 LAST_SHARE_S = 8.0  # at the end, for what the shared archive does not have yet
 AUTO = "auto"
 # Kind and help of the counters.
@@ -78,6 +80,7 @@ class ArchiveOutput(OutputBackend):
     described: ClassVar = DESCRIBED
     share = SHARE
     max_delay_s = MAX_DELAY_S
+    burst_bytes = BURST_BYTES
 
     def __init__(
         self, path: str, joiner: Joiner | None = None, indices: Indices | None = None, keep_s: int = 0

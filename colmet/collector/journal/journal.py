@@ -36,8 +36,8 @@ COMMIT_S = 0.2
 DESCRIBE_BYTES = 4 << 20
 # Limit of received records not on disk yet. Beyond it reception stops, and the nodes keep their batches.
 MAX_PENDING_BYTES = 256 << 20
-# Decoded records in memory: with a directory a short cut, without one the only copy.
-TAIL_BYTES = 96 << 20
+# Decoded records in memory: with a directory a short cut, more than an output gathers; without one the only copy.
+TAIL_BYTES = 160 << 20
 MAX_MEMORY_BYTES = 256 << 20
 RETRY_S = 2.0
 
