@@ -408,7 +408,7 @@ def test_a_full_disk_is_told_and_nothing_is_lost(rig, monkeypatch, caplog):
     monkeypatch.setattr(os, "write", half)
     put(journal, 2, 3, wait=False)
     wait_for(lambda: "No space left" in caplog.text)
-    assert "what is received waits in memory" in caplog.text and journal.pending_bytes > 0
+    assert "received data waits in memory" in caplog.text and journal.pending_bytes > 0
     assert seqs(journal) == [1] and len(rig.acknowledged) == 1
     full.clear()
     seen(journal, 3)

@@ -34,7 +34,7 @@ def github():
 
 @pytest.mark.parametrize("targets", [gitlab, github], ids=lambda function: function.__name__)
 def test_each_stage_of_ci_is_a_job_of_hosted_ci_and_a_target_of_make(targets):
-    assert len(STAGES) >= 6 and set(STAGES) | {"test"} <= targets() <= TARGETS
+    assert len(STAGES) >= 5 and set(STAGES) | {"test"} <= targets() <= TARGETS
 
 
 def test_hosted_ci_runs_as_ci_does():

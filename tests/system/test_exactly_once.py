@@ -117,7 +117,7 @@ def test_a_full_disk(small_disk):
             wait_for(lambda before=before: fleet.acknowledged > before + 100)
             told = collector.log.read_text().count("cannot be written to, received data waits in memory")
             fill(ballast)
-            wait_for(lambda told=told: collector.log.read_text().count("what is received waits in memory: ") > told)
+            wait_for(lambda told=told: collector.log.read_text().count("received data waits in memory: ") > told)
             fill(ballast)  # what it made room for itself
             time.sleep(rng.uniform(0, 1))
             assert not collector.ended()
