@@ -1,7 +1,7 @@
 """The pictures of the documentation, made by the tools themselves of a real run: ``make docs-pictures``, as root.
 
 Jobs run on this machine under three colmet-node, each with the name of a node, and one colmet-collector with its page;
-it takes four minutes. Pictures of pages are made where Chromium is installed.
+it needs four minutes. Pictures of pages are made where Chromium is installed.
 """
 
 from __future__ import annotations

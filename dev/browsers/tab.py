@@ -23,7 +23,7 @@ class Browser(abc.ABC):
         phone: bool = False,
         downloads: str = "",
     ) -> AbstractContextManager[Tab]:
-        """Open an empty tab of so many CSS pixels, in a context of its own: nothing is kept from another one.
+        """Open an empty tab of a size in CSS pixels, in a context of its own: nothing is kept from another one.
 
         Args:
             width: of what is seen.

@@ -32,7 +32,7 @@ def browser(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory):
-    """For what takes long, and what its protocol alone can measure."""
+    """For slow steps, and what its protocol alone can measure."""
     with browser_of("chromium", tmp_path_factory.mktemp("profile")) as one:
         yield one
 

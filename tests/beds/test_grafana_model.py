@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.machine import cannot_run
+
 DASHBOARDS = sorted((Path(__file__).parents[2] / "packaging/grafana/dashboards").rglob("*.json"))
 VERSIONS = {"10.4": "1769699796!10.4.0", "11.6": "1769699379!11.6.0"}
 # of later versions; earlier ones pass over it
@@ -36,7 +38,7 @@ def model(request, tmp_path_factory):
     install += ["--no-deps", f"grafana-foundation-sdk=={VERSIONS[request.param]}"]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=300)
     if done.returncode:
-        pytest.skip(f"Grafana's SDK cannot be had from the package index: {done.stderr.strip()[-500:]}")
+        cannot_run(f"Grafana's SDK cannot be had from the package index: {done.stderr.strip()[-500:]}")
 
     def written(dashboards):
         program = f"import sys; sys.path.insert(0, {str(folder)!r})\n{PROGRAM}"

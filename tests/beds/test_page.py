@@ -155,7 +155,7 @@ def test_jobs_that_have_ended_are_shown_with_when_they_were_seen_last(browser, s
         assert page.complaints() == []
 
 
-def test_a_job_that_was_not_seen_lately_is_found_in_the_store(browser, site):
+def test_a_job_that_is_not_in_memory_is_found_in_the_store(browser, site):
     with browser.page() as page:
         shown(page, site)
         page.press("/")
@@ -175,7 +175,7 @@ def numbers(page):
 
 
 def found(page, total):
-    """Wait until a list has so many jobs in all."""
+    """Wait until a list has a number of jobs in all."""
     page.wait(f"document.querySelector('.pages p').textContent.endsWith(' of {total:,}')")
 
 

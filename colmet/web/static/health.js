@@ -159,7 +159,7 @@ export class Health {
     this.since.show(RECEIVED.map(([key, name]) => [name, health.received[key] ? count(health.received[key]) : null, "since the start of the collector"]));
     const other = health.versions.filter((one) => one.version !== collector.version).reduce((sum, one) => sum + one.nodes, 0);
     this.versions.show(
-      other ? `${count(other)} ${other === 1 ? "node has" : "nodes have"} another version than the collector, ${collector.version}. They understand each other; upgrade when it suits (docs/upgrade.md).` : health.versions.length ? `All nodes have the version of the collector, ${collector.version}.` : "No node is heard.",
+      other ? `${count(other)} ${other === 1 ? "node has" : "nodes have"} another version than the collector, ${collector.version}. docs/upgrade.md has what each version reads.` : health.versions.length ? `All nodes have the version of the collector, ${collector.version}.` : "No node is heard.",
       other ? health.versions : []);
     this.keys.show(keyed(health.keys), health.keys.refused);
     this.advice.show(health.keys.findings);

@@ -27,7 +27,7 @@ function requestsOf(report) {
 
 /** Return the short curves of a report as charts: [title, line] of each. */
 function shortCurves({ step_s: step, ...curves }, start) {
-  const shown = [["CPU", "cpu", "seconds/s", "used"], ["Memory", "memory", "bytes", "used"], ["GPU", "gpu", "seconds/s", "GPUs in use"]];
+  const shown = [["CPU", "cpu", "seconds/s", "used"], ["Memory", "memory", "bytes", "used"], ["GPU", "gpu", "GPUs", "GPUs in use"]];
   return shown.filter(([, key]) => curves[key]).map(([title, key, unit, name]) => {
     const values = curves[key];
     return [title, { name, unit, values, times: values.map((_, n) => start + (n + 0.5) * step) }];
@@ -66,6 +66,7 @@ export class Job {
     this.table = new Table("Nodes of the job", JOB_NODE_COLUMNS, (row) => row.node, { sort: "node", reverse: false }, () => this.#list());
     this.rows = [];
     this.panels = null;
+    this.short = null; // charts in place of panels, of a job without samples
     this.below = el("div");
     this.whole = new Completeness();
     this.nodes = el("section", { "aria-labelledby": "nodes-title", hidden: true },
@@ -79,6 +80,7 @@ export class Job {
 
   close() {
     this.panels?.close();
+    this.#closeShort();
   }
 
   #list() {
@@ -108,15 +110,21 @@ export class Job {
   /** Show what the archive has of a job whose samples are gone. */
   #showShort() {
     const { report, footprint } = this.report;
-    if (this.panels !== null) return;
+    if (this.panels !== null || this.short !== null) return;
     say(this.about, `Its samples are no longer stored${footprint ? ": the charts are the short curves of the archive" : ""}.`);
     const made = footprint ? shortCurves(footprint, report.start).map(([title, one]) => {
       const chart = new Chart(title, { of: `job-${this.job}` });
       chart.element.hidden = !chart.show([one]);
       return chart;
     }) : [];
-    this.panels = { close: () => made.forEach((chart) => chart.close()) };
+    this.short = made;
     this.below.replaceChildren(el("div", { class: "charts" }, ...made.map((chart) => chart.element)));
+  }
+
+  #closeShort() {
+    this.short?.forEach((chart) => chart.close());
+    this.short = null;
+    this.below.replaceChildren();
   }
 
   /** Refresh the view; return whether a request was sent. */
@@ -145,6 +153,7 @@ export class Job {
     this.#list();
     await load(signal);
     if (this.panels === null) {
+      this.#closeShort(); // samples have come again
       this.panels = new Panels(this.path, charts(), this.context, job.running ? "3600" : "all", `job-${this.job}`);
       this.below.append(this.panels.element);
     }

@@ -49,7 +49,7 @@ function rounded(value, base) {
 /** Return the limits between the five colours: those of the measure, or fifths of the rounded largest value. */
 export function stepsOf(measure, values) {
   if (measure.steps) return measure.steps;
-  const most = Math.max(...values.filter((value) => value != null), 0);
+  const most = values.reduce((found, value) => Math.max(found, value ?? 0), 0); // too many for arguments of one call
   const top = most > 0 ? rounded(most, measure.base ?? 10) : 1;
   return [0.2, 0.4, 0.6, 0.8].map((part) => part * top);
 }

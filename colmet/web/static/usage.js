@@ -19,7 +19,6 @@ const DATE = /^[0-9]{4}-[0-9]{2}-[0-9]{2}$/;
 
 const hours = (value) => (value > 0 && value < 0.005 ? "< 0.01" : cores(value));
 const sum = (key, title, unit, more) => column(key, title, (row) => hours(row[key] == null ? null : row[key] / unit), { optional: true, ...more });
-const efficiency = (row) => (row.core_s && row.cpu_s != null ? row.cpu_s / row.core_s : null);
 
 /** Return the columns; those of missing factors are left out. */
 function columns(by, { sources, currency }) {
