@@ -21,6 +21,7 @@ from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, Exits
+from colmet.node.system import processes as processes_module
 from colmet.node.system.processes import Question
 from tests.support.machine import FakeRoot
 
@@ -186,6 +187,12 @@ class Node:
     def notice(self, number):
         self.jobs[number].forget_tasks()
         self.backend.notice(self.jobs[number])
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch):
+    """Wait for reads of the made-up /proc, which is on a disk that others may keep busy."""
+    monkeypatch.setattr(processes_module, "LOOK_S", 0.1)
 
 
 @pytest.fixture
