@@ -2,7 +2,8 @@
 # Runs the tests on every supported Python that this machine has, or that Debian's packages give, each in its own
 # .venvs/VERSION. Prints what failed and a line for each run; the output of pytest is in .venvs/VERSION.log.
 #
-# Tests marked slow run on the first Python alone: what differs between Pythons shows in the others.
+# Tests marked slow run on the first Python alone: what differs between Pythons shows in the others. They mostly wait,
+# so they run beside those of the last Python.
 #
 # usage: [VERSIONS="3.15 3.9"] [WORKERS=3] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail
@@ -49,19 +50,19 @@ for version in "${found[@]}"; do
     .venvs/"$version"/bin/python -c 'import pytest' || { echo "Python $version could not be set up" >&2; exit 1; }
 done
 
-names=()
 # run NAME VERSION MARKERS [PYTEST_ARGUMENT...]
-run() {
-    names+=("$1")
-    start "$1" ".venvs/$2/bin/python" "${parallel[@]}" -m "$3" "${@:4}"
-    again "$1"
-}
+run() { start "$1" ".venvs/$2/bin/python" "${parallel[@]}" -m "$3" "${@:4}"; }
 
-for version in "${found[@]}"; do run "$version" "$version" "not slow" "$@"; done
 slow=("$@")
 [[ $asked_for -gt 0 ]] || mapfile -t slow < <(grep -lr --include='test_*.py' --exclude-dir=beds 'mark\.slow' tests)
-run "${found[0]}.slow" "${found[0]}" "slow" "${slow[@]}"
+for version in "${found[@]}"; do
+    [[ $version != "${found[-1]}" ]] || run "${found[0]}.slow" "${found[0]}" "slow" "${slow[@]}" &
+    run "$version" "$version" "not slow" "$@"
+    again "$version"
+done
+wait
+again "${found[0]}.slow"
 failed=0
-sum_up "${names[@]}" || failed=1
+sum_up "${found[@]}" "${found[0]}.slow" || failed=1
 [[ ${#absent[@]} -eq 0 ]] || echo "not found on this machine: ${absent[*]}"
 exit "$failed"
