@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -21,6 +22,21 @@ __all__ = ["daemons", "start", "start_collector", "uri"]
 
 # A wheel that holds axe.min.js of axe-core 4.12.1, and the sum of that file as npm has it, which brings much more.
 AXE = ("axe-playwright-python==0.1.8", "66a8aaa95a8b044a7fd74a5435873bf04ff65a1ca75567c921b7509742085a14")
+
+
+# In a second browser each run has these, which open every view; COLMET_BROWSERS=all has all others, too.
+IN_BOTH = ("test_page_views.py", "test_page_tasks.py")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the other tests of a second browser: they double the time of the page."""
+    if os.environ.get("COLMET_BROWSERS") == "all":
+        return
+    second = [f"[{name}" for name in list(PACKAGES)[1:]]
+    left_out = [one for one in items if one.path.name not in IN_BOTH and any(mark in one.name for mark in second)]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [one for one in items if one not in set(left_out)]
 
 
 @pytest.fixture(scope="module", params=PACKAGES)
