@@ -67,7 +67,7 @@ class Block(NamedTuple):
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Return the blocks of a page that are to be run."""
+    """Return the blocks of a page to run."""
     return [Block(match["commands"], match["output"]) for match in _BLOCK.finditer(page)]
 
 

@@ -25,7 +25,7 @@ THRESHOLDS: Mapping[str, tuple[float, float]] = {
 _OVER = (DONE, ENDED)  # jobs with these states show how much walltime they need; others ended too early
 
 
-class JobState(NamedTuple):
+class Judged(NamedTuple):
     """What decides whether the use of a job can be judged."""
 
     state: str  # one of `colmet.archive.columns.STATES`; empty if unknown
@@ -35,7 +35,7 @@ class JobState(NamedTuple):
     is_killed: bool  # whether the kernel killed processes of it for lack of memory
 
 
-def grade(what: str, share: Number, job: JobState) -> str:
+def grade(what: str, share: Number, job: Judged) -> str:
     """Return the grade of a used share; empty if it cannot be judged.
 
     There is none without enough samples or a minute of wall time, of memory and walltime while the job runs, and of
@@ -62,7 +62,7 @@ def grade(what: str, share: Number, job: JobState) -> str:
 
 def grade_of_usage(group: UsageGroup) -> str | None:
     """Return the grade of the CPU time that several jobs used of the allocated; None if it is unknown."""
-    return grade(CORES, group.cpu_ratio, JobState("", False, LEAST_S, True, False)) or None
+    return grade(CORES, group.cpu_ratio, Judged("", False, LEAST_S, True, False)) or None
 
 
 class _Graded(NamedTuple):
@@ -91,7 +91,7 @@ NEEDED = ("state", "wall_s", "rules", "oom_kills", *[one.share for one in _GRADE
 def grades_of(row: Summary) -> Row:
     """Return the grades of a whole job's summary by name of `GRADES`; None for what cannot be judged."""
     wall_s, kills = row["wall_s"], row["oom_kills"]
-    job = JobState(
+    job = Judged(
         state=str(row["state"] or ""),
         is_running=row["state"] == RUNNING,
         wall_s=float(wall_s) if isinstance(wall_s, (int, float)) else 0.0,

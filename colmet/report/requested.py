@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from colmet.archive.columns import RUNNING
-from colmet.archive.grades import CORES, GPUS, MEMORY, WALLTIME, JobState, grade
+from colmet.archive.grades import CORES, GPUS, MEMORY, WALLTIME, Judged, grade
 from colmet.report.model import BatchFacts, GpuUse, Number, Report, Use, ratio
 
 
@@ -20,7 +20,7 @@ def uses_of(report: Report) -> tuple[Use, ...]:
 
 
 def _graded(report: Report, what: str, requested: Number, used: Number, part: Number) -> Use:
-    job = JobState(
+    job = Judged(
         state="" if report.batch is None else report.batch.state,
         is_running=report.state == RUNNING,
         wall_s=report.wall_s,

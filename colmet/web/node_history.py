@@ -60,7 +60,7 @@ class _Ring:
         return list(range(self.last - self.span.intervals + 1, self.last + 1))
 
 
-class NodeHistory:
+class HistoryMemory:
     """Values of nodes over time. One thread records, any other reads.
 
     A value of a counter is its growth over the whole minute, that of another column its latest value; a quarter of an

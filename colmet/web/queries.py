@@ -31,7 +31,7 @@ from colmet.stored.series import NODE
 from colmet.web.catalogue import declared, load_catalogue
 from colmet.web.health import CollectorReport, health_answer, spools_of
 from colmet.web.interface import HistoryQuery, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
-from colmet.web.node_history import NodeHistory
+from colmet.web.node_history import HistoryMemory
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
 from colmet.web.series_query import NO_STORE, SeriesReader
@@ -80,7 +80,7 @@ class Queries:
     ) -> None:
         self._recent = recent
         self._report = report or CollectorReport()
-        self._history = NodeHistory()
+        self._history = HistoryMemory()
         self._store = store
         self._gridengine = gridengine
         self._feed = feed

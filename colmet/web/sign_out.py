@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
-# The page sends this name once, in place of the user's: the browser then keeps it, and forgets the login.
+# The page sends this name once. A browser keeps the last accepted name, so it forgets the login of the user.
 NOBODY = "signed-out"
 CHALLENGES = ('Basic realm="Colmet", charset="UTF-8"', 'Bearer realm="Colmet"')
 # without a file of the page, as each of them requires a login

@@ -25,7 +25,7 @@ class Grid(NamedTuple):
     shown: float  # seconds from the start of an interval to its time in answers
 
 
-class Spread(NamedTuple):
+class NodeSpread(NamedTuple):
     """Several series as one, with one value for each time."""
 
     times: Floats  # ascending, shape (n,)
@@ -54,14 +54,14 @@ def grid_of(extent: Extent, period: float, points: int) -> Grid:
     return Grid(0.0, step_of(extent._replace(points=points + 1), points), 0.0)
 
 
-def spread_of(parts: Iterable[SeriesPart], grid: Grid, extent: Extent, fold: str) -> Spread:
+def spread_of(parts: Iterable[SeriesPart], grid: Grid, extent: Extent, fold: str) -> NodeSpread:
     """Return the sum, mean, min and max of some series.
 
     A series counts from its first value to its last. In a gap, its last value counts for `CARRIED` intervals; then its
     value is missing, and with it the sum.
     """
     if not extent.points:
-        return Spread(*[np.zeros(0)] * 5)
+        return NodeSpread(*[np.zeros(0)] * 5)
     first = math.floor((extent.first - grid.origin) / grid.width)
     count = math.floor((extent.last - grid.origin) / grid.width) - first + 1
     sums, known, lacking = np.zeros(count), np.zeros(count), np.zeros(count, bool)
@@ -84,7 +84,7 @@ def spread_of(parts: Iterable[SeriesPart], grid: Grid, extent: Extent, fold: str
     times = np.asarray(grid.origin + grid.shown + (first + np.flatnonzero(keep)) * grid.width, np.float64)
     columns = (np.where(lacking | (known == 0), np.nan, sums), means, mins, maxs)
     lines = [broken(times, column[keep]) for column in columns]
-    return Spread(lines[0][0], *[values for _, values in lines])
+    return NodeSpread(lines[0][0], *[values for _, values in lines])
 
 
 def _carried(at: Any, cells: Floats, count: int) -> tuple[Floats, Any]:
@@ -99,7 +99,7 @@ def _carried(at: Any, cells: Floats, count: int) -> tuple[Floats, Any]:
     return found, (intervals >= begin) & (intervals <= at[-1] + CARRIED)
 
 
-def spread_answer(spread: Spread, series: int) -> dict[str, Any]:
+def spread_answer(spread: NodeSpread, series: int) -> dict[str, Any]:
     """Return a spread as JSON values, with the number of its series."""
     return {
         "series": series,

@@ -35,7 +35,13 @@ class Browser(abc.ABC):
 
 
 class Tab(abc.ABC):
-    """A page in a browser."""
+    """A page in a browser.
+
+    Attributes:
+        clicks: number of clicks so far.
+    """
+
+    clicks = 0
 
     @abc.abstractmethod
     def resize(self, width: int, height: int, phone: bool = False) -> None:
@@ -129,7 +135,8 @@ class Tab(abc.ABC):
         return x, y
 
     def click(self, element: str) -> None:
-        """Click the middle of an element, given as an expression."""
+        """Click the middle of an element, given as an expression; `clicks` counts."""
+        self.clicks += 1
         self.mouse(*self.point(element))
 
     def choose(self, select: str, value: str) -> None:

@@ -15,7 +15,7 @@ from colmet.archive.grades import (
     NEEDED,
     POOR,
     THRESHOLDS,
-    JobState,
+    Judged,
     grade,
     graded_jobs,
     grades_of,
@@ -30,7 +30,7 @@ from colmet.report.requested import uses_of
 from tests.support.archive_data import summaries, write
 
 COUNT = 300
-OVER = JobState(DONE, False, 3600.0, True, False)
+OVER = Judged(DONE, False, 3600.0, True, False)
 
 
 @pytest.mark.parametrize("what", THRESHOLDS)

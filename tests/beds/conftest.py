@@ -10,8 +10,9 @@ import zipfile
 
 import pytest
 
+from colmet.web.credentials import make_password
 from tests.beds.browsers import PACKAGES, browser_of
-from tests.beds.pages import served, with_archive
+from tests.beds.pages import PASSWORD, served, with_archive
 from tests.support import web_facts
 from tests.support.daemons import start, start_collector, uri
 from tests.support.health_daemons import daemons
@@ -87,3 +88,12 @@ def large_site(tmp_path_factory):
     """The page of 500 nodes, 2,000 running jobs and as many that ended."""
     with with_archive(tmp_path_factory.mktemp("archive"), 500, 2000, 2000) as url:
         yield url
+
+
+@pytest.fixture
+def members(tmp_path):
+    """A file of logins: alice, and root, an administrator."""
+    path = tmp_path / "users"
+    path.write_text(f"alice:{make_password(PASSWORD).text()}\nroot:{make_password(PASSWORD).text()}:admin\n")
+    path.chmod(0o600)
+    return str(path)

@@ -18,6 +18,7 @@ JOB, NODE = web_facts.FIRST + 450, "node51"
 VIEWS = {"jobs": "#/", "nodes": "#/nodes", "job": f"#/job/{JOB}", "node": f"#/node/{NODE}", "memory": "#/memory"}
 CHARTS = "document.querySelectorAll('.chart').length >= 3 && !document.querySelector('.plot p')"
 SERIOUS = ("serious", "critical")
+PASSWORD = "a-word-that-passes"
 
 
 @contextlib.contextmanager
@@ -71,3 +72,12 @@ def findings(page, axe, rules="null"):
         if one["impact"] in SERIOUS
         for html, failure in one["nodes"]
     ]
+
+
+def choose(page, element, value):
+    """Choose a value of a field, as its user does."""
+    page.run(f"(e => {{ e.value = {value!r}; e.dispatchEvent(new Event('change', {{bubbles: true}})); }})({element})")
+
+
+def texts(page, selector):
+    return page.run(f"[...document.querySelectorAll({selector!r})].filter(e => e.offsetParent).map(e => e.textContent)")

@@ -459,10 +459,10 @@ def test_panels_of_prometheus_show_what_was_measured(site, dashboard):
                 assert_measured(line, lines, list(rows), where)
             else:
                 for one in lines:
-                    assert told(site, dashboard.name, panel["title"], one, end_s // STEP_S * STEP_S), (where, one)
+                    assert is_right(site, dashboard.name, panel["title"], one, end_s // STEP_S * STEP_S), (where, one)
 
 
-def told(site, dashboard, title, line, at_s):
+def is_right(site, dashboard, title, line, at_s):
     """Whether the last value of a query is right: what Colmet tells of itself, or a sum over jobs or nodes."""
     value = line.points[-1][1]
     if title in ("CPU cores used by jobs", "Jobs that compute most: CPU cores used"):

@@ -256,20 +256,20 @@ def queued(site, started):
 
 @pytest.fixture(scope="module")
 def measured(site, started, queued):
-    """A job that has computed for two seconds, and what the API tells of it while it runs, but computes no more."""
+    """A job that has computed for two seconds and still runs, and the answer of the API on it."""
     job = started
     site.seen(job)
     assert eventually((site.marks / "burnt").exists), site.bed.logs()
     burnt_s = (site.marks / "burnt").stat().st_mtime
-    told = []
+    answers = []
 
-    def is_told():
+    def is_complete():
         if site.bed.get(f"/colmet/job/{job}")[0] == 200:
-            told[:] = [extracted(site, job)]
-        return told and len(told[0]["timestamp"]) > 1 and told[0]["timestamp"][-1] >= burnt_s
+            answers[:] = [extracted(site, job)]
+        return answers and len(answers[0]["timestamp"]) > 1 and answers[0]["timestamp"][-1] >= burnt_s
 
-    assert eventually(is_told), site.bed.get(f"/colmet/job/{job}")
-    return job, told[0]
+    assert eventually(is_complete), site.bed.get(f"/colmet/job/{job}")
+    return job, answers[0]
 
 
 def assert_as_stored(site, job, told, names=METRICS):

@@ -317,9 +317,9 @@ def test_the_list_of_jobs_survives_a_restart_of_the_interface(browser, tmp_path)
     with with_archive(tmp_path, 10, 5, 60) as url, browser.page() as page:
         shown(page, url)
         found(page, 65)
-    opener = lambda: LocalArchive(str(tmp_path / "archive.sqlite"))  # noqa: E731
+    path = str(tmp_path / "archive.sqlite")
     empty = Queries(RecentCache(1 << 20, 60.0), None)
-    with served(empty, stored=Stored(archive=opener)) as url, browser.page() as page:
+    with served(empty, stored=Stored(archive=lambda: LocalArchive(path))) as url, browser.page() as page:
         shown(page, url)
         found(page, 65)
         assert page.complaints() == []
@@ -498,9 +498,9 @@ def test_colours_that_are_chosen_are_remembered(browser, site):
 def test_a_chart_says_in_words_and_as_a_table_what_it_shows(browser, site):
     with browser.page() as page:
         shown(page, site, "job")
-        told = page.run("document.querySelector('.plot').getAttribute('aria-label')")
-        assert told.startswith("CPU. used: last ")
-        assert "on average" in told
+        text = page.run("document.querySelector('.plot').getAttribute('aria-label')")
+        assert text.startswith("CPU. used: last ")
+        assert "on average" in text
         page.run("document.querySelector('.chart details summary').click()")
         page.wait("document.querySelectorAll('.chart details tbody tr').length > 100")
         heads = page.run(

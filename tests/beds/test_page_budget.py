@@ -35,7 +35,7 @@ ANSWERS = "performance.getEntriesByType('resource').filter(e => e.name.includes(
 
 def busy_ms(page):
     """CPU time of the page's main thread."""
-    page.run("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")  # what is to be painted is
+    page.run("new Promise(done => requestAnimationFrame(() => setTimeout(done)))")  # after the paint
     return 1000 * {one["name"]: one["value"] for one in page.call("Performance.getMetrics")["metrics"]}["TaskDuration"]
 
 

@@ -6,8 +6,7 @@ import time
 
 from colmet.archive.queries import JobFilter
 from colmet.web.stored_routes import Stored
-from tests.beds.pages import served, shown
-from tests.beds.test_page_shell import PASSWORD, choose, members, texts  # noqa: F401 - a fixture among them
+from tests.beds.pages import PASSWORD, choose, served, shown, texts
 from tests.support import web_facts
 from tests.support.status_answers import COLLECTOR
 from tests.support.web_health import health_of
@@ -105,7 +104,7 @@ def seen(*names):
     )
 
 
-def test_ordinary_users_see_no_health_and_no_times_of_other_nodes(browser, members):  # noqa: F811
+def test_ordinary_users_see_no_health_and_no_times_of_other_nodes(browser, members):
     with served(web_facts.MadeUpFacts(20, 50), members) as url, browser.page() as page:
         page.sign_in(url, "alice", PASSWORD)
         page.open(url + "#/nodes?time=hour")

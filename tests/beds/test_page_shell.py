@@ -4,24 +4,11 @@ from __future__ import annotations
 
 import contextlib
 
-import pytest
-
-from colmet.web.credentials import make_password
-from tests.beds.pages import focused, served, shown
+from tests.beds.pages import PASSWORD, choose, focused, served, shown, texts
 from tests.support import web_facts
 from tests.support.waiting import wait_for
 
-PASSWORD = "a-word-that-passes"
 ZONE = "document.getElementById('zone')"
-
-
-def choose(page, element, value):
-    """Choose a value of a field, as its user does."""
-    page.run(f"(e => {{ e.value = {value!r}; e.dispatchEvent(new Event('change', {{bubbles: true}})); }})({element})")
-
-
-def texts(page, selector):
-    return page.run(f"[...document.querySelectorAll({selector!r})].filter(e => e.offsetParent).map(e => e.textContent)")
 
 
 def heading(page):
@@ -34,14 +21,6 @@ def heading(page):
 def marked(page):
     links = "[...document.querySelectorAll('header nav [aria-current]')]"
     return page.run(f"{links}.map(e => [e.textContent, e.ariaCurrent])")
-
-
-@pytest.fixture
-def members(tmp_path):
-    path = tmp_path / "users"
-    path.write_text(f"alice:{make_password(PASSWORD).text()}\nroot:{make_password(PASSWORD).text()}:admin\n")
-    path.chmod(0o600)
-    return str(path)
 
 
 def test_the_present_view_is_marked(browser, site):

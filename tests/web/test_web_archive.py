@@ -29,7 +29,7 @@ from tests.support.archive_data import YEAR_START
 from tests.support.archive_database import ArchiveDatabase, client_of, copied
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_stored import archive_in
-from tests.support.web_users import ALICE, BOB, ROOT, got, make, refused, users  # noqa: F401 - users is a fixture
+from tests.support.web_users import ALICE, BOB, ROOT, got, make, refused
 
 COUNT = 90
 OWNERS = [(n + 1, ("alice", "bob", "carol")[n // 3 % 3]) for n in range(COUNT)]
@@ -56,7 +56,7 @@ def opener(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def app(opener, users):  # noqa: F811 - the fixture
+def app(opener, users):
     return make(MadeUpFacts(4, 4), users, stored=Stored(archive=opener))
 
 
@@ -152,7 +152,7 @@ def test_usage_of_all_is_for_administrators(app):
     assert {one["keys"][0] for one in groups} == {"alice", "bob", "carol"}
 
 
-def test_a_user_that_nodes_know_by_number_sees_the_jobs_of_the_number(monkeypatch, tmp_path, users):  # noqa: F811
+def test_a_user_that_nodes_know_by_number_sees_the_jobs_of_the_number(monkeypatch, tmp_path, users):
     me = pwd.getpwuid(0)
     assert names_of(me.pw_name) == (me.pw_name, "0") and names_of("no such user") == ("no such user",)
     monkeypatch.setattr("colmet.web.archive_routes.names_of", lambda user: (user, "1234"))
@@ -205,7 +205,7 @@ def test_usage_has_co2_and_cost_by_the_factors_of_the_site_with_their_sources(ap
 
 
 @pytest.mark.parametrize("path", ["archive/jobs", "archive/jobs/1", "usage"])
-def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):  # noqa: F811
+def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):
     target = f"/api/v1/{path}"
     assert "no archive" in refused(make(MadeUpFacts(4, 4), users), target, 404, ROOT).json()["error"]
     app = make(MadeUpFacts(4, 4), users, stored=Stored(archive=lambda: LocalArchive(str(tmp_path / "none"))))
@@ -215,7 +215,7 @@ def test_without_an_archive_and_with_an_unreadable_one(users, path, tmp_path):  
         LocalArchive(str(tmp_path / "none"))
 
 
-def test_short_curves_are_lists_with_null_for_missing_points(tmp_path, users):  # noqa: F811
+def test_short_curves_are_lists_with_null_for_missing_points(tmp_path, users):
     path = tmp_path / "a.sqlite"
     archive_in(path, [])
     curves = {"cpu": np.array([1.0, np.nan]), "memory": np.array([2.0, 3.0])}
@@ -235,7 +235,7 @@ def test_short_curves_are_lists_with_null_for_missing_points(tmp_path, users):  
     assert got(app, f"{listed}&footprint=true", BOB)["items"] == []
 
 
-def test_curves_of_lists_have_four_digits_and_of_at_most_200_jobs(tmp_path, users):  # noqa: F811
+def test_curves_of_lists_have_four_digits_and_of_at_most_200_jobs(tmp_path, users):
     path = tmp_path / "a.sqlite"
     archive_in(path, [])
     curves = {"cpu": np.array([1.23456, np.nan, 0.0, 123456.0]), "memory": np.array([987654321.0, 1e15, np.inf, 1.0])}
@@ -254,7 +254,7 @@ def test_curves_of_lists_have_four_digits_and_of_at_most_200_jobs(tmp_path, user
     assert got(app, "/api/v1/archive/jobs?limit=1000", ALICE)["limit"] == 1000
 
 
-def test_whoami_answers_whether_there_is_an_archive(app, users, tmp_path):  # noqa: F811
+def test_whoami_answers_whether_there_is_an_archive(app, users, tmp_path):
     def known(opener):
         return got(make(MadeUpFacts(4, 4), users, stored=Stored(archive=opener)), "/api/v1/whoami", ALICE)["archive"]
 
@@ -285,7 +285,7 @@ def database():
     database.close()
 
 
-def test_a_collector_with_a_database_answers_from_the_shared_archive(tmp_path, database, users):  # noqa: F811
+def test_a_collector_with_a_database_answers_from_the_shared_archive(tmp_path, database, users):
     path = tmp_path / "journal" / "archive.sqlite"
     path.parent.mkdir()
     archive_in(path, [(1, "alice"), (2, "bob"), (3, "alice")])

@@ -21,13 +21,13 @@ from tests.support.web_facts import MadeUpFacts
 from tests.support.web_health import STATUS
 from tests.support.web_nodes import NS
 from tests.support.web_process import Bed
-from tests.support.web_users import ALICE, ROOT, got, users  # noqa: F401 - users is a fixture
+from tests.support.web_users import ALICE, ROOT
 
 HEALTH, HISTORY = "/api/v1/health", "/api/v1/node-history"
 
 
 @pytest.mark.parametrize("path", [HEALTH, HISTORY])
-def test_it_is_for_administrators(users, path):  # noqa: F811
+def test_it_is_for_administrators(users, path):
     app = build_app(MadeUpFacts(3, 3), Access(users))
     assert ask(app, path, [ROOT]).status == 200
     answer = ask(app, path, [ALICE])

@@ -10,7 +10,7 @@ from colmet.common.live.summary import DEVICE_TABLES, NODE_TABLES, Heard
 from colmet.common.schema import Batch, Table
 from colmet.web import node_history
 from colmet.web.interface import HistoryQuery
-from colmet.web.node_history import MEASURES, SPANS, NodeHistory
+from colmet.web.node_history import MEASURES, SPANS, HistoryMemory
 from tests.support.waiting import Clock
 from tests.support.web_nodes import NS, SCHEMAS, rows
 
@@ -24,7 +24,7 @@ class Nodes:
     def __init__(self, names):
         self.clock, self.names, self.tick, self.time_s = Clock(), names, 0, START
         self.latest = LatestTables((*NODE_TABLES, *DEVICE_TABLES), always=True, monotonic=self.clock)
-        self.history = NodeHistory()
+        self.history = HistoryMemory()
         self.busy = dict.fromkeys(names, 0)
         self.idle = dict.fromkeys(names, 0)
         self.heard = {}
@@ -149,7 +149,7 @@ def test_nodes_are_chosen_by_name_and_page():
 
 
 def test_before_the_first_record_there_is_nothing():
-    told = NodeHistory().answer(HistoryQuery("cpu", "day"))
+    told = HistoryMemory().answer(HistoryQuery("cpu", "day"))
     assert (told["since"], told["starts"], told["items"]) == (None, [], [])
 
 

@@ -34,7 +34,7 @@ from tests.support.two_worlds import (
 )
 from tests.support.web_client import ask
 from tests.support.web_facts import MadeUpFacts
-from tests.support.web_users import BOB, ROOT, users  # noqa: F401 - users is a fixture
+from tests.support.web_users import BOB, ROOT
 
 JOBS = (
     *(HERS, HERS_RUNNING, HERS_UNMEASURED, NOBODYS, 77_100, ABSENT),
@@ -133,7 +133,7 @@ def stack():
 
 
 @pytest.fixture(scope="module", params=["file", "database"])
-def worlds(request, tmp_path_factory, users, stack):  # noqa: F811 - the fixture
+def worlds(request, tmp_path_factory, users, stack):
     """Applications with the jobs of others, and without them."""
     made = []
     for with_others in (True, False):
@@ -162,7 +162,7 @@ def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(worlds, path):
 
 
 @pytest.fixture(scope="module")
-def beside(tmp_path_factory, users):  # noqa: F811 - the fixture
+def beside(tmp_path_factory, users):
     """Applications with her jobs on the node of bob's, and without them."""
     made = []
     for with_others in (True, False):

@@ -13,11 +13,11 @@ from colmet.web.app import build_app
 from colmet.web.local_zone import local_zone
 from tests.support.web_client import ask, basic, bearer
 from tests.support.web_facts import MadeUpFacts
-from tests.support.web_users import ALICE, users  # noqa: F401 - a fixture
+from tests.support.web_users import ALICE
 
 
 @pytest.fixture
-def app(users):  # noqa: F811
+def app(users):
     return build_app(MadeUpFacts(2, 2), Access(users))
 
 
@@ -56,7 +56,7 @@ def test_an_interface_without_logins_has_no_sign_out():
     assert ask(app, "/api/v1/whoami").json()["sign_out"] is None
 
 
-def test_the_page_is_told_where_a_login_ends(app, users):  # noqa: F811
+def test_the_page_is_told_where_a_login_ends(app, users):
     assert ask(app, "/api/v1/whoami", [ALICE]).json()["sign_out"] == "sign-out"
     proxied = Access(None, user_header="X-Remote-User", sign_out_url="/oauth2/sign_out")
     told = ask(build_app(MadeUpFacts(2, 2), proxied), "/api/v1/whoami", [("X-Remote-User", "alice")]).json()

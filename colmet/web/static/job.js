@@ -66,7 +66,7 @@ export class Job {
     this.table = new Table("Nodes of the job", JOB_NODE_COLUMNS, (row) => row.node, { sort: "node", reverse: false }, () => this.#list());
     this.rows = [];
     this.panels = null;
-    this.short = null; // charts in place of panels, of a job without samples
+    this.short = null; // the charts of a job without samples
     this.below = el("div");
     this.whole = new Completeness();
     this.nodes = el("section", { "aria-labelledby": "nodes-title", hidden: true },
