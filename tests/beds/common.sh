@@ -107,18 +107,21 @@ members() {
 }
 alone() { [[ -z $(members "$1") ]]; }
 
-# Ends every process of the bed, then takes away what it left.
+# stop [COMMAND...]: ends every process of the bed, runs a command that takes away what they left, and only then releases
+# the lock: another bed has the same names.
 stop() {
+    local keeper=
     if is_up; then
-        local keeper
         keeper=$(<"$BED/ns.pid")
         members "$keeper" | xargs -r kill 2>/dev/null || true
         until_true 10 alone "$keeper" || members "$keeper" | xargs -r kill -9
         until_true 10 alone "$keeper" || say "processes are left: $(members "$keeper" | xargs)"
-        rm -f "$lock"
-        kill -9 "$keeper"
     fi
+    [[ ! -e $BED/alone || $# -eq 0 ]] || "$@"
     [[ ! -e $BED/user-made ]] || userdel "$user" || true
+    [[ -n $keeper ]] || return 0
+    rm -f "$lock"
+    kill -9 "$keeper"
 }
 
 # remove_cgroups TREE...: where they exist; a group is busy until its last process has been reaped

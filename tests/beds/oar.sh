@@ -160,6 +160,11 @@ job_get() {
         "http://127.0.0.1:6668/oarapi$1"
 }
 
+remove_what_jobs_left() {
+    remove_cgroups /sys/fs/cgroup/*/{colmet-node2,oar}
+    rm -rf "$links" /dev/cpuset
+}
+
 down() {
     # No state is kept, so nobody waits for OAR to end its jobs in order, which takes it half a minute. PostgreSQL would
     # leave shared memory if it were killed.
@@ -168,11 +173,7 @@ down() {
         cat /sys/fs/cgroup/cpuset/colmet-node2/oar/*_*/cgroup.procs 2>/dev/null | xargs -r kill -9 || true
         { members "$(<"$BED/node2.pid")"; cat "$BED/node2.pid"; } | xargs kill -9 || true
     fi
-    stop
-    if [[ -e $BED/alone ]]; then
-        remove_cgroups /sys/fs/cgroup/*/{colmet-node2,oar}
-        rm -rf "$links" /dev/cpuset
-    fi
+    stop remove_what_jobs_left
     rm -rf "$BED"
     say "down"
 }

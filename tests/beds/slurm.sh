@@ -144,8 +144,7 @@ down() {
         inside timeout 20 scancel -u "$user" || true
         until_true 30 idle || say "jobs are left, and are killed"
     fi
-    stop
-    [[ ! -e $BED/alone ]] || remove_cgroups /sys/fs/cgroup/*/slurm*
+    stop remove_cgroups /sys/fs/cgroup/*/slurm*
     rm -rf "$BED"
     say "down"
 }

@@ -179,10 +179,10 @@ class TestMemoryThatNoCgroupCounts:
     def test_the_page_draws_the_memory_that_no_cgroup_counts(self, site, allocating, tmp_path):
         with browser_of("chromium", tmp_path) as browser, browser.page() as page:
             page.open(f"http://{site.interface.place}/#/job/{allocating}")
-            rows = "document.querySelector('figure[aria-label=\"Memory\"] table.summary tbody')?.innerText"
+            rows = "document.querySelector('figure[aria-label=\"Memory\"] table.summary tbody')?.textContent"
             page.wait(f"{rows}?.includes('MiB')")
             table = page.run(rows)
-        number = float(re.search(r"used, of its processes\s+([\d.]+) MiB", table)[1])
+        number = float(re.search(r"used, of its processes\s*([\d.]+) MiB", table)[1])
         nearly(number * 2**20)
 
     def test_doctor_and_once_name_what_makes_oar_count_memory(self, site, allocating):
