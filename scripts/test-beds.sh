@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the tests beside real batch systems, databases, tools and simulated hardware, in five parts at once: databases
-# compute, databases are killed, dashboards are shown and packages built, jobs run until their walltime and are archived,
-# after which pages are drawn, the others mostly wait. What pytest said is in .venvs/computing.log, .venvs/killing.log and so on.
+# compute, databases are killed and then pages drawn, dashboards are shown and packages built, jobs run until their
+# walltime and are archived, the others mostly wait. What pytest said is in .venvs/computing.log, .venvs/killing.log and so on.
 #
 # usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
 set -euo pipefail
@@ -20,9 +20,9 @@ waiting=()
 for path in tests/beds/test_*.py; do
     case $path in
     */test_elasticsearch.py | *_shared.py | */test_archive_rebuild_database.py) computing+=("$path") ;;
-    */test_exactly_once_database.py | */test_scale_out.py) killing+=("$path") ;;
+    */test_exactly_once_database.py | */test_page*.py | */test_scale_out.py) killing+=("$path") ;;
     */test_grafana*.py | */test_http.py | */test_packages.py) showing+=("$path") ;;
-    */test_archive_gridengine.py | */test_archive_oar.py | */test_archive_slurm.py | */test_page*.py) archiving+=("$path") ;;
+    */test_archive_gridengine.py | */test_archive_oar.py | */test_archive_slurm.py) archiving+=("$path") ;;
     *) waiting+=("$path") ;;
     esac
 done
