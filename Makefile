@@ -85,7 +85,7 @@ release: ## check that this version can be released; ARGS=--do makes the tag, an
 constraints: ## pin what pip installs at run time, with hashes: packaging/constraints.txt
 	@scripts/pin-requirements.sh $(PYTHON)
 
-demo: venv clibs ## watch one real job go from the kernel to its report; as root shows all of it; ARGS=--page keeps the page open
+demo: venv clibs ## watch one real job go from the kernel to its report and the page; as root shows all of it; ARGS=--page keeps the page open
 	@$(PY) -m dev.demo $(ARGS)
 
 clean: ## remove everything that was built here

@@ -1,8 +1,8 @@
 """The main job of Colmet, shown on this machine in a minute and a half: ``make demo``.
 
 A job's cgroup is made, a small workload runs in it, colmet-collector and colmet-node watch it at a period of one
-second. What they stored is compared with the kernel's own total; then come the job's report, a picture and the page.
-Only the picture is left behind.
+second, and serve the page. What they stored is compared with the kernel's own total; then come the job's report, a
+picture and the page's address. Only the picture is left behind.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ MOST_S = 25.0  # after which they stop all the same, on a busy machine
 WALL_S = 62.0  # of the job: a verdict requires a minute
 WRITE_MIB = 48
 SHORT_PROCESSES = 400
+PAGE_PORT = 8421  # the same address in each run
 NODE_METRICS = ("node_load", "node_memory_memfree")  # of the picture without a job
 
 BURN = """
@@ -241,7 +242,7 @@ class Bed:
         self.cleanup = cleanup
         self._folder = folder
         has_web = all(importlib.util.find_spec(name) for name in ("fastapi", "uvicorn"))
-        self.address = f"127.0.0.1:{free_port()}" if has_web else ""
+        self.address = f"127.0.0.1:{page_port()}" if has_web else ""
 
     def start(self, *node_options: str) -> Daemons:
         """Start both daemons, at a period of a second, with a file for the rows and the page for this machine."""
@@ -250,6 +251,28 @@ class Bed:
         daemons = Daemons(self._folder, options, ["--hdf5-filepath", str(self.hdf5), *page])
         self.cleanup.callback(daemons.stop)
         return daemons
+
+    def wait_for_page(self, daemons: Daemons) -> None:
+        """Wait until the page answers.
+
+        Raises:
+            Failed: a timeout, or a daemon has ended.
+        """
+        is_late = after(PATIENCE_S)
+        while not is_answering(self.address):
+            daemons.check()
+            if is_late():
+                raise Failed(f"no page at {self.address}:\n{daemons.log.read_text()}")
+            time.sleep(0.2)
+
+
+def page_port() -> int:
+    """Return `PAGE_PORT`, or a free port if another program listens there."""
+    with contextlib.suppress(OSError), socket.socket() as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections of an earlier run do not matter
+        one.bind(("127.0.0.1", PAGE_PORT))
+        return PAGE_PORT
+    return free_port()
 
 
 def demo(bed: Bed, folder: Path) -> bool:
@@ -277,6 +300,7 @@ def demo_as_root(bed: Bed, folder: Path, root: JobRoot) -> bool:
     live.begin("the daemons start")
     daemons = bed.start("--cpuset_rootpath", str(root.path))
     watch(live, daemons, lambda: not daemons.rows.empty())
+    announce_page(bed, daemons, live)
     workload = Workload(job.start, folder, root=True)
     bed.cleanup.callback(workload.close)
     is_enough = after(WALL_S)
@@ -329,6 +353,7 @@ def demo_as_user(bed: Bed, folder: Path, why: str) -> bool:
     bed.cleanup.callback(workload.close)
     daemons = bed.start("--pid", str(workload.pid))
     watch(live, daemons, lambda: not daemons.rows.empty())
+    announce_page(bed, daemons, live)
     workload.go_on()
     live.head()
     watch(live, daemons, after(7))
@@ -386,22 +411,25 @@ def is_answering(address: str) -> bool:
     return False
 
 
+def announce_page(bed: Bed, daemons: Daemons, live: Live) -> None:
+    """Print where the page is while the demo runs."""
+    if bed.address:
+        bed.wait_for_page(daemons)
+        live.close()
+        say(f"The page, while this runs, without a login: http://{bed.address}/\n")
+
+
 def show_page(bed: Bed, stays: bool) -> None:
-    """Serve the page with the stored job until Ctrl-C, or print how to have it."""
+    """Serve the page with the stored job until Ctrl-C, or print its address and what keeps it there."""
     if not bed.address:
         say("\nThe page requires fastapi and uvicorn: make venv installs them.")
         return
     if not stays:
-        say("\nThe page of this demo, without a login, until Ctrl-C: make demo ARGS=--page")
+        say(f"\nThe page was at http://{bed.address}/ until now. It stays until Ctrl-C with: make demo ARGS=--page")
         return
     daemons = bed.start()
-    is_late = after(PATIENCE_S)
-    while not is_answering(bed.address):
-        daemons.check()
-        if is_late():
-            raise Failed(f"no page at {bed.address}:\n{daemons.log.read_text()}")
-        time.sleep(0.2)
-    say(f"\nThe page, without a login, until Ctrl-C:  http://{bed.address}/")
+    bed.wait_for_page(daemons)
+    say(f"\nThe page, without a login, until Ctrl-C: http://{bed.address}/")
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             daemons.check()

@@ -32,7 +32,7 @@ def add_options(parser: cli.Parser) -> None:
     parser.epilog = """\
 examples:
   colmet completeness -j 4242
-  colmet completeness --host node-7 --since yesterday /var/lib/colmet/cluster.*.hdf5
+  colmet completeness --host node-7 --since yesterday /var/lib/colmet/colmet.*.hdf5
 
 exit status:
   0  nothing is missing

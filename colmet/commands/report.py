@@ -43,7 +43,7 @@ def add_options(parser: cli.Parser) -> None:
 examples:
   colmet report 4242
   colmet report -j 4242 --since yesterday --html job-4242.html
-  colmet report 4242 --hdf5 /var/lib/colmet/cluster --json
+  colmet report 4242 --hdf5 /var/lib/colmet/colmet --json
   colmet report 17_3 18 19
   colmet report --array 17 --html array-17.html
   colmet report --since 1w --state failed

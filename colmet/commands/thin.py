@@ -39,7 +39,7 @@ def add_options(parser: cli.Parser) -> None:
     parser.epilog = """\
 examples:
   colmet thin --dry-run
-  colmet thin --older-than 90d --step 300 /var/lib/colmet/cluster.17*.hdf5
+  colmet thin --older-than 90d --step 300 /var/lib/colmet/colmet.17*.hdf5
 
 exit status:
   0  all old files are thin

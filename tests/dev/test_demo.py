@@ -1,10 +1,17 @@
-"""make demo: its table is in the order of time, and its waits end."""
+"""make demo: its table is in the order of time, its waits end, and it prints where the page is."""
 
 from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import urllib.request
 
 import pytest
 
 from dev import demo
+from dev.live import free_port
 
 TASKS, PROCESSES = "taskstats_default", "jobprocstats_default"
 START = 1_795_262_400
@@ -61,3 +68,28 @@ def test_a_job_rests_once_its_cpu_time_stands_still(monkeypatch):
     assert found == [False, False, True]
     now[0] += 100
     assert rest(), "time is up"
+
+
+def test_the_page_has_the_same_address_in_each_run_unless_it_is_in_use(monkeypatch):
+    monkeypatch.setattr(demo, "PAGE_PORT", free_port())
+    assert demo.page_port() == demo.page_port() == demo.PAGE_PORT
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", demo.PAGE_PORT))
+        other.listen()
+        assert demo.page_port() != demo.PAGE_PORT
+    assert demo.page_port() == demo.PAGE_PORT
+
+
+@pytest.mark.live
+def test_the_page_answers_at_the_printed_address_while_the_demo_runs(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(demo, "PAGE_PORT", free_port())
+    with contextlib.ExitStack() as cleanup:
+        bed = demo.Bed(tmp_path, cleanup)
+        demo.announce_page(bed, bed.start("--pid", str(os.getpid())), demo.Live())
+        (address,) = re.findall(r"http://\S+", capsys.readouterr().out)
+        with urllib.request.urlopen(address, timeout=10) as page:
+            assert b"<title>" in page.read()
+    assert not demo.is_answering(bed.address)
+    demo.show_page(bed, stays=False)
+    said = capsys.readouterr().out
+    assert address in said and "make demo ARGS=--page" in said

@@ -108,7 +108,7 @@ def check(options: argparse.Namespace) -> Mapping[str, int]:
     """Return period ("s") and size ("bytes") of --hdf5-rotate; ConfigError for options that cannot work here."""
     path = options.hdf5_filepath
     if not path:
-        raise ConfigError("--hdf5-filepath is empty; give a path, e.g. /var/lib/colmet/cluster")
+        raise ConfigError("--hdf5-filepath is empty; give a path, e.g. /var/lib/colmet/colmet")
     if tables.which_lib_version(options.hdf5_complib.partition(":")[0]) is None:
         there = ", ".join([lib for lib in COMPLIBS if tables.which_lib_version(lib) is not None])
         raise ConfigError(
