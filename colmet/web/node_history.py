@@ -64,7 +64,8 @@ class HistoryMemory:
     """Values of nodes over time. One thread records, any other reads.
 
     A value of a counter is its growth over the whole minute, that of another column its latest value; a quarter of an
-    hour has the mean of its minutes. Nothing is known from before the start of this process.
+    hour has the mean of its minutes. Nothing is known from before the start of this process. A node without a value in
+    all of the kept time is dropped.
 
     Attributes:
         left_out: number of values of nodes without room.
@@ -98,7 +99,6 @@ class HistoryMemory:
             number = max(minutes.last, int(now // MINUTE_S))  # also if the clock was set back
             if number != minutes.last:
                 minutes.move_to(number)
-            self._forget()
             for node, values in found.items():
                 at = self._at(node)
                 if at is None:
@@ -113,6 +113,7 @@ class HistoryMemory:
         each = day.span.step_s // MINUTE_S
         if number // each != day.last:
             day.move_to(number // each)
+            self._forget()
         some = [one % minutes.span.intervals for one in range(number - number % each, number + 1)]
         part = minutes.values[:, :, some]
         known = ~np.isnan(part)
@@ -134,9 +135,7 @@ class HistoryMemory:
         return at
 
     def _forget(self) -> None:
-        """Give up the places of nodes without a value in the last day, if there is no other place."""
-        if self._free or len(self._place) < MAX_NODES:
-            return
+        """Drop the nodes without a value in all of the kept time: they have gone."""
         known = [np.asarray((~np.isnan(ring.values)).any(axis=(1, 2))) for ring in self._rings.values()]
         for node, at in list(self._place.items()):
             if not any(some[at] for some in known):
