@@ -379,7 +379,7 @@ def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height:
 
     panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
     height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
-    figure = charts.draw(panels, width, height, utc, _heading(job, plotted))
+    figure = charts.draw(panels, width, height, Clock(utc), _heading(job, plotted))
     return charts.rendered(figure, kind)
 
 

@@ -9,13 +9,14 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone, tzinfo
+from datetime import datetime, timedelta, tzinfo
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
 
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.units import Unit
 from colmet.report.model import Line, shown
@@ -105,11 +106,6 @@ def _style() -> Iterator[None]:
         yield
 
 
-def zone(utc: bool, time_s: float) -> tzinfo:
-    """Return the time zone of a time axis: UTC, or this machine's at that time."""
-    return timezone.utc if utc else datetime.fromtimestamp(time_s).astimezone().tzinfo or timezone.utc
-
-
 def span(lines: Sequence[Line]) -> tuple[float, float]:
     """Return the first and the last time of lines; 1970 without lines."""
     ends = [time for line in lines for time in (float(line.times[0]), float(line.times[-1]))]
@@ -120,7 +116,7 @@ def draw(
     panels: Sequence[Panel],
     width: int,
     height: int,
-    utc: bool = False,
+    clock: Clock = UTC,
     title: str = "",
     names: Sequence[str] = (),
     text: Sequence[TextRow] = (),
@@ -152,7 +148,7 @@ def draw(
             if not names or len(panel.lines) > MAX_LINES:
                 lines = _legend(axes, width // columns, legends)
             axes.set_title(shown(panel.title, 100), loc="left", fontsize=9.0, pad=6 + 13 * lines)
-            _time_axis(axes, first, last, zone(utc, first), min(7, width // columns // 65))
+            _time_axis(axes, first, last, clock.at(first), min(7, width // columns // 65))
             if number + columns < len(panels):
                 axes.tick_params(labelbottom=False)
                 axes.set_xlabel("")

@@ -16,6 +16,7 @@ from rich.style import Style
 from rich.text import Text
 
 from colmet import __version__
+from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import percent
 from colmet.common.units import UNITS, Unit
@@ -45,8 +46,8 @@ _UNITS_OF_CURVES = {
 class Words(Page):
     """The report's text with a mark in place of each bar, to be drawn elsewhere."""
 
-    def __init__(self) -> None:
-        super().__init__("", "")
+    def __init__(self, clock: Clock = UTC) -> None:
+        super().__init__("", "", clock=clock)
 
     def bar(self, part: Number, style: str = "cyan") -> Text:
         """Return the share as a number, with the bar's share and colour as metadata."""
@@ -101,13 +102,13 @@ def _description(curve: Curve) -> str:
     return f"{counted(len(curve.lines), 'hosts')}: from {low:.3g} to {high:.3g} {unit}, {mean:.3g} on average."
 
 
-def html(report: Report) -> bytes:
-    """Return the page."""
-    return ("\n".join(_page(report)) + "\n").encode()
+def html(report: Report, clock: Clock = UTC, unknown: str = "") -> bytes:
+    """Return the page, with the times of a clock; `unknown` is the zone that was chosen in vain."""
+    return ("\n".join(_page(report, clock, unknown)) + "\n").encode()
 
 
-def _page(report: Report) -> Iterator[str]:
-    words = Words()
+def _page(report: Report, clock: Clock, unknown: str) -> Iterator[str]:
+    words = Words(clock)
     title, *about = [said(line) for line in words.title(report)]
     yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
     yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
@@ -125,12 +126,14 @@ def _page(report: Report) -> Iterator[str]:
         yield from [_line(said(line)) for line in lines]
         yield "</section>"
     yield "</div>"
-    yield from _charts(report)
+    yield from _charts(report, clock)
     if len(report.hosts) > 1:
         yield from _hosts(report.hosts)
     yield "</main>\n<footer>"
     yield from [f'<p class="alarm">{escape(shown(text, LONGEST))}</p>' for text in report.warnings]
-    yield f"<p><small>Made by colmet report {escape(__version__)}. Times are UTC.</small></p>\n</footer>"
+    why = f", as the collector's machine does not know the zone {escape(shown(unknown, 100))}" if unknown else ""
+    zone = escape(clock.full_name(report.start, report.end))
+    yield f"<p><small>Made by colmet report {escape(__version__)}. Times are {zone}{why}.</small></p>\n</footer>"
     yield "</body>\n</html>"
 
 
@@ -163,7 +166,7 @@ def _no_advice(report: Report) -> str:
     return f"None: {shown(report.advice_withheld or 'none of the rules applies', LONGEST)}."
 
 
-def _charts(report: Report) -> Iterator[str]:
+def _charts(report: Report, clock: Clock) -> Iterator[str]:
     if not report.curves:
         return
     yield "<h2>Over time</h2>"
@@ -182,7 +185,7 @@ def _charts(report: Report) -> Iterator[str]:
     ends = charts.span([line for curve in report.curves for line in curve.lines])
     yield '<div class="grid">'
     for number, curve in enumerate(report.curves):
-        figure = charts.draw([panel(curve, titled=False)], *CHART_SIZE, utc=True, names=names, ends=ends)
+        figure = charts.draw([panel(curve, titled=False)], *CHART_SIZE, clock, names=names, ends=ends)
         picture = charts.inline_svg(figure, f"chart{number}", heading(curve), _description(curve))
         yield f'<figure class="card chart">\n<h3>{escape(shown(heading(curve), 100))}</h3>\n{picture}\n</figure>'
     yield "</div>"
@@ -208,18 +211,18 @@ def _hosts(hosts: Sequence[HostFigures]) -> Iterator[str]:
     yield "</section>"
 
 
-def png(report: Report) -> bytes:
-    """Return the picture."""
-    rows = text_rows(report)
-    title = said(next(Words().title(report))).text
+def png(report: Report, clock: Clock = UTC) -> bytes:
+    """Return the picture, with the times of a clock."""
+    rows = text_rows(report, clock)
+    title = said(next(Words(clock).title(report))).text
     panels = [panel(curve, titled=True) for curve in report.curves]
     height = LINE_HEIGHT * (len(rows) + 4) + ROW_HEIGHT * -(-len(panels) // 2)
-    return charts.rendered(charts.draw(panels, PICTURE_WIDTH, height, True, title, text=rows, columns=2), "png")
+    return charts.rendered(charts.draw(panels, PICTURE_WIDTH, height, clock, title, text=rows, columns=2), "png")
 
 
-def text_rows(report: Report) -> list[TextRow]:
+def text_rows(report: Report, clock: Clock = UTC) -> list[TextRow]:
     """Return the text of the picture: the verdict, and all lines with their bars."""
-    words = Words()
+    words = Words(clock)
     _, *about = [said(line) for line in words.title(report)]
     rows = [TextRow("", one.sentence, None, one.grade) for one in verdict(report)]
     rows += [] if rows else [TextRow("", no_verdict(report))]

@@ -1,5 +1,6 @@
 """Declare and check the parameters of the routes."""
 
+import re
 from typing import Any, NamedTuple, Optional
 
 from fastapi import Depends, Path, Query, Request
@@ -67,6 +68,9 @@ GROUPED_BY = Query("user", max_length=MAX_TEXT, description="one to three words,
 FOOTPRINTS = Query(
     False, alias="footprint", description=f"add the short curves of each job, of {MOST_FOOTPRINTS} at most"
 )
+ZONE = Query(
+    "", max_length=60, description="time zone of the times, such as Europe/Paris; default, and if it is unknown: UTC"
+)
 _POINTS = Query(300, ge=2, le=5000, description="maximum number of values of each series")
 _FOLD = Query("mean", description="aggregation of the values of an interval")
 _RATE = Query(False, description="return the growth per second of a counter, not its value")
@@ -126,6 +130,13 @@ def numbers_of(text: str) -> list[int]:
     if not all(one.isascii() and one.isdigit() and 1 <= int(one) <= MAX_JOB for one in found):
         raise HTTPException(400, "job is not numbers of jobs, separated by commas")
     return [int(one) for one in found]
+
+
+def zone_of(text: str) -> str:
+    """Return the name of a time zone; HTTPException 400 for any other text. UTC is the empty one."""
+    if not re.fullmatch(r"(?:[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*)?", text):
+        raise HTTPException(400, "zone is not the name of a time zone, such as Europe/Paris")
+    return "" if text == "UTC" else text
 
 
 async def only_known_names(request: Request) -> None:

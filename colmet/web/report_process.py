@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.runtime.dependencies import how_to_install
 from colmet.report.archived import find, made_from
 from colmet.report.document import document_of
@@ -71,10 +72,12 @@ def report_of(
         report = replace(report, warnings=(*report.warnings, str(unread) if query.own is None else UNREADABLE))
     if query.own is not None:
         report = without_others(report)
-    return to_json(document_of(report)) if query.form == "json" else _drawn(report, query.form)
+    return to_json(document_of(report)) if query.form == "json" else _drawn(report, query)
 
 
-def _drawn(report: Report, form: str) -> bytes:
+def _drawn(report: Report, query: ReportQuery) -> bytes:
+    clock = Clock.of_place(query.zone) if query.zone else UTC
+    unknown = "" if clock else query.zone
     try:
         from colmet.report.page import html, png
     except ModuleNotFoundError as err:
@@ -82,7 +85,7 @@ def _drawn(report: Report, form: str) -> bytes:
         raise MissingLibrary(f"the page requires the Python module {name}: {how_to_install(name)}") from err
     except ConfigError as err:  # of charts, likewise
         raise MissingLibrary(str(err)) from err
-    return html(report) if form == "html" else png(report)
+    return html(report, clock or UTC, unknown) if query.form == "html" else png(report, clock or UTC)
 
 
 def main() -> int:

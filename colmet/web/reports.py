@@ -38,6 +38,7 @@ class ReportQuery(NamedTuple):
     own: Mapping[str, float | None] | None = None  # only these hosts, as `Queries.own`; None for all
     form: str = "json"  # one of `FORMS`
     start: int | None = None  # of several jobs with this number, as in `colmet.report.archived.find`
+    zone: str = ""  # of the times of a page or a picture, such as Europe/Paris; empty for UTC
     users: Sequence[str] | None = None  # names of the only user with visible summaries; None for all
 
 

@@ -162,9 +162,12 @@ class StoredRoutes:
         since: Optional[float] = parameters.SINCE,
         until: Optional[float] = parameters.UNTIL,
         start: Optional[int] = parameters.JOB_START,
+        zone: str = parameters.ZONE,
     ) -> Response:
         """Return the report of a job as a page with charts."""
-        return await self._report(request, ReportQuery(job, _second(since), _second(until), form="html", start=start))
+        place = parameters.zone_of(zone)
+        query = ReportQuery(job, _second(since), _second(until), form="html", start=start, zone=place)
+        return await self._report(request, query)
 
     async def report_picture(
         self,
@@ -173,9 +176,12 @@ class StoredRoutes:
         since: Optional[float] = parameters.SINCE,
         until: Optional[float] = parameters.UNTIL,
         start: Optional[int] = parameters.JOB_START,
+        zone: str = parameters.ZONE,
     ) -> Response:
         """Return the report of a job as a picture."""
-        return await self._report(request, ReportQuery(job, _second(since), _second(until), form="png", start=start))
+        place = parameters.zone_of(zone)
+        query = ReportQuery(job, _second(since), _second(until), form="png", start=start, zone=place)
+        return await self._report(request, query)
 
     async def _report(self, request: Request, query: ReportQuery) -> Response:
         packed = accepts_gzip(request)

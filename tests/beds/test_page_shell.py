@@ -55,6 +55,27 @@ def test_all_times_are_of_one_named_zone_which_is_remembered(browser, site):
         assert page.complaints() == []
 
 
+def test_titles_have_the_chosen_zone_and_name_it(browser, site):
+    with browser.page() as page:
+        page.time_zone("Asia/Dubai")
+        shown(page, site, f"#/job/{web_facts.FIRST}")
+        words = "import('/static/units.js').then(u => [u.moment(1e9), u.moment(null), u.moment(1e300)])"
+        assert page.run(words) == ["2001-09-09 05:46:40 UTC+4", None, None]
+        named = "[...document.querySelectorAll('#main [title]')].map(e => e.title).filter(t => /\\d:\\d\\d/.test(t))"
+        page.wait(f"{named}.some(t => t.endsWith(' UTC+4'))")
+        assert [one for one in page.run(named) if "Z" in one] == []
+
+
+def test_the_full_report_has_the_zone_of_the_page(browser, archived):
+    link = "[...document.querySelectorAll('a')].find(a => a.textContent === 'Full report')"
+    with browser.page() as page:
+        page.time_zone("Asia/Dubai")
+        shown(page, archived, f"#/job/{web_facts.FIRST}")
+        page.wait(f"{link}?.href.includes('zone=Asia%2FDubai')")
+        choose(page, ZONE, page.run(f"[...{ZONE}.options].find(o => o.textContent.startsWith('UTC')).value"))
+        page.wait(f"/zone=(Etc%2F)?UTC$/.test({link}?.href)")  # the browser's name of it, or the head node's
+
+
 def test_a_zone_that_is_the_browsers_and_the_head_nodes_is_offered_once(browser, site):
     with browser.page() as page:
         page.time_zone("UTC")

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
+from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.schema import Field
 from colmet.common.units import UNITS, Unit
 from colmet.report import charts
@@ -35,7 +36,7 @@ def line(values, host="node-1", step=5):
 
 
 def drawn(*panels, **options):
-    return charts.draw(panels, 500, 200, utc=True, **options)
+    return charts.draw(panels, 500, 200, UTC, **options)
 
 
 def data(axes):
@@ -193,7 +194,7 @@ def test_a_bound_is_shown_where_it_is_near():
 @pytest.mark.parametrize("seconds", [0, 90, 9000, 200_000, 10**9])
 def test_a_time_axis_has_some_ticks_and_not_too_many(seconds):
     ends = (START + 77.0, START + 77.0 + seconds)
-    (axes,) = charts.draw([Panel("", Unit("", ""), [])], 360, 190, True, ends=ends).axes
+    (axes,) = charts.draw([Panel("", Unit("", ""), [])], 360, 190, UTC, ends=ends).axes
     low, high = axes.get_xlim()
     assert 2 <= len([tick for tick in axes.get_xticks() if low <= tick <= high]) <= 6
 
@@ -202,7 +203,7 @@ def test_ticks_are_at_round_times_of_the_zone(monkeypatch):
     monkeypatch.setenv("TZ", "IST-5:30")
     time.tzset()
     try:
-        (axes,) = charts.draw([Panel("", Unit("", ""), [])], 900, 190, ends=(START, START + 20_000)).axes
+        (axes,) = charts.draw([Panel("", Unit("", ""), [])], 900, 190, Clock(), ends=(START, START + 20_000)).axes
         assert [text.get_text() for text in axes.get_xticklabels()][:4] == ["04:00", "05:00", "06:00", "07:00"]
         assert axes.get_xlabel() == "2023-11-15, IST"
     finally:

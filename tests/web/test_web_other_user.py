@@ -70,6 +70,7 @@ PARAMETERS = {
     "table": TABLES,
     "after": (f"{START - 50_000}.0.her-node", f"{START - 50_000}.3.my-node"),
     "points": (2, 300),
+    "zone": ("Asia/Dubai", "nowhere"),
 }
 ALWAYS = ("metric", "table")  # required
 # Routes whose answers are the same for all, or for one login: their content is tested elsewhere.
@@ -94,7 +95,7 @@ def targets(path):
         [(one["name"], value) for value in PARAMETERS[one["name"]]] for one in declared if one["name"] in ALWAYS
     ]
     if path.endswith(".html") and "{job}" in path:
-        given = {"start": TIMES[:3], "until": TIMES[1:2]}
+        given = {"start": TIMES[:3], "until": TIMES[1:2], "zone": PARAMETERS["zone"][:1]}
     combinations = list(itertools.product(*required))
     found = []
     for place in places:

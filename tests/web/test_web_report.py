@@ -98,6 +98,27 @@ def test_the_page_has_its_own_policy_and_no_script(app):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+def test_the_page_has_the_times_of_the_chosen_zone_and_names_it(app):
+    page = lambda query: ask(app, f"/api/v1/jobs/{JOB}/report.html{query}", [ALICE]).body.decode()  # noqa: E731
+    first, zoned = "2023-11-14 22:13:", "2023-11-15 02:13:"
+    for query in ("", "?zone=UTC", "?zone=Etc/UTC", "?zone="):
+        assert first in page(query) and "Times are UTC." in page(query) and zoned not in page(query)
+    there = page("?zone=Asia/Dubai")
+    assert zoned in there and "Times are Asia/Dubai (+04)." in there and first not in there
+    assert "2023-11-15, +04" in there, "the axis of the charts"
+    assert "UTC" not in there
+    unknown = page("?zone=Mars/Olympus")
+    assert first in unknown
+    assert "Times are UTC, as the collector's machine does not know the zone Mars/Olympus." in unknown
+    refused(app, f"/api/v1/jobs/{JOB}/report?zone=UTC", 400, ALICE)  # numbers are of no zone
+
+
+@pytest.mark.parametrize("form", ["html", "png"])
+@pytest.mark.parametrize("zone", ["../../etc/passwd", "/etc/localtime", "a b", "%3Cb%3E", "Europe/", "x" * 61])
+def test_a_zone_is_a_name(app, form, zone):
+    assert "zone" in refused(app, f"/api/v1/jobs/{JOB}/report.{form}?zone={zone}", 400, ALICE).json()["error"]
+
+
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [

@@ -3,7 +3,7 @@
 import { now } from "./api.js";
 import { mark, say } from "./dom.js";
 import { column, linked, shared } from "./table.js";
-import { NONE, cores, count, flow, iso, lasting, share, size, when } from "./units.js";
+import { NONE, cores, count, flow, lasting, moment, share, size, when } from "./units.js";
 
 /** A name as a part of an address; half a character, possible in names, has no form there. */
 export const encoded = (name) => encodeURIComponent(String(name).replace(/\p{Cs}/gu, "\ufffd"));
@@ -87,7 +87,7 @@ export function jobFacts(job) {
     ["GPU memory", known(job.gpu_memory, size)],
     ["GPU power", known(job.gpu_power, (value) => `${value.toFixed(0)} W`)],
     ["Age", known(job.age, lasting), "of its oldest task"],
-    ["Last sample", known(job.last, when), iso(job.last)],
+    ["Last sample", known(job.last, when), moment(job.last)],
   ];
 }
 

@@ -8,7 +8,7 @@ import { JobReport } from "./jobreport.js";
 import { line, load } from "./measures.js";
 import { Panels } from "./panels.js";
 import { Table } from "./table.js";
-import { count, iso, lasting, sentence, share, when } from "./units.js";
+import { count, lasting, moment, sentence, share, when } from "./units.js";
 
 const ENDED_S = 60; // between two requests for a job silent for as long
 const WHOLE_S = 120; // between two requests for missing samples
@@ -201,7 +201,7 @@ class Completeness {
     this.list.hidden = !gaps.length;
     keep(this.gaps, gaps.slice(0, MOST_GAPS), (gap) => `${gap.node} ${gap.since} ${gap.why}`, (gap) => el("tr", {},
       el("th", { scope: "row", class: "left" }, el("a", { href: nodeAddress(gap.node), text: gap.node })),
-      el("td", { class: "left", title: iso(gap.since), text: when(gap.since) }), el("td"), el("td"), el("td", { class: "left" })),
+      el("td", { class: "left", title: moment(gap.since), text: when(gap.since) }), el("td"), el("td"), el("td", { class: "left" })),
     (node, gap) => {
       const lasts = gap.until == null || gap.since == null ? null : gap.until - gap.since;
       [[2, lasting(lasts)], [3, count(gap.samples)], [4, gap.why ?? ""]].forEach(([n, text]) => say(node.children[n], text));

@@ -4,7 +4,7 @@ import { Failure, address, ask, now } from "./api.js";
 import { nodeAddress } from "./columns.js";
 import { bar, el, Facts, fill, keep, mark, say } from "./dom.js";
 import { Table, column, linked, shared } from "./table.js";
-import { NONE, cores, count, iso, lasting, sentence, share, size, when } from "./units.js";
+import { NONE, cores, count, lasting, moment, sentence, share, size, when, zone } from "./units.js";
 
 const AGAIN_S = 60; // between two requests for a running job
 const SLOW_AGAIN_S = 300; // likewise, if the archive lacks the job: each report of its rows needs seconds
@@ -32,7 +32,7 @@ const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 /** Return the facts of the batch system and of the measurement. */
 function facts({ batch, user, hosts, start, end, wall_s: wall, state, completeness }) {
   const known = (value, text) => (value == null || value === "" ? null : text(value));
-  const time = (seconds) => [known(seconds, when), iso(seconds)];
+  const time = (seconds) => [known(seconds, when), moment(seconds)];
   const one = batch ?? {};
   const waited = one.submitted != null && one.started != null ? Math.max(0, one.started - one.submitted) : null;
   return [
@@ -117,7 +117,7 @@ export class JobReport {
     this.report = report;
     this.element.hidden = false;
     this.#say("");
-    this.link.href = address(`${this.path}/report.html`, { start: this.start });
+    this.link.href = address(`${this.path}/report.html`, { start: this.start, zone: zone() });
     const { ending, batch, uses, advice, advice_withheld: withheld } = report;
     const state = ending?.kind ?? (batch?.state || report.state);
     say(this.state, ending?.text ?? capital(words(state)));

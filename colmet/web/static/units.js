@@ -86,6 +86,12 @@ const FORM = {
 };
 let shownZone = ownZone(); // name of the time zone of all shown times
 let format = new Intl.DateTimeFormat("en", FORM);
+let offsets = offsetsOf(shownZone);
+
+/** Return the format of a time zone's distances from UTC. */
+function offsetsOf(name) {
+  return new Intl.DateTimeFormat("en", { timeZone: name, timeZoneName: "shortOffset" });
+}
 
 /** Return the name of the browser's time zone. */
 export function ownZone() {
@@ -103,15 +109,20 @@ export function zone() {
  */
 export function setZone(name) {
   format = new Intl.DateTimeFormat("en", { ...FORM, timeZone: name });
+  offsets = offsetsOf(name);
   shownZone = name;
+}
+
+/** Return the distance from UTC at a time in ms, "UTC+1"; `format` is of `offsetsOf`. */
+function distance(format, ms) {
+  return format.formatToParts(ms)
+    .find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC").replace("-", "\u2212");
 }
 
 /** Name a time zone with its present distance from UTC. */
 export function zoneText(name, now = Date.now()) {
   if (/^(Etc\/)?(UTC|UCT|GMT|Zulu|Universal)$/.test(name)) return "UTC";
-  const distance = new Intl.DateTimeFormat("en", { timeZone: name, timeZoneName: "shortOffset" }).formatToParts(now)
-    .find((part) => part.type === "timeZoneName").value.replace("GMT", "UTC");
-  return `${name.replaceAll("_", " ")} (${distance.replace("-", "\u2212")})`;
+  return `${name.replaceAll("_", " ")} (${distance(offsetsOf(name), now)})`;
 }
 
 /** Return the fields of a time, in ms, in the shown time zone; null if it is no time. */
@@ -135,6 +146,12 @@ export function minute(seconds, now = Date.now()) {
   return when(seconds, now).replace(/:\d\d$/, "");
 }
 
+/** A time with its date and its distance from UTC, for titles; null if it is no time. */
+export function moment(seconds) {
+  const one = seconds == null ? null : fields(1000 * seconds);
+  return one === null ? null : `${dated(one)} ${timed(one)} ${distance(offsets, 1000 * seconds)}`;
+}
+
 /** A date. */
 export function day(time) {
   const one = fields(Number(time));
@@ -152,7 +169,7 @@ export function ago(seconds, now = Date.now() / 1000) {
   return seconds == null ? null : `${lasting(Math.max(0, now - seconds))} ago`;
 }
 
-/** A time in UTC. */
+/** A time in UTC, for files. */
 export function iso(seconds) {
   if (seconds == null || !(Math.abs(seconds) < 8.64e12)) return null;
   return new Date(1000 * seconds).toISOString();
