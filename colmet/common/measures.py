@@ -322,6 +322,7 @@ NODE_CPU = {
         ("guest_nice", "guests at low priority", "for guests at low priority, also counted in low priority"),
     )
 }
+NODE_CPU_INTERRUPTS = ((NODE_CPU["irq"], 1), (NODE_CPU["softirq"], 1))
 NODE_CPU_COUNT = _node("node_cpus", "CPUs", "CPUs that are online.", "procstats.stat_cpus", time=MAX)
 NODE_MEMORY = {
     kind: _node(f"node_memory_{kind}", label, text, f"procstats.meminfo_{kind}")

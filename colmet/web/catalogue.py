@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any, Optional
 
-from colmet.common.measures import MEASURES, NODE_MEMORY_USED, NODE_SWAP_USED
+from colmet.common.measures import MEASURES, NODE_CPU_INTERRUPTS, NODE_MEMORY_USED, NODE_SWAP_USED
 from colmet.common.schema import Schema
 from colmet.common.tables import schemas
 from colmet.common.units import UNITS
@@ -28,7 +28,11 @@ _ABSENT = {
 }
 Declaration = tuple[Optional[str], Optional[str], Optional[str]]
 
-_SUMS = {"node_memory_used": NODE_MEMORY_USED, "node_swap_used": NODE_SWAP_USED}
+_SUMS = {
+    "node_cpu_interrupts": NODE_CPU_INTERRUPTS,
+    "node_memory_used": NODE_MEMORY_USED,
+    "node_swap_used": NODE_SWAP_USED,
+}
 
 
 @lru_cache(maxsize=1)

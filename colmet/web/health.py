@@ -12,11 +12,19 @@ from colmet.common.runtime.checks import NAGIOS, Finding, Level, fail, warn
 from colmet.common.runtime.status_checks import HARMLESS, MAX_AGE_S, MAX_BEHIND_S, judge, judge_keys, plain
 from colmet.web.recent_cache import AGENT_TABLE
 
-LISTED = 100  # silent nodes, late ones and those with a spool
+LISTED = 100  # silent nodes, late ones and those with a spool; the answer has the number of all
 LATE_S = 10.0  # a node with a longer lag is listed
 WAITING = 10  # batches; a node with more is listed
 _OF_OUTPUT = ("name", "available", "why", "away_s", "behind_s", "waiting", "written", "lost", "dropped")
 _RECEIVED = ("batches", "rows", "missing", "duplicates", "rejects", "foreign", "limited", "left_out", "conflicts")
+# Counters of the last hour that count data which is not stored; the others are events.
+DROPS = frozenset(
+    {
+        *("missing_batches", "refused_messages", "limited_messages", "left_out_rows", "conflicting_batches"),
+        *("lost_records", "dropped_rows", "journal_dropped_records", "refused_documents", "lost_rows"),
+        *("unwritten_rows", "unwritten_values"),
+    }
+)
 _CONNECTIONS = ("connections", "let_in", "unknown_key", "key_withdrawn", "handshake_failed", "keys", "broken_keys")
 Spool = Mapping[str, Any]  # `node`, `waiting`, `dropped`, `acknowledged`: batches
 _REMEDY = "`systemctl restart colmet-collector`, and see `journalctl -u colmet-collector -n 50`"
@@ -69,7 +77,10 @@ def health_answer(
         "findings": [_finding(one) for one in sorted(findings, key=lambda one: -one.level)],
         "reported_age": None if age_s is None else round(age_s, 1),
         "collector": {key: status.get(key) for key in ("host", "version", "uptime_s")},
-        "nodes": {key: senders.get(key) for key in ("heard", "silent", "gone", "lag_median_s", "lag_max_s")},
+        "nodes": {
+            **{key: senders.get(key) for key in ("heard", "silent", "gone", "lag_median_s", "lag_max_s")},
+            "late": len(late),
+        },
         "silent": [
             {"node": one["name"], "seen_age": one["seen_age_s"], "version": one["version"] or None}
             for one in senders.get("worst", ())
@@ -81,13 +92,14 @@ def health_answer(
         "journal": {key: status.get("journal", {}).get(key) for key in ("directory", "bytes", "full", "why")},
         "received": {key: status.get("received", {}).get(key) for key in _RECEIVED},
         "last_hour": [
-            {"what": plain(name), "count": count, "harmless": name in HARMLESS}
+            {"what": plain(name), "count": count, "dropped": name in DROPS, "harmless": name in HARMLESS}
             for name, count in status.get("last_hour", {}).items()
             if count
         ],
         "spools": {
             "nodes": len(spools),
             **{key: total(spools, key) for key in ("waiting", "dropped")},
+            "remarkable": len(held),
             "worst": held[:LISTED],
         },
         "keys": {

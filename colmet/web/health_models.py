@@ -51,6 +51,7 @@ class SendingNodes(BaseModel):
     heard: Optional[int]
     silent: Optional[int]
     gone: Optional[int] = Field(..., description="silent for more than a day")
+    late: int = Field(..., description="whose latest rows were older than 10 s on arrival")
     lag_median_s: Optional[float]
     lag_max_s: Optional[float]
 
@@ -119,6 +120,7 @@ class RecentEvent(BaseModel):
 
     what: str
     count: int
+    dropped: bool = Field(..., description="whether it counts data that is not stored")
     harmless: bool = Field(..., description="whether it is no part of the verdict")
 
 
@@ -137,7 +139,8 @@ class NodeSpools(BaseModel):
     nodes: int = Field(..., description="nodes that report their spool")
     waiting: Optional[float]
     dropped: Optional[float]
-    worst: list[NodeSpool]
+    remarkable: int = Field(..., description="nodes with many waiting batches, or with dropped ones")
+    worst: list[NodeSpool] = Field(..., description="of the remarkable ones, at most 100")
 
 
 class RefusedConnection(BaseModel):
@@ -172,8 +175,8 @@ class Health(BaseModel):
     reported_age: Optional[float] = Field(..., description="age of the collector's report; null before the first")
     collector: ReportingCollector
     nodes: SendingNodes
-    silent: list[SilentNode]
-    late: list[LateNode]
+    silent: list[SilentNode] = Field(..., description="at most 100; `nodes` has the number of all")
+    late: list[LateNode] = Field(..., description="at most 100; `nodes` has the number of all")
     versions: list[NodeVersion]
     outputs: list[OutputHealth]
     journal: JournalHealth

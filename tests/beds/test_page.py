@@ -357,7 +357,7 @@ def test_usage_is_summed_by_a_group_with_co2_and_cost_and_their_sources(browser,
         shown(page, archived, "#/usage?span=90d")
         assert page.run(heads) == [
             *("User", "Used, wasted", "Jobs", "Core h ▼", "Used core h", "Wasted core h", "CPU efficiency", "GPU h"),
-            *("Memory GiB h", "kWh", "CO2 kg", "Cost EUR"),
+            *("Memory GiB h", "Energy", "CO2 kg", "Cost EUR"),
         ]
         assert len(page.run("[...document.querySelectorAll('.usage tbody th')].map(e => e.textContent)")) == 11
         sources = page.run("[...document.querySelectorAll('.sources li')].map(e => e.textContent)")

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from colmet.archive.queries import JobFilter
+from colmet.web.health import health_answer
 from colmet.web.stored_routes import Stored
 from tests.beds.pages import PASSWORD, choose, served, shown, texts
 from tests.support import web_facts
 from tests.support.status_answers import COLLECTOR
-from tests.support.web_health import health_of
+from tests.support.web_health import NODE_7, health_of
 from tests.support.web_jobs import jobs_in
 
 CELLS = "[...document.querySelectorAll('.nodes a')]"
@@ -140,6 +143,109 @@ def test_a_collector_in_good_health_has_no_empty_tables(browser):
         assert texts(page, "#main h2 + p")[:2] == ["No node is silent.", "No node's rows arrive more than 10 s late."]
         assert len(texts(page, "table")) == 1
         assert any(one.startswith("Keys are off") for one in texts(page, "#main h2 + p"))
+
+
+def test_lists_of_the_health_name_the_number_of_all_nodes(browser):
+    nodes = [{"node": f"node{n}", "silent": False, "lag": 30.0} for n in range(150)]
+    spools = [{"node": f"node{n}", "waiting": 90, "dropped": 0, "acknowledged": 1} for n in range(140)]
+    silent = [{**NODE_7, "name": f"node{n}"} for n in range(200)]
+    senders = {**COLLECTOR["senders"], "silent": 3000, "worst": silent}
+    events = {"lost_rows": 5, "output_failures": 2, "jobs_without_rows": 4}
+    facts = web_facts.MadeUpFacts(3, 3)
+    facts.health = lambda: health_answer(
+        {**COLLECTOR, "senders": senders, "last_hour": events}, 1.0, nodes, spools, time.time()
+    )
+    with served(facts) as url, browser.page() as page:
+        page.open(f"{url}#/health")
+        page.wait("document.querySelector('.verdict')?.textContent")
+        rest = texts(page, "#main section > p.soft")
+        assert rest == [
+            "and 2,980 more: colmet status collector --all",
+            "and 130 more: colmet status collector --all",
+            "and 120 more",
+        ]
+        rows = {
+            title: page.run(
+                f"[...document.querySelectorAll('[aria-labelledby={title}] tbody tr')].map(e => e.innerText.trim())"
+            )
+            for title in ("drops-title", "events-title")
+        }
+        assert [one.split("\t") for one in rows["drops-title"]] == [["lost rows", "5"]]
+        assert [one.split("\t")[0] for one in rows["events-title"]] == [
+            "jobs without rows (harmless)",
+            "output failures",
+        ]
+
+
+def test_events_that_are_no_drops_are_not_called_drops(browser):
+    facts = web_facts.MadeUpFacts(3, 3)
+    facts.health = lambda: health_of([], 1e9, {**COLLECTOR, "last_hour": {"jobs_without_rows": 4}})
+    with served(facts) as url, browser.page() as page:
+        page.open(f"{url}#/health")
+        page.wait("document.querySelector('.verdict')?.textContent.startsWith('OK')")
+        assert "Nothing was dropped or refused in the last hour." in texts(page, "#main h2 + p")
+
+
+CHART = "document.querySelector('figure[aria-label=\"%s\"]')"
+
+
+def test_the_cpu_modes_of_a_node_make_all_of_its_cpus(browser, site):
+    with browser.page() as page:
+        shown(page, site, "#/node/node3")
+        page.wait(f"{CHART % 'CPU cores'}?.querySelector('canvas')")
+        names = page.run(f"[...{CHART % 'CPU cores'}.querySelectorAll('.lines li span')].map(e => e.textContent)")
+        assert names == [
+            *("user", "system", "interrupts", "low priority", "waiting for storage", "hypervisor", "idle"),
+            "all CPUs (limit)",
+        ]
+        page.run(f"{CHART % 'CPU cores'}.querySelector('details summary').click()")
+        page.wait(f"{CHART % 'CPU cores'}.querySelectorAll('.values tbody tr').length > 9")
+        rows = page.run(
+            f"[...{CHART % 'CPU cores'}.querySelectorAll('.values tbody tr')]"
+            ".map(tr => [...tr.cells].slice(1).map(td => Number(td.textContent)))"
+        )
+        whole = [row for row in rows if row[0] is not None]
+        assert len(whole) > 9
+        for *parts, cpus in whole:
+            assert cpus == web_facts.CPUS and abs(sum(parts) - cpus) < 0.5
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_limit_has_a_dash_pattern_and_a_colour_that_no_measured_line_has(chromium, dark):
+    with chromium.page(dark=dark) as page, served(web_facts.MadeUpFacts(3, 3)) as url:
+        shown(page, url, "#/node/node1")
+        limits, lines = page.run(
+            "import('/static/layers.js').then(m => {"
+            "const limits = m.looks([1, 2].map(n => ({name: `l${n}`, role: 'limit'})));"
+            "const lines = m.looks([1, 2, 3, 4, 5, 6].map(n => ({name: `m${n}`})));"
+            "const all = [...lines, ...m.looks([{name: 'p', role: 'part'}, {name: 'used'}]),"
+            "  ...m.looks([{name: 'a'}, {name: 'b', role: 'other', like: 'a'}])];"
+            "const told = list => list.map(l => [l.dash, m.ink(`--${l.colour}`)]); return [told(limits), told(all)]; })"
+        )
+        # a dash and a dot: lengths that differ
+        assert all(len(set(dash[::2])) == 2 for dash, _ in limits) and limits[0][0] != limits[1][0]
+        assert all(len(set(dash[::2])) < 2 for dash, _ in lines)
+        coloured = {colour for _, colour in lines[:6]}
+        assert len(coloured) == 6 and limits[0][1] not in coloured
+
+
+@pytest.mark.parametrize("span", ["900", "86400", "604800"])
+def test_the_charts_of_a_node_and_its_time_line_have_one_range(browser, site, span):
+    facts_since = int(time.time())
+    with browser.page() as page:
+        shown(page, site, f"#/node/node3?range={span}")
+        page.wait("document.querySelector('.lanes').ariaLabel.includes(' from ')")
+        lanes = "document.querySelector('.lanes').ariaLabel"
+        ends = (
+            "[...new Set([...document.querySelectorAll('.plot')].filter(e => e.offsetParent)"
+            ".map(e => `${e.ariaValueMin} ${e.ariaValueMax}`))]"
+        )
+        page.wait(f"{ends}.length === 1 && {ends}[0] !== 'null null'")
+        (both,) = page.run(ends)
+        since, until = map(int, both.split())
+        assert until - since == int(span) and abs(until - facts_since) < 60
+        told = f"import('/static/units.js').then(u => `from ${{u.when({since})}} to ${{u.when({until})}}`)"
+        assert page.run(lanes).endswith(page.run(told))
 
 
 BARS = "[...document.querySelectorAll('.lanes a')]"

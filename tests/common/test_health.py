@@ -22,6 +22,7 @@ from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
 from colmet.node.delivery.uplink import Times, Uplink, UplinkState
 from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.web.health import DROPS
 from tests.support.waiting import Clock
 
 SCHEMA = Schema("t_default", "job", (Field("cpu", "count", "counter"),))
@@ -203,6 +204,11 @@ def test_clocks_that_are_ahead_and_nodes_without_acknowledgements_are_in_the_sta
     assert health.status({})["senders"]["without_acknowledgements"] == 1
     health._parts.pop("link")  # none are given
     assert health.status({})["senders"]["without_acknowledgements"] == 0
+
+
+def test_each_counter_of_the_last_hour_is_one_of_drops_or_of_events(served):
+    events = {"forgotten_senders", "journal_failures", "output_failures", "reload_failures"}
+    assert set(make(served)[0].status({})["last_hour"]) == DROPS | events
 
 
 def test_what_outputs_refuse_and_a_reload_that_failed_are_in_the_last_hour(served):

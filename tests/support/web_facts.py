@@ -62,11 +62,12 @@ GPU_COLUMNS = {
         ("power", "mW", "gauge", "power"),
     ]
 }
+# CPUs of a node that are used at most, by state; its irq are none, and idle is the rest
+BUSY = {"user": 24.0, "nice": 3.0, "system": 10.0, "iowait": 6.0, "softirq": 4.0, "steal": 2.0}
 NODE_COLUMNS = {
     "procstats_default": [
-        ("stat_cpu_user", "jiffies", "counter", "time in user mode"),
-        ("stat_cpu_idle", "jiffies", "counter", "idle time"),
-        ("stat_cpu_iowait", "jiffies", "counter", "time waited for a block device"),
+        *[(f"stat_cpu_{state}", "jiffies", "counter", f"time: {state}") for state in (*BUSY, "irq", "idle")],
+        ("stat_cpus", "", "gauge", "CPUs"),
         ("meminfo_memtotal", "kbytes", "gauge", "memory that there is"),
         ("meminfo_memfree", "kbytes", "gauge", "memory that is free"),
         *[(f"meminfo_{name}", "kbytes", "gauge", name) for name in ("buffers", "cached", "sreclaimable", "shmem")],
@@ -382,10 +383,18 @@ class MadeUpFacts:
             return None  # a minute that was not measured
         if kind == "counter" and not is_rate:
             return t * 1e6
+        if column.startswith("stat_cpu_"):
+            used = {state: most * wave for state, most in BUSY.items()}
+            return {**used, "irq": 0.0, "idle": CPUS - sum(used.values())}[column[len("stat_cpu_") :]]
         wave *= PARTS.get(column, 1.0)
         if unit in ("nsec", "jiffies"):
             return 4.0 * wave
-        scale = {"cpus_allocated": 8.0, "memory_limit": 32.0 * GIB, "meminfo_memtotal": 256.0 * (1 << 20)}
+        scale = {
+            "cpus_allocated": 8.0,
+            "stat_cpus": float(CPUS),
+            "memory_limit": 32.0 * GIB,
+            "meminfo_memtotal": 256.0 * (1 << 20),
+        }
         scale.update(dict.fromkeys(("meminfo_buffers", "meminfo_sreclaimable", "meminfo_shmem"), 2.0 * (1 << 20)))
         scale["meminfo_cached"] = 20.0 * (1 << 20)
         if column in scale:

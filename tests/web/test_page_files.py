@@ -12,6 +12,7 @@ import pytest
 
 from colmet.archive.columns import RUNNING, STATES
 from colmet.archive.queries import SORTS
+from colmet.common.measures import NODE_CPU
 from colmet.web.archive_models import SHOWN
 from colmet.web.catalogue import measures_answer
 
@@ -71,6 +72,16 @@ def test_the_page_draws_measures_that_the_collector_declares(name):
     declared = measures_answer()
     assert len(drawn) > 10
     assert [key for how, key in drawn if key not in declared["measures" if how == "line" else "sums"]] == []
+
+
+def test_the_parts_of_a_nodes_cpus_make_the_whole():
+    """All states of /proc/stat; those of guests are parts of user and of low priority."""
+    text = (STATIC / "node.js").read_text()
+    parts = re.findall(r'\b(line|sum)\("[^"]*", "(node_cpu_\w+)", (?:PART|\{ \.\.\.PART)', text)
+    sums = measures_answer()["sums"]
+    keys = [one for how, key in parts for one in ([part["measure"] for part in sums[key]] if how == "sum" else [key])]
+    states = {measure.key for state, measure in NODE_CPU.items() if not state.startswith("guest")}
+    assert sorted(keys) == sorted(states)
 
 
 def test_the_page_lists_and_sorts_by_values_of_the_archive():

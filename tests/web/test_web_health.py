@@ -18,7 +18,7 @@ from tests.support.status_answers import COLLECTOR, changed
 from tests.support.waiting import Clock, wait_for
 from tests.support.web_client import ask
 from tests.support.web_facts import MadeUpFacts
-from tests.support.web_health import STATUS
+from tests.support.web_health import NODE_7, STATUS
 from tests.support.web_nodes import NS
 from tests.support.web_process import Bed
 from tests.support.web_users import ALICE, ROOT
@@ -68,7 +68,10 @@ def test_before_the_first_report_nothing_is_known():
     told = health_answer({}, None, [], [], 1e9)
     assert told["level"] == "unknown"
     assert told["reported_age"] is None and told["keys"]["required"] is None
-    assert told["nodes"] == dict.fromkeys(("heard", "silent", "gone", "lag_median_s", "lag_max_s"))
+    assert told["nodes"] == {
+        **dict.fromkeys(("heard", "silent", "gone", "lag_median_s", "lag_max_s")),
+        "late": 0,
+    }
 
 
 def test_the_report_of_another_version_is_a_warning():
@@ -82,7 +85,7 @@ def test_what_is_wrong_is_listed_with_its_place():
     assert told["silent"] == [{"node": "node7", "seen_age": 900.0, "version": "0.9"}]
     assert [one["name"] for one in told["outputs"] if not one["available"]] == ["elasticsearch"]
     assert told["versions"][0] == {"version": "1.0", "nodes": 480}
-    assert told["last_hour"] == [{"what": "missing batches", "count": 12, "harmless": False}]
+    assert told["last_hour"] == [{"what": "missing batches", "count": 12, "dropped": True, "harmless": False}]
     assert told["keys"]["required"] and told["keys"]["refused"][0]["address"] == "192.0.2.7"
     assert ["unknown key" in one["found"] for one in told["keys"]["findings"]] == [True, False]
 
@@ -91,6 +94,26 @@ def test_late_nodes_are_listed_the_latest_first():
     nodes = [{"node": f"n{n}", "silent": n == 3, "lag": lag} for n, lag in enumerate((0.1, 20.0, 300.0, 900.0, None))]
     told = health_answer(STATUS, 2.0, nodes, [], 1e9)
     assert [one["node"] for one in told["late"]] == ["n2", "n1"]
+
+
+def test_lists_have_at_most_100_nodes_and_the_number_of_all():
+    nodes = [{"node": f"n{n}", "silent": False, "lag": 20.0} for n in range(130)]
+    spools = [{"node": f"n{n}", "waiting": 50, "dropped": 0, "acknowledged": 1} for n in range(140)]
+    silent = [{**NODE_7, "name": f"s{n}"} for n in range(200)]
+    status = {**STATUS, "senders": {**STATUS["senders"], "silent": 250, "worst": silent}}
+    told = health_answer(status, 2.0, nodes, spools, 1e9)
+    assert [len(told[key]) for key in ("silent", "late")] == [100, 100] and len(told["spools"]["worst"]) == 100
+    assert (told["nodes"]["silent"], told["nodes"]["late"], told["spools"]["remarkable"]) == (250, 130, 140)
+
+
+def test_what_is_no_loss_of_data_is_no_drop():
+    events = {"dropped_rows": 3, "output_failures": 2, "jobs_without_rows": 4, "reload_failures": 0}
+    told = health_answer({**COLLECTOR, "last_hour": events}, 2.0, [], [], 1e9)["last_hour"]
+    assert [(one["what"], one["dropped"], one["harmless"]) for one in told] == [
+        ("dropped rows", True, False),
+        ("output failures", False, False),
+        ("jobs without rows", False, True),
+    ]
 
 
 def agent_table(time_s, **columns):

@@ -3,9 +3,9 @@
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { el, keep, mark, say } from "./dom.js";
 import { fileName, picture, save } from "./download.js";
-import { ink, layers, looks, top } from "./layers.js";
+import { ink, label, layers, looks, top } from "./layers.js";
 import { csv, summary } from "./series.js";
-import { NONE, clock, day, iso, lasting, quantity, sentence, when, zone } from "./units.js";
+import { NONE, clock, day, lasting, moment, quantity, sentence, when, zone } from "./units.js";
 
 // here, as in the page it would delay the first paint
 document.head.prepend(el("link", { rel: "stylesheet", href: new URL("vendor/uplot/uPlot.min.css", import.meta.url) }));
@@ -275,7 +275,7 @@ export class Chart {
       const found = summary(line.values);
       return line.max ? { ...found, min: summary(line.min).min, max: summary(line.max).max } : found;
     });
-    const entries = this.lines.map((line, n) => ({ name: line.name, look: look[n], sum: this.sums[n], key: `${line.name}|${JSON.stringify(look[n])}` }));
+    const entries = this.lines.map((line, n) => ({ name: label(line), look: look[n], sum: this.sums[n], key: `${line.name}|${JSON.stringify(look[n])}` }));
     keep(this.items, entries, ({ key }) => key, ({ name, look: one }) => el("li", {}, stroke(one), el("span", { text: name }), el("b")), () => {});
     this.#point(this.plot?.cursor.idx ?? null);
     keep(this.numbers, entries, ({ key }) => key, ({ name, look: one }) => {
@@ -302,7 +302,7 @@ export class Chart {
       return value === undefined ? "" : value === null ? NONE : this.text(value);
     }) }));
     keep(this.rows, rows.reverse(), ({ time }) => time, ({ time }) => {
-      return el("tr", {}, el("th", { scope: "row", class: "left", title: iso(time), text: when(time) }), ...this.lines.map(() => el("td")));
+      return el("tr", {}, el("th", { scope: "row", class: "left", title: moment(time), text: when(time) }), ...this.lines.map(() => el("td")));
     }, (node, { texts }) => texts.forEach((text, n) => say(node.children[n + 1], text)));
   }
 
@@ -323,7 +323,7 @@ export class Chart {
 
   async #png() {
     const look = looks(this.lines);
-    const legend = this.lines.map((line, n) => ({ text: line.name, ...look[n] }));
+    const legend = this.lines.map((line, n) => ({ text: label(line), ...look[n] }));
     const title = [this.more.of, this.title].filter(Boolean).join(": ");
     save(await picture(this.plot.ctx.canvas, title, legend), this.#name("png"));
   }

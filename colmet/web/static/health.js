@@ -4,7 +4,7 @@ import { ask, now } from "./api.js";
 import { nodeAddress } from "./columns.js";
 import { Facts, el, keep, mark, say } from "./dom.js";
 import { Table, column, linked } from "./table.js";
-import { NONE, ago, count, iso, lasting, sentence, size, when } from "./units.js";
+import { NONE, ago, count, lasting, moment, sentence, size, when } from "./units.js";
 
 const WORDS = { ok: "OK", warning: "Warning", critical: "Critical", unknown: "Unknown" };
 const MOST = 20; // rows of a list before "and more"
@@ -18,6 +18,7 @@ const RECEIVED = [
   ["missing", "Batches missing"], ["duplicates", "Batches twice"], ["rejects", "Messages that cannot be read"], ["foreign", "Messages with another host's key"],
   ["limited", "Messages beyond the rate limit"], ["left_out", "Rows dropped"], ["conflicts", "Batches with another one's number"],
 ];
+const REST = ": colmet status collector --all";
 const NOTHING = "Nothing was dropped or refused in the last hour.";
 
 /** Fill an element with a text in which `...` is code. */
@@ -56,14 +57,20 @@ class Part {
     this.element = el("section", { class: "narrow", "aria-labelledby": id }, el("h2", { id, text: title }), this.text, ...(columns ? [this.table.element, this.more] : []));
   }
 
-  show(text, rows = []) {
+  /**
+   * Show rows below a text.
+   * @param {number} total number of all rows, if these are the first of them
+   * @param {string} where the others are
+   */
+  show(text, rows = [], total = rows.length, where = "") {
     words(this.text, text);
     this.text.hidden = !text;
     this.rows = rows;
     if (!this.table) return;
     this.table.element.hidden = !rows.length;
-    this.more.hidden = rows.length <= MOST;
-    say(this.more, `and ${count(rows.length - MOST)} more: colmet status collector --all`);
+    const more = Math.max(total, rows.length) - Math.min(MOST, rows.length);
+    this.more.hidden = !more;
+    say(this.more, `and ${count(more)} more${where}`);
     this.#list();
   }
 
@@ -99,7 +106,7 @@ export class Health {
       node,
       column("seen", "Last heard", (row) => when(row.seen), { show: (cell, row) => {
         say(cell, when(row.seen));
-        mark(cell, "title", row.seen == null ? null : `${ago(row.seen, now())}, ${iso(row.seen)}`);
+        mark(cell, "title", row.seen == null ? null : `${ago(row.seen, now())}, ${moment(row.seen)}`);
       } }),
       column("version", "Version", (row) => row.version ?? NONE, { left: true }),
     ], (row) => row.node, "seen");
@@ -108,7 +115,9 @@ export class Health {
       node, number("waiting", "Waiting", { long: "batches kept until they are acknowledged" }), number("dropped", "Dropped", { long: "batches given up, beyond the bounds of the spool" }),
     ], (row) => row.node, "waiting");
     this.drops = new Part("drops-title", "Drops in the last hour", [column("what", "What", (row) => row.what, { left: true }), number("count", "Number")], (row) => row.what, "count");
-    this.since = new Facts("Since the start of the collector");
+    this.events = new Part("events-title", "Other events of the last hour", [column("what", "What", (row) => row.what, { left: true }), number("count", "Number")], (row) => row.what, "count");
+    this.since = new Facts("Missing, refused and dropped since the start of the collector");
+    this.started = el("section", { "aria-labelledby": "since-title" }, el("h2", { id: "since-title", text: "Since the start of the collector" }), this.since.element);
     this.versions = new Part("versions-title", "Versions", [column("version", "colmet-node", (row) => row.version, { left: true }), number("nodes", "Nodes")], (row) => row.version, "nodes");
     this.keys = new Part("keys-of-nodes-title", "Keys", [
       column("address", "From", (row) => row.address || NONE, { left: true }),
@@ -117,11 +126,11 @@ export class Health {
     ], (row) => `${row.address} ${row.why}`, "count");
     this.advice = new Findings("Refused connections");
     this.keys.element.append(this.advice.element);
-    this.drops.element.append(this.since.element);
     this.element = el("div", {},
       el("h1", { text: "Health", tabindex: "-1" }),
       this.verdict, this.about, this.findings.element, this.facts.element,
-      ...[this.outputs, this.silent, this.late, this.spools, this.drops, this.versions, this.keys].map((part) => part.element));
+      ...[this.outputs, this.silent, this.late, this.spools, this.drops, this.events].map((part) => part.element),
+      this.started, this.versions.element, this.keys.element);
   }
 
   close() {}
@@ -152,11 +161,16 @@ export class Health {
     this.outputs.show(outputs.length ? "" : "The collector has no output.", outputs.map((one) => ({
       ...one, state: one.available ? "writes" : `AWAY for ${lasting(one.away_s)}`,
     })));
-    this.silent.show(health.silent.length ? "" : "No node is silent.", health.silent.map((one) => ({ ...one, seen: one.seen_age == null ? null : health.time - one.seen_age })));
-    this.late.show(health.late.length ? "" : "No node's rows arrive more than 10 s late.", health.late);
-    this.spools.show(spool(spools), spools.worst);
-    this.drops.show(health.last_hour.length ? "" : NOTHING, health.last_hour);
-    this.since.show(RECEIVED.map(([key, name]) => [name, health.received[key] ? count(health.received[key]) : null, "since the start of the collector"]));
+    this.silent.show(health.silent.length ? "" : "No node is silent.", health.silent.map((one) => ({ ...one, seen: one.seen_age == null ? null : health.time - one.seen_age })), nodes.silent, REST);
+    this.late.show(health.late.length ? "" : "No node's rows arrive more than 10 s late.", health.late, nodes.late, REST);
+    this.spools.show(spool(spools), spools.worst, spools.remarkable);
+    const drops = health.last_hour.filter((one) => one.dropped);
+    this.drops.show(drops.length ? "" : NOTHING, drops);
+    const events = health.last_hour.filter((one) => !one.dropped);
+    this.events.show("", events.map((one) => ({ ...one, what: one.harmless ? `${one.what} (harmless)` : one.what })));
+    this.events.element.hidden = !events.length;
+    this.since.show(RECEIVED.map(([key, name]) => [name, health.received[key] ? count(health.received[key]) : null]));
+    this.started.hidden = !RECEIVED.some(([key]) => health.received[key]);
     const other = health.versions.filter((one) => one.version !== collector.version).reduce((sum, one) => sum + one.nodes, 0);
     this.versions.show(
       other ? `${count(other)} ${other === 1 ? "node has" : "nodes have"} another version than the collector, ${collector.version}. docs/upgrade.md has what each version reads.` : health.versions.length ? `All nodes have the version of the collector, ${collector.version}.` : "No node is heard.",

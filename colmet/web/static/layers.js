@@ -2,13 +2,16 @@
 
 import { carried, joined, stacked } from "./series.js";
 
-const DASHES = [[], [8, 4], [2, 3], [12, 3, 2, 3], [5, 2], [1, 5]]; // lines differ not by colour alone
-const LIMIT_DASHES = [[6, 4], [2, 2]];
+const DASHES = [[], [8, 4], [2, 3], [16, 3], [5, 2], [1, 5]]; // lines differ not by colour alone
+const LIMIT_DASHES = [[12, 4, 2, 4], [12, 4, 2, 4, 2, 4]]; // dots after a dash: of limits alone
 const OTHER_DASH = [3, 4];
 const FAR = 10; // times the largest value: a limit beyond it is above the chart
 const AREA = 0.5; // strength of the colour of an area
 const BAND = 0.22;
 export const MOST_LINES = DASHES.length;
+
+/** Return the name of a line for a legend. */
+export const label = ({ name, role }) => (role === "limit" && !/limit/.test(name) ? `${name} (limit)` : name);
 
 /** Return the value of a CSS variable of the page. */
 export const ink = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -23,13 +26,14 @@ function mixed(colour, strength) {
 
 /**
  * Return the looks of lines: {shape, colour, dash}; a shape is area, line or band.
- * @param {Array} lines with a `role`: part (of a stack), limit, other (of another job, looks like the line `like`), or none
+ * @param {Array} lines with a `role`: part (of a stack, `idle` if it is no use), limit, other (of another job, looks like the line `like`), or none
  */
 export function looks(lines) {
   const stack = lines.some((line) => line.role === "part");
   let next = 0;
   let limits = 0;
   const found = lines.map((line) => {
+    if (line.idle) return { shape: "area", colour: "idle", dash: [] };
     if (line.role === "part") return { shape: "area", colour: `c${next++ % MOST_LINES}`, dash: [] };
     if (line.role === "limit") return { shape: "line", colour: "limit", dash: LIMIT_DASHES[limits++ % 2] };
     if (line.role === "other") return null;

@@ -27,9 +27,10 @@ export function line(name, key, more = {}) {
 }
 
 /** A line of a sum of measures, some subtracted. */
-export function sum(name, key) {
+export function sum(name, key, more = {}) {
   const terms = declared.sums[key].map(({ measure, sign }) => [sourcesOf(measure)[0].table, sourcesOf(measure)[0].column, sign]);
-  return { name, terms, rate: false, mean: false };
+  const { rate } = declared.measures[declared.sums[key][0].measure];
+  return { name, terms, rate, mean: false, ...more };
 }
 
 /** Why a table is missing, for people. */

@@ -8,18 +8,21 @@ import { Panels } from "./panels.js";
 import { Table } from "./table.js";
 import { TimeLine } from "./timeline.js";
 
+const DAY_S = 86400;
 const PART = { role: "part" }; // of a stack
 
 const charts = () => [
   ["CPU cores", [
     line("user", "node_cpu_user", PART),
     line("system", "node_cpu_system", PART),
+    sum("interrupts", "node_cpu_interrupts", PART),
     line("low priority", "node_cpu_nice", PART),
     line("waiting for storage", "node_cpu_iowait", PART),
     line("hypervisor", "node_cpu_steal", PART),
-    line("idle", "node_cpu_idle", PART),
+    line("idle", "node_cpu_idle", { ...PART, idle: true }),
+    line("all CPUs", "node_cpus", { role: "limit" }),
   ]],
-  ["Memory", [sum("used", "node_memory_used"), line("all", "node_memory_memtotal", { role: "limit" }), sum("swap used", "node_swap_used")]],
+  ["Memory", [sum("used", "node_memory_used"), line("all memory", "node_memory_memtotal", { role: "limit" }), sum("swap used", "node_swap_used")]],
   ["Storage", [line("read", "node_read"), line("written", "node_write")]],
   ["Load", [line("1 minute", "node_load"), line("15 minutes", "node_load_15")]],
   ["InfiniBand", [line("received", "network_received"), line("sent", "network_sent")]],
@@ -61,13 +64,6 @@ export class Host {
     this.table.show(this.table.arranged(this.rows));
   }
 
-  /** Return the time that the charts show: [since, until]. */
-  #span() {
-    const { zoom, range, earliest } = this.panels;
-    const since = range === "all" ? earliest ?? now() - 86400 : now() - Number(range);
-    return zoom ?? [since, now()];
-  }
-
   async refresh(signal) {
     const { node, jobs, tables, warnings } = await ask(this.path, {}, signal);
     say(this.about, node.silent ? "Silent: it has sent nothing for a while; its last values are shown." : "");
@@ -84,6 +80,6 @@ export class Host {
       this.below.append(this.panels.element);
     }
     this.panels.refresh(signal, tables, [], null);
-    await this.line.refresh(signal, jobs, this.#span());
+    await this.line.refresh(signal, jobs, this.panels.span ?? [now() - DAY_S, now()]);
   }
 }

@@ -33,6 +33,7 @@ export class Panels {
    */
   constructor(path, charts, context, range, of = context.what) {
     this.path = path;
+    this.ofJob = path.startsWith("api/v1/jobs/");
     this.charts = charts;
     this.context = context;
     this.of = of;
@@ -48,6 +49,7 @@ export class Panels {
     this.compared = new Comparison(asked("with"), (job) => this.#choose("with", job));
     this.start = null; // of the job, for a comparison
     this.requested = {}; // by key
+    this.span = null; // [since, until] of all time axes; null as long as it is unknown
     this.bounds = null; // [since, until] of one of several jobs with a number; null for all rows
     this.earliest = null; // times of all values
     this.latest = null;
@@ -74,7 +76,7 @@ export class Panels {
         choice("Time", RANGES, this.range, (value) => this.#ranged(value)),
         this.which,
         this.columns,
-        ...(path.startsWith("api/v1/jobs/") ? [this.compared.element] : []),
+        ...(this.ofJob ? [this.compared.element] : []),
         el("span", {}, this.link, this.copied)),
       this.hint,
       el("p", { class: "unseen", id: "chart-keys", text: KEYS }),
@@ -115,6 +117,7 @@ export class Panels {
   /** Show a part of the time; null for all of the range. */
   #zoomed(zoom) {
     this.zoom = zoom;
+    this.span = zoom ?? this.span;
     this.back.hidden = zoom === null;
     this.context.remember({ from: zoom?.[0], to: zoom?.[1] });
     if (zoom !== null) for (const chart of this.made.values()) chart.within?.(zoom, this.#origin());
@@ -285,6 +288,7 @@ export class Panels {
     const { seconds, unknown, limits } = this.#span(end);
     const mode = this.#mode();
     const round = new Round(this.path, signal, limits, this.node, mode);
+    this.span = this.#shown(round) ?? this.span;
     const left = mode === EACH ? [] : this.#lay(this.#wanted());
     if (mode === EACH) await this.#small(round);
     else await this.compared.load(signal);
@@ -305,7 +309,8 @@ export class Panels {
     };
     await Promise.all(Array.from({ length: AT_ONCE }, work));
     if (signal.aborted) return;
-    for (const chart of this.made.values()) chart.within?.(this.#shown(round), this.#origin());
+    this.span = this.#shown(round);
+    for (const chart of this.made.values()) chart.within?.(this.span, this.#origin());
     const ended = end !== null || this.zoom !== null;
     this.due = this.outdated ? 0 : now() + (round.failed || (ended ? MOST_S : Math.min(MOST_S, Math.max(LEAST_S, (seconds ?? 86400) / POINTS))));
     if (unknown && this.latest !== null) this.outdated = true;
@@ -314,10 +319,11 @@ export class Panels {
     say(this.from, [none, origin(round.sources, round.warnings), lasted].filter(Boolean).join(" "));
   }
 
-  /** Return the range of all time axes; null without values. */
+  /** Return the range of all time axes: of a job, that of its values; of a node, the chosen one. Null without values. */
   #shown({ limits, ends }) {
     if (this.zoom) return this.zoom;
     const [since, until] = ends;
+    if (!this.ofJob && limits.since !== undefined) return [limits.since, limits.until];
     if (since > until) return null;
     return [Math.max(since, limits.since ?? since), until];
   }

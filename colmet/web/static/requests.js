@@ -54,7 +54,7 @@ export class Round {
     if (one.terms) {
       const parts = [];
       for (const source of one.terms) parts.push(together(await this.get(source, one.rate, { together: true }), this.how(one)));
-      return [{ name: one.name, role: one.role, ...combined(parts, one.terms.map(([, , sign]) => sign)) }];
+      return [{ name: one.name, role: one.role, part: one.part, ...combined(parts, one.terms.map(([, , sign]) => sign)) }];
     }
     const apart = one.apart && this.mode !== SPREAD;
     let answer = null;
@@ -71,6 +71,6 @@ export class Round {
     if (apart) answer = await this.get(source, one.rate, { together: true });
     const line = together(answer, this.how(one));
     const band = (this.mode === SPREAD || one.mean) && !one.role && line.several && one.band !== false; // of a mean: also over devices
-    return [{ name, role: one.role, part: one.part, ...line, ...(band ? {} : { min: null, max: null }) }];
+    return [{ name, role: one.role, part: one.part, idle: one.idle, ...line, ...(band ? {} : { min: null, max: null }) }];
   }
 }

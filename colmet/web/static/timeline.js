@@ -22,7 +22,7 @@ export class TimeLine {
     this.asked = "";
     this.stored = [];
     this.total = 0;
-    this.lanes = el("ol", { class: "lanes", "aria-label": `Jobs on ${node} over time` });
+    this.lanes = el("ol", { class: "lanes", "aria-label": `Jobs on ${node}` });
     this.axis = el("div", { class: "axis", "aria-hidden": "true" });
     this.about = el("p", { class: "soft" });
     this.element = el("div", { class: "timeline" }, el("h3", { text: "Jobs" }), this.lanes, this.axis, this.about);
@@ -87,6 +87,7 @@ export class TimeLine {
       say(link, one.text);
       Object.assign(node.style, { left: `${from}%`, width: `${to - from}%`, top: `${LANE * one.lane}px` });
     });
+    mark(this.lanes, "aria-label", `Jobs on ${this.node} from ${when(since)} to ${when(until)}`);
     this.lanes.style.height = `${LANE * ends.length}px`;
     this.lanes.hidden = !shown.length;
     const more = bars.length - shown.length + Math.max(0, this.total - this.stored.length);

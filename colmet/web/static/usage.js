@@ -4,7 +4,7 @@ import { ask, now, who } from "./api.js";
 import { Facts, Warnings, choice, el, say } from "./dom.js";
 import { save } from "./download.js";
 import { Table, column, graded } from "./table.js";
-import { NONE, cores, count, share } from "./units.js";
+import { NONE, cores, count, energy, share } from "./units.js";
 
 const EVERY_S = 300; // between two requests for the same sums
 const MOST_ROWS = 500;
@@ -38,7 +38,7 @@ function columns(by, { sources, currency }) {
     graded("efficiency", "CPU efficiency", (row) => share(row.efficiency), (row) => row.efficiency, (row) => row.cpu_grade ?? "", { long: "core hours used, of those allocated" }),
     sum("gpu_s", "GPU h", HOUR_S, { rank: 2, long: "hours of allocated GPUs" }),
     sum("memory_byte_s", "Memory GiB h", HOUR_S * GIB, { rank: 3, long: "memory in use times duration" }),
-    sum("energy_joules", "kWh", KWH, { rank: 1, long: "share of the nodes' energy, and the GPUs'" }),
+    column("energy_joules", "Energy", (row) => energy(row.energy_joules), { optional: true, rank: 1, long: "share of the nodes' energy, and the GPUs'" }),
     ...(known("CO2") ? [sum("co2_g", "CO2 kg", 1000, { rank: 2 })] : []),
     ...(known("Cost") ? [sum("cost", `Cost ${currency ?? ""}`.trim(), 1, { rank: 2 })] : []),
   ];
@@ -181,7 +181,7 @@ export class Usage {
       ["Core hours used", all.core_s == null ? null : `${hours(all.cpu_s == null ? null : all.cpu_s / HOUR_S)} of ${hours(all.core_s / HOUR_S)}`, "of the core hours allocated"],
       ["CPU efficiency", all.efficiency == null ? null : `${share(all.efficiency)} ${all.cpu_grade}`],
       ["GPU hours", all.gpu_s ? `${of("gpu_s", HOUR_S, "h")}${all.gpu_busy_s == null ? "" : `, ${share(all.gpu_busy_s / all.gpu_s)} used`}` : null],
-      ["Energy", of("energy_joules", KWH, "kWh")],
+      ["Energy", all.energy_joules == null ? null : energy(all.energy_joules)],
       ["CO2", of("co2_g", 1000, "kg")],
       ["Cost", of("cost", 1, currency ?? "")],
     ]);
