@@ -436,8 +436,8 @@ def test_the_report_of_a_job_is_one_link_away_and_keeps_its_layout(browser):
     facts = web_facts.MadeUpFacts(20, 100)
     with served(facts, stored=stored_of(facts)) as url, browser.page() as page:
         page.open(f"{url}#/job/{web_facts.STORED_ONLY}")
-        page.wait("document.querySelector('a[href$=\"report.html\"]')?.offsetParent")
-        page.run("document.querySelector('a[href$=\"report.html\"]').click()")
+        page.wait("document.querySelector('a[href*=\"report.html?zone=\"]')?.offsetParent")
+        page.run("document.querySelector('a[href*=\"report.html?zone=\"]').click()")
         page.wait("document.querySelector('footer')?.textContent.includes('colmet report')")
         assert page.run("document.querySelector('h1').textContent").startswith(f"Job {web_facts.STORED_ONLY} of")
         assert page.run("document.querySelectorAll('.chart svg').length") > 2

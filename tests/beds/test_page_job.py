@@ -99,7 +99,8 @@ def test_the_report_is_at_the_top_with_the_grades_of_the_interface_as_colours_an
             "[...document.querySelectorAll('.report, .advice, .uses, .charts')].map(e => e.className.split(' ')[0])"
         )
         assert order == ["report", "advice", "uses", "charts"]
-        assert page.run("document.querySelector('.report a').href").endswith(f"/api/v1/jobs/{ALONE}/report.html")
+        link = page.run("document.querySelector('.report a').href")
+        assert f"/api/v1/jobs/{ALONE}/report.html?zone=" in link
 
 
 def test_a_job_that_the_archive_alone_has_left_is_shown_with_why_it_ended_and_its_short_curves(browser, site):
@@ -166,7 +167,7 @@ def test_parts_are_stacked_up_to_their_whole_and_what_was_not_measured_is_a_line
     with browser.page() as page:
         drawn(page, site, ALONE)
         names = page.run(f"[...({CPU}).querySelectorAll('.lines li span')].map(e => e.textContent)")
-        assert names[:4] == ["user", "kernel", "used", "allocated"]
+        assert names[:4] == ["user", "kernel", "used", "allocated (limit)"]
         shapes = page.run(
             f"[...({CPU}).querySelectorAll('.stroke')].map(e => e.querySelector('rect')?.className.baseVal ?? '')"
         )
