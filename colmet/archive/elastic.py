@@ -23,6 +23,7 @@ from colmet.archive.queries import (
     UsageGroup,
     check_groups,
     check_page,
+    task_parts,
 )
 from colmet.archive.store import ArchiveError
 from colmet.common.errors import OutputUnavailable
@@ -266,6 +267,10 @@ def filters_of(where: JobFilter) -> Filters:
         found.append({"terms": {"job": jobs}} if jobs else _NOTHING)
     if where.array:
         found.append({"term": {"array": where.array}})
+    if where.task:
+        task = task_parts(where.task) or ("", -1)  # of no array
+        named = [{"term": {"batch_id": where.task}}, {"term": {"array_index": task[1]}}]
+        found += [{"term": {"array": task[0]}}, {"bool": {"should": named}}]
     if where.name:
         found.append({"wildcard": {LOWER_NAME: {"value": f"*{_plain(_lower(where.name))}*"}}})
     if where.since is not None:

@@ -24,6 +24,7 @@ from colmet.archive.queries import (
     check_groups,
     check_page,
     spans,
+    task_parts,
 )
 from colmet.archive.store import ArchiveError, ArchiveStore
 
@@ -249,6 +250,10 @@ def _where(where: JobFilter) -> Where:
         add(f"(l.start, l.job) IN ({of})", *where.hosts)
     if where.array:
         add("l.array = ?", where.array)
+    if where.task:
+        task = task_parts(where.task) or ("", -1)  # of no array
+        of = "SELECT batch_id = ? OR array_index = ? FROM jobs AS t WHERE t.job = l.job AND t.start = l.start"
+        add(f"l.array = ? AND ({of})", task[0], where.task, task[1])
     if where.name:
         # LIKE makes no copy of each name, unlike lower(); both know the case of ASCII letters
         add("l.name LIKE ? ESCAPE '\\'", "%" + re.sub(r"([%_\\])", r"\\\1", where.name) + "%")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import calendar
+import re
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -32,6 +33,7 @@ SUMS = {
     "energy_joules": JobColumn("energy_joules", REAL, "J", "Shares of the nodes' energy, and the GPUs'."),
 }
 
+_TASK = re.compile(r"([0-9]{1,18})[_.]([0-9]{1,9})")  # of an array: 17_3 by Slurm, 17.3 by Grid Engine
 Row = dict[str, Any]  # values by name of `ANSWERS`; None for a missing one
 
 
@@ -49,6 +51,7 @@ class JobFilter(NamedTuple):
     hosts: Sequence[str] = ()  # it ran on one of them
     jobs: Sequence[int] = ()
     array: str = ""  # id of its array
+    task: str = ""  # of an array, named as its batch system does: 17_3
     name: str = ""  # a part of its name, in any case
     since: float | None = None  # seconds since 1970: it ended then or later, or runs
     until: float | None = None  # it started before
@@ -61,13 +64,19 @@ class JobFilter(NamedTuple):
         for state in self.states:
             if state not in STATES:
                 raise QueryError(f"state {state!r:.100} is none of {', '.join(STATES)}{did_you_mean(state, STATES)}")
-        texts = (*self.users, *self.projects, *self.queues, *self.hosts, self.array, self.name, self.rule)
+        texts = (*self.users, *self.projects, *self.queues, *self.hosts, self.array, self.task, self.name, self.rule)
         if any(len(text) > MAX_TEXT for text in texts):
             raise QueryError(f"a text to search for has more than {MAX_TEXT} characters")
         if any(len(some) > MAX_VALUES for some in (self.users, self.projects, self.queues, self.hosts, self.jobs)):
             raise QueryError(f"a condition has more than {MAX_VALUES} values")
         if self.since is not None and self.until is not None and self.since > self.until:
             raise QueryError("the start of the interval is later than its end")
+
+
+def task_parts(text: str) -> tuple[str, int] | None:
+    """Return the id of the array and the index of a task, named as its batch system does; None for another text."""
+    match = _TASK.fullmatch(text)
+    return None if match is None else (match[1], int(match[2]))
 
 
 class JobPage(NamedTuple):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy as np
 from colmet.archive import footprint
 from colmet.archive.columns import ADVICE, BATCH, ENDED, FOOTPRINT, RUNNING, Summary, whole_of
 from colmet.archive.footprint import Footprint
-from colmet.report.advice import BECAUSE
+from colmet.report.advice import BECAUSE, withheld
 from colmet.report.model import (
     Advice,
     BatchFacts,
@@ -60,7 +61,7 @@ def report_of(
     runs = not is_over and bool(job.get("is_running") or (job.get("last") is None and job.get("state") == RUNNING))
     peaks = [one for one in hosts if _number(one, "memory_peak") is not None]
     fullest = max(peaks, key=_fullness, default=None)
-    return Report(
+    report = Report(
         job=whole_of(job.get("job")),
         user=str(job.get("owner") or job.get("user") or ""),
         state="running" if runs else "ended",
@@ -129,7 +130,6 @@ def report_of(
         completeness=JobCompleteness(whole_of(job.get("rows")), whole_of(job.get("missing")), "steps"),
         hosts=figures,
         advice=stored_advice(job),
-        advice_withheld="" if job.get(ADVICE.name) else _why_no_advice(job),
         curves=_curves(footprints_of(hosts) if curves is None else curves),
         switches=_number(job, "switches"),
         involuntary_switches=_number(job, "involuntary_switches"),
@@ -138,12 +138,13 @@ def report_of(
         batch=batch_of(job),
         source="archive",
     )
+    return report if job.get(ADVICE.name) else replace(report, advice_withheld=_why_no_advice(job, report))
 
 
-def _why_no_advice(job: Summary) -> str:
+def _why_no_advice(job: Summary, report: Report) -> str:
     if job.get("last") is None:
         return "no node measured the job"
-    return "there are too few samples, or too many are missing"
+    return withheld(report) or "its summary has none"
 
 
 def batch_of(job: Summary) -> BatchFacts | None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+from colmet.archive.columns import RUNNING
 from colmet.archive.grades import CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
 from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
@@ -14,6 +17,13 @@ GRADE_STYLES = {GOOD: "green", LOW: "yellow", POOR: "red", EXCEEDED: "bold red"}
 MOST_STARTS = 4
 WORDS = {CORES: "CPU efficiency", MEMORY: "Memory", GPUS: "GPU use", WALLTIME: "Walltime"}
 BARS = {CORES: "cyan", MEMORY: "magenta", GPUS: "blue", WALLTIME: "green"}
+_JUDGED = {CORES: "CPU time", MEMORY: "memory", GPUS: "GPU time", WALLTIME: "walltime"}
+_UNMEASURED = {
+    CORES: "its CPU time was not measured",
+    MEMORY: "its memory was not measured",
+    GPUS: "the use of its GPUs was not measured",
+    WALLTIME: "its walltime is judged of the whole job alone",
+}
 LONGEST_NAME = 60  # characters of a job's name
 _AMOUNTS = {CORES: cores, MEMORY: size, GPUS: cores, WALLTIME: duration}
 
@@ -30,8 +40,28 @@ def no_verdict(report: Report) -> str:
     elif report.wall_s < LEAST_S:
         why = f"the job has run for {duration(report.wall_s)}, and {duration(LEAST_S)} are required"
     else:
-        why = "its cores are unknown, and so are its memory limit and requests"
+        why = "; ".join(_ungraded(report))
     return f"No verdict: {why}."
+
+
+def _ungraded(report: Report) -> Iterator[str]:
+    """Yield why the uses of a job with enough samples and time have no grade."""
+    uses = uses_of(report)
+    known = [use.what for use in uses]
+    if CORES not in known:
+        yield "its cores are unknown"
+    if MEMORY not in known:
+        yield "neither a limit nor a request of memory is known"
+    for use in uses:
+        if use.used is None:
+            yield _UNMEASURED[use.what]
+        elif use.ratio is None:
+            yield f"how much it had of its {_JUDGED[use.what]} is unknown"
+        elif report.state == RUNNING:
+            yield f"its {_JUDGED[use.what]} is judged when it has ended"
+        else:
+            state = "" if report.batch is None else report.batch.state.replace("_", " ")
+            yield f"its {_JUDGED[use.what]} is judged of jobs that are done, and its state is {state or 'unknown'}"
 
 
 def _judged(use: Use, report: Report) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from statistics import median
@@ -11,7 +10,7 @@ from typing import Any, NamedTuple
 from colmet.archive.columns import DONE, ENDED, RUNNING
 from colmet.archive.derived import ANSWERS
 from colmet.archive.grades import grades_of
-from colmet.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
+from colmet.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row, task_parts
 from colmet.common.runtime.plural import some_of
 
 COLUMNS = (
@@ -31,7 +30,6 @@ COMPARED = ("wall_s", "cpu_ratio", "memory_peak", "gpu_ratio")  # of the jobs of
 FEWEST, FAR, FACTOR = 5, 5.0, 1.5  # jobs to compare; unusual: deviations from the median, and factor to it
 MOST_UNUSUAL = 10
 AT_ONCE = 200  # numbers of one question: of a URL
-_TASK = re.compile(r"([0-9]{1,18})[_.]([0-9]{1,9})")  # of an array: 17_3 by Slurm, 17.3 by Grid Engine
 
 
 class Spread(NamedTuple):
@@ -68,26 +66,16 @@ class SeveralJobs(NamedTuple):
 
 def task_of(archive: JobArchive, text: str) -> tuple[int, int] | None:
     """Return number and start of a task of an array, named as its batch system does; None for an unknown one."""
-    match = _TASK.fullmatch(text)
-    if match is None:
+    if not is_task(text):
         return None
-    columns, offset = ("job", "start", "batch_id", "array_index"), 0
-    by_index = None
-    while True:
-        page = archive.jobs(JobFilter(array=match[1]), columns, offset=offset, limit=MAX_ROWS)
-        for row in page.rows:
-            if row["batch_id"] == text:
-                return row["job"], row["start"]
-            if by_index is None and row["array_index"] == int(match[2]):
-                by_index = row["job"], row["start"]
-        offset += len(page.rows)
-        if not page.rows or offset >= page.total:
-            return by_index
+    rows = archive.jobs(JobFilter(task=text), ("job", "start", "batch_id")).rows
+    named = [(row["job"], row["start"]) for row in sorted(rows, key=lambda row: row["batch_id"] != text)]
+    return named[0] if named else None
 
 
 def is_task(text: str) -> bool:
     """Return whether a text names a task of an array."""
-    return _TASK.fullmatch(text) is not None
+    return task_parts(text) is not None
 
 
 def gather_jobs(

@@ -54,8 +54,9 @@ def build_app(
     known = (partial(has_archive, stored.archive), partial(is_archived, stored.archive))
     routes = Routes(queries, access, gridengine, connections, *known)
     routes.add_to(app)
-    StoredRoutes(routes, stored).add_to(app)
-    ArchiveRoutes(routes, stored.archive).add_to(app)
+    archived = ArchiveRoutes(routes, stored.archive)
+    StoredRoutes(routes, stored, archived.workers).add_to(app)
+    archived.add_to(app)
     files = read_files(folder)
     description = b""
 

@@ -56,6 +56,7 @@ class ListOptions(NamedTuple):
     state: str
     host: str
     array: str
+    task: str
     name: str
     since: Optional[float]
     until: Optional[float]
@@ -72,6 +73,7 @@ class ListOptions(NamedTuple):
             states=_listed(self.state),
             hosts=_listed(self.host),
             array=self.array,
+            task=self.task,
             name=self.name,
             since=self.since,
             until=self.until,
@@ -94,6 +96,7 @@ async def list_options(
     state: str = parameters.ARCHIVED_STATES,
     host: str = parameters.HOSTS,
     array: str = parameters.ARRAY,
+    task: str = parameters.TASK,
     name: str = parameters.JOB_NAME,
     since: Optional[float] = parameters.SINCE,
     until: Optional[float] = parameters.UNTIL,
@@ -101,7 +104,7 @@ async def list_options(
     rule: str = parameters.RULE,
 ) -> ListOptions:
     """Return the conditions of a request."""
-    return ListOptions(job, user, project, queue, state, host, array, name, since, until, efficiency_below, rule)
+    return ListOptions(job, user, project, queue, state, host, array, task, name, since, until, efficiency_below, rule)
 
 
 LIST = Depends(list_options)
@@ -115,12 +118,15 @@ class ArchiveRoutes:
     Args:
         routes: the other handlers.
         opener: opens the archive; None without one.
+
+    Attributes:
+        workers: answer the requests for the archive.
     """
 
     def __init__(self, routes: Routes, opener: Optional[Opener]) -> None:
         self._routes = routes
         self._opener = opener
-        self._workers = Workers("archive", 3, 64, 2, LATE_S)
+        self.workers = Workers("archive", 5, 64, 4, LATE_S)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
@@ -247,7 +253,7 @@ class ArchiveRoutes:
             except ColmetError as err:
                 return failure(503, str(err) if only is None else UNREADABLE)
 
-        return await self._routes.run(self._workers, request, make)
+        return await self._routes.run(self.workers, request, make)
 
 
 def _usage(group: UsageGroup, known: Factors) -> Mapping[str, Any]:

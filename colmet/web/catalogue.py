@@ -10,22 +10,8 @@ from colmet.common.measures import MEASURES, NODE_CPU_INTERRUPTS, NODE_MEMORY_US
 from colmet.common.schema import Schema
 from colmet.common.tables import schemas
 from colmet.common.units import UNITS
+from colmet.web.absent import RULES
 
-# Why a table is missing, for people; tables of nodes as those of jobs.
-_ABSENT = {
-    "cgroup_default": "the nodes have no cgroup of it",
-    "taskstats_default": "the nodes do not count its tasks",
-    "jobprocstats_default": "the nodes do not read its processes",
-    "nvidiastats_default": "no NVIDIA driver on the nodes, no GPU of the job, or not switched on there",
-    "nvidiajobs_default": "no NVIDIA driver on the nodes, no GPU of the job, or not switched on there",
-    "nvidiagpus_default": "no NVIDIA driver on the node, or not switched on there",
-    "infinibandstats_default": "no InfiniBand, Omni-Path or RoCE on the nodes, or not switched on there",
-    "lustrestats_default": "no Lustre on the nodes, or not switched on there",
-    "ipmipowerstats_default": "no BMC that reports it, or not switched on there",
-    "raplzones_default": "no RAPL on the nodes, or not switched on there",
-    "temperatures_default": "no sensors on the nodes, or not switched on there",
-    "procstats_default": "switched off on the nodes",
-}
 Declaration = tuple[Optional[str], Optional[str], Optional[str]]
 
 _SUMS = {
@@ -53,7 +39,7 @@ def measures_answer() -> dict[str, Any]:
         for key, measure in MEASURES.items()
     }
     sums = {name: [{"measure": measure.key, "sign": sign} for measure, sign in terms] for name, terms in _SUMS.items()}
-    return {"measures": measures, "sums": sums, "units": _units(), "absent": _ABSENT}
+    return {"measures": measures, "sums": sums, "units": _units(), "absent": dict(RULES)}
 
 
 def _units() -> dict[str, dict[str, Any]]:

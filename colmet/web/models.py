@@ -158,7 +158,7 @@ class Measures(BaseModel):
     measures: dict[str, DescribedMeasure]
     sums: dict[str, list[MeasureTerm]]
     units: dict[str, UnitFormat]
-    absent: dict[str, str] = Field(..., description="why a table is missing, by its name")
+    absent: dict[str, str] = Field(..., description="what a table requires, by its name")
 
 
 class _JobRow(BaseModel):
@@ -231,12 +231,17 @@ class Column(BaseModel):
     help: Optional[str]
 
 
+_ABSENT = "why a table is missing, by its name, where nodes that run the job report it"
+
+
 class Job(BaseModel):
     """A job with its nodes and its tables."""
 
     job: JobRow
     nodes: list[JobNodeRow]
+    hosts: list[str] = Field(..., description="names of all its hosts, in memory and in the store")
     tables: dict[str, list[Column]]
+    absent: dict[str, str] = Field(..., description=_ABSENT)
     stored: bool
     warnings: list[str]
 
@@ -247,6 +252,7 @@ class Node(BaseModel):
     node: NodeRow
     jobs: list[JobNodeRow]
     tables: dict[str, list[Column]]
+    absent: dict[str, str] = Field(..., description=_ABSENT)
     warnings: list[str]
 
 

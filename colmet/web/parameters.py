@@ -56,6 +56,7 @@ QUEUES = Query("", max_length=MAX_TEXT, description="only jobs of these queues, 
 ARCHIVED_STATES = Query("", max_length=MAX_TEXT, description="only jobs in these states, separated by commas")
 HOSTS = Query("", max_length=MAX_TEXT, description="only jobs that ran on one of these hosts, separated by commas")
 ARRAY = Query("", max_length=MAX_TEXT, description="only jobs of this array")
+TASK = Query("", max_length=MAX_TEXT, description="only this task of an array, as its batch system prints it: 17_3")
 JOB_NAME = Query("", max_length=MAX_TEXT, description="part of the job's name, in any case")
 EFFICIENCY = Query(None, ge=0, le=1, description="only jobs that used less than this share of their allocated CPU time")
 RULE = Query("", max_length=MAX_TEXT, description="only jobs with this rule of advice")

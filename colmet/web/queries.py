@@ -28,6 +28,7 @@ from colmet.common.live.summary import (
 )
 from colmet.common.schema import Schema
 from colmet.stored.series import NODE
+from colmet.web.absent import reasons
 from colmet.web.catalogue import declared, load_catalogue
 from colmet.web.health import CollectorReport, health_answer, spools_of
 from colmet.web.interface import HistoryQuery, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
@@ -284,6 +285,7 @@ class Queries:
         is_here = known is not None or job in found.running
         warnings: list[str] = []
         stored: Mapping[str, Sequence[str]] = {}
+        before: Iterable[str] = ()  # hosts of a job in the store alone
         hosts = [] if known is None else [*self._recent.hosts_of(known)]
         chosen = np.flatnonzero(found.jobs.job == job) if job in found.running else np.zeros(0, np.int64)
         if own is not None:
@@ -298,6 +300,7 @@ class Queries:
                 warnings += answer.warnings
                 if not is_here and stored and own is None:
                     user = self._ownership.stored_owner(job)
+                    before = self._store.owners(job) or ()
             except ColmetError as err:
                 if not is_here:
                     raise
@@ -317,13 +320,24 @@ class Queries:
             row["first"] = min([stay.since for stay in stays], default=None)
             row["last"] = max([stay.last for stay in stays], default=None)
             row["running"] = any(job in found.on.get(host, ()) for host in hosts)
+        latest = [one for one in self._recent.look().hosts if one[0] in hosts] if row["running"] else []
+        columns = _columns(tables, stored)
         return {
             "job": {**row, "user": user},
             "nodes": sorted(rows, key=lambda row: row["node"]),
-            "tables": _columns(tables, stored),
+            "hosts": sorted({*hosts, *(before if own is None else own)}),
+            "tables": columns,
+            "absent": reasons("job", latest, columns),
             "stored": bool(stored),
             "warnings": warnings,
         }
+
+    def unread(self, job: int) -> list[str]:
+        """Return why parts of the store could not be searched for a job. May wait for the store."""
+        try:
+            return [] if self._store is None else list(self._store.tables(job).warnings)
+        except ColmetError as err:
+            return [StoreWarning(err)]
 
     def _by_host(self, found: _Snapshot, chosen: Any) -> list[dict[str, Any]]:
         rows = found.jobs.by_host(chosen)
@@ -368,8 +382,15 @@ class Queries:
                 user = self._ownership.owner_on(job, name)
                 rows.append({**dict.fromkeys(JOB_KEYS), "job": job, "user": user, "nodes": 1, "node": name})
         tables = _columns(self._recent.tables([name]), {})
+        latest = [one for one in self._recent.look().hosts if one[0] == name and not row["silent"]]
         warnings = _shared([one for one in found.nodes if base_of(one["node"]) == base_of(name)])
-        return {"node": row, "jobs": sorted(rows, key=lambda one: one["job"]), "tables": tables, "warnings": warnings}
+        return {
+            "node": row,
+            "jobs": sorted(rows, key=lambda one: one["job"]),
+            "tables": tables,
+            "absent": reasons("node", latest, tables),
+            "warnings": warnings,
+        }
 
     # -- values over time --
 

@@ -62,6 +62,8 @@ def report_of(
     def own(history: History) -> History:
         return history if query.own is None else OwnHistory(history, query.job, query.own)
 
+    if query.is_unread:
+        unread = ColmetError(UNREADABLE)
     report, unread_rows = made_from(found, opened, asked, now, own)
     unread = unread_rows or unread
     if report is None:

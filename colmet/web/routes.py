@@ -186,11 +186,11 @@ class Routes:
                 if found is None:
                     raise HTTPException(404, NO_JOB.format(job))
             except ColmetError as err:
-                return _without_samples(job, None, [StoreWarning(err)])
+                return _without_samples(job, only, [StoreWarning(err)])
             except HTTPException:
                 if not self._is_archived(job, only):
                     raise
-                return _without_samples(job, only, [])
+                return _without_samples(job, only, self._queries.unread(job))
             if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
@@ -210,9 +210,12 @@ class Routes:
         table, column = split_metric(metric)
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self.own(job, only)
-            limited = options._replace(since=later(options.since, own))
-            query = SeriesQuery(job, table, column, node, *limited, own)
+            query = SeriesQuery(job, table, column, node, *options)
+            try:
+                own = self.own(job, only)
+            except ColmetError as err:
+                return _no_series(query, [StoreWarning(err)])
+            query = query._replace(since=later(options.since, own), own=own)
             return self._series(query, only, f"job {job} has no {metric}, or you may not see it")
 
         return await self.respond(self._store, request, work)
@@ -227,8 +230,8 @@ class Routes:
         """Return the stored share of a job's samples, and its gaps."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self.own(job, only)
             try:
+                own = self.own(job, only)
                 found = self._queries.completeness(job, later(since, own), until, own)
             except ColmetError as err:
                 nothing = dict.fromkeys(("share", "expected", "present"))
@@ -350,6 +353,7 @@ class Routes:
 
         Raises:
             HTTPException: 404 without such a part, as for an unknown job.
+            ColmetError: the store cannot be read, and the archive has the job as this user's.
         """
         if only is None:
             return None
@@ -358,8 +362,10 @@ class Routes:
             own = self._queries.own(job, only)
             if not own:
                 self._queries.seek(job)  # else the answer would reveal that the job is another user's
-        except ColmetError:  # without proof, the job counts as not the user's
-            pass
+        except ColmetError:
+            if self._is_archived(job, only):
+                raise
+            # without proof, the job counts as not the user's
         if not own:
             raise HTTPException(404, NO_JOB.format(job))
         return own
@@ -449,7 +455,7 @@ def _page(page: RowPage, limit: int, items: list[Mapping[str, Any]]) -> dict[str
 def _without_samples(job: int, user: Optional[str], warnings: list[str]) -> dict[str, Any]:
     nothing = dict.fromkeys((*JOB_KEYS, "on", "time", "first", "last"))
     row = {**nothing, "job": job, "user": user, "running": False}
-    return {"job": row, "nodes": [], "tables": {}, "stored": False, "warnings": warnings}
+    return {"job": row, "nodes": [], "hosts": [], "tables": {}, "absent": {}, "stored": False, "warnings": warnings}
 
 
 def _no_series(query: SeriesQuery, warnings: list[str]) -> dict[str, Any]:

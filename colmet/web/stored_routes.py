@@ -46,13 +46,15 @@ class StoredRoutes:
     Args:
         routes: the other handlers, with the rules of access.
         stored: reads the store.
+        archived: answer the requests for the archive.
     """
 
-    def __init__(self, routes: Routes, stored: Stored) -> None:
+    def __init__(self, routes: Routes, stored: Stored, archived: Workers) -> None:
         self._routes = routes
         self._reporter = stored.reporter
         self._rows = stored.rows
         self._archive = stored.archive
+        self._archived = archived
         self._reading = Workers("rows", 2, 32, 4, LATE_S)
         # a report at a time for each user, as it needs seconds of CPU time
         self._reports = Workers("report", 2, 32, 1, LATE_S)
@@ -73,8 +75,8 @@ class StoredRoutes:
         """Return the tables of a job in the store, and their columns."""
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self._routes.own(job, only)
             try:
+                own = self._routes.own(job, only)
                 found = None if self._rows is None else self._rows.tables(job, later(since, own))
             except ColmetError as err:
                 return {"job": job, "tables": {}, "warnings": [StoreWarning(err)]}
@@ -103,11 +105,11 @@ class StoredRoutes:
         names = [name for name in columns.split(",") if name] if columns else None
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
-            own = self._routes.own(job, only)
             if self._rows is None or not own_tables({table: ()}, only):
                 raise HTTPException(404, NO_JOB.format(job))
-            query = RowsQuery(job, table, names, node, later(since, own), until, mark, limit, own)
             try:
+                own = self._routes.own(job, only)
+                query = RowsQuery(job, table, names, node, later(since, own), until, mark, limit, own)
                 return self._rows.page(query)
             except ColmetError as err:
                 nothing: dict[str, Any] = {"total": 0, "first": None, "last": None, "kinds": {}, "rows": []}
@@ -139,7 +141,7 @@ class StoredRoutes:
             except ColmetError as err:
                 return failure(503, str(err) if only is None else UNREADABLE)
 
-        return await self._routes.run(self._reading, request, make)
+        return await self._routes.run(self._archived, request, make)
 
     async def report(
         self,
@@ -208,16 +210,18 @@ class StoredRoutes:
             return query
         users = names_of(only)
         own: Mapping[str, Optional[float]] = {}
+        unread = False
         try:
             own = self._routes.own(query.job, only) or {}
-        except HTTPException:  # no rows: they may be gone
+        except (HTTPException, ColmetError) as err:  # no rows: they may be gone, or cannot be read
+            unread = isinstance(err, ColmetError)
             archive = None if self._archive is None else self._archive()
             if archive is None:
                 raise
             with archive:
                 if find(archive, query.job, query.start, users) is None:
                     raise
-        return query._replace(own=own, users=users)
+        return query._replace(own=own, users=users, is_unread=unread)
 
 
 def _second(at: Optional[float]) -> Optional[int]:

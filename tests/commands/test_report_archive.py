@@ -25,7 +25,7 @@ from colmet.report.document import document_of
 from colmet.report.document import report_of as read_back
 from colmet.report.ending import ending_of
 from colmet.report.model import BatchFacts, Cpu, GpuUse, MemoryUse
-from colmet.report.phrases import verdict
+from colmet.report.phrases import no_verdict, verdict
 from colmet.report.requested import uses_of
 from colmet.report.text import show
 from colmet.stored.stays import JobInterval
@@ -433,13 +433,53 @@ def test_the_verdict_is_a_sentence_for_each_grade(made, facts, changes, sentence
     [
         ({"advice_withheld": "too few samples"}, "No verdict: too few samples."),
         ({"wall_s": 30.0}, "No verdict: the job has run for 30 s, and 1 min 0 s are required."),
-        ({"cpu": Cpu(used_s=9.0), "memory": MemoryUse()}, "No verdict: its cores are unknown"),
+        (
+            {"cpu": Cpu(used_s=9.0), "memory": MemoryUse()},
+            "No verdict: its cores are unknown; neither a limit nor a request of memory is known.",
+        ),
+        (
+            {"cpu": Cpu(cpus=4), "memory": MemoryUse(limit_bytes=GIB), "gpus": (GpuUse("a", "b"),)},
+            "No verdict: "
+            + "; ".join([f"{what} was not measured" for what in ("its CPU time", "its memory", "the use of its GPUs")])
+            + ".",
+        ),
+        (
+            {"cpu": Cpu(cpus=4), "memory": MemoryUse(peak_bytes=GIB, limit_bytes=0)},
+            "No verdict: its CPU time was not measured; how much it had of its memory is unknown.",
+        ),
+        (
+            {"cpu": Cpu(), "state": "running"},
+            "No verdict: its cores are unknown; its memory is judged when it has ended.",
+        ),
     ],
 )
 def test_without_a_verdict_the_first_line_says_why(made, changes, why):
     file = io.StringIO()
     show(replace(made(), **changes), file, 200)
-    assert file.getvalue().startswith(why)
+    assert file.getvalue().splitlines()[0] == why
+
+
+@pytest.mark.parametrize(
+    ("facts", "changes", "why"),
+    [
+        ({"state": "running"}, {"state": "running"}, "its walltime is judged when it has ended"),
+        ({"state": "node_failed"}, {}, "its walltime is judged of jobs that are done, and its state is node failed"),
+        ({}, {}, "its walltime is judged of jobs that are done, and its state is unknown"),
+        ({"state": "done"}, {"since": START}, "its walltime is judged of the whole job alone"),
+    ],
+)
+def test_why_a_walltime_has_no_verdict(made, facts, changes, why):
+    unknown = {"cpu": Cpu(), "memory": MemoryUse()}
+    report = replace(made(requested_walltime_s=3600, **facts), **{**unknown, **changes})
+    assert verdict(report) == [] and no_verdict(report).endswith(f"is known; {why}.")
+
+
+def test_why_the_archive_has_no_advice_is_its_number_of_samples():
+    few = {"job": 1, "start": START, "last": START + 600, "samples": 1}
+    assert report_of(few, []).advice_withheld == "there are fewer than 2 samples of the job"
+    some = {**few, "samples": 60, "rows": 50, "missing": 50}
+    assert report_of(some, []).advice_withheld == "only 50 % of the job's samples are stored, and 95 % are required"
+    assert report_of({"job": 1, "start": START}, []).advice_withheld == "no node measured the job"
 
 
 class Terminal(io.StringIO):

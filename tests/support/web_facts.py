@@ -264,6 +264,9 @@ class MadeUpFacts:
     def seek(self, job):
         """The store has nothing more to say."""
 
+    def unread(self, job):
+        return ["the store cannot be read: it is away"] if self.fails else []
+
     def there_since(self, node, user):
         return min([self._job(job)["first"] for job in self.at[node] if self.user[job] == user])
 
@@ -282,12 +285,15 @@ class MadeUpFacts:
                 name: [{**column, "unit": None, "kind": None, "help": None} for column in columns]
                 for name, columns in self._columns(COLUMNS).items()
             }
-            return {"job": row, "nodes": [], "tables": tables, "stored": True, "warnings": []}
+            more = {"hosts": ["node0"], "absent": {}, "stored": True, "warnings": []}
+            return {"job": row, "nodes": [], "tables": tables, **more}
         tables = self._columns({**COLUMNS, **(GPU_COLUMNS if job % 10 == 0 else {})})
         return {
             "job": self._job(job),
             "nodes": [self._on_node(job, node) for node in self.on.get(job, [])],
+            "hosts": self.on.get(job, []),
             "tables": tables,
+            "absent": {},
             "stored": not self.fails,
             "warnings": ["the store cannot be read: it is away"] if self.fails else [],
         }
@@ -317,6 +323,7 @@ class MadeUpFacts:
             "node": self._node(name),
             "jobs": [self._on_node(job, name) for job in self.at[name]],
             "tables": self._columns(NODE_COLUMNS),
+            "absent": {},
             "warnings": [],
         }
 

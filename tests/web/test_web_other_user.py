@@ -53,6 +53,7 @@ PARAMETERS = {
     "host": ("her-node", "my-node", "her-node,my-node"),
     "node": NODES,
     "array": (ARRAY, "901", "none"),
+    "task": (f"{ARRAY}_1", f"{ARRAY}_7", "901_1"),
     "name": ("her", "mine", "%", "_", "*", "' OR 1=1 --"),
     "state": ("running", "ended", "all", "done", "failed"),
     "rule": ("cpu-low", "none"),

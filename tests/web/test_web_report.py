@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import json
 import sys
+import threading
 import time
 
 import pytest
@@ -21,12 +23,12 @@ from colmet.web.report_process import report_of
 from colmet.web.reports import MissingLibrary, ReportError, ReportProcesses, ReportQuery, store_of
 from tests.commands.test_report_jobs import job, written
 from tests.support.hdf5_writer import write_once
-from tests.support.made_up_history import START, job_rows, node_rows
-from tests.support.web_client import ask
+from tests.support.made_up_history import START, MadeUp, job_rows, node_rows
+from tests.support.web_client import ask, asking
 from tests.support.web_nodes import Cluster
 from tests.support.web_store import Bed
 from tests.support.web_stored import NOW, archive_in, stored_in
-from tests.support.web_users import ALICE, BOB, ROOT, got, make, refused
+from tests.support.web_users import ALICE, BOB, METRIC, ROOT, got, make, refused
 
 JOB, OTHERS, SHARED = 6000, 6001, 6002  # alice's; bob's on the same node; hers on node-1 and bob's on node-2
 
@@ -381,3 +383,79 @@ def test_a_job_that_the_archive_alone_has_is_a_job_without_nodes_and_columns_for
     assert found["job"]["job"] == 77_700 and found["job"]["running"] is False and found["job"]["cpu"] is None
     assert ask(app, "/api/v1/jobs/77700", [ROOT]).status == 200
     assert ask(app, "/api/v1/jobs/77700", [BOB]).status == 404 == ask(app, "/api/v1/jobs/77701", [ALICE]).status
+
+
+class Unreadable(MadeUp):
+    """A store that cannot be read."""
+
+    def tables(self, job, since=None, until=None):
+        raise ColmetError("/data/c.hdf5: input/output error")
+
+
+class Partly(MadeUp):
+    """A store of which a file cannot be read."""
+
+    warnings = ("/data/c.1.hdf5: damaged",)
+
+
+ARCHIVED = 77_700
+OF_STORE = ("", f"/series?{METRIC}", "/completeness", "/tables", "/rows?table=cgroup_default", "/report")
+
+
+@pytest.mark.parametrize("tail", OF_STORE)
+def test_with_an_unreadable_store_every_answer_on_an_archived_job_has_the_warning(clock, users, page, tmp_path, tail):
+    history = Unreadable()
+    archive = archive_in(tmp_path / "archive.sqlite", [(ARCHIVED, "alice"), (ARCHIVED + 1, "bob")])
+    stored = stored_in(history, archive=archive)._replace(archive=archive)
+    app = make(Bed(history, clock).known, users, stored=stored, folder=page)
+    assert got(app, f"/api/v1/jobs/{ARCHIVED}{tail}", ALICE)["warnings"] == [UNREADABLE]
+    assert "/data/c.hdf5" in got(app, f"/api/v1/jobs/{ARCHIVED}{tail}", ROOT)["warnings"][0]
+    theirs = refused(app, f"/api/v1/jobs/{ARCHIVED + 1}{tail}", 404, ALICE)
+    nobodys = refused(app, f"/api/v1/jobs/{ARCHIVED + 9}{tail}", 404, ALICE)
+    assert theirs.body.replace(b"77701", b"77709") == nobodys.body, "the warning would reveal that the job is hers"
+
+
+def test_a_job_that_the_readable_part_of_a_store_lacks_is_not_known_to_be_gone(clock, users, page, tmp_path):
+    archive = archive_in(tmp_path / "archive.sqlite", [(ARCHIVED, "alice")])
+    stored = stored_in(Partly())._replace(archive=archive)
+    app = make(Bed(Partly(), clock).known, users, stored=stored, folder=page)
+    assert got(app, f"/api/v1/jobs/{ARCHIVED}", ALICE)["warnings"] == [UNREADABLE]
+    assert got(app, f"/api/v1/jobs/{ARCHIVED}", ROOT)["warnings"] == ["/data/c.1.hdf5: damaged"]
+
+
+def test_long_reads_of_rows_do_not_delay_the_summary_of_a_job(bed, users, page, tmp_path):
+    free, entered = threading.Event(), threading.Semaphore(0)
+
+    class Slow(MadeUp):
+        def by_hosts(self, *args, **options):
+            entered.release()
+            assert free.wait(30)
+            return super().by_hosts(*args, **options)
+
+    slow = Slow()
+    job_rows(slow, job=JOB)
+    archive = archive_in(tmp_path / "archive.sqlite", [(JOB, "alice")])
+    stored = stored_in(slow)._replace(archive=archive)
+    app = make(bed.known, users, stored=stored, folder=page)
+
+    async def all_of_it():
+        asked = [
+            asking(app, f"/api/v1/jobs/{JOB}/rows?table=cgroup_default&since={at}", [ROOT])
+            for at in (START, START + 300)
+        ]
+        reads = [asyncio.ensure_future(one) for one in asked]
+        try:
+            for _ in reads:
+                assert await asyncio.get_running_loop().run_in_executor(None, entered.acquire, True, 20)
+            return await asyncio.wait_for(asking(app, f"/api/v1/jobs/{JOB}/summary", [ALICE]), 20)
+        finally:
+            free.set()
+            await asyncio.gather(*reads)
+
+    assert asyncio.run(all_of_it()).json()["report"]["job"] == JOB
+
+
+def test_the_hosts_of_a_stored_job_are_named_at_once(bed, users, page):
+    app = make(bed.known, users, folder=page)
+    assert got(app, f"/api/v1/jobs/{SHARED}", ROOT)["hosts"] == ["node-1", "node-2"]
+    assert got(app, f"/api/v1/jobs/{SHARED}", ALICE)["hosts"] == ["node-1"], "the other host's rows are bob's"

@@ -1,6 +1,6 @@
 // Jobs of the archive: the columns of their rows, and small charts of each.
 
-import { jobAddress } from "./columns.js";
+import { ENDS, jobAddress } from "./columns.js";
 import { mark, say } from "./dom.js";
 import { column, graded, linked } from "./table.js";
 import { NONE, cores, count, energy, lasting, minute, share, size } from "./units.js";
@@ -24,7 +24,6 @@ export const VALUES = [
   "hosts", "cpus", "wall_s", "cpu_ratio", "cpu_grade", "memory_peak", "memory_used_ratio", "requested_memory", "memory_limit",
   "gpus", "energy_joules",
 ].join(",");
-const BAD = ["failed", "timeout", "out_of_memory", "node_failed"];
 const HEIGHT = 20; // of a small chart, without unit
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -36,7 +35,7 @@ export const ARCHIVED_COLUMNS = [
   column("state", "State", ended, { left: true, show: (cell, row) => {
     say(cell, ended(row));
     mark(cell, "title", row.reason && row.reason.toLowerCase() !== row.state ? `${ended(row)}; by the batch system: ${row.reason}` : ended(row));
-    cell.classList.toggle("bad", BAD.includes(row.state));
+    cell.classList.toggle("bad", ENDS[row.state] === "bad");
   } }),
   column("hosts", "Nodes", (row) => count(row.hosts), { rank: 3 }),
   column("cpus", "Cores", (row) => (row.live?.cpu == null ? cores(row.cpus) : `${cores(row.live.cpu)} of ${cores(row.cpus)}`),
@@ -71,14 +70,14 @@ function requested(row) {
 
 /** The peak of memory of a job, as a share of its request or limit. */
 function ofMemory(row) {
-  if (row.memory_used_ratio == null) return size(row.memory_peak);
+  if (row.memory_used_ratio == null) return row.memory_peak == null ? NONE : `${size(row.memory_peak)}, no limit known`;
   const whole = requested(row);
   return `${share(row.memory_used_ratio)} of ${whole == null ? "the limit" : size(whole)}`;
 }
 
 const CURVES = [
   ["cpu", "CPU", (row) => row.cpus, (value) => `${cores(value)} cores`],
-  ["memory", "Memory", requested, size],
+  ["memory", "Memory", (row) => row.requested_memory ?? row.memory_limit, size],
   ["gpu", "GPU", (row) => row.gpus, (value) => `${cores(value)} GPUs`],
 ];
 const drawn = new WeakMap(); // cell -> the curves in it
@@ -90,20 +89,21 @@ function draw(cell, row) {
   drawn.set(cell, curves);
   const charts = CURVES.flatMap(([name, title, full, text]) => {
     const values = curves?.[name];
-    return values?.some((value) => value != null) ? [small(name, title, values, full(row), text)] : [];
+    const all = full(row);
+    return all && values?.some((value) => value != null) ? [small(name, title, values, all, text)] : []; // else it has no scale
   });
   cell.replaceChildren(...charts);
   if (!charts.length) say(cell, NONE);
 }
 
-/** A small chart: steps, with gaps, up to `full` or the largest value. */
+/** A small chart: steps, with gaps, up to `full`, or to a larger value. */
 function small(name, title, values, full, text) {
   const known = values.filter((value) => value != null);
-  const most = Math.max(...known, full ?? 0) || 1;
+  const most = Math.max(...known, full);
   const node = document.createElementNS(SVG, "svg");
   const set = (element, attributes) => Object.entries(attributes).forEach(([key, value]) => element.setAttribute(key, value));
   const mean = known.reduce((sum, value) => sum + value, 0) / known.length;
-  const label = `${title} over time: mean ${text(mean)}, max ${text(Math.max(...known))}${full ? ` of ${text(full)}` : ""}`;
+  const label = `${title} over time: mean ${text(mean)}, max ${text(Math.max(...known))} of ${text(full)}`;
   set(node, { class: `foot of-${name}`, viewBox: `0 0 ${values.length} ${HEIGHT}`, preserveAspectRatio: "none", role: "img", "aria-label": label });
   const hint = document.createElementNS(SVG, "title");
   hint.textContent = label;

@@ -15,6 +15,8 @@ export const GRIDENGINE = "colmet-node does not see Grid Engine's jobs: the view
 export const jobAddress = (job) => `#/job/${encoded(job)}`;
 /** The address of a node's view. */
 export const nodeAddress = (node) => `#/node/${encoded(node)}`;
+/** Whether it is good or bad for its user that a job is in a state; the others are neither. */
+export const ENDS = { done: "good", failed: "bad", timeout: "bad", out_of_memory: "bad", node_failed: "bad" };
 
 const near = (row) => (row.memory_share >= 0.95 ? `! ${share(row.memory_share)}` : share(row.memory_share));
 

@@ -3,10 +3,13 @@
 import { Failure, ask } from "./api.js";
 import { el, say } from "./dom.js";
 import { encoded } from "./columns.js";
-import { POINTS } from "./requests.js";
-import { combined, together } from "./series.js";
+import { POINTS, SPREAD } from "./requests.js";
+import { combined, shortCurve, together } from "./series.js";
+import { lasting, sentence } from "./units.js";
 
 const NUMBER = /^[1-9][0-9]{0,17}$/;
+const TIMES = "Times are since the start of each job.";
+const SHORT = ["cpu", "memory"]; // the short curves that are beside lines of the charts
 
 export class Comparison {
   /**
@@ -27,7 +30,7 @@ export class Comparison {
         this.#choose(this.input.value.trim(), chosen);
       },
     }, el("label", {}, el("span", { text: "Compare with job" }), this.input), el("button", { type: "submit", text: "Compare" }), this.clear);
-    this.found = null; // the job's tables and its start
+    this.found = null; // the job's tables and its start, and its short curves where it has no samples
   }
 
   #choose(job, chosen) {
@@ -53,13 +56,16 @@ export class Comparison {
     if (!this.job || this.found?.job === this.job) return;
     const path = `api/v1/jobs/${encoded(this.job)}`;
     try {
-      const [{ job, tables }, { report }] = await Promise.all([ask(path, {}, signal), ask(`${path}/summary`, {}, signal)]);
-      this.found = { job: this.job, path, tables, start: report?.start ?? job.first };
-      this.#say(`Dashed: job ${this.job}${job.user ? ` of ${job.user}` : ""}. Times are since the start of each job.`);
+      const [{ job, tables, warnings }, { report, footprint }] = await Promise.all([ask(path, {}, signal), ask(`${path}/summary`, {}, signal)]);
+      const short = Object.keys(tables).length ? null : footprint ?? {};
+      this.found = { job: this.job, path, tables, start: report?.start ?? job.first, short, hosts: report?.hosts.length || 1 };
+      const user = job.user || report?.user;
+      const name = `job ${this.job}${user ? ` of ${user}` : ""}`;
+      this.#say(short ? without(name, report, short, warnings) : `Dashed: ${name}. ${TIMES}`);
     } catch (error) {
       if (!(error instanceof Failure)) throw error;
       this.#say(error.message);
-      if (error.status === 404) this.found = { job: this.job, path, tables: {}, start: null };
+      if (error.status === 404) this.found = { job: this.job, path, tables: {}, start: null, short: {} };
     }
   }
 
@@ -72,6 +78,7 @@ export class Comparison {
   async lines(wanted, round, start) {
     const other = this.found;
     if (!other || start == null) return [];
+    if (other.short) return this.#short(wanted, round, start);
     const whole = wanted.filter((line) => !line.role && line.sources);
     const chosen = whole.length ? whole : wanted.filter((line) => line.role === "part" && line.sources);
     const found = [];
@@ -89,9 +96,24 @@ export class Comparison {
     const lines = whole.length ? found : [{ name: "all", ...combined(found, found.map(() => 1)) }];
     return lines.map((line) => {
       other.start ??= line.times[0] ?? null;
-      const later = start - other.start;
-      return { ...line, name: `${line.name}, job ${this.job}`, like: line.name, role: "other", min: null, max: null, times: line.times.map((time) => time + later) };
+      return this.#other(line, start - other.start);
     });
+  }
+
+  /** Return a line of the other job, so much later. */
+  #other(line, later) {
+    return { ...line, name: `${line.name}, job ${this.job}`, like: line.name, role: "other", min: null, max: null, times: line.times.map((time) => time + later) };
+  }
+
+  /** Return the short curve for the lines of a chart, if there is one; over several nodes their mean. */
+  #short(wanted, { mode, limits: { since = -Infinity, until = Infinity } }, start) {
+    const { short, hosts } = this.found;
+    const line = wanted.find((one) => one.curve && short[one.curve]);
+    if (!line) return [];
+    const { unit, times, values } = shortCurve(short, line.curve, start);
+    const part = mode === SPREAD ? hosts : 1;
+    const shown = [...times.keys()].filter((n) => times[n] >= since && times[n] <= until);
+    return [this.#other({ name: line.name, unit, times: shown.map((n) => times[n]), values: shown.map((n) => (values[n] == null ? null : values[n] / part)) }, 0)];
   }
 
   /** Request the first column of a line that has values. */
@@ -105,4 +127,13 @@ export class Comparison {
     }
     return null;
   }
+}
+
+/** Return what is shown of a job without samples, and its figures in the archive. */
+function without(name, report, short, warnings) {
+  const why = warnings.length ? warnings.map(sentence).join(" ") : report ? "Its samples are no longer stored." : "Nothing is stored of it.";
+  const drawn = SHORT.filter((key) => short[key]);
+  const lines = drawn.length ? `Dashed: ${name}, only ${drawn.join(" and ").replace("cpu", "CPU")}, by the short curves of the archive. ${TIMES}` : `There is nothing to draw of ${name}.`;
+  const figures = report ? sentence([...report.verdict.map((one) => `${one.text}: ${one.grade}`), `lasted ${lasting(report.wall_s)}`].join("; ")) : "";
+  return [lines, why, figures].filter(Boolean).join(" ");
 }

@@ -19,9 +19,12 @@ export class Filters {
    * @param {Array} keys names of the other filters
    * @param {boolean} suggests whether the archive has names for suggestions
    * @param {function} changed called after each change
+   * @param {function} wants called when `refresh` has something to request
    */
-  constructor(asked, states, sought, keys, suggests, changed) {
+  constructor(asked, states, sought, keys, suggests, changed, wants) {
     this.changed = changed;
+    this.wants = wants;
+    this.due = new Map(); // filter -> its list of suggestions, without names yet
     this.values = { text: asked.get("text") ?? "", state: asked.get("state") ?? states[0][0] };
     if (!states.some(([value]) => value === this.values.state)) this.values.state = states[0][0];
     this.common = states[0][0];
@@ -45,6 +48,24 @@ export class Filters {
 
   close() {
     clearTimeout(this.timer);
+  }
+
+  /**
+   * Fill the lists of suggestions of fields that had the focus with the names of recent jobs, one list after the other.
+   * @throws {Failure} the collector is busy: request them again later
+   */
+  async refresh(signal) {
+    for (const [key, list] of this.due) {
+      try {
+        const { groups } = await ask("api/v1/usage", { by: NAMED[key], since: Math.floor(now() - RECENT_S) }, signal);
+        const names = groups.map((one) => one.keys[0]).filter(Boolean).slice(0, MOST_NAMES).sort();
+        list.replaceChildren(...names.map((value) => el("option", { value })));
+      } catch (error) {
+        if (!(error instanceof Failure) || error.status === 429) throw error;
+        // names can be typed, too
+      }
+      this.due.delete(key);
+    }
   }
 
   /** Move the focus to the search field. */
@@ -113,7 +134,10 @@ export class Filters {
       const names = el("datalist", { id: `names-of-${key}` });
       mark(input, "list", names.id);
       field.append(names);
-      input.addEventListener("focus", () => suggest(names, NAMED[key]), { once: true });
+      input.addEventListener("focus", () => {
+        this.due.set(key, names);
+        this.wants();
+      }, { once: true });
     }
     return field;
   }
@@ -122,23 +146,4 @@ export class Filters {
 /** Return a share of a percentage; null for another text. */
 export function percent(text) {
   return /^[1-9][0-9]?$|^100$/.test(text) ? Number(text) / 100 : null;
-}
-
-let last = Promise.resolve(); // the request for suggestions before
-
-/** Fill a list of suggestions with the names of recent jobs, after the lists before: keys pass the fields faster than answers come. */
-function suggest(list, by) {
-  last = last.then(() => fetched(list, by));
-  return last;
-}
-
-async function fetched(list, by) {
-  try {
-    const since = Math.floor(now() - RECENT_S);
-    const { groups } = await ask("api/v1/usage", { by, since }, new AbortController().signal);
-    const names = groups.map((one) => one.keys[0]).filter(Boolean).slice(0, MOST_NAMES).sort();
-    list.replaceChildren(...names.map((value) => el("option", { value })));
-  } catch (error) {
-    if (!(error instanceof Failure)) throw error; // names can be typed, too
-  }
 }

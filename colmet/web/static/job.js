@@ -1,19 +1,20 @@
 // The view of a job: its report, charts, its nodes, missing samples.
 
-import { Failure, ask, now } from "./api.js";
+import { Failure, ask, now, who } from "./api.js";
 import { Chart } from "./charts.js";
 import { JOB_NODE_COLUMNS, encoded, jobFacts, nodeAddress } from "./columns.js";
 import { Facts, Warnings, el, keep, mark, say } from "./dom.js";
 import { JobReport } from "./jobreport.js";
 import { line, load } from "./measures.js";
 import { Panels } from "./panels.js";
+import { shortCurve } from "./series.js";
 import { Table } from "./table.js";
 import { count, lasting, moment, sentence, share, when } from "./units.js";
 
 const ENDED_S = 60; // between two requests for a job silent for as long
 const WHOLE_S = 120; // between two requests for missing samples
 const MOST_GAPS = 200;
-const MOMENT_MS = 400;
+const MOMENT_MS = 3000; // the archive answers within milliseconds
 
 const part = { role: "part" };
 const limit = { role: "limit" };
@@ -26,19 +27,16 @@ function requestsOf(report) {
 }
 
 /** Return the short curves of a report as charts: [title, line] of each. */
-function shortCurves({ step_s: step, ...curves }, start) {
-  const shown = [["CPU", "cpu", "seconds/s", "used"], ["Memory", "memory", "bytes", "used"], ["GPU", "gpu", "GPUs", "GPUs in use"]];
-  return shown.filter(([, key]) => curves[key]).map(([title, key, unit, name]) => {
-    const values = curves[key];
-    return [title, { name, unit, values, times: values.map((_, n) => start + (n + 0.5) * step) }];
-  });
+function shortCurves(footprint, start) {
+  const shown = [["CPU", "cpu", "used"], ["Memory", "memory", "used"], ["GPU", "gpu", "GPUs in use"]];
+  return shown.filter(([, key]) => footprint[key]).map(([title, key, name]) => [title, { name, ...shortCurve(footprint, key, start) }]);
 }
 const charts = () => [
-  ["CPU", [line("user", "cpu_user", part), line("kernel", "cpu_system", part), line("used", "cpu_used"), line("allocated", "cpus", limit),
+  ["CPU", [line("user", "cpu_user", part), line("kernel", "cpu_system", part), line("used", "cpu_used", { curve: "cpu" }), line("allocated", "cpus", limit),
     { name: "requested", role: "limit", requested: "cores", unit: "seconds/s" }], { unit: "cores" }],
   ["Memory", [
     line("programs", "memory_anon", part), line("files", "memory_file", part), line("kernel", "memory_kernel", part),
-    line("used", "memory"), line("limit", "memory_limit", limit),
+    line("used", "memory", { curve: "memory" }), line("limit", "memory_limit", limit),
     { name: "requested", role: "limit", requested: "memory", unit: "bytes" },
   ]],
   ["Storage", [line("read", "io_read"), line("written", "io_write")]],
@@ -59,7 +57,7 @@ export class Job {
     this.title = `Job ${this.job}`;
     this.path = `api/v1/jobs/${encoded(this.job)}`;
     this.about = el("p", { class: "soft" });
-    this.report = new JobReport(this.path, context.parameters.get("start") ?? "");
+    this.report = new JobReport(this.path, context.parameters.get("start") ?? "", () => context.again());
     this.facts = new Facts("The job now");
     this.now = el("section", { class: "now", "aria-labelledby": "now-title", hidden: true }, el("h2", { id: "now-title", text: "Now" }), this.facts.element);
     this.warnings = new Warnings();
@@ -71,8 +69,9 @@ export class Job {
     this.whole = new Completeness();
     this.nodes = el("section", { "aria-labelledby": "nodes-title", hidden: true },
       el("div", { class: "tools" }, el("h2", { id: "nodes-title", text: "Nodes" })), this.table.element);
+    this.up = el("a", { href: context.jobs, text: "← Jobs" });
     this.element = el("div", {},
-      el("p", { class: "crumbs" }, el("a", { href: "#/", text: "← Jobs" })),
+      el("p", { class: "crumbs" }, this.up),
       el("h1", { text: this.title, tabindex: "-1" }),
       this.about, this.warnings.element, this.report.note, this.report.element, this.now, this.below, this.nodes, this.whole.element);
     this.asked = 0;
@@ -107,11 +106,13 @@ export class Job {
     late = true;
   }
 
-  /** Show what the archive has of a job whose samples are gone. */
-  #showShort() {
+  /** Show what the archive has of a job without samples; they are gone unless warnings say that some cannot be read. */
+  #showShort(warnings) {
     const { report, footprint } = this.report;
-    if (this.panels !== null || this.short !== null) return;
-    say(this.about, `Its samples are no longer stored${footprint ? ": the charts are the short curves of the archive" : ""}.`);
+    if (this.panels !== null) return;
+    const why = warnings.length ? "No samples of it were found, and not all that is stored can be read" : "Its samples are no longer stored";
+    say(this.about, `${why}${footprint ? ": the charts are the short curves of the archive" : ""}.`);
+    if (this.short !== null) return;
     const made = footprint ? shortCurves(footprint, report.start).map(([title, one]) => {
       const chart = new Chart(title, { of: `job-${this.job}` });
       chart.element.hidden = !chart.show([one]);
@@ -129,25 +130,28 @@ export class Job {
 
   /** Refresh the view; return whether a request was sent. */
   async refresh(signal) {
+    const { admin } = await who(signal);
+    say(this.up, admin ? "← Jobs" : "← My jobs");
     const asks = !this.#rests();
     if (asks) {
       this.last = await ask(this.path, {}, signal);
       this.asked = now();
     }
-    const { job, nodes, tables, warnings, stored } = this.last;
+    const { job, nodes, tables, absent, warnings, stored, hosts } = this.last;
+    const isMaybeStored = stored || warnings.length > 0; // the report names what cannot be read
     if (!stored && !job.running && job.last === null) {
-      await Promise.all([load(signal), this.report.refresh(signal, false, false)]);
+      await Promise.all([load(signal), this.report.refresh(signal, false, isMaybeStored)]);
       this.warnings.show(warnings);
-      if (this.report.report !== null) this.#showShort();
+      if (this.report.report !== null) this.#showShort(warnings);
       return asks;
     }
-    await this.#reported(signal, job, stored);
+    await this.#reported(signal, job, isMaybeStored);
     const state = job.running ? "running" : job.last == null ? "not running; its values are from the store" : `ended, or silent, since ${when(job.last)}`;
     const name = this.report.report?.batch?.name;
     say(this.about, `${name ? `${name} ` : ""}${job.user ? `of ${job.user}, ` : name ? ", " : ""}${state}`.replace(" ,", ","));
     this.now.hidden = !job.running;
     this.facts.show(jobFacts(job));
-    this.warnings.show(warnings ?? []);
+    this.warnings.show(warnings);
     this.rows = nodes;
     this.nodes.hidden = !nodes.length;
     this.#list();
@@ -158,10 +162,11 @@ export class Job {
       this.below.append(this.panels.element);
     }
     const { report } = this.report;
+    this.panels.reasons = absent;
     this.panels.request(requestsOf(report));
     this.panels.bound(report?.starts?.length > 1 ? [report.start, report.state === "running" ? null : report.end] : null);
     const start = report?.start ?? job.first;
-    const names = (nodes.length ? nodes.map((row) => row.node) : report?.hosts.map((one) => one.host) ?? []).sort();
+    const names = (nodes.length ? nodes.map((row) => row.node) : report?.hosts.map((one) => one.host) ?? hosts).sort();
     this.panels.refresh(signal, tables, names, job.running ? null : job.last ?? NaN, start);
     this.whole.refresh(this.path, signal);
     return asks;

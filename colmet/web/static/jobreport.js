@@ -1,7 +1,7 @@
 // The report at the top of the view of a job: verdict, advice, use of what was requested, why it ended, facts.
 
 import { Failure, address, ask, now } from "./api.js";
-import { nodeAddress } from "./columns.js";
+import { ENDS, nodeAddress } from "./columns.js";
 import { bar, el, Facts, fill, keep, mark, say } from "./dom.js";
 import { Table, column, linked, shared } from "./table.js";
 import { NONE, cores, count, lasting, moment, sentence, share, size, when, zone } from "./units.js";
@@ -24,7 +24,6 @@ const HOST_COLUMNS = [
 const NAMES = { cores: "CPU", memory: "Memory", gpus: "GPU", walltime: "Walltime" };
 const AMOUNTS = { cores, memory: size, gpus: cores, walltime: lasting };
 const FOLDS = { cores: " on average", gpus: " on average", memory: " at most" };
-const ENDS = { done: "good", failed: "bad", timeout: "bad", out_of_memory: "bad", node_failed: "bad" };
 
 const words = (text) => String(text).replaceAll("_", " ");
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
@@ -57,9 +56,15 @@ function facts({ batch, user, hosts, start, end, wall_s: wall, state, completene
 }
 
 export class JobReport {
-  constructor(path, start) {
+  /**
+   * @param {string} path of the job in the interface
+   * @param {string} start of one of several jobs with this number
+   * @param {function} came called when the report of the stored rows has come
+   */
+  constructor(path, start, came) {
     this.path = path;
-    this.start = start; // of one of several jobs with this number
+    this.came = came;
+    this.start = start;
     this.due = 0;
     this.report = null;
     this.footprint = null;
@@ -81,7 +86,7 @@ export class JobReport {
   }
 
   /**
-   * Request the report if it is due: from the archive, within milliseconds, else from the stored rows.
+   * Request the report if it is due: from the archive, within milliseconds, else from the stored rows, without a wait for it.
    * @param {boolean} isRunning
    * @param {boolean} isStored whether there are rows
    * @param {?number} first time of its first sample, if known
@@ -89,23 +94,37 @@ export class JobReport {
   async refresh(signal, isRunning, isStored, first = null) {
     if (now() < this.due) return;
     this.due = now() + AGAIN_S;
-    const asked = { start: this.start };
     try {
-      const { report, footprint } = await ask(`${this.path}/summary`, asked, signal);
+      const { report, footprint } = await ask(`${this.path}/summary`, { start: this.start }, signal);
       this.footprint = footprint;
       const isEarlier = report && isStored && !this.start && first !== null && report.end < first - AGAIN_S; // of this number
       if (report && !isEarlier) this.#show(report);
-      else if (isStored) {
-        if (this.report === null) this.#say("Making the report from the stored rows…");
-        this.#show(await ask(`${this.path}/report`, asked, signal));
-        this.due = now() + SLOW_AGAIN_S;
-      } else this.#say("No report yet: nothing is stored of this job.");
+      else if (isStored) this.#fromRows(signal, isRunning);
+      else this.#say("No report yet: nothing is stored of this job.");
       if (this.report && !isRunning && this.report.state === "ended") this.due = Infinity;
     } catch (error) {
-      if (signal.aborted || !(error instanceof Failure)) throw error;
-      this.due = now() + Math.max(error.after, AGAIN_S);
-      this.#say(`No report: ${error.message}`);
+      this.#failed(error, signal);
     }
+  }
+
+  /** Request the report of the stored rows. */
+  async #fromRows(signal, isRunning) {
+    const isFirst = this.report === null;
+    if (isFirst) this.#say("Making the report from the stored rows…");
+    this.due = now() + SLOW_AGAIN_S;
+    try {
+      this.#show(await ask(`${this.path}/report`, { start: this.start }, signal));
+      this.due = !isRunning && this.report.state === "ended" ? Infinity : now() + SLOW_AGAIN_S;
+      if (isFirst) this.came();
+    } catch (error) {
+      if (!signal.aborted) this.#failed(error, signal);
+    }
+  }
+
+  #failed(error, signal) {
+    if (signal.aborted || !(error instanceof Failure)) throw error;
+    this.due = now() + Math.max(error.after, AGAIN_S);
+    this.#say(`No report: ${error.message}`);
   }
 
   #say(text) {

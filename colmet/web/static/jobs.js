@@ -12,7 +12,8 @@ import { count } from "./units.js";
 const SIZES = ["50", "100", "200"];
 const ARCHIVE_S = 30; // between two requests for the same archived jobs
 const CHECK_S = 60; // between two questions for an archive
-const NUMBER = /^[1-9][0-9]{0,18}$/;
+const NUMBER = /^[1-9][0-9]{0,17}$/;
+const TASK = /^[0-9]{1,18}[_.][0-9]{1,9}$/; // of an array: 17_3 by Slurm, 17.3 by Grid Engine
 const NOTHING = { running: "No job runs now.", ended: "No job has ended since the start of the collector.", all: "No job has been seen since the start of the collector." };
 
 /** Where the jobs are from: columns, first order, states, filters, and parameters of requests. */
@@ -33,11 +34,9 @@ const RECENT = {
   none: ({ text, state }, any, admin) => (text ? "No recent job matches." : state === "running" && !admin ? NO_JOB : NOTHING[state]),
 };
 
-/** Return the condition of a text: a number, a task of an array (17_3), or a part of a name. */
+/** Return the condition of a text: a number, a task of an array, or a part of a name. */
 function sought(text) {
-  if (NUMBER.test(text)) return { job: text };
-  const task = /^([0-9]+)[_.[]/.exec(text);
-  return task ? { array: task[1] } : { name: text };
+  return { [NUMBER.test(text) ? "job" : TASK.test(text) ? "task" : "name"]: text };
 }
 
 export class Jobs {
@@ -107,7 +106,7 @@ export class Jobs {
     say(this.heading, this.title);
     document.title = `${this.title} – Colmet`;
     const filters = source.filters.filter((key) => admin || key !== "user");
-    this.filters = new Filters(asked, source.states, source.sought, filters, source.suggests, () => this.#filtered());
+    this.filters = new Filters(asked, source.states, source.sought, filters, source.suggests, () => this.#filtered(), () => this.context.again());
     const sort = source.columns.find((one) => one.sorts && one.key === asked.get("sort"))?.key ?? this.#sort();
     this.table = new Table(this.title, source.columns, source.keyOf, { sort, reverse: asked.get("reverse") === "true" }, () => this.#changed());
     this.table.element.classList.toggle("own", !admin);
@@ -133,7 +132,7 @@ export class Jobs {
       this.checked = at + CHECK_S;
       this.#build(this.who);
     }
-    const whole = Promise.all([this.#list(at, signal), this.totals.refresh(this.who.archive, signal)]);
+    const whole = Promise.all([this.#list(at, signal), this.totals.refresh(this.who.archive, signal)]).then(() => this.filters.refresh(signal));
     whole.catch(() => {}); // if nobody waits for it any more
     await Promise.race([whole, new Promise((resolve) => { this.skip = resolve; })]); // a choice of the user waits for no answer
   }

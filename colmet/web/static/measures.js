@@ -33,5 +33,5 @@ export function sum(name, key, more = {}) {
   return { name, terms, rate, mean: false, ...more };
 }
 
-/** Why a table is missing, for people. */
-export const absent = (table) => declared.absent[table] ?? "not measured on its nodes";
+/** What a missing table requires, for people. */
+export const absent = (table) => declared.absent[table] ?? "no rows of it";

@@ -65,7 +65,7 @@ export class Host {
   }
 
   async refresh(signal) {
-    const { node, jobs, tables, warnings } = await ask(this.path, {}, signal);
+    const { node, jobs, tables, absent, warnings } = await ask(this.path, {}, signal);
     say(this.about, node.silent ? "Silent: it has sent nothing for a while; its last values are shown." : "");
     this.facts.show(nodeFacts(node));
     this.warnings.show(warnings ?? []);
@@ -79,6 +79,7 @@ export class Host {
       this.panels.grid.before(this.line.element); // below the choice of the time
       this.below.append(this.panels.element);
     }
+    this.panels.reasons = absent;
     this.panels.refresh(signal, tables, [], null);
     await this.line.refresh(signal, jobs, this.panels.span ?? [now() - DAY_S, now()]);
   }

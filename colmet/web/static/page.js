@@ -1,6 +1,6 @@
 // The page: the choice of the view, its refreshes, and messages for failed requests.
 
-import { Failure } from "./api.js";
+import { Failure, ask } from "./api.js";
 import { el, mark, say } from "./dom.js";
 import { greet, pressed } from "./header.js";
 import { Jobs } from "./jobs.js";
@@ -25,6 +25,7 @@ const notice = document.getElementById("notice");
 const pause = document.getElementById("pause");
 
 let view = null;
+let jobs = "#/"; // the list of jobs as it was left
 let control = new AbortController(); // of the view's requests
 let timer = 0;
 let asking = false;
@@ -41,9 +42,9 @@ function period(text, otherwise) {
 
 // -- the view --
 
-/** Parse the hash: the name of a view, its subject, and parameters. */
-function route() {
-  const [path, query] = location.hash.replace(/^#\/?/, "").split("?", 2);
+/** Parse a hash: the name of a view, its subject, and parameters. */
+function route(hash = location.hash) {
+  const [path, query] = hash.replace(/^#\/?/, "").split("?", 2);
   const [name, ...rest] = path.split("/");
   let what = "";
   try {
@@ -77,12 +78,12 @@ async function go(first) {
   let made;
   try {
     made = await VIEWS[name]();
-  } catch {
-    if (mine === control) notify("A part of the page could not be loaded: the collector cannot be reached, or has another version now.", true, "Reload", () => location.reload());
+  } catch (error) {
+    await unloaded(error, mine.signal);
     return;
   }
   if (mine !== control) return; // another view was chosen meanwhile
-  view = new made({ what, parameters, remember, again: () => soon(0) });
+  view = new made({ what, parameters, remember, again: () => soon(0), jobs });
   failures = 0;
   asking = false;
   document.title = `${view.title} – Colmet`;
@@ -101,6 +102,20 @@ async function go(first) {
     view.seek?.();
   }
   await turn(true);
+}
+
+/** Name why the script of a view was not loaded: the collector does not answer, or the script is wrong. */
+async function unloaded(error, signal) {
+  let why = `${error.message}. The collector answers: it may have another version now.`;
+  try {
+    await ask("api/v1/whoami", {}, signal);
+    console.error(error);
+  } catch (failure) {
+    if (signal.aborted) return; // another view was chosen meanwhile
+    if (!(failure instanceof Failure)) throw failure;
+    why = failure.message;
+  }
+  notify(`This view could not be loaded: ${why}`, true, "Reload", () => location.reload());
 }
 
 // -- refreshes --
@@ -199,7 +214,11 @@ addEventListener("keydown", (event) => pressed(event, () => {
   else location.hash = "#/?seek=1";
 }));
 
-addEventListener("hashchange", () => go(false));
+addEventListener("hashchange", ({ oldURL }) => {
+  const { hash } = new URL(oldURL);
+  if (route(hash).name === "") jobs = hash || "#/";
+  go(false);
+});
 addEventListener("zone", () => go(true)); // all times are others
 go(true);
 greet().catch((error) => {

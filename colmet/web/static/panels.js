@@ -50,6 +50,7 @@ export class Panels {
     this.start = null; // of the job, for a comparison
     this.requested = {}; // by key
     this.span = null; // [since, until] of all time axes; null as long as it is unknown
+    this.reasons = {}; // why tables are missing, by their names, as nodes report it
     this.bounds = null; // [since, until] of one of several jobs with a number; null for all rows
     this.earliest = null; // times of all values
     this.latest = null;
@@ -232,7 +233,7 @@ export class Panels {
       if (there.some((one) => one.role !== "limit")) wanted.push([title, there, more]);
       else {
         const [table] = (lines[0].sources ?? lines[0].terms)[0];
-        this.without.set(title, this.tables[table] ? "its nodes do not send it" : absent(table));
+        this.without.set(title, this.tables[table] ? "its nodes do not send it" : this.reasons[table] ?? absent(table));
       }
     }
     const [table, column] = split(this.chosen);

@@ -43,6 +43,14 @@ export function single({ unit }, { times, values }) {
   return made;
 }
 
+const CURVE_UNITS = { cpu: "seconds/s", memory: "bytes", gpu: "GPUs" };
+
+/** Return one of the archive's short curves of a job as a line, of all its hosts together. */
+export function shortCurve({ step_s: step, ...curves }, key, start) {
+  const values = curves[key];
+  return { unit: CURVE_UNITS[key], values, times: values.map((_, n) => start + (n + 0.5) * step) };
+}
+
 /** Return the sum of lines, some subtracted; missing if one of them is. */
 export function combined(lines, signs) {
   const maps = lines.map((line) => new Map(line.times.map((time, n) => [time, line.values[n]])));

@@ -1,7 +1,7 @@
 // Jobs of a node as bars on a time line: from the archive, and those that run now.
 
 import { Failure, ask, now, who } from "./api.js";
-import { jobAddress } from "./columns.js";
+import { ENDS, jobAddress } from "./columns.js";
 import { el, keep, mark, say } from "./dom.js";
 import { clock, cores, count, day, when } from "./units.js";
 
@@ -12,7 +12,6 @@ const LANE = 26; // px
 const LABEL = 76; // width of a time, px
 const LOOK_S = 30; // between two requests to the archive
 const STEPS_MIN = [1, 2, 5, 10, 20, 30, 60, 120, 180, 360, 720];
-const BAD = ["failed", "timeout", "out_of_memory", "node_failed"];
 
 export class TimeLine {
   /** @param {string} node its name */
@@ -83,7 +82,7 @@ export class TimeLine {
       mark(link, "href", one.address);
       mark(link, "title", one.words);
       mark(link, "aria-label", one.words);
-      mark(link, "data-state", BAD.includes(one.state) ? "bad" : one.state === "running" ? "running" : "done");
+      mark(link, "data-state", ENDS[one.state] === "bad" ? "bad" : one.state === "running" ? "running" : "done");
       say(link, one.text);
       Object.assign(node.style, { left: `${from}%`, width: `${to - from}%`, top: `${LANE * one.lane}px` });
     });
