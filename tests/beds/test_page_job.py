@@ -174,7 +174,9 @@ def test_parts_are_stacked_up_to_their_whole_and_what_was_not_measured_is_a_line
         assert shapes[:4] == ["area", "area", "", ""]
 
         lacking = page.run("document.querySelector('.charts + p').textContent")
-        assert re.fullmatch(r"Not measured: GPU use, GPU memory, GPU power \(no NVIDIA driver .*\)\.", lacking)
+        assert re.fullmatch(
+            r"Not measured: GPU use, GPU memory, GPU power \(off by default, --enable-nvidia .*\)\.", lacking
+        )
         assert "GPU use" not in page.run(LABELS)
         assert page.complaints() == []
 

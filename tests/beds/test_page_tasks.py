@@ -21,7 +21,7 @@ PICTURES = os.environ.get("COLMET_PICTURES", "")
 ROWS = "[...document.querySelectorAll('.rows tr')]"
 CPU = "[...document.querySelectorAll('.chart')].find(e => e.ariaLabel === 'CPU')"
 HOSTS = "[...document.querySelectorAll('.report details tbody tr')]"
-# the hosts come with the report: first the sum of them is drawn, then their mean in a band
+# the mean of the hosts, in a band
 SPREAD = f"/used\\s*5\\.8/.test(({CPU}).querySelector('.lines').textContent) && {CHARTS}"
 MOST_KEYS = 120  # until something is reached
 

@@ -24,7 +24,7 @@ class Past:
     """The history, and what the interface is made of.
 
     PAST, alice's, ran on four hosts yesterday, of which one computed less, and used 9 of 64 GiB on each. The samples
-    of GONE, hers, are removed.
+    of GONE, hers, are removed. OLDER, hers, had no limit of memory.
     """
 
     def __init__(self, folder):
@@ -52,7 +52,7 @@ class Past:
                     memory_current=(7 + n % 2) * GIB,
                     memory_peak=9 * GIB,
                     memory_anon=7 * GIB,
-                    memory_limit=64 * GIB,
+                    memory_limit=None if job == OLDER else 64 * GIB,
                 )
         for n in range(4):
             node_rows(history, f"node-{n + 1}", COUNT + 20, PERIOD, start=self.start, jobs=(PAST,))
@@ -63,7 +63,7 @@ class Past:
         del archive
         for table in ("cgroup_default", "taskstats_default"):
             del history.rows[GONE, table]
-        store = StoreReader(lambda: history)
+        store = self.reader = StoreReader(lambda: history)
         self.archive = lambda: LocalArchive(str(path))
         self.queries = Queries(RecentCache(1 << 20, 60.0), store)
         self.stored = Stored(

@@ -128,3 +128,8 @@ def test_uplot_is_as_its_makers_published_it():
     for name, expected in sums.items():
         assert hashlib.sha256((VENDOR / name).read_bytes()).hexdigest() == expected
     assert "MIT License" in (VENDOR / "LICENSE").read_text()
+
+
+def test_which_states_of_jobs_are_bad_is_defined_once():
+    named = {path.name for path in SCRIPTS if "node_failed" in path.read_text()}
+    assert named == {"columns.js", "archived.js"}, "ENDS, and the choice of states"
