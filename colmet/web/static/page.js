@@ -115,7 +115,7 @@ async function unloaded(error, signal) {
     if (!(failure instanceof Failure)) throw failure;
     why = failure.message;
   }
-  notify(`This view could not be loaded: ${why}`, true, "Reload", () => location.reload());
+  if (!signal.aborted) notify(`This view could not be loaded: ${why}`, true, "Reload", () => location.reload());
 }
 
 // -- refreshes --
