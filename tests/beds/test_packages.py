@@ -12,17 +12,33 @@ import pytest
 
 from tests.beds.machine import Machine, tell
 from tests.support.packages import PICTURES, ROOMS, RUN, imports, programs_of, run, sources
+from tests.support.web_server import make_certificate
 
 ROOT = Path(__file__).parents[2]
 # The commands of the page, by the word behind ```sh; what is not to be run as it stands has none.
 BLOCKS = dict(re.findall(r"^```sh ([\w-]+)\n(.*?)^```$", (ROOT / "docs/install.md").read_text(), re.M | re.S))
 RECIPES = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```$", (ROOT / "docs/recipes.md").read_text(), re.M | re.S))
+CONFIGURATIONS = re.findall(r"^```toml \S+\n(.*?)^```$", (ROOT / "docs/recipes.md").read_text(), re.M | re.S)
 PLAYBOOK_OF_KEYS = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "docs/keys.md").read_text(), re.M | re.S)[0]
 KEYS_OF_FACILITY = re.findall(r"^```sh keys\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 FACILITY = re.findall(r"^```sh set-up\n(.*?)^```$", (ROOT / "docs/tools/facility.md").read_text(), re.M | re.S)[0]
 # What a container lacks, and what is said without keys.
 KNOWN = ("no exit records", "no fork events", "no collector is named", "kernel.task_delayacct is 0")
 CONTAINED = ("container", "task ends", "cgroups")
+# Stands for ssh to 100 nodes: node-001 is this machine, the others get their files and have no daemon.
+SSH = """#!/bin/sh
+while [ "${1#-}" != "$1" ]; do shift 2; done
+[ "$1" != node-001 ] || exec sh -c "$2"
+cat > /dev/null
+"""
+# exit status 0 where alice has a login to the page of docs/recipes.md
+LOGS_IN = """python3 - <<'END' | grep -q alice
+import base64, ssl, urllib.request
+request = urllib.request.Request("https://127.0.0.1:8080/api/v1/whoami")
+request.add_header("Authorization", "Basic " + base64.b64encode(b"alice:secret").decode())
+context = ssl.create_default_context(cafile="/etc/colmet/tls/cert.pem")
+print(urllib.request.urlopen(request, context=context).read().decode())
+END"""
 # exit status 0 where a file has rows of this node
 HAS_ROWS = """python3 - <<'END'
 import glob, socket, sys
@@ -225,6 +241,43 @@ END"""
     assert int(machine.run(script.format(0, "slowed"))) == slowed
 
 
+def assert_a_hundred_nodes_have_keys(machine):
+    """By the recipe, of which one is this machine."""
+    (machine.root / "usr/local/bin/ssh").write_text(SSH)
+    machine.run("chmod +x /usr/local/bin/ssh")
+    machine.run(RECIPES["keys"])
+    found = machine.run(RECIPES["keys-check"])
+    assert found.startswith("100\n"), found
+    machine.wait_for("colmet status node | grep -Eq '^batches: .* sent, [1-9][0-9,]* acknowledged'")
+
+
+def assert_old_data_is_thinned(machine):
+    """By the timer of the recipe, whose service ends well."""
+    (machine.root / "etc/colmet/collector.toml").write_text(CONFIGURATIONS[0])
+    machine.run(RECIPES["retention"])
+    pid = machine.run("systemctl show -P MainPID colmet-collector")
+    machine.run(RECIPES["retention-on"])
+    assert machine.run("systemctl show -P MainPID colmet-collector") != pid
+    machine.wait_for("systemctl is-active --quiet colmet-collector")
+    timer = "colmet-thin.timer"
+    assert machine.run(f"systemctl is-active {timer}; systemctl is-enabled {timer}") == "active\nenabled\n"
+    machine.run("systemctl start colmet-thin.service")
+    assert machine.run("systemctl show -P Result colmet-thin.service") == "success\n"
+
+
+def assert_a_user_logs_in_over_https(machine, directory):
+    """At the collector of the recipe for login nodes, after its restart."""
+    made = make_certificate(directory, "head.example.org")
+    (machine.root / "etc/colmet/tls").mkdir()
+    shutil.copy(made.certificate, machine.root / "etc/colmet/tls/cert.pem")
+    shutil.copy(made.key, machine.root / "etc/colmet/tls/key.pem")
+    machine.run("chgrp colmet /etc/colmet/tls/*; chmod 640 /etc/colmet/tls/*")
+    (machine.root / "etc/colmet/collector.toml").write_text(CONFIGURATIONS[1])
+    machine.run(f"echo secret | {RECIPES['access'].strip()} --password-stdin")
+    machine.run(RECIPES["access-restart"])
+    machine.wait_for(LOGS_IN)
+
+
 def assert_gone(machine):
     assert not machine.run("ls -d /run/systemd/units/invocation:colmet* 2>/dev/null || true").strip()
     assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector colmet-facility")
@@ -324,7 +377,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
 
 def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(machine, packages):
     """As the machine `head`, which is node-001 as well; the inventory has only these."""
-    names = {"hosts.ini": "[head]\nhead\n[nodes]\nnode-001\n[all:vars]\nansible_connection=local\n"}
+    names = {"hosts.ini": "[collector]\nhead\n[nodes]\nnode-001\n[all:vars]\nansible_connection=local\n"}
     names["colmet.yml"], names["keys.yml"] = RECIPES["colmet.yml"], PLAYBOOK_OF_KEYS
     (machine.root / "root/dist").mkdir(exist_ok=True)
     for package in packages:
@@ -335,6 +388,9 @@ def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(m
     name = machine.run("hostname").strip()
     machine.run("hostname head")
     machine.run("apt-get update; apt-get install -y --no-install-recommends ansible-core", fetch=True)
+    (machine.root / "root/inventory.ini").write_text(RECIPES["hosts.ini"])
+    inventory = json.loads(machine.run("ansible-inventory -i inventory.ini --list"))
+    assert inventory["collector"]["hosts"] == ["head"] and len(inventory["nodes"]["hosts"]) == 100
     assert "failed=0" in machine.run(RECIPES["ansible"], fetch=True, timeout=600)
     machine.run("hostname node-001; systemctl restart colmet-node")  # the other one
     machine.wait_for(HAS_ROWS)
@@ -356,13 +412,32 @@ def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(m
     machine.run(f"hostname {name}; rm -rf /var/spool/colmet/*")  # batches of these names
 
 
+def test_the_recipes_of_keys_retention_and_logins_run(machine, packages, tmp_path):
+    """As the machine `head`, which is node-001 as well."""
+    (machine.root / "root/dist").mkdir(exist_ok=True)
+    for package in packages:
+        shutil.copy(package, machine.root / "root/dist")
+    machine.run("rm -rf /var/lib/colmet /run/colmet /etc/colmet; echo 127.0.0.1 head >> /etc/hosts")
+    name = machine.run("hostname").strip()
+    machine.run("hostname node-001; apt-get update", fetch=True)
+    machine.run(BLOCKS["node"] + BLOCKS["collector"], fetch=True)
+    assert_waits_for_a_collector(machine)
+    assert_a_hundred_nodes_have_keys(machine)
+    assert_old_data_is_thinned(machine)
+    assert_a_user_logs_in_over_https(machine, tmp_path)
+    machine.run(BLOCKS["remove"])
+    assert_gone(machine)
+    machine.run(f"hostname {name}; rm -rf /var/spool/colmet/* /usr/local/bin/ssh")
+
+
 def test_pip_and_the_units_start_both_daemons_and_go_again(machine, wheel):
     (machine.root / "root/dist").mkdir(exist_ok=True)
     shutil.copy(wheel, machine.root / "root/dist")
     machine.run("rm -rf /var/lib/colmet /run/colmet /etc/colmet", check=False)
     machine.run("journalctl --rotate; journalctl --vacuum-time=1s", check=False)  # what the packages' daemons said
     machine.run(BLOCKS["pip"], fetch=True)
-    machine.run(BLOCKS["pip-units"])
+    machine.run(BLOCKS["pip-node"])
+    machine.run(BLOCKS["pip-collector"])
     machine.run(BLOCKS["one-machine"])
     machine.run(BLOCKS["first-node"])
     machine.run(BLOCKS["first-check"])

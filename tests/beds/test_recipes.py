@@ -23,9 +23,8 @@ pytestmark = pytest.mark.live
 
 PAGE = Path(__file__).parents[2] / "docs/recipes.md"
 BLOCKS = {name: text for _, name, text in re.findall(r"^```(\w+) (\S+)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)}
-# `tests/beds/test_packages.py` runs these: they need systemd
-OTHERS = {"colmet.yml", "hosts.ini", "ansible", "nagios", "check"}
-UNITS = {"retention-on": "colmet-thin.timer", "access-restart": "colmet-collector"}
+# `test_packages.py` runs these, in a Debian with systemd
+OTHERS = set(re.findall(r'RECIPES\["(.+?)"\]', Path(__file__).with_name("test_packages.py").read_text()))
 CORES = {"node-1": 3.5, "node-2": 0.5}  # that job 4242 uses
 COLLECTOR = 'hdf5-filepath = "/var/lib/colmet/colmet"\n'
 SSH = """#!/bin/sh
@@ -97,9 +96,8 @@ def wasted(data):
 
 def test_every_block_with_a_name_is_run():
     run = {"pandas", "job.py", "wasted.py", "hdf5.py", "sql.py", "job.R", "hdf5.R", "grafana", "retention", "keys"}
-    run |= {"keys-check", "access", "login", "report", "/etc/colmet/collector.toml"}
-    run |= {"/var/www/ood/apps/sys/colmet/manifest.yml"}
-    assert set(BLOCKS) == run | OTHERS | set(UNITS)
+    run |= {"access", "login", "report", "/etc/colmet/collector.toml", "/var/www/ood/apps/sys/colmet/manifest.yml"}
+    assert set(BLOCKS) == run | OTHERS
     assert len(re.findall("^```", PAGE.read_text(), re.M)) == 2 * len(
         re.findall(r"^```\w+ \S+$", PAGE.read_text(), re.M)
     ), "a block without a name is not run"
@@ -157,9 +155,6 @@ def test_retention_is_a_configuration_that_works(site):
         assert "is the newest of its collector" in said and len(site.run("ls /var/lib/colmet/*.hdf5").split()) == 1
     finally:
         site.path("/etc/colmet/collector.toml").write_text(COLLECTOR)
-    for name, unit in UNITS.items():  # this site has no systemd
-        assert unit in BLOCKS[name]
-        assert (PAGE.parents[1] / "packaging/systemd" / (unit if "." in unit else f"{unit}.service")).exists()
 
 
 def test_a_hundred_nodes_get_keys_and_the_rest_is_done_later(site):
@@ -169,8 +164,7 @@ def test_a_hundred_nodes_get_keys_and_the_rest_is_done_later(site):
     names = (site.folder / "nodes.txt").read_text().split()
     assert len(names) == 100 and names[6] == "node-007"
     assert sorted(site.path("/root/reached").read_text().split()) == names
-    listed = BLOCKS["keys-check"].splitlines()
-    assert site.run(listed[0]) == "100\n" and listed[1] == "colmet status collector"
+    assert len(list(site.path("/etc/colmet/keys/nodes").iterdir())) == 100
     assert site.run(BLOCKS["keys"]).count("unchanged") == 100
 
 

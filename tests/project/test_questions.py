@@ -1,4 +1,4 @@
-"""Twenty questions of administrators and scientists: from the index, the answer is at most two pages away."""
+"""Twenty-five questions of administrators and scientists: from the index, the answer is at most two pages away."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 # question: pages from the index on, and words of the answer on the last one
 ANSWERS = {
     "Which ports must be open?": (["install.md"], "| 5556 | samples"),
+    "What is the rule of a firewall?": (["install.md"], "firewall-cmd --permanent --add-rich-rule="),
     "How do I install it on Rocky 9?": (["install.md"], "such as RHEL and Rocky 9"),
     "How do I give keys to 100 nodes?": (["recipes.md"], "colmet enrol --from-file nodes.txt"),
     "Why has my OAR job no memory?": (["troubleshooting.md"], '$Enable_mem_cg = "YES"'),
@@ -32,6 +33,10 @@ ANSWERS = {
     "How do I measure GPUs?": (["inputs/nvidia.md"], "colmet-node --enable-nvidia"),
     "How do names and exit codes of Slurm get in?": (["outputs/archive.md"], "| `slurm` | `squeue`; `sacct`"),
     "How do I get a job's memory over time as CSV?": (["tools/extract.md"], "--format csv"),
+    "How do I get the columns of GPUs as CSV?": (["tools/extract.md"], "--metrics cpu_usage,utilization-gpu"),
+    "How many cores did my job use?": (["faq.md"], "used 0.45 of 2 cores on average"),
+    "At which level does an alarm start?": (["faq.md", "health.md"], "an output is away for longer than `--max-age`"),
+    "What is stored of me?": (["privacy.md"], "Not read and not stored: command lines"),
     "How do I go back to Colmet 0.6?": (["upgrade.md"], "**To roll back**"),
 }
 
