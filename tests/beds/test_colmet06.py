@@ -22,6 +22,7 @@ PERIOD_S = 1
 IN_FLIGHT = (
     3  # rows of a node that a collector of 0.6 may have received and not written when it ends: it has no account
 )
+WAITS_S = 25  # a node without keys knows a collector of 0.6 after 15 s
 INTERPRETERS = ("python3.11", "python3.10", "python3.9")  # it imports asyncore, which left Python with 3.12
 
 
@@ -96,9 +97,9 @@ class Site:
     def old_collector(self):
         return self._start(self._old / "colmet-collector", "-vvv", "-s", PERIOD_S, *self._file())
 
-    def new_collector(self):
+    def new_collector(self, *options):
         command = (sys.executable, "-m", "colmet.collector.main", "-v", "--control-socket", "", *self._file())
-        collector = self._start(*command)
+        collector = self._start(*command, *options)
         collector.said("listening")
         return collector
 
@@ -181,3 +182,41 @@ def test_upgrade_in_either_order_and_back(site):
     assert in_first >= 15 and in_both - in_first >= 5 and len(rows) - in_both >= 60
     of_old = site.rows("old-node")
     assert len(set(of_old)) == len(of_old) >= 30
+
+
+def test_an_enrolled_node_goes_back_once_its_keys_are_gone(site):
+    """With keys it sends nothing to a collector of 0.6, and keeps all; without them that collector gets all of it."""
+    keys = site.directory / "keys"
+    for command in (
+        ("keygen", "collector", "--directory"),
+        ("enrol", "new-node", "--collector", site.uri, "--directory"),
+    ):
+        subprocess.run([sys.executable, "-m", "colmet.commands.colmet", *command, keys], check=True, timeout=60)
+    collector = site.new_collector(
+        *("--zeromq-curve-secret", keys / "collector.secret", "--zeromq-curve-nodes", keys / "nodes")
+    )
+    own = keys / "enrolled/new-node"
+    enrolled = site.new_node(
+        *("--zeromq-curve-secret", own / "node.secret", "--zeromq-curve-collector", own / "collector.key")
+    )
+    enrolled.said("collector is there")
+    time.sleep(5)
+    assert collector.stop() == 0
+    before = len(site.rows("new-node"))
+    old = site.old_collector()
+    time.sleep(WAITS_S)
+    assert enrolled.stop() == 0 and old.runs
+    assert "it gets the format and the tables" not in enrolled.log.read_text()
+    without_keys = site.new_node("--zeromq-curve-secret", "")
+    without_keys.said("it gets the format and the tables", 120)
+    time.sleep(5)
+    assert without_keys.stop() == 0 and old.runs
+    time.sleep(3 * PERIOD_S)
+    assert old.stop() == 0
+    rows = site.rows("new-node")
+    twice = len(rows) - len(set(rows))
+    missing = ticks(enrolled) + ticks(without_keys) - len(set(rows))
+    print(f"rows: {before} with keys, {len(rows) - before} to 0.6; twice {twice}, missing {missing}")
+    # stored by the first collector and not acknowledged at its end; a new start does not know that it was sent
+    assert twice <= 1
+    assert before >= 5 and 0 <= missing <= IN_FLIGHT
