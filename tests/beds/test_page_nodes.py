@@ -85,6 +85,31 @@ def test_nodes_over_time_are_a_map_with_a_table_of_the_same(browser, site):
         assert page.complaints() == []
 
 
+def test_a_map_of_5000_nodes_over_a_day_has_each_of_them(browser):
+    """480,000 values, of a measure whose colours follow the largest of all."""
+    with served(web_facts.MadeUpFacts(5000, 50)) as url, browser.page() as page:
+        page.open(f"{url}#/nodes?time=day&measure=io")
+        page.wait("document.querySelector('.map')?.ariaLabel?.includes(' of 5,000 nodes ')", 90)
+        words = page.run("document.querySelector('.map').ariaLabel")
+        assert words.startswith("storage of 5,000 nodes over the last day, by quarter of an hour: mean ")
+        limits = [float(one.split("from ")[1].split()[0]) for one in texts(page, ".legend li")[1:5]]
+        assert limits == [40, 80, 120, 160], "fifths of 200 MiB/s, the largest value rounded up"
+        assert page.run(seen("--u0", "--u2", "--u4")) == [True, True, True]
+        tall = page.run("document.querySelector('.map').clientHeight")
+        assert 5000 <= tall < 5100, "a pixel for each node, and the axis"
+        about = "[...document.querySelectorAll('.about')].find(e => e.offsetParent).textContent"
+        page.run("document.querySelector('.map').focus()")
+        for _ in range(2):
+            page.press("ArrowDown")
+        page.wait(f"{about}.startsWith('node3, ')")
+        page.run(
+            "(e => { const b = e.getBoundingClientRect(); e.dispatchEvent(new MouseEvent('mousemove', {bubbles: true,"
+            " clientX: b.right - 5, clientY: b.top + 7 + 4999.5})); })(document.querySelector('.map'))"
+        )
+        page.wait(f"{about}.startsWith('node5000, ')")
+        assert page.complaints() == []
+
+
 def pointed(kind):
     """An event of the mouse amid the map."""
     return (
