@@ -316,5 +316,8 @@ def test_a_node_has_no_empty_card_and_says_what_was_not_measured(browser, site):
     with browser.page() as page:
         shown(page, site, "node")
         assert page.run("[...document.querySelectorAll('.chart')].filter(e => !e.querySelector('canvas')).length") == 0
-        assert any(one.startswith("Not measured: ") and "Power (no BMC" in one for one in texts(page, "#main p"))
+        assert any(
+            one.startswith("Not measured: ") and "Power (off by default, --enable-ipmipower" in one
+            for one in texts(page, "#main p")
+        )
         assert page.run("document.querySelector('.plot').ariaLabel").startswith("CPU cores")
