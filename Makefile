@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench docs diagrams docs-pictures dashboards deb wheel release constraints demo clean
+.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench soak docs diagrams docs-pictures dashboards deb wheel release constraints demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -57,6 +57,9 @@ format: venv ## rewrite the source in the project's format
 
 bench: venv clibs ## run the benchmarks; ARGS goes to benchmarks/run.py
 	@$(PY) benchmarks/run.py $(ARGS)
+
+soak: venv clibs ## run agent and collector with jobs that come and go, and print what grew; ARGS="--hours 2"; as root
+	@$(PY) benchmarks/soak.py $(ARGS)
 
 docs: venv ## write docs/metrics.md from the catalogue of tables, and build the documentation site in build/site
 	@$(PY) -m dev.metrics docs/metrics.md

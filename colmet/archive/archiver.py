@@ -13,10 +13,12 @@ import numpy as np
 from colmet.archive.columns import Summary, Value, whole_of
 from colmet.archive.fold import Fold
 from colmet.archive.ordering import Arrival, Ordering
-from colmet.archive.state import HOST, JOB, LAST, START, WRITTEN
-from colmet.archive.store import ArchiveStore, Changes, HostKey
+from colmet.archive.state import FORM as FOLD_FORM
+from colmet.archive.state import HOST, JOB, LAST, START, WRITTEN, form_of
+from colmet.archive.store import AWAY, ArchiveStore, Changes, HostKey
 from colmet.archive.summaries import host_summaries, samples_of
 from colmet.archive.whole import job_summary, runs_of
+from colmet.common.errors import OutputUnavailable, is_later, later_form
 from colmet.common.schema import Batch
 
 log = logging.getLogger(__name__)
@@ -231,7 +233,11 @@ class Archiver:
         return json.dumps(document, separators=(",", ":")).encode() + b"\n" + rows
 
     def _load(self, held: Sequence[Arrival]) -> None:
-        """Read the state from the archive; `held` are the waiting batches, if known."""
+        """Read the state from the archive; `held` are the waiting batches, if known.
+
+        Raises:
+            OutputUnavailable: it is of a later version.
+        """
         self.fold, self._order = Fold(), Ordering()
         self._now = 0
         self._missed, self._lost, self._better = set(), set(), {}
@@ -241,6 +247,7 @@ class Archiver:
             self._restore(packed, held)
         written = self._store.rows_of_folds()
         for (job, host, start), state in folds.items():
+            self._check_form(form_of(state), FOLD_FORM)
             try:
                 slot = self.fold.resume(job, host, state)
             except ValueError as err:
@@ -256,10 +263,15 @@ class Archiver:
                 self._better[job, host, start] = better[0]
                 self.counts["summaries_kept"] += 1
 
+    def _check_form(self, form: object, reads: int) -> None:
+        if is_later(form, reads):
+            raise OutputUnavailable(later_form(self._store.path, f"of the state {form}", reads, AWAY))
+
     def _restore(self, packed: bytes, held: Sequence[Arrival]) -> None:
         try:
             text, _, rows = packed.partition(b"\n")
             document = json.loads(text)
+            self._check_form(document["form"], FORM)
             if document["form"] != FORM:
                 raise ValueError("of another form")
             self.fold.nodes.unpack([str(name) for name in document["names"]], rows)

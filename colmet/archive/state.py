@@ -28,6 +28,11 @@ G_LAST, G_MOST, G_SUM, G_HELD, G_COUNT = range(5)  # of a gauge
 _HEADER = struct.Struct("<HHI")  # form, bytes of the user's name, numbers of a whole fold
 
 
+def form_of(packed: bytes) -> int | None:
+    """Return the form of a packed fold; None if it is damaged."""
+    return int(_HEADER.unpack_from(packed)[0]) if len(packed) >= _HEADER.size else None
+
+
 class FoldState:
     """Unfinished folds, by slot.
 

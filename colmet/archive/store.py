@@ -18,9 +18,10 @@ from colmet.archive import batch_rows, derived, schema_update
 from colmet.archive.batch_rows import Joined
 from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, JobColumn, Summary, Value
 from colmet.batch.records import JobRecord
-from colmet.common.errors import ColmetError, OutputUnavailable
+from colmet.common.errors import ColmetError, OutputUnavailable, is_later, later_form
 
 FORM = 1  # of the tables; in PRAGMA user_version
+AWAY = "move it away, and make the archive again from stored rows (colmet archive rebuild)"
 MODE = 0o640  # of the file: it names users and their jobs
 LOG_BYTES = 32 << 20  # of SQLite's log (`-wal`), after which it goes to the file
 BUSY_S = 10.0  # longest wait for the other writer
@@ -148,8 +149,8 @@ class ArchiveStore:
     def _prepare(self, writable: bool) -> None:
         """Check the form of the file; create the tables of a new one, and add what an earlier one lacks."""
         form = self.database.execute("PRAGMA user_version").fetchone()[0]
-        if form > FORM:
-            raise ArchiveError(f"{self.path}: of a later Colmet (form {form}, this one reads {FORM}); update Colmet")
+        if is_later(form, FORM):
+            raise ArchiveError(later_form(self.path, form, FORM, AWAY))
         if not writable:
             if not form:
                 raise ArchiveError(f"{self.path}: not the archive of colmet-collector")

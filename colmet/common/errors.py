@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# Ends the errors on files of a later version: an earlier one neither changes nor removes them.
+_LATER = "is of a later Colmet (form {form}, this version reads up to {reads}); install that version again, or {remedy}"
 _LONG = 100  # characters of a command line in an error
 
 
@@ -79,3 +81,13 @@ class Unreachable(ColmetError):
     def __init__(self, text: str, why: str) -> None:
         super().__init__(text)
         self.why = why
+
+
+def later_form(path: str, form: object, reads: int, remedy: str) -> str:
+    """Return the text of an error on a file whose form only a later version reads."""
+    return f"{path} {_LATER.format(form=form, reads=reads, remedy=remedy)}"
+
+
+def is_later(form: object, reads: int) -> bool:
+    """Return whether the form of a file is one of a later version."""
+    return type(form) is int and form > reads

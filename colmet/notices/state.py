@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from colmet.archive.queries import Row
 from colmet.archive.store import transaction
-from colmet.common.errors import ColmetError
+from colmet.common.errors import ColmetError, is_later, later_form
 from colmet.common.runtime import files
 from colmet.notices.rules import TotalsReading, reading_of
 
@@ -108,8 +108,9 @@ class State:
         run = self._database.execute
         run("BEGIN EXCLUSIVE")
         form = run("PRAGMA user_version").fetchone()[0]
-        if form > FORM:
-            raise StateError(f"{self.path}: of a later Colmet (form {form}, this one reads {FORM}); update Colmet")
+        if is_later(form, FORM):
+            away = "move it away: notices on running jobs are then sent once more"
+            raise StateError(later_form(self.path, form, FORM, away))
         if not form:
             for statement in _DDL:
                 run(statement)

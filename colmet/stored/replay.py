@@ -82,9 +82,21 @@ def _of_host(host: str, tables: Mapping[str, Sequence[Series]], packed: Mapping[
             first, end = bounds[table][n - 1] if n else 0, bounds[table][n]
             while first < end:  # rows of one table have one time
                 stop = min(end, int(np.searchsorted(times, times[first], "right")))
-                made.append(Table(packed[table], int(times[first]) * NS, values[first:stop].tobytes()))
+                parts = _once_each(values[first:stop]) if table in TICKS else (values[first:stop],)
+                made += [Table(packed[table], int(times[first]) * NS, part.tobytes()) for part in parts]
                 first = stop
         yield Batch(host, None, None, time * NS, None, tuple(made))
+
+
+def _once_each(rows: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
+    """Yield rows of one time, in parts with one row of each job: early versions sent two in a job's last second."""
+    while len(rows):
+        _, firsts = np.unique(rows["job_id"], return_index=True)
+        if len(firsts) == len(rows):
+            yield rows
+            return
+        yield rows[np.sort(firsts)]
+        rows = np.delete(rows, firsts)
 
 
 def _packed(schema: Schema, series: Sequence[Series]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.void]]:

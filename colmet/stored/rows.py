@@ -20,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.collector.backends.hdf5 import thin_times
+from colmet.collector.backends.hdf5.h5table import BACKEND_VERSION
 from colmet.collector.backends.hdf5.library import (
     STORAGE_ERRORS,
     cause,
@@ -28,6 +29,7 @@ from colmet.collector.backends.hdf5.library import (
     open_library,
     tables,
 )
+from colmet.common.errors import is_later, later_form
 from colmet.common.schema import NAME
 from colmet.stored import messages
 
@@ -294,8 +296,16 @@ def tables_of(file: Any, job: int) -> dict[str, list[str]]:
     return {
         table.name: [name for name, kind in kinds_of(table).items() if name not in HEADER]
         for table in file.iter_nodes(group, "Table")
-        if NAME.fullmatch(table.name) and table.nrows and has_header(table)
+        if NAME.fullmatch(table.name) and table.nrows and has_header(table) and is_readable(table)
     }
+
+
+def is_readable(table: Any) -> bool:
+    """Return True; ValueError for a table of a later version."""
+    version = getattr(table.attrs, "backend_version", None)
+    if isinstance(version, (int, np.integer)) and is_later(int(version), BACKEND_VERSION):
+        raise ValueError(later_form(table._v_pathname, int(version), BACKEND_VERSION, "read the file with that one"))
+    return True
 
 
 def kinds_of(table: Any) -> dict[str, str]:
@@ -341,7 +351,9 @@ def _table_of(file: Any, job: int, table: str) -> Any:
     if not NAME.fullmatch(table) or path not in file:
         return None
     node = file.get_node(path)
-    return node if isinstance(node, tables.Table) and node.nrows and has_header(node) else None
+    if not isinstance(node, tables.Table) or not node.nrows or not has_header(node):
+        return None
+    return node if is_readable(node) else None
 
 
 class _Part:

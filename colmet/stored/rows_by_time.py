@@ -10,7 +10,7 @@ import numpy as np
 
 from colmet.collector.backends.hdf5.library import tables
 from colmet.common.schema import NAME
-from colmet.stored.rows import END_S, HEADER, Rows, has_header, kinds_of, table_names
+from colmet.stored.rows import END_S, HEADER, Rows, has_header, is_readable, kinds_of, table_names
 
 PIECE_BYTES = 64 << 10  # of a table; at least a chunk of the file
 HOUR_S = 3600
@@ -37,7 +37,13 @@ def pieces_of(file: Any, columns: Mapping[str, Collection[str]], after: Sequence
     for job, name in left:
         done += 1
         table = file.get_node(f"/job_{job}/{name}")
-        if isinstance(table, tables.Table) and NAME.fullmatch(name) and table.nrows and has_header(table):
+        if (
+            isinstance(table, tables.Table)
+            and NAME.fullmatch(name)
+            and table.nrows
+            and has_header(table)
+            and is_readable(table)
+        ):
             there = [one for one in kinds_of(table) if one in columns[name] and one not in HEADER]
             step = max(int(table.chunkshape[0]), PIECE_BYTES // int(table.dtype.itemsize), 1)
             *intervals, odd = _intervals(table, step)

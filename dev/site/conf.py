@@ -52,7 +52,7 @@ NAVIGATION = (
         (
             *("metrics", "inputs/taskstats", "inputs/perfhw", "inputs/nvidia", "inputs/rapl", "inputs/temperature"),
             *("inputs/ipmipower", "inputs/infiniband", "inputs/lustre", "outputs/hdf5", "outputs/archive"),
-            *("outputs/elasticsearch", "outputs/stdout", "link", "journal", "wire", "plugins"),
+            *("outputs/elasticsearch", "outputs/stdout", "link", "journal", "stability", "wire", "plugins"),
         ),
     ),
     ("Developers", ("architecture", "testing", "decisions")),

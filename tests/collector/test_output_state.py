@@ -42,7 +42,7 @@ def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
         b"\0" * 100,
         b"[]",
         json.dumps({"form": 1, "journal": "f" * 16, "position": 1, "keep_from": 0, "notes": {}}).encode(),
-        json.dumps({"form": 2, "journal": JOURNAL, "position": 1, "keep_from": 0, "notes": {}}).encode(),
+        json.dumps({"form": 0, "journal": JOURNAL, "position": 1, "keep_from": 0, "notes": {}}).encode(),
         json.dumps({"form": 1, "journal": JOURNAL, "position": 1, "keep_from": 2, "notes": {}}).encode(),
         json.dumps({"form": 1, "journal": JOURNAL, "position": "x", "keep_from": 0, "notes": {}}).encode(),
         json.dumps({"form": 1, "journal": JOURNAL, "position": 1.5, "keep_from": 0, "notes": {}}).encode(),

@@ -754,8 +754,9 @@ def rewrite(backend, change):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda head: head.update(schema="00" * 16),
-        lambda head: head.pop("schema"),
+        lambda head: head.update(fields=["ac_etime"]),
+        lambda head: (head.pop("fields"), head.update(schema="00" * 16)),
+        lambda head: (head.pop("fields"), head.pop("schema")),
         lambda head: head.pop("jobs"),
         lambda head: head["jobs"][0].pop("beyond"),
         lambda head: head["jobs"][0].update(tasks=10**6),

@@ -184,6 +184,9 @@ class ArchiveOutput(OutputBackend):
             outbox_of(store, self._indices is not None)
             position = store.position
             archiver = Archiver(store, self._counts)
+        except OutputUnavailable:  # of a later version
+            store.close()
+            raise
         except sqlite3.Error as err:
             store.close()
             self._fail(err)

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from colmet.common.errors import OutputUnavailable
+from colmet.common.errors import ConfigError, OutputUnavailable, is_later, later_form
 from colmet.common.runtime.files import write_whole
 
 log = logging.getLogger(__name__)
@@ -35,6 +35,9 @@ class OutputState:
             here on while it has room.
         notes: data for the output after a restart; JSON.
         is_new: whether there was no state.
+
+    Raises:
+        ConfigError: the file is of a later version.
     """
 
     def __init__(self, path: str, journal: str, oldest: int, end: int) -> None:
@@ -80,6 +83,10 @@ class OutputState:
                 text = file.read(MAX_BYTES + 1)
         except FileNotFoundError:
             return
+        if is_later(form := form_of(text), FORM):
+            raise ConfigError(
+                later_form(self._path, form, FORM, "move it away: the output then starts with the rows of the journal")
+            )
         try:
             document = parse(text)
             if document["journal"] != self.journal:
@@ -97,6 +104,14 @@ class OutputState:
         self.is_new = False
         self.notes = document["notes"]
         self.position, self.keep_from = document["position"], document["keep_from"]
+
+
+def form_of(text: bytes) -> object:
+    """Return the form of a state's file, of any type; None if it is malformed."""
+    try:
+        return json.loads(text)["form"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
 
 
 def parse(text: bytes) -> dict[str, Any]:

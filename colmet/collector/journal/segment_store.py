@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from colmet.collector.journal import segments
 from colmet.collector.journal.output_state import MAX_BYTES, parse
 from colmet.collector.journal.segments import MESSAGE, SENDERS, SegmentReader
-from colmet.common.errors import ConfigError
+from colmet.common.errors import ConfigError, is_later, later_form
 from colmet.common.record_log import Damage, LogRecord, LogWriter
 from colmet.common.runtime.files import check_writable, make, sync_directory, write_whole
 from colmet.common.runtime.logs import powers_of_ten
@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 
 FORM = 2  # of the directory; 1: all messages in the full form
 FORMS = (1, FORM)
+AWAY = "move the directory away to start a new journal: its unwritten rows wait there for that version"
 NAME_FILE = "journal.json"
 JOURNAL = re.compile("[0-9a-f]{16}", re.ASCII)
 LOCK_FILE = "lock"
@@ -109,6 +110,9 @@ class SegmentStore:
                 f"or let --journal-dir name another directory"
             ) from err
         self.paths = segments.list_segments(self.directory)
+        for _, path in self.paths:
+            if is_later(form := segments.form_of(path), segments.SEGMENT_FORM):
+                raise ConfigError(later_form(path, form, segments.SEGMENT_FORM, AWAY))
         name, form = _read_name(self.directory)
         if name:
             self.journal = name
@@ -340,6 +344,8 @@ def _read_name(directory: str) -> tuple[str, int]:
         with open(path, "rb") as file:
             document = json.loads(file.read(4096))
         name, form = document["journal"], document["form"]
+        if is_later(form, FORM):
+            raise ConfigError(later_form(path, form, FORM, AWAY))
         if form not in FORMS or not isinstance(name, str) or not JOURNAL.fullmatch(name):
             raise ValueError(f"form {form!r}, journal {name!r}")
     except FileNotFoundError:

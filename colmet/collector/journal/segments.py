@@ -23,7 +23,8 @@ MESSAGE, SENDERS, DESCRIPTION = 0, 1, 2
 SUFFIX = ".segment"
 NAME = re.compile(r"(\d{20})\.segment", re.ASCII)
 
-SEGMENT_MAGIC = b"ColmetJ1"
+SEGMENT_FORM = 1  # the digit of the magic
+SEGMENT_MAGIC = b"ColmetJ%d" % SEGMENT_FORM
 _SEGMENT = struct.Struct("<8sQQQ")
 SEGMENT_HEADER_BYTES = _SEGMENT.size + 4
 # 256 MiB: the state of very many senders; messages are bounded by the transport
@@ -55,6 +56,13 @@ def unpack_segment(packed: bytes) -> SegmentHeader | None:
         return None
     _, journal, first, created_ns = _SEGMENT.unpack_from(packed)
     return SegmentHeader(f"{journal:016x}", first, created_ns)
+
+
+def form_of(path: str) -> int | None:
+    """Return the form of a segment; None if its header is damaged."""
+    with open(path, "rb") as file:
+        magic = file.read(len(SEGMENT_MAGIC))
+    return int(magic[-1:]) if magic[:-1] == SEGMENT_MAGIC[:-1] and magic[-1:].isdigit() else None
 
 
 def seed_of(journal: str) -> int:

@@ -2,7 +2,7 @@
 
 ::
 
-    length of the head, 4 bytes | head, JSON: schema, jobs, waits | arrays of 64-bit integers, job by job:
+    length of the head, 4 bytes | head, JSON: fields, schema, jobs, waits | arrays of 64-bit integers, job by job:
         floor (1 row, if present), sums (2 rows), keys of tasks, values of tasks (a row each)
     and at the end, job by job: the dropped waits of its tasks (a row each)
 """
@@ -21,6 +21,8 @@ from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel.taskstats import FIELDS
 
 _HEAD = struct.Struct("<I")
+# Digests of the tables of versions that named no fields in the head; all of them kept `FIELDS`, in this order.
+FORMER_SCHEMAS = ("dc5b7aa6821819227d95fce5c7ea935e", "a6e180920285c1b54a301e90c9dccbb4")
 
 
 class KeptJob(NamedTuple):
@@ -52,7 +54,9 @@ def pack(jobs: Mapping[int, KeptJob], waits: int) -> bytes:
         has_floor = job.floor is not None
         one = {"job": job_id, "identity": job.identity, "tasks": len(job.keys), "floor": has_floor}
         head.append({**one, "beyond": job.beyond_ns, "ended": job.ended})
-    text = json.dumps({"schema": SCHEMA.digest.hex(), "jobs": head, "waits": waits}).encode()
+    # an earlier version reads the schema alone
+    document = {"fields": FIELDS, "schema": SCHEMA.digest.hex(), "jobs": head, "waits": waits}
+    text = json.dumps(document).encode()
     arrays += excess if waits else []
     return b"".join([_HEAD.pack(len(text)), text, *[np.ascontiguousarray(array).data for array in arrays]])
 
@@ -68,7 +72,7 @@ def unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
 def _unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
     (length,) = _HEAD.unpack_from(data)
     head = json.loads(data[_HEAD.size : _HEAD.size + length])
-    if head["schema"] != SCHEMA.digest.hex():
+    if head["fields"] != list(FIELDS) if "fields" in head else head["schema"] not in FORMER_SCHEMAS:
         raise ValueError("other columns")
     width, kept_waits, place = len(FIELDS), int(head.get("waits", 0)), _HEAD.size + length
     if kept_waits not in (0, waits):
@@ -85,7 +89,7 @@ def _unpack(data: bytes, waits: int) -> dict[int, KeptJob]:
         floor = take(1, width)[0] if one["floor"] else None
         sums, keys, values = take(2, width), take(one["tasks"], 1)[:, 0], take(one["tasks"], width)
         none = np.zeros((len(keys), waits), dtype=np.int64)
-        counts = int(one["beyond"]), int(one["ended"])
+        counts = int(one["beyond"]), int(one.get("ended", 0))  # the first versions did not count tasks
         jobs[int(one["job"])] = KeptJob(str(one["identity"]), sums, keys, values, none, floor, *counts)
     for job_id, job in jobs.items() if kept_waits else ():
         jobs[job_id] = job._replace(excess=take(len(job.keys), waits))

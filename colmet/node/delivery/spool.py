@@ -7,7 +7,8 @@ It survives any death of the process: each batch is one write, and none is synce
 
 Then come records (`common.record_log`): the message of each is a batch, in the short form if all its tables are
 described in the head. The seed is random for each segment. A segment has batches of one epoch, and is only written by
-the process that created it. One with descriptions has another suffix: earlier versions leave it alone.
+the process that created it. One with descriptions has another suffix: earlier versions leave it alone, and this one
+leaves those of later versions alone, by their suffix or the digit of their head.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from colmet.common.errors import WireError
+from colmet.common.errors import WireError, is_later, later_form
 from colmet.common.ranges import Ranges
 from colmet.common.record_log import CRC, Damage, LogReader, LogRecord, LogWriter, RecordForm, is_sealed, seal
 from colmet.common.runtime.logs import powers_of_ten
@@ -34,9 +35,11 @@ from colmet.node.system.host import PrivateDirectory
 log = logging.getLogger(__name__)
 
 MAGIC, DESCRIBED_MAGIC = b"ColmetS1", b"ColmetS2"
+FORM_READ = 2  # the highest digit of a head
 _SEGMENT = struct.Struct("<8sQQB")
 _SIZE = struct.Struct("<I")
 NAME = re.compile(r"(\d{20})-(\d{20})\.spool2?", re.ASCII)
+_ANY_NAME = re.compile(r"\d{20}-\d{20}\.spool(\d*)", re.ASCII)
 MAX_SCHEMAS = 256  # in a head
 LOCK = "lock"
 MAX_MESSAGE_BYTES = 8 << 20
@@ -78,6 +81,12 @@ def pack_head(seed: int, epoch: int, host: str, descriptions: bytes = b"") -> by
     name = host.encode()
     head = seal(_SEGMENT.pack(DESCRIBED_MAGIC if descriptions else MAGIC, seed, epoch, len(name)) + name)
     return head + seal(_SIZE.pack(len(descriptions)) + descriptions) if descriptions else head
+
+
+def form_of(data: bytes) -> int:
+    """Return the form of a segment, the digit of its head; 0 if the head is damaged."""
+    magic, digit = data[: len(MAGIC)], data[len(MAGIC) - 1 : len(MAGIC)]
+    return int(digit) if digit.isdigit() and magic[:-1] == MAGIC[:-1] else 0
 
 
 def read_head(data: bytes) -> Head | None:
@@ -190,6 +199,17 @@ class Spool:
         self._loaded: tuple[str, int] = ("", 0)  # name and size of the segment of `_messages`
         self._messages: dict[tuple[int, int], bytes] = {}
 
+    def _report_later(self, later: Sequence[tuple[str, int]]) -> None:
+        """Log the segments of a later version, by name and form: they stay."""
+        if later:
+            name, form = later[0]
+            remedy = "remove it: nothing else sends these batches"
+            log.error(
+                "spool: a later version is needed segments=%d: %s",
+                len(later),
+                later_form(name, form, FORM_READ, remedy),
+            )
+
     @staticmethod
     def last_epoch(directory: PrivateDirectory) -> int:
         """Return the highest epoch with batches; 0 without any."""
@@ -214,11 +234,17 @@ class Spool:
         """Return the batches left by earlier processes, ascending: epoch, lowest and highest number of each range."""
         found: list[tuple[int, int, int]] = []
         foreign = count = 0
-        for name in sorted(filter(NAME.fullmatch, self._directory.names())):
+        names = sorted(self._directory.names())
+        forms = [(name, int(match[1] or 1)) for name in names if (match := _ANY_NAME.fullmatch(name))]
+        later = [(name, form) for name, form in forms if is_later(form, FORM_READ)]
+        for name in filter(NAME.fullmatch, names):
             try:
                 data = self._directory.read(name, MAX_FILE_BYTES)
             except OSError as err:
                 self._note_damage(name, 0, err.strerror or str(err))
+                continue
+            if is_later(form := form_of(data), FORM_READ):
+                later.append((name, form))
                 continue
             head = read_head(data)
             if head is not None and head.host != self._host:
@@ -245,6 +271,7 @@ class Spool:
                 count += segment.numbers.count
             else:
                 self._unlink(name)
+        self._report_later(later)
         if foreign:
             log.warning("spool: segments=%d are of another host and stay unused; remove them", foreign)
         if count:

@@ -12,6 +12,7 @@ import struct
 import uuid
 import zlib
 
+from colmet.common.errors import is_later, later_form
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.system.host import Host, PrivateDirectory
 
@@ -19,7 +20,8 @@ log = logging.getLogger(__name__)
 
 DIRECTORY = "/run/colmet"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-MAGIC = b"colmet1\n"
+FORM = 1  # the digit of the magic
+MAGIC = b"colmet%d\n" % FORM
 _HEAD = struct.Struct("<8s16sQ")  # magic, boot id, payload bytes
 _SUM = struct.Struct("<I")  # CRC-32 of the head and the payload; the payload follows
 HEADER_BYTES = _HEAD.size + _SUM.size
@@ -39,6 +41,12 @@ def default_directory(runtime_directory: str) -> str:
 def _pack(boot: bytes, payload: bytes) -> bytes:
     head = _HEAD.pack(MAGIC, boot, len(payload))
     return b"".join((head, _SUM.pack(zlib.crc32(payload, zlib.crc32(head))), payload))
+
+
+def _form_of(data: bytes) -> int | None:
+    """Return the form of a file; None if its start is damaged."""
+    magic, digit = data[: len(MAGIC)], data[len(MAGIC) - 2 : len(MAGIC) - 1]
+    return int(digit) if digit.isdigit() and magic == MAGIC[:-2] + digit + MAGIC[-1:] else None
 
 
 def _unpack(data: bytes) -> tuple[bytes, bytes]:
@@ -132,7 +140,11 @@ class StateFile:
         if self._directory is None:
             return None
         try:
-            boot, payload = _unpack(self._directory.read(self._name, self._max_bytes + HEADER_BYTES))
+            data = self._directory.read(self._name, self._max_bytes + HEADER_BYTES)
+            if is_later(form := _form_of(data), FORM):
+                self._put_aside_later(form)
+                return None
+            boot, payload = _unpack(data)
         except FileNotFoundError:
             return None
         except (OSError, ValueError) as err:
@@ -143,13 +155,23 @@ class StateFile:
             return None
         return payload
 
-    def _put_aside(self, why: Exception) -> None:
-        kept = f"{self._name}.damaged"
+    def _rename(self, suffix: str) -> str:
+        """Rename the file; return its new name, or its name and the cause of a failure."""
+        kept = f"{self._name}.{suffix}"
         try:
             if self._directory is not None:
                 self._directory.rename(self._name, kept)
         except OSError as err:
-            kept = f"{self._name} ({err.strerror})"
+            return f"{self._name} ({err.strerror})"
+        return kept
+
+    def _put_aside_later(self, form: int | None) -> None:
+        kept = self._rename("later")
+        remedy = f"continue without what tasks used that ended before this start; it is kept as {kept}"
+        log.warning("state is not used: %s", later_form(f"{self._path}/{self._name}", form, FORM, remedy))
+
+    def _put_aside(self, why: Exception) -> None:
+        kept = self._rename("damaged")
         log.warning(
             "state is damaged, what tasks used that ended before this start is lost path=%s/%s kept=%s: %s",
             self._path,

@@ -1,0 +1,92 @@
+"""What sites rely on, as lists: options, columns of tables, answers of the JSON interface (docs/stability.md).
+
+`python -m dev.stable tests/data/stable` adds what is new to the lists there; it removes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from colmet.commands.programs import COMMANDS, PROGRAMS
+from colmet.common.tables import schemas
+from colmet.notices.options import build_parser
+from colmet.web.access import Access
+from colmet.web.app import build_app
+from colmet.web.openapi import described
+
+
+def options() -> Iterator[str]:
+    """Yield each option of each program and command, and whether it has a value."""
+    parsers = {name: program.build() for name, program in {**PROGRAMS, **COMMANDS}.items()}
+    for name, parser in {**parsers, "notices.toml": build_parser()}.items():
+        for action in parser._actions:
+            for option in action.option_strings:
+                yield f"{name} {option}{'' if action.nargs == 0 else ' VALUE'}"
+
+
+def columns() -> Iterator[str]:
+    """Yield each column of each table, with unit, kind and type."""
+    for schema in schemas().values():
+        for field in schema.fields:
+            yield f"{schema.name} {schema.scope} {field.name} {field.unit} {field.kind} {field.dtype}"
+
+
+def archive_columns() -> Iterator[str]:
+    """Yield each column of the job archive, with its unit."""
+    from colmet.archive import columns as of_archive
+
+    for column in (*of_archive.MEASURED, *of_archive.BATCH):
+        yield f"{column.name} {column.kind} {column.unit}".rstrip()
+
+
+def interface(facts: Any) -> Iterator[str]:
+    """Yield each address of the JSON interface, its parameters, and the fields of its shapes.
+
+    Args:
+        facts: answers queries; none is made.
+    """
+    document = described(build_app(facts, Access(None)), True)
+    for path, methods in document["paths"].items():
+        for method, one in methods.items():
+            yield f"{method.upper()} {path}"
+            for parameter in one.get("parameters", ()):
+                yield f"{method.upper()} {path} {parameter['in']} {parameter['name']}"
+    for name, shape in document["components"]["schemas"].items():
+        for field in shape.get("properties", ()):
+            yield f"{name}.{field}"
+
+
+LISTS: Mapping[str, Callable[[], Iterator[str]]] = {
+    "options": options,
+    "columns": columns,
+    "archive": archive_columns,
+    "interface": lambda: interface(None),
+}
+
+
+def recorded(folder: Path, name: str) -> set[str]:
+    """Return the entries of a list; those of a line that begins with # are a comment."""
+    path = folder / f"{name}.txt"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return {line for line in lines if line and not line.startswith("#")}
+
+
+def main() -> int:
+    """Add what is new to the lists in a folder."""
+    if len(sys.argv) != 2:
+        print("usage: python -m dev.stable FOLDER", file=sys.stderr)
+        return 2
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, build in LISTS.items():
+        before, now = recorded(folder, name), set(build())
+        (folder / f"{name}.txt").write_text("".join(f"{line}\n" for line in sorted(before | now)))
+        print(f"{name}: {len(now - before)} new, {len(before - now)} missing, {len(before | now)} in the list")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
