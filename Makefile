@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds c-test fuzz lint format bench soak docs diagrams docs-pictures dashboards deb wheel release constraints demo clean
+.PHONY: help venv clibs test test-all test-bare test-beds test-machines c-test fuzz lint format bench soak docs diagrams docs-pictures dashboards deb wheel release constraints demo clean
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -30,6 +30,9 @@ test-bare: ## the README's quick start and make test in a bare Debian; ARGS="tri
 
 test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, installed with apt; as root
 	@scripts/test-beds.sh $(PY) $(ARGS)
+
+test-machines: venv clibs ## boot whole machines with other kernels, by qemu: values by kernel, power cuts; ARGS goes to pytest; as root
+	@$(PY) -m pytest -v -o faulthandler_timeout=0 tests/beds/machines $(ARGS)
 
 c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it is installed; as root
 	@for makefile in colmet/node/backends/lib_*/Makefile; do \

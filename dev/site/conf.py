@@ -20,7 +20,7 @@ suppress_warnings = ["misc.highlighting_failure"]  # examples with "..." in them
 
 # The pages, in the order of the reader: caption, pages without ".md". index.md is the first page.
 NAVIGATION = (
-    ("Start", ("tutorial", "measured", "faq", "recipes", "comparison")),
+    ("Start", ("tutorial", "measured", "kernels", "faq", "recipes", "comparison")),
     (
         "Users",
         (

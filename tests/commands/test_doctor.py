@@ -23,7 +23,7 @@ import pytest
 
 from colmet import __version__
 from colmet.commands import colmet, doctor
-from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
+from colmet.commands.doctor import clock, daemon, kernel, network, software, storage, versions
 from colmet.commands.doctor.table import CHECKS
 from colmet.commands.doctor.target import Target, User, arguments, find_sides
 from colmet.common.runtime import control, plugins
@@ -359,14 +359,18 @@ BROKEN = {
 }
 
 
-def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(machine):
-    """I/O and the number of tasks are measured without a cgroup, and OAR 2 makes none of them."""
+def as_with_oar_2(machine):
     for path, text in OAR_2.items():
         if text is None:
             place = machine.path / path.lstrip("/")
             shutil.rmtree(place) if place.is_dir() else place.unlink()
         else:
             machine.write(path, text)
+
+
+def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(machine):
+    """I/O and the number of tasks are measured without a cgroup, and OAR 2 makes none of them."""
+    as_with_oar_2(machine)
     machine.mkdir("/sys/fs/cgroup/memory/oar/bob_3")
     (told,) = find(kernel.check_controllers, machine.target())
     assert told.level == PASS
@@ -399,6 +403,30 @@ def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
     )
     told = problem(check, machine.target("node", *argv))
     assert told.level == level and found in told.found and remedy in told.remedy, told
+
+
+@pytest.mark.parametrize(
+    ("release", "is_v1", "found"),
+    [
+        ("7.2.13+deb14-amd64", False, "Linux 7.2 with cgroup v2 has all columns of jobs"),
+        ("5.10.0-32-amd64", False, "lacks cpu_pressure_full, memory_peak, pids_peak: these columns are missing"),
+        (
+            "4.18.0-553.el8_10.x86_64",
+            False,
+            "lacks ..._pressure_..., memory_refault_..., cpu_pressure_full, memory_peak",
+        ),
+        ("5.10.0-32-amd64", True, "cgroup v1 lacks pids_peak, ..._pressure_...: these"),
+        ("6.1.0-50-amd64", True, "cgroup v1 lacks ..._pressure_..., io_... without a blkio.throttle limit"),
+        ("6.6.0", True, "cgroup v1 lacks ..._pressure_...: these"),
+        ("6.12.95+deb12-amd64", True, "io_... without a blkio.throttle limit"),
+    ],
+)
+def test_what_a_version_of_the_kernel_cannot_measure_is_named(machine, release, is_v1, found):
+    machine.write("/proc/sys/kernel/osrelease", f"{release}\n")
+    if is_v1:
+        as_with_oar_2(machine)
+    (finding,) = find(versions.check_columns, machine.target())
+    assert finding.level == PASS and found in finding.found
 
 
 def test_before_linux_5_14_delays_are_counted_without_a_setting(machine):

@@ -449,6 +449,18 @@ def test_a_task_that_left_its_cgroup_and_ends_elsewhere_counts_no_more(node, ker
     assert node.backend.counters()["exits_other"] == 1
 
 
+def test_what_a_task_used_between_its_last_reading_and_its_move_is_that_of_the_job_that_it_left(node, kernel):
+    kernel.start(20, cpu=30)
+    node.job(2, 20)
+    in_group(node, 2, 30)
+    node.tick()
+    kernel.run(20, 70)  # 50 of it in the cgroup
+    in_group(node, 2, 80)
+    node.job(2)
+    node.tick()
+    assert node.row(2)["cpu_total"] == 80 and node.row(2)["cpu_run_virtual_total"] == 30
+
+
 def test_a_task_of_another_job_that_comes_brings_nothing_with_it(node, kernel):
     kernel.start(20, cpu=30)
     node.job(2, 20)

@@ -107,7 +107,7 @@ def check_delays(target: Target) -> Finding:
     try:
         value = _text(target.host, DELAYACCT)
     except FileNotFoundError:
-        if _release(target.host) >= (5, 14):
+        if release_of(target.host) >= (5, 14):
             return warn(f"there is no {DELAYACCT}: delays are not counted", "a kernel with CONFIG_TASK_DELAY_ACCT=y")
         if "nodelayacct" in _text(target.host, "/proc/cmdline").split():
             return warn("delays are not counted", "remove nodelayacct from the kernel's command line, and boot")
@@ -145,7 +145,7 @@ def check_waits(target: Target) -> Finding:
     return good("waits for disks are counted right, in a short test")
 
 
-def _release(host: Host) -> tuple[int, ...]:
+def release_of(host: Host) -> tuple[int, ...]:
     """Return the first two numbers of the kernel's release."""
     return tuple(map(int, re.findall(r"\d+", _text(host, "/proc/sys/kernel/osrelease"))[:2]))
 
@@ -195,7 +195,7 @@ def check_perf(target: Target) -> Iterator[Finding]:
         yield say(*stranded)
     if not fine:
         return
-    where = "cgroup v1" if "perf_event" in _mounts(host)[0].v1 else "cgroup v2"
+    where = "cgroup v1" if "perf_event" in mounts_of(host)[0].v1 else "cgroup v2"
     yield good(f"counts in {where}, paranoia {level}{'' if wanted else '; not asked for (--enable-perfhw)'}")
 
 
@@ -231,7 +231,7 @@ def _controllers(host: Host) -> dict[str, tuple[int, bool]]:
 def _stranded(host: Host, controller: str) -> tuple[str, str] | None:
     """Return finding and remedy if a controller is unusable: bound to an unmounted v1 hierarchy; else None."""
     hierarchy = _controllers(host).get(controller, (0, True))[0]
-    if not hierarchy or controller in _mounts(host)[0].v1:
+    if not hierarchy or controller in mounts_of(host)[0].v1:
         return None
     once = f"mkdir -p /run/held && mount -t cgroup -o {controller} held /run/held && umount /run/held"
     return (
@@ -331,7 +331,7 @@ def _check_machine(host: Host) -> Iterator[Finding]:
     """Check that the mounted hierarchies have the controllers for future jobs."""
     from colmet.node.jobs.controllers import WANTED, WANTED_V2
 
-    mounts, unified = _mounts(host)
+    mounts, unified = mounts_of(host)
     lacks = [name for name, same in WANTED.items() if name not in mounts.v1 and same not in unified]
     names = [name for name in WANTED if name in mounts.v1] + [name for name in WANTED_V2 if name in unified]
     if mounts.unified is not None and not mounts.v1:
@@ -343,14 +343,14 @@ def _check_machine(host: Host) -> Iterator[Finding]:
         )
     if not lacks:
         yield good(f"{', '.join(names)} are there, and no job that they could hold")
-    if mounts.v1 and not unified and "cpuset" not in mounts.v1 and _release(host) >= _CPUSET_OPTIONAL:
+    if mounts.v1 and not unified and "cpuset" not in mounts.v1 and release_of(host) >= _CPUSET_OPTIONAL:
         yield warn(
             "no hierarchy of cgroup v1 has cpuset, in which OAR 2 makes its jobs: kernels since Linux 6.12 may lack it",
             "boot with cgroup v2, and use OAR 3 or Slurm; or a kernel with CONFIG_CPUSETS_V1=y",
         )
 
 
-def _mounts(host: Host) -> tuple[Mounts, set[str]]:
+def mounts_of(host: Host) -> tuple[Mounts, set[str]]:
     """Return the mounts of cgroups, and the controllers of v2."""
     from colmet.node.jobs.controllers import controllers_of
     from colmet.node.jobs.mounts import Mounts
@@ -373,7 +373,7 @@ def _mount(mounts: Mounts) -> str:
 
 def _not_of_the_kernel(host: Host, name: str) -> tuple[str, str] | None:
     """Return finding and remedy if this machine cannot have a controller for jobs; None if it can."""
-    mounts, unified = _mounts(host)
+    mounts, unified = mounts_of(host)
     if name in mounts.v1 or name in unified:
         return None
     legacy = {"io": "blkio"}.get(name, name)

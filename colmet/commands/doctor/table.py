@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from colmet.commands.doctor import clock, daemon, kernel, network, software, storage
+from colmet.commands.doctor import clock, daemon, kernel, network, software, storage, versions
 from colmet.commands.doctor.target import SIDES
 from colmet.common.runtime.checks import Check
 
@@ -25,6 +25,7 @@ CHECKS = (
     Check("kernel", "waits", _NODE, kernel.check_waits),
     Check("kernel", "perf events", _NODE, kernel.check_perf),
     Check("kernel", "pressure", _NODE, kernel.check_pressure),
+    Check("kernel", "columns", _NODE, versions.check_columns),
     Check("kernel", "inotify", _NODE, kernel.check_inotify, "limits are high enough"),
     Check("jobs", "cgroups", _NODE, kernel.check_jobs),
     Check("jobs", "controllers", _NODE, kernel.check_controllers),

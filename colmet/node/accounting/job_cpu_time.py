@@ -17,7 +17,8 @@ class JobCpuTime:
     ::
 
           counted     values of the job's tasks, and exit records of the ended ones
-        + beyond      time in no record: estimates, and CPU time charged to processes for their children
+        + beyond      time in no record: estimates, CPU time charged to processes for their children, and the last one
+                      of tasks that left the job alive, as far as the job's cgroup has it
         ---------
           attributed  at most the CPU time of the job's cgroup, where readable; never less than before
 
@@ -67,16 +68,21 @@ class JobCpuTime:
         """Return the CPU time of the job's cgroup at the last update; None if not measured, or if a task has ended."""
         return self._group_ns.get(job)
 
-    def update(self, job: Job, counted_ns: int, group_ns: int | None) -> int:
+    def update(self, job: Job, counted_ns: int, group_ns: int | None, left_ns: int = 0) -> int:
         """Update a job's attributed CPU time, and return it.
 
         Args:
             job: the job.
             counted_ns: CPU time of all its tasks.
             group_ns: CPU time of its cgroup; None if not measured, or if the cgroup is removed.
+            left_ns: what tasks that have left the job used since they were last read in it, there and elsewhere.
         """
         cpu_ns = counted_ns + self.beyond.get(job.id, 0)
         if group_ns is not None:
+            if left_ns > 0 and cpu_ns < group_ns:
+                left_ns = min(left_ns, group_ns - cpu_ns)
+                self.add_beyond(job.id, left_ns)
+                cpu_ns += left_ns
             self._group_ns[job.id], self._excess_ns[job.id] = group_ns, max(0, counted_ns - group_ns)
         else:
             cpu_ns -= self._excess_ns.get(job.id, 0)

@@ -57,7 +57,9 @@ earlier wait, or since boot. Linux 6.18 was measured; 6.12 follows from its sour
 6.18, with short processes that write and fsync, four on one CPU, nearly all waits were charged with the uptime; under
 `SCHED_RR`, which does not defer, none. No version is known to correct this. On such a kernel the remaining delays are
 too small by the dropped waits, and may be too large by the time that a task slept between two readings. `colmet doctor`
-tests the kernel."""
+tests the kernel.
+
+The kernel cuts `*_char` and `*_syscalls` of each task to multiples of 1,024: a task with fewer calls has 0."""
 
 WAITS = ("cpu_delay_total", "blkio_delay_total", "swapin_delay_total", "freepages_delay_total")
 
@@ -326,10 +328,9 @@ class TaskstatsBackend(InputBackend):
                 self._continue(job, before_ns[job.id], now_ns)
         answers = self._answers(listed, found, values)
         for job, gone, answer in zip(asked, absent, answers):
-            if len(gone):
-                self._note_departed(job.id, gone, found, finished)
+            left_ns = self._note_departed(job.id, gone, found, values, finished) if len(gone) else 0
             counters = answer.values
-            totals = self._row(job, answer, finished, migrated.get(job.id, ()))
+            totals = self._row(job, answer, finished, migrated.get(job.id, ()), left_ns)
             if totals is not None:
                 oldest_us = int(counters[:, _AGE].max()) if len(counters) else -1
                 after_ns = self._cpu_time.group_ns(job.id)
@@ -436,7 +437,7 @@ class TaskstatsBackend(InputBackend):
         for tids in listed:
             yield _Answer(*_select(found, values, tids), None)
 
-    def _row(self, job: Job, answer: _Answer, finished: Ints, migrated: Collection[int]) -> Ints | None:
+    def _row(self, job: Job, answer: _Answer, finished: Ints, migrated: Collection[int], left_ns: int) -> Ints | None:
         """Update a job's totals and its row; return the totals, or None if it never had a task.
 
         Args:
@@ -444,6 +445,7 @@ class TaskstatsBackend(InputBackend):
             answer: of its tasks.
             finished: tasks whose final values are counted.
             migrated: its tasks known to come from elsewhere.
+            left_ns: see `JobCpuTime.update`.
         """
         keys, values, reused = self._without_finished(job.id, answer.keys, answer.values, finished)
         fold = answer.fold if len(keys) == len(answer.keys) else None
@@ -452,7 +454,7 @@ class TaskstatsBackend(InputBackend):
         if reused:  # its parent's charges include children that it had waited for
             self._child_cpu.watch(reused, job.id)
         # migrated tasks that are still listed and have ended are counted already
-        totals = self._totals_of(job, keys, values, reused, migrated, fold)
+        totals = self._totals_of(job, keys, values, reused, migrated, fold, left_ns)
         self._migrated.note_seen(job.id)
         if totals is not None:
             self._show(job, totals)
@@ -466,6 +468,7 @@ class TaskstatsBackend(InputBackend):
         reused: Collection[int],
         migrated: Collection[int],
         fold: Ints | None,
+        left_ns: int,
     ) -> Ints | None:
         """Update a job's totals and its attributed CPU time, less the use of newcomers elsewhere.
 
@@ -486,23 +489,30 @@ class TaskstatsBackend(InputBackend):
                 self._totals.subtract(job.id, elsewhere)
                 totals = self._totals.update(job.id, keys, values)
         if totals is not None:
-            self._cpu_time.update(job, int(totals[_VIRTUAL]), group_ns)
+            self._cpu_time.update(job, int(totals[_VIRTUAL]), group_ns, left_ns)
         return totals
 
-    def _note_departed(self, job: int, gone: Ints, found: Ints, finished: Ints) -> None:
+    def _note_departed(self, job: int, gone: Ints, found: Ints, values: Ints, finished: Ints) -> int:
         """Record the fate of tasks without record that the job's cgroup no longer lists.
 
         Live tasks have left the job. Of tasks that do not answer, the last known values are counted.
+
+        Returns:
+            CPU time in ns that tasks that have left the job used since their last reading in it.
         """
         answers = np.isin(gone, found)
         left = gone[answers]
+        keys, known = self._totals.last_seen(job)
+        left_ns = 0
         for tid in self._states.alive(job, left[~np.isin(left, finished)].tolist(), unasked=True):
             self._owners.leave(job, tid)
+            grown = values[found == tid, _VIRTUAL].sum() - known[keys == tid, _VIRTUAL].sum()
+            left_ns += max(0, int(grown))
         vanished = gone[~answers]
         vanished = vanished[~np.isin(vanished, finished)]
         if len(vanished):
-            keys, values = self._totals.last_seen(job)
-            self._child_cpu.owe(job, int(values[np.isin(keys, vanished), _VIRTUAL].sum()))
+            self._child_cpu.owe(job, int(known[np.isin(keys, vanished), _VIRTUAL].sum()))
+        return left_ns
 
     def _without_finished(self, job: int, keys: Ints, values: Ints, finished: Ints) -> tuple[Ints, Ints, list[int]]:
         """Remove the tasks whose final values are counted already.
