@@ -160,7 +160,9 @@ new_machine() {
     qemu-img create -q -f qcow2 -F raw -b "$here/image" "$here/disk"
     (
         flock 9
-        echo $((($(cat "$MACHINES/last" 2>/dev/null || echo 10) - 10) % 200 + 11)) | tee "$MACHINES/last" >"$here/number"
+        last=$(cat "$MACHINES/last" 2>/dev/null || echo 10)
+        echo $(((last - 10) % 200 + 11)) >"$here/number"
+        cp "$here/number" "$MACHINES/last"
     ) 9>"$MACHINES/lock"
 }
 
