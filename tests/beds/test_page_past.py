@@ -48,6 +48,10 @@ def test_samples_are_gone_only_where_the_whole_store_was_read(browser, past, mem
         page.open(f"{url}#/job/{GONE}")
         page.wait("document.querySelectorAll('.chart canvas').length > 0")
         assert "Its samples are no longer stored: the charts are" in page.run(MAIN)
+        # of 92.5 % the server and the page make the same
+        assert page.run("document.querySelector('.judged b').textContent") == "CPU efficiency 93 %: good"
+        cpu = page.run("document.querySelector('.uses > div').innerText").replace("\n", " ")
+        assert "93 % good" in cpu and "14.8 cores on average, of 16 allocated" in cpu
 
         def fail(*_):
             raise ColmetError("/data/c.hdf5: input/output error")
@@ -71,7 +75,7 @@ def test_a_job_without_samples_is_compared_by_its_short_curves_and_its_figures(b
         page.wait(CHARTS)
         said = page.run("[...document.querySelectorAll('p[role=status]')].map(e => e.innerText).join(' ')")
         assert f"job {GONE} of alice, only CPU and memory, by the short curves of the archive" in said
-        assert "Its samples are no longer stored." in said and "CPU efficiency 92 %: good" in said and "lasted" in said
+        assert "Its samples are no longer stored." in said and "CPU efficiency 93 %: good" in said and "lasted" in said
         memory = f"({CHART.format('Memory')}).querySelector('.lines').textContent"
         assert f"used, job {GONE}" in page.run(memory)
         # the mean of its two hosts beside the mean of four

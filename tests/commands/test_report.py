@@ -734,6 +734,7 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
         *(
             (units.percent, 0.9999, "99.99 %"),
             (units.percent, 1, "100 %"),
+            (units.percent, 0.925, "93 %"),
             (units.percent, 0.001, "< 1 %"),
         ),
         *(

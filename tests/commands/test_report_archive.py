@@ -407,7 +407,7 @@ def test_a_short_or_running_job_has_no_grade_that_may_change(made):
                 "CPU efficiency 50 %: good.",
                 "Memory 4 % of the requested 100 GiB: poor.",
                 "GPU use 60 %: good.",
-                "Walltime 60 %: good.",
+                "Walltime 61 %: good.",
             ],
         ),
         (

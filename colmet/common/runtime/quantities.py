@@ -59,7 +59,8 @@ def percent(value: float) -> str:
     """Return a share in percent; 100 % only for all, and 0 % only for nothing."""
     if 0.995 <= value < 1:
         return f"{min(99.99, 100 * value):.2f} %"
-    return "< 1 %" if 0 < value < 0.005 else f"{100 * value:.0f} %"
+    # halves up, as the page does: "{:.0f}" makes 92 of 92.5
+    return "< 1 %" if 0 < value < 0.005 else f"{math.floor(100 * value + 0.5)} %"
 
 
 @_or_dash

@@ -23,7 +23,7 @@ const HOST_COLUMNS = [
 ];
 const NAMES = { cores: "CPU", memory: "Memory", gpus: "GPU", walltime: "Walltime" };
 const AMOUNTS = { cores, memory: size, gpus: cores, walltime: lasting };
-const FOLDS = { cores: " on average", gpus: " on average", memory: " at most" };
+const FOLDS = { cores: " cores on average", gpus: " GPUs on average", memory: " at most" };
 
 const words = (text) => String(text).replaceAll("_", " ");
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
