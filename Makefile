@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds test-machines c-test fuzz lint format bench soak docs diagrams docs-pictures dashboards deb wheel release constraints demo clean
+.PHONY: help venv clibs test test-all test-bare test-beds test-machines c-test fuzz lint format bench soak docs diagrams docs-pictures dashboards deb wheel release constraints demo clean test-packages test-arm rpm oci
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -33,6 +33,12 @@ test-beds: venv clibs ## run Colmet against real batch systems, tools and simula
 
 test-machines: venv clibs ## boot whole machines with other kernels, by qemu: values by kernel, power cuts; ARGS goes to pytest; as root
 	@$(PY) -m pytest -v -o faulthandler_timeout=0 tests/beds/machines $(ARGS)
+
+test-packages: venv clibs ## install each kind of package in a system of its own, measure a job, remove it; half an hour, not in CI; as root
+	@$(PY) -m pytest -v -o faulthandler_timeout=0 tests/beds/packages $(ARGS)
+
+test-arm: ## run the tests of decoders and formats on an emulated arm64, some minutes; ARGS goes to pytest; installs packages as root
+	@scripts/test-arm.sh $(ARGS)
 
 c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it is installed; as root
 	@for makefile in colmet/node/backends/lib_*/Makefile; do \
@@ -82,7 +88,13 @@ dashboards: venv ## write packaging/grafana/dashboards from the table of panels
 deb: ## build the Debian packages, in dist/; as root it installs missing tools
 	@scripts/build-debs.sh dist
 
-wheel: ## build the wheel, for pip on this platform, in dist/; as root it installs missing tools
+rpm: ## build the RPM packages, in dist/, for the Python of the system or PYTHON; as root it installs missing tools
+	@scripts/build-rpms.sh dist $(if $(filter command% environment,$(origin PYTHON)),$(PYTHON))
+
+oci: ## build the OCI images of collector and node, in dist/, with the Debian packages; as root
+	@scripts/build-oci.sh dist
+
+wheel: ## build the wheel, for pip on each Linux with this processor, in dist/; as root it installs missing tools
 	@scripts/build-wheel.sh dist $(PYTHON)
 
 release: ## check that this version can be released; ARGS=--do makes the tag, and sdist, wheel and Debian packages in dist/

