@@ -396,6 +396,8 @@ def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(m
     machine.wait_for(HAS_ROWS)
     said = machine.run(RECIPES["ansible"], timeout=600)
     assert re.findall(r"changed=(\d+)", said) == ["0", "0"], said
+    said = machine.run("ansible-playbook -i hosts.ini keys.yml", timeout=600)  # what the role does with keys
+    assert re.findall(r"changed=(\d+)", said) == ["0", "0"], said
     assert 'hdf5-keep = "90d"' in machine.run("cat /etc/colmet/collector.toml")
 
     machine.run(RECIPES["nagios"] + "apt-get install -y --no-install-recommends nagios-nrpe-plugin", fetch=True)

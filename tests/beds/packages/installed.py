@@ -126,3 +126,47 @@ def measured_job(running, collector, node, data, what):
     number, used = run_job()
     running.stop()
     assert_stored(data, number, used, what)
+
+
+def inside(root, user, rights, *command):
+    """A command that runs in the root, as a user with some capabilities, and with this machine's namespaces."""
+    kept = ",".join(["-all", *[f"+{one}" for one in rights]])
+    mounts = "".join([f"mount --rbind /{name} '{root}/{name}'; " for name in ("proc", "sys", "dev")])
+    script = f"set -e; {mounts}exec chroot '{root}' /usr/bin/setpriv \"$@\""
+    options = [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"]
+    options += [f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}"]
+    return ["unshare", "--mount", "--propagation=private", "sh", "-c", script, "sh", *options, *command]
+
+
+def rights_of(unit):
+    text = (ROOT / f"packaging/systemd/{unit}.service").read_text()
+    return [name[4:].lower() for name in re.search(r"^CapabilityBoundingSet=(.*)$", text, re.M)[1].split()]
+
+
+def measured_in_a_root(running, root, what):
+    """Run a job under the daemons of a root, as the users and with the rights of their units."""
+    common = ["--zeromq-curve-secret", "", "-v", "--control-socket", ""]
+    data = root / "var/lib/colmet"
+
+    def collector(uri):
+        command = ["/usr/bin/colmet-collector", *common, "--zeromq-bind-uri", uri]
+        return inside(
+            root, "colmet", rights_of("colmet-collector"), *command, "--hdf5-filepath", "/var/lib/colmet/jobs"
+        )
+
+    def node(uri):
+        command = [
+            "/usr/bin/colmet-node",
+            *common,
+            "--zeromq-uri",
+            uri,
+            "-s",
+            "1",
+            "--state-dir",
+            "",
+            "--spool-dir",
+            "",
+        ]
+        return inside(root, "colmet-node", rights_of("colmet-node"), *command)
+
+    measured_job(running, collector, node, data, what)

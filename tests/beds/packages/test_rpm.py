@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,7 +10,14 @@ from pathlib import Path
 import pytest
 
 from tests.beds.machine import Machine, tell
-from tests.beds.packages.installed import ROOT, Running, differences, files_of, measured_job, page
+from tests.beds.packages.installed import (
+    ROOT,
+    Running,
+    differences,
+    files_of,
+    measured_in_a_root,
+    page,
+)
 from tests.support.machine import cannot_run, missing_rights
 
 BLOCKS = page("rpm.md")
@@ -85,21 +91,6 @@ def stand_in(machine, folder):
     machine.run("rpm --force-debian -i debian-itself-*.rpm")
 
 
-def inside(root, user, rights, *command):
-    """A command that runs in the root, as a user with some capabilities, and with this machine's namespaces."""
-    kept = ",".join(["-all", *[f"+{one}" for one in rights]])
-    mounts = "".join([f"mount --rbind /{name} '{root}/{name}'; " for name in ("proc", "sys", "dev")])
-    script = f"set -e; {mounts}exec chroot '{root}' /usr/bin/setpriv \"$@\""
-    options = [f"--reuid={user}", f"--regid={user}", "--clear-groups", "--no-new-privs"]
-    options += [f"--inh-caps={kept}", f"--ambient-caps={kept}", f"--bounding-set={kept}"]
-    return ["unshare", "--mount", "--propagation=private", "sh", "-c", script, "sh", *options, *command]
-
-
-def rights_of(unit):
-    text = (ROOT / f"packaging/systemd/{unit}.service").read_text()
-    return [name[4:].lower() for name in re.search(r"^CapabilityBoundingSet=(.*)$", text, re.M)[1].split()]
-
-
 def test_the_packages_start_both_daemons_measure_a_job_and_leave_no_trace(machine, packages, tmp_path):
     (machine.root / "root/dist").mkdir()
     for path in packages.glob("*.rpm"):
@@ -130,22 +121,9 @@ def test_the_packages_start_both_daemons_measure_a_job_and_leave_no_trace(machin
     machine.run("systemctl stop colmet-collector.socket colmet-collector colmet-node")
 
     # with rights on this machine, which a container has not
-    common = ["--zeromq-curve-secret", "", "-v"]
     running = Running(tmp_path / "log")
-    data = machine.root / "var/lib/colmet"
     try:
-        measured_job(
-            running,
-            lambda uri: inside(
-                machine.root, "colmet", rights_of("colmet-collector"), "/usr/bin/colmet-collector", *common,
-                "--zeromq-bind-uri", uri, "--hdf5-filepath", "/var/lib/colmet/jobs", "--control-socket", "",
-            ),
-            lambda uri: inside(
-                machine.root, "colmet-node", rights_of("colmet-node"), "/usr/bin/colmet-node", *common,
-                "--zeromq-uri", uri, "-s", "1", "--state-dir", "", "--spool-dir", "", "--control-socket", "",
-            ),
-            data, "RPM",
-        )  # fmt: skip
+        measured_in_a_root(running, machine.root, "RPM")
     finally:
         running.stop()
 

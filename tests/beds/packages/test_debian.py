@@ -1,0 +1,113 @@
+"""The Debian packages in roots of other releases, and of Ubuntu: dependencies, a job, removal without a trace."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.beds.packages.installed import ROOT, Running, differences, files_of, measured_in_a_root, page
+from tests.support.machine import cannot_run, missing_rights
+
+DEBIAN = ("bookworm", "trixie", "testing")
+UBUNTU = ("jammy", "noble")
+OWN = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+
+
+@pytest.fixture(scope="module")
+def packages(tmp_path_factory):
+    if missing := missing_rights():
+        cannot_run(missing)
+    if given := os.environ.get("COLMET_DEBS"):  # built before
+        return sorted(Path(given).glob("*.deb"))
+    directory = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [ROOT / "scripts/build-debs.sh", directory], capture_output=True, text=True, check=False, timeout=400
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return sorted(directory.glob("*.deb"))
+
+
+def must(*command, **options):
+    streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    done = subprocess.run(command, **streams, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout[-4000:]
+    return done.stdout
+
+
+def source_of(release):
+    """The lines of sources.list for a release; those of Ubuntu are for who names a mirror."""
+    if release in UBUNTU:
+        mirror = os.environ.get("COLMET_UBUNTU_MIRROR")
+        if not mirror:
+            cannot_run("COLMET_UBUNTU_MIRROR names no mirror of Ubuntu")
+        must(ROOT / "scripts/need.sh", "ubuntu-keyring")
+        key = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
+        return f"deb [signed-by={key}] {mirror} {release} main universe"
+    said = must("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian")
+    return f"deb {next(uri for uri in said.split() if 'security' not in uri)} {release} main"
+
+
+class Root:
+    """A root of a release, in which commands run with the network of this machine."""
+
+    def __init__(self, path, release):
+        self.path = path
+        must(ROOT / "scripts/need.sh", "mmdebstrap")
+        options = ("--variant=apt", "--dpkgopt=force-unsafe-io", "--include=ca-certificates")
+        must("mmdebstrap", *options, release, str(path), source_of(release), timeout=900)
+        shutil.copy("/etc/resolv.conf", path / "etc/resolv.conf")
+        (path / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
+        (path / "usr/sbin/policy-rc.d").chmod(0o755)
+
+    def run(self, script):
+        mounts = "".join([f"mount --rbind /{name} '{self.path}/{name}'; " for name in ("proc", "sys", "dev")])
+        command = f"set -e; {mounts}exec chroot '{self.path}' sh -ec \"$1\""
+        return must(
+            "unshare", "--mount", "--propagation=private", "sh", "-c", command, "sh", script, env=OWN, timeout=900
+        )
+
+
+@pytest.mark.parametrize("release", [*DEBIAN, *UBUNTU])
+def test_the_packages_measure_a_job_with_the_modules_of_a_release_and_leave_no_trace(release, packages, tmp_path):
+    root = Root(tmp_path / "root", release)
+    (root.path / "dist").mkdir()
+    for package in packages:
+        shutil.copy(package, root.path / "dist")
+    said = root.run("apt-get update -q && apt-get install -s --no-install-recommends ./dist/*.deb")
+    required = [name for name in re.findall(r"^Inst (\S+)", said, re.M) if not name.startswith("colmet-")]
+    root.run(f"apt-get install -y --no-install-recommends {' '.join(required)}")
+    before = files_of(root.path)
+
+    root.run("apt-get install -y --no-install-recommends ./dist/*.deb")
+    root.run("for name in colmet colmet-node colmet-collector colmet-facility; do $name --version; done")
+    for daemon in ("node", "collector"):
+        root.run(f"colmet-{daemon} --config /etc/colmet/{daemon}.toml --check-config")
+    running = Running(tmp_path / "log")
+    (root.path / "var/lib/colmet").mkdir(exist_ok=True)
+    root.run("chown colmet: /var/lib/colmet")
+    try:
+        measured_in_a_root(running, root.path, f"Debian packages in {release}")
+    finally:
+        running.stop()
+
+    root.run(page("install.md")["remove"])
+    root.run(page("rpm.md")["remove-data"])
+    assert differences(before, files_of(root.path)) == []
+
+
+def test_debian_11_has_no_module_for_the_settings(packages, tmp_path):
+    """There pip is the way: docs/install.md."""
+    root = Root(tmp_path / "root", "bullseye")
+    (root.path / "dist").mkdir()
+    for package in packages:
+        shutil.copy(package, root.path / "dist")
+    look = "apt-get install -s --no-install-recommends ./dist/colmet-common_*.deb 2>&1 || true"
+    said = root.run(f"apt-get update -q; {look}")
+    assert "unmet dependencies" in said
+    missing = re.findall(r"(?:Depends: |^ +)([\w-]+) .*(?:not installable|is to be installed)", said, re.M)
+    assert set(missing) == {"python3", "python3-tomli"}, said
