@@ -1,5 +1,5 @@
 #!/bin/bash
-# Runs tests on an emulated arm64: those of decoders, formats and the kernel's structures, with Python and modules of Debian's arm64
+# Runs tests on an emulated arm64: by default those of decoders, formats and the kernel's structures, with Python and modules of Debian's arm64
 # packages, which are unpacked into .venvs/arm64 and run by qemu-user. The C libraries are built by a cross compiler.
 #
 # The kernel is this machine's, and the tests run as an ordinary user: the emulator has no netlink sockets of generic families. It
@@ -56,7 +56,13 @@ python() {
 }
 cd "$tree"
 python -c 'import platform, sys; print("test-arm:", platform.machine(), sys.byteorder, "Python", platform.python_version())'
-[[ $# -gt 0 ]] || set -- tests/node tests/common tests/archive -m "not live and not slow"
+if [[ $# -eq 0 ]]; then
+    names=(accumulator agent_stats cgroup clib exits finished_tasks forks host jobproc kept_totals layouts netlink perfchoices perfevents)
+    names+=(perfgroups procstats rapl spool state taskstats taskstats_ends watches)
+    formats=(fuzz_corpus link_wire record_log schema wire_colmet06 wire_colmet_rs wire_hostile wire_v1)
+    set -- "${names[@]/#/tests/node/test_}" "${formats[@]/#/tests/common/test_}"
+    set -- "${@/%/.py}" -m "not live and not slow"
+fi
 if [[ $EUID -eq 0 ]]; then # what is imported is compiled once, by the owner of the files
     kept=("${as_user[@]}") as_user=()
     python -m pytest -q -p no:cacheprovider --collect-only "$@" >/dev/null || true

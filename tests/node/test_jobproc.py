@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import ParseError
+from colmet.node.backends import jobproc
 from colmet.node.backends.cgroup import SLOW_TICKS, CgroupBackend
 from colmet.node.backends.jobproc import SCHEMA, JobprocBackend, parse_io
 from colmet.node.jobs.job import Job
@@ -465,3 +466,11 @@ def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
             process.kill()
         list(backend.sample([]))
         assert kept() == 0
+
+
+@pytest.mark.parametrize("page_kb", [4, 16, 64])
+def test_memory_is_counted_in_pages_of_the_kernel(monkeypatch, page_kb):
+    """arm64 has kernels with pages of 64 KiB."""
+    assert os.sysconf("SC_PAGE_SIZE") // 1024 == jobproc._PAGE_KB
+    monkeypatch.setattr(jobproc, "_PAGE_KB", page_kb)
+    assert jobproc.parse_statm(b"1000 200 30 4 0 5 0\n") == (1000 * page_kb, 200 * page_kb, 30 * page_kb)

@@ -13,7 +13,7 @@ from colmet.node.system.host import Host
 
 DEVICES = "/sys/bus/event_source/devices"
 _HARDWARE, _SOFTWARE, _CACHE, _RAW = 0, 1, 3, 4
-_MAX_FILE = 4096  # bytes: a file of sysfs is one page at most
+_MAX_FILE = 4096  # bytes: names and numbers; the kernel allows a page, which may have 64 KiB
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 _PMU = re.compile(r"([^/]+)/([^/]+)/([^/]*)", re.ASCII)
 _FORMAT = re.compile(r"config([12]?):(\d{1,2}(?:-\d{1,2})?(?:,\d{1,2}(?:-\d{1,2})?)*)", re.ASCII)

@@ -1,4 +1,4 @@
-"""The Debian packages in roots of other releases, and of Ubuntu: dependencies, a job, removal without a trace."""
+"""The Debian packages in roots of several releases: dependencies, a job, removal without a trace."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.beds.packages.installed import ROOT, Running, differences, files_of, 
 from tests.support.machine import cannot_run, missing_rights
 
 DEBIAN = ("bookworm", "trixie", "testing")
-UBUNTU = ("jammy", "noble")
 OWN = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
@@ -39,17 +38,9 @@ def must(*command, **options):
     return done.stdout
 
 
-def source_of(release):
-    """The lines of sources.list for a release; those of Ubuntu are for who names a mirror."""
-    if release in UBUNTU:
-        mirror = os.environ.get("COLMET_UBUNTU_MIRROR")
-        if not mirror:
-            cannot_run("COLMET_UBUNTU_MIRROR names no mirror of Ubuntu")
-        must(ROOT / "scripts/need.sh", "ubuntu-keyring")
-        key = "/usr/share/keyrings/ubuntu-archive-keyring.gpg"
-        return f"deb [signed-by={key}] {mirror} {release} main universe"
+def mirror():
     said = must("apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages", "Origin: Debian")
-    return f"deb {next(uri for uri in said.split() if 'security' not in uri)} {release} main"
+    return next(uri for uri in said.split() if "security" not in uri)
 
 
 class Root:
@@ -59,7 +50,7 @@ class Root:
         self.path = path
         must(ROOT / "scripts/need.sh", "mmdebstrap")
         options = ("--variant=apt", "--dpkgopt=force-unsafe-io", "--include=ca-certificates")
-        must("mmdebstrap", *options, release, str(path), source_of(release), timeout=900)
+        must("mmdebstrap", *options, release, str(path), f"deb {mirror()} {release} main", timeout=900)
         shutil.copy("/etc/resolv.conf", path / "etc/resolv.conf")
         (path / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
         (path / "usr/sbin/policy-rc.d").chmod(0o755)
@@ -72,7 +63,7 @@ class Root:
         )
 
 
-@pytest.mark.parametrize("release", [*DEBIAN, *UBUNTU])
+@pytest.mark.parametrize("release", DEBIAN)
 def test_the_packages_measure_a_job_with_the_modules_of_a_release_and_leave_no_trace(release, packages, tmp_path):
     root = Root(tmp_path / "root", release)
     (root.path / "dist").mkdir()
@@ -108,6 +99,4 @@ def test_debian_11_has_no_module_for_the_settings(packages, tmp_path):
         shutil.copy(package, root.path / "dist")
     look = "apt-get install -s --no-install-recommends ./dist/colmet-common_*.deb 2>&1 || true"
     said = root.run(f"apt-get update -q; {look}")
-    assert "unmet dependencies" in said
-    missing = re.findall(r"(?:Depends: |^ +)([\w-]+) .*(?:not installable|is to be installed)", said, re.M)
-    assert set(missing) == {"python3", "python3-tomli"}, said
+    assert re.search(r"colmet-common : Depends: python3 .*\n +python3-tomli but it is not installable\n", said), said
