@@ -41,6 +41,7 @@ COLUMNS, ROWS = 80, 24
 KERNEL = os.uname().release
 PALETTE = 64  # colours
 BEFORE_S = 65
+SHOWN_S = 140  # of the run, in the picture of a node
 LIVE_S, REST_S = 36, 5  # from the start of the jobs to the live pictures, and from these to the jobs' end
 
 # Computes in turns with others: the number of computing processes and the used memory vary with time.
@@ -95,7 +96,7 @@ class View(NamedTuple):
 
     Attributes:
         name: of the file.
-        address: of the view.
+        address: of the view; {since} and {until} are the times of the run.
         size: of the browser, CSS pixels.
         dark: in dark colours.
         whole: all of the page, however high.
@@ -111,7 +112,7 @@ class View(NamedTuple):
 VIEWS = [
     View("page.png", "#/"),
     View("page-job.png", f"#/job/{JOB}?range=all"),
-    View("page-node.png", f"#/node/{NODES[0]}?range=900"),
+    View("page-node.png", f"#/node/{NODES[0]}?from={{since}}&to={{until}}"),
     View("page-phone.png", f"#/job/{JOB}?range=all", (390, 2000), True, False),
 ]
 TOP = "top collector --control-socket {folder}/collector.sock"
@@ -279,7 +280,8 @@ def take_page(address: str, output: Path) -> None:
     with tempfile.TemporaryDirectory() as home, Chromium(browser, home) as chromium:
         for view in VIEWS:
             with chromium.page(*view.size, view.dark, phone=view.size[0] < 600) as page:
-                page.open(address + view.address)
+                until = int(time.time())
+                page.open(address + view.address.format(since=until - SHOWN_S, until=until))
                 page.wait("document.querySelector('.rows tr, .chart canvas') && !document.querySelector('.plot p')", 60)
                 time.sleep(3)  # the report comes after the charts
                 (output / view.name).write_bytes(page.picture(view.whole))

@@ -235,6 +235,23 @@ def test_the_cpu_modes_of_a_node_make_all_of_its_cpus(browser, site):
             assert cpus == web_facts.CPUS and abs(sum(parts) - cpus) < 0.5
 
 
+def test_a_cpu_mode_has_its_colour_also_where_others_are_not_drawn(browser, monkeypatch):
+    colours = (
+        f"Object.fromEntries([...{CHART % 'CPU cores'}.querySelectorAll('.lines li')]"
+        ".map(e => [e.children[1].textContent, e.querySelector('svg').classList[1]]))"
+    )
+    found = []
+    for unused in ((), ("nice", "iowait")):
+        for state in unused:
+            monkeypatch.setitem(web_facts.BUSY, state, 0.0)
+        with served(web_facts.MadeUpFacts(3, 3)) as url, browser.page() as page:
+            shown(page, url, "#/node/node1")
+            page.wait(f"{colours}.idle === 'idle'")
+            found.append(page.run(colours))
+    assert set(found[0]) - set(found[1]) == {"low priority", "waiting for storage"}
+    assert all(found[0][name] == colour for name, colour in found[1].items())
+
+
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_limit_has_a_dash_pattern_and_a_colour_that_no_measured_line_has(chromium, dark):
     with chromium.page(dark=dark) as page, served(web_facts.MadeUpFacts(3, 3)) as url:

@@ -26,7 +26,7 @@ function mixed(colour, strength) {
 
 /**
  * Return the looks of lines: {shape, colour, dash}; a shape is area, line or band.
- * @param {Array} lines with a `role`: part (of a stack, `idle` if it is no use), limit, other (of another job, looks like the line `like`), or none
+ * @param {Array} lines with a `role`: part (of a stack; `idle` if it is no use, `place` for its colour), limit, other (of another job, looks like the line `like`), or none
  */
 export function looks(lines) {
   const stack = lines.some((line) => line.role === "part");
@@ -34,7 +34,7 @@ export function looks(lines) {
   let limits = 0;
   const found = lines.map((line) => {
     if (line.idle) return { shape: "area", colour: "idle", dash: [] };
-    if (line.role === "part") return { shape: "area", colour: `c${next++ % MOST_LINES}`, dash: [] };
+    if (line.role === "part") return { shape: "area", colour: `c${(line.place ?? next++) % MOST_LINES}`, dash: [] };
     if (line.role === "limit") return { shape: "line", colour: "limit", dash: LIMIT_DASHES[limits++ % 2] };
     if (line.role === "other") return null;
     if (stack) return { shape: "line", colour: "ink", dash: [] };

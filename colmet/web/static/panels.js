@@ -394,8 +394,10 @@ export class Panels {
 
 const key = (title, line) => `${title}: ${line.name}`;
 
-/** Return lines without parts that are always 0 beside others, and without limits of nothing. */
-function worthy(lines) {
+/** Return lines without parts that are always 0 beside others, and without limits of nothing. A part keeps its colour. */
+function worthy(all) {
+  let place = 0;
+  const lines = all.map((line) => (line.role === "part" && !line.idle ? { ...line, place: place++ } : line));
   const isPart = (line) => line.role === "part" || line.part;
   const isSome = (line) => line.values.some((value) => value > 0);
   const some = lines.some((line) => isPart(line) && isSome(line));
