@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds test-machines c-test fuzz lint format bench soak docs diagrams docs-pictures dashboards deb wheel release constraints demo clean test-packages test-arm rpm oci
+.PHONY: help venv clibs test test-all test-bare test-beds test-machines c-test fuzz lint format bench soak soak-weeks docs diagrams docs-pictures dashboards deb wheel release constraints demo clean test-packages test-arm rpm oci
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -70,6 +70,9 @@ bench: venv clibs ## run the benchmarks; ARGS goes to benchmarks/run.py
 soak: venv clibs ## run agent and collector with jobs that come and go, and print what grew; ARGS="--hours 2"; as root
 	@$(PY) benchmarks/soak.py $(ARGS)
 
+soak-weeks: venv ## the same for weeks of a collector whose clock goes 1000 times faster, in half an hour; ARGS="--weeks 3"
+	@$(PY) benchmarks/soak_weeks.py $(ARGS)
+
 docs: venv ## write docs/metrics.md from the catalogue of tables, and build the documentation site in build/site
 	@$(PY) -m dev.metrics docs/metrics.md
 	@$(PY) -m pip --disable-pip-version-check install -q -r requirements-docs.txt
@@ -97,8 +100,8 @@ oci: ## build the OCI images of collector and node, in dist/, with the Debian pa
 wheel: ## build the wheel, for pip on each Linux with this processor, in dist/; as root it installs missing tools
 	@scripts/build-wheel.sh dist $(PYTHON)
 
-release: ## check that this version can be released; ARGS=--do makes the tag, and sdist, wheel and Debian packages in dist/
-	@scripts/release.sh $(ARGS)
+release: venv ## check that this version can be released; ARGS="--prepare 1.2.3" sets it; --verify builds twice and compares; --do makes tag and artefacts
+	@scripts/release.sh $(ARGS) $(PY)
 
 constraints: ## pin what pip installs at run time, with hashes: packaging/constraints.txt
 	@scripts/pin-requirements.sh $(PYTHON)

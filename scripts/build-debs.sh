@@ -5,6 +5,7 @@
 # usage: build-debs.sh DIR
 set -euo pipefail
 cd "$(dirname "$0")/.."
+umask 022
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 

@@ -1,9 +1,12 @@
 #!/bin/bash
-# Builds the source distribution of this tree in DIR. The output of the build is in DIR/build-sdist.log.
+# Builds the source distribution of this tree in DIR: the same bytes wherever and whenever it is built. The output of the
+# build is in DIR/build-sdist.log.
 #
 # usage: build-sdist.sh DIR [PYTHON]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+umask 022
+when=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 python=${2:-python3}
@@ -21,5 +24,9 @@ trap 'rm -rf "$work"' EXIT
     exit 1
 }
 rm -f "$dir"/colmet-*.tar.gz
-mv "$work"/colmet-*.tar.gz "$dir/"
+made=$(basename "$work"/colmet-*.tar.gz)
+mkdir "$work/tree"
+tar -xzf "$work/$made" -C "$work/tree"
+tar -C "$work/tree" --sort=name --mtime="@$when" --owner=0 --group=0 --numeric-owner --mode=u+rwX,go+rX,go-w --format=gnu \
+    -c "${made%.tar.gz}" | gzip -n9 >"$dir/$made"
 ls "$dir"/colmet-*.tar.gz

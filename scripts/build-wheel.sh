@@ -5,6 +5,8 @@
 # usage: build-wheel.sh DIR [PYTHON]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+umask 022
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
 python=${2:-python3}

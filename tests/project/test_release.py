@@ -68,3 +68,38 @@ def test_a_tree_with_changes_and_a_version_with_a_tag_are_not_released(tree):
     (tree / "new").touch()
     status, text = release(tree)
     assert status == 1 and "not committed" in text and "there is a tag v1.2.3 already" in text
+
+
+def test_one_command_prepares_a_version_and_it_can_be_released(tree):
+    (tree / "docs").mkdir()
+    (tree / "docs/a.md").write_text("colmet-node 1.2.3.dev0, and 11.2.3.dev0\n")
+    (tree / "colmet/__init__.py").write_text('__version__ = "1.2.3.dev0"\n')
+    (tree / "CHANGELOG.md").write_text("## [Unreleased]\n\n- a line\n\n## [1.2.2] - 2026-01-01\n")
+    (tree / "python").write_text("#!/bin/sh\n")  # instead of `python -m dev.stable`
+    (tree / "python").chmod(0o755)
+    commit(tree)
+    for name in ("user.name", "user.email"):
+        run(tree, "git", "config", name, "a@example.org")
+    done = run(tree, "scripts/release.sh", "--prepare", "1.2.3", "./python")
+    assert done.returncode == 0, done.stdout
+    assert (tree / "colmet/__init__.py").read_text() == '__version__ = "1.2.3"\n'
+    assert (tree / "docs/a.md").read_text() == "colmet-node 1.2.3, and 11.2.3.dev0\n"
+    changelog = (tree / "CHANGELOG.md").read_text()
+    assert changelog.startswith("## [Unreleased]\n\n## [1.2.3] - 20") and changelog.count("[Unreleased]") == 1
+    assert changelog.endswith("\n\n- a line\n\n## [1.2.2] - 2026-01-01\n")
+    assert run(tree, "git", "log", "-1", "--format=%s").stdout == "version 1.2.3\n"
+    assert release(tree)[0] == 0 and run(tree, "git", "tag").stdout == ""
+
+
+def test_the_libraries_are_built_alike_in_any_folder(tmp_path):
+    """Packages have the same bytes wherever they are built; `make release ARGS=--verify` builds all of them twice."""
+    if not (shutil.which("make") and shutil.which("cc")):
+        pytest.skip("needs make and a C compiler")
+    for source in sorted((ROOT / "colmet/node/backends").glob("lib_*")):
+        built = []
+        for folder in ("a", "another folder"):
+            copy = tmp_path / folder / source.name
+            shutil.copytree(source, copy, ignore=shutil.ignore_patterns("*.so"))
+            assert run(copy, "make").returncode == 0
+            built.append((copy / f"{source.name}.so").read_bytes())
+        assert built[0] == built[1], source.name
