@@ -61,12 +61,12 @@ for module, function, arguments in {programs!r}:
 
 
 def modules_of(package, *fields):
-    """The Python modules that a package and colmet-common depend on."""
+    """The Python modules that a package and colmet-common depend on; of alternatives, the first."""
     text = "".join(
         [part for part in CONTROL.split("\n\n") if f"Package: {package}\n" in part or "colmet-common\n" in part]
     )
     named = [re.findall(rf"^{field}:((?:.*\n)(?: .*\n)*)", text, re.M) for field in ("Depends", *fields)]
-    return {name for part in named for one in part for name in re.findall(r"python3-(\w+)", one)}
+    return {name for part in named for one in part for name in re.findall(r"(?<!\| )python3-(\w+)", one)}
 
 
 def sources(rooms=("colmet",)):
