@@ -64,6 +64,7 @@ class Cluster:
         self.node = Machine(NODE, image_name)
         self._stack.callback(self.collector.drop)
         self._stack.callback(self.node.drop)
+        self._node_is_off = False
         self._uri = f"tcp://127.0.0.1:{port}"
 
     def start(self):
@@ -85,10 +86,12 @@ class Cluster:
         return self
 
     def power_on(self):
-        """Boot the collector; seconds until it has acknowledged a batch."""
+        """Boot the collector, and the node after a cut; seconds until the collector has acknowledged a batch."""
         began, before = time.monotonic(), self.fleet.acknowledged
-        with concurrent.futures.ThreadPoolExecutor(1) as thread:
-            booting = thread.submit(self.collector.boot)
+        with concurrent.futures.ThreadPoolExecutor(2) as threads:
+            booting = threads.submit(self.collector.boot)
+            of_node = threads.submit(self.node.boot) if self._node_is_off else None
+            self._node_is_off = False
             while self.fleet.acknowledged == before:
                 took = time.monotonic() - began
                 assert took < RECEIVING_S, self.collector.logs()
@@ -99,13 +102,21 @@ class Cluster:
                     booting.result()
             took = time.monotonic() - began
             booting.result()
+            if of_node is not None:
+                of_node.result()
         return took
+
+    def cut_node(self):
+        """At any moment."""
+        time.sleep(self._rng.uniform(0, 5))
+        self.node.cut()
+        self._node_is_off = True
 
     def cut_collector(self):
         """At any moment, or while so many blocks are not flushed; number of them, and of those lost."""
         time.sleep(self._rng.uniform(0, 10))
         if self._rng.random() < 0.5:
-            wanted, until = self._rng.randrange(2, 600), time.monotonic() + 20
+            wanted, until = self._rng.choice((2, 8, 30, 100, 300)), time.monotonic() + 20
             while self.disk.unflushed < wanted and time.monotonic() < until:
                 time.sleep(0.01)
         self.collector.cut()
@@ -129,7 +140,9 @@ class Cluster:
             if "left alone" not in log or time.monotonic() > until:
                 break
             self.collector.run("systemctl start colmet-collector; sleep 60")
-        self.collector.get(PLACE, directory)
+        directory.mkdir()
+        for path in self.collector.run(f"ls {PLACE}/cluster.*.hdf5").split():
+            self.collector.get(path, directory / path.rpartition("/")[2])
         return took
 
     def close(self):

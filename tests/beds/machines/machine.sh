@@ -90,7 +90,7 @@ make_image() {
 set_up_network() {
     mkdir -p -m 700 "$root/root/.ssh"
     cp "$MACHINES/key.pub" "$root/root/.ssh/authorized_keys"
-    printf '/dev/vda / ext4 defaults 0 1\n' >"$root/etc/fstab"
+    : >"$root/etc/fstab" # / is mounted as the kernel's command line has it; systemd would wait for its device
     cat >"$root/usr/local/sbin/machine-network" <<'END'
 #!/bin/sh
 until [ -e /sys/class/net/eth1 ]; do sleep 0.2; done
@@ -114,7 +114,8 @@ ExecStart=/usr/local/sbin/machine-network
 WantedBy=multi-user.target
 END
     in_root_of_image "systemctl -q enable machine-network ssh; passwd -q -d root
-        systemctl -q mask apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer man-db.timer dpkg-db-backup.timer e2scrub_reap.service"
+        systemctl -q mask apt-daily.timer apt-daily-upgrade.timer e2scrub_all.timer fstrim.timer man-db.timer dpkg-db-backup.timer e2scrub_reap.service \\
+            modprobe@{configfs,dm_mod,drm,fuse,loop}.service systemd-logind.service getty@tty1.service serial-getty@ttyS0.service"
 }
 
 block() { sed -n "/^\`\`\`sh $1\$/,/^\`\`\`\$/{/^\`\`\`/d; p}" "$top/docs/install.md"; } # of commands
