@@ -26,7 +26,6 @@ MACHINES = {
     "trixie": ("trixie", ()),
     "sid": ("sid", ()),
 }
-# What may be logged as a warning: the clock of no machine here is synchronised, and no job was here before these.
 TASKSTATS_BYTES = {10: 352, 13: 416, 14: 432, 17: 688}
 
 
@@ -95,6 +94,14 @@ def test_stored_values_are_those_of_the_kernels_files(machine, facts, tmp_path, 
     wrong = {name: cell.text for name, cell in cells.items() if not cell.is_right}
     assert not wrong, (wrong, fields["differ"], failed)
     assert facts["is_v2"] == (machine.version == "v2")
+    said = {
+        one["check"]: f"{one['found']} {one['remedy']}" for one in doctor if one["check"] in ("controllers", "columns")
+    }
+    if facts["is_v2"]:
+        assert "cpuacct" not in said["controllers"] and "blkio" not in said["controllers"], said
+    else:
+        assert "mount -t cgroup2" not in said["controllers"], "that would hide the hierarchies of v1"
+        assert "_pressure_" in said["columns"]
 
 
 def test_the_journal_has_levels_and_no_failure(machine, facts):
