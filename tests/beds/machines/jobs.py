@@ -28,13 +28,14 @@ PLACE = "/var/tmp/colmet-bed"  # on a disk
 MIB = 1 << 20
 MEMORY = 200 * MIB
 TRANSFER = 64 * MIB
-# Name -> number of the job and command. A task's use after its record, when the kernel takes it apart, is known by what its
-# parent is charged for it: so the shells of b1 and b2 live until a tick has seen that. Of a parent that ends within the
-# same period it is unattributed.
+# Name -> number of the job and command. A task's use after its record, when the kernel takes it apart, is known by what
+# its parent is charged for it: so the shells of b1 and b2 live until a tick has seen that. Of a parent that ends within
+# the same period it is unattributed.
+STORM = "end=$(($(date +%s) + 15)); while [ $(date +%s) -lt $end ]; do {}; done; sleep 11"
 JOBS = {
     "a": (1, "work spin 6 & work spin 6 & wait"),
-    "b1": (2, "end=$(($(date +%s) + 15)); while [ $(date +%s) -lt $end ]; do /bin/true; done; sleep 11"),
-    "b2": (3, "end=$(($(date +%s) + 15)); while [ $(date +%s) -lt $end ]; do (date | (cat | tr 1 2) | cat); done; sleep 11"),
+    "b1": (2, STORM.format("/bin/true")),
+    "b2": (3, STORM.format("(date | (cat | tr 1 2) | cat)")),
     "b3": (4, "for step in 1 2 3; do work spin 2; done"),
     "c": (5, "work hold 600"),
     "d": (6, "work transfer 0"),
