@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import concurrent.futures
 import contextlib
+import os
 import subprocess
 import time
 
@@ -16,8 +17,9 @@ from tests.support.waiting import free_port
 
 NODES = 4  # simulated
 PLACE = "/var/lib/colmet"
-NODE = "cut-node"
-RECEIVING_S = 400  # at most, from power on
+NODE = f"cut-node-{os.getpid()}"
+RESEND_S = 60
+RECEIVING_S = 900  # at most, from power on
 UNIT = f"""[Mount]
 What=/dev/vdb
 Where={PLACE}
@@ -60,7 +62,9 @@ class Cluster:
         self.disk = VolatileDisk(disk, socket)
         self._stack.callback(self.disk.close)
         forward = f"{port}:5556 {port + 1}:5557"
-        self.collector = Machine("cut-collector", image_name, FORWARD=forward, DISKS=f"nbd:unix:{socket}")
+        self.collector = Machine(
+            f"cut-collector-{os.getpid()}", image_name, FORWARD=forward, DISKS=f"nbd:unix:{socket}"
+        )
         self.node = Machine(NODE, image_name)
         self._stack.callback(self.collector.drop)
         self._stack.callback(self.node.drop)
@@ -87,7 +91,7 @@ class Cluster:
 
     def power_on(self):
         """Boot the collector, and the node after a cut; seconds until the collector has acknowledged a batch."""
-        began, before = time.monotonic(), self.fleet.acknowledged
+        began, before, again = time.monotonic(), self.fleet.acknowledged, 0.0
         with concurrent.futures.ThreadPoolExecutor(2) as threads:
             booting = threads.submit(self.collector.boot)
             of_node = threads.submit(self.node.boot) if self._node_is_off else None
@@ -95,11 +99,11 @@ class Cluster:
             while self.fleet.acknowledged == before:
                 took = time.monotonic() - began
                 assert took < RECEIVING_S, self.collector.logs()
-                if int(took) % 10 == 9:
-                    self.fleet.reconnect()
-                time.sleep(0.5)
-                if booting.done():
+                if booting.done() and time.monotonic() > again:
                     booting.result()
+                    self.fleet.reconnect()  # what was sent to the machine before its end is lost
+                    again = time.monotonic() + RESEND_S
+                time.sleep(0.2)
             took = time.monotonic() - began
             booting.result()
             if of_node is not None:
@@ -129,8 +133,8 @@ class Cluster:
         until = time.monotonic() + 900
         while self.fleet.waiting:
             assert time.monotonic() < until, f"{self.fleet.waiting} batches wait\n{self.collector.logs()}"
+            time.sleep(RESEND_S)
             self.fleet.reconnect()
-            time.sleep(10)
         self.node.wait_for("systemctl is-active --quiet colmet-node")
         time.sleep(20)
         self.node.run("systemctl stop colmet-node")

@@ -186,7 +186,7 @@ boot() {
         8>&- 9>&- 2>"$here/qemu.log" || { tail -n 5 "$here/qemu.log" >&2; die "qemu does not start $name"; }
     until PATIENCE=5 in_machine true 2>/dev/null; do
         [[ -n $(pid_of) ]] || { tail -n 20 "$here/console" >&2; die "$name ended while it booted"; }
-        ((SECONDS < began + 300)) || { tail -n 20 "$here/console" >&2; die "$name does not answer"; }
+        ((SECONDS < began + 600)) || { tail -n 20 "$here/console" >&2; die "$name does not answer"; }
         sleep 1
     done
     echo "10.77.0.$number $((SECONDS - began)) s $(in_machine uname -r)"

@@ -17,7 +17,7 @@ V1 = ("systemd.unified_cgroup_hierarchy=0", "systemd.legacy_systemd_cgroup_contr
 PYTHON = "$([ -x /opt/colmet/bin/python ] && echo /opt/colmet/bin/python || echo python3)"
 
 
-def script(*arguments, timeout=600, check=True, **environment):
+def script(*arguments, timeout=900, check=True, **environment):
     """What machine.sh prints."""
     done = subprocess.run(
         ["nice", "-n", "15", SCRIPT, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True,
