@@ -1,7 +1,8 @@
-"""Run a program with a clock that goes faster: `fast_clock.py BEGAN RATE MODULE [ARGUMENT...]`.
+"""Run a program with a clock that goes faster: `fast_clock.py BEGAN START RATE MODULE [ARGUMENT...]`.
 
-`time.time` and `time.time_ns` count RATE seconds for each second since BEGAN (seconds since 1970). Clocks for pauses
-and deadlines go as usual; periods between two searches for old data are divided by RATE.
+`time.time` and `time.time_ns` were START at BEGAN (seconds since 1970), and count RATE seconds for each second since.
+Let them end before now: times of files are those of the system. Clocks for pauses and deadlines go as usual; periods
+between two searches for old data are divided by RATE.
 """
 
 from __future__ import annotations
@@ -10,26 +11,26 @@ import runpy
 import sys
 import time
 
-from colmet.archive import expiry
-
 NS = 1_000_000_000
 
 
-def speed_up(began: float, rate: float) -> None:
+def speed_up(began: float, start: float, rate: float) -> None:
     """Set the clock of this process."""
     real = time.time_ns
-    began_ns = int(began * NS)
+    began_ns, start_ns = int(began * NS), int(start * NS)
 
     def now_ns() -> int:
-        return began_ns + int((real() - began_ns) * rate)
+        return start_ns + int((real() - began_ns) * rate)
 
     time.time_ns = now_ns
     time.time = lambda: now_ns() / NS
+    from colmet.archive import expiry  # its clocks are those of the import
+
     expiry.EVERY_S /= rate
 
 
 if __name__ == "__main__":
-    speed_up(float(sys.argv[1]), float(sys.argv[2]))
-    module = sys.argv[3]
-    sys.argv = sys.argv[3:]
+    speed_up(*map(float, sys.argv[1:4]))
+    module = sys.argv[4]
+    sys.argv = sys.argv[4:]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -113,7 +113,9 @@ class Weeks:
         self._folder = folder
         self._log = folder / "collector.log"
         self._began = time.time()
-        self._fast = [sys.executable, str(HERE.parent / "fast_clock.py"), f"{self._began}", f"{options.rate}"]
+        self._start_s = int(self._began - (options.weeks + 1) * 7 * DAY_S)  # so the fast clock ends before the system's
+        clock = (f"{self._began}", f"{self._start_s}", f"{options.rate}")
+        self._fast = [sys.executable, str(HERE.parent / "fast_clock.py"), *clock]
         uri = free_uri()
         arguments = ["--zeromq-bind-uri", uri, "--hdf5-filepath", str(folder / "rows"), "--hdf5-complevel", "1"]
         arguments += ["--hdf5-rotate", "6h", "--hdf5-keep", KEEP_ROWS, "--archive-keep", KEEP_JOBS, "-s", "1"]
@@ -121,7 +123,7 @@ class Weeks:
         self.collector = self._start("collector", "colmet.collector.main", *arguments, "--zeromq-curve-secret", "")
         self._thin: subprocess.Popen[bytes] | None = None
         self._rng = random.Random(options.seed)
-        self.nodes = [MadeUpNode(f"node-{n}", uri, int(self._began * NS)) for n in range(options.nodes)]
+        self.nodes = [MadeUpNode(f"node-{n}", uri, self._start_s * NS) for n in range(options.nodes)]
         self._running: list[dict[int, int]] = [{} for _ in self.nodes]
         self._ends: dict[int, float] = {}
         self.jobs = 0
@@ -134,11 +136,11 @@ class Weeks:
 
     def run(self) -> None:
         """Go through the weeks."""
-        began = int(self._began)
+        began = self._start_s
         tick_s, half_day_s, now_s = began + self._options.period, began + DAY_S / 2, float(began)
         while now_s < began + self._options.weeks * 7 * DAY_S and not self.wrong:
             time.sleep(STEP_S)
-            now_s = self._began + (time.time() - self._began) * self._options.rate
+            now_s = self._start_s + (time.time() - self._began) * self._options.rate
             while tick_s <= now_s:
                 self._tick(tick_s)
                 tick_s += self._options.period
