@@ -8,7 +8,7 @@ from tests.support.packages import COMMANDS, PICTURES, ROOMS, RUN, imports, modu
 
 
 def test_the_lists_of_dependencies_are_read():
-    assert modules_of("colmet-node") == {"msgpack", "numpy", "zmq", "pyinotify", "requests", "tomli"}
+    assert modules_of("colmet-node") == {"msgpack", "numpy", "zmq", "pyinotify", "requests"}
     assert "fastapi" in modules_of("colmet-collector", "Recommends") - modules_of("colmet-collector")
 
 
