@@ -75,7 +75,7 @@ def test_the_role_sets_up_both_daemons_again_without_a_change_and_removes_them(m
     machine.run("hostname node-001; systemctl restart colmet-node")  # the other one
     for daemon in ("collector", "node"):
         machine.wait_for(f"systemctl is-active --quiet colmet-{daemon} && colmet status {daemon}")
-    machine.wait_for("colmet status collector | grep -q '1 node heard'")
+    machine.wait_for("colmet status collector | grep -Eq '^node-001 +[0-9.]+ s ago'", timeout=120)
     assert 'hdf5-keep = "90d"' in machine.run("cat /etc/colmet/collector.toml")
 
     for arguments in ("colmet.yml", "--check colmet.yml"):
