@@ -140,7 +140,7 @@ class Cluster:
         self.node.run("systemctl stop colmet-node")
         while True:
             self.collector.run("systemctl stop colmet-collector.socket colmet-collector")
-            log = self.collector.run("journalctl -q -b --no-pager -o cat -u colmet-collector")
+            log = self.collector.run("journalctl -q -b --no-pager -o cat -n 20 -u colmet-collector")
             if "left alone" not in log or time.monotonic() > until:
                 break
             self.collector.run("systemctl start colmet-collector; sleep 60")
