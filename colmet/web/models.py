@@ -231,7 +231,7 @@ class Column(BaseModel):
     help: Optional[str]
 
 
-_ABSENT = "why a table is missing, by its name, where nodes that run the job report it"
+_ABSENT = "why a table is missing, by its name, where the job's running nodes, or the node, report it"
 
 
 class Job(BaseModel):

@@ -320,7 +320,8 @@ class Queries:
             row["first"] = min([stay.since for stay in stays], default=None)
             row["last"] = max([stay.last for stay in stays], default=None)
             row["running"] = any(job in found.on.get(host, ()) for host in hosts)
-        latest = [one for one in self._recent.look().hosts if one[0] in hosts] if row["running"] else []
+        here = {*hosts}
+        latest = [one for one in self._recent.look().hosts if one[0] in here] if row["running"] else []
         columns = _columns(tables, stored)
         return {
             "job": {**row, "user": user},

@@ -10,7 +10,7 @@ import pytest
 from colmet.common.errors import ColmetError
 from colmet.web.files import FOLDER
 from tests.beds.pages import CHARTS, PASSWORD, served
-from tests.support.web_past import GONE, OLDER, PAST, Past
+from tests.support.web_past import GONE, OLDER, OTHER, PAST, Past
 
 CHART = "[...document.querySelectorAll('.chart')].find(e => e.ariaLabel === {!r})"
 LINES = f"({CHART.format('CPU')})?.querySelector('.lines')?.textContent ?? ''"
@@ -81,6 +81,21 @@ def test_a_job_without_samples_is_compared_by_its_short_curves_and_its_figures(b
         # the mean of its two hosts beside the mean of four
         found = re.search(rf"used, job {GONE}\s*([0-9.]+)", page.run(LINES))
         assert float(found[1]) == pytest.approx(7.4, rel=0.05)
+        assert page.complaints() == []
+
+
+def test_a_job_chosen_while_another_one_is_requested_is_the_one_that_is_drawn(browser, site):
+    compare = "(e => { e.value = {}; e.form.requestSubmit(); })(document.querySelector('form.field input')); 0"
+    said = "[...document.querySelectorAll('p[role=status]')].map(e => e.innerText).join(' ')"
+    with browser.page() as page:
+        page.open(f"{site}#/job/{PAST}")
+        page.wait(CHARTS)
+        slow_answers(page, f"jobs/{GONE}/summary", 3)
+        page.run(compare.replace("{}", str(GONE)))
+        page.wait(f"performance.getEntriesByType('resource').some(e => e.name.endsWith('/jobs/{GONE}'))")
+        page.run(compare.replace("{}", str(OTHER)))
+        page.wait(f"({LINES}).includes('used, job {OTHER}')", 60)
+        assert f"Dashed: job {OTHER} of bob. " in page.run(said), "the answers on the first one are of no use"
         assert page.complaints() == []
 
 

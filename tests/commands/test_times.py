@@ -121,6 +121,7 @@ def test_times_are_shown_as_they_are_typed_with_the_date_and_the_zone_once():
     assert there.interval(NOON, NOON + 86400) == "2026-11-21 12:00:00 to 2026-11-22 12:00:00 UTC"
     assert local.interval(SPRING - 86400, SPRING).endswith(" CET/CEST"), "summer time begins in between"
     assert "1970" in local.text(1e30) and local.zone(1e30) == "local time", "a damaged file may have any value"
+    assert there.zone(1e30) == "UTC"
 
 
 def test_a_time_before_now_may_begin_with_a_dash():

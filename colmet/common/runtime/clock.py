@@ -42,6 +42,8 @@ class Clock(NamedTuple):
 
     def zone(self, *times: float) -> str:
         """Return the name of the zone at some times: UTC, CET, or CET/CEST if that changes in between."""
+        if self.is_utc:
+            return "UTC"
         names = []
         for seconds in times or (time.time(),):
             try:

@@ -53,19 +53,22 @@ export class Comparison {
 
   /** Request the job, the first time. */
   async load(signal) {
-    if (!this.job || this.found?.job === this.job) return;
-    const path = `api/v1/jobs/${encoded(this.job)}`;
+    const number = this.job;
+    if (!number || this.found?.job === number) return;
+    const path = `api/v1/jobs/${encoded(number)}`;
     try {
       const [{ job, tables, warnings }, { report, footprint }] = await Promise.all([ask(path, {}, signal), ask(`${path}/summary`, {}, signal)]);
+      if (this.job !== number) return; // another one was chosen meanwhile, or none
       const short = Object.keys(tables).length ? null : footprint ?? {};
-      this.found = { job: this.job, path, tables, start: report?.start ?? job.first, short, hosts: report?.hosts.length || 1 };
+      this.found = { job: number, path, tables, start: report?.start ?? job.first, short, hosts: report?.hosts.length || 1 };
       const user = job.user || report?.user;
-      const name = `job ${this.job}${user ? ` of ${user}` : ""}`;
+      const name = `job ${number}${user ? ` of ${user}` : ""}`;
       this.#say(short ? without(name, report, short, warnings) : `Dashed: ${name}. ${TIMES}`);
     } catch (error) {
+      if (signal.aborted || this.job !== number) return;
       if (!(error instanceof Failure)) throw error;
       this.#say(error.message);
-      if (error.status === 404) this.found = { job: this.job, path, tables: {}, start: null, short: {} };
+      if (error.status === 404) this.found = { job: number, path, tables: {}, start: null, short: {} };
     }
   }
 

@@ -46,7 +46,7 @@ export function flow(value) {
 /** A share of one. */
 export function share(value) {
   if (value == null) return NONE;
-  if (value > 0.995 && value < 1) return `${Math.min(99.9, 100 * value).toFixed(1)} %`; // 100 % only for all
+  if (value >= 0.995 && value < 1) return `${Math.min(99.9, 100 * value).toFixed(1)} %`; // 100 % only for all
   return `${value > 0 && value < 0.0995 ? (100 * value).toFixed(1) : (100 * value).toFixed(0)} %`;
 }
 
