@@ -103,7 +103,8 @@ export class JobReport {
       else this.#say("No report yet: nothing is stored of this job.");
       if (this.report && !isRunning && this.report.state === "ended") this.due = Infinity;
     } catch (error) {
-      this.#failed(error, signal);
+      if (signal.aborted || !(error instanceof Failure)) throw error;
+      this.#failed(error);
     }
   }
 
@@ -117,13 +118,14 @@ export class JobReport {
       this.due = !isRunning && this.report.state === "ended" ? Infinity : now() + SLOW_AGAIN_S;
       if (isFirst) this.came();
     } catch (error) {
-      if (!signal.aborted) this.#failed(error, signal);
+      if (signal.aborted) return;
+      this.#failed(error);
+      if (!(error instanceof Failure)) reportError(error); // a defect; nobody awaits this function
     }
   }
 
-  #failed(error, signal) {
-    if (signal.aborted || !(error instanceof Failure)) throw error;
-    this.due = now() + Math.max(error.after, AGAIN_S);
+  #failed(error) {
+    this.due = now() + Math.max(error.after ?? 0, AGAIN_S);
     this.#say(`No report: ${error.message}`);
   }
 
