@@ -81,6 +81,9 @@ def run(options: argparse.Namespace) -> int:
             with progress_line("thin") as show:
                 line, bytes_ = _thin(path, options, limit, partial(show, what))
         except (ColmetError, OSError) as err:
+            if not options.files and not os.path.lexists(path):  # by --hdf5-keep
+                print(f"{path}: skipped: it was removed meanwhile")
+                continue
             text = str(err) if isinstance(err, ColmetError) else f"{err.filename or path}: {err.strerror}"
             print(f"colmet thin: {text}", file=sys.stderr)
             failed += 1

@@ -352,6 +352,21 @@ def test_files_with_new_rows_in_use_or_unreadable_are_left_alone(store, capsys, 
     assert main(["thin", path + "x"]) == 1
 
 
+def test_a_file_of_the_collector_that_is_removed_meanwhile_is_no_failure(store, capsys, monkeypatch):
+    settings = store[0].parent / "collector.toml"
+    settings.write_text(f'hdf5-filepath = "{str(store[0]).rsplit(".", 2)[0]}"\n')
+
+    def removed(path, *arguments):
+        os.unlink(path)
+        return isolated_thin(path, *arguments)
+
+    isolated_thin = isolated.thin
+    monkeypatch.setattr(isolated, "thin", removed)
+    assert main(["thin", "--config", str(settings)]) == 0
+    assert f"{store[0]}: skipped: it was removed meanwhile" in capsys.readouterr().out
+    assert main(["thin", str(store[0])]) == 1  # named, it must exist
+
+
 def test_a_full_disk_leaves_the_file_as_it_was(store, monkeypatch, capsys):
     before = store[0].read_bytes()
 

@@ -49,7 +49,7 @@ class Root:
     def __init__(self, path, release):
         self.path = path
         must(ROOT / "scripts/need.sh", "mmdebstrap")
-        options = ("--variant=apt", "--dpkgopt=force-unsafe-io", "--include=ca-certificates")
+        options = ("--variant=apt", "--dpkgopt=force-unsafe-io", "--include=ca-certificates,passwd")
         must("mmdebstrap", *options, release, str(path), f"deb {mirror()} {release} main", timeout=900)
         shutil.copy("/etc/resolv.conf", path / "etc/resolv.conf")
         (path / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
