@@ -21,7 +21,6 @@ from colmet.stored.series import NODE
 
 ALWAYS = ("timestamp", "hostname")
 BLOCK_ROWS = 10_000  # of text formatted at a time
-BACKEND_VERSION = 2  # attribute of every table in HDF5
 
 
 def plain(column: Values, missing: Any) -> list[Any]:
@@ -153,7 +152,7 @@ def _arrow_table(pyarrow: Any, answer: Extraction) -> Any:
 
 def _write_hdf5(out: IO[bytes], job: int, found: Found, chosen: Sequence[OutputColumn]) -> None:
     """Write tables in the collector's own format, readable by the same programs."""
-    from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, opened_library
+    from colmet.collector.backends.hdf5.library import BACKEND_VERSION, STORAGE_ERRORS, cause, opened_library
     from colmet.collector.columns import HEADER
 
     try:

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.collector.backends.hdf5 import thin_times
-from colmet.collector.backends.hdf5.h5table import BACKEND_VERSION
 from colmet.collector.backends.hdf5.library import (
+    BACKEND_VERSION,
     STORAGE_ERRORS,
     cause,
     close_library,

@@ -44,6 +44,7 @@ READERS = {
         },
         "what a thinned row has of a column that has no mean",
     ),
+    "colmet/commands/doctor/versions.py": ({"pids_peak", "cpu_pressure_full"}, "columns that a kernel lacks"),
     "colmet/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
     "colmet/common/runtime/status_checks.py": (
@@ -51,6 +52,7 @@ READERS = {
         "the agent's own counters",
     ),
     "colmet/web/static/jobreport.js": ({"read_bytes"}, "a figure of hosts in the report's JSON has this name, too"),
+    "colmet/web/absent.py": ({"is_on"}, "the agent's own account of its backends"),
     "colmet/stored/accounts.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
     "colmet/stored/job_completeness.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
     "dev/dashboards/panels.py": (

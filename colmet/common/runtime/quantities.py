@@ -59,8 +59,11 @@ def percent(value: float) -> str:
     """Return a share in percent; 100 % only for all, and 0 % only for nothing."""
     if 0.995 <= value < 1:
         return f"{min(99.99, 100 * value):.2f} %"
+    if 0 < value < 0.005:
+        return "< 1 %"
+    share = 100 * value
     # halves up, as the page does: "{:.0f}" makes 92 of 92.5
-    return "< 1 %" if 0 < value < 0.005 else f"{math.floor(100 * value + 0.5)} %"
+    return f"{math.floor(share + 0.5) if abs(share) < 1e9 else share:.0f} %"
 
 
 @_or_dash

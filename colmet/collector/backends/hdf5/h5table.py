@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from colmet.collector.backends.hdf5.library import cause, is_of_system, tables
+from colmet.collector.backends.hdf5.library import BACKEND_VERSION, cause, is_of_system, tables
 from colmet.collector.backends.hdf5.space import chunk_bytes
 from colmet.collector.columns import missing
 from colmet.common.errors import ColmetError, OutputUnavailable
 
-BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
 REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # never names of messages' tables: these start with a letter
 COPY_BYTES = 4 << 20  # read at a time from a table
 # A chunk of a blosc2 table. PyTables would make it as large as the CPU's L3 cache, 272 MB on a Xeon with 260 MiB, and

@@ -47,6 +47,8 @@ for _module in (tables.attributeset, tables.atom):
 # less CPU time without one, or 2 % more if the partly filled chunk must be decompressed first.
 CHUNK_CACHE_BYTES = 0
 
+BACKEND_VERSION = 2  # attribute of every table, as in 0.6's files
+
 STORAGE_ERRORS = (
     OSError,
     tables.HDF5ExtError,

@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.collector.backends.hdf5 import thin_times
-from colmet.collector.backends.hdf5.h5table import BACKEND_VERSION, Damaged, chunk_rows, column, copy_rows, reading
+from colmet.collector.backends.hdf5.h5table import Damaged, chunk_rows, column, copy_rows, reading
 from colmet.collector.backends.hdf5.last_rows import last_row_s
-from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
+from colmet.collector.backends.hdf5.library import BACKEND_VERSION, cause, is_of_system, opened_library, tables
 from colmet.collector.backends.hdf5.thin_rows import END_S, Around, thinned
 from colmet.collector.backends.hdf5.thin_rules import WHOLE, rules_of
 from colmet.common.errors import OutputUnavailable
