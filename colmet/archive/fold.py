@@ -235,6 +235,8 @@ class Fold:
             # a cgroup may be there, and measured, before its first task: OAR's is for seconds
             had_tasks = self.state.tables[TASKS_TABLE][slots[there], T_TIME] >= 0
             was = had_tasks | (head[slots[there], OVER] > 0)
+            # on a busy node a row is read seconds after its time: its first task may be younger than the row
+            was &= np.abs(began - np.abs(head[slots[there], BEGAN])) > 1
             other = (other & ~is_same) | (was & (began > last) & (began <= times + 1) & (times > last))
         elif same and other.any():
             other &= ~np.isin(slots[there], list(same))
@@ -257,7 +259,7 @@ class Fold:
         is_known = first - OLDEST_S < btime <= first + 1
         row = self.state.head[slot]
         row[[JOB, HOST, FIRST, LAST]] = job, host, first, first
-        row[START], row[BEGAN] = (min(btime, first), 1) if is_known else (first, 0)
+        row[START], row[BEGAN] = (min(btime, first), btime) if is_known else (first, 0)
         self.open_on.setdefault(host, {})[job] = slot
         self._index = None
         self._changed.add(host)
@@ -281,6 +283,8 @@ class Fold:
         head[:, FIRST] = np.minimum(head[:, FIRST], times)
         head[:, LAST] = np.maximum(head[:, LAST], times)
         head[:, SEEN] = np.maximum(head[:, SEEN], part.seen[rows])
+        if table.name == TASKS_TABLE:
+            head[:, BEGAN] = np.where(head[:, BEGAN] == 0, -np.maximum(values[:, -1], 0), head[:, BEGAN])
         state.head[slots] = head
         counted = state.tables[table.name][slots]
         before = counted[:, T_TIME]

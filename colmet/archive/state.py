@@ -16,7 +16,8 @@ FORM, WHOLE_FORM = 2, 1  # of a packed fold; the former one has all numbers, als
 MOST_FOLDS = 100_000
 
 # Columns of `FoldState.head`: of the job and its host, its run, its rows, its end; most CPUs and tasks at one time; CPU
-# time at the last energy sample, energy in microjoules, and its sources; when the summary was written.
+# time at the last energy sample, energy in microjoules, and its sources; when the summary was written. `BEGAN` is the
+# start of the first task, negative if there were rows before it (`START` is then the first one's time), 0 if unknown.
 JOB, HOST, START, BEGAN, FIRST, LAST, SEEN, OVER, USER = range(9)
 MOST_CPUS, MOST_TASKS, NODE_CPUS = range(9, 12)
 CPU_MARK, JOULES, NODE_JOULES, ENERGY_S, SOURCE = range(12, 17)

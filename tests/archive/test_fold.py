@@ -300,6 +300,21 @@ def test_a_cgroup_that_is_there_before_its_first_task_is_of_the_same_job_unless_
         assert starts == [(START + 5, START + 30)]
 
 
+@pytest.mark.parametrize("rows_before", [0, 2])
+def test_rows_read_later_than_their_time_are_of_one_job(tmp_path, rows_before):
+    """Of a busy node: the first task began after the time of its first row."""
+    archive = Archive(tmp_path / "a.sqlite")
+    for n in range(1, 6):
+        time_ns = (START + 5 * n) * S
+        tables = [Table.from_samples(CGROUP, time_ns, [Sample(42, {"cpu_usage": n * S, "cpus_allocated": 2})])]
+        if n > rows_before:
+            began = START + 5 * (rows_before + 1) + 1 - n % 2  # the kernel's clocks differ by a second now and then
+            tables.append(Table.from_samples(TASKS, time_ns, [Sample(42, {"ac_btime": began})]))
+        archive.take(records_of([Batch("n1", 1, n, time_ns, (42,), tuple(tables))], n - 1))
+        archive.write()
+    assert [(job["start"], job["last"]) for job in archive.jobs()] == [(START + 5, START + 25)]
+
+
 @pytest.mark.parametrize("others", [False, True], ids=["all nodes away", "one node away"])
 def test_a_job_whose_agent_was_away_over_a_weekend_is_one_job_with_all_its_samples(tmp_path, others):
     back = 37_000  # two days later
