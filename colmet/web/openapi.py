@@ -9,7 +9,7 @@ from colmet.archive.columns import STATES
 from colmet.archive.queries import GROUPS, SORTS, SPANS
 from colmet.web import archive_models, health_models, models
 from colmet.web.archive_models import VALUES
-from colmet.web.parameters import CHOICES, JOB_SORTS, NODE_SORTS
+from colmet.web.parameters import CHOICES, JOB_SORTS, NODE_SORTS, ZONE_NAME
 
 MODELS = (models, archive_models, health_models)
 DESCRIPTION = """What jobs and nodes use, as colmet-collector receives it from the nodes and stores it.
@@ -70,6 +70,8 @@ def described(app: FastAPI, is_open: bool) -> dict[str, Any]:
                 elif name == "metric":
                     schema["pattern"] = r"^[^.]+\..+$"
                     parameter["example"] = _EXAMPLES["/jobs/" in path]
+                elif name == "zone":
+                    schema["pattern"] = f"^{ZONE_NAME}$"
                 elif name == "table":
                     parameter["example"] = "cgroup_default"
                 elif name == "after":

@@ -69,6 +69,7 @@ GROUPED_BY = Query("user", max_length=MAX_TEXT, description="one to three words,
 FOOTPRINTS = Query(
     False, alias="footprint", description=f"add the short curves of each job, of {MOST_FOOTPRINTS} at most"
 )
+ZONE_NAME = r"([A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*)?"
 ZONE = Query(
     "", max_length=60, description="time zone of the times, such as Europe/Paris; default, and if it is unknown: UTC"
 )
@@ -135,7 +136,7 @@ def numbers_of(text: str) -> list[int]:
 
 def zone_of(text: str) -> str:
     """Return the name of a time zone; HTTPException 400 for any other text. UTC is the empty one."""
-    if not re.fullmatch(r"(?:[A-Za-z][A-Za-z0-9_+-]*(?:/[A-Za-z0-9_+-]+)*)?", text):
+    if not re.fullmatch(ZONE_NAME, text):
         raise HTTPException(400, "zone is not the name of a time zone, such as Europe/Paris")
     return "" if text == "UTC" else text
 

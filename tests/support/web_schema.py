@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 from colmet.web.reports import DEADLINE_S
 from tests.support.machine import cannot_run
 
-# a report may take this long on a busy machine; without it, 10 s
-PATIENCE = ("--request-timeout", str(round(DEADLINE_S) + 10))
+# a report may need this long on a busy machine; without these, 10 s
+PATIENCE = ("--request-timeout", str(round(DEADLINE_S) + 10), "--max-response-time", str(round(DEADLINE_S) + 10))
 
 
 def schemathesis():

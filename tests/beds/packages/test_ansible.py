@@ -45,7 +45,7 @@ def machine(tmp_path_factory, packages):
         shutil.copytree(packages, source / "dist", ignore=lambda _, names: [n for n in names if not n.endswith(".deb")])
         for name in ("hosts.ini", "colmet.yml"):
             (source / name).write_text(RECIPES[name])
-        inventory = "[head]\nhead\n[nodes]\nnode-001\n[all:vars]\nansible_connection=local\n"
+        inventory = "[collector]\nhead\n[nodes]\nnode-001\n[all:vars]\nansible_connection=local\n"
         (source / "hosts.ini").write_text(inventory)
         made.run("echo 127.0.0.1 head node-001 >> /etc/hosts; hostname head; apt-get update", fetch=True)
         # what the packages require stays with them gone: not theirs
