@@ -3,7 +3,7 @@
 # .venvs/VERSION. Prints what failed and a line for each run; the output of pytest is in .venvs/VERSION.log.
 #
 # Tests marked slow run on the first Python alone: what differs between Pythons shows in the others. They mostly wait,
-# so they run beside those of the last Python.
+# so they run beside the others.
 #
 # usage: [VERSIONS="3.15 3.9"] [WORKERS=3] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail
@@ -55,8 +55,8 @@ run() { start "$1" ".venvs/$2/bin/python" "${parallel[@]}" -m "$3" "${@:4}"; }
 
 slow=("$@")
 [[ $asked_for -gt 0 ]] || mapfile -t slow < <(grep -lr --include='test_*.py' --exclude-dir=beds 'mark\.slow' tests)
+run "${found[0]}.slow" "${found[0]}" "slow" "${slow[@]}" &
 for version in "${found[@]}"; do
-    [[ $version != "${found[-1]}" ]] || run "${found[0]}.slow" "${found[0]}" "slow" "${slow[@]}" &
     run "$version" "$version" "not slow" "$@"
     again "$version"
 done
