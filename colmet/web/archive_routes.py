@@ -15,7 +15,7 @@ from colmet.archive.columns import FOOTPRINT, LARGE
 from colmet.archive.derived import LISTED
 from colmet.archive.factors import Factors
 from colmet.archive.grades import GRADES, grade_of_usage, graded_jobs, grades_of
-from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup, total_of
+from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup, check_groups, total_of
 from colmet.common.errors import ColmetError
 from colmet.report import jobs_page
 from colmet.report.archived import find
@@ -82,10 +82,12 @@ class ListOptions(NamedTuple):
             only_own_hosts=only is not None,
         )
 
-    @property
     def is_empty(self) -> bool:
-        """Return whether the interval ends before its start."""
-        return self.since is not None and self.until is not None and self.since > self.until
+        """Return whether the interval ends before its start; QueryError or status 400 for other unusable conditions."""
+        if self.since is None or self.until is None or self.since <= self.until:
+            return False
+        self._replace(until=None).where(None).check()
+        return True
 
 
 async def list_options(
@@ -160,7 +162,7 @@ class ArchiveRoutes:
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
             page = {"total": 0, "offset": offset, "limit": limit, "items": []}
-            if conditions.is_empty:
+            if conditions.is_empty():
                 return page
             wanted = names if only is None else [name for name in names if name not in HIDDEN]
             if with_curves:
@@ -199,7 +201,8 @@ class ArchiveRoutes:
         words = list(dict.fromkeys(_listed(by)))
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
-            groups = [] if conditions.is_empty else archive.usage(conditions.where(only), words)
+            check_groups(words)
+            groups = [] if conditions.is_empty() else archive.usage(conditions.where(only), words)
             if only is not None and "user" in words:
                 groups = _renamed(groups, words.index("user"), only)
             known, warnings = _factors(only)
@@ -298,7 +301,7 @@ def _several(
     archive: JobArchive, conditions: ListOptions, only: Optional[str], limit: int, more: Sequence[str] = ()
 ) -> SeveralJobs:
     """Return the report of the visible jobs that fulfil the conditions."""
-    if conditions.is_empty:
+    if conditions.is_empty():
         return made_of([])
     found = gather_jobs(archive, conditions.where(only), limit, more=more)
     return found if only is None else found._replace(rows=[{**row, "user": only} for row in found.rows])

@@ -331,6 +331,13 @@ def test_a_question_that_cannot_be_answered_is_refused(app, target):
     refused(app, f"/api/v1/{target}", 400, ALICE)
 
 
+@pytest.mark.parametrize(
+    "target", ["archive/jobs?job=x", "archive/jobs?state=x", "usage?by=x", "report?job=0", "report.html?job=x"]
+)
+def test_another_condition_that_is_unusable_is_refused_without_an_interval_too(app, target):
+    refused(app, f"/api/v1/{target}&since=2&until=1", 400, ALICE)
+
+
 def test_an_interval_that_ends_before_its_start_has_nothing(app):
     assert got(app, "/api/v1/archive/jobs?since=2&until=1", ALICE)["items"] == []
     assert got(app, "/api/v1/usage?since=2&until=1", ALICE)["groups"] == []
