@@ -49,7 +49,7 @@ FIGURES = [
 
 
 class MadeUpNode:
-    """A node that sends made-up rows, and takes acknowledgements."""
+    """A node that sends made-up rows, and reads acknowledgements."""
 
     def __init__(self, name: str, uri: str, began_ns: int) -> None:
         self._name = name
@@ -78,7 +78,7 @@ class MadeUpNode:
         until = time.monotonic() + SEND_S
         while not self._push.send(v1.encode(batch)):
             if time.monotonic() > until:
-                raise SystemExit(f"{self._name}: the collector takes nothing for {SEND_S:g} s")
+                raise SystemExit(f"{self._name}: the collector accepts nothing for {SEND_S:g} s")
             time.sleep(0.01)
         self.sent += 1
 

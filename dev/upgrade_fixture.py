@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import h5py  # type: ignore[import-untyped]
+import h5py  # type: ignore[import-untyped]  # it has no types
 
 from dev.live import Failed, JobRoot, free_port
 

@@ -101,7 +101,9 @@ def test_the_page_has_its_own_policy_and_no_script(app):
 
 
 def test_the_page_has_the_times_of_the_chosen_zone_and_names_it(app):
-    page = lambda query: ask(app, f"/api/v1/jobs/{JOB}/report.html{query}", [ALICE]).body.decode()  # noqa: E731
+    def page(query):
+        return ask(app, f"/api/v1/jobs/{JOB}/report.html{query}", [ALICE]).body.decode()
+
     first, zoned = "2023-11-14 22:13:", "2023-11-15 02:13:"
     for query in ("", "?zone=UTC", "?zone=Etc/UTC", "?zone="):
         assert first in page(query) and "Times are UTC." in page(query) and zoned not in page(query)

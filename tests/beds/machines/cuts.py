@@ -117,7 +117,7 @@ class Cluster:
         self._node_is_off = True
 
     def cut_collector(self):
-        """At any moment, or while so many blocks are not flushed; number of them, and of those lost."""
+        """Cut at a random moment or number of unflushed blocks; return the numbers of unflushed and lost blocks."""
         time.sleep(self._rng.uniform(0, 10))
         if self._rng.random() < 0.5:
             wanted, until = self._rng.choice((2, 8, 30, 100, 300)), time.monotonic() + 20
