@@ -108,15 +108,21 @@ class Seen:
     """What the watcher knows of a job.
 
     Attributes:
+        read: time of the last reading of its accounts; `gone`: of the first look that did not find it.
         cpu: CPU time by the kernel's account, in seconds, of each of its cgroups.
         memory: the kernel's record of the most memory, in bytes, of each of them.
     """
 
     def __init__(self):
-        self.appeared = time.time()
+        self.appeared = self.read = time.time()
         self.gone = None
         self.cpu = {}
         self.memory = {}
+
+    @property
+    def unseen_s(self):
+        """The most CPU time that it can have used after the last reading: all CPUs until it was found gone."""
+        return ((self.gone or self.read) - self.read) * os.cpu_count()
 
     @property
     def cpu_s(self):
@@ -159,7 +165,9 @@ class Watcher:
                 found.add(job)
                 seen = self.jobs.setdefault(job, Seen())
                 with contextlib.suppress(OSError):
+                    before = time.time()
                     seen.cpu[path] = int(self._read(path, "cpuacct", "cpuacct.usage")) / 1e9
+                    seen.read = before
                 with contextlib.suppress(OSError):
                     seen.memory[path] = int(self._read(path, "memory", "memory.max_usage_in_bytes"))
             for job, seen in self.jobs.items():

@@ -36,7 +36,7 @@ BRIEF = [
     *[Kind("shorter than a period", burn(1))] * 2,
     Kind("shorter than a period", f"{holds(40, 0.1)}; {burn(1)}", LARGE),
 ]
-# The kernel kills a process for its memory, and the script lives on for a second.
+# The kernel kills a process for its memory, and the script lives on for some periods, so that a tick reads the peak.
 BULK = [
     *[Kind("done", burn(2))] * 2,
     Kind("done", f"{holds(40, 6)}; {burn(1)}", LARGE),
@@ -47,8 +47,8 @@ BULK = [
     Kind("failed", f"{burn(1)}; kill -SEGV $$", state="failed"),
     *[Kind("killed", f"{burn(1)}; sleep 300", state="cancelled", deleted=True)] * 2,
     Kind("killed", f"{holds(40, 1)}; {burn(1)}; sleep 300", LARGE, "cancelled", deleted=True),
-    *[Kind("out of memory", f"{burn(1)}; {holds(80, 1)}; sleep 1", ("--mem=60",), "out_of_memory")] * 2,
-    Kind("out of memory", f"{holds(120, 1)}; sleep 2; {burn(1)}; exit 4", ("--mem=90",), "out_of_memory"),
+    *[Kind("out of memory", f"{burn(1)}; {holds(80, 1)}; sleep 5", ("--mem=60",), "out_of_memory")] * 2,
+    Kind("out of memory", f"{holds(120, 1)}; sleep 5; {burn(1)}; exit 4", ("--mem=90",), "out_of_memory"),
     Kind("array", f"{burn(1)}; exit $((SLURM_ARRAY_TASK_ID / 5))", ("--array=1-5",), (*["done"] * 4, "failed")),
     Kind("two nodes", OF_BOTH, TWO),
     Kind("two nodes", f"{OF_BOTH}; sleep 4; exit 9", TWO, "failed"),
