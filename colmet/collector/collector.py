@@ -16,6 +16,7 @@ from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
 from colmet.common.runtime import control, plugins
+from colmet.common.runtime.clock_watch import ClockWatch
 from colmet.common.runtime.daemon_health import NOTE_S
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.readable import readable
@@ -88,6 +89,7 @@ class Collector:
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
         self._paused = 0
+        self._clock = ClockWatch()
         self._look_at_nodes_at = time.monotonic() + ACQUAINTED_S
         self._silent = 0
 
@@ -172,6 +174,7 @@ class Collector:
 
     def _tell(self) -> None:
         """Note the state for clients and the service manager; notify the watchdog only while all parts work."""
+        self._clock.look()
         self.health.note()
         self._service.status(self.health.line)
         if self._journal.works:

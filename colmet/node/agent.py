@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any, TypeVar
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.clock_watch import ClockWatch
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.pacing import Backoff, TokenBucket
@@ -339,6 +340,7 @@ class Agent:
         self._completeness = completeness
         self._own_failures = 0
         self._meter = Meter()
+        self._clock = ClockWatch()
         self._seq = 0
         self._ticks = 0
         self._jobs_without_rows = 0
@@ -378,6 +380,7 @@ class Agent:
 
     def tick(self) -> Batch:
         """Measure everything once, and return the batch."""
+        self._clock.look()
         with self._meter:
             time_ns = time.time_ns()
             scan = self._scan()
