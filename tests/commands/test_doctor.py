@@ -970,8 +970,8 @@ def test_requirements_are_read_as_pip_writes_them(line, expected):
 
 
 @contextlib.contextmanager
-def listener(answer):
-    """Somebody on a port who says this to everybody; the port."""
+def listener(answer, after_s=0):
+    """Somebody on a port who says this to everybody, a little later; the port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -979,6 +979,7 @@ def listener(answer):
                 while True:
                     connection, _ = server.accept()
                     with connection:
+                        time.sleep(after_s)
                         connection.sendall(answer)
                         connection.settimeout(10)
                         connection.recv(100)
@@ -1031,6 +1032,19 @@ def test_who_listens_at_the_collectors_port(machine, answer, argv, level, found,
     with listener(answer) as port:
         told = reach(machine, port, *argv)
     assert told.level == level and found in told.found and remedy in told.remedy
+
+
+def test_a_listener_that_sends_nothing_hangs_or_is_slow(machine, monkeypatch):
+    monkeypatch.setattr(network, "GREETING_S", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as hanging:
+        told = reach(machine, hanging.getsockname()[1])
+    assert told.level == FAIL and "sends no greeting within" in told.found and "overloaded" in told.remedy
+
+
+def test_a_slow_collector_is_waited_for(machine, monkeypatch):
+    monkeypatch.setattr(network, "CONNECT_S", 0.2)
+    with listener(zmtp.greeting(), after_s=0.5) as port:
+        assert reach(machine, port).level == PASS
 
 
 def test_a_closed_port_for_acknowledgements_is_a_warning(machine):

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 INIT = 1  # the service manager's process
 CONNECT_S = 2.0
+GREETING_S = 8.0  # a busy machine connects at once, and its programs are slow
 WAITED_S, SETTLED_S = 3.0, 10.0  # usual and longest time for the acceptance of a node
 _MADE_FOR = re.compile(rb"# Colmet: the secret key of ([^\s:]+)\. ")
 _ADDRESS = re.compile(r"tcp://(?:[^;]+;)?([^;]+):(\d+|\*)", re.ASCII)
@@ -48,15 +49,21 @@ def address_of(uri: str) -> TcpAddress | None:
     return TcpAddress(match[1].strip("[]"), 0 if match[2] == "*" else int(match[2]))
 
 
+class NoGreetingError(OSError):
+    """A listener accepts connections and sends nothing."""
+
+
 def greet(address: TcpAddress) -> str:
     """Return the security mechanism of the listener, such as NULL or CURVE; "" if it does not speak ZeroMQ.
 
     Sends the start of a greeting and closes: the listener counts an unfinished handshake.
 
     Raises:
+        NoGreetingError: the listener sends nothing.
         OSError: no listener, or an unknown host name.
     """
     with socket.create_connection(address, CONNECT_S) as connection:
+        connection.settimeout(GREETING_S)
         try:
             connection.sendall(_SIGNATURE + b"\x03")
             greeting = b""
@@ -67,6 +74,8 @@ def greet(address: TcpAddress) -> str:
                 greeting += more
                 if greeting[0] != 0xFF:
                     return ""
+        except (TimeoutError, socket.timeout) as err:
+            raise NoGreetingError from err
         except OSError:
             return ""
     if len(greeting) < 32:
@@ -120,6 +129,12 @@ def _reach(uri: str, locked: bool) -> Finding:
         return fail(
             f"{uri}: the name {host} is not known: {err.strerror}",
             f"correct zeromq-uri in /etc/colmet/node.toml, or have the name known (`getent hosts {host}`)",
+        )
+    except NoGreetingError:
+        return fail(
+            f"{uri}: accepts connections, and sends no greeting within {GREETING_S:g} s",
+            f"it hangs, or its machine is overloaded: `colmet status collector` on {host}; or another program has the "
+            f"port: `ss -ltnp 'sport = :{port}'` there",
         )
     except (TimeoutError, socket.timeout):
         return fail(
