@@ -52,9 +52,9 @@ def kernel_has(pid):
         "cpu_delay_total": (waited, 0),
         "cpu_run_virtual_total": (ran, 0),
         # ticks, some of which an emulated processor has no time for; /proc scales them to what the scheduler measured
-        "cpu_run_real_total": ((int(stat[13]) + int(stat[14])) * tick_us * 1000, 0.7 * ran),
-        "ac_utime": (int(stat[13]) * tick_us, 0.7 * ran / 1000),
-        "ac_stime": (int(stat[14]) * tick_us, 0.7 * ran / 1000),
+        "cpu_run_real_total": ((int(stat[13]) + int(stat[14])) * tick_us * 1000, 0.95 * ran),
+        "ac_utime": (int(stat[13]) * tick_us, 0.95 * ran / 1000),
+        "ac_stime": (int(stat[14]) * tick_us, 0.95 * ran / 1000),
         "ac_etime": (int(age_s * 1e6), 2_000_000),
         "ac_btime": (int(time.time() - age_s), 2),
         "ac_minflt": (int(stat[9]), 0),

@@ -158,9 +158,10 @@ class Cgroups:
                 write(f"{own}/cgroup.subtree_control", " ".join(f"+{name}" for name in file.read().split()))
             self._places = {"unified": f"{own}/oar-u0-j%d"}
         else:
-            # cpu and cpuacct are one, with two names
-            folders = {os.path.realpath(path) for path in glob.glob(f"{TOP}/*/") if not path.endswith("/systemd/")}
-            self._places = {folder: f"{folder}/slurm_bed/uid_0/job_%d" for folder in sorted(folders)}
+            # those that are mounted: newer kernels lack some, and systemd makes directories for all
+            mounts = [line.split() for line in read("/proc/self/mounts").splitlines()]
+            folders = [folder for _, folder, kind, options, *_ in mounts if kind == "cgroup" and "name=" not in options]
+            self._places = {folder: f"{folder}/slurm_bed/uid_0/job_%d" for folder in folders}
 
     def make(self, job):
         for place in self._places.values():

@@ -86,7 +86,7 @@ def test_stored_values_are_those_of_the_kernels_files(machine, facts, tmp_path, 
     fields = json.loads(machine.run(f"cd /root && {PYTHON} fields.py"))
     right = not fields["differ"] and TASKSTATS_BYTES[fields["version"]] == fields["bytes"]
     cells["taskstats: version, bytes"] = Cell(f"{fields['version']}, {fields['bytes']}", right)
-    failed = [one for one in doctor if one["level"] == "fail"]
+    failed = [f"{one['check']}: {one['found']}" for one in doctor if one["level"] == "fail"]
     cells["doctor: failures"] = Cell(str(len(failed)), not failed)
     table = note(f"{'.'.join(machine.kernel.split('.')[:2])} {machine.version}", cells)
     with capsys.disabled():
