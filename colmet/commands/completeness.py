@@ -22,7 +22,8 @@ from colmet.common.runtime.plural import counted
 from colmet.stored import sources
 from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
 from colmet.stored.hdf5 import BURST_S, ask, is_live
-from colmet.stored.rows import Marks, Reader, marks_of
+from colmet.stored.marks import marks_of
+from colmet.stored.rows import Marks, Reader
 
 PART_S = 0.3  # reading time of a part: a collector writes every second or two
 
@@ -51,7 +52,7 @@ exit status:
 def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]:
     """Read the rows of all hosts, or of one, in files."""
     hosts: dict[str, StoredHost] = defaultdict(StoredHost)
-    reader = Reader()
+    reader = Reader({marks_of.__name__: marks_of})
     try:
         for path in paths:
             for marks in _marks(reader, path, host):
@@ -67,16 +68,16 @@ def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]
 def _marks(reader: Reader, path: str, host: str | None) -> Iterator[Marks]:
     """Yield the content of a file, some tables at a time, each read while the file is not being written."""
     name = None if host is None else host.encode("ascii", "replace")
-    done: set[tuple[int, str]] = set()
-    following = 1
-    while following:
-        read = partial(marks_of, whole=(LEDGER, GAPS), host=name, done=frozenset(done), seconds=PART_S)
+    begin: list[Any] | None = None
+    while True:
+        read = partial(marks_of, whole=(LEDGER, GAPS), host=name, begin=begin, seconds=PART_S)
         marks = ask(reader, path, read, lambda found: found.nameless > 0)
-        if not done and is_live(path, BURST_S):
+        if begin is None and is_live(path, BURST_S):
             time.sleep(BURST_S)  # rows counted by the ledger may not be written yet
-        done.update(marks.names)
-        following = marks.following
         yield marks
+        begin = marks.following
+        if begin is None:
+            return
 
 
 def percent(here: int, due: int) -> str:

@@ -548,6 +548,21 @@ def _step(table: Any) -> int:
     return max(1, BLOCK_BYTES // int(table.dtype.itemsize))
 
 
+def check_size(path: str, rows: int, row_bytes: int, file_bytes: int) -> None:
+    """Raise ValueError if a table claims a size that it cannot have in its file."""
+    if rows * row_bytes > MAX_RATIO * file_bytes or row_bytes > BLOCK_BYTES:
+        raise ValueError(f"{path} is said to have {rows} rows of {row_bytes} bytes")
+
+
+def valid_rows(block: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return which rows have a host and a valid time.
+
+    Colmet 0.6 has rows without time, host and job; rows being written look the same.
+    """
+    times = block["timestamp"]
+    return (block["hostname"] != b"") & (times >= 0) & (times < END_S)  # type: ignore[no-any-return]
+
+
 def _blocks(
     table: Any, since: float | None = None, until: float | None = None, hosts: Sequence[bytes] | None = None
 ) -> Iterator[tuple[npt.NDArray[Any], int]]:
@@ -559,9 +574,8 @@ def _blocks(
     Raises:
         ValueError: the file claims an impossible size.
     """
-    count, size = int(table.nrows), int(table.dtype.itemsize)
-    if count * size > MAX_RATIO * os.stat(table._v_file.filename).st_size or size > BLOCK_BYTES:
-        raise ValueError(f"{table._v_pathname} is said to have {count} rows of {size} bytes")
+    count = int(table.nrows)
+    check_size(table._v_pathname, count, int(table.dtype.itemsize), os.stat(table._v_file.filename).st_size)
     step = _step(table)
     buffer = np.empty(min(step, count), table.dtype)
     spans: dict[int, tuple[int, int, int]] = (
@@ -574,9 +588,7 @@ def _blocks(
                 yield buffer[:0], nameless
                 continue
         block = table.read(start, min(start + step, count), out=buffer[: min(step, count - start)])
-        names, times = block["hostname"], block["timestamp"]
-        # Colmet 0.6 has rows without time, host and job; rows being written look the same
-        keep = (names != b"") & (times >= 0) & (times < END_S)
+        names, times, keep = block["hostname"], block["timestamp"], valid_rows(block)
         nameless = int(len(keep) - keep.sum())
         if start not in spans:
             valid = times[keep]
@@ -617,44 +629,14 @@ class Marks(NamedTuple):
     Attributes:
         times: job, table, host, and the times of the rows, in seconds since 1970.
         rows: of the tables to read whole: table, and the row by column.
-        names: the tables read.
-        following: number of tables after these.
+        following: job and name of the next table; None at the end.
         nameless: number of rows without a host or a valid time, skipped.
     """
 
     times: list[tuple[int, str, bytes, npt.NDArray[np.int64]]]
     rows: list[tuple[str, dict[str, Any]]]
-    names: list[tuple[int, str]]
-    following: int
+    following: list[Any] | None
     nameless: int
-
-
-def marks_of(
-    file: Any, whole: Collection[str], host: bytes | None, done: Collection[tuple[int, str]], seconds: float
-) -> Marks:
-    """Return the times of the rows of all tables in a file, for as many tables as the time allows, at least one.
-
-    Args:
-        file: opened.
-        whole: tables of the node itself to read whole. They are read first, and alone: rows they report are in the
-            other tables by then.
-        host: the only host to read; None for all.
-        done: jobs and tables to skip.
-        seconds: time limit.
-    """
-    until = time.monotonic() + seconds
-    left = [name for name in table_names(file) if name not in done]
-    first = [(job, table) for job, table in left if job == 0 and table in whole]
-    found = Marks([], [], [], 0, 0)
-    nameless = 0
-    for job, table in first or left:
-        nameless += _mark(file.get_node(f"/job_{job}/{table}"), job, table in whole and job == 0, host, found)
-        before = thin_times.sampled(file, job, table)
-        found.times.extend((job, table, name, times) for name, times in before if host is None or name == host)
-        found.names.append((job, table))
-        if not first and time.monotonic() > until:
-            break
-    return found._replace(following=len(left) - len(found.names), nameless=nameless)
 
 
 def table_names(file: Any) -> list[tuple[int, str]]:
@@ -665,24 +647,6 @@ def table_names(file: Any) -> list[tuple[int, str]]:
         if match:
             names += [(int(match[1]), table) for table in list(file.get_node(f"/{group}")._v_leaves)]
     return sorted(names)
-
-
-def _mark(table: Any, job: int, whole: bool, wanted: bytes | None, found: Marks) -> int:
-    """Add the content of a table; return the number of its rows without a host or a time."""
-    if not isinstance(table, tables.Table) or not NAME.fullmatch(table.name) or not has_header(table):
-        return 0
-    parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
-    nameless = 0
-    for block, odd in _blocks(table, hosts=None if wanted is None else [wanted]):
-        nameless += odd
-        names, which = np.unique(block["hostname"], return_inverse=True)
-        times = block["timestamp"].astype(np.int64)
-        for n, name in enumerate(names.tolist()):
-            parts.setdefault(name, []).append(times[which == n])
-        if whole:
-            found.rows.extend((table.name, {name: row[name].item() for name in row.dtype.names}) for row in block)
-    found.times.extend((job, table.name, name, np.concatenate(some)) for name, some in parts.items())
-    return nameless
 
 
 def _type(stored: np.dtype[Any]) -> np.dtype[Any]:
@@ -700,6 +664,6 @@ def _text(column: Column, width: int) -> Column:
     return column
 
 
-_READS = (tables_of, rows_of, spool_of, marks_of, sampled_of)
+_READS = (tables_of, rows_of, spool_of, sampled_of)
 READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in _READS}
 ANSWERS = {kind.__name__: kind for kind in (Rows, Spooled, Marks, Sampled, _Failure, _Progress)}

@@ -10,6 +10,8 @@ import sys
 import time
 from pathlib import Path
 
+import h5py
+import numpy as np
 import pytest
 
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -409,3 +411,44 @@ def test_the_command_refuses_what_it_cannot_read(tmp_path):
 @pytest.mark.parametrize(("here", "due", "text"), [(10, 10, "100 %"), (9999999, 10**7, "99.9999 %"), (1, 2, "50 %")])
 def test_a_hundred_percent_is_all(here, due, text):
     assert completeness.percent(here, due) == text
+
+
+@pytest.mark.parametrize("table", [JOBS.name, "completeness_default"])
+def test_a_table_of_a_later_version_ends_the_command(tmp_path, table):
+    node = Node()
+    node.ticks(20)
+    node.lines(tmp_path)
+    path = tmp_path / "x.hdf5"
+    with h5py.File(path, "a") as file:
+        file[f"job_{1 if table == JOBS.name else 0}/{table}"].attrs["backend_version"] = 9
+    os.utime(path, (START, START))
+    with pytest.raises(ConfigError, match="is of a later Colmet"):
+        completeness.read([str(path)])
+
+
+def test_tables_of_others_are_not_counted_wherever_they_are(tmp_path):
+    node = Node()
+    node.ticks(20)
+    before = node.lines(tmp_path)
+    path = tmp_path / "x.hdf5"
+    with h5py.File(path, "a") as file:
+        file["job_1/array"] = np.zeros(3)
+        file["job_1/other"] = np.zeros(3, [("timestamp", "i8"), ("nested", [("hostname", "S8")])])
+        file["job_1/link"] = h5py.SoftLink("/job_2/taskstats_default")
+        file["job_1/group/taskstats_default"] = np.zeros(3)
+        file["job_7"] = np.zeros(3)
+        file["job_8"] = h5py.SoftLink("/job_2")
+        file["job_9/taskstats_default/x"] = 1
+        for attribute in ("text", h5py.Empty("i8"), [1, 2]):
+            file["job_1/taskstats_default"].attrs["backend_version"] = attribute
+    os.utime(path, (START, START))
+    assert node.lines(tmp_path) == before
+
+
+def test_each_part_of_a_file_goes_on_after_the_one_before(tmp_path, monkeypatch):
+    node = Node()
+    node.ticks(50, jobs=range(1, 30))
+    before = node.lines(tmp_path)
+    monkeypatch.setattr(completeness, "PART_S", 0.0)
+    assert node.lines(tmp_path) == before
+    assert before[JOBS.name].found.here == 29 * 50

@@ -55,8 +55,10 @@ def _function(name: str, result: Any, *arguments: Any, library: Any = _holding) 
 
 
 _a_exists = _function("H5Aexists", _INT, _ID, _TEXT)
+_a_space = _function("H5Aget_space", _ID, _ID)
 _a_size = _function("H5Aget_storage_size", _SIZE, _ID)
 _a_open = _function("H5Aopen", _ID, _ID, _TEXT, _ID)
+_a_read = _function("H5Aread", _INT, _ID, _ID, _BYTES)
 _a_write = _function("H5Awrite", _INT, _ID, _ID, _BYTES)
 _a_type = _function("H5Aget_type", _ID, _ID)
 _a_close = _function("H5Aclose", _INT, _ID)
@@ -70,6 +72,7 @@ _f_close = _function("H5Fclose", _INT, _ID, library=_releasing)
 _f_flush = _function("H5Fflush", _INT, _ID, _INT, library=_releasing)
 _f_open = _function("H5Fopen", _ID, _TEXT, ctypes.c_uint, _ID)
 _f_size = _function("H5Fget_filesize", _INT, _ID, _SIZES)
+_g_info = _function("H5Gget_info", _INT, _ID, _BYTES)
 _i_type = _function("H5Iget_type", _INT, _ID)
 _HAS_TOKENS = hasattr(_holding, "H5Lget_info2")  # HDF5 1.12, not 1.10
 
@@ -98,8 +101,15 @@ class _LinkInfo(ctypes.Structure):
     ]
 
 
+class _GroupInfo(ctypes.Structure):
+    """H5G_info_t."""
+
+    _fields_ = [("storage", _INT), ("links", _SIZE), ("order", ctypes.c_int64), ("is_mounted", ctypes.c_bool)]
+
+
 _l_info = _function("H5Lget_info2" if _HAS_TOKENS else "H5Lget_info", _INT, _ID, _TEXT, _BYTES, _ID)
 _l_exists = _function("H5Lexists", _INT, _ID, _TEXT, _ID)
+_l_name = _function("H5Lget_name_by_idx", ctypes.c_ssize_t, _ID, _TEXT, _INT, _INT, _SIZE, _TEXT, ctypes.c_size_t, _ID)
 _o_close = _function("H5Oclose", _INT, _ID)
 _o_copy = _function("H5Ocopy", _INT, _ID, _TEXT, _ID, _TEXT, _ID, _ID)
 _o_open = _function("H5Oopen", _ID, _ID, _TEXT, _ID)
@@ -272,6 +282,19 @@ class Dataset:
             _o_close(table)
         self.rows = after[0]
 
+    def number(self, attribute: bytes) -> int | None:
+        """Return an attribute, a whole number; None without it, or for another kind of value."""
+        with _closing(_o_open_at(self._file, self._place), _o_close) as table:
+            if not _a_exists(table, attribute):
+                return None
+            with _closing(_a_open(table, attribute, 0), _a_close) as found:
+                with _closing(_a_type(found), _t_close) as kind, _closing(_a_space(found), _s_close) as space:
+                    if _t_class(kind) != _INTEGER or _s_rank(space):
+                        return None
+                value = ctypes.c_int64()
+                _a_read(found, _INT64, ctypes.byref(value))
+                return value.value
+
     def read(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return rows."""
         rows = np.zeros(stop - start, self.form.dtype)  # padding included
@@ -310,47 +333,38 @@ def _has_count(table: int) -> bool:
         return _fits(attribute, kind, np.zeros((), np.int64))
 
 
-class LibraryFile:
-    """A file open for writing.
+class OpenFile:
+    """A file that is open.
 
     Args:
-        path: of an HDF5 file.
+        identifier: the library's.
 
     Raises:
-        HDF5ExtError: of PyTables, by this and all methods, with the library's error stack.
+        HDF5ExtError: of PyTables, by all methods, with the library's error stack.
     """
 
-    def __init__(self, path: str) -> None:
-        access = _ID.in_dll(_holding, "H5P_CLS_FILE_ACCESS_ID_g").value
-        with _closing(_p_create(access), _p_close) as properties:
-            _p_set_cache(properties, 0, 521, CHUNK_CACHE_BYTES, 0.75)
-            cache = _MetadataCache(version=1)
-            _p_get_metadata_cache(properties, ctypes.byref(cache))
-            cache.max_size = METADATA_CACHE_BYTES
-            _p_set_metadata_cache(properties, ctypes.byref(cache))
-            self._id = _f_open(os.fsencode(path), _RDWR, properties)
+    def __init__(self, identifier: int) -> None:
+        self._id = identifier
         self._forms: dict[tuple[bytes, int, int], TableForm] = {}
         self._columns = 0  # of all forms
-        self._copied: dict[bytes, tuple[TableForm, bool]] = {}  # forms of copies, and whether they have NROWS
-
-    @property
-    def size_bytes(self) -> int:
-        """Return the size of the file in bytes."""
-        size = _One()
-        _f_size(self._id, size)
-        return int(size[0])
-
-    def flush(self) -> None:
-        """Write the library's own structures to the file."""
-        _f_flush(self._id, 0)
-
-    def close(self) -> None:
-        """Close the file."""
-        _f_close(self._id)
 
     def exists(self, path: bytes) -> bool:
         """Return whether a path has an object; all above it have one."""
         return bool(_l_exists(self._id, path, 0))
+
+    def names(self, group: bytes) -> list[bytes]:
+        """Return the names of all that is in a group of few objects, sorted; empty if there is no group at the path."""
+        if not self.is_group(group):
+            return []
+        info = _GroupInfo()
+        with _closing(_o_open(self._id, group, 0), _o_close) as found:
+            _g_info(found, ctypes.byref(info))
+            names = []
+            for n in range(info.links):
+                name = ctypes.create_string_buffer(_l_name(found, b".", 0, 0, n, None, 0, 0) + 1)
+                _l_name(found, b".", 0, 0, n, name, len(name), 0)
+                names.append(name.value)
+        return names
 
     def _link(self, path: bytes) -> _LinkInfo:
         """Return what is at a path; a type other than 0 is a link to another path, maybe in another file."""
@@ -379,6 +393,59 @@ class LibraryFile:
                     raise NotFlatError
                 _s_dims(space, rows, None)
             return Dataset(self._id, link.target.place, self._form(found), int(rows[0]), _has_count(found))
+
+    def _form(self, dataset: int) -> TableForm:
+        with _closing(_d_create_plist(dataset), _p_close) as plist, _closing(_d_type(dataset), _t_close) as kind:
+            if _p_layout(plist) != _CHUNKED or _t_class(kind) != _COMPOUND:
+                raise NotFlatError
+            chunk, size = _One(), ctypes.c_size_t()
+            _p_chunk(plist, 1, chunk)
+            _t_encode(kind, None, size)
+            encoded = ctypes.create_string_buffer(size.value)
+            _t_encode(kind, encoded, size)
+            key = encoded.raw, int(chunk[0]), _p_filters(plist)
+            form = self._forms.get(key)
+            if form is None:
+                form = self._forms[key] = TableForm(kind, key[1], key[2] > 0)
+                self._columns += len(form.dtype)
+            return form
+
+
+class LibraryFile(OpenFile):
+    """A file open for writing.
+
+    Args:
+        path: of an HDF5 file.
+
+    Raises:
+        HDF5ExtError: of PyTables, by this and all methods, with the library's error stack.
+    """
+
+    def __init__(self, path: str) -> None:
+        access = _ID.in_dll(_holding, "H5P_CLS_FILE_ACCESS_ID_g").value
+        with _closing(_p_create(access), _p_close) as properties:
+            _p_set_cache(properties, 0, 521, CHUNK_CACHE_BYTES, 0.75)
+            cache = _MetadataCache(version=1)
+            _p_get_metadata_cache(properties, ctypes.byref(cache))
+            cache.max_size = METADATA_CACHE_BYTES
+            _p_set_metadata_cache(properties, ctypes.byref(cache))
+            super().__init__(_f_open(os.fsencode(path), _RDWR, properties))
+        self._copied: dict[bytes, tuple[TableForm, bool]] = {}  # forms of copies, and whether they have NROWS
+
+    @property
+    def size_bytes(self) -> int:
+        """Return the size of the file in bytes."""
+        size = _One()
+        _f_size(self._id, size)
+        return int(size[0])
+
+    def flush(self) -> None:
+        """Write the library's own structures to the file."""
+        _f_flush(self._id, 0)
+
+    def close(self) -> None:
+        """Close the file."""
+        _f_close(self._id)
 
     def forget_forms(self) -> bool:
         """Forget all forms if they have too many columns; return whether tables found before have to be forgotten."""
@@ -414,19 +481,3 @@ class LibraryFile:
                 self._copied[key] = self._form(found), _has_count(found)
         form, has_count = self._copied[key]
         return Dataset(self._id, place, form, 0, has_count)
-
-    def _form(self, dataset: int) -> TableForm:
-        with _closing(_d_create_plist(dataset), _p_close) as plist, _closing(_d_type(dataset), _t_close) as kind:
-            if _p_layout(plist) != _CHUNKED or _t_class(kind) != _COMPOUND:
-                raise NotFlatError
-            chunk, size = _One(), ctypes.c_size_t()
-            _p_chunk(plist, 1, chunk)
-            _t_encode(kind, None, size)
-            encoded = ctypes.create_string_buffer(size.value)
-            _t_encode(kind, encoded, size)
-            key = encoded.raw, int(chunk[0]), _p_filters(plist)
-            form = self._forms.get(key)
-            if form is None:
-                form = self._forms[key] = TableForm(kind, key[1], key[2] > 0)
-                self._columns += len(form.dtype)
-            return form
