@@ -125,6 +125,7 @@ def _run(argv: Sequence[str] | None, commands: Mapping[str, Subcommand]) -> int:
         parser = build_command_parser(chosen.command, command, module)
         logging.basicConfig(level=logging.WARNING, format="colmet: %(message)s", stream=sys.stderr)
         options = parser.parse_args(chosen.arguments)
+        cli.warn_of_deprecated(parser.deprecated)
         check_effects(parser, options)
         return int(module.run(options))
     except ModuleNotFoundError as err:  # compute nodes have no PyTables, for example

@@ -66,6 +66,7 @@ def _run(argv: Sequence[str]) -> int:
         parser.print_help(sys.stderr)
         return cli.EXIT_CONFIG
     options = parser.parse_args(argv)
+    cli.warn_of_deprecated(parser.deprecated)
     status = FAILED  # of a wrong address
     try:
         url = server.checked_address(options.place)

@@ -98,6 +98,7 @@ class Settings:
         options = parser.parse_args([])
         if path is not None or os.path.exists(self.path):
             vars(options).update(parse(file_text(self.path), self.path, parser))
+            cli.warn_of_deprecated(parser.deprecated)
         elif not is_dry:
             raise self._wrong("there is no such file, so notices are off; docs/tools/notices.md has an example")
         self.options = options

@@ -26,7 +26,7 @@ from colmet.commands import colmet, doctor
 from colmet.commands.doctor import clock, daemon, kernel, network, software, storage, versions
 from colmet.commands.doctor.table import CHECKS
 from colmet.commands.doctor.target import Target, User, arguments, find_sides
-from colmet.common.runtime import control, plugins
+from colmet.common.runtime import cli, control, plugins
 from colmet.common.runtime.checks import (
     Check,
     Level,
@@ -720,6 +720,20 @@ def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, fo
     told = problem(daemon.check_configuration, target)
     assert told.level == FAIL and found in told.found and target.argv == ["--config", str(path)]
     assert find_sides(machine.host) == [side]
+
+
+def test_a_deprecated_option_is_named(machine, monkeypatch):
+    build = node_main.full_parser
+
+    def with_one():
+        parser = build()
+        parser.add_argument("--old", type=int, help=cli.Deprecated("1.1.0", "use --sample-period"))
+        return parser
+
+    monkeypatch.setattr(node_main, "full_parser", with_one)
+    machine.write("/etc/colmet/node.toml", "old = 3\n").chmod(0o644)
+    told = problem(daemon.check_configuration, Target("node", machine.host))
+    assert told.level == WARN and "--old is deprecated since 1.1.0, use --sample-period" in told.found
 
 
 def test_what_the_daemon_s_user_cannot_read_is_told_to_root(machine, root, public):

@@ -33,6 +33,9 @@ def check_configuration(target: Target) -> Finding:
         command = f"{target.program} --check-config{f' --config {path}' if path else ''}"
         mine = os.geteuid() in (0, target.user.uid)
         return (fail if mine or target.problem else warn)(problem, f"correct it; `{command}` checks it again")
+    if target.deprecated:
+        remedy = "replace it: a later major version refuses it"
+        return warn(f"{path or 'options, without a file'}: {'; '.join(dict.fromkeys(target.deprecated))}", remedy)
     return good(f"{path or 'options, without a file'}: in order, as user {target.user.name}")
 
 

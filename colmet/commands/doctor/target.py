@@ -194,23 +194,23 @@ class Target:
         return ""
 
     @cached_property
-    def _parsed(self) -> tuple[argparse.Namespace | None, Sequence[type[Any]], str]:
-        """The options, the classes of the backends, and the error in the command line or its file."""
+    def _parsed(self) -> tuple[argparse.Namespace | None, Sequence[type[Any]], str, Sequence[str]]:
+        """The options, the classes of the backends, the error in the command line or its file, and `deprecated`."""
         from colmet.common.runtime import configuration
 
         if self.damage:
-            return None, [], f"it cannot be read without the modules of {self.program}"
+            return None, [], f"it cannot be read without the modules of {self.program}", []
         main, classes = self._loaded
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
                 read = configuration.Configuration(main.full_parser, self.argv)
-                return read.read_for_start(), classes, ""
+                return read.read_for_start(), classes, "", read.deprecated
         except ConfigError as err:
-            return None, [], str(err)
+            return None, [], str(err), []
         except SystemExit:
             text = said.getvalue().strip().removeprefix(f"{self.program}: error: ")
-            return None, [], text or "its command line has it print something and exit"
+            return None, [], text or "its command line has it print something and exit", []
 
     @property
     def options(self) -> argparse.Namespace:
@@ -233,6 +233,11 @@ class Target:
     def problem(self) -> str:
         """The error in the configuration; "" if it can be read."""
         return self._parsed[2]
+
+    @property
+    def deprecated(self) -> Sequence[str]:
+        """The given options that are deprecated, each with version and remedy."""
+        return self._parsed[3]
 
     def refusal(self) -> str:
         """Return why the daemon would not start with its options, as its own user; "" if it would."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import re
 import sys
@@ -13,6 +14,8 @@ from typing import Any, NoReturn
 from colmet.common.runtime import logs
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.suggestions import did_you_mean
+
+log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
 DETAIL = "; "  # in a help: the rest is for `--help-all`
@@ -29,6 +32,28 @@ class Rare(str):
     __slots__ = ()
 
 
+class Deprecated(str):
+    """The help of an option that a later major version removes; each start that gets the option logs a warning.
+
+    Args:
+        since: the version that deprecates it.
+        remedy: what replaces it, such as "use --new".
+        text: its help.
+
+    Attributes:
+        note: version and remedy, the beginning of the help.
+    """
+
+    note: str
+
+    def __new__(cls, since: str, remedy: str, text: str = "") -> Deprecated:
+        """Return the help."""
+        note = f"deprecated since {since}, {remedy}"
+        made = super().__new__(cls, f"{note}{DETAIL}{text}" if text else note)
+        made.note = note
+        return made
+
+
 class Parser(argparse.ArgumentParser):
     """The ArgumentParser of every Colmet program.
 
@@ -40,6 +65,7 @@ class Parser(argparse.ArgumentParser):
         older: options that keep their abbreviations, even if later options begin with the same letters.
         ignores_unknown: whether unknown options are accepted, as they may belong to a missing plug-in.
         ignored: ignored options.
+        deprecated: the given options that are deprecated, each with its note.
     """
 
     older: frozenset[str] = frozenset()
@@ -48,6 +74,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
         super().__init__(prog, None, description, epilog, formatter_class=_Formatter, add_help=False)
         self.ignored: list[str] = []
+        self.deprecated: list[str] = []
         self._positionals.title, self._optionals.title = "arguments", "options"
         self._negative_number_matcher = re.compile(r"-\d")  # --since -2h: a value, no option
         self.add_argument("-h", "--help", action=_Help, const=False, help="print this help, and exit")
@@ -71,6 +98,15 @@ class Parser(argparse.ArgumentParser):
                 self._refuse_option(left[0])
             self.error(f"unexpected argument {left[0]!r:.100}")
         return options
+
+    def notice(self, action: argparse.Action) -> None:
+        """Add a given option to `deprecated`, if it is deprecated."""
+        if isinstance(action.help, Deprecated):
+            self.deprecated.append(f"{max(action.option_strings, key=len)} is {action.help.note}")
+
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
+        self.notice(action)
+        return super()._get_values(action, arg_strings)
 
     def _get_positional_kwargs(self, dest: str, **settings: Any) -> Any:
         if settings.get("metavar") is None and settings.get("choices"):  # its name in errors
@@ -140,6 +176,12 @@ class Parser(argparse.ArgumentParser):
             known = [str(one) for one in action.choices]
             hint = did_you_mean(str(value), known)
             raise argparse.ArgumentError(action, f"{value!r:.100} is none of {', '.join(known)}{hint}")
+
+
+def warn_of_deprecated(notes: Sequence[str]) -> None:
+    """Log the given options that are deprecated; see `Parser.deprecated`."""
+    for note in dict.fromkeys(notes):
+        log.warning("option deprecated: %s", note)
 
 
 class _Help(argparse.Action):

@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Any
 
 from colmet.common.errors import ConfigError
+from colmet.common.runtime import cli
 from colmet.common.runtime.suggestions import did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -69,9 +70,10 @@ class Configuration:
         names: options accepted in a file, by their names in argparse.
         vain: accepted options without an effect, each with its required one.
         ignored: unknown options, possibly those of a missing plug-in.
+        deprecated: given options that are deprecated, each with its note.
     """
 
-    def __init__(self, build: Callable[[], argparse.ArgumentParser], argv: Sequence[str] | None) -> None:
+    def __init__(self, build: Callable[[], cli.Parser], argv: Sequence[str] | None) -> None:
         self._build = build
         self.argv = tuple(sys.argv[1:] if argv is None else argv)
         parser = build()
@@ -84,7 +86,8 @@ class Configuration:
         self.program = parser.prog
         self.is_check = bool(self._given.get("check_config"))
         self.vain: list[tuple[str, str]] = []
-        self.ignored: list[str] = list(getattr(parser, "ignored", ()))
+        self.ignored: list[str] = list(parser.ignored)
+        self.deprecated: list[str] = list(parser.deprecated)
 
     def read(self) -> argparse.Namespace:
         """Return all options: from the command line, else the file, else the defaults.
@@ -93,10 +96,11 @@ class Configuration:
             ConfigError: the file cannot be used; the text names file, line and key.
         """
         parser = self._build()
-        options = parser.parse_args([])
+        options: argparse.Namespace = parser.parse_args([])
         if self.path is not None:
             vars(options).update(parse(file_text(self.path), self.path, parser))
-            self.ignored += getattr(parser, "ignored", ())
+            self.ignored += parser.ignored
+            self.deprecated += parser.deprecated
         vars(options).update(self._given)
         return options
 
@@ -113,7 +117,7 @@ class Configuration:
         return options
 
 
-def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
+def parse(text: str, path: str, parser: cli.Parser) -> dict[str, Any]:
     """Return the values of the options in a configuration file, by dest; ConfigError names file, line and key."""
     try:
         found = tomllib.loads(text)
@@ -126,8 +130,8 @@ def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, An
     values: dict[str, Any] = {}
     for key, value in found.items():
         action = actions.get(key)
-        if action is None and getattr(parser, "ignores_unknown", False):
-            parser.ignored.append(f"--{key}")  # type: ignore[attr-defined]
+        if action is None and parser.ignores_unknown:
+            parser.ignored.append(f"--{key}")
             continue
         try:
             if action is None:
@@ -135,6 +139,7 @@ def parse(text: str, path: str, parser: argparse.ArgumentParser) -> dict[str, An
             if action.dest in values:
                 raise ValueError("given twice, by two names")
             values[action.dest] = _checked(action, value)
+            parser.notice(action)
         except ValueError as err:
             raise ConfigError(f"{path}{_line(text, key)}: {key}: {err}") from err
     return values

@@ -119,6 +119,7 @@ def run_daemon(
         return EXIT_CONFIG
     set_up_logging(options.verbose)
     _log_problems(backends, read)
+    cli.warn_of_deprecated(read.deprecated)
     for option, required in read.vain:
         log.warning("option without an effect: %s requires %s", option, required)
     if isinstance(options.zeromq_hwm, DefaultBound):
