@@ -11,11 +11,12 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from colmet.common.errors import ConfigError
+from colmet.common.errors import ConfigError, is_later, later_form
 from colmet.common.runtime.files import write_whole
 from colmet.common.runtime.http_client import basic_authorization
 
 FILE = "logins.json"
+FORM = 1  # of the file, its key "form"; the first files have none
 MAX_BYTES = 1 << 20
 BEARER, BASIC = "bearer", "basic"
 SECRET = re.compile(r"[!-~]{1,4096}", re.ASCII)  # of a token: characters of a header
@@ -48,7 +49,7 @@ def find(url: str) -> Login | None:
     """Return the login at this URL; None without one.
 
     Raises:
-        ConfigError: others can read the file, or it is damaged.
+        ConfigError: others can read the file, it is damaged, or of a later version.
     """
     return _read().get(url)
 
@@ -92,6 +93,8 @@ def _read() -> dict[str, Login]:
         content = file.read(MAX_BYTES + 1)
     try:
         found = json.loads(content[:MAX_BYTES])
+        if is_later(form := found.pop("form", FORM), FORM):
+            raise ConfigError(later_form(name, form, FORM, "remove it, and log in again"))
         logins = {str(url): Login(**one) for url, one in found.items()}
         if not all(_is_good(one) for one in logins.values()):
             raise ValueError
@@ -107,7 +110,8 @@ def _is_good(login: Login) -> bool:
 
 
 def _write(logins: dict[str, Login]) -> None:
-    content = json.dumps({url: login._asdict() for url, login in sorted(logins.items())}, indent=1)
+    entries = {url: login._asdict() for url, login in sorted(logins.items())}
+    content = json.dumps({"form": FORM, **entries}, indent=1)
     try:
         write_whole(path(), f"{content}\n".encode(), shared=True)
     except OSError as err:

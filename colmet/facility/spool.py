@@ -3,7 +3,8 @@
 One directory, readable only by its owner, as documents contain names of users:
 
     TIME-RANDOM.documents  some documents in order, a line each: CRC-32 as 8 hex digits, a blank, the document as JSON;
-                           a dash replaces the first digit of a finished one
+                           a dash replaces the first digit of a finished one; a later form has its number at the end
+                           of the name, as .documents2, and stays
     TIME-RANDOM.done       of older versions: numbers of the finished documents, 4 bytes each, little-endian
     refused.jsonl          the latest documents refused by the endpoint, with time and reason; and refused.jsonl.old
     lock                   locked by the sending run
@@ -30,12 +31,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Union
 from zlib import crc32
 
+from colmet.common.errors import is_later, later_form
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"(\d{20})-[0-9a-f]{16}\.documents", re.ASCII)
+_ANY_NAME = re.compile(r"\d{20}-[0-9a-f]{16}\.documents(\d{1,9})", re.ASCII)
+FORM = 1  # of a file of documents
 _TEMPORARY = re.compile(r"\.(\d{20})-[0-9a-f]{16}\.documents\.new", re.ASCII)
 LOCK = "lock"
 REFUSED = "refused.jsonl"
@@ -167,6 +171,7 @@ class DocumentSpool:
         self._now_ns = now_ns
         self._file_bytes = min(FILE_BYTES, max_bytes // 8)
         self._files: dict[str, _DocumentFile] = {}  # ascending
+        self._later: list[str] = []  # files of a later version; reported
         self._is_locked = False
         os.makedirs(os.path.dirname(path) or "/", 0o700, exist_ok=True)
         self._directory = _OpenDirectory(path)
@@ -225,6 +230,7 @@ class DocumentSpool:
         for name in names:
             if NAME.fullmatch(name) and (file := self._look(name)) is not None:
                 self._files[name] = file
+        self._report_later(names)
         now_ns = self._now_ns()
         for name in names:
             stem, _, suffix = name.rpartition(".")
@@ -233,6 +239,15 @@ class DocumentSpool:
                 temporary is not None and now_ns - int(temporary[1]) > OLD_TEMPORARY_S * 1e9
             ):
                 self._remove(name)
+
+    def _report_later(self, names: Sequence[str]) -> None:
+        """Log the files of a later version, once: they stay."""
+        forms = {match[0]: int(match[1]) for match in map(_ANY_NAME.fullmatch, names) if match}
+        later = [name for name, form in forms.items() if is_later(form, FORM)]
+        if later and later != self._later:
+            text = later_form(f"{self.path}/{later[0]}", forms[later[0]], FORM, "remove it: its documents are not sent")
+            log.error("spool of documents: a later version is needed files=%d: %s", len(later), text)
+        self._later = later
 
     def _look(self, name: str) -> _DocumentFile | None:
         try:

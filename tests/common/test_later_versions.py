@@ -14,13 +14,18 @@ import pytest
 
 from colmet.archive.archiver import WHOLE, Archiver
 from colmet.archive.store import ArchiveError, ArchiveStore
+from colmet.collector.backends.hdf5 import isolated
+from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter
+from colmet.collector.backends.hdf5.repair import salvage, verify
 from colmet.collector.journal.check import check
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segments import list_segments
+from colmet.commands import logins
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable, WireError
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
 from colmet.common.wire import Decoder, link, v1
+from colmet.facility.spool import DocumentSpool
 from colmet.node.accounting import kept_totals
 from colmet.node.delivery.spool import EncodedBatch, Spool
 from colmet.node.system.host import Host
@@ -159,6 +164,71 @@ def test_an_hdf5_file(tmp_path):
         file["job_7/cgroup_default"].attrs["backend_version"] = 9
     with closing(Hdf5History([str(path)])) as history, pytest.raises(ColmetError, match=SAYS):
         history.read(7, "cgroup_default")
+
+
+def salvaged(path, *what):
+    salvage(path, f"{path}.new", path, *what)
+
+
+def burst(path):
+    """A file with an interrupted write, and the function that looks it through."""
+    with TailWriter(str(path)) as kept:
+        kept.add("/job_7/cgroup_default", b"rows")
+    return kept.checksums
+
+
+@pytest.mark.parametrize("read", [verify, salvaged, isolated.verify])
+def test_the_backup_beside_an_hdf5_file(tmp_path, read):
+    path = tmp_path / "x.hdf5"
+    write_once(path, [BATCH])
+    checksums = burst(path)
+    tails = tmp_path / "x.hdf5.tails"
+    tails.write_bytes(b"ColmetT9" + tails.read_bytes()[8:])
+    before = content(tmp_path)
+    with pytest.raises(OutputUnavailable, match=f"tails {SAYS}move"):
+        read(str(path), 1, {"/job_7/cgroup_default": 1}, checksums)
+    assert content(tmp_path) == before
+
+
+def test_a_backup_without_a_head_is_of_the_first_form(tmp_path):
+    path = tmp_path / "x.hdf5"
+    checksums = burst(path)
+    tails = tmp_path / "x.hdf5.tails"
+    data = tails.read_bytes()
+    assert data.startswith(b"ColmetT1") and KeptTails(str(path), checksums).get("/job_7/cgroup_default") == b"rows"
+    tails.write_bytes(data[8:])
+    assert KeptTails(str(path), checksums).get("/job_7/cgroup_default") == b"rows"
+
+
+def test_kept_logins(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    login = logins.Login(logins.BEARER, "secret", "bob")
+    logins.keep("https://here", login)
+    path = tmp_path / "colmet/logins.json"
+    document = json.loads(path.read_text())
+    assert document.pop("form") == 1
+    path.write_text(json.dumps(document))  # as the first versions wrote it
+    assert logins.find("https://here") == login
+    path.write_text(json.dumps({**document, "form": 9}))
+    before = content(path.parent)
+    for use in (logins.find, logins.remove, lambda url: logins.keep(url, login)):
+        with pytest.raises(ConfigError, match=f"logins.json {SAYS}remove it, and log in again"):
+            use("https://here")
+    assert content(path.parent) == before
+
+
+def test_documents_of_the_facility(tmp_path, caplog):
+    with closing(DocumentSpool(str(tmp_path / "spool"))) as spool:
+        assert spool.put([b'{"n":1}']) == 1 and spool.acquire()
+        (name,) = (tmp_path / "spool").glob("*.documents")
+        later = name.with_name(f"{'0' * 20}-{'a' * 16}.documents2")  # the oldest
+        later.write_bytes(b"another form\n")
+        for _ in range(2):
+            assert spool.acquire()
+            assert [one.text for one in spool.entries()] == [b'{"n":1}'] and spool.drop_beyond() == spool.damaged == 0
+    assert later.read_bytes() == b"another form\n"
+    assert caplog.text.count("ERROR") == 1
+    assert "documents2 is of a later Colmet (form 2, this version reads up to 1)" in caplog.text
 
 
 def test_the_state_of_notices(tmp_path):

@@ -3,7 +3,8 @@
 HDF5 moves a growing compressed chunk, and reuses its old place before the file's index has the new one. After a kill
 the index still points to the old place, now with other data.
 
-Source: own; for each table its name, and its rows deflated.
+Source: own; a head with the number of its form, and for each table its name, and its rows deflated. The first files
+have no head.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import BinaryIO
 
+from colmet.common.errors import OutputUnavailable, is_later, later_form
 from colmet.common.runtime.files import sync_directory
 
+MAGIC = b"ColmetT1"
+FORM = 1  # the digit of the head
 HEAD = struct.Struct("<II")  # bytes of the name, bytes of the deflated rows
 MAX_ROWS_BYTES = 256 << 20  # of one table
 
@@ -44,6 +48,7 @@ class TailWriter:
             self._file = open(self._path, "wb")  # noqa: SIM115 - closed by __exit__
             if is_new:
                 sync_directory(os.path.dirname(self._path))
+            self._file.write(MAGIC)
         packed, label = zlib.compress(rows, 1), name.encode()
         self._file.write(HEAD.pack(len(label), len(packed)) + label + packed)
         self.checksums[name] = zlib.crc32(rows)
@@ -64,6 +69,9 @@ class KeptTails:
 
     Args:
         checksums: of the rows, by table.
+
+    Raises:
+        OutputUnavailable: the backup is of a later version.
     """
 
     def __init__(self, path: str, checksums: Mapping[str, int]) -> None:
@@ -76,6 +84,12 @@ class KeptTails:
 
     def _find(self, file: BinaryIO) -> None:
         size = os.fstat(file.fileno()).st_size
+        magic = file.read(len(MAGIC))
+        if magic[:-1] != MAGIC[:-1] or not magic[-1:].isdigit():
+            file.seek(0)
+        elif is_later(form := int(magic[-1:]), FORM):
+            remedy = "move it away: the rows come from the journal then"
+            raise OutputUnavailable(later_form(self._path, form, FORM, remedy))
         while len(head := file.read(HEAD.size)) == HEAD.size:
             label_bytes, packed_bytes = HEAD.unpack(head)
             if label_bytes + packed_bytes > size - file.tell():

@@ -35,7 +35,7 @@ def reading(path: str) -> Iterator[None]:
     """Raise Damaged for all that PyTables raises on a damaged file, and OutputUnavailable for errors of the system."""
     try:
         yield
-    except Damaged:
+    except (Damaged, OutputUnavailable):
         raise
     except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
