@@ -1216,10 +1216,46 @@ def test_the_time_for_removals_is_bounded_and_the_next_write_continues(tmp_path,
     four_days(tmp_path, at, now_day=40)
     monkeypatch.setattr(expiry, "REMOVAL_S", -1.0)
     output, state = started(tmp_path, keep_s=2 * DAY_S)
-    assert output.counters()["files_removed"] == 0
-    monkeypatch.setattr(expiry, "REMOVAL_S", 60.0)
-    write(output, state, state.position + 1)
+    for count in (1, 2, 3):
+        assert output.counters()["files_removed"] == count
+        write(output, state, state.position + 1)
     assert output.counters()["files_removed"] == 4
+    output.close()
+
+
+def test_files_that_became_too_old_are_removed_where_a_write_fails_too(tmp_path, at, monkeypatch):
+    four_days(tmp_path, at)
+    output, state = started(tmp_path, keep_s=6 * DAY_S)
+    write(output, state, state.position + 1)
+    assert set(DAYS) <= set(files(tmp_path))
+    at(TIME_S + 9 * DAY_S)
+
+    def fail(*_):
+        raise OutputUnavailable("disk full")
+
+    with monkeypatch.context() as failing:
+        failing.setattr(Hdf5Output, "_prepare", fail)
+        with pytest.raises(OutputUnavailable):
+            write(output, state, state.position + 1)
+    assert not set(DAYS[:2]) & set(files(tmp_path))
+    write(output, state, state.position + 1)
+    output.close()
+
+
+def test_a_file_in_use_does_not_hold_back_the_removal_of_others(tmp_path, at, monkeypatch, caplog):
+    four_days(tmp_path, at, now_day=40)
+    monkeypatch.setattr(expiry, "REMOVAL_S", -1.0)
+    with locked_by_another(tmp_path / DAYS[0]):
+        output, state = started(tmp_path, rotate_s=DAY_S, keep_s=2 * DAY_S)
+        for _ in range(4):
+            write(output, state, state.position + 1)
+        assert {*DAYS} & set(files(tmp_path)) == {DAYS[0]}
+    assert caplog.text.count("old file not removed") == 1 and "another process writes to it" in caplog.text
+    at(TIME_S + 50 * DAY_S)
+    for _ in range(2):  # with the next file
+        state.end = state.position + 1
+        output.write([record(0)._replace(number=state.position, received_ns=(TIME_S + 50 * DAY_S) * 10**9)])
+    assert not {*DAYS} & set(files(tmp_path))
     output.close()
 
 

@@ -48,6 +48,7 @@ class Expiry:
         self._names = names
         self._keep_s = keep_s
         self._kept: set[str] = set()  # old files that are not removed; logged
+        self._in_use: set[str] = set()  # those that another process writes to, up to the next file of the output
         self.counts = dict.fromkeys(("files_removed", "bytes_removed", "files_not_removed"), 0)
         self.is_due = True
 
@@ -68,30 +69,30 @@ class Expiry:
         return found
 
     def remove(self, current: str) -> None:
-        """Remove old files for at most about `REMOVAL_S`; the next call continues."""
+        """Remove old files for at most about `REMOVAL_S`, at least one; the call after the next write continues."""
         if not self.is_due:
             return
         began = time.monotonic()
         for file in self.old_files(current):
-            if file.path in self._kept:
+            if file.path in self._kept | self._in_use:
                 continue
-            if time.monotonic() >= began + REMOVAL_S:
-                return
             try:
                 self._remove(file)
             except (ColmetError, OSError) as err:
-                if not isinstance(err, ConfigError):  # in use now: tried again after the next file
-                    self._kept.add(file.path)
+                (self._in_use if isinstance(err, ConfigError) else self._kept).add(file.path)
                 self.counts["files_not_removed"] += 1
                 log.warning("old file not removed: path=%s cause=%s", file.path, err)
+            if time.monotonic() >= began + REMOVAL_S:
+                return
+        self._in_use.clear()
         self.is_due = False
 
     def _remove(self, file: OldFile) -> None:
-        last_s = last_row_s(file.path)
-        if last_s >= time.time() - self._keep_s:
-            raise Damaged(f"its last row is of {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(last_s))}")
         descriptor = lock(file.path)  # another collector or `colmet thin` may write to it
         try:
+            last_s = last_row_s(file.path)
+            if last_s >= time.time() - self._keep_s:
+                raise Damaged(f"its last row is of {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime(last_s))}")
             os.unlink(file.path)
         finally:
             os.close(descriptor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -87,9 +87,15 @@ def group_path(job: int) -> str:
     return f"/job_{job}"
 
 
-def table_names(file: Any) -> Iterator[str]:
-    """Yield the paths of all tables of jobs except temporary ones, opening the groups but no table."""
-    for job in list(file.root._v_children):
+def table_names(file: Any, order: Callable[[str], Any] | None = None) -> Iterator[str]:
+    """Yield the paths of all tables of jobs except temporary ones, opening the groups but no table.
+
+    Args:
+        file: an open one.
+        order: sorts the groups, by their names.
+    """
+    groups = list(file.root._v_children)
+    for job in groups if order is None else sorted(groups, key=order):
         if job.startswith("job_") and job in file.root._v_groups:
             for name in list(file.get_node(f"/{job}")._v_children):
                 if not name.startswith((REBUILT, REPLACED)):

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from itertools import islice
 
 from colmet.collector.backends.hdf5.h5table import Damaged, reading, table_names
-from colmet.collector.backends.hdf5.library import opened_library, tables
+from colmet.collector.backends.hdf5.libhdf5 import NotFlatError, OpenFile
+from colmet.collector.backends.hdf5.library import opened_library
 from colmet.collector.backends.hdf5.thin_times import NAME as THINNED
 
 MAX_TABLES = 256
@@ -35,17 +36,22 @@ def last_row_s(path: str, tell: Callable[[str, str], None]) -> int:
                 continue
             if not _JOB.fullmatch(name) or name not in file.root._v_groups:
                 raise Damaged(f"{path}: has /{name:.100}, which colmet-collector does not write")
-        for name in islice(sorted(table_names(file), key=_order), MAX_TABLES):
+        library = OpenFile(file.root._v_objectid)
+        for name in islice(table_names(file, _order), MAX_TABLES):
             tell("at", name)
-            table = file.get_node(name)
-            if not isinstance(table, tables.Table) or not {"timestamp", "hostname"} <= set(table.colnames):
+            try:
+                table = library.find(name.encode())
+            except NotFlatError:
+                table = None
+            if table is None or not {"timestamp", "hostname"} <= set(table.form.dtype.names or ()):
                 raise Damaged(f"{path}: has {name:.100}, which colmet-collector does not write")
-            if table.nrows:
-                latest = max(latest, int(table.read(max(0, table.nrows - MAX_ROWS), field="timestamp").max()))
+            if table.rows:
+                last = table.read(max(0, table.rows - MAX_ROWS), table.rows)
+                latest = max(latest, int(last["timestamp"].max()))
     return latest
 
 
-def _order(path: str) -> tuple[bool, int]:
-    job = _JOB.fullmatch(path.split("/")[1])
+def _order(group: str) -> tuple[bool, int]:
+    job = _JOB.fullmatch(group)
     number = int(job[1]) if job else 0
     return number != 0, -number

@@ -246,6 +246,15 @@ class Hdf5Output(OutputBackend):
         Raises:
             OutputUnavailable: the disk is full or similar; appended rows have been or will be rolled back.
         """
+        try:
+            self._write_bursts(records)
+        except OutputUnavailable:
+            self._expiry.is_due = True  # a full disk may have files that are too old by now
+            raise
+        finally:
+            self._expiry.remove(self.path)
+
+    def _write_bursts(self, records: Sequence[JournalRecord]) -> None:
         before = self._state.position
         self._prepare(records[0])
         if self._state.position != before:
@@ -263,7 +272,6 @@ class Hdf5Output(OutputBackend):
                 records[:count], saved.places if is_partly else 0, max(saved.until, records[count - 1].number + 1)
             )
             records = [record for record in records if record.number >= self._state.position]
-        self._expiry.remove(self.path)
 
     def reopen(self) -> None:
         """Complete the file and go on with the next one; earlier records still go to the former one.
