@@ -1,7 +1,7 @@
 """Jobs of known use on each kernel: what is stored, beside the kernel's own files. `make test-machines` runs this.
 
-The table of all machines that were run is printed, and written as build/machines.md; build/machines.json keeps it, so
-a run of one machine replaces its column alone.
+The table of all machines that were run is printed, and written as table.md beside the images; table.json keeps it, so a
+run of one machine replaces its column alone.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.beds.machines.machines import PYTHON, V1, Machine
+from tests.beds.machines.machines import DIRECTORY, PYTHON, V1, Machine
 from tests.beds.machines.truth import Cell, Stored, compare, markdown
 
 HERE = Path(__file__).parent
-BUILD = Path(__file__).parents[3] / "build"
 PERIOD_S = 5
 MACHINES = {
     "bookworm": ("bookworm", ()),
@@ -55,15 +54,14 @@ def facts(machine):
 
 def note(column, cells):
     """Keep the column of a machine, and write the table."""
-    BUILD.mkdir(exist_ok=True)
-    path = BUILD / "machines.json"
+    path = DIRECTORY / "table.json"
     columns = json.loads(path.read_text()) if path.exists() else {}
     columns[column] = {name: list(cell) for name, cell in cells.items()}
     path.write_text(json.dumps(columns, indent=1))
     table = markdown(
         {name: {row: Cell(*cell) for row, cell in columns[name].items()} for name in sorted(columns, key=kernel_first)}
     )
-    (BUILD / "machines.md").write_text(table)
+    (DIRECTORY / "table.md").write_text(table)
     return table
 
 
