@@ -4,6 +4,7 @@ import errno
 import os
 import socket
 import time
+from types import SimpleNamespace
 
 import pytest
 import zmq
@@ -17,11 +18,12 @@ from colmet.common.transport import (
     check_target,
     check_uri,
     link_uri,
+    outgoing,
     wait,
 )
 from colmet.common.transport.authenticator import _timeout_ms
 from colmet.common.transport.outgoing import Outgoing
-from tests.support.waiting import wait_for
+from tests.support.waiting import free_port, wait_for
 
 
 def test_a_socket_beside_another_has_no_thread_of_its_own():
@@ -149,6 +151,27 @@ def test_a_collector_that_comes_later_is_connected_to(tmp_path):
     assert receive(pull, 1) == [(b"late", "", "")]
     push.close()
     pull.close()
+
+
+def test_a_collector_that_was_away_for_hours_is_connected_to(monkeypatch):
+    """libzmq reports each attempt, and its thread waits for the reader of some 2,000 reports."""
+    monkeypatch.setattr(outgoing, "random", SimpleNamespace(randrange=lambda *_: 1))  # milliseconds between attempts
+    noted = []
+    monkeypatch.setattr(LinkClient, "_note", lambda link, event: noted.append(event))
+    uri = f"tcp://127.0.0.1:{free_port()}"
+    link = LinkClient(uri)
+    try:
+        until = time.monotonic() + 20
+        while len(noted) < 3000 and time.monotonic() < until:
+            assert not link.connected
+            time.sleep(0.01)
+        server = LinkServer(uri)
+        try:
+            wait_for(lambda: link.connected, 20)
+        finally:
+            server.close()
+    finally:
+        link.close()
 
 
 def test_the_link_goes_both_ways_and_says_who_has_gone(pull):

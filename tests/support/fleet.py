@@ -94,7 +94,7 @@ class Node:
 
     def talk(self, now):
         """Say Hello when it is due; take what is acknowledged."""
-        if now >= self._hello_at:
+        if self.link.connected and now >= self._hello_at:
             self._hello_at = now + HELLO_S
             numbers = {}
             for epoch, seq in self.unacknowledged:
@@ -118,7 +118,7 @@ class Node:
         self.link.close()
 
     def send(self):
-        while self.to_send and self.push.send(self.to_send[0]):
+        while self.push.connected and self.to_send and self.push.send(self.to_send[0]):
             self.to_send.popleft()
 
     def resend(self, reconnect):

@@ -112,11 +112,16 @@ class Outgoing:
 
         The end of a connection is known at the latest 100 ms before the next one.
         """
+        self._read_events()
+        return self._number
+
+    def _read_events(self) -> None:
+        """Read what libzmq reports of the connection: its thread waits for the reader of some 2,000 reports."""
         while True:
             try:
                 event = self._monitor.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return self._number
+                return
             self._note(_EVENT.unpack(event[0])[0])
 
     @property
@@ -147,7 +152,11 @@ class Outgoing:
 
     @property
     def connected(self) -> bool:
-        """Return whether `send` would accept a message; to be called regularly: it reconnects after a long failure."""
+        """Return whether `send` would accept a message.
+
+        To be called regularly: it reads the events of the connection, and reconnects after a long failure.
+        """
+        self._read_events()
         now = self._monotonic()
         if int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLOUT:
             self._writable_at = now
