@@ -98,4 +98,4 @@ async def _failed(_request: Request, err: Exception) -> Response:
     text = str(err.detail)
     if err.status_code == 404 and text == "Not Found":
         text = "there is nothing at this address; /openapi.json lists all addresses"
-    return failure(err.status_code, text, err.headers)
+    return failure(err.status_code, text, getattr(err, "headers", None))  # starlette 0.18 has no such attribute

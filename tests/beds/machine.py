@@ -66,7 +66,7 @@ class Machine:
     @staticmethod
     def _must(*command, **options):
         done = subprocess.run(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=400, **options
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900, **options
         )
         assert done.returncode == 0, done.stdout[-4000:]
         return done.stdout
@@ -80,7 +80,7 @@ class Machine:
                 [*nspawn, "--resolv-conf=replace-host", "--machine", f"colmet-{os.getpid()}", "-D", str(self.root)],
                 stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             )  # fmt: skip
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while self.run("systemctl is-system-running", check=False).strip() not in ("running", "degraded"):
             if self._process.poll() is not None:
                 cannot_run(f"systemd-nspawn does not start a container here: {self._log.read_text()[-2000:]}")
@@ -118,7 +118,7 @@ class Machine:
         """What the daemons logged."""
         return self.run("journalctl --no-pager -n 60 -u colmet-node -u colmet-collector", check=False)
 
-    def wait_for(self, script, timeout=40):
+    def wait_for(self, script, timeout=120):
         """Run it until it succeeds."""
         until = time.monotonic() + timeout
         while self.run(f"if (\n{script}\n)\nthen echo yes\nfi", check=False).strip()[-3:] != "yes":

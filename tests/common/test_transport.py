@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import runpy
 import socket
 import time
 from types import SimpleNamespace
@@ -20,10 +21,16 @@ from colmet.common.transport import (
     link_uri,
     outgoing,
     wait,
+    waiting,
 )
 from colmet.common.transport.authenticator import _timeout_ms
 from colmet.common.transport.outgoing import Outgoing
 from tests.support.waiting import free_port, wait_for
+
+
+def test_pyzmq_22_whose_sockets_have_no_index_suffices(monkeypatch):
+    monkeypatch.setattr(zmq, "Socket", type("Socket", (), {}))
+    assert runpy.run_path(waiting.__file__)["Socket"] is zmq.Socket
 
 
 def test_a_socket_beside_another_has_no_thread_of_its_own():

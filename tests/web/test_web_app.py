@@ -11,11 +11,13 @@ import time
 
 import numpy as np
 import pytest
+from starlette.exceptions import HTTPException
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.common.tables import schemas
 from colmet.web import models
+from colmet.web.app import _failed
 from colmet.web.interface import StoreWarning
 from colmet.web.limits import Busy
 from colmet.web.openapi import MODELS
@@ -176,6 +178,13 @@ def test_other_methods_are_refused_whoever_asks(app, route, method):
 )
 def test_what_is_not_there_is_404_in_the_form_of_all_errors(open_app, route):
     refused(open_app, route, 404)
+
+
+def test_an_error_of_starlette_0_18_which_has_no_headers_has_the_form_of_all_errors():
+    error = HTTPException(404)
+    del error.headers
+    answer = asyncio.run(_failed(None, error))
+    assert answer.status_code == 404 and b"there is nothing at this address" in answer.body
 
 
 def test_a_large_answer_is_packed_for_who_takes_that(open_app):

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import zmq
 
-Socket = zmq.Socket[bytes]
+if TYPE_CHECKING:
+    Socket = zmq.Socket[bytes]
+else:
+    Socket = zmq.Socket  # pyzmq 22, of Ubuntu 22.04, has no index
 _monitors = itertools.count(1)
 
 
