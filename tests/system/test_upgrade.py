@@ -41,6 +41,7 @@ from tests.support.upgraded import (
 )
 from tests.support.waiting import wait_for
 
+pytestmark = pytest.mark.slow
 COLMET06 = DATA.parent / "colmet06"
 JOB_TABLES = ("cgroup_default", "taskstats_default")
 
