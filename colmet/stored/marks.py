@@ -1,11 +1,7 @@
-"""Reading of the times of all rows of an HDF5 file, in the process that reads it; see `colmet.stored.rows`.
-
-Tables are read by the HDF5 library itself: PyTables needs 5 ms to open one, and a file has those of thousands of jobs.
-"""
+"""Reading of the times of all rows of an HDF5 file, in the process that reads it; see `colmet.stored.rows`."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any
@@ -14,13 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.collector.backends.hdf5 import thin_times
-from colmet.collector.backends.hdf5.libhdf5 import Dataset, NotFlatError, OpenFile, TableForm
-from colmet.collector.backends.hdf5.library import BACKEND_VERSION
-from colmet.common.errors import is_later, later_form
-from colmet.common.schema import NAME
-from colmet.stored.rows import BLOCK_BYTES, JOB, Marks, check_size, has_header, valid_rows
-
-VERSION = b"backend_version"
+from colmet.collector.backends.hdf5.libhdf5 import Dataset
+from colmet.stored.library_tables import LibraryTables
+from colmet.stored.rows import BLOCK_BYTES, Marks, valid_rows
 
 
 def marks_of(
@@ -48,7 +40,7 @@ def marks_of(
             return reader.marks([0, ""])
     after = None if begin is None else (int(begin[0]), str(begin[1]))
     read = 0
-    for job, name in _names(file, reader.library, after):
+    for job, name in reader.tables.names(after):
         if job == 0 and name in whole:
             continue
         if read and time.monotonic() > until:
@@ -58,33 +50,19 @@ def marks_of(
     return reader.marks(None)
 
 
-def _names(file: Any, library: OpenFile, begin: tuple[int, str] | None) -> Iterator[tuple[int, str]]:
-    """Yield jobs and tables, sorted; each group is listed when its turn comes."""
-    groups = [match for match in map(JOB.fullmatch, list(file.root._v_groups)) if match]
-    for job, group in sorted([(int(match[1]), match[0]) for match in groups]):
-        if begin is not None and job < begin[0]:
-            continue
-        for name in library.names(f"/{group}".encode()):
-            table = name.decode("utf-8", "surrogateescape")
-            if begin is None or (job, table) >= begin:
-                yield job, table
-
-
 class _TableReader:
     """Reads tables of an open file.
 
     Attributes:
         found: what was read.
-        library: the file.
+        tables: those of the file.
     """
 
     def __init__(self, file: Any, host: bytes | None) -> None:
         self._file = file
         self._host = host
-        self._size = os.stat(file.filename).st_size
         self._nameless = 0
-        self._has_header: dict[TableForm, bool] = {}
-        self.library = OpenFile(file.root._v_objectid)
+        self.tables = LibraryTables(file)
         self.found = Marks([], [], None, 0)
 
     def marks(self, following: list[Any] | None) -> Marks:
@@ -93,22 +71,9 @@ class _TableReader:
 
     def read(self, job: int, name: str, whole: bool) -> None:
         """Add the content of a table, if there is one with times and hosts."""
-        path = f"/job_{job}/{name}"
-        if not NAME.fullmatch(name) or not self.library.exists(f"/job_{job}".encode()):
+        table = self.tables.find(job, name)
+        if table is None:
             return
-        if not self.library.exists(path.encode()):
-            return
-        try:
-            table = self.library.find(path.encode())
-        except NotFlatError:
-            return
-        if table.form not in self._has_header:
-            self._has_header[table.form] = has_header(table.form)
-        if not self._has_header[table.form]:
-            return
-        version = table.number(VERSION)
-        if version is not None and is_later(version, BACKEND_VERSION):
-            raise ValueError(later_form(path, version, BACKEND_VERSION, "read the file with that one"))
         self._mark(table, job, name, whole)
         before = thin_times.sampled(self._file, job, name)
         self.found.times.extend(
@@ -117,9 +82,7 @@ class _TableReader:
 
     def _mark(self, table: Dataset, job: int, name: str, whole: bool) -> None:
         """Add the rows of a table."""
-        row_bytes = int(table.form.dtype.itemsize)
-        check_size(f"/job_{job}/{name}", table.rows, row_bytes, self._size)
-        step = max(1, BLOCK_BYTES // row_bytes)
+        step = max(1, BLOCK_BYTES // int(table.form.dtype.itemsize))
         parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
         for start in range(0, table.rows, step):
             block = table.read(start, min(start + step, table.rows))

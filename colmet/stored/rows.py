@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import os
-import re
 import signal
 import stat
 import tempfile
@@ -42,7 +41,6 @@ MAX_HELD = 8  # files kept open
 MAX_RATIO = 10_000  # largest ratio of the rows' size to that of their file, compressed
 QUIET_S = 600.0  # limit for the longest table
 END_S = 1 << 36  # end of valid times: the year 4147
-JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # a job's group
 MAGIC = b"\x89HDF\r\n\x1a\n"  # start of every HDF5 file
 
 Column = npt.NDArray[Any]
@@ -637,16 +635,6 @@ class Marks(NamedTuple):
     rows: list[tuple[str, dict[str, Any]]]
     following: list[Any] | None
     nameless: int
-
-
-def table_names(file: Any) -> list[tuple[int, str]]:
-    """Return all jobs and their tables, without opening a table."""
-    names: list[tuple[int, str]] = []
-    for group in list(file.root._v_groups):
-        match = JOB.fullmatch(group)
-        if match:
-            names += [(int(match[1]), table) for table in list(file.get_node(f"/{group}")._v_leaves)]
-    return sorted(names)
 
 
 def _type(stored: np.dtype[Any]) -> np.dtype[Any]:

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from colmet.collector.backends.hdf5.library import tables
-from colmet.common.schema import NAME
-from colmet.stored.rows import END_S, HEADER, Rows, has_header, is_readable, kinds_of, table_names
+from colmet.collector.backends.hdf5.libhdf5 import Dataset
+from colmet.stored.library_tables import LibraryTables
+from colmet.stored.rows import END_S, HEADER, Rows, kinds_of, valid_rows
 
 PIECE_BYTES = 64 << 10  # of a table; at least a chunk of the file
 HOUR_S = 3600
@@ -31,39 +31,36 @@ def pieces_of(file: Any, columns: Mapping[str, Collection[str]], after: Sequence
         ones, and the number of rows without a host or a valid time.
     """
     until = time.monotonic() + seconds
-    left = [one for one in table_names(file) if one[1] in columns and (not after or one > tuple(after))]
+    tables = LibraryTables(file)
+    last = (int(after[0]), str(after[1])) if after else None
+    left = [one for one in tables.names(last) if one[1] in columns and one != last]
     found: list[Any] = []
     done = nameless = 0
     for job, name in left:
         done += 1
-        table = file.get_node(f"/job_{job}/{name}")
-        if (
-            isinstance(table, tables.Table)
-            and NAME.fullmatch(name)
-            and table.nrows
-            and has_header(table)
-            and is_readable(table)
-        ):
-            there = [one for one in kinds_of(table) if one in columns[name] and one not in HEADER]
-            step = max(int(table.chunkshape[0]), PIECE_BYTES // int(table.dtype.itemsize), 1)
+        table = tables.find(job, name)
+        if table is not None and table.rows:
+            row_bytes = int(table.form.dtype.itemsize)
+            there = [one for one in kinds_of(table.form) if one in columns[name] and one not in HEADER]
+            step = max(table.form.chunk_rows, PIECE_BYTES // row_bytes, 1)
             *intervals, odd = _intervals(table, step)
             nameless += odd
-            found.append([job, name, there, step, int(table.dtype.itemsize), *intervals])
+            found.append([job, name, there, step, row_bytes, *intervals])
         if time.monotonic() > until:
             break
     return [found, list(left[done - 1]) if left else [], len(left) - done, nameless]
 
 
-def _intervals(table: Any, step: int) -> list[Any]:
+def _intervals(table: Dataset, step: int) -> list[Any]:
     """Return first and last times of pieces, hours, their numbers of rows, and the number of rows without a time."""
-    count = int(table.nrows)
-    at_once = max(1, (4 << 20) // (step * int(table.dtype.itemsize))) * step
+    count = table.rows
+    at_once = max(1, (4 << 20) // (step * int(table.form.dtype.itemsize))) * step
     firsts, lasts, hours = [], [], [np.empty(0, np.int64)]
     nameless = 0
     for start in range(0, count, at_once):
         block = table.read(start, min(start + at_once, count))
         times = block["timestamp"].astype(np.int64)
-        keep = (block["hostname"] != b"") & (times >= 0) & (times < END_S)
+        keep = valid_rows(block)
         nameless += int(len(keep) - keep.sum())
         hours.append(times[keep] // HOUR_S)
         begins = np.arange(0, len(times), step)
@@ -83,8 +80,12 @@ def between_of(file: Any, parts: Sequence[Sequence[Any]], since: int, until: int
         until: seconds since 1970, inclusive.
     """
     found = []
+    tables = LibraryTables(file)
     for job, name, start, end, columns in parts:
-        block = file.get_node(f"/job_{job}/{name}").read(start, end)
+        table = tables.find(job, name)
+        if table is None:
+            raise ValueError(f"/job_{job}/{name} has gone meanwhile")
+        block = table.read(start, min(end, table.rows))
         times = block["timestamp"]
         keep = (block["hostname"] != b"") & (times >= since) & (times <= until)
         if not keep.any():
