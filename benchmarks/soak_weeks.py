@@ -173,9 +173,10 @@ class Weeks:
             return  # the last one still runs
         if self._thin is not None and self._thin.returncode:
             self.wrong.append(f"colmet thin ended with status {self._thin.returncode}")
-        files = sorted(map(str, self._folder.glob("rows.*.hdf5")))
-        words = ("thin", "--older-than", THIN_AFTER, "--step", "1800")
-        self._thin = self._start("thin", "colmet.commands.colmet", *words, *files)
+        config = self._folder / "collector.toml"  # with FILE, one that is removed meanwhile is an error
+        config.write_text(f"hdf5-filepath = '{self._folder}/rows'\n")
+        words = ("thin", "--older-than", THIN_AFTER, "--step", "1800", "--config", str(config))
+        self._thin = self._start("thin", "colmet.commands.colmet", *words)
 
     def _sample(self, age_s: float) -> str:
         """Sample all figures; return a line of some of them."""
