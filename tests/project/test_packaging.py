@@ -90,7 +90,7 @@ def test_devices_that_programs_of_the_agent_open_are_its_groups():
 @pytest.mark.parametrize("kept", ["", "new"])
 def test_what_an_agent_of_root_kept_goes_on_under_the_units_user(tmp_path, kept):
     """Run as the unit says, in a tree of its own; the owner is the runtime directory's."""
-    script = re.findall(r"^ExecStartPre=\+/bin/sh -c '(.*?)'$", unit("node"), re.M | re.S)[0].replace("\\\n", "")
+    script = re.findall(r"^ExecStartPre=-\+/bin/sh -c '(.*?)'$", unit("node"), re.M | re.S)[0].replace("\\\n", "")
     run, spool = tmp_path / "run/colmet", tmp_path / "var/spool/colmet"
     (run / "node").mkdir(parents=True)
     (run / "taskstats.state").write_text("old")
