@@ -1,4 +1,4 @@
-"""Power cuts of machines while they write, and what is stored after all of them."""
+"""Machines of a collector and of a node; power cuts of them while they write, and what is stored after all of them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,17 @@ Type=ext4
 [Install]
 WantedBy=multi-user.target
 """
+PATIENT = """[Manager]
+DefaultTimeoutStartSec=900
+DefaultDeviceTimeoutSec=900
+"""
 COLLECTOR = f"""verbose = 1
 zeromq-curve-secret = ""
 hdf5-filepath = "{PLACE}/cluster"
 sample-period = 0.5
 """
 REAL_NODE = """verbose = 1
-sample-period = 1
+sample-period = 2
 ledger-period = 5
 """
 
@@ -72,19 +76,20 @@ class Cluster:
         self._uri = f"tcp://127.0.0.1:{port}"
 
     def start(self):
-        """Set both machines up; the collector's is shut down then."""
+        """Set both machines up, and start the daemons and the simulated nodes."""
         self.collector.start()
+        self.collector.write("/etc/systemd/system.conf.d/patient.conf", PATIENT)
         self.collector.write("/etc/systemd/system/var-lib-colmet.mount", UNIT)
         self.collector.write("/etc/colmet/collector.toml", COLLECTOR)
         self.collector.run(
             "systemctl daemon-reload; "
             "systemctl -q enable var-lib-colmet.mount colmet-collector.socket colmet-collector; "
-            "colmet-collector --config /etc/colmet/collector.toml --check-config && sync"
+            "colmet-collector --config /etc/colmet/collector.toml --check-config && "
+            "systemctl start var-lib-colmet.mount colmet-collector.socket colmet-collector && sync"
         )
         self.node.start()
         self.node.write("/etc/colmet/node.toml", f'zeromq-uri = "tcp://{self.collector.address}:5556"\n{REAL_NODE}')
         self.node.run("rm -rf /etc/colmet/keys; systemctl -q enable colmet-node; systemctl start colmet-node; sync")
-        self.collector.stop()
         self.fleet = Fleet(self._uri, self._rng, NODES)
         self._stack.callback(self.fleet.close)
         return self
@@ -128,7 +133,6 @@ class Cluster:
 
     def finish(self, directory):
         """Have all rows stored; put the files into a directory."""
-        took = self.power_on()
         self.fleet.pause()
         until = time.monotonic() + 900
         while self.fleet.waiting:
@@ -147,7 +151,6 @@ class Cluster:
         directory.mkdir()
         for path in self.collector.run(f"ls {PLACE}/cluster.*.hdf5").split():
             self.collector.get(path, directory / path.rpartition("/")[2])
-        return took
 
     def close(self):
         self._stack.close()
@@ -166,7 +169,7 @@ def stored(directory):
                     continue
                 own = rows[rows["hostname"] == NODE.encode()]
                 if table.name == "completeness_default":
-                    names = ("epoch", "table", "acknowledged", "timestamp")
+                    names = ("epoch", "table", "acknowledged", "rows")
                     ledger += list(zip(*[own[name].tolist() for name in names]))
                 elif table.name == "procstats_default":
                     real[table.name] += list(zip(own["timestamp"].tolist(), own["job_id"].tolist()))

@@ -26,7 +26,8 @@ def cluster(tmp_path, monkeypatch):
     monkeypatch.setattr(fleet, "PERIOD_S", 0.5)  # an emulated machine is slow
     made = Cluster(tmp_path, random.Random(seed()), os.environ.get("COLMET_IMAGE", "bookworm"))
     try:
-        yield made.start()
+        made.start().collector.stop()
+        yield made
     finally:
         made.close()
 
@@ -48,7 +49,8 @@ def test_nothing_acknowledged_is_lost_and_nothing_is_twice(cluster, tmp_path, ca
                 f"blocks not flushed {unflushed}, lost {lost}{', the node, too' * is_node}",
                 flush=True,
             )
-        took.append(cluster.finish(tmp_path / "stored"))
+        took.append(cluster.power_on())
+        cluster.finish(tmp_path / "stored")
         numbered, real, ledger = stored(tmp_path / "stored")
         sent = cluster.fleet.rows()
         twice = sum(count - 1 for count in collections.Counter(numbered).values())
