@@ -62,9 +62,9 @@ python() {
 cd "$tree"
 python -c 'import platform, sys; print("test-arm:", platform.machine(), sys.byteorder, "Python", platform.python_version())'
 if [[ $# -eq 0 ]]; then
-    names=(clib exits forks kept_totals layouts netlink perfevents perfgroups procstats rapl spool state taskstats)
+    names=(exits forks kept_totals layouts netlink perfevents perfgroups procstats rapl spool state taskstats)
     formats=(fuzz_corpus link_wire record_log schema wire_colmet06 wire_colmet_rs wire_hostile wire_v1)
     set -- "${names[@]/#/tests/node/test_}" "${formats[@]/#/tests/common/test_}"
     set -- "${@/%/.py}" -m "not live and not slow"
 fi
-python -m pytest -q -p no:cacheprovider "$@"
+python -m pytest -q -p no:cacheprovider -o faulthandler_timeout=0 "$@"
