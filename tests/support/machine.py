@@ -23,10 +23,14 @@ TREES = Path(__file__).parents[1] / "data/trees"
 LIB_RAPL = Path(clib.HERE) / "lib_rapl"
 
 
-def open_files():
-    """Number of open descriptors of this process, without those that garbage of earlier tests holds."""
+def open_files(below=""):
+    """Number of open descriptors, or of those of files below a path, without those of earlier tests' garbage."""
     gc.collect()
-    return len(os.listdir("/proc/self/fd"))
+    found = 0
+    for number in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, as that of the list itself
+            found += os.readlink(f"/proc/self/fd/{number}").startswith(below)
+    return found
 
 
 def cannot_run(reason: str) -> None:

@@ -58,7 +58,7 @@ def test_an_outage_beyond_the_bound_and_a_kill_are_told_row_by_row(start, start_
     ticks, dropped, skipped = ended(node)
     node = start(*command)  # what the first one could not send any more is sent by the next one
     wait_for(lambda: any(len({one.epoch for one in h.accounts["*"]}) == 2 for h in (stored_hosts() or {}).values()), 60)
-    wait_for(lambda: not sums().keys() & {gap_finder.NOT_HERE, gap_finder.UNSURE}, timeout_s=60)
+    wait_for(lambda: not sums().keys() & {gap_finder.NOT_HERE, gap_finder.UNSURE}, timeout_s=180)
     more_ticks, _, more_skipped = ended(node)
     collector.stop()
 
