@@ -10,6 +10,7 @@ python=$1
 shift
 [[ $# -eq 0 ]] || exec "$python" -m pytest -v tests/beds --ignore=tests/beds/packages "$@"
 source scripts/running.sh
+limit_s=${TEST_TIMEOUT:-1500} # real programs are slow on a loaded machine
 asked_for=0
 
 computing=()
