@@ -48,7 +48,8 @@ show() {
 run_pytest() {
     local name=$1
     shift
-    timeout --foreground --kill-after=30 "$limit_s" \
+    # interrupted, pytest stops what its fixtures have started
+    timeout --foreground --signal=INT --kill-after=90 "$limit_s" \
         "$(<".venvs/$name.python")" -m pytest -o cache_dir=".venvs/$name.cache" "$@"
 }
 
