@@ -1,10 +1,10 @@
-"""Completeness, report, usage and extract on files of many short jobs, against one plain reading with PyTables.
+"""Completeness, report and extract on files of many short jobs, against one plain reading with PyTables.
 
 Makes files as the collector writes them on a node whose jobs begin and end: each job has its own tables, with a few
 rows. Each command and the plain reading are programs, run in turns.
 
     python benchmarks/bench_completeness.py                                      1,000 jobs in 3 files
-    python benchmarks/bench_completeness.py --jobs 10000 --files 25              some minutes to write the files
+    python benchmarks/bench_completeness.py --jobs 10000 --of 25                 some minutes to write the files
     python benchmarks/bench_completeness.py FILE.hdf5 ...                        existing files
 """
 

@@ -50,8 +50,11 @@ class LibraryTables:
         Raises:
             ValueError: it is of a later version, or claims an impossible size.
         """
-        path = f"/job_{job}/{name}"
-        if not NAME.fullmatch(name) or not self._library.exists(f"/job_{job}".encode()):
+        group = f"/job_{job}"
+        path = f"{group}/{name}"
+        if not NAME.fullmatch(name) or not self._library.exists(group.encode()):
+            return None
+        if not self._library.is_group(group.encode()):  # a link, maybe to another file
             return None
         if not self._library.exists(path.encode()):
             return None

@@ -558,7 +558,7 @@ def valid_rows(block: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     Colmet 0.6 has rows without time, host and job; rows being written look the same.
     """
     times = block["timestamp"]
-    return (block["hostname"] != b"") & (times >= 0) & (times < END_S)  # type: ignore[no-any-return]
+    return np.asarray((block["hostname"] != b"") & (times >= 0) & (times < END_S))
 
 
 def _blocks(

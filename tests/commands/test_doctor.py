@@ -732,8 +732,8 @@ def test_a_deprecated_option_is_named(machine, monkeypatch):
 
     monkeypatch.setattr(node_main, "full_parser", with_one)
     machine.write("/etc/colmet/node.toml", "old = 3\n").chmod(0o644)
-    told = problem(daemon.check_configuration, Target("node", machine.host))
-    assert told.level == WARN and "--old is deprecated since 1.1.0, use --sample-period" in told.found
+    finding = problem(daemon.check_configuration, Target("node", machine.host))
+    assert finding.level == WARN and "--old is deprecated since 1.1.0, use --sample-period" in finding.found
 
 
 def test_what_the_daemon_s_user_cannot_read_is_told_to_root(machine, root, public):
@@ -1051,8 +1051,8 @@ def test_who_listens_at_the_collectors_port(machine, answer, argv, level, found,
 def test_a_listener_that_sends_nothing_hangs_or_is_slow(machine, monkeypatch):
     monkeypatch.setattr(network, "GREETING_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as hanging:
-        told = reach(machine, hanging.getsockname()[1])
-    assert told.level == FAIL and "sends no greeting within" in told.found and "overloaded" in told.remedy
+        finding = reach(machine, hanging.getsockname()[1])
+    assert finding.level == FAIL and "sends no greeting within" in finding.found and "overloaded" in finding.remedy
 
 
 def test_a_slow_collector_is_waited_for(machine, monkeypatch):

@@ -38,6 +38,19 @@ def test_a_clock_that_is_steered_is_not_set(caplog):
     assert watch.steps == 0 and not caplog.records
 
 
+def test_an_interruption_between_the_readings_is_no_step(caplog):
+    clocks = Clocks()
+
+    def slow_wall():
+        clocks.sleep(2, 2)
+        return clocks.wall
+
+    watch = ClockWatch(lambda: clocks.wall, lambda: clocks.uptime)
+    watch._wall_ns = slow_wall
+    watch.look()
+    assert watch.steps == 0 and not caplog.records
+
+
 def test_the_machines_clocks_agree(caplog):
     watch = ClockWatch()
     watch.look()

@@ -34,7 +34,10 @@ class ClockWatch:
 
     def look(self) -> None:
         """Log a step of the clock since the last look."""
-        booted_ns = self._wall_ns() - self._uptime_ns()
+        uptime_ns = self._uptime_ns()
+        booted_ns = self._wall_ns() - uptime_ns
+        if self._uptime_ns() - uptime_ns >= MIN_STEP_NS // 2:
+            return  # interrupted between the two readings
         step_ns, self._booted_ns = booted_ns - self._booted_ns, booted_ns
         if abs(step_ns) >= MIN_STEP_NS:
             self.steps += 1

@@ -33,13 +33,13 @@ def script(*arguments, timeout=900, check=True, **environment):
 
 
 @functools.cache
-def image(name, packages=()):
+def image(name):
     """Make an image where it is missing, and install this tree's Colmet in it, once in a run of the tests.
 
     With COLMET_INSTALLED=yes the images are used as they are.
     """
     if os.environ.get("COLMET_INSTALLED") != "yes":
-        script("image", name, *packages, timeout=1800)
+        script("image", name, timeout=1800)
         script("install", name, timeout=1800)
     return name
 
@@ -51,15 +51,14 @@ class Machine:
         name: of the machine, its host name.
         image_name: see machine.sh.
         words: for the kernel's command line.
-        packages: that the image needs beside its own.
         environment: for machine.sh: FORWARD, DISKS, MEMORY ...
     """
 
-    def __init__(self, name, image_name, *words, packages=(), **environment):
+    def __init__(self, name, image_name, *words, **environment):
         self.name = name
         self._words = words
         self._environment = environment
-        self._start = ("start", name, image(image_name, packages), *words)
+        self._start = ("start", name, image(image_name), *words)
         self.address = self.kernel = ""
 
     def start(self):

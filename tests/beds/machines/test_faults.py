@@ -27,7 +27,7 @@ SPOOL = "/var/spool/colmet"
 SPOOL_KIB = 128
 HOUR_S = 3600
 SETS = 4  # of the node's clock
-SLOW_S = 5  # until a machine has done as it was told
+SLOW_S = 5  # an emulated machine needs for a command
 PARTITION_S = 180  # all timeouts of the link are shorter
 JOB = 42
 GROUP = f"/sys/fs/cgroup/oar.slice/oar-u1000-j{JOB}.service"
@@ -82,14 +82,14 @@ def heard(cluster):
 
 
 def goes_on(node, count=8):
-    """Wait until so many more batches of a node are acknowledged."""
+    """Wait for `count` more acknowledged batches of a node."""
     before = status(node, "node")["agent"]["batches_acknowledged"]
     until("batches are acknowledged", lambda: status(node, "node")["agent"]["batches_acknowledged"] > before + count)
 
 
 @contextlib.contextmanager
 def netem(node, words):
-    """The node's network is that bad."""
+    """Delay or lose packets of the node, by the words of netem."""
     node.run(f"modprobe sch_netem; tc qdisc replace dev eth1 root netem {words}")
     try:
         yield
@@ -99,7 +99,7 @@ def netem(node, words):
 
 @contextlib.contextmanager
 def clock_off(machine, seconds):
-    """The clock is set by so much, and back."""
+    """Set the clock by some seconds, and back at the end."""
     machine.run(f"date -s @$(($(date +%s) + {seconds}))")
     try:
         yield
