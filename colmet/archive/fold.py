@@ -13,7 +13,7 @@ from itertools import compress
 import numpy as np
 
 from colmet.archive import footprint, layout
-from colmet.archive.growing import counters_step, gauges_step, peaks, vote, with_busy
+from colmet.archive.growing import counters_step, gauges_step, late_counters, peaks, vote, with_busy
 from colmet.archive.layout import (
     JOB_TABLES,
     LAYOUTS,
@@ -305,6 +305,8 @@ class Fold:
     def _late(self, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
         """Fold rows older than others of their slot: what does not depend on the order."""
         state = self.state
+        if table.counters:
+            late_counters(state, table, slots, values[:, : len(table.counters)])
         if table.gauges:
             start = len(table.counters)
             gauges = state.gauges[table.name][slots]

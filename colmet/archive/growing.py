@@ -19,6 +19,7 @@ from colmet.archive.state import (
     G_LAST,
     G_MOST,
     G_SUM,
+    LAST,
     MOST_CPUS,
     MOST_TASKS,
     NODE_CPUS,
@@ -120,6 +121,24 @@ def counters_step(state: FoldState, table: TableLayout, slots: Ints, times: Ints
     np.copyto(counters[:, C_TIME], times[:, None], where=present)
     if at is slots:
         state.counters[table.name][slots] = counters
+
+
+def late_counters(state: FoldState, table: TableLayout, slots: Ints, values: Ints) -> None:
+    """Add the growth of counters in rows older than others of their slot: the clock was set back since.
+
+    A counter that was never reset, and whose growth is all known, is then above its last value. In a row that was only
+    received late it is below that.
+    """
+    head, counters = state.head[slots], state.counters[table.name][slots]
+    last = counters[:, C_LAST]
+    grew = (last >= 0) & (values > last) & (counters[:, C_GROWN] == last)
+    elapsed = (head[:, LAST] - np.minimum(head[:, START], head[:, FIRST]))[:, None]
+    for kind, where in table.groups:
+        most = most_growth(kind, head)[:, None]
+        grew[:, where] &= ~(values[:, where] * table.factors[where] > most * (elapsed + SLACK_S) * ROUNDING)
+    for part in (C_LAST, C_GROWN):
+        np.copyto(counters[:, part], values, where=grew)
+    state.counters[table.name][slots] = counters
 
 
 def _place(slots: Ints) -> Ints | slice:

@@ -30,9 +30,9 @@ def folded(tmp_path, history, jobs=(42,), name="a"):
     return archive
 
 
-def tick(n, jobs=(42,), host="n1", epoch=1, period=5, **columns):
-    """A batch of a node whose jobs use one core of two."""
-    time_ns = (START + period * n) * S
+def tick(n, jobs=(42,), host="n1", epoch=1, period=5, off_s=0, **columns):
+    """A batch of a node whose jobs use one core of two; its clock may be off."""
+    time_ns = (START + period * n + off_s) * S
     samples = [
         Sample(job, {"cpu_usage": period * n * S, "cpus_allocated": 2, "memory_current": GIB + n, **columns})
         for job in jobs
@@ -364,6 +364,15 @@ def test_late_rows_are_counted_and_do_no_harm(tmp_path):
     old = tick(3)
     archive.take(records_of([Batch("n1", None, None, old.time_ns, (42,), old.tables)], 10))
     assert archive.jobs()[0]["cpu_s"] == before and archive.archiver.counters()["late_rows"] > 0
+
+
+@pytest.mark.parametrize("off_s", [-3600, 3600])
+def test_growth_is_whole_while_a_clock_is_set(tmp_path, off_s):
+    """By an hour from tick 6 to 10, and back; the job ends within the hour after it."""
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(n + 1, off_s=off_s if 5 <= n < 10 else 0) for n in range(20)]))
+    (job,) = archive.jobs()
+    assert (job["cpu_s"], job["samples"]) == (100, 20)
 
 
 def test_a_job_whose_hosts_name_several_users_has_none(tmp_path):

@@ -266,6 +266,18 @@ def test_what_a_counter_that_begins_anew_counts_is_there(way):
     assert np.flatnonzero(np.isnan(values)).tolist() == [59] and np.allclose(values[~np.isnan(values)], 1)
 
 
+@pytest.mark.parametrize("ends", [120, 900])
+@pytest.mark.parametrize("off_s", [-3600, 3600])
+def test_growth_counts_once_while_a_clock_is_set(off_s, ends):
+    """From reading 40 to 60, back after it; for the hour after, two readings may have one time."""
+    count = np.arange(ends)
+    times = START + 5 * count + np.where((count >= 40) & (count < 60), off_s, 0)
+    rows = sorted(zip(times.tolist(), (5 * count * NS).tolist()))
+    report = gather(stored(2, rows), JobInterval(JOB), START + 10**6)
+    assert report.cpu.used_s == pytest.approx(5 * (ends - 1), abs=5)
+    assert report.io.read_bytes == pytest.approx(5 * (ends - 1) * NS, abs=5 * NS)
+
+
 @pytest.mark.parametrize("most", [np.inf, 4.37])
 @pytest.mark.parametrize("since", [None, 900, 1001])
 def test_a_steady_counter_has_the_sum_of_its_steps(most, since):
