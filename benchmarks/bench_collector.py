@@ -329,13 +329,13 @@ def run_archive(nodes: int = 2000, period: int = 5, seconds: int = 300) -> list[
 
 def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
     """A collector that says on a descriptor what its threads are, and how many records are durable."""
-    told = False
+    has_named = False
 
     def durable(acknowledge: Callable[[Sequence[Any]], None], records: Sequence[Any]) -> None:
-        nonlocal told
+        nonlocal has_named
         acknowledge(records)
-        if not told:
-            told = True
+        if not has_named:
+            has_named = True
             names = {thread.name: thread.native_id for thread in threading.enumerate()}
             os.write(descriptor, json.dumps(names).encode() + b"\n")
         if records:
@@ -344,7 +344,7 @@ def run_collector(descriptor: int, arguments: Sequence[str]) -> int:
     def journal(directory: str, max_bytes: int, acknowledge: Callable[[Sequence[Any]], None]) -> Journal:
         return Journal(directory, max_bytes, functools.partial(durable, acknowledge))
 
-    # the collector builds its journal by this name: a function that adds the report takes its place
+    # the collector builds its journal by this name: a function that adds the report replaces it
     collector_main.Journal = journal  # type: ignore[assignment,attr-defined]
     backends = collector_main.load_backends()
     return startup.run_daemon(backends, build_parser, collector_main.check, collector_main.run, arguments)
@@ -556,8 +556,8 @@ def run_senders(uri: str, first: int, count: int, seconds: float, rate: float, j
         time.sleep(0.05)
         for n in range(count):
             hear(n)
-    told = {"sent": sent, "held": held, "late_s": worst_s, "acknowledged": sum(map(len, acknowledged))}
-    print(json.dumps(told), flush=True)
+    counts = {"sent": sent, "held": held, "late_s": worst_s, "acknowledged": sum(map(len, acknowledged))}
+    print(json.dumps(counts), flush=True)
     for socket in (*sockets, *links):
         socket.close()
     context.term()

@@ -78,9 +78,9 @@ def run() -> list[Figure]:
             before, took_ms = cpu_ns(pid), []
             for number in range(ROUNDS):
                 began = time.perf_counter()
-                told = ask(place, "collector", {"sample_period": f"{number + 1}"}, 20)
+                reply = ask(place, "collector", {"sample_period": f"{number + 1}"}, 20)
                 took_ms.append((time.perf_counter() - began) * 1000)
-                assert len(told["changed"]) == count, told
+                assert len(reply["changed"]) == count, reply
             used_us = (cpu_ns(pid) - before) / ROUNDS / count / 1000
         figures += [
             (f"configure: {count} nodes through the collector", statistics.median(took_ms), "ms", "below 2000 at 100"),

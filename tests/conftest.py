@@ -22,7 +22,7 @@ from tests.support.machine import LIB_RAPL, CgroupRoot, FakeRoot, cannot_run, mi
 ROOT = Path(__file__).resolve().parents[1]
 # programs that tests start find colmet, dev and tests, whatever their working directory is
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-settings.register_profile("colmet", deadline=None)  # how long an example takes says how busy the machine is
+settings.register_profile("colmet", deadline=None)  # how long an example lasts says how busy the machine is
 settings.load_profile("colmet")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of programs are started: each would compile all it imports
 sys.dont_write_bytecode = False
@@ -85,5 +85,5 @@ def public():
 
 @pytest.fixture(autouse=True)
 def no_units(monkeypatch):
-    """No unit of this machine: as root, --check-config takes the rights of the user whom it names."""
+    """No unit of this machine: as root, --check-config assumes the rights of the user whom it names."""
     monkeypatch.setattr(service_unit, "FOLDERS", ())

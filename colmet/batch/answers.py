@@ -15,7 +15,7 @@ from colmet.batch.model import BatchError
 from colmet.common.errors import CommandFailed
 from colmet.node.system.command import Command
 
-DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster takes some seconds
+DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster needs some seconds
 MAX_ANSWER = 32 << 20  # bytes of a command's output; a job is 0.6 to 6 kB in JSON
 MAX_TEXT = 255  # characters of a name: of a user, a queue, a job
 FRESH_S = 5.0  # seconds for which an answer is reused
@@ -194,7 +194,7 @@ def total(values: Sequence[int | None]) -> int | None:
     return sum(known) if len(known) == len(values) else None
 
 
-class Lately(Generic[T]):
+class Cached(Generic[T]):
     """A value cached for `FRESH_S`: queues and jobs then come from one answer."""
 
     def __init__(self, get: Callable[[], T]) -> None:

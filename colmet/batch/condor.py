@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from colmet.batch.answers import (
     DEADLINE_S,
     AskError,
-    Lately,
+    Cached,
     ask,
     json_values,
     must,
@@ -148,7 +148,7 @@ class HTCondor(BatchSystem):
     def __init__(self, queues: Iterable[tuple[str, str]] = ()) -> None:
         self._queues = [QueueName(*queue) for queue in queues]
         self._owners = [f"Owner =!= {quoted(owner)}" for owner in EXCLUDED]
-        self._jobs = Lately(self._ask)
+        self._jobs = Cached(self._ask)
 
     def queues(self) -> Sequence[Queue]:
         """Return the named queues without the unavailable ones; if all are unavailable, raise the first error.

@@ -325,7 +325,7 @@ class MemoryWatch:
 
     Args:
         source: of the answers.
-        period_s: seconds between two refreshes; at least as long as one takes.
+        period_s: seconds between two refreshes; at least as long as one lasts.
         encoding: of the answers.
         clock: monotonic seconds.
 
@@ -358,7 +358,7 @@ class MemoryWatch:
         self._clock = clock
         # valid until; replaced as a whole, so no lock is needed
         self._last: tuple[float, QmemData] | None = None
-        self._is_told = False  # the failure has been logged
+        self._is_logged = False  # the failure has been logged
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -386,7 +386,7 @@ class MemoryWatch:
 
     def warnings(self) -> list[str]:
         """Return problems of the data, for administrators."""
-        said = [f"Grid Engine does not answer: {self.why}"] if self._is_told else []
+        said = [f"Grid Engine does not answer: {self.why}"] if self._is_logged else []
         if self.left_out:
             said.append(f"jobs and tasks of Grid Engine that could not be read: {self.left_out}")
         return said
@@ -400,9 +400,9 @@ class MemoryWatch:
             return self._fail(str(err), None)
         except Exception as err:  # noqa: BLE001 - a defect: the next answer may be read all the same
             return self._fail(f"a defect, report it: {type(err).__name__}: {err}", err)
-        if self._is_told:
+        if self._is_logged:
             log.info("Grid Engine answers again failures=%d", self.failures)
-        self.why, self._is_told = "", False
+        self.why, self._is_logged = "", False
         self.left_out = data.left_out
         # a slow cell is queried seldom: its last answer is used until the next one
         now = self._clock()
@@ -424,9 +424,9 @@ class MemoryWatch:
             return False
         self.failures += 1
         # a single failure is no problem with an older answer: a file may have been read while it was written
-        if not self._is_told and (self.why or self._last is None):
+        if not self._is_logged and (self.why or self._last is None):
             log.warning("Grid Engine does not answer why=%s", why, exc_info=defect)
-            self._is_told = True
+            self._is_logged = True
         self.why = why
         if self._known() is None:
             self._last = None  # frees its memory

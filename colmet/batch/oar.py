@@ -13,8 +13,8 @@ from typing import ClassVar, NamedTuple
 
 from colmet.batch.answers import (
     AskError,
+    Cached,
     FormError,
-    Lately,
     ask,
     json_values,
     must,
@@ -105,7 +105,7 @@ class OAR(BatchSystem):
     name: ClassVar[str] = "oar"
 
     def __init__(self) -> None:
-        self._jobs = Lately(self._ask)
+        self._jobs = Cached(self._ask)
 
     def queues(self) -> Sequence[Queue]:
         """Return every queue with a job; if `oarnotify` is permitted (as root), all queues."""

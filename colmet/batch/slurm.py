@@ -20,8 +20,8 @@ from typing import ClassVar, NamedTuple
 from colmet.batch.answers import (
     MAX_TEXT,
     AskError,
+    Cached,
     FormError,
-    Lately,
     ask,
     json_values,
     must,
@@ -326,7 +326,7 @@ class Slurm(BatchSystem):
     name: ClassVar[str] = "slurm"
 
     def __init__(self) -> None:
-        self._entries = Lately(self._ask)
+        self._entries = Cached(self._ask)
         self._json = True
 
     def queues(self) -> Sequence[Queue]:

@@ -37,7 +37,7 @@ _LOSSES = {
 }
 # End of the metric's name, kind, help.
 _OF_OUTPUTS = {
-    "available": ("up", "gauge", "1 while it takes rows."),
+    "available": ("up", "gauge", "1 while it accepts rows."),
     "away_s": ("away_seconds", "gauge", "For how long it has not taken any."),
     "behind_s": ("behind_seconds", "gauge", "For how long what it is to write next has waited, at least."),
     "waiting": ("waiting_records", "gauge", "Messages that wait for it."),
@@ -194,17 +194,17 @@ class CollectorHealth:
         yield single(f"{name}_forgotten_senders_total", "counter", text, status["received"]["forgotten"])
         dialects = [(labels({"dialect": key}), value) for key, value in status["received"]["dialects"].items()]
         yield Family(f"{name}_messages_total", "counter", "Messages that could be read.", dialects)
-        told = [(labels({"sender": sender["name"]}), sender) for sender in senders["worst"]]
+        worst = [(labels({"sender": sender["name"]}), sender) for sender in senders["worst"]]
         for key, (kind, text) in COUNTS.items():
             metric = named(name, "sender", key, kind=kind)
-            yield Family(metric, kind, f"From this sender: {text}", [(text_, sender[key]) for text_, sender in told])
-        seen = [(text, now_s - sender["seen_age_s"]) for text, sender in told if sender["seen_age_s"] is not None]
+            yield Family(metric, kind, f"From this sender: {text}", [(text_, sender[key]) for text_, sender in worst])
+        seen = [(text, now_s - sender["seen_age_s"]) for text, sender in worst if sender["seen_age_s"] is not None]
         yield Family(f"{name}_sender_seen_timestamp_seconds", "gauge", "When it was heard last.", seen)
-        lags = [(text, sender["lag_s"]) for text, sender in told if sender["batches"]]
+        lags = [(text, sender["lag_s"]) for text, sender in worst if sender["batches"]]
         yield Family(f"{name}_sender_lag_seconds", "gauge", "Age of its last batch when it came.", lags)
         outputs = [(labels({"output": output["name"]}), output) for output in status["outputs"]]
         for key, (metric, kind, text) in _OF_OUTPUTS.items():
-            yield Family(f"{name}_output_{metric}", kind, text, [(told_, output[key] + 0) for told_, output in outputs])
+            yield Family(f"{name}_output_{metric}", kind, text, [(text_, output[key] + 0) for text_, output in outputs])
         own = [
             (labels({"output": worker.output.name, "name": key}), value)
             for worker in self._workers

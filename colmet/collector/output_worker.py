@@ -306,7 +306,7 @@ class OutputWorker:
                     "rows dropped output=%s dropped=%d, because of the defect above", self.output.name, self.dropped
                 )
         else:
-            # halves, so that finding one culprit among thousands takes a dozen more writes, not thousands
+            # halves, so that finding one culprit among thousands needs a dozen more writes, not thousands
             middle = len(records) // 2
             self._write(records[:middle], records[middle].number)
             if self._state.position > records[middle - 1].number:  # else the output ended early

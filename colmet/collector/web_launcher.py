@@ -100,7 +100,7 @@ class WebLauncher:
         self._rest = memoryview(b"")  # of a partly sent piece
         self._waiting = 0
         self._moved_at: float | None = None  # time of the last progress, or None if nothing waits
-        self._told = 0
+        self._reported = 0
         self._sent = self._left_out = self._restarts = self._stuck = 0
         self._left_out_here = 0  # by the current process
         self._status: Callable[[], Mapping[str, Any]] | None = None
@@ -164,9 +164,9 @@ class WebLauncher:
                     self._waiting -= done
                     self._moved_at = now
                 self._moved_at = None
-                if self._told != self._left_out_here:
+                if self._reported != self._left_out_here:
                     self._put_note(_note({"left_out": self._left_out_here}))
-                    self._told = self._left_out_here
+                    self._reported = self._left_out_here
             except BlockingIOError:
                 if self._moved_at is not None and now - self._moved_at > STUCK_S:
                     self._end_stuck()
@@ -328,7 +328,7 @@ class WebLauncher:
         note = _note({"heard": {name: [one.seen_ns, one.lag_ns] for name, one in self._heard().items()}})
         with self._lock:
             self._clear()
-            self._left_out_here = self._told = 0
+            self._left_out_here = self._reported = 0
             self._status_at = 0.0
             self._heard_back = b""
             self._socket, self._process = ours, process

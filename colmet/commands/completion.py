@@ -26,7 +26,7 @@ class CompletionWord(NamedTuple):
     """An option or an argument, for the completion of shells."""
 
     names: Sequence[str]  # of an option; empty for an argument
-    takes_value: bool  # whether the option has a value; True for an argument
+    with_value: bool  # whether the option has a value; True for an argument
     choices: Sequence[str]
     kind: str  # of the value: file, directory, host, user, or "" for any text
     metavar: str
@@ -92,7 +92,7 @@ def _bash_function(full: str, parser: Parser, commands: Sequence[str]) -> Iterat
     yield "    COMPREPLY=()"
     yield "    case $prev in"
     for word in words:
-        if word.names and word.takes_value:
+        if word.names and word.with_value:
             yield f"        {'|'.join(word.names)}) {_bash_value(word)}; return ;;"
     yield "    esac"
     options = " ".join([option for word in words for option in word.names])
@@ -152,7 +152,7 @@ def _zsh_specs(word: CompletionWord) -> Iterator[str]:
     for option in word.names:
         others = "" if word.repeats or len(word.names) == 1 else f"({' '.join(word.names)})"
         has_value = f"{'=' if option.startswith('--') else '+'}[{said}]:{metavar}:{value}"
-        yield f"{'*' if word.repeats else others}{option}{has_value if word.takes_value else f'[{said}]'}"
+        yield f"{'*' if word.repeats else others}{option}{has_value if word.with_value else f'[{said}]'}"
 
 
 def _zsh_escape(text: str) -> str:
@@ -201,7 +201,7 @@ def _fish_lines(head: str, word: CompletionWord, has_commands: bool) -> Iterator
     for option in word.names:
         flag = "-l" if option.startswith("--") else "-s" if len(option) == 2 else "-o"
         line += f" {flag} {option.lstrip('-')}"
-    needs = "" if not word.takes_value else " -r" if word.kind == "file" else " -x"
+    needs = "" if not word.with_value else " -r" if word.kind == "file" else " -x"
     yield f"{line}{needs}{value} -d {_fish_quoted(word.help)}"
 
 

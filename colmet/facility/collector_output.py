@@ -179,7 +179,7 @@ class CollectorOutput:
         self._deadline_s = deadline_s
         self._stopping = stopping
         self._seq = 0
-        self._told = (0, 0)  # acknowledged and dropped by the end of the run before
+        self._former = (0, 0)  # acknowledged and dropped, at the end of the run before
         self._is_open = True
         self._queue = SendQueue(v1.encode_short, outbox)
         requests = Requests(_nothing_to_configure)
@@ -238,7 +238,7 @@ class CollectorOutput:
         waiting = self._untaken + self._outbox.waiting()
         in_memory = waiting if self._outbox.spool is None else 0
         acknowledged, dropped = self._queue.acknowledged, self._queue.dropped
-        before, self._told = self._told, (acknowledged, dropped)
+        before, self._former = self._former, (acknowledged, dropped)
         sent, kept, lost = acknowledged - before[0], waiting - in_memory, dropped - before[1] + in_memory
         log.info("rows for the collector: batches acknowledged=%d kept=%d lost=%d", sent, kept, lost)
         if waiting:

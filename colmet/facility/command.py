@@ -136,8 +136,8 @@ def _run(program: Program, parsed: argparse.Namespace, service: Service, signals
         incomplete = 0
         for number in _ticks(parsed.interval, service, signals):
             incomplete += not run_once(facility, outputs, go_on)
-            told = f"runs: {number}, incomplete: {incomplete}"
-            service.status(lambda told=told: told)  # type: ignore[misc]
+            summary = f"runs: {number}, incomplete: {incomplete}"
+            service.status(lambda summary=summary: summary)  # type: ignore[misc]
         service.stopping()
         log.info("stopping")
         return 0

@@ -376,13 +376,13 @@ class DocumentSender:
                     if answer.verdict is Verdict.AWAY or answer.status < 400:
                         return sent, refused
                     if answer.verdict is Verdict.MISDIRECTED or failing == MAX_FAILING:
-                        if not self._takes_another(stores, entry, passed, answer.verdict is Verdict.AGAIN):
+                        if not self._accepts_another(stores, entry, passed, answer.verdict is Verdict.AGAIN):
                             return sent, refused
                         sent += 1
                         failing = 0
         return sent, refused
 
-    def _takes_another(
+    def _accepts_another(
         self, stores: Sequence[DocumentStore], failed: WaitingDocument, passed: Counter[str], same: bool
     ) -> bool:
         """Return whether the endpoint accepts the newest document of another kind, or with `same`, if none, of this."""

@@ -25,15 +25,15 @@ def show(
     """
     console = console or Console(highlight=False, markup=False, emoji=False, no_color=None if colours else True)
     table = text.MemoryTable(memory, details, console.width, titles).lines()
-    told = [*map(Text, above), *[Text.assemble(*[(part.text, part.style) for part in line]) for line in table]]
+    lines = [*map(Text, above), *[Text.assemble(*[(part.text, part.style) for part in line]) for line in table]]
     if above:
-        more = len(told) - (console.height - 1)
+        more = len(lines) - (console.height - 1)
         if more > 0:
-            del told[console.height - 2 : -1]  # the legend stays
-            told.insert(-1, Text(f"... {more + 1} more lines"))
+            del lines[console.height - 2 : -1]  # the legend stays
+            lines.insert(-1, Text(f"... {more + 1} more lines"))
         console.clear()
     with console.capture() as captured:  # written at once, to avoid flicker
-        for one in told:
+        for one in lines:
             console.print(one, no_wrap=True, overflow="crop", crop=True)
     console.file.write(captured.get())
     console.file.flush()

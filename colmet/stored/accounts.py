@@ -20,13 +20,13 @@ class StoredHost:
     Attributes:
         times: of rows, in seconds, by table and job.
         accounts: rows of the ledger, by table.
-        told: reported gaps.
+        reported: gaps that the node reported.
     """
 
     def __init__(self) -> None:
         self.times: dict[str, dict[int, Times]] = defaultdict(dict)
         self.accounts: dict[str, list[LedgerRow]] = defaultdict(list)
-        self.told: list[ReportedGap] = []
+        self.reported: list[ReportedGap] = []
 
     def add(self, table: str, job: int, times: Times) -> None:
         """Add the rows of one file; rows also stored in another file count once."""
@@ -57,7 +57,7 @@ class StoredHost:
         else:
             why = row["why"].decode("ascii", "replace")
             times = max(0, numbers["first"]), max(0, numbers["last"])
-            self.told.append(
+            self.reported.append(
                 ReportedGap(
                     numbers["timestamp"], about, why, numbers["epoch"], *times, min(numbers["samples"], MAX_SAMPLES)
                 )
@@ -91,7 +91,7 @@ def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until
             jobs = host.times.get(table, {})
             if job is not None and job not in jobs:
                 continue
-            found = GapFinder(table, jobs, host.accounts.get(table, ()), host.told, began).find()
+            found = GapFinder(table, jobs, host.accounts.get(table, ()), host.reported, began).find()
             if job is not None:
                 times = jobs[job]
                 gaps = of_job(job, times, found.gaps, first, last)

@@ -315,10 +315,10 @@ def ask(
     raise AssertionError("unreachable")
 
 
-def is_live(path: str, lately_s: float = LIVE_S) -> bool:
-    """Return whether a file was written to in the last seconds."""
+def is_live(path: str, within_s: float = LIVE_S) -> bool:
+    """Return whether a file was written to within the last seconds."""
     try:
-        return abs(time.time() - os.stat(path).st_mtime) < lately_s
+        return abs(time.time() - os.stat(path).st_mtime) < within_s
     except OSError:
         return False
 

@@ -57,7 +57,7 @@ def completeness_of(found: Iterable[FoundRows]) -> JobCompleteness:
     parts = list(found)
     lines = [line for part in parts for line in part.lines]
     unseen = [gap for part in parts for gap in part.unseen]
-    told = sum(line.found.until > 0 for line in lines)
+    by_ledger = sum(line.found.until > 0 for line in lines)
     gaps = [
         JobGap(host, gap.first, gap.last, gap.why, tuple(sorted(rows)), sum(rows.values()))
         for host, gap, rows in gathered(lines)
@@ -65,7 +65,7 @@ def completeness_of(found: Iterable[FoundRows]) -> JobCompleteness:
     return JobCompleteness(
         here=sum(line.found.here for line in lines),
         missing=sum(line.found.missing for line in lines) + sum(gap.rows for gap in unseen),
-        method="ledger" if told == len(lines) else "mixed" if told else "steps",
+        method="ledger" if by_ledger == len(lines) else "mixed" if by_ledger else "steps",
         gaps=(*gaps, *unseen),
     )
 

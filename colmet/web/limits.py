@@ -70,7 +70,7 @@ class Failures:
 class Turns:
     """A lock for each key; the next caller is drawn at random.
 
-    A name is drawn first, then one of its callers, so many callers of one name delay others only briefly.
+    A name is drawn first, then one of its callers, hence many callers of one name delay others only briefly.
 
     Args:
         most: max callers waiting for a key; beyond, a caller of the name with the most callers is refused.

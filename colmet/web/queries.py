@@ -99,7 +99,7 @@ class Queries:
     # -- latest values --
 
     def _snapshot(self) -> _Snapshot:
-        with self._lock:  # one thread takes the snapshot, the others wait
+        with self._lock:  # one thread makes the snapshot, the others wait
             latest = self._latest
             if latest is None or self._monotonic() - latest.taken >= SNAPSHOT_S:
                 latest = self._latest = self._look()

@@ -31,7 +31,7 @@ HEADERS = {
 _GZIP = re.compile(r"(?:gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]{1,8})\s*)?")
 
 
-def takes_gzip(accepted: str) -> bool:
+def allows_gzip(accepted: str) -> bool:
     """Return whether an Accept-Encoding header allows gzip."""
     for part in accepted[:1000].split(","):
         match = _GZIP.fullmatch(part.strip().lower())

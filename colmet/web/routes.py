@@ -31,7 +31,7 @@ from colmet.web.middleware import CLIENT, visitor_of
 from colmet.web.openapi import ERRORS, NOT_FOUND
 from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, numbers_of, split_metric
 from colmet.web.queries import Queries
-from colmet.web.responses import answer, takes_gzip
+from colmet.web.responses import allows_gzip, answer
 from colmet.web.workers import Workers
 
 LATE_S = 60.0  # timeout of a request, answered with 429
@@ -410,7 +410,7 @@ def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any
 
 def accepts_gzip(request: Request) -> bool:
     """Return whether the client accepts gzip."""
-    return takes_gzip(request.headers.get("accept-encoding", ""))
+    return allows_gzip(request.headers.get("accept-encoding", ""))
 
 
 def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:

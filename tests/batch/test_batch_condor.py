@@ -41,7 +41,7 @@ JOBS = [*condor.JOBS, "-constraint", NOT_COFFEA]
 # -- queues --
 
 
-def test_a_queue_is_told_as_the_fact_table_has_it(commands):
+def test_a_queue_is_reported_as_the_fact_table_has_it(commands):
     commands.answers(totals_command(), RECORDED / "totals.json")
     commands.answers(given_command(), RECORDED / "given.json")
     assert HTCondor([QueueName("all")]).queues() == [
@@ -83,7 +83,7 @@ def test_a_queue_whose_constraint_is_wrong_is_left_out_and_counted(commands):
     assert system.left_out == 1
 
 
-def test_it_is_an_error_where_no_queue_can_be_told_of(commands):
+def test_it_is_an_error_where_no_queue_can_be_reported(commands):
     commands.answers(totals_command(), status=1, said="Failed to fetch ads from schedd")
     with pytest.raises(BatchError, match=r"condor_q -all -totals -json: returned 1: Failed to fetch ads.*by hand"):
         HTCondor([QueueName("all")]).queues()
@@ -125,7 +125,7 @@ def test_without_a_running_job_nothing_was_given():
     assert given("", "condor_q") == given("[\n]\n", "condor_q") == (0, 0)
 
 
-def test_cores_that_no_running_job_tells_are_missing():
+def test_cores_that_no_running_job_has_are_missing():
     assert given('[{"ClusterId": 1}, {"MemoryProvisioned": 10}]', "condor_q") == (None, 10)
 
 
@@ -166,7 +166,7 @@ def test_the_run_of_now_is_part_of_the_runtime(commands):
     assert [job.runtime_s for job in HTCondor().jobs()] == [0, 100, 400, 42, 7200, 0, 0, 20, 1]
 
 
-def test_jobs_of_several_schedds_are_all_told(commands):
+def test_jobs_of_several_schedds_are_all_reported(commands):
     commands.answers(JOBS, RECORDED / "jobs-two-schedds.json")
     jobs = HTCondor().jobs()
     assert len(jobs) == 10 and jobs[-1] == BatchJob("120.0", "erin", "running", 60)
@@ -197,7 +197,7 @@ def test_ended_jobs_are_those_that_completed_of_late(commands):
     assert commands.asked("condor_history") == [" ".join([*condor.HISTORY[1:], "-constraint", condition])]
 
 
-def test_jobs_are_asked_for_once_for_all_that_is_told_together(commands):
+def test_jobs_are_asked_for_once_for_all_that_is_reported_together(commands):
     commands.answers(JOBS, RECORDED / "jobs.json")
     system = HTCondor()
     assert system.jobs() == system.jobs()

@@ -33,7 +33,7 @@ def ended_command(within_s=360):
     return ["oarstat", "-J", "-f", "--sql", f"state = 'Terminated' AND stop_time >= {NOW - within_s}"]
 
 
-def test_queues_are_counted_and_those_without_a_job_are_told_too(commands):
+def test_queues_are_counted_and_those_without_a_job_are_reported_too(commands):
     """By hand: 7 runs on one resource; 8, 10, 11 and 12 wait; 3 is held, and so is 2, which is suspended."""
     commands.answers(oar.JOBS, RECORDED / "oarstat.json")
     assert OAR().queues() == [
@@ -43,7 +43,7 @@ def test_queues_are_counted_and_those_without_a_job_are_told_too(commands):
     ]
 
 
-def test_an_ordinary_user_is_told_of_the_queues_that_jobs_are_in(commands):
+def test_an_ordinary_user_sees_the_queues_that_jobs_are_in(commands):
     """oarnotify is for root and for OAR's own group."""
     (commands.directory / "oarnotify").chmod(0o644)
     jobs = recorded_jobs()
@@ -52,7 +52,7 @@ def test_an_ordinary_user_is_told_of_the_queues_that_jobs_are_in(commands):
     assert {queue.name: queue.idle for queue in OAR().queues()} == {"default": 3, "besteffort": 1}
 
 
-def test_jobs_are_told_as_oarstat_does(commands):
+def test_jobs_are_reported_as_oarstat_does(commands):
     commands.answers(oar.JOBS, RECORDED / "oarstat.json")
     assert sorted(OAR().jobs(), key=lambda job: int(job.id)) == [
         BatchJob("2", "colmet-oar", "held", NOW - 1795345974, "default"),

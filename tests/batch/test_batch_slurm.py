@@ -68,7 +68,7 @@ def test_partitions_are_counted_as_squeue_lists_them(commands):
     assert system.left_out == 0
 
 
-def test_jobs_are_told_with_the_tasks_of_arrays_one_by_one(commands):
+def test_jobs_are_reported_with_the_tasks_of_arrays_one_by_one(commands):
     commands.answers(slurm.JSON, RECORDED / "squeue-22.05.json")
     jobs = {job.id: job for job in Slurm().jobs()}
     assert len(jobs) == 3 + 1 + 1 + 6 + 1 + 8 + 5 + 30
@@ -302,7 +302,7 @@ def test_without_json_the_other_form_is_asked_for(commands):
 
 
 def test_too_much_json_is_asked_for_once_only(commands, monkeypatch):
-    monkeypatch.setattr(slurm, "Lately", lambda get: get)
+    monkeypatch.setattr(slurm, "Cached", lambda get: get)
     commands.answers(slurm.JSON, "x" * (33 << 20))
     commands.answers(slurm.TEXT, RECORDED / "squeue-22.05.txt")
     system = Slurm()
@@ -351,13 +351,13 @@ def test_no_job_at_all_is_no_error(commands):
     assert [queue[1:] for queue in Slurm().queues()] == [(0, 0, 0, 0, 0)] * 3
 
 
-def test_without_sinfo_partitions_with_jobs_are_told_all_the_same(commands):
+def test_without_sinfo_partitions_with_jobs_are_listed_all_the_same(commands):
     commands.answers(slurm.PARTITIONS, status=1, said="no")
     commands.answers(slurm.JSON, RECORDED / "squeue-22.05.json")
     assert {queue.name for queue in Slurm().queues()} == {"bed", "quiet", "hidden"}
 
 
-def test_a_very_long_array_is_counted_whole_and_told_of_in_part(commands):
+def test_a_very_long_array_is_counted_whole_and_listed_in_part(commands):
     jobs = copy.deepcopy(JOBS[8:9])
     jobs[0]["array_task_string"] = "0-999999"
     commands.answers(slurm.JSON, with_jobs(jobs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from colmet.batch import answers
-from colmet.batch.answers import AskError, Lately, ask, json_values, name, whole
+from colmet.batch.answers import AskError, Cached, ask, json_values, name, whole
 from colmet.batch.condor import HTCondor
 from colmet.batch.model import BatchError
 from colmet.batch.oar import OAR
@@ -77,7 +77,7 @@ def test_control_characters_in_texts_do_no_harm_to_others():
     assert name("x\ny") is None and name("") is None and name("é") == "é"
 
 
-def test_what_was_got_lately_is_not_asked_for_again_but_a_failure_is(monkeypatch):
+def test_a_recent_answer_is_not_asked_for_again_but_a_failure_is(monkeypatch):
     coming = iter([BatchError("not now"), "first", "second"])
 
     def get():
@@ -87,9 +87,9 @@ def test_what_was_got_lately_is_not_asked_for_again_but_a_failure_is(monkeypatch
         return answer
 
     monkeypatch.setattr(answers, "FRESH_S", 3600)
-    lately = Lately(get)
+    cached = Cached(get)
     with pytest.raises(BatchError):
-        lately()
-    assert lately() == lately() == "first"
+        cached()
+    assert cached() == cached() == "first"
     monkeypatch.setattr(answers, "FRESH_S", -1)
-    assert lately() == "second"
+    assert cached() == "second"

@@ -110,7 +110,7 @@ def test_tasks_that_are_parallel_count_the_slots_of_each():
     assert (job["jobcount"], job["taskid"]) == (2, ["1", "2"])
 
 
-def test_a_master_task_that_takes_no_slot_is_not_counted():
+def test_a_master_task_without_a_slot_is_not_counted():
     """Job 6 has three lines in qhost for its two slots: job_is_first_task is FALSE."""
     assert QHOST.count(b"<job name='6'>") == 3
     assert sum(slots for (_, job, _), slots in counted(of_the_cell().hosts).items() if job == 6) == 2
@@ -188,7 +188,7 @@ def test_what_masters_and_slaves_used_adds_up_to_what_qstat_j_printed():
             assert total == pytest.approx(parse_memory(used), rel=2e-4), (number, task)
 
 
-def test_what_slaves_used_is_told_for_their_own_hosts():
+def test_what_slaves_used_is_reported_for_their_own_hosts():
     """By hand from qstat-j.xml: three PE tasks, two of them on node2."""
     slaves = re.findall(
         rb"<JG_qhostname>(node\d)<.*?<PET_scaled_usage>.*?<UA_name>maxvmem</UA_name>\s*<UA_value>([0-9.]+)<",
@@ -353,7 +353,7 @@ def test_the_encoding_that_a_document_declares_does_not_count():
     assert of_the_cell(qhost=text) == of_the_cell()
 
 
-def test_text_instead_of_xml_is_told():
+def test_text_instead_of_xml_is_reported():
     text = (DATA / "no-master.txt").read_bytes()
     with pytest.raises(BatchError, match=r"qhost -j -xml: error: commlib error: .*; is the master up"):
         of_the_cell(qhost=text)
@@ -615,7 +615,7 @@ def test_a_command_that_prints_without_end_is_killed(commands, monkeypatch):
 
 
 def large_cell(jobs, size):
-    """A program that prints what `qstat -j` does for so many jobs, each with an environment of so many bytes."""
+    """A program that prints what `qstat -j` does for a number of jobs, each with an environment of `size` bytes."""
     return f"""exec {sys.executable} -c '
 import sys
 tell = sys.stdout.write
@@ -627,7 +627,7 @@ tell("</djob_info></detailed_job_info>")'"""
 
 
 @pytest.mark.parametrize(("jobs", "size"), [(7000, 10_000), (70, 1_000_000)])
-def test_a_cell_with_large_environments_is_told_and_takes_no_memory_for_them(commands, jobs, size):
+def test_a_cell_with_large_environments_is_reported_and_needs_no_memory_for_them(commands, jobs, size):
     real(commands)
     commands("qstat", large_cell(jobs, size))
     watch = MemoryWatch(CommandSource())
@@ -716,7 +716,7 @@ def test_after_a_failure_the_last_answer_stays_for_some_periods():
     assert (watch.refreshes, watch.failures, watch.why) == (2, 3, "")
 
 
-def test_what_took_long_is_told_until_the_next_answer_which_takes_as_long():
+def test_what_took_long_is_returned_until_the_next_answer_which_needs_as_long():
     clock = Clock()
 
     class Slow(MadeUp):
@@ -846,7 +846,7 @@ def test_a_file_that_is_missing_is_said(folder):
     assert re.search(r"qstat_qmem.xml: No such file or directory; write there what `qhost -j -xml` and", watch.why)
 
 
-def test_a_file_that_nobody_writes_any_more_is_not_told(folder):
+def test_a_file_that_nobody_writes_any_more_is_not_used(folder):
     os.utime(folder / "qhost_qmem.xml", (time.time() - 3600,) * 2)
     watch = MemoryWatch(FileSource(str(folder)))
     assert not watch.refresh()

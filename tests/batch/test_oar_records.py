@@ -97,7 +97,7 @@ def test_jobs_that_never_started_have_no_record():
 
 @pytest.mark.parametrize("state", ["toLaunch", "Launching"])
 def test_a_job_that_is_launched_has_no_record_since_its_start_is_not_final(state):
-    """It changes by the seconds that the launch takes, and an earlier start would be that of another run."""
+    """It changes by the seconds that the launch lasts, and an earlier start would be that of another run."""
     launched = {**recorded("oarstat-ended.json")[0], "state": state, "stopTime": 0}
     assert job_record({**launched, "state": "Running"}) is not None
     assert job_record(launched) is None

@@ -16,7 +16,7 @@ from tests.beds.programs import run
 MB = 10**6
 # The watcher's last look at a job is some milliseconds before its end, and Colmet's last reading is, too.
 CPU_SLACK_S = 0.03
-# The kernel takes pages for a CPU in batches of 64, which count as used. In a job of a megabyte that is much.
+# The kernel reserves pages for a CPU in batches of 64, which count as used. In a job of a megabyte that is much.
 MEMORY_SLACK = 2 * 64 * 4096
 INDEX = "colmet_archive-jobs"  # where the database has whole jobs
 KEY = ("job", "start")

@@ -315,11 +315,11 @@ class Site:
         """What was measured: one line a job."""
         for job, seen in sorted(self.watcher.jobs.items()):
             found = self.colmet.when("started", job)
-            told = f"found after {(found - seen.appeared) * 1000:.0f} ms" if found else "not found"
+            delay = f"found after {(found - seen.appeared) * 1000:.0f} ms" if found else "not found"
             ended = f"{seen.gone - seen.appeared:.1f} s" if seen.gone else "unknown"
             kernel = "unknown" if seen.cpu_s is None else f"{seen.cpu_s:.2f} s"
             yield (
-                f"job {job}: {told}, lived {ended}, {len(self.colmet.rows(job))} rows, "
+                f"job {job}: {delay}, lived {ended}, {len(self.colmet.rows(job))} rows, "
                 f"CPU time {self.colmet.cpu_s(job):.2f} s of {kernel}"
             )
 

@@ -83,7 +83,7 @@ need_up() { is_up || die "is not up; 'up' first, and set BED to the directory th
 make_namespaces() {
     setsid unshare --net --mount --propagation private bash -euc '
         ip link set lo up
-        ip address add 127.0.0.2/8 dev lo  # with 127.0.0.1 alone, getaddrinfo takes IPv4 for absent
+        ip address add 127.0.0.2/8 dev lo  # with 127.0.0.1 alone, getaddrinfo regards IPv4 as absent
         mount -t tmpfs -o mode=755 tmpfs /run
         echo "127.0.0.1 localhost $(hostname) $(hostname -s)" >"$BED/hosts"
         mount --bind "$BED/hosts" /etc/hosts
@@ -107,7 +107,7 @@ members() {
 }
 alone() { [[ -z $(members "$1") ]]; }
 
-# stop [COMMAND...]: ends every process of the bed, runs a command that takes away what they left, and only then releases
+# stop [COMMAND...]: ends every process of the bed, runs a command that removes what they left, and only then releases
 # the lock: another bed has the same names.
 stop() {
     local keeper=

@@ -103,7 +103,7 @@ class Machine:
             return ""
         own = ["-m", "-u", "-i", "-p", "-r", "-w"] + ([] if fetch else ["-n"])
         environment = {"PATH": PATH, "LANG": "C.UTF-8", "HOME": "/root", "DEBIAN_FRONTEND": "noninteractive"}
-        if fetch:  # a mirror of PyPI that this machine is told of
+        if fetch:  # a mirror of PyPI that this machine is configured with
             environment.update({name: value for name, value in os.environ.items() if name.startswith(("PIP_", "http"))})
         command = ["nsenter", "-t", leader, *own, "--", "sh", "-c", f"cd /root && set -e && {script}"]
         done = subprocess.run(

@@ -77,12 +77,12 @@ class Node:
 
 def say(nodes):
     """How they are: batches by what became of them, and nodes by the collector that they send to."""
-    told = collections.Counter()
+    counts = collections.Counter()
     for node in nodes:
         counters = node.queue.counters()
-        told.update({name: counters[name] for name in ("taken", "acknowledged", "dropped", "held")})
-        told[node.link._uplink.uri] += 1
-    print(json.dumps(told), flush=True)
+        counts.update({name: counters[name] for name in ("taken", "acknowledged", "dropped", "held")})
+        counts[node.link._uplink.uri] += 1
+    print(json.dumps(counts), flush=True)
 
 
 def run(first, count, period_s, path, uris):

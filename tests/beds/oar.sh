@@ -18,7 +18,7 @@
 # groups colmet-node2 of this machine's.
 #
 # The API has data of jobs extracted by colmet-extract of this source, with PYTHON (python3), from what a collector
-# writes to $BED/hdf5/colmet. User oar runs it, who may not enter /root: all that it takes is seen below BED, too.
+# writes to $BED/hdf5/colmet. User oar runs it, who may not enter /root: all that it needs is seen below BED, too.
 
 source "$(dirname "$0")/common.sh"
 lock=/run/colmet-jobs.lock # an agent sees the cgroups of both beds, whose jobs have the same numbers
@@ -166,7 +166,7 @@ remove_what_jobs_left() {
 }
 
 down() {
-    # No state is kept, so nobody waits for OAR to end its jobs in order, which takes it half a minute. PostgreSQL would
+    # No state is kept, so nobody waits for OAR to end its jobs in order, for which it needs half a minute. PostgreSQL would
     # leave shared memory if it were killed.
     [[ ! -e $BED/alone ]] || cat /sys/fs/cgroup/cpuset/oar/*_*/cgroup.procs 2>/dev/null | xargs -r kill -9 || true
     if [[ -e $BED/node2.pid ]]; then

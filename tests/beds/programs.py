@@ -13,7 +13,7 @@ from tests.support.daemons import Daemon
 from tests.support.waiting import free_port
 
 CLUSTER = "bed"
-ANSWER_S = 10  # an answer that takes longer hangs
+ANSWER_S = 10  # a slower answer hangs
 
 
 def run(module, *arguments):
@@ -25,7 +25,7 @@ def run(module, *arguments):
 
 
 def documents(system):
-    """What colmet-facility tells of a batch system, whose commands are on PATH: of its queues, and of its jobs.
+    """What colmet-facility reports of a batch system, whose commands are on PATH: of its queues, and of its jobs.
 
     Returns:
         Name of the queue -> its document, and id of the job -> its document; all without the fields that every

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).parent / "search_server"
 BUILD = ROOT / "build/search"  # git ignores it
 FETCH_S = 600
-READY_S = 180  # a start takes 4 s, alone on a machine
+READY_S = 180  # a start needs 4 s, alone on a machine
 
 
 class Kind(NamedTuple):
@@ -91,7 +91,7 @@ def java_for(kind):
 
 
 def classes(kind, home):
-    """The paths of the jars and of the server's own class, as Java takes them; made where they are not yet there, one
+    """The paths of the jars and of the server's own class, as Java reads them; made where they are not yet there, one
     at a time."""
     BUILD.mkdir(parents=True, exist_ok=True)
     with open(BUILD / "lock", "w") as lock:
@@ -227,7 +227,7 @@ class Server:
             self.process = None
 
     def pause(self):
-        """SIGSTOP: it takes connections and answers nothing."""
+        """SIGSTOP: it accepts connections and answers nothing."""
         self.process.send_signal(signal.SIGSTOP)
 
     def go_on(self):

@@ -6,7 +6,7 @@
 #   sge.sh state ID                      as qstat prints it: r, qw, hqw, Eqw, ..., a line for each task; empty at the end
 #   sge.sh wait ID [SECONDS]             until it is over
 #   sge.sh delete ID                     qdel
-#   sge.sh master (stop|start|freeze|thaw)    the daemon that all commands ask; frozen, it takes calls and is silent
+#   sge.sh master (stop|start|freeze|thaw)    the daemon that all commands ask; frozen, it accepts calls and is silent
 #   sge.sh logs                          the ends of all logs
 #   sge.sh down                          kill jobs, stop all, leave nothing but the packages
 #
@@ -15,7 +15,7 @@
 #
 # The hosts are node1, which the master is on, and node2, with 16 slots of queue main.q and 8 GB of h_vmem (a consumable)
 # each; other.q has one slot on node2. Parallel environments, all with tasks on both hosts under control: `one` keeps to
-# one host, `both` takes as few hosts as it can, `spread` takes them in turn; `apart` does, too, and has a master task
+# one host, `both` uses as few hosts as it can, `spread` uses them in turn; `apart` does, too, and has a master task
 # besides those of the slots (job_is_first_task FALSE).
 
 source "$(dirname "$0")/common.sh"

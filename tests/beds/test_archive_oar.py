@@ -32,7 +32,7 @@ def cores(count, walltime="0:5:0"):
 
 
 ONE = cores(1)
-# OAR takes half a minute to end a job at its walltime, and long to begin one on two nodes: first of all.
+# OAR needs half a minute to end a job at its walltime, and long to begin one on two nodes: first of all.
 FIRST = [Kind("walltime", f"{burn(1)}; sleep 300", cores(1, "0:0:15"), "timeout")] * 2
 BULK = [
     Kind("two nodes", OF_BOTH, TWO),

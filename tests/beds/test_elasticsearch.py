@@ -480,7 +480,7 @@ def test_a_curve_of_the_interface_has_the_numbers_that_were_sent(filled, interfa
     assert found == expected and len({node for node, _ in found}) == 2
 
 
-def test_the_interface_tells_which_columns_a_stored_job_has_and_of_no_job_that_nobody_stored(interface):
+def test_the_interface_returns_which_columns_a_stored_job_has_and_no_job_that_nobody_stored(interface):
     """Whose jobs these are, nothing says, so that they are for administrators, as who asks is here."""
     job = interface.ask(f"/api/v1/jobs/{JOB}")
     assert job["tables"].keys() >= {"taskstats_default", "perfhwstats_default"}, job
@@ -727,13 +727,13 @@ def test_what_is_read_back_is_what_is_read_from_hdf5(empty, tmp_path, monkeypatc
         assert history.read(JOB, "nowhere_default") == []
 
 
-def rounded(told):
+def rounded(content):
     """JSON without the digits in which floats of 32 bits differ."""
-    if isinstance(told, dict):
-        return {name: rounded(one) for name, one in told.items()}
-    if isinstance(told, list):
-        return [rounded(one) for one in told]
-    return float(f"{told:.5g}") if isinstance(told, float) else told
+    if isinstance(content, dict):
+        return {name: rounded(one) for name, one in content.items()}
+    if isinstance(content, list):
+        return [rounded(one) for one in content]
+    return float(f"{content:.5g}") if isinstance(content, float) else content
 
 
 def test_the_commands_answer_the_same_from_both(empty, tmp_path, capsys):
@@ -743,12 +743,12 @@ def test_the_commands_answer_the_same_from_both(empty, tmp_path, capsys):
     stores = [("--elastic-host", empty.url), ("--hdf5", hdf5_file(tmp_path))]
     extract = ["extract", "--job", str(JOB), "--metrics", "cpu_run_real_total,read_bytes,loadavg_1min", "--json"]
     for command in (["report", str(JOB), "--json"], extract):
-        told = []
+        answers = []
         for store in stores:
             assert main([*command, *store]) == 0
-            told.append(rounded(json.loads(capsys.readouterr().out)))
-        assert told[0] == told[1]
-        assert len(json.dumps(told[0])) > 500
+            answers.append(rounded(json.loads(capsys.readouterr().out)))
+        assert answers[0] == answers[1]
+        assert len(json.dumps(answers[0])) > 500
 
 
 def test_what_there_is_none_of_has_no_rows(empty):

@@ -54,7 +54,7 @@ def test_the_collector_is_killed(world, server):
 
 
 def test_the_database_is_killed(world, server):
-    """While it takes bulks; the collector goes on as soon as it is there again."""
+    """While it accepts bulks; the collector goes on as soon as it is there again."""
     world.collector.start()
     for _ in range(ROUNDS):
         before = world.collector.log.read_text().count("output available again output=elasticsearch")

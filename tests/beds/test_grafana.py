@@ -311,10 +311,10 @@ def start_prometheus(site, program, stack):
 def panels(source, dashboard):
     """The panels of a dashboard as it is to be imported, beside what it was made of."""
     made = json.loads((DASHBOARDS / source / f"{dashboard.name}.json").read_text())
-    told = [panel for panel in made["panels"] if panel["type"] != "row"]
+    made_panels = [panel for panel in made["panels"] if panel["type"] != "row"]
     meant = [panel for section in dashboard.sections for panel in section.panels]
-    assert [panel["title"] for panel in told] == [panel.title for panel in meant]
-    return zip(told, meant)
+    assert [panel["title"] for panel in made_panels] == [panel.title for panel in meant]
+    return zip(made_panels, meant)
 
 
 def chosen(start_s, end_s, job=JOB, hosts=None, step="30s"):
@@ -463,7 +463,7 @@ def test_panels_of_prometheus_show_what_was_measured(site, dashboard):
 
 
 def is_right(site, dashboard, title, line, at_s):
-    """Whether the last value of a query is right: what Colmet tells of itself, or a sum over jobs or nodes."""
+    """Whether the last value of a query is right: what Colmet reports of itself, or a sum over jobs or nodes."""
     value = line.points[-1][1]
     if title in ("CPU cores used by jobs", "Jobs that compute most: CPU cores used"):
         cores = np.diff(np.interp([at_s - 7, at_s - 1], *zip(*site.cpu)))[0] / 6e9
@@ -486,7 +486,7 @@ def is_right(site, dashboard, title, line, at_s):
     return low <= value <= high
 
 
-# What Colmet tells of itself when nothing is wrong; "Nodes" is looked at below.
+# What Colmet reports of itself when nothing is wrong; "Nodes" is looked at below.
 BOUNDS = {
     ("cluster", "Nodes"): (0, 4),
     ("cluster", "Jobs"): (4, 4),

@@ -65,7 +65,7 @@ ROLES = {
 GROUPS = range(64100, 64300)  # of sge.sh: the processes of a job have one of them
 UNITS = {"": 1, "k": 1e3, "m": 1e6, "g": 1e9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 GIB = 1 << 30
-DEFAULT = 64 << 20  # h_vmem that the cell takes for a slot of a job that asks for none
+DEFAULT = 64 << 20  # h_vmem that the cell counts for a slot of a job without a request
 
 
 def size(text):
@@ -98,7 +98,7 @@ class Cell(Bed):
         return done.stdout
 
     def start_jobs(self):
-        """Submit all of them, and wait until all that can run do, and all that they use is told."""
+        """Submit all of them, and wait until all that can run do, and all that they use is reported."""
         hold = self.directory / "out/hold"  # where jobs begin
         hold.write_text(HOLD)
         hold.chmod(0o755)
@@ -372,7 +372,7 @@ def test_queues_have_the_slots_that_qstat_prints(cell):
 # -- colmet-facility --
 
 
-def test_colmet_facility_tells_what_qstat_prints(cell):
+def test_colmet_facility_reports_what_qstat_prints(cell):
     lines = [line.split() for line in cell.ask("qstat", "-u", "*").splitlines()[2:]]
     users = {int(line[0]): line[3] for line in lines}
     words = {"r": "running", "qw": "idle", "hqw": "held", "Eqw": "held"}
@@ -465,10 +465,10 @@ class ByHand:
             places = [*first, *sorted(on - set(first))]
             roles = dict(zip(places, ROLES.get(name, [{"master"}])))
             roles = roles if with_slaves else {host: there - {"slave"} for host, there in roles.items()}
-            # a master that was started anew knows what a job uses when its host has told it
-            told = {task for job, task in self.tasks if job == number}
-            told |= {"master", "slave"} if "1" in told else set()
-            roles = {host: there & told for host, there in roles.items()}
+            # a master that was restarted knows what a job uses when its host has reported it
+            known = {task for job, task in self.tasks if job == number}
+            known |= {"master", "slave"} if "1" in known else set()
+            roles = {host: there & known for host, there in roles.items()}
             job["hostname"] = {host: there for host, there in roles.items() if there}
             data[owner_of(name)]["jobs"][str(number)] = job
         return data
@@ -486,12 +486,12 @@ def sums(owners):
 
 
 def assert_as_by_hand(cell, interface, with_slaves=True):
-    """/qhost and /qstat are what the text of the commands says, as soon as both tell of the same moment.
+    """/qhost and /qstat are what the text of the commands says, as soon as both are of the same moment.
 
     Args:
         cell: which.
-        interface: that tells of it.
-        with_slaves: whether the master knows what slave tasks use; one that was started anew prints nothing of them.
+        interface: that serves it.
+        with_slaves: whether the master knows what slave tasks use; one that was restarted prints nothing of them.
     """
     found = []
 
@@ -509,8 +509,8 @@ def assert_as_by_hand(cell, interface, with_slaves=True):
             (dict(tasks), pytest.approx(hand.tasks, rel=1e-3)),  # printed with three digits behind the point
         ]
         if with_slaves:
-            told = {at: min(max(used[at], least * 0.999), most * 1.001) for at, (least, most) in hand.used.items()}
-            found.append((dict(used), told))
+            bounded = {at: min(max(used[at], least * 0.999), most * 1.001) for at, (least, most) in hand.used.items()}
+            found.append((dict(used), bounded))
         return all(one == other for one, other in found)
 
     if not eventually(same, 20):
@@ -527,11 +527,11 @@ def interface(cell, tmp_path_factory):
         yield interface
 
 
-def test_the_interface_tells_what_the_commands_print(cell, interface):
+def test_the_interface_returns_what_the_commands_print(cell, interface):
     assert_as_by_hand(cell, interface)
 
 
-def test_the_interface_tells_what_files_hold(cell, tmp_path):
+def test_the_interface_returns_what_files_hold(cell, tmp_path):
     (tmp_path / "qhost_qmem.xml").write_text(cell.ask("qhost", "-j", "-xml"))
     (tmp_path / "qstat_qmem.xml").write_text(cell.ask("qstat", "-j", "*", "-xml"))
     with serving(tmp_path / "log", "--gridengine-xml", str(tmp_path), "--gridengine-period", "1") as interface:
@@ -597,7 +597,7 @@ def details(hand, only=lambda job, task: True):
     return {host: sorted(lines) for host, lines in expected.items()}
 
 
-def told(out):
+def printed(out):
     """The same of what colmet mem prints, and (job or job.task, host) -> what is used."""
     found, used = {}, {}
     for row in rows(out):
@@ -613,7 +613,7 @@ def told(out):
 def test_colmet_mem_has_a_line_for_each_job(cell, interface):
     hand = ByHand(cell)
     out, _ = interface.mem("-d")
-    found, used = told(out)
+    found, used = printed(out)
     assert found == details(hand)
     assert rows(interface.qmemview("-u")[0]) == rows(out)
     for host, job, task in hand.slots:
@@ -632,13 +632,13 @@ def test_colmet_mem_shows_a_host_a_job_or_an_owner(cell, interface):
     out, _ = interface.mem("--host", "node2")
     assert [row[0] for row in rows(out)] == ["node2"]
     out, _ = interface.mem("-j", str(across))
-    assert told(out)[0] == details(hand, lambda job, task: job == across)
+    assert printed(out)[0] == details(hand, lambda job, task: job == across)
     out, _ = interface.mem("-j", f"{array}.2")
-    assert told(out)[0] == details(hand, lambda job, task: (job, task) == (array, "2"))
+    assert printed(out)[0] == details(hand, lambda job, task: (job, task) == (array, "2"))
     out, _ = interface.mem("-u", GUEST)
-    assert told(out)[0] == details(hand, lambda job, task: job == guest)
+    assert printed(out)[0] == details(hand, lambda job, task: job == guest)
     out, _ = interface.mem("-u", USER, "--host", "node1")
-    assert told(out)[0] == {"node1": details(hand, lambda job, task: job != guest)["node1"]}
+    assert printed(out)[0] == {"node1": details(hand, lambda job, task: job != guest)["node1"]}
     (line,) = [row for row in rows(interface.mem("-j", str(across), "--host", "node1")[0]) if row[0] == "node1"]
     # sums of this job alone; what is available is not what others reserved
     assert line[4] == gigabytes(hand.reserved("node1", {across}))
@@ -694,10 +694,10 @@ def test_without_a_master_the_error_says_so_and_the_last_answer_stays(watch, sto
 
 
 @pytest.mark.parametrize("how", ["stop", "freeze"])
-def test_without_a_master_the_interface_tells_the_last_answer_for_a_while_and_comes_back(
+def test_without_a_master_the_interface_returns_the_last_answer_for_a_while_and_comes_back(
     cell, interface, stop_master, how
 ):
-    """The last test: jobs go on all the time. No answer takes long; `Interface` sees to that."""
+    """The last test: jobs go on all the time. No answer is slow; `Interface` sees to that."""
     assert eventually(interface.success)
     before = interface.data("qhost")
     stop_master(how)

@@ -172,7 +172,7 @@ def counts(interface):
 
 
 @pytest.mark.parametrize("login", ["alice:a", "root:r"])
-def test_no_request_made_of_the_description_fails_and_none_tells_of_others(interface, tmp_path, login):
+def test_no_request_made_of_the_description_fails_and_none_discloses_others(interface, tmp_path, login):
     """As alice, nothing of all that comes back names another user or another user's job."""
     report = tmp_path / "report.har"
     command = [schemathesis(), "run", f"http://127.0.0.1:{interface.port}/openapi.json", "--auth", login]

@@ -121,7 +121,7 @@ def test_values_are_those_set_and_then_what_changed(fabric):
     assert rows(eight)[0]["portXmitData"] == 8 * (123456789112 + 1000)
 
 
-def test_a_port_that_goes_down_is_told_and_the_sum_goes_on(fabric):
+def test_a_port_that_goes_down_is_reported_and_the_sum_goes_on(fabric):
     fabric.set(0, EXTENDED, PortXmitData=500)
     fabric.set(1, EXTENDED, PortXmitData=1000)
     backend = backend_of()

@@ -204,7 +204,7 @@ def test_a_bmc_that_switches_its_meter_off_has_no_row_and_no_zero(bmc):
         assert row(opened)[1]["current_power"] == 213
 
 
-def test_a_bmc_that_does_not_answer_at_the_start_is_told_within_the_deadlines(bmc):
+def test_a_bmc_that_does_not_answer_at_the_start_is_reported_within_the_deadlines(bmc):
     one = bmc()
     opened = backend(one, "freeipmi", "ipmitool", timeout_s=1)
     begun = time.monotonic()
@@ -273,7 +273,7 @@ def test_while_the_bmc_does_not_answer_the_ticks_of_the_agent_stay_on_time(bmc, 
     assert not [row for row in ticks.power() if silent_from + 1 < row[1] < silent_until], log
     assert all(sent - 3 < measured <= sent + 0.1 for sent, measured, _ in ticks.power()), ticks.power()
     assert "did not end within 10 s and was killed" in log
-    # and no tick waited for it: a command takes 10 s, others on this machine a moment now and then
+    # and no tick waited for it: a command needs 10 s, others on this machine a moment now and then
     times = [sent for sent, _, _ in ticks.tables["procstats_default"]]
     late_s = sorted(abs(after - before - 1) for before, after in zip(times, times[1:]))
     print(f"{len(times)} ticks, off 1 s by {late_s[len(late_s) // 2]:.4f} in the middle, {late_s[-1]:.4f} at most")

@@ -1,4 +1,4 @@
-"""Temperatures as Colmet tells them, beside what lm-sensors reads from the same /sys."""
+"""Temperatures as Colmet reports them, beside what lm-sensors reads from the same /sys."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def sensors():
         cannot_run("this needs the package lm-sensors")
 
 
-def told(chips):
+def printed(chips):
     """What lm-sensors says, as (chip, label, temperature, critical)."""
     for name, features in chips.items():
         for label, values in features.items():
@@ -66,5 +66,5 @@ def test_colmet_and_lm_sensors_see_the_same_temperatures(fake, tree, count):
     mine = sorted(ours(seen["colmet"]), key=str)
     # hwmon shows this thermal zone once more, and Colmet does not
     zones = [("acpitz", "temp1", value, crit) for name, _, value, crit in seen["colmet"] if name == "acpitz_0"]
-    assert sorted([*mine, *zones], key=str) == sorted(told(seen["sensors"]), key=str)
+    assert sorted([*mine, *zones], key=str) == sorted(printed(seen["sensors"]), key=str)
     assert len(mine) == count

@@ -28,7 +28,7 @@ from tests.support.batch_commands import commands_of
 from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.live
-# what the API asks for where it is not told what
+# what the API asks for by default
 METRICS = ("ac_etime", "cpu_run_real_total", "coremem", "read_bytes", "write_bytes")
 COMPUTES_THEN_SLEEPS = f"{burn(2)}; sleep 60"
 
@@ -48,7 +48,7 @@ def site(request, tmp_path_factory):
         site.marks = site.bed.directory / "marks"
         site.marks.mkdir()
         site.marks.chmod(0o1777)
-        # beside all the others, since OAR takes half a minute to end a job at its walltime
+        # beside all the others, since OAR needs half a minute to end a job at its walltime
         (site.late,) = site.bed.submit("-l", "/resource_id=1,walltime=0:0:10", COMPUTES_THEN_SLEEPS)
         yield site
 
@@ -142,19 +142,19 @@ class TestMemoryThatNoCgroupCounts:
     """The job that `allocating` has, in all that shows it."""
 
     def test_a_report_has_the_memory_that_no_cgroup_counts(self, site, allocating):
-        told = json.loads(colmet(site, "report", allocating, "--json", "--config", site.colmet.configuration))
-        memory = told["memory"]
+        answer = json.loads(colmet(site, "report", allocating, "--json", "--config", site.colmet.configuration))
+        memory = answer["memory"]
         nearly(memory["peak_bytes"])
         nearly(memory["now_bytes"])
         nearly(memory["anon_peak_bytes"])
         assert (memory["source"], memory["note"]) == ("processes", "")
-        assert told["tasks_peak"] >= 2
+        assert answer["tasks_peak"] >= 2
         text = colmet(site, "report", allocating, "--config", site.colmet.configuration)
         assert "(largest sample, of its processes)" in text
 
     def test_top_has_the_memory_that_no_cgroup_counts(self, site, allocating):
-        told = json.loads(colmet(site, "top", "collector", "--control-socket", site.control_socket, "--json"))
-        (row,) = [row for row in told["rows"] if row["job"] == allocating]
+        answer = json.loads(colmet(site, "top", "collector", "--control-socket", site.control_socket, "--json"))
+        (row,) = [row for row in answer["rows"] if row["job"] == allocating]
         nearly(row["memory"])
         assert (row["memory_source"], row["tasks_source"]) == ("processes", "processes")
         assert row["tasks"] >= 2
@@ -168,9 +168,9 @@ class TestMemoryThatNoCgroupCounts:
         assert "of its processes" in (tmp_path / "job.svg").read_text()
 
     def test_the_interface_has_the_memory_that_no_cgroup_counts(self, site, allocating):
-        told = site.interface.ask(f"/api/v1/jobs/{allocating}")
-        nearly(told["job"]["memory"])
-        assert told["job"]["memory_source"] == "processes"
+        answer = site.interface.ask(f"/api/v1/jobs/{allocating}")
+        nearly(answer["job"]["memory"])
+        assert answer["job"]["memory_source"] == "processes"
         values = site.interface.ask(f"/api/v1/jobs/{allocating}/series?metric=jobprocstats_default.memory_used")[
             "series"
         ]
@@ -230,7 +230,7 @@ def stored(site, job, table="taskstats_default"):
 
 @pytest.fixture(scope="module")
 def started(site):
-    """The job of `measured`, before those of `queued`. Once it has computed, it takes no time until `let_end`."""
+    """The job of `measured`, before those of `queued`. Once it has computed, it uses no CPU time until `let_end`."""
     os.mkfifo(site.marks / "enough")
     (job,) = site.bed.submit(f"{burn(2)}; touch {site.marks}/burnt; read enough <{site.marks}/enough")
     return job
@@ -248,7 +248,7 @@ def let_end(site):
 def queued(site, started):
     """Jobs that run, wait and are held, some of them in an array, on all resources but the one that `measured` has.
 
-    They come to run while the API is asked, since OAR takes ten seconds for that.
+    They come to run while the API is asked, since OAR needs ten seconds for that.
     """
     jobs = site.bed.submit("-l", "/resource_id=2", "sleep 300")
     return jobs + site.bed.submit("--hold", "sleep 1") + site.bed.submit("--array", "3", "sleep 301")
@@ -272,27 +272,27 @@ def measured(site, started, queued):
     return job, answers[0]
 
 
-def assert_as_stored(site, job, told, names=METRICS):
+def assert_as_stored(site, job, answer, names=METRICS):
     """Each value is that of the row of its time."""
-    assert told.keys() == {"timestamp", "hostname", *names}
-    assert len({len(values) for values in told.values()}) == 1
+    assert answer.keys() == {"timestamp", "hostname", *names}
+    assert len({len(values) for values in answer.values()}) == 1
     rows = {int(row["timestamp"]): row for row in stored(site, job)}
-    assert told["timestamp"] == sorted(told["timestamp"])
-    for n, time_s in enumerate(told["timestamp"]):
-        assert told["hostname"][n] == rows[time_s]["hostname"].decode()
-        assert {name: told[name][n] for name in names} == {name: rows[time_s][name] for name in names}
+    assert answer["timestamp"] == sorted(answer["timestamp"])
+    for n, time_s in enumerate(answer["timestamp"]):
+        assert answer["hostname"][n] == rows[time_s]["hostname"].decode()
+        assert {name: answer[name][n] for name in names} == {name: rows[time_s][name] for name in names}
 
 
-def test_the_api_tells_what_a_running_job_uses(site, measured):
-    job, told = measured
+def test_the_api_returns_what_a_running_job_uses(site, measured):
+    job, answer = measured
     assert site.watcher.jobs[job].gone is None
-    assert_as_stored(site, job, told)
+    assert_as_stored(site, job, answer)
     # the kernel counts it by clock ticks: a tick in which the job ran in part counts whole
-    assert 1.9e9 <= told["cpu_run_real_total"][-1] <= 1.3e9 * site.watcher.jobs[job].cpu_s
-    assert max(told["coremem"]) > 0
+    assert 1.9e9 <= answer["cpu_run_real_total"][-1] <= 1.3e9 * site.watcher.jobs[job].cpu_s
+    assert max(answer["coremem"]) > 0
 
 
-def test_the_api_tells_what_an_ended_job_used(site, measured):
+def test_the_api_returns_what_an_ended_job_used(site, measured):
     """Up to the time at which it ended for OAR, which may be a second before the last row; it had computed by then."""
     job, running = measured
     let_end(site)
@@ -302,14 +302,14 @@ def test_the_api_tells_what_an_ended_job_used(site, measured):
     stopped = int(re.search(r"/colmet-extract \S+ \d+ \d+ (\d+) no_such_counter", said)[1])
     rows = [row for row in stored(site, job) if row["timestamp"] <= stopped]
     names = ("cpu_run_virtual_total", "ac_etime")
-    told = extracted(site, job, metrics=",".join(names))
-    assert_as_stored(site, job, told, names)
-    assert len(told["timestamp"]) == len(rows) >= len(running["timestamp"])
-    assert told["cpu_run_virtual_total"][-1] / 1e9 == pytest.approx(seen.cpu_s, rel=0.03, abs=0.02)
+    answer = extracted(site, job, metrics=",".join(names))
+    assert_as_stored(site, job, answer, names)
+    assert len(answer["timestamp"]) == len(rows) >= len(running["timestamp"])
+    assert answer["cpu_run_virtual_total"][-1] / 1e9 == pytest.approx(seen.cpu_s, rel=0.03, abs=0.02)
 
-    first, *_, last = told["timestamp"]
+    first, *_, last = answer["timestamp"]
     part = extracted(site, job, **{"from": first, "to": last - 1}, metrics=names[0])
-    assert part["timestamp"] == told["timestamp"][:-1]
+    assert part["timestamp"] == answer["timestamp"][:-1]
 
 
 def test_a_report_of_the_job_has_the_cpu_time_of_its_cgroup(site, measured):
@@ -326,8 +326,8 @@ def test_a_report_of_the_job_has_the_cpu_time_of_its_cgroup(site, measured):
 
 def test_the_api_says_readably_what_it_has_not(site, measured):
     """OAR shows what the program printed, and the status that it ended with, 256 times that."""
-    job, told = measured
-    said = refused(site, f"/colmet/job/{job}?from={told['timestamp'][-1] + 10**6}")
+    job, answer = measured
+    said = refused(site, f"/colmet/job/{job}?from={answer['timestamp'][-1] + 10**6}")
     assert "status 1024: " in said  # 4: no data
     said = refused(site, f"/colmet/job/{job}?metrics=no_such_counter")
     assert "no_such_counter" in said
@@ -395,15 +395,15 @@ def test_queues_and_jobs_are_those_that_oarstat_lists(site, measured):
     assert queues["default"][1:] == (1, 3, 1, 2 + 1 + 1, None)
     assert queues["admin"][1:] == (0, 0, 0, 0, None)
     assert system.left_out == 0
-    lately = {job.id: job for job in system.ended(round(up_s) + 60)}
-    ended = lately[str(measured[0])]
+    recent = {job.id: job for job in system.ended(round(up_s) + 60)}
+    ended = recent[str(measured[0])]
     assert (ended.state, ended.user) == ("finished", "colmet-oar")
     assert 1 <= ended.runtime_s <= up_s
-    assert not lately.keys() & plain.keys()
+    assert not recent.keys() & plain.keys()
 
 
 @pytest.mark.usefixtures("commands")
-def test_colmet_facility_tells_what_oarstat_lists(measured):
+def test_colmet_facility_reports_what_oarstat_lists(measured):
     plain = listed()
     queues, jobs = documents("oar")
     finished = {number: jobs.pop(number) for number in list(jobs) if jobs[number]["state"] == "finished"}
@@ -430,12 +430,12 @@ def test_colmet_mem_shows_the_jobs_that_run_by_what_their_cgroups_say(site, queu
         cpus = len(cpus_of(cpusets[job].read_text()))
         on = {"jobcount": cpus, "master": True, "taskid": [], "owner": "colmet-oar", "jobname": "-"}
         assert host["jobs"][job] == on
-    (told,) = json.loads(site.interface.mem("--json", "-d", "-u", "colmet-oar")[0])["hosts"]
-    told = {job["job"]: job for job in told["jobs"] if job["job"] in running}
-    assert told.keys() == running
+    (usage,) = json.loads(site.interface.mem("--json", "-d", "-u", "colmet-oar")[0])["hosts"]
+    jobs = {job["job"]: job for job in usage["jobs"] if job["job"] in running}
+    assert jobs.keys() == running
     # no cgroup of memory, so that what their processes use counts; nothing is reserved
     assert not list(Path("/sys/fs/cgroup/memory").glob("oar/*"))
-    assert all(2**20 < job["used"] < 2**27 and job["reserved"] is None for job in told.values())
+    assert all(2**20 < job["used"] < 2**27 and job["reserved"] is None for job in jobs.values())
 
 
 def test_nothing_was_lost_and_both_daemons_end_cleanly(site):

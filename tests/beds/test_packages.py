@@ -108,9 +108,9 @@ def assert_measures(machine):
         assert machine.run(f"systemctl show -P NRestarts {unit}").strip() == "0", machine.logs()
     machine.wait_for(HAS_ROWS)
     journal = machine.run("journalctl -b --no-pager -u colmet-node -u colmet-collector")
-    told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", journal)
+    lines = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", journal)
     # a collector that is started last, or again, is away for a moment
-    assert told and not [text for text in told if not text.startswith((*KNOWN, "collector is "))]
+    assert lines and not [text for text in lines if not text.startswith((*KNOWN, "collector is "))]
     pid = machine.run("systemctl show -P MainPID colmet-collector").strip()
     status = machine.run(f"cat /proc/{pid}/status")
     assert re.search(r"^CapEff:\t0+$", status, re.M) and not re.search(r"^Uid:\t0", status, re.M)
@@ -119,17 +119,19 @@ def assert_measures(machine):
     assert machine.run("runuser -u nobody -- ls /var/lib/colmet 2>&1 || true").endswith("Permission denied\n")
     prefix, arguments = "/var/lib/colmet/colmet", "0 0 9999999999 loadavg_1min,meminfo_memtotal"
     said = machine.run(f"runuser -u oar -- $(command -v colmet-extract) {prefix} {arguments} | gunzip")
-    told = json.loads(said)
-    assert len(told["timestamp"]) == len(told["meminfo_memtotal"]) > 0 and min(told["meminfo_memtotal"]) > 0
+    extracted = json.loads(said)
+    assert (
+        len(extracted["timestamp"]) == len(extracted["meminfo_memtotal"]) > 0 and min(extracted["meminfo_memtotal"]) > 0
+    )
 
 
 def assert_nothing_to_cure(machine):
     """The doctor has nothing against either daemon, but what it has against a container."""
-    told = json.loads(machine.run("colmet doctor --json", check=False))["findings"]
-    by_name = {(one["daemon"], one["check"]): one for one in told}
+    findings = json.loads(machine.run("colmet doctor --json", check=False))["findings"]
+    by_name = {(one["daemon"], one["check"]): one for one in findings}
     assert by_name["collector", "unit"]["found"] == "colmet-collector.service: active, enabled"
-    assert any("pyzmq 2" in one["found"] for one in told if one["check"] == "python modules")
-    assert not [one for one in told if one["level"] == "fail" and one["check"] not in CONTAINED], told
+    assert any("pyzmq 2" in one["found"] for one in findings if one["check"] == "python modules")
+    assert not [one for one in findings if one["level"] == "fail" and one["check"] not in CONTAINED], findings
     assert {side for side, _ in by_name} == {"node", "collector"}
 
 
@@ -138,8 +140,8 @@ def assert_waits_for_a_collector(machine):
     machine.wait_for("systemctl is-active --quiet colmet-collector colmet-node")
     machine.wait_for("systemctl show -P StatusText colmet-node | grep -q 'no collector is named'")
     # with its level, and one time a line
-    told = machine.run("journalctl -b -p warning -o cat --no-pager -u colmet-node")
-    assert "WARNING colmet.node.main: no collector is named" in told.splitlines()[0], told
+    lines = machine.run("journalctl -b -p warning -o cat --no-pager -u colmet-node")
+    assert "WARNING colmet.node.main: no collector is named" in lines.splitlines()[0], lines
     listed = machine.run("stat -c '%U %a %n' /etc/colmet/keys/*").splitlines()
     assert "colmet 600 /etc/colmet/keys/collector.secret" in listed and "root 755 /etc/colmet/keys/nodes" in listed
     assert not machine.run("find /etc/colmet/keys/nodes /var/spool/colmet -mindepth 1")
@@ -211,8 +213,8 @@ print(u.urlopen(r).read().decode())'"""
         assert said.endswith("refused\n"), (attempt, said)
     line = re.search(r"colmet-web.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
     assert float(line[1]) <= 1.2
-    told = machine.run("journalctl -b --no-pager -u colmet-web")
-    assert not re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", told), told
+    lines = machine.run("journalctl -b --no-pager -u colmet-web")
+    assert not re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", lines), lines
     restart = machine.run("systemctl restart colmet-collector; systemctl is-active colmet-collector")
     assert restart.strip() == "active"
     machine.wait_for(f"{fetch} | grep -q '\"total\":1'")
@@ -351,8 +353,8 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert not machine.run("systemd-analyze verify --man=no colmet-facility.service")
     line = re.search(r"colmet-facility.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))
     assert float(line[1]) <= 2
-    told = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u colmet-facility"))
-    assert not [text for text in told if not text.startswith("encryption is off")], told
+    lines = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u colmet-facility"))
+    assert not [text for text in lines if not text.startswith("encryption is off")], lines
     command = "colmet-facility -c X --host --disk / --disk /home --json-lines --spool-dir '' --state-file /tmp/state"
     said = machine.run(f"systemd-run --quiet --pipe -p ProtectHome=read-only -p PrivateTmp=yes {command}").splitlines()
     devices = {one["mount"]: one.get("device") for one in map(json.loads, said) if one["kind"] == "DISK"}

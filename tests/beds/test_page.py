@@ -522,7 +522,7 @@ def test_one_who_signed_in_is_shown_and_sees_own_jobs(browser, tmp_path):
         assert page.complaints() == []
 
 
-def test_one_who_has_no_job_is_told_so(browser, tmp_path):
+def test_one_who_has_no_job_is_informed(browser, tmp_path):
     users = tmp_path / "users"
     users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
     users.chmod(0o600)
@@ -566,20 +566,20 @@ def test_a_line_is_interrupted_where_nothing_came_for_long(chromium, site):
         assert one["values"] == pytest.approx([0.1, 0.2, 0.3, None, 0.4, 0.5])
 
 
-def test_values_are_told_as_people_read_them(chromium, site):
+def test_values_are_shown_as_people_read_them(chromium, site):
     with chromium.page() as page:
         page.open(site)
-        told = page.run(
+        texts = page.run(
             "import('/static/units.js').then(u => [u.size(1536), u.size(0), u.size(null), u.flow(2 ** 30),"
             " u.share(0.5), u.share(0.9999), u.share(0), u.cores(8), u.cores(0.25), u.lasting(7260), u.count(12345),"
             " u.number(3e6)])"
         )
         expected = ["1.50 KiB", "0 B", "–", "1.00 GiB/s", "50 %", "99.9 %", "0 %", "8", "0.25", "2 h 1 min", "12,345"]
-        assert told == [*expected, "3.00 M"]
+        assert texts == [*expected, "3.00 M"]
 
 
 @pytest.mark.usefixtures("root")
-def test_it_shows_what_a_real_collector_is_told_of_a_real_job(
+def test_it_shows_what_a_real_collector_receives_of_a_real_job(
     chromium,
     start_collector,
     start,
@@ -607,7 +607,7 @@ def test_it_shows_what_a_real_collector_is_told_of_a_real_job(
 
 
 def values(url):
-    """How many values an answer tells; 0 where there is none."""
+    """How many values an answer has; 0 where there is none."""
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=20) as answer:
         return sum([value is not None for one in json.load(answer)["series"] for value in one["values"]])
     return 0

@@ -88,8 +88,8 @@ def test_the_report_is_at_the_top_with_the_grades_of_the_interface_as_colours_an
         shown(page, site, f"#/job/{ALONE}")
         page.wait("document.querySelector('.uses > div')")
         report = answer(site, f"{ALONE}/summary")["report"]
-        told = page.run("[...document.querySelectorAll('.judged b')].map(e => [e.textContent, e.dataset.grade])")
-        assert told == [[f"{one['text']}: {one['grade']}", one["grade"]] for one in report["verdict"]]
+        judged = page.run("[...document.querySelectorAll('.judged b')].map(e => [e.textContent, e.dataset.grade])")
+        assert judged == [[f"{one['text']}: {one['grade']}", one["grade"]] for one in report["verdict"]]
         uses = page.run(
             "[...document.querySelectorAll('.uses > div')].map(e => [e.dataset.grade ?? '', e.textContent])"
         )

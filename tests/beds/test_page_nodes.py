@@ -262,7 +262,7 @@ def test_a_limit_has_a_dash_pattern_and_a_colour_that_no_measured_line_has(chrom
             "const lines = m.looks([1, 2, 3, 4, 5, 6].map(n => ({name: `m${n}`})));"
             "const all = [...lines, ...m.looks([{name: 'p', role: 'part'}, {name: 'used'}]),"
             "  ...m.looks([{name: 'a'}, {name: 'b', role: 'other', like: 'a'}])];"
-            "const told = list => list.map(l => [l.dash, m.ink(`--${l.colour}`)]); return [told(limits), told(all)]; })"
+            "const form = list => list.map(l => [l.dash, m.ink(`--${l.colour}`)]); return [form(limits), form(all)]; })"
         )
         # a dash and a dot: lengths that differ
         assert all(len(set(dash[::2])) == 2 for dash, _ in limits) and limits[0][0] != limits[1][0]
@@ -286,8 +286,8 @@ def test_the_charts_of_a_node_and_its_time_line_have_one_range(browser, site, sp
         (both,) = page.run(ends)
         since, until = map(int, both.split())
         assert until - since == int(span) and abs(until - facts_since) < 60
-        told = f"import('/static/units.js').then(u => `from ${{u.when({since})}} to ${{u.when({until})}}`)"
-        assert page.run(lanes).endswith(page.run(told))
+        expected = f"import('/static/units.js').then(u => `from ${{u.when({since})}} to ${{u.when({until})}}`)"
+        assert page.run(lanes).endswith(page.run(expected))
 
 
 BARS = "[...document.querySelectorAll('.lanes a')]"

@@ -83,7 +83,7 @@ def test_counts_of_two_jobs_at_once_are_those_of_perf_stat(perf, version):
         try:
             for work in (("events", "burn"), ("burn", "events"), ("events", "events")):
                 stat = Stat(perf, point, [worker.groups[0] for _, worker in made])
-                backend.sample(jobs)  # from here on the jobs wait for their workers to be told
+                backend.sample(jobs)  # from here on the jobs wait for a word to their workers
                 for (_, worker), what in zip(made, work):
                     worker.begin(what)
                 for _, worker in made:

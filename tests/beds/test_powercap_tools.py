@@ -1,4 +1,4 @@
-"""Zones and energies as Colmet tells them, beside what the powercap project's own tools read from the same /sys."""
+"""Zones and energies as Colmet reports them, beside what the powercap project's own tools read from the same /sys."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tools():
         cannot_run("this needs the package powercap-utils")
 
 
-def told(text):
+def zones_of(text):
     """What a tool says of each zone: energy and range by label."""
     zones, label, top = {}, "", ""
     for line in text.splitlines():
@@ -78,7 +78,7 @@ def test_colmet_and_the_tools_see_the_same_zones_and_energies(fake, tree):
     assert done.returncode == 0, done.stderr
     seen = json.loads(done.stdout)
     ours = {zone: (energy, most) for zone, energy, most in seen["colmet"]}
-    for before, after in zip(map(told, seen["before"]), map(told, seen["after"])):
+    for before, after in zip(map(zones_of, seen["before"]), map(zones_of, seen["after"])):
         assert ours == {
             zone: (after[zone]["energy_uj"] - before[zone]["energy_uj"], after[zone]["max_energy_range_uj"])
             for zone in before

@@ -27,7 +27,7 @@ NODES = str(Path(__file__).with_name("nodes.py"))
 COUNT = 300
 PROCESSES = 3
 PERIOD_S = 3.0
-WAIT_S = 120  # for what takes seconds on a machine that has nothing else to do
+WAIT_S = 120  # for what needs seconds on a machine that has nothing else to do
 
 
 class Collector:
@@ -95,7 +95,7 @@ class Fleet:
     """
 
     def __init__(self, directory, uris):
-        self._told = {}
+        self._counts = {}
         self._files = [directory / f"rows-{n}" for n in range(PROCESSES)]
         each = COUNT // PROCESSES
         self._processes = [
@@ -117,16 +117,16 @@ class Fleet:
 
     def _read(self, process):
         for line in process.stdout:
-            self._told[process.pid] = json.loads(line)
+            self._counts[process.pid] = json.loads(line)
 
-    def told(self, what):
+    def count(self, what):
         """Batches of all nodes, by what became of them, or nodes that send to a collector."""
-        return sum([told.get(what, 0) for told in list(self._told.values())])
+        return sum([counts.get(what, 0) for counts in list(self._counts.values())])
 
     def has_gone_on(self, batches=COUNT):
-        """Wait until the collectors have acknowledged so many more."""
-        before = self.told("acknowledged")
-        wait_for(lambda: self.told("acknowledged") >= before + batches, WAIT_S)
+        """Wait until the collectors have acknowledged this number more."""
+        before = self.count("acknowledged")
+        wait_for(lambda: self.count("acknowledged") >= before + batches, WAIT_S)
         assert all(process.poll() is None for process in self._processes)
 
     def end(self):
@@ -138,8 +138,8 @@ class Fleet:
             assert process.wait(WAIT_S) == 0
         for reader in self._readers:
             reader.join()
-        assert self.told("dropped") == self.told("held") == 0
-        assert self.told("acknowledged") == self.told("taken")
+        assert self.count("dropped") == self.count("held") == 0
+        assert self.count("acknowledged") == self.count("taken")
         return [Row(*row) for file in self._files for row in json.loads(file.read_text())]
 
     def close(self):
@@ -185,7 +185,7 @@ def indexed(server):
 def test_collectors_and_databases_are_killed_under_load(cluster, collectors, fleet):
     fleet.has_gone_on(2 * COUNT)
     # they share the nodes
-    wait_for(lambda: min([fleet.told(collector.uri) for collector in collectors]) > COUNT / 5, WAIT_S)
+    wait_for(lambda: min([fleet.count(collector.uri) for collector in collectors]) > COUNT / 5, WAIT_S)
 
     first_down = cluster.manager()
     up = next(server for server in cluster.servers if server is not first_down)
@@ -194,13 +194,13 @@ def test_collectors_and_databases_are_killed_under_load(cluster, collectors, fle
     wait_for(lambda: indexed(up) > before + COUNT, WAIT_S)
 
     collectors[0].kill()
-    wait_for(lambda: fleet.told(collectors[0].uri) == 0, WAIT_S)
+    wait_for(lambda: fleet.count(collectors[0].uri) == 0, WAIT_S)
     fleet.has_gone_on()
 
     # one that does not answer for a while has taken what others take, too
     collectors[1].signal(signal.SIGSTOP)
     try:
-        wait_for(lambda: fleet.told(collectors[1].uri) == 0, WAIT_S)
+        wait_for(lambda: fleet.count(collectors[1].uri) == 0, WAIT_S)
     finally:
         collectors[1].signal(signal.SIGCONT)
     fleet.has_gone_on()

@@ -121,33 +121,33 @@ def test_queues_and_jobs_are_those_that_squeue_lists(queued, monkeypatch, form):
         monkeypatch.setattr(slurm, "JSON", ["squeue", "--as-if-without-json"])
     system, plain = Slurm(), listed()
     assert {job.id: (job.state, job.user, job.queue) for job in system.jobs()} == {
-        job: told[:3] for job, told in plain.items()
+        job: line[:3] for job, line in plain.items()
     }
-    counts = Counter(told[0] for told in plain.values())
+    counts = Counter(line[0] for line in plain.values())
     assert counts == {"running": 2, "idle": 5, "held": 4}
     (queue,) = system.queues()
     assert (queue.name, queue.idle, queue.running, queue.held) == ("bed", 5, 2, 4)
-    assert queue.cores == sum(told[3] for told in plain.values() if told[0] == "running")
+    assert queue.cores == sum(line[3] for line in plain.values() if line[0] == "running")
     assert all(job.runtime_s == 0 for job in system.jobs() if job.state == "idle")
     assert system.left_out == 0
     assert system.ended(3600) == []  # this Slurm keeps no accounts
 
 
 @pytest.mark.usefixtures("queued")
-def test_colmet_facility_tells_what_squeue_lists():
+def test_colmet_facility_reports_what_squeue_lists():
     plain = listed()
     queues, jobs = documents("slurm")
-    assert {job: (told["users"], told["state"]) for job, told in jobs.items()} == {
+    assert {job: (document["users"], document["state"]) for job, document in jobs.items()} == {
         job: (user, state) for job, (state, user, _, _) in plain.items()
     }
     for job in jobs.values():
         assert job.keys() == {"users", "Runtime", "state"}
         assert job["state"] != "idle" or job["Runtime"] == 0
-    cores = sum(told[3] for told in plain.values() if told[0] == "running")
+    cores = sum(line[3] for line in plain.values() if line[0] == "running")
     (queue,) = queues.values()
     assert list(queues) == ["bed"]
     assert {key: queue[key] for key in ("idle", "running", "held", "allocated_cores")} == {
-        **Counter(told[0] for told in plain.values()),
+        **Counter(line[0] for line in plain.values()),
         "allocated_cores": cores,
     }
 
@@ -160,12 +160,12 @@ HOLDS = "perl -e '$held = \"x\" x 50000000; sleep 300'"
 def test_colmet_mem_shows_a_job_by_what_its_cgroups_say(site):
     """CPUs always; what it reserved and used where it has a cgroup of memory, which Slurm makes for its accounts."""
     (job,) = site.bed.submit("--mem=200", "--ntasks=1", HOLDS)
-    assert eventually(lambda: site.interface.success() and str(job) in jobs_told(site)), site.bed.logs()
+    assert eventually(lambda: site.interface.success() and str(job) in jobs_listed(site)), site.bed.logs()
     (cpuset,) = Path("/sys/fs/cgroup/cpuset").glob(f"slurm*/uid_*/job_{job}/cpuset.cpus")
     cpus = len(cpus_of(cpuset.read_text()))
     # the owner is a number until this machine has been asked for the name
     on = {"jobcount": cpus, "master": True, "taskid": [], "owner": "colmet-slurm", "jobname": "-"}
-    assert eventually(lambda: jobs_told(site)[str(job)] == on, 20), jobs_told(site)
+    assert eventually(lambda: jobs_listed(site)[str(job)] == on, 20), jobs_listed(site)
     host = site.interface.data("qhost")[socket.gethostname()]
     processors = len(re.findall(r"^processor\s*:", Path("/proc/cpuinfo").read_text(), re.M))
     total = 1024 * int(re.search(r"^MemTotal:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.M)[1])
@@ -176,14 +176,14 @@ def test_colmet_mem_shows_a_job_by_what_its_cgroups_say(site):
     if site.accounts:
         limit = int((found[0] / "memory.limit_in_bytes").read_text())
         peak = found[0] / "memory.max_usage_in_bytes"
-        assert eventually(lambda: (told_by_mem(site, job)["used"] or 0) > 50e6), told_by_mem(site, job)
-        assert eventually(lambda: told_by_mem(site, job)["used"] == int(peak.read_text()))
-        told = told_by_mem(site, job)
+        assert eventually(lambda: (shown_by_mem(site, job)["used"] or 0) > 50e6), shown_by_mem(site, job)
+        assert eventually(lambda: shown_by_mem(site, job)["used"] == int(peak.read_text()))
+        usage = shown_by_mem(site, job)
     else:  # no cgroup counts it, its processes do
         limit = None
-        assert eventually(lambda: (told_by_mem(site, job)["used"] or 0) > 50e6), told_by_mem(site, job)
-        told = told_by_mem(site, job)
-    assert (told["reserved"], told["slots"]) == (limit, cpus)
+        assert eventually(lambda: (shown_by_mem(site, job)["used"] or 0) > 50e6), shown_by_mem(site, job)
+        usage = shown_by_mem(site, job)
+    assert (usage["reserved"], usage["slots"]) == (limit, cpus)
     reserved = f"{limit / 2**30:.2f}G" if limit else "-"
     (line,) = [line for line in site.interface.mem("-j", str(job))[0].splitlines() if line.startswith("Master\t")]
     _, number, owner, name, _, _, shown, slots = line.split("\t")
@@ -192,16 +192,16 @@ def test_colmet_mem_shows_a_job_by_what_its_cgroups_say(site):
     site.bed.delete(job)
 
 
-def jobs_told(site):
+def jobs_listed(site):
     """The jobs of this host in /qhost."""
     return site.interface.data("qhost")[socket.gethostname()]["jobs"]
 
 
-def told_by_mem(site, job):
-    """What colmet mem tells of a job on its host."""
+def shown_by_mem(site, job):
+    """What colmet mem prints of a job on its host."""
     (host,) = json.loads(site.interface.mem("--json", "-j", str(job))[0])["hosts"]
-    (told,) = host["jobs"]
-    return told
+    (found,) = host["jobs"]
+    return found
 
 
 def test_nothing_was_lost_and_both_daemons_end_cleanly(site):

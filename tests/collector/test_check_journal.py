@@ -30,7 +30,7 @@ def fill(directory, *seqs):
     return state
 
 
-def test_it_tells_what_is_there(tmp_path, capsys):
+def test_it_prints_what_is_there(tmp_path, capsys):
     state = fill(tmp_path / "x.journal", 1, 2, 3)
     state.save(2, keep_from=1)
     assert collector.main(["--check-journal", "--hdf5-filepath", str(tmp_path / "x")]) == 0
@@ -54,7 +54,7 @@ def test_it_changes_nothing_and_can_run_beside_the_collector(tmp_path):
     journal.close()
 
 
-def test_damage_is_told_and_the_exit_status_says_so(tmp_path, capsys):
+def test_damage_is_printed_and_the_exit_status_says_so(tmp_path, capsys):
     fill(tmp_path / "j", *range(10))
     ((_, path),) = segments.list_segments(str(tmp_path / "j"))
     with open(path, "r+b") as file:
@@ -76,7 +76,7 @@ def test_where_there_is_none_it_says_what_to_do(tmp_path, caplog):
 
 @pytest.mark.parametrize(("error", "status"), [(errno.EACCES, 1), (errno.EIO, 1), (errno.ENOENT, 0)])
 @pytest.mark.parametrize("call", ["open", "pread"])
-def test_a_segment_that_cannot_be_read_is_told(tmp_path, monkeypatch, capsys, error, status, call):
+def test_a_segment_that_cannot_be_read_is_reported(tmp_path, monkeypatch, capsys, error, status, call):
     fill(tmp_path / "j", 1, 2)
     monkeypatch.setattr(segments.os, call, lambda *_: (_ for _ in ()).throw(OSError(error, os.strerror(error))))
     assert collector.main(["--check-journal", "--journal-dir", str(tmp_path / "j")]) == status

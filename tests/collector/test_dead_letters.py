@@ -37,7 +37,7 @@ def test_a_line_that_is_longer_than_the_file_may_be_moves_nothing(tmp_path):
     assert path.read_bytes() == b"1\n" and not (tmp_path / "rejects.1").exists() and rejects.not_kept == 1
 
 
-def test_a_file_that_cannot_be_written_is_told_and_counted(tmp_path, caplog):
+def test_a_file_that_cannot_be_written_is_reported_and_counted(tmp_path, caplog):
     DeadLetters(str(tmp_path / "none/rejects")).add([b"1"])
     assert "No such file" in caplog.text
     path = tmp_path / "link"

@@ -1,4 +1,4 @@
-"""The output for Elasticsearch against a server on loopback that fails in every way it can be told to."""
+"""The output for Elasticsearch against a server on loopback that fails in every way that a test can ask for."""
 
 from __future__ import annotations
 
@@ -333,7 +333,7 @@ def test_what_is_more_than_the_server_has_room_for_at_a_time_is_sent_in_parts(tm
     assert writer.count("documents", "already_there") == (32, 0)
 
 
-def test_a_server_that_takes_some_each_time_is_given_the_rest_however_often(tmp_path, elastic):
+def test_a_server_that_accepts_some_each_time_is_given_the_rest_however_often(tmp_path, elastic):
     taken = []
 
     def item(action, document):
@@ -685,7 +685,7 @@ def test_a_server_without_tls_is_named_as_such(elastic):
         (["--elastic-ca-file", "x", "--no-check-certificates"], "choose one"),
     ],
 )
-def test_options_that_cannot_work_are_told(arguments, said):
+def test_options_that_cannot_work_are_reported(arguments, said):
     with pytest.raises(ConfigError, match=said):
         from_options("--elastic-host", "http://127.0.0.1:1", *arguments)
 
@@ -733,7 +733,7 @@ def test_credentials_go_with_every_request_and_nowhere_else(tmp_path, elastic, o
     output.close()
 
 
-def test_a_credentials_file_that_others_can_read_is_told(tmp_path, caplog):
+def test_a_credentials_file_that_others_can_read_is_reported(tmp_path, caplog):
     path = secret(tmp_path, b"user:pass", 0o644)
     from_options("--elastic-host", "http://db.example.org", "-P", path).close()
     assert f"chmod 600 {path}" in caplog.text and "use https" in caplog.text
@@ -856,7 +856,7 @@ def test_a_key_with_a_passphrase_is_refused_and_not_asked_for(certificates):
         from_options("--elastic-host", "https://127.0.0.1:1", *arguments)
 
 
-def test_a_server_that_speaks_no_tls_is_told(elastic):
+def test_a_server_that_speaks_no_tls_is_reported(elastic):
     with pytest.raises(OutputUnavailable):
         written_by(from_options("--elastic-host", elastic.url.replace("http:", "https:")))
 

@@ -1,4 +1,4 @@
-"""A request to many nodes through the collector, and what is told of their answers."""
+"""A request to many nodes through the collector, and what is reported of their answers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Link:
                 self.fanout.answered(host, number, self.answers[host])
 
 
-def test_what_nodes_say_is_told_by_kind():
+def test_what_nodes_say_is_reported_by_kind():
     fanout = Fanout()
     link = Link(
         {"a": DONE, "b": SAME, "c": encode({"error": "no \x1b[31mperf"}), "d": None, "e": b"\xc1", "f": DONE}, fanout
@@ -52,22 +52,22 @@ def test_what_nodes_say_is_told_by_kind():
     assert [(host, content) for host, _, content in link.asked] == [(host, b"question") for host in "abcdef"]
     link.deliver()
     assert not begun.is_done.is_set()
-    told = summary(fanout.end(begun))
-    assert told["changed"] == ["a", "f"] and told["unchanged"] == ["b"] and told["silent"] == ["d"]
-    assert told["refused"].pop("no ?[31mperf") == ["c"]
-    ((why, hosts),) = told["refused"].items()
+    report = summary(fanout.end(begun))
+    assert report["changed"] == ["a", "f"] and report["unchanged"] == ["b"] and report["silent"] == ["d"]
+    assert report["refused"].pop("no ?[31mperf") == ["c"]
+    ((why, hosts),) = report["refused"].items()
     assert hosts == ["e"] and why.startswith("its answer cannot be read: answer: ")
-    assert told["ok"] is False and told["away"] == []
+    assert report["ok"] is False and report["away"] == []
 
 
-def test_some_nodes_are_asked_alone_and_one_that_is_not_there_is_told():
+def test_some_nodes_are_asked_alone_and_one_that_is_not_there_is_reported():
     fanout = Fanout()
     link = Link({"a": DONE, "b": DONE}, fanout)
     begun = fanout.begin(link, b"", ["b", "x", "b"])
     link.deliver()
     assert begun.is_done.is_set()
-    told = summary(fanout.end(begun))
-    assert told["changed"] == ["b"] and told["away"] == ["x"] and told["ok"] is False
+    report = summary(fanout.end(begun))
+    assert report["changed"] == ["b"] and report["away"] == ["x"] and report["ok"] is False
 
 
 def test_where_no_node_is_there_nothing_is_waited_for():
@@ -84,7 +84,7 @@ def test_answers_that_nobody_waits_for_are_counted_and_nothing_else():
     fanout.answered("a", first.number, SAME)  # again
     fanout.answered("x", first.number, DONE)  # was not asked
     fanout.answered("b", first.number + 1, DONE)
-    assert Fanout().begin(link, b"", []).number > first.number, "of a collector that is started anew"
+    assert Fanout().begin(link, b"", []).number > first.number, "of a collector that is restarted"
     fanout.end(first)
     fanout.answered("b", first.number, DONE)
     assert fanout.late == 4 and first.answers == {"a": DONE} and first.waiting == {"b"}
@@ -125,8 +125,8 @@ def test_the_handler_asks_from_its_own_thread_and_waits_for_the_answers():
     link = Link({"a": DONE, "b": SAME, "c": None}, fanout)
     with Errands() as errands, main_thread(errands, lambda: link.deliver() if link.asked else None):
         configure = handler(fanout, link, errands, wait_s=20)
-        told = configure({"sample_period": "1", "hosts": "a,b"})
-        assert (told["changed"], told["unchanged"], told["ok"]) == (["a"], ["b"], True)
+        report = configure({"sample_period": "1", "hosts": "a,b"})
+        assert (report["changed"], report["unchanged"], report["ok"]) == (["a"], ["b"], True)
         assert decode_request(link.asked[0][2]) == {"sample_period": "1"}
         configure = handler(fanout, link, errands, wait_s=0.1)
         assert configure({"metrics": "x"})["silent"] == ["c"]

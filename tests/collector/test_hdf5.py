@@ -103,7 +103,7 @@ def test_splitting_by_job_keeps_the_order_of_arrival_within_a_job() -> None:
     assert by_job.jobs == sorted(by_job.jobs, key=lambda job: place(np.array([job]))[0])
 
 
-def test_joining_takes_tables_without_rows_and_rows_that_are_not_contiguous() -> None:
+def test_joining_accepts_tables_without_rows_and_rows_that_are_not_contiguous() -> None:
     rows = TASKSTATS.empty_rows(6)
     rows["cpu_count"] = range(6)
     joined = join([batch(Table(TASKSTATS, 0, rows[:0]), Table(TASKSTATS, 0, rows[::2]))])
@@ -486,7 +486,7 @@ def test_a_string_column_that_is_too_short_is_made_wider(tmp_path: Path) -> None
     assert rows["x"].tolist() == [1.5, 0.1]
 
 
-def test_rows_with_a_column_of_another_kind_go_to_another_table_and_that_is_told_once(
+def test_rows_with_a_column_of_another_kind_go_to_another_table_and_that_is_reported_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Who comes first decides what a table that Colmet does not know is like, and keeps nobody else's values out."""

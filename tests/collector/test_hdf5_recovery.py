@@ -230,7 +230,7 @@ def test_bursts_become_as_large_as_their_speed_allows():
 
 
 def test_bursts_do_not_shrink_to_single_tables_where_each_one_is_slow():
-    """As where an fsync takes longer than the aim for a burst."""
+    """As where an fsync lasts longer than the aim for a burst."""
     pace = BurstPace()
     for _ in range(100):
         size = (1 << 30) // pace.pieces(1 << 30)
@@ -620,7 +620,7 @@ def test_a_table_that_claims_to_have_more_rows_than_there_can_be_is_read_as_far_
     assert stored(tmp_path) == expected(30)
 
 
-def test_what_a_damaged_table_does_not_tell_of_itself_any_more_is_told_anew(tmp_path):
+def test_what_a_damaged_table_has_lost_of_itself_is_described_again(tmp_path):
     path = str(tmp_path / "x.hdf5")
     with repair.opened_library(path, "w") as file:
         rows = np.full(5, 7, dtype=[("job_id", "<i8")])
@@ -681,7 +681,7 @@ def test_former_tables_that_cannot_be_removed_are_removed_before_the_next_file_i
     assert stored(tmp_path) == expected(45)
 
 
-def test_a_table_that_got_no_rows_lately_is_looked_at_too(tmp_path):
+def test_a_table_without_recent_rows_is_looked_at_too(tmp_path):
     killed_in_a_burst(tmp_path)
     notes = dict(OutputState(str(tmp_path / "state"), JOURNAL, 0, 0).notes)
     with tables.open_file(notes["file"], "a") as file:
@@ -1033,7 +1033,7 @@ def test_a_file_that_can_be_read_and_not_written_is_replaced(tmp_path, monkeypat
     assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
 
 
-def test_a_record_that_no_file_takes_is_a_defect_and_has_no_more_files_replaced(tmp_path, monkeypatch):
+def test_a_record_that_no_file_accepts_is_a_defect_and_has_no_more_files_replaced(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 30)
     fails_to_append(monkeypatch, lambda file, part: 35 in part.batch.rows["number"].tolist())

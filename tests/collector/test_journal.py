@@ -38,7 +38,7 @@ class Rig:
         self.size = MUCH
 
     def open(self, account=b"{}", keep=True, **options):
-        """The next one; with an output that has written nothing and so keeps all of it, unless told otherwise."""
+        """The next one; with an output that has written nothing and so keeps all of it, unless `keep` is false."""
         self.open_one = Journal(self.directory, self.size, self.acknowledged.extend, **options)
         if keep:
             self.open_one.state("keeps")
@@ -261,7 +261,7 @@ def test_a_position_that_is_none_does_not_count(rig, content):
     assert Path(rig.directory, "other.json.unreadable").read_bytes() == content
 
 
-def test_a_position_that_cannot_be_read_is_told(rig):
+def test_a_position_that_cannot_be_read_is_reported(rig):
     os.makedirs(os.path.join(rig.directory, "x.json"))
     with pytest.raises(ConfigError, match=r"cannot read how far x is: .*x\.json: Is a directory"):
         rig.open().state("x")
@@ -281,7 +281,7 @@ def test_damage_in_the_middle_is_passed_over_counted_and_kept_aside(rig, caplog)
     found = [record.batches[0].seq for record in records]
     assert len(found) == 9 and (set(range(10)) - set(found)).pop() in range(3, 8)
     assert lost == 1
-    everything(journal)  # another output: told once
+    everything(journal)  # another output: logged once
     assert journal.store.damages == 1 and caplog.text.count("bytes skipped") == 1
     (aside,) = Path(rig.directory, store_module.ASIDE).iterdir()
     assert b"\xff" * 10 in aside.read_bytes() and aside.read_bytes() in bytes(content)
@@ -305,7 +305,7 @@ def test_damage_all_over_fills_neither_disk_nor_log(rig, monkeypatch, caplog):
     assert "not kept: there is much already" in caplog.text
 
 
-def test_records_that_this_version_cannot_read_are_counted_and_told(rig, caplog):
+def test_records_that_this_version_cannot_read_are_counted_and_reported(rig, caplog):
     journal = rig.open()
     for seq in range(20):
         journal.append(b"no dialect", [batch(seq)])
@@ -371,7 +371,7 @@ def test_the_smallest_journal_keeps_what_fits(rig):
 
 
 @pytest.mark.slow
-def test_beyond_its_size_the_oldest_go_which_is_counted_and_told(rig, caplog):
+def test_beyond_its_size_the_oldest_go_which_is_counted_and_reported(rig, caplog):
     rig.size = 8 << 20
     journal = rig.open(segment_bytes=1 << 20)
     state = journal.state("away")
@@ -390,7 +390,7 @@ def test_beyond_its_size_the_oldest_go_which_is_counted_and_told(rig, caplog):
     assert reading.after == 200
 
 
-def test_a_full_disk_is_told_and_nothing_is_lost(rig, monkeypatch, caplog):
+def test_a_full_disk_is_reported_and_nothing_is_lost(rig, monkeypatch, caplog):
     monkeypatch.setattr(module, "RETRY_S", 0.05)
     journal = rig.open()
     put(journal, 1)

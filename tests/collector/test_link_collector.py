@@ -39,7 +39,7 @@ def test_a_double_is_acknowledged_when_the_first_one_is_on_disk(world):
     assert world.receiver.senders["node-1"].duplicates == 2
 
 
-def test_who_says_hello_is_told_what_is_on_disk_of_what_it_holds(world):
+def test_who_says_hello_learns_what_is_on_disk_of_what_it_holds(world):
     world.take(*range(1, 11), 15)
     world.sync()
     world.said()
@@ -81,7 +81,7 @@ def test_what_a_node_does_not_hold_any_more_is_not_missing_and_stays_known(world
     assert sender.version == "1.2"
 
 
-def test_a_node_that_connects_anew_is_answered_there(world):
+def test_a_node_that_connects_again_is_answered_there(world):
     world.hello()
     world.hello(caller=b"new")
     world.take(1)
@@ -181,7 +181,7 @@ def test_what_a_hello_may_cost_is_bounded(world, monkeypatch):
     assert sum(sender.runs for sender in world.receiver.senders.values()) < 15_000
 
 
-def test_of_many_gaps_and_much_that_is_on_its_way_each_range_is_told(world):
+def test_of_many_gaps_and_much_that_is_on_its_way_each_range_is_reported(world):
     world.take(*range(0, 40, 2), epoch=2)
     world.sync()
     world.hello()

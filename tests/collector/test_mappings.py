@@ -44,7 +44,7 @@ def test_columns_that_are_not_declared_have_the_type_of_those_that_came_first(ma
     assert mappings.fields("cgroup_default")["to_come"] == {"type": "long"}
 
 
-def test_a_column_of_floats_takes_integers_and_not_the_other_way_round(mappings):
+def test_a_column_of_floats_accepts_integers_and_not_the_other_way_round(mappings):
     assert not mappings.fit(grown(number("a", "f8"), number("b"))).left_out
     assert not mappings.fit(grown(number("a"))).left_out
     assert mappings.fit(grown(number("b", "f8"))).left_out == {"b"}
@@ -74,7 +74,7 @@ def test_dots_make_no_object_of_what_is_a_value(mappings):
     assert mappings.fit(schema("s_default", number("x"), number("x.y"), number("z"))).left_out == {"x", "x.y"}
 
 
-def test_an_index_has_no_more_fields_than_a_database_takes(mappings):
+def test_an_index_has_no_more_fields_than_a_database_accepts(mappings):
     many = [number(f"f{n}") for n in range(970)]
     assert len(mappings.fit(grown(*many)).left_out) > 20
     more = [number(f"g{n}") for n in range(900)]

@@ -333,7 +333,7 @@ def test_checksums_are_bounded_restored_and_a_forgotten_one_is_none():
 @pytest.mark.parametrize(
     "account", [b'{"": 1}', b'{"": {"agents": {"vm": [[1]]}}}', b'{"vm": {}, "": {"checksums": {"vm": 3}}}']
 )
-def test_an_account_that_is_damaged_is_told_and_survived(world, caplog, account):
+def test_an_account_that_is_damaged_is_reported_and_survived(world, caplog, account):
     world.receiver.restore(account, [])
     assert "state of the senders unreadable" in caplog.text
 

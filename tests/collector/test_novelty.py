@@ -38,7 +38,7 @@ def jobs_of(taken, at=0):
     return taken.tables[at].rows["job_id"].tolist()
 
 
-def test_a_sender_begins_so_many_tables_at_once_then_so_many_a_second(clock):
+def test_a_sender_begins_a_number_of_tables_at_once_then_a_number_per_second(clock):
     novelty = Novelty(2, clock)
     first = batch(CGROUP, range(int(2 * TABLES_BURST_S)))
     assert novelty.admits("a", 1, first) == (first, 0)

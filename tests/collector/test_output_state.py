@@ -52,7 +52,7 @@ def test_where_it_cannot_be_saved_the_former_stays(tmp_path):
         b"[" * 100_000,
     ],
 )
-def test_one_that_cannot_be_read_is_set_aside_and_told(tmp_path, caplog, content):
+def test_one_that_cannot_be_read_is_set_aside_and_reported(tmp_path, caplog, content):
     path = tmp_path / "x.json"
     path.write_bytes(content)
     state = OutputState(str(path), JOURNAL, 3, 10)

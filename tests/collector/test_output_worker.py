@@ -80,7 +80,7 @@ class Fake(OutputBackend):
 
 
 class Rig:
-    """An output worker whose turns the test takes, over a journal in memory."""
+    """An output worker whose turns the test runs, over a journal in memory."""
 
     def __init__(self, rows=5, age=60):
         self.clock = Clock(100.0)
@@ -158,7 +158,7 @@ def test_an_unavailable_output_is_tried_again_ever_more_seldom_and_nothing_is_lo
     for _ in range(8):
         delays.append(rig.turn(delays[-1] + 0.01))
     assert [round(delay) for delay in delays] == [1, 2, 4, 8, 16, 32, 60, 60, 60]
-    assert rig.worker.failures == 9 and caplog.text.count("disk full") == 1, "told the 1st, 10th, 100th time"
+    assert rig.worker.failures == 9 and caplog.text.count("disk full") == 1, "logged the 1st, 10th, 100th time"
     rig.put(5)
     rig.output.error = None
     assert rig.turn(30) == pytest.approx(30, abs=0.1) and not rig.output.bursts
@@ -288,7 +288,7 @@ def test_a_defect_and_then_an_absence_keep_the_rest(rig):
     assert rig.output.written == [0, *range(2, 8)] and rig.worker.dropped == 1
 
 
-def test_lost_records_are_counted_and_told(rig, caplog, monkeypatch):
+def test_lost_records_are_counted_and_reported(rig, caplog, monkeypatch):
     monkeypatch.setattr("colmet.collector.journal.journal.MAX_MEMORY_BYTES", 100_000)
     rig.output.error = OutputUnavailable("away")
     rig.put(*range(2000))
@@ -309,7 +309,7 @@ def test_sighup_starts_the_next_file_behind_what_was_received(rig):
     assert rig.output.events == ["recover", "reopen"] and rig.output.written[:2] == [1, 2]
     rig.output.recover_error = ConfigError("no")
     rig.worker.reopen()
-    rig.turn()  # told, and it goes on
+    rig.turn()  # logged, and it goes on
     rig.put(*range(10, 20))
     rig.turn(61)
     assert rig.output.written[-1] == 19
@@ -408,7 +408,7 @@ def test_at_the_end_it_writes_what_was_received(tmp_path):
     assert running.stop() == [True] and output.written == list(range(1000))
 
 
-def test_in_memory_what_cannot_be_written_at_the_end_is_told_as_lost(caplog):
+def test_in_memory_what_cannot_be_written_at_the_end_is_reported_as_lost(caplog):
     output = Fake()
     output.error = OutputUnavailable("away")
     running = Running("", output)

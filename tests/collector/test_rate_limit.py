@@ -30,7 +30,7 @@ def admitted(limit, sender, count, size=0):
     return sum(limit.admits(sender, "", size) for _ in range(count))
 
 
-def test_a_burst_is_taken_then_so_many_a_second(clock):
+def test_a_burst_is_accepted_then_a_number_per_second(clock):
     limit = RateLimit(5, 0, clock)
     assert admitted(limit, "a", 100) == 50
     clock.now += 2
@@ -155,7 +155,7 @@ def test_the_time_that_messages_take_is_the_senders(clock, monkeypatch):
     used = iter(range(0, 1000, 2))
     monkeypatch.setattr("colmet.collector.ingest.receiver.time.thread_time", lambda: float(next(used)))
     taken = [bool(receiver.take(v1.encode(batch(n, host="evil")), "10.0.0.1", "evil")) for n in range(5)]
-    assert taken == [True, True, False, False, False], "each takes two seconds"
+    assert taken == [True, True, False, False, False], "each needs two seconds"
     assert receiver.take(v1.encode(batch(1, host="good")), "10.0.0.1", "good")
     assert limits.limited["work"] == receiver.senders["evil"].limited == 3
     clock.now += 4 / WORK_S

@@ -116,13 +116,13 @@ def test_old_dialects_have_no_numbers_and_every_batch_is_new():
     assert receiver.senders["dahu-7"].duplicates == 0
 
 
-def test_each_batch_is_told_at_debug_level_with_its_host_and_rows(caplog):
+def test_each_batch_is_logged_at_debug_level_with_its_host_and_rows(caplog):
     caplog.set_level(logging.DEBUG)
     receiver = Receiver()
     take(receiver, 1, 1, 2)
     receiver.take((DATA / "colmet06/frames/mixed.bin").read_bytes(), "10.0.0.1")
-    told = [record.getMessage() for record in caplog.records if record.getMessage().startswith("batch received")]
-    assert told == [
+    lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("batch received")]
+    assert lines == [
         "batch received host=node-1 rows=1 seq=1 dialect=v1",
         "batch received host=node-1 rows=1 seq=2 dialect=v1",
         "batch received host=dahu-7 rows=7 seq=None dialect=colmet06",
@@ -225,7 +225,7 @@ def test_hosts_that_measure_are_forgotten_by_age_alone(monkeypatch):
     assert "late" in receiver.senders and "node-3" not in receiver.senders and "node-5" in receiver.senders
 
 
-def test_an_address_has_so_many_new_hosts(monkeypatch):
+def test_an_address_has_a_maximum_of_new_hosts(monkeypatch):
     limits = RateLimit(0, 0, lambda: 0.0)
     receiver = Receiver(limits)
     limits._hosts.limit(1, 5)

@@ -1,4 +1,4 @@
-"""The main thread of the collector: what it takes in, and when it does not."""
+"""The main thread of the collector: what it receives, and when it does not."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Unheard:
         return {}
 
 
-def test_nodes_that_take_no_acknowledgements_are_told_of_once(tmp_path, monkeypatch, caplog):
+def test_nodes_that_take_no_acknowledgements_are_reported_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(main_loop, "ACQUAINTED_S", 0)
     monkeypatch.setattr(main_loop, "BURST", 3)
     monkeypatch.setattr(main_loop, "LOOK", 3)

@@ -79,7 +79,7 @@ def test_a_token_is_printed_once_and_lets_in(file, monkeypatch, capsys):
     assert capsys.readouterr().out == "bob  token cron until 2999-01-01  admin\n"
 
 
-def test_a_password_takes_the_place_of_the_one_before_and_keeps_its_groups(file, monkeypatch):
+def test_a_password_replaces_the_one_before_and_keeps_its_groups(file, monkeypatch):
     run(monkeypatch, file, "add", "alice", "--group", "admin", "--password-stdin", stdin="first\n")
     run(monkeypatch, file, "add", "alice", "--token")
     run(monkeypatch, file, "add", "alice", "--password-stdin", stdin="second\n")

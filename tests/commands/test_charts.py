@@ -87,7 +87,7 @@ def test_the_unit_of_an_axis_fits_its_largest_value(unit, largest, divisor, show
     assert UNITS[unit].scaled(largest) == (pytest.approx(divisor), shown)
 
 
-def test_a_counter_that_begins_anew_and_one_that_is_missing_have_no_rate():
+def test_a_counter_that_begins_again_and_one_that_is_missing_have_no_rate():
     (one,) = lines([series([0, 5, 10, 15, 20], n=[10, 20, 5, -1, 15])], "n", None, True, 1.0)
     assert one.times.tolist() == [5, 10, 20]
     assert np.array_equal(one.values, [2, np.nan, 1], equal_nan=True)
@@ -177,7 +177,7 @@ def test_a_band_keeps_gaps():
     assert np.isnan(found.low).sum() == np.isnan(found.middle).sum() == np.isnan(found.high).sum() == 1
 
 
-def test_a_host_has_one_colour_in_all_charts_and_is_told_once():
+def test_a_host_has_one_colour_in_all_charts_and_is_named_once():
     a, b = line([1, 2], "a"), line([2, 3], "b")
     first, second, third = drawn(*[Panel("x", Unit("", ""), some) for some in ([a, b], [b], [a, b])]).axes
     assert [one.get_label() for one in second.lines[:1]] == ["b"]

@@ -136,7 +136,7 @@ def ended(body, tmp_path, out, **variables):
     (tmp_path / "probe.py").write_text(f"import os, signal\n\ndef add_options(parser): pass\n\n{body}\n")
     program = (
         "import sys; from colmet.commands import colmet; "
-        "sys.exit(colmet.main(sys.argv[1:], {'probe': colmet.Subcommand('probe', 'tells something')}))"
+        "sys.exit(colmet.main(sys.argv[1:], {'probe': colmet.Subcommand('probe', 'prints something')}))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), "PYTHONUNBUFFERED": ""}
     environment.update(variables)

@@ -80,7 +80,7 @@ def test_no_job_no_row_and_nothing_missing(tmp_path):
     assert lines[JOBS.name].found[:3] == (60, 0, ())
 
 
-def test_batches_dropped_beyond_the_bound_are_told_with_their_times(tmp_path):
+def test_batches_dropped_beyond_the_bound_are_reported_with_their_times(tmp_path):
     node = Node()
     node.ticks(30)
     node.ticks(100, lost="dropped")
@@ -106,12 +106,12 @@ def test_a_job_has_its_share_of_a_gap(tmp_path):
     assert lines[JOBS.name].found[:2] == (30, 0)
 
 
-def test_an_account_that_was_dropped_is_told_again(tmp_path):
+def test_an_account_that_was_dropped_is_reported_again(tmp_path):
     node = Node()
     node.ticks(20)
     node.ticks(3, missed=FAILED)
     node.ticks(20)
-    node.arrived, lost = node.arrived[:23], node.arrived[23:]  # the account that tells of it, and others
+    node.arrived, lost = node.arrived[:23], node.arrived[23:]  # the account that has it, and others
     for batch in lost:
         node.missing += [(t.schema.name, r.job_id, t.time_ns // NS) for t in batch.tables for r in t.samples()]
     node.dropped.append(Dropped(node.epoch, 24, 43, lost[0].time_ns, lost[-1].time_ns, "age"))
@@ -124,7 +124,7 @@ def test_an_account_that_was_dropped_is_told_again(tmp_path):
 
 
 @pytest.mark.parametrize(("why", "said"), [(FAILED, gap_finder.FAILED), (LATE, gap_finder.LATE)])
-def test_what_was_not_measured_is_told(tmp_path, why, said):
+def test_what_was_not_measured_is_reported(tmp_path, why, said):
     node = Node()
     node.ticks(20)
     node.ticks(30, missed=why)
@@ -136,7 +136,7 @@ def test_what_was_not_measured_is_told(tmp_path, why, said):
     assert lines[JOBS.name].found.missing == 0
 
 
-def test_skipped_ticks_are_told_of_each_table(tmp_path):
+def test_skipped_ticks_are_reported_each_table(tmp_path):
     node = Node()
     node.ticks(20)
     node.completeness.skipped(4, PERIOD)
@@ -192,7 +192,7 @@ def test_rows_after_the_last_account_of_a_node_that_was_killed_are_not_missing(t
 
 
 @pytest.mark.parametrize("later", [0, 1, 4])
-def test_a_node_that_is_started_again_at_once_begins_anew(tmp_path, later):
+def test_a_node_that_is_started_again_at_once_begins_again(tmp_path, later):
     """In the same second, or in the next one."""
     node = Node(period=0.1)
     node.ticks(205)
@@ -208,7 +208,7 @@ def test_a_node_that_is_started_again_at_once_begins_anew(tmp_path, later):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_agents_that_follow_each_other_within_seconds_are_told_apart(tmp_path, seed):
+def test_agents_that_follow_each_other_within_seconds_are_distinguished(tmp_path, seed):
     """Accounts come at any time of the second in which the one ends and the next one starts."""
     rng = random.Random(seed)
     ledger_s = rng.choice([0.1, 0.3, 1, 60])
@@ -226,7 +226,7 @@ def test_agents_that_follow_each_other_within_seconds_are_told_apart(tmp_path, s
     assert sum(gap.rows for gap in found.gaps if gap.why == gap_finder.NOT_HERE) == 30
 
 
-def test_a_node_that_was_stopped_is_told_from_one_that_was_killed(tmp_path):
+def test_a_node_that_was_stopped_is_distinguished_from_one_that_was_killed(tmp_path):
     node = Node()
     node.ticks(30)
     node.tick(ends=True)
@@ -238,7 +238,7 @@ def test_a_node_that_was_stopped_is_told_from_one_that_was_killed(tmp_path):
     assert lines[JOBS.name].found.missing == 0  # no job was there before and after
 
 
-def test_what_an_earlier_start_had_in_its_spool_and_was_dropped_later_is_told(tmp_path):
+def test_what_an_earlier_start_had_in_its_spool_and_was_dropped_later_is_reported(tmp_path):
     node = Node()
     node.ticks(30)
     first = node.seq + 1, node.now
@@ -292,7 +292,7 @@ def test_ticks_of_a_fraction_of_a_second_are_counted(tmp_path):
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_whatever_happens_as_many_rows_are_missing_as_are_told(tmp_path, seed):
+def test_whatever_happens_as_many_rows_are_missing_as_are_reported(tmp_path, seed):
     rng = random.Random(seed)
     node = Node()
     node.ticks(3)

@@ -79,12 +79,12 @@ def asked(socket, request, is_enough):
     until = time.monotonic() + 30
     while True:
         try:
-            told = ask(socket, "collector", request, 30)
+            report = ask(socket, "collector", request, 30)
         except Unreachable as err:
-            told = {"error": str(err)}
-        if "error" not in told and is_enough(told):
-            return told
-        assert time.monotonic() < until, told
+            report = {"error": str(err)}
+        if "error" not in report and is_enough(report):
+            return report
+        assert time.monotonic() < until, report
         time.sleep(0.05)
 
 
@@ -118,7 +118,7 @@ def site(request, tmp_path):
             stack.callback(setattr, nodes, "ended", True)
             nodes.start()
             # until all have been heard; the period stays as it is
-            asked(socket, {"sample_period": "5"}, lambda told: told["unchanged"] == sorted(hosts))
+            asked(socket, {"sample_period": "5"}, lambda report: report["unchanged"] == sorted(hosts))
             return nodes
 
         connect.uri = uri
@@ -144,12 +144,12 @@ def test_a_hundred_nodes_are_changed_at_once(site, capsys):
     pytest.fail(f"never within {WITHIN_S} s: {took_s}")
 
 
-def test_nodes_that_do_not_are_told_apart(site, capsys):
+def test_nodes_that_do_not_are_named_apart(site, capsys):
     socket, connect = site
     nodes = connect(["a", "b", "c"])
     assert configure(socket, "--host", "a", "--host", "z", "--sample-period", "2", "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["changed"] == ["a"] and told["away"] == ["z"] and nodes.periods == {"a": 2.0, "b": 5.0, "c": 5.0}
+    report = json.loads(capsys.readouterr().out)
+    assert report["changed"] == ["a"] and report["away"] == ["z"] and nodes.periods == {"a": 2.0, "b": 5.0, "c": 5.0}
     assert configure(socket, "--all", "--perf-events", "instructions") == 1
     assert capsys.readouterr().out.splitlines() == [
         "0 changed, 0 were so already, 3 refused, 0 did not answer",
@@ -158,7 +158,7 @@ def test_nodes_that_do_not_are_told_apart(site, capsys):
 
 
 @pytest.mark.parametrize(("site", "proof"), [(None, "none"), (None, "allowed"), ("keys", "keys")], indirect=["site"])
-def test_a_real_node_takes_it_from_its_collector_only_where_that_is_known_or_allowed(site, tmp_path, proof):
+def test_a_real_node_accepts_it_from_its_collector_only_where_that_is_known_or_allowed(site, tmp_path, proof):
     socket, connect = site
     keys = tmp_path / "keys"
     arguments = {
@@ -174,15 +174,15 @@ def test_a_real_node_takes_it_from_its_collector_only_where_that_is_known_or_all
         *("--mapping-dir", "", "--spool-dir", "", "--control-socket", "", *arguments),
     )
     try:
-        told = asked(socket, {"sample_period": "1800"}, lambda told: told["changed"] or told["refused"])
+        report = asked(socket, {"sample_period": "1800"}, lambda report: report["changed"] or report["refused"])
         if proof == "none":
-            ((why, _),) = told["refused"].items()
+            ((why, _),) = report["refused"].items()
             assert (
                 "this node has no keys" in why
                 and "change of the configuration refused over the link" in node.log.read_text()
             )
         else:
-            assert told["ok"] and "sample_period: 3600.0 -> 1800.0" in node.log.read_text()
+            assert report["ok"] and "sample_period: 3600.0 -> 1800.0" in node.log.read_text()
         assert node.stop()[0] == 0
     finally:
         node.process.kill()

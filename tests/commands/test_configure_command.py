@@ -108,7 +108,7 @@ def test_no_daemon_no_change(socket, capsys):
 
 
 @pytest.mark.live
-def test_a_node_that_runs_ticks_at_the_period_that_it_is_told(tmp_path, socket, capsys):
+def test_a_node_that_runs_ticks_at_the_configured_period(tmp_path, socket, capsys):
     uri = f"tcp://127.0.0.1:{free_port()}"
     with contextlib.ExitStack() as stack:
         collector = Daemon(

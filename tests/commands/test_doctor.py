@@ -90,7 +90,7 @@ OLD_KERNEL = {"/proc/sys/kernel/task_delayacct": None, "/proc/sys/kernel/osrelea
 
 @pytest.fixture
 def as_root(monkeypatch):
-    """What root is told, whoever runs the tests."""
+    """What root reads, whoever runs the tests."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 
@@ -202,7 +202,7 @@ BROKEN = {
         *(kernel.check_perf, ("--enable-perfhw",), {"/proc/sys/kernel/perf_event_paranoid": None}),
         *(FAIL, "no perf events", "CONFIG_CGROUP_PERF"),
     ),
-    "the kernel tells no pressure": (
+    "the kernel has no pressure": (
         *(kernel.check_pressure, (), {"/proc/pressure/cpu": None}),
         *(WARN, "(PSI)", "`psi=1` on the kernel's command line"),
     ),
@@ -372,16 +372,16 @@ def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(mach
     """I/O and the number of tasks are measured without a cgroup, and OAR 2 makes none of them."""
     as_with_oar_2(machine)
     machine.mkdir("/sys/fs/cgroup/memory/oar/bob_3")
-    (told,) = find(kernel.check_controllers, machine.target())
-    assert told.level == PASS
-    assert "bob_3 are held by cpu, cpuacct, memory, and jobs such as" in told.found
-    assert "have no blkio, pids controller" in told.found
+    (finding,) = find(kernel.check_controllers, machine.target())
+    assert finding.level == PASS
+    assert "bob_3 are held by cpu, cpuacct, memory, and jobs such as" in finding.found
+    assert "have no blkio, pids controller" in finding.found
 
 
 def test_without_a_job_the_controllers_are_named_as_the_machine_s_cgroups_name_them(machine):
     shutil.rmtree(machine.path / "sys/fs/cgroup/oar.slice")
-    (told,) = find(kernel.check_controllers, machine.target())
-    assert told == good("cpu, memory, io, pids are there, and no job that they could hold")
+    (finding,) = find(kernel.check_controllers, machine.target())
+    assert finding == good("cpu, memory, io, pids are there, and no job that they could hold")
 
 
 @pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
@@ -401,8 +401,8 @@ def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
     monkeypatch.setenv(
         "LIB_RAPL_PATH", str(machine.path / "opt/colmet06") if "/opt/colmet06/lib_rapl.so" in files else ""
     )
-    told = problem(check, machine.target("node", *argv))
-    assert told.level == level and found in told.found and remedy in told.remedy, told
+    finding = problem(check, machine.target("node", *argv))
+    assert finding.level == level and found in finding.found and remedy in finding.remedy, finding
 
 
 @pytest.mark.parametrize(
@@ -432,8 +432,8 @@ def test_what_a_version_of_the_kernel_cannot_measure_is_named(machine, release, 
 def test_before_linux_5_14_delays_are_counted_without_a_setting(machine):
     machine.write("/proc/sys/kernel/osrelease", OLD_KERNEL["/proc/sys/kernel/osrelease"])
     os.unlink(machine.host.path("/proc/sys/kernel/task_delayacct"))
-    (told,) = find(kernel.check_delays, machine.target())
-    assert told.level == PASS
+    (finding,) = find(kernel.check_delays, machine.target())
+    assert finding.level == PASS
 
 
 def pretend(fake, monkeypatch, text, status=0):
@@ -444,9 +444,9 @@ def pretend(fake, monkeypatch, text, status=0):
 
 def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_consequence(machine, monkeypatch):
     pretend(machine, monkeypatch, '{"waits": 4, "waited_s": 1331.88, "age_s": 0.0958}')
-    told = problem(kernel.check_waits, machine.target())
-    assert told.level == WARN and "0.10 s is charged with a wait of 1331.88 s" in told.found
-    assert "dropped" in told.found and "io_pressure_some" in told.remedy
+    finding = problem(kernel.check_waits, machine.target())
+    assert finding.level == WARN and "0.10 s is charged with a wait of 1331.88 s" in finding.found
+    assert "dropped" in finding.found and "io_pressure_some" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -454,21 +454,21 @@ def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_conseque
 )
 def test_waits_that_can_be_are_no_warning(machine, monkeypatch, waits, said):
     pretend(machine, monkeypatch, f'{{"waits": {waits}, "waited_s": null, "age_s": null}}')
-    (told,) = find(kernel.check_waits, machine.target())
-    assert told.level == PASS and said in told.found
+    (finding,) = find(kernel.check_waits, machine.target())
+    assert finding.level == PASS and said in finding.found
 
 
 def test_waits_are_not_looked_at_where_they_are_not_counted(machine, monkeypatch):
     pretend(machine, monkeypatch, "{}", 1)
     machine.write("/proc/sys/kernel/task_delayacct", "0\n")
-    (told,) = find(kernel.check_waits, machine.target())
-    assert told.level == PASS and "task_delayacct is 0" in told.found
+    (finding,) = find(kernel.check_waits, machine.target())
+    assert finding.level == PASS and "task_delayacct is 0" in finding.found
 
 
 def test_waits_that_cannot_be_tested_are_said_to_be_unchecked(machine, monkeypatch):
     pretend(machine, monkeypatch, "{}", 1)
-    told = problem(kernel.check_waits, machine.target())
-    assert told.level == WARN and "could not be checked" in told.found
+    finding = problem(kernel.check_waits, machine.target())
+    assert finding.level == WARN and "could not be checked" in finding.found
 
 
 @pytest.mark.live
@@ -484,15 +484,15 @@ def test_live_processes_wait_for_the_disk_for_a_bounded_time_and_leave_nothing(t
 
 def test_rights_that_are_missing_are_named(machine, root):
     machine.write("/proc/7/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000080004\n")  # PTRACE and DAC_READ_SEARCH
-    told = problem(kernel.check_rights, machine.target("node", status={**NODE, "pid": 7}))
-    assert told.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in told.found
-    assert "CapabilityBoundingSet=" in told.remedy and "--cap-add NET_ADMIN" in told.remedy
+    finding = problem(kernel.check_rights, machine.target("node", status={**NODE, "pid": 7}))
+    assert finding.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in finding.found
+    assert "CapabilityBoundingSet=" in finding.remedy and "--cap-add NET_ADMIN" in finding.remedy
 
 
 def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root):
     machine.write("/proc/self/status", "CapEff:\t0000000000281004\n")  # SYS_ADMIN, PTRACE, NET_ADMIN, DAC_READ_SEARCH
-    (told,) = find(kernel.check_rights, machine.target("node", "--enable-perfhw"))
-    assert told.level == PASS and "CAP_PERFMON" not in told.found, told
+    (finding,) = find(kernel.check_rights, machine.target("node", "--enable-perfhw"))
+    assert finding.level == PASS and "CAP_PERFMON" not in finding.found, finding
 
 
 # -- disk --
@@ -501,36 +501,36 @@ SOMEBODY = User("somebody", 12345, 12345, frozenset((12345,)))
 LITTLE = SimpleNamespace(f_flag=0, f_bavail=10, f_frsize=4096, f_blocks=1 << 20, f_files=1000, f_favail=900)
 
 
-def test_a_spool_that_others_may_write_to_is_told_with_the_command(machine, root):
+def test_a_spool_that_others_may_write_to_is_reported_with_the_command(machine, root):
     (machine.path / "var/spool/colmet").chmod(0o777)
-    told = problem(storage.check_disk, machine.target())
-    assert told == fail(
+    finding = problem(storage.check_disk, machine.target())
+    assert finding == fail(
         "--spool-dir /var/spool/colmet: others may write in it; it is not used",
         "`chown root /var/spool/colmet; chmod 700 /var/spool/colmet`",
     )
 
 
-def test_a_journal_that_its_user_cannot_write_to_is_told_with_the_command(machine, root):
+def test_a_journal_that_its_user_cannot_write_to_is_reported_with_the_command(machine, root):
     machine.path.chmod(0o755)
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
-    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert told.level == FAIL and "runs as somebody, who cannot write there" in told.found
-    assert told.remedy == "`chown somebody /var/lib/colmet`"
+    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert finding.level == FAIL and "runs as somebody, who cannot write there" in finding.found
+    assert finding.remedy == "`chown somebody /var/lib/colmet`"
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib")
-    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert told.remedy.startswith(
+    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert finding.remedy.startswith(
         "others have files there: `install -d -o somebody /var/lib/colmet`, and choose a place"
     )
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
     (machine.path / "var/lib/colmet/of-root").touch()
-    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert told.remedy == "`chown -R somebody /var/lib/colmet`"
+    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert finding.remedy == "`chown -R somebody /var/lib/colmet`"
     os.chown(machine.path / "var/lib/colmet", 0, 12345)
     (machine.path / "var/lib/colmet").chmod(0o770)
     assert find(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))[0].level == PASS
     (machine.path / "var").chmod(0o700)
-    told = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert "/var does not let it" in told.found and "`chmod o+x /var`" in told.remedy
+    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
+    assert "/var does not let it" in finding.found and "`chmod o+x /var`" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -542,14 +542,14 @@ def test_a_journal_that_its_user_cannot_write_to_is_told_with_the_command(machin
         ({"f_flag": os.ST_RDONLY}, "read-only", "`mount -o remount,rw /`"),
     ],
 )
-def test_a_file_system_without_room_is_told(machine, monkeypatch, system, found, remedy, root):
+def test_a_file_system_without_room_is_reported(machine, monkeypatch, system, found, remedy, root):
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(**{**vars(LITTLE), **system}))
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet/journal", "--journal-size", "1M")
-    told = problem(storage.check_disk, machine.target("collector", *argv))
-    assert found in told.found and remedy in told.remedy
+    finding = problem(storage.check_disk, machine.target("collector", *argv))
+    assert found in finding.found and remedy in finding.remedy
 
 
-def test_a_journal_that_another_collector_uses_is_told_with_its_process(machine, root):
+def test_a_journal_that_another_collector_uses_is_reported_with_its_process(machine, root):
     (lock := machine.path / "var/lib/colmet/lock").touch()
     status = lock.stat()
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
@@ -557,20 +557,20 @@ def test_a_journal_that_another_collector_uses_is_told_with_its_process(machine,
         "/proc/locks", f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE 77 {place} 0 EOF\n"
     )
     argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
-    told = problem(storage.check_disk, machine.target("collector", *argv))
-    assert told.level == FAIL and "process 77 uses it" in told.found and "`ps -fp 77`" in told.remedy
+    finding = problem(storage.check_disk, machine.target("collector", *argv))
+    assert finding.level == FAIL and "process 77 uses it" in finding.found and "`ps -fp 77`" in finding.remedy
     running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
     assert not [one for one in find(storage.check_disk, running) if one.level != PASS]
 
 
-def test_a_file_that_another_collector_writes_to_is_told(machine, root):
+def test_a_file_that_another_collector_writes_to_is_reported(machine, root):
     (file := machine.path / "var/lib/colmet/one.hdf5").touch()
     status = file.stat()
     place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
     machine.write("/proc/locks", f"1: OFDLCK ADVISORY  WRITE -1 {place} 0 EOF\n")
     argv = ("--hdf5-filepath", "/var/lib/colmet/one.hdf5", "--journal-dir", "/var/lib/colmet/journal")
-    told = [one for one in find(storage.check_disk, machine.target("collector", *argv)) if "one.hdf5" in one.found]
-    assert [one.level for one in told] == [FAIL] and "another process writes to it" in told[0].found
+    findings = [one for one in find(storage.check_disk, machine.target("collector", *argv)) if "one.hdf5" in one.found]
+    assert [one.level for one in findings] == [FAIL] and "another process writes to it" in findings[0].found
     running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
     assert not [one for one in find(storage.check_disk, running) if one.level == FAIL]
 
@@ -590,11 +590,11 @@ def test_the_version_on_the_socket_is_compared(machine, tmp_path):
     finally:
         control.close()
     assert supposed.status is None and "not asked" in find(daemon.check_running, supposed)[0].found
-    told = find(daemon.check_versions, target)
-    assert told[0] == warn(
+    findings = find(daemon.check_versions, target)
+    assert findings[0] == warn(
         f"colmet-node runs as 0.9.1, and what is installed here is {__version__}", "`systemctl restart colmet-node`"
     )
-    assert "tcp://head:5556 has 1.0" in told[1].found and "upgrade the older side" in told[1].remedy
+    assert "tcp://head:5556 has 1.0" in findings[1].found and "upgrade the older side" in findings[1].remedy
 
 
 def test_of_many_nodes_each_ones_clock_and_version_are_looked_at(machine, tmp_path, monkeypatch):
@@ -616,16 +616,16 @@ def test_of_many_nodes_each_ones_clock_and_version_are_looked_at(machine, tmp_pa
         control.close()
     monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.001))
     assert "last by 30.0 s" in problem(clock.check_clock, target).found
-    told = problem(daemon.check_versions, target).found
-    assert "last has 0.9" in told and "gone" not in told
+    found = problem(daemon.check_versions, target).found
+    assert "last has 0.9" in found and "gone" not in found
 
 
 @pytest.mark.parametrize("place", ["", "tcp://127.0.0.1:5560"])
-def test_a_daemon_without_a_path_to_ask_it_at_is_told(machine, place):
+def test_a_daemon_without_a_path_to_ask_it_at_is_reported(machine, place):
     target = Target("node", machine.host, ["--control-socket", place])
     target.ask()
-    told = problem(daemon.check_running, target)
-    assert told.level == WARN and f"--control-socket is '{place}'" in told.found
+    finding = problem(daemon.check_running, target)
+    assert finding.level == WARN and f"--control-socket is '{place}'" in finding.found
 
 
 @pytest.mark.parametrize(
@@ -639,10 +639,10 @@ def test_a_daemon_without_a_path_to_ask_it_at_is_told(machine, place):
         ({"ActiveState": "active", "UnitFileState": "enabled", "NRestarts": "0"}, PASS, ""),
     ],
 )
-def test_the_unit_is_told(machine, unit, level, remedy):
+def test_the_unit_is_reported(machine, unit, level, remedy):
     target = machine.target("node", has_systemd=True, unit={"LoadState": "loaded", **unit})
-    (told,) = find(daemon.check_unit, target)
-    assert told.level == level and remedy in told.remedy
+    (finding,) = find(daemon.check_unit, target)
+    assert finding.level == level and remedy in finding.remedy
 
 
 def test_directories_of_a_unit_with_a_user_of_its_own_are_looked_at(machine, root):
@@ -667,23 +667,23 @@ def test_rights_of_the_agents_unit_count_for_what_it_reads(machine, tmp_path):
         assert storage.missing_right(str(secret), user, os.W_OK, str(tmp_path)) == str(secret)
 
 
-def test_a_backend_that_is_off_and_an_output_that_is_away_are_told(machine):
+def test_a_backend_that_is_off_and_an_output_that_is_away_are_reported(machine):
     off = changed(changed(NODE, "backends.0.on", False), "backends.0.why", "no right")
-    told = find(daemon.check_health, machine.target("node", status=off))
-    assert [finding.level for finding in told] == [WARN, WARN] and told[1].found == "taskstats is off: no right"
+    findings = find(daemon.check_health, machine.target("node", status=off))
+    assert [finding.level for finding in findings] == [WARN, WARN] and findings[1].found == "taskstats is off: no right"
     away = changed(changed(COLLECTOR, "outputs.0.available", False), "outputs.0.away_s", 500.0)
-    (told,) = find(daemon.check_health, machine.target("collector", status=away))
-    assert told.level == FAIL and "hdf5 away" in told.found and "`colmet status collector`" in told.remedy
+    (finding,) = find(daemon.check_health, machine.target("collector", status=away))
+    assert finding.level == FAIL and "hdf5 away" in finding.found and "`colmet status collector`" in finding.remedy
 
 
-def test_a_clock_that_nothing_keeps_right_and_one_that_is_ahead_are_told(machine, monkeypatch):
+def test_a_clock_that_nothing_keeps_right_and_one_that_is_ahead_are_reported(machine, monkeypatch):
     monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(False, 16.0))
-    told = problem(clock.check_clock, machine.target())
-    assert "not synchronised" in told.found and "`timedatectl set-ntp true`" in told.remedy
+    finding = problem(clock.check_clock, machine.target())
+    assert "not synchronised" in finding.found and "`timedatectl set-ntp true`" in finding.remedy
     monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.01))
     ahead = changed(COLLECTOR, "senders.worst.0.lag_s", -7.25)
-    told = problem(clock.check_clock, machine.target("collector", status=ahead))
-    assert "node-1 by 7.2 s" in told.found and "`chronyc makestep`" in told.remedy
+    finding = problem(clock.check_clock, machine.target("collector", status=ahead))
+    assert "node-1 by 7.2 s" in finding.found and "`chronyc makestep`" in finding.remedy
 
 
 def test_the_clock_of_this_machine_is_read():
@@ -693,10 +693,10 @@ def test_the_clock_of_this_machine_is_read():
         cannot_run("adjtimex is not allowed in this container")
 
 
-def test_a_collector_that_may_open_few_files_is_told(machine):
+def test_a_collector_that_may_open_few_files_is_reported(machine):
     machine.write("/proc/9/limits", "Limit  Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n")
-    told = problem(daemon.check_open_files, machine.target("collector", status={**COLLECTOR, "pid": 9}))
-    assert "1024 files" in told.found and "LimitNOFILE=65536" in told.remedy
+    finding = problem(daemon.check_open_files, machine.target("collector", status={**COLLECTOR, "pid": 9}))
+    assert "1024 files" in finding.found and "LimitNOFILE=65536" in finding.remedy
 
 
 # -- configuration --
@@ -717,8 +717,8 @@ def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, fo
     path = machine.write(f"/etc/colmet/{side}.toml", f"# comment\n{line}\n")
     path.chmod(0o644)
     target = Target(side, machine.host)
-    told = problem(daemon.check_configuration, target)
-    assert told.level == FAIL and found in told.found and target.argv == ["--config", str(path)]
+    finding = problem(daemon.check_configuration, target)
+    assert finding.level == FAIL and found in finding.found and target.argv == ["--config", str(path)]
     assert find_sides(machine.host) == [side]
 
 
@@ -736,16 +736,16 @@ def test_a_deprecated_option_is_named(machine, monkeypatch):
     assert finding.level == WARN and "--old is deprecated since 1.1.0, use --sample-period" in finding.found
 
 
-def test_what_the_daemon_s_user_cannot_read_is_told_to_root(machine, root, public):
+def test_what_the_daemon_s_user_cannot_read_is_reported_to_root(machine, root, public):
     nobody = User.of(pwd.getpwnam("nobody").pw_uid)
     config = public / "collector.toml"
     config.write_text("enable-stdout-backend = true\n")
     config.chmod(0o600)
-    told = problem(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
-    assert told.level == FAIL and "user nobody cannot read it: chgrp" in told.found
+    finding = problem(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
+    assert finding.level == FAIL and "user nobody cannot read it: chgrp" in finding.found
     config.chmod(0o644)
-    (told,) = find(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
-    assert told == good(f"{config}: in order, as user nobody")
+    (finding,) = find(daemon.check_configuration, machine.target("collector", "--config", str(config), user=nobody))
+    assert finding == good(f"{config}: in order, as user nobody")
 
 
 def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_path):
@@ -771,13 +771,13 @@ def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypa
     target = machine.target("node")
     target.is_given = False
     monkeypatch.setattr(Target, "problem", f"{target.config}: Permission denied")
-    told = problem(daemon.check_configuration, target)
-    assert told == warn(f"could not be checked: {target.config}: Permission denied", "`sudo colmet doctor --node`")
+    finding = problem(daemon.check_configuration, target)
+    assert finding == warn(f"could not be checked: {target.config}: Permission denied", "`sudo colmet doctor --node`")
 
 
 def test_what_the_options_need_is_not_checked_without_them(machine):
-    (told,) = find(kernel.check_forks, machine.target("node", "--nonsense"))
-    assert told == warn("could not be checked: its configuration cannot be used", "")
+    (finding,) = find(kernel.check_forks, machine.target("node", "--nonsense"))
+    assert finding == warn("could not be checked: its configuration cannot be used", "")
 
 
 def test_options_of_the_units_environment_file_count(machine):
@@ -809,7 +809,7 @@ def leftovers(machine, side="node", *argv):
     return find(daemon.check_leftovers, machine.target(side, *(argv or URI), status={**NODE, "pid": 12}))
 
 
-def test_a_second_node_of_this_machine_is_told_without_a_kill(machine, others):
+def test_a_second_node_of_this_machine_is_reported_without_a_kill(machine, others):
     others(77, "/user.slice/user-0.slice/session-3.scope", *URI)
     others(78, "/system.slice/old-colmet.service", *URI)
     by_hand, unit = leftovers(machine)
@@ -849,14 +849,14 @@ def test_the_only_daemon_may_be_the_one_that_cannot_be_asked(machine, others):
     ("script", "unit", "level"),
     [
         ("colmet-node-06", {"UnitFileState": "enabled"}, WARN),
-        ("colmet-node", {"UnitFileState": "enabled"}, PASS),  # systemd takes the unit of this name
+        ("colmet-node", {"UnitFileState": "enabled"}, PASS),  # systemd uses the unit of this name
         ("colmet-node-06", {"UnitFileState": "disabled"}, PASS),  # it is what the site starts
     ],
 )
-def test_a_start_script_beside_the_unit_is_told(machine, script, unit, level):
+def test_a_start_script_beside_the_unit_is_reported(machine, script, unit, level):
     machine.write(f"/etc/init.d/{script}", "#!/bin/sh\n")
-    (told,) = find(daemon.check_leftovers, machine.target("node", unit={"LoadState": "loaded", **unit}))
-    assert told.level == level and ("update-rc.d colmet-node-06 disable" in told.remedy or level == PASS)
+    (finding,) = find(daemon.check_leftovers, machine.target("node", unit={"LoadState": "loaded", **unit}))
+    assert finding.level == level and ("update-rc.d colmet-node-06 disable" in finding.remedy or level == PASS)
 
 
 def test_the_command_line_of_a_running_daemon_counts(machine):
@@ -897,19 +897,19 @@ def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, monkeypatch)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     target = machine.target()
     target.denied, target.unreachable = True, "/run/colmet/node.sock: permission denied"
-    told = problem(daemon.check_running, target)
-    assert told.level == WARN and "`sudo colmet doctor --node`" in told.remedy and target.user.uid == 0
+    finding = problem(daemon.check_running, target)
+    assert finding.level == WARN and "`sudo colmet doctor --node`" in finding.remedy and target.user.uid == 0
     for check in (daemon.check_health, daemon.check_versions, daemon.check_open_files):
-        told = problem(check, target)
-        assert told.level == WARN and "could not be checked: this user may not ask it" in told.found
+        finding = problem(check, target)
+        assert finding.level == WARN and "could not be checked: this user may not ask it" in finding.found
     machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
-    told = problem(kernel.check_perf, machine.target("node", "--enable-perfhw"))
-    assert told.level == WARN, "root may be able to"
-    told = problem(
+    finding = problem(kernel.check_perf, machine.target("node", "--enable-perfhw"))
+    assert finding.level == WARN, "root may be able to"
+    finding = problem(
         software.check_backends,
         machine.target("node", "--enable-RAPL", "--disable-procstats", "--disable-taskstats"),
     )
-    assert told.level == WARN, "root may be able to"
+    assert finding.level == WARN, "root may be able to"
 
 
 # -- libraries --
@@ -924,22 +924,22 @@ def test_plug_ins_are_named_and_one_that_is_not_loaded_is_a_failure_with_its_rea
     assert loaded.found == "plug-in: mine = site_mine:Mine of site_mine 1.0"
 
 
-def test_a_module_that_is_missing_or_too_old_is_told_with_the_command(machine, monkeypatch):
+def test_a_module_that_is_missing_or_too_old_is_reported_with_the_command(machine, monkeypatch):
     versions = {"pyzmq": None, "msgpack": "0.9.9"}
     real = software.version_of
     monkeypatch.setattr(software, "version_of", lambda name: versions[name] if name in versions else real(name))
-    told = {finding.found.split()[-4]: finding for finding in find(software.check_modules, machine.target())}
-    assert {finding.level for finding in told.values()} == {FAIL}
-    texts = [finding.found for finding in told.values()]
+    findings = {finding.found.split()[-4]: finding for finding in find(software.check_modules, machine.target())}
+    assert {finding.level for finding in findings.values()} == {FAIL}
+    texts = [finding.found for finding in findings.values()]
     assert "the Python module pyzmq is not installed" in texts and "msgpack 0.9.9 is older than >=1.0.3" in texts
-    assert any(re.search(r"-m pip install 'pyzmq>=24'", finding.remedy) for finding in told.values())
+    assert any(re.search(r"-m pip install 'pyzmq>=24'", finding.remedy) for finding in findings.values())
 
 
 @pytest.mark.parametrize(
     "err", [ImportError("libhdf5.so: cannot open"), ValueError("numpy.dtype size changed"), ModuleNotFoundError("no h")]
 )
 @pytest.mark.parametrize("broken", ["colmet.node.main", "colmet.common.runtime.control"])
-def test_a_library_that_is_there_and_cannot_be_loaded_is_told(machine, monkeypatch, tmp_path, err, broken):
+def test_a_library_that_is_there_and_cannot_be_loaded_is_reported(machine, monkeypatch, tmp_path, err, broken):
     monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))  # this machine may have a daemon
     load = importlib.import_module
 
@@ -1012,8 +1012,8 @@ def reach(machine, port, *argv):
 
 
 def test_nobody_at_the_collectors_port(machine):
-    told = reach(machine, free_port())
-    assert told.level == FAIL and "refused" in told.found and "start colmet-collector here" in told.remedy
+    finding = reach(machine, free_port())
+    assert finding.level == FAIL and "refused" in finding.found and "start colmet-collector here" in finding.remedy
 
 
 def test_a_port_that_lets_nothing_through(machine, monkeypatch):
@@ -1021,8 +1021,8 @@ def test_a_port_that_lets_nothing_through(machine, monkeypatch):
         raise TimeoutError
 
     monkeypatch.setattr(network, "greet", dropped)
-    told = reach(machine, 5556)
-    assert told.level == FAIL and "no answer within" in told.found and "open port 5556" in told.remedy
+    finding = reach(machine, 5556)
+    assert finding.level == FAIL and "no answer within" in finding.found and "open port 5556" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -1044,8 +1044,8 @@ def test_a_port_that_lets_nothing_through(machine, monkeypatch):
 )
 def test_who_listens_at_the_collectors_port(machine, answer, argv, level, found, remedy):
     with listener(answer) as port:
-        told = reach(machine, port, *argv)
-    assert told.level == level and found in told.found and remedy in told.remedy
+        finding = reach(machine, port, *argv)
+    assert finding.level == level and found in finding.found and remedy in finding.remedy
 
 
 def test_a_listener_that_sends_nothing_hangs_or_is_slow(machine, monkeypatch):
@@ -1064,8 +1064,8 @@ def test_a_slow_collector_is_waited_for(machine, monkeypatch):
 def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
     with listener(zmtp.greeting()) as port:
         argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", f"tcp://127.0.0.1:{free_port()}")
-        told = problem(network.check_collectors, machine.target("node", *argv))
-    assert told.level == WARN and "acknowledgements" in told.found and "open that port, too" in told.remedy
+        finding = problem(network.check_collectors, machine.target("node", *argv))
+    assert finding.level == WARN and "acknowledgements" in finding.found and "open that port, too" in finding.remedy
 
 
 def test_a_port_that_the_service_manager_holds_is_the_collectors(machine, monkeypatch):
@@ -1074,40 +1074,46 @@ def test_a_port_that_the_service_manager_holds_is_the_collectors(machine, monkey
         uri = f"tcp://127.0.0.1:{held.getsockname()[1]}"
         argv = ("--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
         monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init"), (4711, "colmet-collector -v")])
-        (told,) = find(network.check_ports, machine.target("collector", *argv))
-        assert told.level == PASS and "process 4711, colmet-collector" in told.found
+        (finding,) = find(network.check_ports, machine.target("collector", *argv))
+        assert finding.level == PASS and "process 4711, colmet-collector" in finding.found
         monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init")])
-        (told,) = find(network.check_ports, machine.target("collector", *argv))
-        assert told.level == PASS and "held by the service manager until" in told.found
+        (finding,) = find(network.check_ports, machine.target("collector", *argv))
+        assert finding.level == PASS and "held by the service manager until" in finding.found
 
 
-def test_a_port_that_somebody_else_has_is_told_with_who_it_is(machine):
+def test_a_port_that_somebody_else_has_is_reported_with_who_it_is(machine):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         uri = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         target = Target("collector", doctor.Host(), ["--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", ""])
-        told = problem(network.check_ports, target)
-    assert told.level == FAIL and f"taken by process {os.getpid()}" in told.found and "`ss -ltnp" in told.remedy
+        finding = problem(network.check_ports, target)
+    assert (
+        finding.level == FAIL and f"taken by process {os.getpid()}" in finding.found and "`ss -ltnp" in finding.remedy
+    )
 
 
 def test_a_control_socket_over_tcp_is_listened_on_too(machine):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        told = problem(network.check_ports, machine.target("node", "--control-socket", f"tcp://127.0.0.1:{port}"))
-    assert told.level == FAIL and told.found.startswith(f"--control-socket tcp://127.0.0.1:{port}: taken by ")
+        finding = problem(network.check_ports, machine.target("node", "--control-socket", f"tcp://127.0.0.1:{port}"))
+    assert finding.level == FAIL and finding.found.startswith(f"--control-socket tcp://127.0.0.1:{port}: taken by ")
 
 
 def test_an_address_of_another_machine_cannot_be_listened_on(machine):
     uri = "tcp://192.0.2.7:5556"
-    told = problem(
+    finding = problem(
         network.check_ports, machine.target("collector", "--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
     )
-    assert told.level == FAIL and "no address of this machine" in told.found and "`ip -brief address`" in told.remedy
+    assert (
+        finding.level == FAIL
+        and "no address of this machine" in finding.found
+        and "`ip -brief address`" in finding.remedy
+    )
 
 
-def test_a_database_that_is_away_is_told(machine):
+def test_a_database_that_is_away_is_reported(machine):
     url = f"http://127.0.0.1:{free_port()}"
-    told = problem(network.check_databases, machine.target("collector", "--elastic-host", url))
-    assert told.level == FAIL and "refused" in told.found and "waits in the journal" in told.remedy
+    finding = problem(network.check_databases, machine.target("collector", "--elastic-host", url))
+    assert finding.level == FAIL and "refused" in finding.found and "waits in the journal" in finding.remedy
 
 
 # -- keys --
@@ -1138,17 +1144,17 @@ def test_keys_of_which_all_is_well(machine, keys, side):
 
 
 @pytest.mark.parametrize("side", ["node", "collector"])
-def test_a_secret_that_others_can_read_is_told_with_the_command(machine, keys, side, as_root):
+def test_a_secret_that_others_can_read_is_reported_with_the_command(machine, keys, side, as_root):
     keys.secrets[side].chmod(0o644)
-    told = problem(network.check_keys, machine.target(side, *getattr(keys, side)))
-    assert told.level == FAIL and "others can read it" in told.found
-    assert f"chmod 600 {keys.secrets[side]}" in f"{told.found} {told.remedy}"
+    finding = problem(network.check_keys, machine.target(side, *getattr(keys, side)))
+    assert finding.level == FAIL and "others can read it" in finding.found
+    assert f"chmod 600 {keys.secrets[side]}" in f"{finding.found} {finding.remedy}"
 
 
-def test_a_secret_that_the_daemons_user_cannot_read_is_told(machine, keys, root):
-    told = problem(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
-    assert told.level == FAIL and "runs as somebody, who cannot read" in told.found
-    assert f"`chown somebody {keys.secrets['collector']}" in told.remedy
+def test_a_secret_that_the_daemons_user_cannot_read_is_reported(machine, keys, root):
+    finding = problem(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
+    assert finding.level == FAIL and "runs as somebody, who cannot read" in finding.found
+    assert f"`chown somebody {keys.secrets['collector']}" in finding.remedy
 
 
 def test_a_secret_of_the_daemons_user_is_fine_whoever_runs_the_doctor(machine, keys, root, tmp_path):
@@ -1159,61 +1165,63 @@ def test_a_secret_of_the_daemons_user_is_fine_whoever_runs_the_doctor(machine, k
     os.chown(keys.secrets["collector"], SOMEBODY.uid, -1)
     found = find(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
     assert [one.level for one in found] == [PASS, PASS], found
-    told = problem(
+    finding = problem(
         network.check_keys, machine.target("collector", *keys.collector, user=User("other", 12346, 12346, frozenset()))
     )
-    assert told.level == FAIL and f"belongs to another user (uid {SOMEBODY.uid})" in told.found
-    assert "chown it to the daemon's user" in f"{told.found} {told.remedy}"
+    assert finding.level == FAIL and f"belongs to another user (uid {SOMEBODY.uid})" in finding.found
+    assert "chown it to the daemon's user" in f"{finding.found} {finding.remedy}"
 
 
 def test_a_node_that_no_collector_is_named_to(machine):
-    told = problem(network.check_collectors, machine.target("node", "--zeromq-uri", ""))
-    assert told.level == FAIL and "no collector is named" in told.found and "`colmet enrol " in told.remedy
+    finding = problem(network.check_collectors, machine.target("node", "--zeromq-uri", ""))
+    assert finding.level == FAIL and "no collector is named" in finding.found and "`colmet enrol " in finding.remedy
 
 
 def test_keys_that_do_not_fit_together(machine, keys):
     text = keys.secrets["node"].read_text()
     keys.secrets["node"].write_text(re.sub(r'public-key = "[^"]*"', f'public-key = "{new_pair().public}"', text))
-    told = problem(network.check_keys, machine.target("node", *keys.node))
-    assert told.level == (WARN if os.geteuid() else FAIL)
-    assert "does not belong" in told.found and "make a new pair" in told.remedy
+    finding = problem(network.check_keys, machine.target("node", *keys.node))
+    assert finding.level == (WARN if os.geteuid() else FAIL)
+    assert "does not belong" in finding.found and "make a new pair" in finding.remedy
 
 
 def test_a_key_of_a_node_that_is_damaged_and_a_folder_without_keys(machine, keys):
     (keys.folder / "node-2.key").write_text("damaged\n")
-    told = problem(network.check_keys, machine.target("collector", *keys.collector))
-    assert told.level == WARN and "node-2.key" in told.found and "`colmet enrol --replace NAME`" in told.remedy
+    finding = problem(network.check_keys, machine.target("collector", *keys.collector))
+    assert finding.level == WARN and "node-2.key" in finding.found and "`colmet enrol --replace NAME`" in finding.remedy
     for path in keys.folder.iterdir():
         path.unlink()
-    told = problem(network.check_keys, machine.target("collector", *keys.collector))
-    assert told.level == FAIL and "no node is admitted" in told.found and "`colmet enrol NAME...`" in told.remedy
+    finding = problem(network.check_keys, machine.target("collector", *keys.collector))
+    assert (
+        finding.level == FAIL and "no node is admitted" in finding.found and "`colmet enrol NAME...`" in finding.remedy
+    )
 
 
 def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
     with listener(zmtp.greeting(b"CURVE")) as port:
         status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.state", "away")
-        told = problem(
+        finding = problem(
             network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
         )
-    assert told.level == FAIL and "does not let this node in" in told.found
-    assert f"`colmet enrol --replace {socket.gethostname()}`" in told.remedy
+    assert finding.level == FAIL and "does not let this node in" in finding.found
+    assert f"`colmet enrol --replace {socket.gethostname()}`" in finding.remedy
 
 
 def test_a_node_that_is_about_to_be_let_in_is_said_to_wait(machine, keys):
     with listener(zmtp.greeting(b"CURVE")) as port:
         status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.since_s", 5.0)
         status = changed(status, "collectors.0.state", "not heard of yet")
-        told = problem(
+        finding = problem(
             network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
         )
-    assert told.level == WARN and "has not let this node in yet" in told.found and "in a minute" in told.remedy
+    assert finding.level == WARN and "has not let this node in yet" in finding.found and "in a minute" in finding.remedy
 
 
-def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys, monkeypatch):
+def test_the_pair_of_another_host_is_reported_before_anything_is_sent(machine, keys, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-7")
-    told = problem(network.check_keys, machine.target("node", *keys.node))
-    assert told.level == FAIL and f"was made for {keys.host}, and this host is node-7" in told.found
-    assert "`colmet enrol node-7`" in told.remedy
+    finding = problem(network.check_keys, machine.target("node", *keys.node))
+    assert finding.level == FAIL and f"was made for {keys.host}, and this host is node-7" in finding.found
+    assert "`colmet enrol node-7`" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -1225,9 +1233,9 @@ def test_the_pair_of_another_host_is_told_before_anything_is_sent(machine, keys,
         ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "send as n1: they are stored as n1, n1~2", "hostnamectl"),
     ],
 )
-def test_what_the_collector_knows_of_its_nodes_is_told_with_the_remedy(machine, path, value, found, remedy):
-    told = problem(network.check_senders, machine.target("collector", status=changed(COLLECTOR, path, value)))
-    assert told.level == WARN and found in told.found and remedy in told.remedy
+def test_what_the_collector_knows_of_its_nodes_is_reported_with_the_remedy(machine, path, value, found, remedy):
+    finding = problem(network.check_senders, machine.target("collector", status=changed(COLLECTOR, path, value)))
+    assert finding.level == WARN and found in finding.found and remedy in finding.remedy
 
 
 def test_a_collector_of_whose_nodes_all_is_well(machine):
@@ -1250,13 +1258,13 @@ def test_the_remedy_of_an_output_that_is_away_is_by_what_it_says(machine, why, r
     status = COLLECTOR
     for path, value in (("available", False), ("away_s", 500.0), ("why", why)):
         status = changed(status, f"outputs.0.{path}", value)
-    told = problem(daemon.check_health, machine.target("collector", status=status))
-    assert told.level == FAIL and remedy in told.remedy
+    finding = problem(daemon.check_health, machine.target("collector", status=status))
+    assert finding.level == FAIL and remedy in finding.remedy
 
 
 def test_half_of_the_keys(machine, keys, as_root):
-    told = problem(network.check_keys, machine.target("node", *keys.node[:2]))
-    assert told.level == FAIL and "--zeromq-curve-collector is missing" in told.found
+    finding = problem(network.check_keys, machine.target("node", *keys.node[:2]))
+    assert finding.level == FAIL and "--zeromq-curve-collector is missing" in finding.found
 
 
 # -- how checks are carried out --
@@ -1264,9 +1272,9 @@ def test_half_of_the_keys(machine, keys, as_root):
 
 def test_a_check_that_hangs_is_left_alone(monkeypatch):
     asleep = threading.Event()
-    (told,) = run_check(lambda: asleep.wait(60) and [], 0.05)
+    (finding,) = run_check(lambda: asleep.wait(60) and [], 0.05)
     asleep.set()
-    assert told == warn("could not be checked: no answer within 0.05 s", "")
+    assert finding == warn("could not be checked: no answer within 0.05 s", "")
 
 
 @pytest.mark.parametrize(
@@ -1293,21 +1301,21 @@ def test_a_check_with_a_defect_stops_no_other(machine, err, found):
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "fault"),
     [
         (lambda: time.sleep(30), "the rest could not be checked: no answer within 0.3 s"),
         (lambda: os.stat("/none"), "the rest could not be checked: [Errno 2] No such file or directory: '/none'"),
     ],
 )
-def test_what_a_check_has_found_before_it_hangs_or_fails_is_told(end, told):
+def test_what_a_check_has_found_before_it_hangs_or_fails_is_reported(end, fault):
     def check():
         yield fail("found", "remedy")
         end()
 
-    assert run_check(check, 0.3) == [fail("found", "remedy"), warn(told, "")]
+    assert run_check(check, 0.3) == [fail("found", "remedy"), warn(fault, "")]
 
 
-def test_a_backend_that_hangs_is_told_and_the_others_go_on(machine, monkeypatch, as_root):
+def test_a_backend_that_hangs_is_named_and_the_others_go_on(machine, monkeypatch, as_root):
     class Backend:
         def __init__(self, name, seconds):
             self.name, self.seconds = name, seconds
@@ -1372,9 +1380,9 @@ def few(monkeypatch):
 
 def test_json_has_every_finding(few, capsys):
     status, said = run(capsys, "--node", "--json")
-    told = json.loads(said.out)
-    assert status == 2 and told["level"] == "fail" and told["version"] == __version__ and not said.err
-    assert told["findings"][0] == {
+    report = json.loads(said.out)
+    assert status == 2 and report["level"] == "fail" and report["version"] == __version__ and not said.err
+    assert report["findings"][0] == {
         **{"daemon": "node", "group": "kernel", "check": "taskstats", "level": "pass"},
         **{"found": "the kernel answers", "remedy": ""},
     }
@@ -1449,13 +1457,13 @@ def test_nothing_fails_where_both_daemons_run(tmp_path, capsys, root):
         node.said("backend on")
         for side, place in places.items():
             status, said = run(capsys, f"--{side}", "--control-socket", place, "--json")
-            told = json.loads(said.out)
-            assert status < 2 and not [one for one in told["findings"] if one["level"] == "fail"], said.out
-            (running,) = [one for one in told["findings"] if one["check"] == "running"]
+            report = json.loads(said.out)
+            assert status < 2 and not [one for one in report["findings"] if one["level"] == "fail"], said.out
+            (running,) = [one for one in report["findings"] if one["check"] == "running"]
             assert running["level"] == "pass" and not said.err
-            unchecked = [one for one in told["findings"] if "could not be checked" in one["found"]]
+            unchecked = [one for one in report["findings"] if "could not be checked" in one["found"]]
             assert not unchecked, unchecked
-        ports = [one["found"] for one in told["findings"] if one["check"] == "ports"]
+        ports = [one["found"] for one in report["findings"] if one["check"] == "ports"]
         assert ports[0] == f"--zeromq-bind-uri {uri}: process {collector.process.pid}, colmet-collector"
     finally:
         assert (node.stop()[0], collector.stop()[0]) == (0, 0)

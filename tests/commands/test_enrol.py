@@ -44,9 +44,9 @@ def mode(path):
 
 def test_a_node_is_added_by_one_command_which_can_be_repeated(folder, capsys):
     assert enrol(folder, "node-1", "--collector", "tcp://head:5556") == 0
-    told = capsys.readouterr().out
-    assert f"enrolled node-1 {folder}/enrolled/node-1\n" in told and "nodes send to tcp://head:5556\n" in told
-    assert f"made {folder}/collector.secret\n" in told and "restart colmet-collector" in told
+    printed = capsys.readouterr().out
+    assert f"enrolled node-1 {folder}/enrolled/node-1\n" in printed and "nodes send to tcp://head:5556\n" in printed
+    assert f"made {folder}/collector.secret\n" in printed and "restart colmet-collector" in printed
     mine = folder / "enrolled/node-1"
     pair = read_pair(f"{mine}/node.secret", "--x")
     assert curve.check_pair(pair, "--x") and KnownKeys(f"{folder}/nodes", "--x").owner(pair.public) == "node-1"
@@ -54,7 +54,7 @@ def test_a_node_is_added_by_one_command_which_can_be_repeated(folder, capsys):
     assert read_public(f"{mine}/collector.key", "--x") == read_pair(f"{folder}/collector.secret", "--x").public
     assert (mode(mine), mode(mine / "node.secret"), mode(mine / "collector.key")) == (0o700, 0o600, 0o644)
     assert (mode(folder), mode(folder / "nodes"), mode(folder / "collector.secret")) == (0o755, 0o755, 0o600)
-    assert pair.secret not in told
+    assert pair.secret not in printed
 
     before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
     assert enrol(folder, "node-1") == 0
@@ -110,10 +110,10 @@ def test_a_node_that_cannot_be_pushed_keeps_no_other_from_its_files(folder, tmp_
     assert enrol(folder, "down", "lost", "up") == 0
     (folder / "enrolled/lost/node.secret").unlink()
     assert enrol(folder, "down", "lost", "up", "--push", "--ssh", str(ssh)) == 1
-    told = capsys.readouterr()
-    assert "pushed up\n" in told.out and not (folder / "enrolled/up").exists()
-    assert "down: unreachable; its files stay" in told.err
-    assert f"lost: {folder}/enrolled/lost/node.secret: No such file" in told.err
+    printed = capsys.readouterr()
+    assert "pushed up\n" in printed.out and not (folder / "enrolled/up").exists()
+    assert "down: unreachable; its files stay" in printed.err
+    assert f"lost: {folder}/enrolled/lost/node.secret: No such file" in printed.err
     assert (folder / "enrolled/down/node.secret").exists()
 
 
@@ -294,11 +294,11 @@ def test_two_nodes_and_a_collector_are_set_up_with_two_commands(cluster):
     cluster.start("head", "colmet.collector.main", "--config", "/etc/colmet/collector.toml", "-s", "0.2")
     cluster.wait_for(lambda: " listening uri=" in cluster.log("head", "colmet.collector.main"))
     cluster.wait_for(lambda: "no collector is named" in cluster.log("node-2", "colmet.node.main"))
-    told = cluster.run(
+    printed = cluster.run(
         *("head", *colmet, "enrol", "node-1", "node-2", "--collector", "tcp://127.0.0.1:5556"),
         *("--push", "--ssh", str(cluster.ssh)),
     )
-    assert re.findall(r"^(\w+) (node-\d)", told, re.M) == [
+    assert re.findall(r"^(\w+) (node-\d)", printed, re.M) == [
         *(("enrolled", "node-1"), ("enrolled", "node-2"), ("pushed", "node-1"), ("pushed", "node-2"))
     ]
     assert not os.listdir(cluster.folder / "head/etc/keys/enrolled"), "a node's secret stays on the collector"
@@ -311,8 +311,8 @@ def test_two_nodes_and_a_collector_are_set_up_with_two_commands(cluster):
     assert "keys are off" not in cluster.log("head", "colmet.collector.main")
     assert cluster.log("stranger", "colmet.node.main").count("no collector is named") == 1
 
-    told = subprocess.run(
+    printed = subprocess.run(
         cluster.command("head", *colmet, "enrol", "stranger", "--push", "--ssh", f"env SENT_TO=node-1 {cluster.ssh}"),
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
-    assert told.returncode == 1 and "stranger: its name is node-1; its files stay in" in told.stderr
+    assert printed.returncode == 1 and "stranger: its name is node-1; its files stay in" in printed.stderr

@@ -225,12 +225,12 @@ def test_files_of_another_time_are_left_alone(stored, tmp_path, monkeypatch, met
         shutil.copy(f"{stored}.{START - 5}.hdf5", tmp_path / f"cluster.{begins}.hdf5")
     for begins in (START - 10**6, START + 10**6):
         other = tmp_path / f"cluster.{begins}.hdf5"
-        other.write_bytes(b"not HDF5 at all")  # which is told where it is opened
+        other.write_bytes(b"not HDF5 at all")  # which is an error where it is opened
         os.utime(other, (1, 1))
-    told = []
-    monkeypatch.setattr("syslog.syslog", lambda *line: told.append(line))
+    logged = []
+    monkeypatch.setattr("syslog.syslog", lambda *line: logged.append(line))
     assert oar(str(tmp_path / "cluster"), "7", str(START), str(START + 9), metric)[0] == 4 * (metric == "nope")
-    assert told == []
+    assert logged == []
 
 
 @pytest.mark.parametrize("count", [0, 1, 4, 6])
@@ -272,7 +272,7 @@ def test_the_help_has_an_example(capsys):
 
 
 @pytest.mark.parametrize("arguments", [["-h", "1", "2", "m"], ["--help", "1", "2", "m"], ["7", "0", "-5", "cpu"]])
-def test_the_subcommand_takes_the_same_arguments(stored, arguments, capfd):
+def test_the_subcommand_has_the_same_arguments(stored, arguments, capfd):
     status = colmet.main(["extract", stored, *arguments])
     said = capfd.readouterr()
     assert status in (1, 4) and said.out == "" and said.err.startswith("colmet-extract: ")
@@ -390,7 +390,7 @@ def test_hdf5_is_a_file_as_the_collector_writes_it(stored, capfd, tmp_path):
         assert table.attrs.backend_version == 2 and sorted(table.read(field="power")) == [-1, 70.5]
 
 
-def test_the_list_tells_tables_rows_and_units(stored, capfd):
+def test_the_list_has_tables_rows_and_units(stored, capfd):
     _, out, _ = people(capfd, "--hdf5", stored, "--job", "7", "--list")
     assert "taskstats_default: 8 rows of 2 hosts\n  from 2023-11-14 22:13:20 to 2023-11-14 22:13:23 UTC\n" in out
     assert "read_bytes (bytes)" in out and max(map(len, out.splitlines())) <= 80
@@ -415,7 +415,7 @@ def test_what_cannot_be_done_is_one_line(stored, capfd, argv, status, text):
     assert (found, out) == (status, "") and text in err and err.count("\n") == 1
 
 
-def test_a_metric_that_no_table_has_is_told_and_left_out(stored, capfd):
+def test_a_metric_that_no_table_has_is_reported_and_left_out(stored, capfd):
     status, out, err = people(capfd, "--hdf5", stored, "--job", "7", "--metrics", "cpu,nope")
     assert status == 0 and list(json.loads(out)) == ["timestamp", "hostname", "cpu"] and "nope" in err
 
@@ -461,7 +461,7 @@ def test_an_answer_that_cannot_be_written_is_one_line(stored, program, status):
     assert done.stderr.endswith(": No space left on device\n") and done.stderr.count("\n") == 1
 
 
-def test_an_answer_that_takes_too_much_memory_is_one_line(stored, monkeypatch):
+def test_an_answer_that_needs_too_much_memory_is_one_line(stored, monkeypatch):
     def too_much(*_):
         raise MemoryError
 
@@ -470,7 +470,7 @@ def test_an_answer_that_takes_too_much_memory_is_one_line(stored, monkeypatch):
     assert status == 3 and "memory" in said and said.count("\n") == 1
 
 
-def test_the_output_takes_the_place_of_files_alone(stored, tmp_path, capfd):
+def test_the_output_replaces_files_alone(stored, tmp_path, capfd):
     argv = ["--hdf5", stored, "--job", "7", "--metrics", "cpu", "--output"]
     os.mkfifo(tmp_path / "pipe")
     status, _, err = people(capfd, *argv, str(tmp_path / "pipe"))
@@ -483,7 +483,7 @@ def test_the_output_takes_the_place_of_files_alone(stored, tmp_path, capfd):
 
 
 @pytest.mark.parametrize(("more", "status"), [(["--list"], 0), (["--metrics", "nope"], 1), (["--metrics", "cpu"], 0)])
-def test_a_file_that_cannot_be_read_beside_others_is_told(stored, tmp_path, capfd, more, status):
+def test_a_file_that_cannot_be_read_beside_others_is_reported(stored, tmp_path, capfd, more, status):
     shutil.copy(f"{stored}.{START - 5}.hdf5", tmp_path)
     damaged = tmp_path / f"cluster.{START}.hdf5"
     damaged.write_bytes(b"not HDF5 at all")

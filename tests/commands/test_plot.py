@@ -199,7 +199,7 @@ def test_a_metric_that_is_not_one_is_an_error_with_what_to_do(text, said):
     assert said in str(err.value) and "\x1b" not in str(err.value)
 
 
-def test_a_table_tells_columns_of_the_same_name_apart():
+def test_a_table_distinguishes_columns_of_the_same_name():
     for text in ("taskstats.read_bytes", "taskstats_default.read_bytes"):
         (one,) = plot.gather(Stored(), JOB, [text])
         assert one.choice.table == "taskstats_default"
@@ -211,7 +211,7 @@ def test_an_unknown_job_and_one_without_values_are_errors():
             plot.gather(Stored(), job, ["cpu_usage"], wanted)
 
 
-def test_the_picture_is_a_file_whose_name_is_told(stored, tmp_path, capsysbinary):
+def test_the_picture_is_a_file_whose_name_is_printed(stored, tmp_path, capsysbinary):
     size = ["--width", "300", "--height", "150"]
     assert colmet.main(["plot", str(JOB), "cpu_usage", *size]) == 0
     out, err = capsysbinary.readouterr()

@@ -24,8 +24,10 @@ def test_a_job_is_reported_extracted_plotted_and_listed(bed, tmp_path, monkeypat
     bed.daemon.said("http serves")
     for _ in range(3):
         bed.send()
-    bed.told("/api/v1/jobs/1000/series?metric=cgroup_default.cpu_usage&source=stored", lambda told: told["series"])
-    bed.told("/api/v1/jobs/1000/report", lambda told: told["samples"] == 3)
+    bed.answer(
+        "/api/v1/jobs/1000/series?metric=cgroup_default.cpu_usage&source=stored", lambda answer: answer["series"]
+    )
+    bed.answer("/api/v1/jobs/1000/report", lambda answer: answer["samples"] == 3)
     url = ("--url", f"http://127.0.0.1:{bed.http}")
     assert colmet.main(["report", "1000", "--json", *url]) == 0
     report = json.loads(capsys.readouterr().out)
@@ -39,7 +41,7 @@ def test_a_job_is_reported_extracted_plotted_and_listed(bed, tmp_path, monkeypat
     capsys.readouterr()
     assert colmet.main(["top", "--json", *url]) == 0
     assert 1000 in [row["job"] for row in json.loads(capsys.readouterr().out)["rows"]]
-    bed.told("/api/v1/archive/jobs", lambda told: told["total"] == 6)
+    bed.answer("/api/v1/archive/jobs", lambda answer: answer["total"] == 6)
     assert colmet.main(["jobs", "--json", "--all-users", *url]) == 0
     jobs = json.loads(capsys.readouterr().out)["jobs"]
     assert {(row["job"], row["user"]) for row in jobs} == {(1000 + n, bed.cluster.user(1000 + n)) for n in range(6)}

@@ -83,14 +83,14 @@ def test_hosts_are_added_up(history):
     assert report.io.read_bytes == 2 * 1200 * MS and report.io.source == "tasks"
 
 
-def test_a_counter_that_begins_anew_takes_nothing_away(history):
+def test_a_counter_that_begins_again_removes_nothing(history):
     used = np.array([10, 20, 30, 5, 10, 15]) * S  # the agent lost its state: 30 s, and then 10 s more
     job_rows(history, count=6, cpu_usage=used)
     assert report_of(history).cpu.used_s == pytest.approx(40)
 
 
 def test_rows_of_one_second_may_come_in_any_order(history):
-    """As from Elasticsearch, where nothing tells two samples of one second apart."""
+    """As from Elasticsearch, where nothing distinguishes two samples of one second."""
     job_rows(history, period=1, count=240)
     node_rows(history, period=1, count=280)
     expected = report_of(history)
@@ -132,7 +132,7 @@ def test_values_that_are_missing_are_not_measured_and_not_zero(history):
     assert report.time.swap_s == 0.0
 
 
-def test_where_the_cpus_of_a_host_are_not_known_no_share_is_told(history):
+def test_where_the_cpus_of_a_host_are_not_known_no_share_is_shown(history):
     job_rows(history, host="node-1", cores=3)
     job_rows(history, host="node-2", cores=1, cpus_allocated=-1)
     report = report_of(history)
@@ -302,13 +302,13 @@ def test_who_else_was_there_need_not_be_known(history):
     assert energy.others_joules is None and energy.nobody_joules == pytest.approx(50 * WALL_S, rel=0.03)
 
 
-def test_a_list_of_jobs_that_lacks_this_one_tells_nothing(history):
+def test_a_list_of_jobs_that_lacks_this_one_proves_nothing(history):
     job_rows(history)
     node_rows(history, busy=4.0, jobs=())
     assert report_of(history).energy.others_joules is None
 
 
-def test_the_agents_count_of_jobs_tells_that_there_was_no_other(history):
+def test_the_agents_count_of_jobs_proves_that_there_was_no_other(history):
     job_rows(history)
     node_rows(history, busy=4.0)
     del history.rows[NODE, "procstats_default"]["node-1"][1]["involved_jobs"]
@@ -326,10 +326,10 @@ def test_the_agents_count_of_jobs_tells_that_there_was_no_other(history):
     before = 1 + 0 * jobs
     assert others(jobs=before) is None, "one that was there before may have gone on until after the start"
     assert others(jobs=before, started=before, since=START + 120) == 0, "it was this one"
-    assert others(started=jobs + 7 - (times > START + 300)) is None, "the agent began anew"
+    assert others(started=jobs + 7 - (times > START + 300)) is None, "the agent restarted"
 
 
-def test_energy_that_nothing_tells_how_to_share_is_not_shared(history):
+def test_energy_without_figures_to_share_it_by_is_not_shared(history):
     job_rows(history, cpu_usage=-1, cpu_total=-1, cpu_run_real_total=-1)
     node_rows(history)
     energy = report_of(history).energy
@@ -337,7 +337,7 @@ def test_energy_that_nothing_tells_how_to_share_is_not_shared(history):
     assert energy.unshared_joules == pytest.approx(energy.nodes_joules) != 0
 
 
-def test_energy_of_an_interval_in_which_the_agent_began_anew_is_missing(history):
+def test_energy_of_an_interval_in_which_the_agent_began_again_is_missing(history):
     job_rows(history)
     node_rows(history)
     _, columns = history.rows[NODE, "raplzones_default"]["node-1"]
@@ -420,7 +420,7 @@ def test_gpus_that_the_job_held(history):
     assert report_of(history).energy.gpu_joules == pytest.approx(100 * 900)
 
 
-def test_gpus_that_nothing_tells_apart(history):
+def test_gpus_that_nothing_distinguishes(history):
     job_rows(history)
     times = START + 5 * (1 + np.arange(121))
     history.add(42, gpus.SUMMED, "node-1", times, **{"power": 200, "utilization-gpu": 40, "memory-used": 512})
@@ -432,7 +432,7 @@ def test_gpus_that_nothing_tells_apart(history):
 def test_the_network_is_the_nodes(history):
     job_rows(history)
     times = START - 100 + 5 * np.arange(180)
-    sent = np.where(np.arange(180) < 100, np.arange(180), np.arange(180) - 100) * MS  # the agent began anew
+    sent = np.where(np.arange(180) < 100, np.arange(180), np.arange(180) - 100) * MS  # the agent restarted
     history.add(NODE, "infinibandstats_default", "node-1", times, portXmitData=sent, portRcvData=-1)
     nodes = report_of(history).nodes
     assert nodes.network_sent_bytes == 120 * MS and nodes.network_received_bytes is None

@@ -22,7 +22,7 @@ HOUR = 3600.0
 
 
 def of_hosts(*cores):
-    """A job of ten minutes that used so many of 4 cores on each host."""
+    """A job of ten minutes that used `cores` of 4 on each host."""
     history = MadeUp()
     for n, used in enumerate(cores, 1):
         job_rows(history, host=f"node-{n}", cores=used)
@@ -300,7 +300,7 @@ def test_too_little_data_is_no_ground_for_advice(samples, here, missing, why):
     assert why in withheld(found) and bool(why) == bool(withheld(found))
 
 
-def test_a_job_of_one_sample_is_told_so():
+def test_a_job_of_one_sample_is_said_to_be_one():
     history = MadeUp()
     job_rows(history, count=1, cores=0.01)
     report = gather(history, JobInterval(42), START + 10**6)

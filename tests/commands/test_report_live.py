@@ -20,7 +20,7 @@ from tests.support.machine import cannot_run
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 JOB = 4243
-# A second of its own, short processes, and a file; it ends when it is told to.
+# A second of its own, short processes, and a file; it ends at a line on its input.
 WORK = """
 import os, sys, time
 while time.process_time() < 1.0:

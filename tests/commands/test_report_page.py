@@ -178,13 +178,13 @@ def test_a_report_of_which_little_is_known_is_a_page_too():
 
 
 def test_the_picture_says_why_there_is_no_advice_and_what_could_not_be_read(monkeypatch):
-    told = []
+    texts = []
     draw = page.charts.draw
-    monkeypatch.setattr(page.charts, "draw", lambda *a, **more: told.append(more["text"]) or draw(*a, **more))
+    monkeypatch.setattr(page.charts, "draw", lambda *a, **more: texts.append(more["text"]) or draw(*a, **more))
     report = replace(made(), curves=(), advice=(), warnings=("jobs.hdf5: cannot be read",))
     for why in ("", "only 90 % of its samples are there"):
         page.png(replace(report, advice_withheld=why))
-    assert [text[-2:] for text in told] == [
+    assert [text[-2:] for text in texts] == [
         [TextRow("Advice", f"None: {why}."), TextRow("Warning", "jobs.hdf5: cannot be read")]
         for why in ("none of the rules applies", "only 90 % of its samples are there")
     ]

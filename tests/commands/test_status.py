@@ -98,7 +98,7 @@ def test_the_check_warns_of(status, changes, level, text):
     assert line.count("|") <= 1 and "\n" not in line
 
 
-def test_one_of_several_collectors_that_takes_data_is_enough():
+def test_one_of_several_collectors_that_accepts_data_is_enough():
     status = changed(NODE, "collectors.0.there", False)
     status["collectors"].append(NODE["collectors"][0])
     assert judge(status, 60, 300).level == OK
@@ -224,7 +224,7 @@ def test_numbers_stand_under_each_other():
 
 @pytest.fixture
 def daemon(tmp_path):
-    """The place of a control socket that tells a made-up status."""
+    """The place of a control socket that answers with a made-up status."""
     control = Control({"status": lambda request: {**NODE, "asked": request["max_age_s"]}})
     place = str(tmp_path / "node.sock")
     listen(place, "node", control)
@@ -246,15 +246,15 @@ def test_the_command_prints_text_json_or_a_check(daemon, capsys):
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """This machine: no daemon, no configuration; `here(side)` starts one that tells a made-up status."""
+    """This machine: no daemon, no configuration; `here(side)` starts one that answers with a made-up status."""
     monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))
     monkeypatch.setattr(module, "CONFIGURATION", str(tmp_path))
     monkeypatch.delenv("RUNTIME_DIRECTORY", raising=False)
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "none"))
     started = []
 
-    def start(side, told):
-        started.append(Control({"status": lambda request: told}))
+    def start(side, answer):
+        started.append(Control({"status": lambda request: answer}))
         listen(str(tmp_path / f"{side}.sock"), side, started[-1])
 
     yield start

@@ -1,4 +1,4 @@
-"""What `colmet top` is told: sums over nodes, rates between two rows, what is missing, order and selection."""
+"""What `colmet top` receives: sums over nodes, rates between two rows, what is missing, order and selection."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_rates_are_between_the_latest_two_rows_and_sums_over_the_nodes(bed):
     assert (row["job"], row["user"], row["nodes"], row["time"]) == (7, "bob", 2, 20)
     assert (row["cpu"], row["cpus"], row["cpu_share"]) == (12, 16, 0.75)
     assert row["read"] == 2 * 100 * (20 * 20 - 15 * 15) / 5, "of the latest two, not since the start"
-    assert row["write"] == 6, "where the cgroup tells nothing of its I/O, the tasks do"
+    assert row["write"] == 6, "where the cgroup has nothing of its I/O, the tasks do"
     assert row["io"] == row["read"] + row["write"]
     assert (row["memory"], row["memory_limit"], row["memory_share"]) == (2 * GB, 12 * GB, 0.25)
     assert (row["wait_cpu"], row["wait_io"], row["wait"]) == (0.2, None, 0.2)
@@ -118,7 +118,7 @@ def test_one_row_has_values_and_no_rates(bed):
     assert row["cpu"] is None and row["memory"] == 5 and bed.ask()["nodes_measured"] == 0
 
 
-def test_a_counter_that_begins_anew_has_no_rate_until_the_next_row(bed):
+def test_a_counter_that_begins_again_has_no_rate_until_the_next_row(bed):
     for at, used in ((10, 50), (15, 55), (20, 1), (25, 6)):
         bed.take("n1", at, {7: {"cpu_usage": used * NS}})
         assert bed.rows()[0]["cpu"] == {10: None, 15: 1, 20: None, 25: 1}[at]
@@ -131,7 +131,7 @@ def test_a_value_that_is_missing_in_one_row_has_no_rate(bed):
     assert row["cpu"] is None and row["memory"] is None
 
 
-def test_jobs_that_have_gone_are_not_told_though_their_rows_are_there(bed):
+def test_jobs_that_have_gone_are_not_shown_though_their_rows_are_there(bed):
     rows = {7: {"cpu_usage": NS}, 8: {"cpu_usage": NS}}
     bed.take("n1", 10, rows)
     bed.take("n1", 15, {7: {"cpu_usage": NS}, 8: {"cpu_usage": NS}}, jobs=(8,))
@@ -145,7 +145,7 @@ def test_tasks_beside_the_jobs_are_job_0(bed):
     assert [row["job"] for row in bed.rows()] == [0]
 
 
-def test_older_nodes_that_do_not_say_which_jobs_they_have_are_told_too(bed):
+def test_older_nodes_that_do_not_say_which_jobs_they_have_are_shown_too(bed):
     old = Schema("taskstats_default", "job", [Field("cpu_run_virtual_total", "nsec", "counter")])
     for at in (10, 15):
         made = table(old.name, at, {7: {"cpu_run_virtual_total": 2 * at * NS}, 8: {}}, old)
@@ -154,7 +154,7 @@ def test_older_nodes_that_do_not_say_which_jobs_they_have_are_told_too(bed):
     assert bed.rows(view="nodes")[0]["jobs"] == 2
 
 
-def test_a_node_that_says_nothing_any_more_counts_no_more_and_is_told_as_silent():
+def test_a_node_that_sends_nothing_any_more_counts_no_more_and_is_shown_as_silent():
     heard = {"n1": Heard(1500 * NS, 20_000_000), "n2": Heard(1490 * NS, 0), "n3": Heard(1000 * NS, 0)}
     bed = Bed(heard)
     for at in (10, 15):
@@ -170,8 +170,8 @@ def test_a_node_that_says_nothing_any_more_counts_no_more_and_is_told_as_silent(
     assert [row["job"] for row in bed.rows()] == [7]
     bed.now += 2
     assert bed.rows() == []
-    told = {row["node"]: (row["silent"], row["jobs"], row["load"]) for row in bed.rows(view="nodes")}
-    assert told == {"n1": (True, 1, None), "n2": (True, None, None), "n3": (True, None, None)}
+    nodes = {row["node"]: (row["silent"], row["jobs"], row["load"]) for row in bed.rows(view="nodes")}
+    assert nodes == {"n1": (True, 1, None), "n2": (True, None, None), "n3": (True, None, None)}
     assert bed.ask(view="nodes")["totals"]["silent"] == 3
 
 
@@ -189,7 +189,7 @@ def test_what_a_node_uses(bed):
     assert row["read"] == 10 * 1024 and row["write"] is None and row["swap"] is None and row["lag"] is None
 
 
-def test_the_memory_that_is_told_as_a_share_is_that_of_the_node_that_is_nearest_to_its_limit(bed):
+def test_the_memory_that_is_shown_as_a_share_is_that_of_the_node_that_is_nearest_to_its_limit(bed):
     bed.take("n1", 10, {7: {"memory_current": 9, "memory_limit": 10}})
     bed.take("n2", 10, {7: {"memory_current": 1, "memory_limit": 90}})
     bed.take("n3", 10, {7: {"memory_current": 5}})
@@ -222,7 +222,7 @@ def test_order_selection_and_bound(bed):
     assert bed.ask(text="li")["totals"]["users"] == 1
     answer = bed.ask(sort="memory", limit=2)
     assert [row["job"] for row in answer["rows"]] == [129, 128] and answer["count"] == 30
-    assert answer["totals"]["memory"] == sum(range(30)), "of all, not of those that are told"
+    assert answer["totals"]["memory"] == sum(range(30)), "of all, not of the listed ones"
     assert [row["node"] for row in bed.rows(view="nodes", text="-2")] == ["node-2"]
 
 

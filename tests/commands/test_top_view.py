@@ -208,7 +208,7 @@ def test_the_choice_stays_with_its_job(bed):
     assert line.split()[1] == "2"
 
 
-def test_no_answer_is_told_with_what_was_there_before(bed):
+def test_no_answer_is_reported_with_what_was_there_before(bed):
     bed.take("n1", 10, {7: {"memory_current": 5}})
     state = asked(bed, start())
     state.fail("no colmet-collector listens on /run/colmet/collector.sock")

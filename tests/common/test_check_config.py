@@ -113,9 +113,9 @@ def test_what_a_start_refuses_the_check_refuses_in_the_same_words(daemon, line, 
     monkeypatch.setattr("time.time", lambda: 1_800_000_000.0)  # it is in the names of HDF5 files
     (tmp_path / "text.hdf5").write_text("no HDF5\n")
     argv = [word.format(tmp=tmp_path) for word in line.split()] + ["--keep-privileges"] * (daemon == "node")
-    told = errors(caplog, daemon, argv)
-    assert len(told) == 1 and said.format(tmp=tmp_path) in told[0], told
-    assert errors(caplog, daemon, [*argv, "--check-config"]) == told
+    messages = errors(caplog, daemon, argv)
+    assert len(messages) == 1 and said.format(tmp=tmp_path) in messages[0], messages
+    assert errors(caplog, daemon, [*argv, "--check-config"]) == messages
     assert [path.name for path in tmp_path.iterdir()] == ["text.hdf5"]
 
 

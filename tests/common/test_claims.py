@@ -1,4 +1,4 @@
-"""A port that a collector took without being told to: given to the next collector that receives data there."""
+"""A port that a collector opened by default: given to the next collector that receives data there."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_name_that_is_taken_and_an_address_without_a_port_take_no_claims(link)
     assert not claims._claim(link.uri)
 
 
-def test_a_link_that_is_closed_still_takes_note_of_what_is_on_disk():
+def test_a_link_that_is_closed_still_notes_what_is_on_disk():
     world = World()
     world.server.close = lambda: None
     world.link.close()

@@ -1,4 +1,4 @@
-"""Both command lines: what of Colmet 0.6 is accepted, and what bad input is told."""
+"""Both command lines: what of Colmet 0.6 is accepted, and how bad input is refused."""
 
 from __future__ import annotations
 

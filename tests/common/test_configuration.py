@@ -37,7 +37,7 @@ def read(tmp_path, text, *arguments, daemon="node"):
 
 
 def is_one(action, text):
-    """Whether the option takes this text, and it is not its default."""
+    """Whether the option accepts this text, and it is not its default."""
     try:
         return (action.type or str)(text) != action.default
     except (ValueError, argparse.ArgumentTypeError):

@@ -145,7 +145,7 @@ def test_refused_requests_are_counted_and_logged_at_powers_of_ten(caplog):
     assert [record.args[0] for record in caplog.records] == [1, 10]
 
 
-def test_a_defect_of_a_handler_is_told_and_ends_nothing(caplog):
+def test_a_defect_of_a_handler_is_reported_and_ends_nothing(caplog):
     def broken(request):
         raise ZeroDivisionError("secret")
 
@@ -238,7 +238,7 @@ def test_without_the_right_the_error_says_whom_to_be(served, root, public):
     assert done.stdout == f"denied {path}: permission denied; ask as root, or as the user it runs as\n", done.stderr
 
 
-def test_a_daemon_that_hangs_is_told_from_one_that_is_away(served, tmp_path):
+def test_a_daemon_that_hangs_is_distinguished_from_one_that_is_away(served, tmp_path):
     path, release = str(tmp_path / "node.sock"), threading.Event()
     served(path, hang=lambda request: {"free": release.wait(30)})
     with pytest.raises(Unreachable, match=r"no answer .* within 0.1 s") as err:
@@ -288,7 +288,7 @@ def test_the_default_socket_is_under_run_or_in_the_users_own_directory(served, t
         ask(None, "node", {"command": "hello"})
 
 
-def test_a_daemon_that_may_not_write_there_takes_the_directory_of_its_unit(served, tmp_path, monkeypatch):
+def test_a_daemon_that_may_not_write_there_uses_the_directory_of_its_unit(served, tmp_path, monkeypatch):
     monkeypatch.setattr(control, "DIRECTORY", "/proc/nothing")
     monkeypatch.setenv("RUNTIME_DIRECTORY", str(tmp_path / "unit"))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -322,7 +322,7 @@ def test_a_daemon_of_the_unit_is_found_and_a_second_one_by_hand_goes_on_without(
     assert (unit.counters()["requests"], by_hand.counters()["requests"]) == (1, 0)
 
 
-def test_a_file_system_that_is_read_only_is_told_from_a_missing_right(tmp_path, monkeypatch):
+def test_a_file_system_that_is_read_only_is_distinguished_from_a_missing_right(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_, **options: False)
     with pytest.raises(ConfigError, match="Permission denied"):
         serve_control(f"ipc://{tmp_path}/s")
@@ -341,7 +341,7 @@ def test_an_empty_place_is_none(served, monkeypatch, tmp_path):
 
 
 class MainThread(threading.Thread):
-    """Stands for it: serves errands until it is told to stop."""
+    """Stands for it: serves errands until `ends` is set."""
 
     def __init__(self, errands):
         super().__init__(daemon=True)

@@ -127,7 +127,7 @@ def test_a_client_without_keys_is_not_heard_on_either_socket(site, caplog):
     assert "it has no key" in caplog.text
 
 
-def test_a_connection_without_a_key_is_told_with_its_address(site, caplog):
+def test_a_connection_without_a_key_is_reported_with_its_address(site, caplog):
     """libzmq reports the failure without an address, and then the end of the connection."""
     events = [(zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, 1), (zmq.EVENT_DISCONNECTED, 7), (zmq.EVENT_DISCONNECTED, 8)]
 
@@ -164,7 +164,7 @@ def zmtp_socket(uri):
     return socket.create_connection(address(uri), timeout=20)
 
 
-def test_a_client_that_takes_another_for_the_collector_is_not_heard(site):
+def test_a_client_with_the_key_of_another_collector_is_not_heard(site):
     site.push(site.nodes["node-1"], server=new_pair().public).send(b"wrong")
     wait_for(lambda: site.authenticator.counters()["handshake_failed"] >= 1)
     assert site.nothing_comes()

@@ -1,4 +1,4 @@
-"""What is told of the daemons: what went wrong lately, how far outputs are behind, which senders are the worst."""
+"""What daemons report: what went wrong in the last hour, how far outputs are behind, which senders are the worst."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_the_nodes_status_has_the_ages_of_the_moment_at_which_it_is_asked():
     assert decode_answer(encode(status)) == status
 
 
-def test_the_nodes_line_tells_what_is_off_and_what_went_wrong():
+def test_the_nodes_line_names_what_is_off_and_what_went_wrong():
     health = NodeHealth({}, [Uplink("tcp://head:5556", None, None, Times(), 0.0), away()])
     totals = {"jobs": 2, "overruns": 1, "batches_dropped": 4}
     health.note([runner("a"), runner("b", is_open=False)], totals, 12_000_000, 5.0)
@@ -102,7 +102,7 @@ def away():
     return uplink
 
 
-def test_the_nodes_status_tells_of_collectors_and_of_what_waits_for_them():
+def test_the_nodes_status_has_collectors_and_what_waits_for_them():
     clock = Clock(1100.0)
     health = NodeHealth({"spool": lambda: {"held": 5, "oldest_s": 40}}, [away()], monotonic=clock)
     health.note([], {"overruns": 0}, 1, 10.0)
@@ -221,7 +221,7 @@ def test_what_outputs_refuse_and_a_reload_that_failed_are_in_the_last_hour(serve
     assert wrong == {"refused_documents": 3, "lost_rows": 2, "reload_failures": 1}
 
 
-def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_told(served):
+def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_reported(served):
     health, receiver, *_ = make(served)
     health._latest = LatestTables((), always=True, all_jobs=True)
     health._jobs = JobMetrics(health._latest, max_rows=3)
@@ -236,8 +236,8 @@ def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_told(served):
     assert "12 senders forgotten" in "\n".join(describe(status)) and "metrics: rows 1, left out 4" in describe(
         status, counters=True
     )
-    told = {family.name: [value for _, value in family.samples] for family in health.families()}
-    assert told["colmet_collector_forgotten_senders_total"] == [12]
+    by_name = {family.name: [value for _, value in family.samples] for family in health.families()}
+    assert by_name["colmet_collector_forgotten_senders_total"] == [12]
 
 
 def test_what_parts_count_is_read_by_the_thread_that_they_belong_to(served):
@@ -306,7 +306,7 @@ def test_an_output_that_is_away_says_why_and_for_how_long(served):
     assert health.line() == "0 nodes heard in the last minute; unavailable: elastic; journal: No space left on device"
 
 
-def test_a_main_thread_that_hangs_is_told(monkeypatch):
+def test_a_main_thread_that_hangs_is_reported(monkeypatch):
     monkeypatch.setattr("colmet.common.runtime.control.ERRAND_S", 0.01)
     monkeypatch.setattr(Errands.call, "__defaults__", (0.01,))
     with Errands() as errands, pytest.raises(Refused, match=r"did not do it within 0\.01 s"):

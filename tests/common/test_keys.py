@@ -166,7 +166,7 @@ def test_a_key_that_came_a_moment_ago_is_found_when_it_is_asked_for(tmp_path, cl
     assert known.owner(key) == "n1"
 
 
-def test_broken_files_are_left_out_and_told(tmp_path, clock, caplog):
+def test_broken_files_are_left_out_and_reported(tmp_path, clock, caplog):
     good = new_pair().public
     public_file(tmp_path, "good", good)
     (tmp_path / "empty.key").write_text("")

@@ -125,7 +125,7 @@ def test_all_tables_of_jobs_are_kept_always_but_no_more_than_some_of_a_host(cloc
     assert [*kept.tables] == ["t0_default"] and watched._bytes.total == kept.size_bytes
 
 
-def test_another_schema_begins_anew(clock):
+def test_another_schema_begins_again(clock):
     watched = LatestTables(["t_default"], monotonic=clock)
     watched.look()
     watched.take([batch((1,), 5)])

@@ -104,7 +104,7 @@ def test_a_collector_that_hangs_is_sent_nothing_in_any_format():
     assert world.take() == [] and len(world.outbox) == 3 and world.uplinks[0].state is UplinkState.AWAY
 
 
-def test_one_that_takes_data_and_has_no_link_is_sent_the_old_format(caplog):
+def test_one_that_accepts_data_and_has_no_link_is_sent_the_old_format(caplog):
     world = Upgrading()
     world.links[0].connected = False
     world.put(3)
@@ -182,7 +182,7 @@ def test_when_the_link_answers_later_v1_goes_on_the_same_data_connection(old):
     assert old.take() == [("colmet06", 1), ("v1", 2)] and old.links[0].reopened == 0
 
 
-def test_a_data_connection_made_anew_is_sent_v1_once_the_collector_has_answered_again(world):
+def test_a_data_connection_made_again_is_sent_v1_once_the_collector_has_answered_again(world):
     world.put(2)
     world.link.step()
     assert world.take() == [("v1", 1), ("v1", 2)]
@@ -238,7 +238,7 @@ def test_an_old_collector_that_is_started_again_is_asked_again(old):
     assert old.take() == [("colmet06", 1), ("colmet06", 2)]
 
 
-def test_waiting_for_the_answer_takes_no_cpu_time(world, monkeypatch):
+def test_waiting_for_the_answer_needs_no_cpu_time(world, monkeypatch):
     waits = []
     monkeypatch.setattr("colmet.node.delivery.link.wait", lambda readable, writable, timeout_s: waits.append(timeout_s))
     world.put()

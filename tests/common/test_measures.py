@@ -69,7 +69,7 @@ READERS = {
     "dev/workloads.py": ({"cpu_total"}, "compares columns of one table with each other"),
 }
 KEYS_OF_ANSWERS = {*MEASURES, *JOB_KEYS, *NODE_KEYS, "left_out"}
-# Columns with names that are words of English, such as `power`, cannot be told from words.
+# Columns with names that are words of English, such as `power`, cannot be distinguished from words.
 COLUMNS = {
     field.name for schema in schemas().values() for field in schema.fields if re.search(r"[-_A-Z0-9]", field.name)
 } - KEYS_OF_ANSWERS

@@ -113,12 +113,15 @@ def batch(host, jobs, *tables, seq=1):
     return Batch(host, 1, seq, seq, jobs, tuple(Table.from_samples(schema, seq, samples) for schema, samples in tables))
 
 
-def told(latest):
+def families_of(latest):
     return parsed("".join(render(latest.families())))
 
 
 def values(latest, name):
-    return {tuple(dict(pairs)[key] for key in ("host", "job")): value for pairs, value in told(latest)[name][2].items()}
+    return {
+        tuple(dict(pairs)[key] for key in ("host", "job")): value
+        for pairs, value in families_of(latest)[name][2].items()
+    }
 
 
 def test_the_latest_values_of_jobs_have_their_labels_kinds_and_units():
@@ -131,9 +134,9 @@ def test_the_latest_values_of_jobs_have_their_labels_kinds_and_units():
         Sample(7, {"uuid": b"GPU-b", "sm": 30}),
     ]
     latest.take([batch("n1", (7, 9), (CPU, rows), (CGROUP, users), (GPUS, gpus), (NODE, [Sample(0, {"uptime": 1})]))])
-    families = told(latest)
+    families = families_of(latest)
     ours = (("host", "n1"), ("job", "7"), ("user", 'b"ob'))
-    # the parser takes _total off the names of counters
+    # the parser removes _total from the names of counters
     assert families["colmet_job_taskstats_cpu"] == (
         "counter",
         "taskstats_default cpu_total, in usec. CPU time.",
@@ -170,7 +173,7 @@ def test_hosts_without_a_row_for_five_periods_are_left_out():
     clock.now += 10
     assert values(latest, "colmet_job_taskstats_x") == {("old", "8"): 1}
     clock.now += 1000
-    assert not told(latest)
+    assert not families_of(latest)
 
 
 def test_rows_of_too_many_jobs_are_left_out_and_counted():
@@ -348,9 +351,9 @@ def test_what_is_no_get_request_is_refused_and_counted(serve, request_):
 
 def test_slow_clients_and_too_many_of_them_keep_nobody_out_for_long(serve, monkeypatch):
     monkeypatch.setattr(metrics_http, "REQUEST_S", 600.0)
-    server, told = serve(lambda: FAMILIES[:0]), []
+    server, refused = serve(lambda: FAMILIES[:0]), []
     refuse = server._refuse
-    monkeypatch.setattr(server, "_refuse", lambda why: (told.append(why), refuse(why)))
+    monkeypatch.setattr(server, "_refuse", lambda why: (refused.append(why), refuse(why)))
     slow = [socket.create_connection(server.address, timeout=30) for _ in range(metrics_http.MAX_CONNECTIONS)]
     for connection in slow:
         connection.sendall(b"GET /metr")
@@ -363,9 +366,9 @@ def test_slow_clients_and_too_many_of_them_keep_nobody_out_for_long(serve, monke
     for connection in slow:
         assert connection.recv(10) == b"", "it was closed"
         connection.close()
-    assert told.count("is too slow") == metrics_http.MAX_CONNECTIONS - 1
-    assert told[0] == "is one too many"
-    assert server.counters()["refused"] == len(told)
+    assert refused.count("is too slow") == metrics_http.MAX_CONNECTIONS - 1
+    assert refused[0] == "is one too many"
+    assert server.counters()["refused"] == len(refused)
     assert get(server, "/")
 
 
@@ -384,7 +387,7 @@ def test_a_client_that_does_not_read_costs_little_and_is_dropped(serve, monkeypa
         while server.counters()["refused"] == 0:
             assert time.monotonic() < until
             time.sleep(0.05)
-    assert len(made) < 200_000, "what nobody takes is not made"
+    assert len(made) < 200_000, "what nobody reads is not made"
 
 
 def test_a_page_that_cannot_be_made_is_an_error_and_one_that_breaks_off_is_seen(serve, caplog):

@@ -255,7 +255,7 @@ def test_a_counter_of_bytes_without_a_bound_has_no_spike_either():
 
 
 @pytest.mark.parametrize("way", ["restart", "state lost"])
-def test_what_a_counter_that_begins_anew_counts_is_there(way):
+def test_what_a_counter_that_begins_again_counts_is_there(way):
     """Its rate is missing in the interval of the restart alone."""
     history = MadeUp()
     lost = 0 if way == "restart" else 7

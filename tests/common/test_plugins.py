@@ -196,7 +196,7 @@ def test_help_and_the_configuration_know_the_options_of_plug_ins(samples, tmp_pa
     assert str(load(node).plugins[0]) == "filehandles = site_filehandles:FilehandlesBackend of site_filehandles 1.0"
 
 
-def test_a_site_that_lacks_the_file_is_told_what_to_do(samples, fake, caplog):
+def test_a_site_that_lacks_the_file_gets_the_remedy(samples, fake, caplog):
     assert batch_of(["--enable-filehandles"], fake.path).tables == ()
     assert "/proc/sys/fs/file-nr: No such file or directory; mount /proc" in caplog.text
 
@@ -261,7 +261,7 @@ def test_the_daemon_starts_without_a_broken_plug_in_whose_options_are_given(inst
         Configuration(lambda: node.build_parser(plugins.startup.load(node.NAMES)), ["--config", str(path)]).read()
 
 
-def test_a_plug_in_that_fails_in_the_middle_takes_nothing_else_away(samples, install, caplog, tmp_path):
+def test_a_plug_in_that_fails_in_the_middle_removes_nothing_else(samples, install, caplog, tmp_path):
     text = BROKEN.replace("name", "on = True; name", 1) + (
         "    @classmethod\n    def from_options(cls, options, host):\n        raise RuntimeError('my fault')\n"
     )

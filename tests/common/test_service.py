@@ -1,4 +1,4 @@
-"""What the service manager is told, and that nothing is told where there is none."""
+"""What the service manager receives, and that nothing is sent where there is none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def manager(request, tmp_path):
     made.socket.close()
 
 
-def test_it_is_told_in_the_words_of_sd_notify(manager):
+def test_it_is_notified_in_the_words_of_sd_notify(manager):
     service = Service(manager.address)
     service.ready()
     service.reloading()
@@ -105,7 +105,7 @@ def test_a_busy_service_manager_is_waited_for_where_it_has_to_hear(manager):
     service.close()
 
 
-def test_a_watchdog_that_could_not_be_told_is_told_again_soon(manager):
+def test_a_watchdog_that_could_not_be_notified_is_notified_again_soon(manager):
     clock = Clock(100.0)
     service = Service(manager.address, 60, clock)
     fill(manager)

@@ -26,7 +26,7 @@ def build():
 
 
 class Daemon:
-    """What takes new values: any period, and a niceness of at most 9."""
+    """What accepts new values: any period, and a niceness of at most 9."""
 
     def __init__(self, path, *arguments):
         read = Configuration(build, ["--config", str(path), *arguments])
@@ -73,7 +73,7 @@ def test_the_command_line_counts_at_each_reading(path):
     assert daemon.taken == [("nice", 4)]
 
 
-def test_what_takes_a_restart_is_named_each_time_until_it_is_so(path, caplog):
+def test_what_needs_a_restart_is_named_each_time_until_it_is_so(path, caplog):
     daemon = Daemon(path)
     path.write_text("sample-period = 2\nnice = 4\nwire = 'colmet06'\nstate-dir = '/x'\n")
     for n in (1, 2):

@@ -119,7 +119,7 @@ def test_a_collector_that_does_not_receive_is_given_no_more_than_fits(pull):
     push.close()
 
 
-def test_what_was_queued_for_a_connection_is_dropped_when_it_is_made_anew(pull):
+def test_what_was_queued_for_a_connection_is_dropped_when_it_is_made_again(pull):
     push = connected(Push(pull.uri, 100, 0))
     sent = 0
     while push.send(bytes(1 << 20)):
@@ -134,7 +134,7 @@ def test_what_was_queued_for_a_connection_is_dropped_when_it_is_made_anew(pull):
     push.close()
 
 
-def test_one_that_cannot_be_connected_anew_stays_as_it_is(pull, monkeypatch):
+def test_one_that_cannot_be_connected_again_stays_as_it_is(pull, monkeypatch):
     push = connected(Push(pull.uri, 100, 1000))
 
     def failing(*args):
@@ -279,7 +279,7 @@ def events(outgoing, *kinds):
     return outgoing.problem
 
 
-def test_a_connection_is_numbered_and_one_made_anew_has_another_number(pull):
+def test_a_connection_is_numbered_and_one_made_again_has_another_number(pull):
     push = connected(Push(pull.uri, 100, 0))
     assert push.connection == 1
     push.reopen()
@@ -297,7 +297,7 @@ def test_a_connection_is_numbered_and_one_made_anew_has_another_number(pull):
     push.close()
 
 
-def test_a_link_opened_anew_has_nothing_of_what_came_before():
+def test_a_link_opened_again_has_nothing_of_what_came_before():
     server = LinkServer("tcp://127.0.0.1:*")
     client = LinkClient(server.uri)
     until = time.monotonic() + 10
@@ -331,7 +331,7 @@ def test_why_there_is_no_connection_is_known(pull):
             client.close()
 
 
-def test_an_attempt_that_nobody_answers_is_told_from_one_that_is_refused():
+def test_an_attempt_that_nobody_answers_is_distinguished_from_one_that_is_refused():
     now = [0.0]
     outgoing = Outgoing(zmq.PUSH, "tcp://127.0.0.1:1", "--zeromq-uri", {zmq.LINGER: 0}, monotonic=lambda: now[0])
     outgoing.socket.disable_monitor()  # no others than the test's

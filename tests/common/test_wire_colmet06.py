@@ -312,7 +312,7 @@ def test_messages_decoded_together_are_what_each_is_alone() -> None:
     assert colmet06.decode_all([]) == []
 
 
-def test_a_message_has_so_many_jobs() -> None:
+def test_a_message_has_a_maximum_of_jobs() -> None:
     records = np.tile(
         np.frombuffer(raw_record("perfhwstats_default"), colmet06.RECORDS["perfhwstats_default"].dtype), 9000
     )

@@ -306,7 +306,7 @@ def outcome(read, *arguments):
     return (*batch[:5], tables, checksum)
 
 
-def test_the_fast_reader_of_small_messages_takes_and_refuses_what_the_careful_one_does(monkeypatch):
+def test_the_fast_reader_of_small_messages_accepts_and_refuses_what_the_careful_one_does(monkeypatch):
     """10,000 flipped, cut and spliced messages: with and without the fast way, the outcome is the same."""
     rng = random.Random(7)
     good = GOOD["v1"][0]

@@ -1,4 +1,4 @@
-"""Colmet's own dialect, and how the three are told apart."""
+"""Colmet's own dialect, and how the three are distinguished."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_a_table_has_the_time_of_its_batch_or_its_own() -> None:
     assert [table.time_ns for table in Decoder().decode(v1.encode(batch)).batches[0].tables] == [5, 4]
 
 
-def test_unknown_jobs_and_no_jobs_are_told_apart() -> None:
+def test_unknown_jobs_and_no_jobs_are_distinguished() -> None:
     for jobs in (None, ()):
         assert Decoder().decode(v1.encode(BATCH._replace(jobs=jobs))).batches[0].jobs == jobs
 

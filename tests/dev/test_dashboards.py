@@ -126,7 +126,7 @@ def test_a_dashboard_is_whole(name):
     assert {target["datasource"]["uid"] for panel in panels for target in panel.get("targets", ())} == {"${datasource}"}
 
 
-if sys.version_info >= (3, 11):  # which the package takes
+if sys.version_info >= (3, 11):  # which the package requires
     from grafana_foundation_sdk.cog import plugins
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.models.dashboard import Dashboard

@@ -275,7 +275,7 @@ def test_with_keys_its_name_is_the_one_of_its_pair(output, start_collector, tmp_
     assert collector.stop()[0] == 0
 
 
-def test_without_a_spool_what_no_collector_takes_is_lost_and_told(output, caplog):
+def test_without_a_spool_what_no_collector_accepts_is_lost_and_reported(output, caplog):
     one = output("--spool-dir", "", "--deadline", "0.3")
     one.put(DOCUMENTS, TIME_NS)
     assert one.finish() == Outcome(0, 0, 0, 1)

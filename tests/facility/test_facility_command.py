@@ -140,7 +140,7 @@ def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capfd):
     assert '[CpusProvisioned] [MemoryProvisioned] [-json] [-constraint] [Queue == "a:b"]\n' in asked
 
 
-def test_without_queues_no_document_tells_of_one(condor, tmp_path, capfd):
+def test_without_queues_no_document_has_one(condor, tmp_path, capfd):
     assert facility("-b", "--json-lines", *kept(tmp_path)) == 0
     assert {document["kind"] for document in printed(capfd)} == {"condorjob"}
 
@@ -214,7 +214,7 @@ def test_where_who_answers_and_last_does_not_its_document_is_there(caplog):
     assert found.groups[0].documents[0]["users"] == ["bob"]
 
 
-def test_a_source_that_takes_long_does_not_keep_a_program_from_ending():
+def test_a_slow_source_does_not_keep_a_program_from_ending():
     freed, asked = threading.Event(), threading.Event()
 
     class Slow(Odd):
@@ -232,7 +232,7 @@ def test_a_source_that_takes_long_does_not_keep_a_program_from_ending():
     assert [document["kind"] for group in found.groups for document in group.documents] == ["ssh"]
 
 
-def test_the_watchdog_hears_of_a_program_whose_source_takes_long():
+def test_the_watchdog_hears_of_a_program_whose_source_is_slow():
     beats = []
 
     class Slow(Odd):
@@ -417,7 +417,7 @@ def test_machines_with_one_home_directory_have_a_state_each(tmp_path, monkeypatc
     assert sorted(os.listdir(tmp_path)) == ["network-login1.json", "network-login2.json"]
 
 
-def test_traffic_of_an_interval_of_hours_is_told_of(tmp_path):
+def test_traffic_of_an_interval_of_hours_is_reported(tmp_path):
     counts = iter([machine.Counted(0, 0, 0), machine.Counted(5, 6, 7200_500)])
     given = options.build_parser(command.PROGRAM).parse_args(
         ["-c", "X", "--host", "--interval", "7200", *kept(tmp_path)]
@@ -425,8 +425,8 @@ def test_traffic_of_an_interval_of_hours_is_told_of(tmp_path):
     made = command.facility_of(command.PROGRAM, given)
     made._network._count = lambda: next(counts)
     documents = [made.gather().groups[0].documents for _ in range(2)]
-    told = [document["network"] for of_run in documents for document in of_run if document["kind"] == "NETWORK"]
-    assert told[1] == {"sent": 5, "received": 6, "interval": 7200.5}
+    traffic = [document["network"] for of_run in documents for document in of_run if document["kind"] == "NETWORK"]
+    assert traffic[1] == {"sent": 5, "received": 6, "interval": 7200.5}
 
 
 def test_nothing_wanted_of_the_alias_is_nothing_done(tmp_path):
@@ -505,7 +505,7 @@ def test_only_colmet_itself_says_all_of_it(tmp_path, program):
     assert "of the library" not in said and said.count("of our own") == 2 and "it refreshes" in said
 
 
-def test_the_version_is_told(tmp_path):
+def test_the_version_is_printed(tmp_path):
     done = process("afmetrics", "--version", cwd=tmp_path)
     assert done.returncode == 0 and done.stdout.startswith("afmetrics_collector ")
 
@@ -569,7 +569,7 @@ def test_a_service_that_can_print_no_more_goes_on(endpoint, tmp_path):
     }
 
 
-def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_path):
+def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path):
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(tmp_path / "notify"))
     manager.settimeout(60)
@@ -608,7 +608,7 @@ def test_a_service_runs_again_and_again_and_ends_when_it_is_told(endpoint, tmp_p
     ("option", "program"),
     [("-s", "who"), ("--batch-system=gridengine", "qstat"), ("--batch-system=slurm", "squeue")],
 )
-def test_a_command_that_hangs_does_not_outlive_a_program_that_is_told_to_end(tmp_path, option, program):
+def test_a_command_that_hangs_does_not_outlive_a_program_that_is_to_end(tmp_path, option, program):
     hung, script = tmp_path / "hung", tmp_path / program
     script.write_text('#!/bin/sh\necho $$ >>"$HUNG"\nexec sleep 60\n')
     script.chmod(0o755)

@@ -143,7 +143,7 @@ def test_a_line_of_a_secret_file_is_without_its_newline(tmp_path):
         (b"x" * 5000, 0o600, "larger than the 4096 bytes"),
     ],
 )
-def test_a_secret_file_that_cannot_be_used_is_told_of(tmp_path, content, mode, why):
+def test_a_secret_file_that_cannot_be_used_is_reported(tmp_path, content, mode, why):
     with pytest.raises(ConfigError, match=f"^--token-file .*{why}"):
         secretfile.read_safe_line("--token-file", secret(tmp_path / "token", content, mode))
 
@@ -209,7 +209,7 @@ def test_debug_files_have_the_token_of_the_command_line(tmp_path):
     assert next(iter(written)) == "token" and written["token"] == "secret"
 
 
-def test_a_debug_file_that_cannot_be_written_is_told_of(tmp_path):
+def test_a_debug_file_that_cannot_be_written_is_reported(tmp_path):
     (tmp_path / "ssh.json").mkdir()
     with pytest.raises(ColmetError, match=r"ssh\.json cannot be written: Is a directory"):
         debugfiles.write([DocumentGroup("ssh.json", [documents.ssh("X", "n", [])])], None, str(tmp_path))

@@ -67,7 +67,7 @@ def test_an_answer_without_a_list_says_why(server, asked, status, said, why):
     assert len(server.requests) == 1
 
 
-def test_a_wrong_token_is_told_of(server, asked):
+def test_a_wrong_token_is_reported(server, asked):
     server.token = "another"
     with pytest.raises(SourceFailed, match="answers 401: Unauthorized"):
         asked.users("ns", "owner")
@@ -80,7 +80,7 @@ def test_a_server_that_hangs_is_given_up(server, tmp_path):
         asked.users("ns", "owner")
 
 
-def test_a_server_that_is_not_there_is_told_of(tmp_path):
+def test_a_server_that_is_not_there_is_reported(tmp_path):
     with KubernetesServer() as server:
         path = server.kubeconfig(tmp_path / "kubeconfig")
     with pytest.raises(SourceFailed, match=r"the Kubernetes cluster does not answer: .*refused"):
@@ -131,7 +131,7 @@ def test_a_mark_where_a_list_goes_on_is_a_text():
 
 
 @pytest.mark.parametrize("text", ["", "{", "apiVersion: v1\nclusters: 5\n", "current-context: none\n"])
-def test_a_file_that_names_no_account_is_told_of(tmp_path, text):
+def test_a_file_that_names_no_account_is_reported(tmp_path, text):
     path = tmp_path / "kubeconfig"
     path.write_text(text)
     with pytest.raises(SourceFailed, match=r"no account for the Kubernetes cluster: .*--kubeconfig FILE"):

@@ -63,7 +63,7 @@ def test_nobody_is_logged_in(tmp_path, here):
     assert users(Machine(tmp_path), "-s", "-S", cwd=here) == ([], "")
 
 
-def test_only_members_of_the_group_are_told_of(machine, here):
+def test_only_members_of_the_group_are_reported(machine, here):
     machine.add_group("atlas", 500, ["bob", "erin", "alice"])
     for name, number, group in (("bob", 1001, 100), ("carol", 1002, 500), ("dave", 1003, 100)):
         machine.add_user(name, number, group)
@@ -78,7 +78,7 @@ def test_the_filter_comes_before_other_names(machine, here):
     assert users(machine, "-s", "-S", "-o", "-z", "salt", "-g", "atlas", cwd=here)[0] == ["07a2341c"]
 
 
-def test_a_group_that_is_not_there_is_told_of(machine, here):
+def test_a_group_that_is_not_there_is_reported(machine, here):
     done = machine.run(*COMMAND, "-s", "-g", "atlas", cwd=here, check=False)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.splitlines() == [
@@ -128,7 +128,7 @@ def test_the_last_two_lines_are_cut_off():
     assert parse_last("") == []
 
 
-def test_without_who_nothing_can_be_told():
+def test_without_who_nothing_can_be_reported():
     with pytest.raises(SourceFailed, match="no-such-who: no such program; the users that are logged in are not known"):
         Logins(False, 5, who=["no-such-who"]).users()
 
@@ -138,7 +138,7 @@ def test_a_who_that_hangs_is_killed():
         Logins(False, 0.2, who=["sleep", "60"]).users()
 
 
-def test_without_last_the_others_are_told(caplog):
+def test_without_last_the_others_are_reported(caplog):
     logins = Logins(True, 5, who=["echo", "bob pts/0"], last=["false"])
     assert logins.users() == ["bob"]
     assert logins.failures == 1

@@ -103,13 +103,13 @@ def test_traffic_is_the_difference_to_the_state_file(tmp_path):
         b'{"sent": "1", "received": 1, "timestamp": 99000000}',
         b'{"sent": 1, "received": 1, "timestamp": 96399999}',  # older than an hour
         b'{"sent": 1, "received": 1, "timestamp": 100000001}',  # from the future
-        b'{"sent": 11, "received": 1, "timestamp": 99000000}',  # counters began anew
+        b'{"sent": 11, "received": 1, "timestamp": 99000000}',  # counters began again
         b'{"sent": 1, "received": 21, "timestamp": 99000000}',
         b"[" * 4096,
         b'{"sent": ' + b"9" * 4096,
     ],
 )
-def test_a_state_that_tells_nothing_begins_anew(tmp_path, text):
+def test_a_state_without_content_begins_again(tmp_path, text):
     state = tmp_path / "state"
     if text is not None:
         state.write_bytes(text)
@@ -151,7 +151,7 @@ def test_a_huge_number_is_no_time():
     )
 
 
-def test_a_state_that_cannot_be_written_is_told_of_once_and_kept_in_memory(tmp_path, caplog):
+def test_a_state_that_cannot_be_written_is_logged_once_and_kept_in_memory(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     counts = iter([Counted(10, 20, 1000), Counted(15, 30, 61_000)])
     network = Network(str(tmp_path / "file/state"), lambda: next(counts))

@@ -37,7 +37,7 @@ TOKEN = "s3cret-t0ken"
 
 
 class SleepingClock:
-    """Time that goes by as it is told to, and when somebody sleeps."""
+    """Time that goes by on request, and when somebody sleeps."""
 
     def __init__(self):
         self.now_s = 1_700_000_000.0
@@ -220,7 +220,7 @@ def kinds_taken(endpoint):
 
 @pytest.mark.parametrize("status", [403, 404, 500])
 @pytest.mark.parametrize("bad", [("MEM",), ("CPU", "MEM", "NETWORK"), ("ssh", "CPU", "MEM")])
-def test_kinds_that_the_endpoint_never_takes_hold_up_no_other(endpoint, make, status, bad):
+def test_kinds_that_the_endpoint_never_accepts_hold_up_no_other(endpoint, make, status, bad):
     """Run after run: all others are there, in order, and what is not taken is kept."""
     endpoint.always = lambda document: status if document["kind"] in bad else None
     good = [kind for kind in KINDS if kind not in bad]
@@ -272,10 +272,10 @@ def test_no_form_of_the_token_comes_from_an_answer_into_the_log_or_the_spool(end
     secret = 'abc/def&tok"en<1>'
     endpoint.always = 413, {}, f"what is {form(secret)}?".encode()
     assert make(token=secret).send(documents(1)).refused == 1
-    told = caplog.text + (tmp_path / "spool/refused.jsonl").read_text()
-    assert "413" in told
+    written = caplog.text + (tmp_path / "spool/refused.jsonl").read_text()
+    assert "413" in written
     for part in (form(secret), "def&", "def%26", "def&amp;"):
-        assert part not in told
+        assert part not in written
 
 
 def test_a_token_that_is_renewed_counts_from_the_next_run_on_for_what_waits_too(endpoint, make, caplog):
@@ -308,7 +308,7 @@ def test_what_a_redirect_repeats_of_the_address_is_not_in_the_log(endpoint, make
     assert "SECRET" not in caplog.text and "secret" not in caplog.text
 
 
-def test_a_refused_document_is_told_put_aside_and_not_sent_again(endpoint, make, tmp_path, caplog):
+def test_a_refused_document_is_reported_put_aside_and_not_sent_again(endpoint, make, tmp_path, caplog):
     endpoint.always = lambda document: (413, {}, b"too\nlarge") if document["n"] == 1 else None
     one = make()
     assert one.send(documents(0, 1, 2)) == Outcome(2, 0, 1, 0)
@@ -349,7 +349,7 @@ def test_a_wrong_token_or_address_keeps_the_documents_until_it_is_mended(endpoin
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
-def test_a_redirect_is_not_followed_and_told(endpoint, make, caplog, status):
+def test_a_redirect_is_not_followed_and_reported(endpoint, make, caplog, status):
     endpoint.always = status, {"Location": "/elsewhere"}, b""
     assert make().send(documents(1, 2)) == Outcome(0, 2, 0, 0)
     assert [path for path, _, _ in endpoint.requests] == ["/in"] and not endpoint.gets
@@ -463,7 +463,7 @@ def test_an_answer_cannot_steer_the_terminal_of_who_reads_the_log(endpoint, make
     ],
     ids=lambda said: repr(said[:40]),
 )
-def test_whatever_answers_that_is_no_endpoint_takes_nothing_and_loses_nothing(make, said):
+def test_whatever_answers_that_is_no_endpoint_gets_nothing_and_loses_nothing(make, said):
     stop = threading.Event()
 
     def answer(server):
@@ -591,7 +591,7 @@ def test_the_options_make_a_sender(endpoint, tmp_path):
     assert [path.name for path in (tmp_path / "s/documents").iterdir()] == ["lock"]
 
 
-def test_a_spool_that_cannot_be_used_is_told_and_documents_go_out_all_the_same(endpoint, tmp_path, caplog):
+def test_a_spool_that_cannot_be_used_is_reported_and_documents_are_sent_all_the_same(endpoint, tmp_path, caplog):
     (tmp_path / "file").write_text("")
     one = module.from_options(options_of("--spool-dir", str(tmp_path / "file")), endpoint.url, None)
     assert one.send(documents(1)) == Outcome(1, 0, 0, 0)

@@ -120,7 +120,7 @@ def test_documents_that_an_older_version_noted_as_finished_are_not_sent_again(op
     assert names(tmp_path) == ["lock"]
 
 
-def test_a_line_that_is_damaged_takes_no_neighbour_with_it_however_short_it_is(open_spool, tmp_path):
+def test_a_line_that_is_damaged_costs_no_neighbour_however_short_it_is(open_spool, tmp_path):
     spool = open_spool()
     spool.put(texts_of(*range(3)))
     (path,) = (tmp_path / "state/spool").glob("*.documents")
@@ -247,7 +247,7 @@ def test_a_directory_of_somebody_else_or_a_link_is_not_used(tmp_path):
         DocumentSpool(str(tmp_path / "link"))
 
 
-def test_a_disk_without_room_is_told_and_nothing_is_there_in_part(tmp_path, root):
+def test_a_disk_without_room_is_reported_and_nothing_is_there_in_part(tmp_path, root):
     import subprocess
 
     from tests.support.machine import cannot_run

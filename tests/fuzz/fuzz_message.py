@@ -1,4 +1,4 @@
-"""Whatever comes in on the port for data: told apart, then decoded."""
+"""Whatever comes in on the port for data: distinguished, then decoded."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def read_slowly(message, schemas):
 def one(data: bytes) -> None:
     """Both ways of reading agree, and what was read is said again in the same words."""
     if not data:
-        return  # told apart before
+        return  # distinguished before
     found = outcome(v1.decode, data)
     slowly = outcome(read_slowly, data)
     assert (found is None) == (slowly is None)

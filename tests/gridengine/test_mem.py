@@ -180,13 +180,13 @@ def test_a_host_that_is_not_there_is_said_so(server, capsys):
 
 def test_json_has_bytes_and_nothing_for_what_is_not_known(server, capsys):
     assert mem(server.place, "--json", "-d") == 0
-    told = json.loads(capsys.readouterr().out)
-    hosts = {host["host"]: host for host in told["hosts"]}
+    report = json.loads(capsys.readouterr().out)
+    hosts = {host["host"]: host for host in report["hosts"]}
     assert hosts["node2"]["reserved"] == 9 * GIB and hosts["node2"]["slots"] == 4
     assert hosts["node10"]["total"] is hosts["node10"]["available"] is None
     carol = hosts["node2"]["jobs"][-1]
     assert (carol["job"], carol["used"], carol["reserved"], carol["share"]) == ("4", 3 * GIB, None, None)
-    assert (told["untold"], told["unread"]) == (0, 0)
+    assert (report["untold"], report["unread"]) == (0, 0)
     mem(server.place, "--json")
     assert "jobs" not in json.loads(capsys.readouterr().out)["hosts"][0]
 
@@ -203,7 +203,7 @@ def test_names_reach_the_output_as_what_they_are_not_as_what_they_do(server, cap
     assert err == "colmet mem: 1 job: its memory use on some host is not known; sums leave it out\n"
 
 
-def test_what_a_real_cell_of_grid_engine_said_is_told_as_a_hand_counts_it(server, capsys):
+def test_what_a_real_cell_of_grid_engine_said_is_reported_as_a_hand_counts_it(server, capsys):
     for name in ("qhost", "qstat"):
         server.answers[f"/{name}"] = (DATA / f"cell-{name}.json").read_bytes()
     assert mem(server.place, "-d") == 0
@@ -217,7 +217,7 @@ def test_what_a_real_cell_of_grid_engine_said_is_told_as_a_hand_counts_it(server
     assert of["3.2"][4:] == ["6.8", "0.03G", "0.50G", "1/2"] and of["8.1"][6:] == ["0.20G", "2/2"]
     assert of["2"][4:] == ["-", "0.00G", "-", "1/2"] and of["4"][4:] == ["10.5", "0.09G", "0.88G", "3/2"]
     assert err.startswith("colmet mem: 1 job: its memory use"), (
-        "job 7 has just begun, and its slave has told nothing yet"
+        "job 7 has just begun, and its slave has reported nothing yet"
     )
 
 
@@ -257,7 +257,7 @@ def test_a_token_or_a_password_is_sent(server, capsys, tmp_path, monkeypatch):
         ((404, {}, b""), {"31.30G", "38.30G", "0.50G", "-"}),
     ],
 )
-def test_what_is_available_is_told_to_those_alone_who_see_all_jobs(server, capsys, monkeypatch, answer, available):
+def test_what_is_available_is_shown_to_those_alone_who_see_all_jobs(server, capsys, monkeypatch, answer, available):
     monkeypatch.setenv("COLMET_TOKEN", "t0ken")
     server.answers["/api/v1/whoami"] = answer
     assert mem(server.place) == 0
@@ -391,7 +391,7 @@ def test_an_answer_that_is_none_is_one_line_and_status_1(server, capsys, name, a
 
 
 @pytest.mark.parametrize("answer", [hangs, drips, drips_headers])
-def test_a_server_that_takes_too_long_is_left(server, capsys, answer):
+def test_a_server_that_is_too_slow_is_left(server, capsys, answer):
     server.answers["/qhost"] = answer
     assert "--timeout" in failed(capsys, server.place, "--timeout", "0.3")
 
@@ -429,7 +429,7 @@ def certificate(tmp_path_factory):
     return str(folder / "cert.pem"), str(folder / "key.pem")
 
 
-def test_https_takes_a_certificate_that_is_trusted_and_of_this_name(certificate, capsys):
+def test_https_accepts_a_certificate_that_is_trusted_and_of_this_name(certificate, capsys):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(*certificate)
     with serving(context) as server:
@@ -740,8 +740,8 @@ def test_500_hosts_with_2000_jobs_are_shown_and_every_one_is_there(server, monke
 
 
 def test_the_page_that_documents_it_names_every_option():
-    told = (Path(__file__).parents[2] / "docs/tools/mem.md").read_text()
+    documented = (Path(__file__).parents[2] / "docs/tools/mem.md").read_text()
     parser = colmet.cli.Parser(prog="colmet mem")
     command.add_options(parser)
     names = {name for action in parser._actions for name in action.option_strings}
-    assert len(names) > 15 and not [name for name in names if f"`{name}" not in told]
+    assert len(names) > 15 and not [name for name in names if f"`{name}" not in documented]

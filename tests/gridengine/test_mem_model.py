@@ -71,7 +71,7 @@ def test_hosts_are_in_the_order_in_which_people_count():
     assert sorted(["17.10", "17.9", "9", "a", "²"], key=natural) == ["9", "17.9", "17.10", "a", "²"]
 
 
-def test_a_host_without_jobs_has_all_its_memory_and_one_that_tells_none_has_no_number():
+def test_a_host_without_jobs_has_all_its_memory_and_one_that_reports_none_has_no_number():
     hosts = by_name(counted())
     empty, silent = hosts["node3"], hosts["node10"]
     assert gib(empty.used, empty.reserved, empty.available) == (0, 0, 0.5) and empty.share == 0
@@ -106,12 +106,12 @@ def test_each_task_of_an_array_on_a_host_reserves_for_itself():
 
 
 @pytest.mark.parametrize(
-    ("told", "tasks", "slots"),
+    ("jobcount", "tasks", "slots"),
     [(1, "12", [1, 1]), (4, "12", [4, 4]), (1, "112", [2, 1]), (2, "1112", [6, 2]), (0, "12", [1, 1])],
 )
-def test_an_array_whose_tasks_have_several_slots_reserves_for_all_of_them(told, tasks, slots):
+def test_an_array_whose_tasks_have_several_slots_reserves_for_all_of_them(jobcount, tasks, slots):
     used = {"1": str(int(GIB)), "2": str(int(GIB))}
-    (host,) = of_one({"7": on_host(told, tasks)}, {"7": request(1, used)}).hosts
+    (host,) = of_one({"7": on_host(jobcount, tasks)}, {"7": request(1, used)}).hosts
     assert [(job.job, job.slots) for job in host.jobs] == [("7.1", slots[0]), ("7.2", slots[1])]
     assert gib(host.reserved, host.used) == (sum(slots), 2)
 
@@ -184,7 +184,7 @@ def test_with_a_host_there_is_no_other():
     assert not counted(host="node").hosts
 
 
-def test_what_is_available_is_not_known_to_whoever_is_told_of_some_jobs_only():
+def test_what_is_available_is_not_known_to_whoever_sees_some_jobs_only():
     assert {host.available for host in counted(knows_all=False).hosts} == {None}
 
 

@@ -62,14 +62,14 @@ def test_a_missing_value_stays_missing_and_does_not_count_as_minus_one(totals):
     assert as_values(SCHEMA, np.array([-1, 1, 2, -1])) == {"cpu": None, "age": 1, "born": 2, "rss": None}
 
 
-def test_jobs_are_kept_apart_and_forgotten_when_told(totals):
+def test_jobs_are_kept_apart_and_forgotten_on_request(totals):
     update(totals, {7: (10, 5, 100, 1)}, job=1)
     assert update(totals, {8: (1, 1, 1, 1)}, job=2) == [1, 1, 1, 1]
     totals.keep_only({2})
     assert update(totals, {}, job=1) is None
 
 
-def test_a_thread_that_takes_over_its_processs_number_by_exec_is_counted_once_and_the_first_thread_stays():
+def test_a_thread_that_gets_its_processs_number_by_exec_is_counted_once_and_the_first_thread_stays():
     totals = Accumulator(SCHEMA, age="age", steady=("cpu",))
     assert update(totals, {10: (1500, 50, 100, 1), 12: (200, 40, 100, 1), 13: (3, 40, 100, 1)})[0] == 1703
     # 12 called exec: it is 10 now, as old as 10 was; all other threads have ended
@@ -108,7 +108,7 @@ def test_counters_never_go_down_and_end_as_the_sum_over_all_tasks_last_values(li
             before = row[0]
 
 
-# Tasks whose end is told, tasks that come from elsewhere, and totals that are restored
+# Tasks whose end is reported, tasks that come from elsewhere, and totals that are restored
 
 
 def end(totals, tasks, job=1):
@@ -158,8 +158,8 @@ def test_less_than_nothing_was_never_used(totals):
     assert update(totals, {8: (40, 1, 1, 1)})[0] == 0
 
 
-def test_a_task_that_goes_on_under_the_number_of_one_that_was_told_to_have_ended_is_counted_once():
-    """Another thread than the first has called exec: the first one's end is told, the thread's never is."""
+def test_a_task_that_goes_on_under_the_number_of_one_that_was_reported_to_have_ended_is_counted_once():
+    """Another thread than the first has called exec: the first one's end is reported, the thread's never is."""
     for heir, first in ((200, 1500), (1500, 200)):
         totals = Accumulator(SCHEMA, age="age", steady=("cpu",))
         update(totals, {10: (first, 50, 100, 1), 12: (heir, 40, 100, 1), 13: (3, 40, 100, 1)})
@@ -195,7 +195,7 @@ def test_what_is_kept_of_a_job_without_ended_tasks_or_without_live_ones_goes_on_
     assert update(other, {}, job=2) == [1, 1, 100, 0]
 
 
-def test_restored_totals_do_not_fall_below_what_was_told_and_are_higher_once_they_have_caught_up(totals):
+def test_restored_totals_do_not_fall_below_what_was_sent_and_are_higher_once_they_have_caught_up(totals):
     floor = np.array([100, 50, 90, 7])
     totals.restore(
         1, np.array([[40, 5, 95, -1], [0, 0, 0, 0]]), np.empty(0, np.int64), np.empty((0, 4), np.int64), floor
@@ -233,8 +233,8 @@ def test_a_job_is_forgotten_alone(totals):
 
 
 @given(task_lives, st.lists(st.sampled_from(["tick", "tick", "restart", "end", "end low"]), min_size=30, max_size=30))
-def test_counters_never_go_down_and_are_exact_whether_ends_are_told_or_not_also_over_a_restart(lives, happens):
-    """Tasks are told to have ended with a little more than was seen, or less, or are just gone; some come used."""
+def test_counters_never_go_down_and_are_exact_whether_ends_are_reported_or_not_also_over_a_restart(lives, happens):
+    """Tasks are reported to have ended with a little more than was seen, or less, or are just gone; some come used."""
     totals = Accumulator(SCHEMA, age="age")
     tasks = []
     for number, (start, used, growth) in enumerate(lives):

@@ -53,7 +53,7 @@ def test_an_absent_backend_is_one_warning_and_is_tried_again_with_back_off(caplo
 
 
 @pytest.mark.parametrize("error", [ParseError("/proc/x", b"?"), OSError(5, "I/O error"), ZeroDivisionError("defect")])
-def test_a_backend_that_fails_is_counted_told_at_powers_of_ten_and_goes_on(error, caplog):
+def test_a_backend_that_fails_is_counted_logged_at_powers_of_ten_and_goes_on(error, caplog):
     runner = Runner(Fake(raising(error)))
     for _ in range(100):
         assert runner.sample([], 1) == []
@@ -141,8 +141,8 @@ def test_what_a_backend_in_a_thread_has_measured_last_is_sent_before_the_end(fak
     agent.close()
     decoder = Decoder()
     batches = [decoder.decode(message).batches[0] for message in sent.messages]
-    told = [n for batch in batches for table in batch.tables for n in table.rows["cpu"]]
-    assert told == list(range(1, next(numbers)))
+    values = [n for batch in batches for table in batch.tables for n in table.rows["cpu"]]
+    assert values == list(range(1, next(numbers)))
 
 
 def test_a_signal_that_comes_as_a_tick_is_due_is_heard_after_it(fake):
@@ -263,11 +263,11 @@ class Hearing(Fake):
     def drain(self):
         self.on_drain()
         try:
-            told = list(os.read(self.fd, 100))
+            ended = list(os.read(self.fd, 100))
         except BlockingIOError:
             return []
-        self.drained.append(told)
-        return told
+        self.drained.append(ended)
+        return ended
 
     def notice(self, job):
         self.on_notice()
@@ -513,7 +513,7 @@ def test_the_last_row_of_job_0_makes_it_no_job_of_the_node(source, hearing):
     agent.close()
 
 
-def test_jobs_without_tasks_are_looked_at_once_more_by_all_backends_with_their_tasks_read_anew(source, hearing):
+def test_jobs_without_tasks_are_looked_at_once_more_by_all_backends_with_their_tasks_read_again(source, hearing):
     class Listed(Job):
         def tids(self):
             if self._tids is None:

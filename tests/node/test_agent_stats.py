@@ -30,7 +30,7 @@ from tests.support.outputs import write
 
 
 class Fake(InputBackend):
-    """A backend that does what a test tells it to."""
+    """A backend that does what a test wants."""
 
     schema = Schema("fake_default", "job", [Field("cpu", "nsec", "counter")])
 
@@ -135,7 +135,7 @@ def test_a_meter_adds_up_also_what_raises():
     assert meter.cpu_ns >= 20_000_000 and meter.wall_ns >= meter.last_wall_ns >= 10_000_000
 
 
-def test_failures_overruns_and_what_is_off_are_told(fake):
+def test_failures_overruns_and_what_is_off_are_reported(fake):
     from colmet.common.errors import BackendUnavailable
 
     def fail(jobs):
@@ -185,7 +185,7 @@ def test_a_made_up_proc_leaves_them_missing(fake):
     assert rows["agent"]["rss"] is None and rows["agent"]["open_files"] is None and rows["agent"]["ticks"] == 1
 
 
-def test_a_statm_of_another_form_is_told(fake, caplog):
+def test_a_statm_of_another_form_is_reported(fake, caplog):
     fake.write("/proc/self/statm", "what?")
     agent = agent_of(fake, host=fake.host)
     assert agent.tick().tables == ()

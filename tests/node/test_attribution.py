@@ -101,7 +101,7 @@ def test_a_record_waits_until_its_parent_is_listed(owners):
     assert counts(owners) == (0, 0, 1, 0)
 
 
-def test_a_record_waits_for_so_many_ticks_and_no_longer(owners):
+def test_a_record_waits_for_a_number_of_ticks_and_no_longer(owners):
     owners.take(records(process(40, 39)))
     for _ in range(owners.PATIENCE - 1):
         owners.list_all({1: [10]})
@@ -279,7 +279,7 @@ def test_a_child_of_a_unit_is_not_the_units_before_the_first_tick_either():
     assert given_to(owners.take(records(process(200, 20)))) == {200: 1}
 
 
-def test_the_owner_of_a_task_is_its_job_also_where_only_a_fork_told_and_job_0_is_one(owners):
+def test_the_owner_of_a_task_is_its_job_also_where_only_a_fork_shows_it_and_job_0_is_one(owners):
     owners.list_all({0: [5], 1: [10]})
     owners.add_forks(forks(child(10, 100), child(5, 6)))
     assert [owners.owner(tid) for tid in (5, 6, 10, 100, 999)] == [0, 0, 1, 1, None]
@@ -287,7 +287,7 @@ def test_the_owner_of_a_task_is_its_job_also_where_only_a_fork_told_and_job_0_is
 
 
 class World:
-    """Processes and threads of two jobs and of nobody: what is true, and what the kernel tells of it."""
+    """Processes and threads of two jobs and of nobody: what is true, and what the kernel reports of it."""
 
     def __init__(self, all_forks):
         self.all_forks = all_forks
@@ -302,7 +302,7 @@ class World:
         self.taken = 0
         self.known = {}  # as Attribution is to know them: by task
 
-    def fork(self, which, thread, told):
+    def fork(self, which, thread, reported):
         parent = sorted(self.live)[which % len(self.live)]
         owner, tid = self.ids[parent][1], self.next
         self.next += 1
@@ -310,7 +310,7 @@ class World:
         grandparent = self.ids[parent][2]
         self.ids[tid] = (tid, owner, grandparent) if thread else process(tid, owner)
         self.live.add(tid)
-        if told or self.all_forks:
+        if reported or self.all_forks:
             self.forks.append((grandparent, grandparent, tid, owner) if thread else (parent, owner, tid, tid))
 
     def end(self, which, cpu):
@@ -328,14 +328,14 @@ class World:
     def receive(self, first):
         came = [*self.records[first], *self.records[not first]]
         self.records = [[], []]
-        told, self.forks = self.forks, []
-        self.owners.add_forks(forks(*told))
-        for parent, owner, tid, tgid in told:
+        begun, self.forks = self.forks, []
+        self.owners.add_forks(forks(*begun))
+        for parent, owner, tid, tgid in begun:
             for known in (parent, owner) if tid == tgid else (tgid,):
                 if known in self.known:
                     self.known[tid] = self.known[known]
                     break
-        self.young = [tid for _, _, tid, _ in told if tid in self.known]
+        self.young = [tid for _, _, tid, _ in begun if tid in self.known]
         return came
 
     def take(self, came):
@@ -381,7 +381,7 @@ looks = st.one_of(
 @settings(max_examples=300)
 @given(st.booleans(), st.lists(st.one_of(changes, changes, looks), max_size=60))
 def test_every_ended_task_of_a_job_is_given_to_it_once_and_no_other_is(all_forks, events):
-    """Where forks are told of or not, in whatever order records come."""
+    """Where forks are reported or not, in whatever order records come."""
     world = World(all_forks)
     world.tick(0, [])
     for event in events:

@@ -123,7 +123,7 @@ def opened(slow, clock):
     return beside, runner
 
 
-def test_what_takes_longer_than_its_deadline_is_told_once_and_waited_for(slow, caplog):
+def test_what_exceeds_its_deadline_is_logged_once_and_waited_for(slow, caplog):
     caplog.set_level("INFO")
     clock, threads = Clock(0.0), threading.active_count()
     beside, runner = opened(slow, clock)

@@ -358,7 +358,7 @@ def test_before_any_disk_was_used_io_is_missing_and_that_is_no_warning(fake, bac
     assert {values[name] for name in IO} == {0}
 
 
-def test_the_top_counts_by_its_groups_where_the_kernel_tells_of_them(fake, backend):
+def test_the_top_counts_by_its_groups_where_the_kernel_reports_them(fake, backend):
     job = blkio(fake, make_v1(fake), top=0)
     fake.write("/cgroup/blkio/blkio.throttle.io_service_bytes_recursive", "254:0 Read 512\nTotal 512\n")
     assert {values_of(backend, job)[name] for name in IO} == {0}
@@ -517,7 +517,7 @@ def test_malformed_files_are_logged_at_powers_of_ten(fake, backend, caplog):
     assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
 
 
-def test_a_file_of_another_kernel_form_is_read_anew():
+def test_a_file_of_another_kernel_form_is_read_again():
     parse = Keyed({"one": ("first", 1), "two": ("second", 10)})
     for text, expected in [
         (b"one 1\ntwo 2\n", {"first": 1, "second": 20}),
@@ -709,7 +709,7 @@ def test_the_last_row_may_be_asked_for_after_the_first_tick_without_the_job(fake
     assert backend.last(job) is None
 
 
-def test_a_last_row_that_could_not_be_read_at_the_end_tells_nothing_that_was_not_true_then(fake, backend):
+def test_a_last_row_that_could_not_be_read_at_the_end_has_nothing_that_was_not_true_then(fake, backend):
     job = make_v1(fake)
     list(backend.sample([job]))
     usage = V1_VALUES["cpu_usage"]
@@ -740,7 +740,7 @@ def test_a_last_row_is_whole_where_tasks_add_up_to_a_little_more_than_the_group(
     assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 0}
 
 
-def test_more_attributed_than_used_is_counted_and_told(fake, backend, caplog):
+def test_more_attributed_than_used_is_counted_and_reported(fake, backend, caplog):
     job = make_v1(fake)
     backend.attributed[job] = int(1.005 * V1_VALUES["cpu_usage"])
     list(backend.sample([job]))

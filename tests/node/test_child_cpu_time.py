@@ -23,7 +23,7 @@ class Machine:
         self.processes = Processes()
         self.reaped = ChildCpuTime(self, self.owner.get, lambda pids: pids - self.owner.keys(), now_ns=since * TICK)
         self.records = []
-        self.told = 0  # with what was estimated
+        self.recorded = 0  # with what was estimated
         self.found = {}
 
     def read(self, path):
@@ -36,16 +36,16 @@ class Machine:
         return f"1 ({name}) {' '.join(fields)}\n".encode()
 
     def process(self, pid, job=1, charged=0, began=START + 5, name="sh"):
-        """Start a process, or have it be charged with so many clock ticks in all."""
+        """Start a process, or have it be charged with a number of clock ticks in all."""
         self.stat[pid] = (charged, began, name)
         if job is not None:
             self.owner[pid] = job
 
-    def end(self, pid, ppid, told=0, thread=None, job=1, beyond=0):
-        """A process, or one of its threads, ends, and the kernel tells of it; its parent waits for it at once."""
+    def end(self, pid, ppid, recorded=0, thread=None, job=1, beyond=0):
+        """A process, or one of its threads, ends, and the kernel reports it; its parent waits for it at once."""
         if thread is None:
             self.stat.pop(pid, None)
-        self.records.append((job, (pid if thread is None else thread, pid, ppid), told, beyond))
+        self.records.append((job, (pid if thread is None else thread, pid, ppid), recorded, beyond))
 
     def receive(self):
         """Take the records in as the backend does: whoever has ended is of no job any more, then job by job."""
@@ -55,7 +55,7 @@ class Machine:
         for job in sorted({job for job, _, _, _ in records}):
             some = [one[1:] for one in records if one[0] == job]
             self.reaped.add(*zip(*some))
-        self.told += sum(told + beyond for _, _, told, beyond in records)
+        self.recorded += sum(recorded + beyond for _, _, recorded, beyond in records)
         self.settle()
 
     def settle(self):
@@ -81,68 +81,68 @@ def machine():
 
 
 def test_what_a_shell_is_charged_with_beyond_its_childrens_records_is_found_once(machine):
-    machine.end(100, ROOT, told=1 * TICK)
-    machine.end(101, ROOT, told=2 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK)
+    machine.end(101, ROOT, recorded=2 * TICK)
     machine.process(ROOT, charged=10)
     machine.drain()
     assert machine.drain() == {1: 7 * TICK}
     assert machine.drain() == {}
-    machine.end(102, ROOT, told=0)
+    machine.end(102, ROOT, recorded=0)
     machine.process(ROOT, charged=14)
     machine.drain()
     assert machine.drain() == {1: 4 * TICK}
 
 
-def test_where_the_records_told_all_nothing_is_found(machine):
-    machine.end(100, ROOT, told=5 * TICK)
+def test_where_the_records_had_all_nothing_is_found(machine):
+    machine.end(100, ROOT, recorded=5 * TICK)
     machine.process(ROOT, charged=5)
     for _ in range(3):
         assert machine.drain() == {}
 
 
 def test_a_child_that_was_not_waited_for_yet_lends_nothing_to_others_and_nothing_is_taken_back(machine):
-    machine.end(100, ROOT, told=3 * TICK)
-    machine.end(101, ROOT, told=0)
+    machine.end(100, ROOT, recorded=3 * TICK)
+    machine.end(101, ROOT, recorded=0)
     machine.process(ROOT, charged=2)  # 101 alone
     machine.drain()
     assert machine.drain() == {}
     machine.process(ROOT, charged=2 + 4)
-    machine.end(102, ROOT, told=0)
+    machine.end(102, ROOT, recorded=0)
     machine.drain()
     assert machine.drain() == {1: 3 * TICK}
 
 
-def test_what_a_record_tells_that_comes_after_the_look_is_taken_off(machine):
-    machine.end(100, ROOT, told=1 * TICK)
+def test_what_a_record_has_that_comes_after_the_look_is_taken_off(machine):
+    machine.end(100, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=10)
     machine.drain()
     machine.reaped.read()  # 101 had been waited for, too
-    machine.end(101, ROOT, told=6 * TICK)
+    machine.end(101, ROOT, recorded=6 * TICK)
     machine.receive()
     assert machine.found == {1: 3 * TICK}
 
 
-def test_threads_are_told_to_whom_their_process_will_be_charged_and_are_no_ends_of_processes(machine):
+def test_threads_are_charged_to_whom_their_process_will_be_and_are_no_ends_of_processes(machine):
     machine.process(100)
-    machine.end(101, 100, told=1 * TICK)
-    machine.end(100, ROOT, told=2 * TICK, thread=109)
+    machine.end(101, 100, recorded=1 * TICK)
+    machine.end(100, ROOT, recorded=2 * TICK, thread=109)
     machine.process(100, charged=3)
     machine.drain()
     assert machine.drain() == {1: 2 * TICK}
-    machine.end(100, ROOT, told=1 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=3 + 4)
     machine.drain()
-    assert machine.drain() == {1: 1 * TICK}, "3 + 4, less 3 that were told or found of 101, and 2 and 1"
+    assert machine.drain() == {1: 1 * TICK}, "3 + 4, less 3 that were recorded or found of 101, and 2 and 1"
 
 
 @pytest.mark.parametrize("together", [True, False])
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (1, 2, 0)])
-def test_of_nested_shells_that_end_all_is_told_to_the_one_that_lives_in_whatever_order(machine, order, together):
+def test_of_nested_shells_that_end_all_is_charged_to_the_one_that_lives_in_whatever_order(machine, order, together):
     machine.process(100)
     machine.process(101)
     ends = [(102, 101), (101, 100), (100, ROOT)]
     for n in order:
-        machine.end(*ends[n], told=1 * TICK)
+        machine.end(*ends[n], recorded=1 * TICK)
         if not together:
             machine.drain()
     machine.process(ROOT, charged=9)
@@ -155,37 +155,37 @@ def test_of_nested_shells_that_end_all_is_told_to_the_one_that_lives_in_whatever
 def test_what_was_found_of_a_shell_that_ends_in_the_same_moment_is_not_found_again_in_its_parents(machine, first):
     """It was read, and then its own record came together with one more child's."""
     machine.process(100)
-    machine.end(102, 100, told=1 * TICK)
+    machine.end(102, 100, recorded=1 * TICK)
     machine.process(100, charged=10)
     machine.drain()
     machine.reaped.read()
     ends = {100: (100, ROOT), 101: (101, 100)}
     for pid in (first, *ends.keys() - {first}):
-        machine.end(*ends[pid], told=2 * TICK)
+        machine.end(*ends[pid], recorded=2 * TICK)
     machine.receive()
     machine.process(ROOT, charged=10 + 2)
     for _ in range(3):
         machine.drain()
-    assert machine.told + machine.found.get(1, 0) == 12 * TICK
+    assert machine.recorded + machine.found.get(1, 0) == 12 * TICK
 
 
 def test_what_a_shell_was_found_to_have_used_goes_with_it_to_its_parent(machine):
     machine.process(100)
-    machine.end(101, 100, told=1 * TICK)
+    machine.end(101, 100, recorded=1 * TICK)
     machine.process(100, charged=10)
     machine.drain()
     assert machine.drain() == {1: 9 * TICK}
-    machine.end(100, ROOT, told=1 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=10 + 3)
     machine.drain()
     assert machine.drain() == {1: 2 * TICK}
 
 
-def test_at_most_so_many_processes_are_read_at_once_and_the_others_at_the_next(machine):
+def test_a_maximum_of_processes_is_read_at_once_and_the_others_at_the_next(machine):
     shells = range(100, 100 + ChildCpuTime.AT_ONCE + 3)
     for pid in shells:
         machine.process(pid)
-        machine.end(pid + 1000, pid, told=pid * TICK)
+        machine.end(pid + 1000, pid, recorded=pid * TICK)
         machine.process(pid, charged=pid + 1)
     machine.drain()
     assert machine.drain() == {1: ChildCpuTime.AT_ONCE * TICK}
@@ -195,7 +195,7 @@ def test_at_most_so_many_processes_are_read_at_once_and_the_others_at_the_next(m
 def test_whom_a_process_had_waited_for_before_it_came_to_the_job_does_not_count(machine):
     machine.process(100, charged=50)
     machine.reaped.watch([100], 1)
-    machine.end(101, 100, told=1 * TICK)
+    machine.end(101, 100, recorded=1 * TICK)
     machine.process(100, charged=50 + 4)
     machine.drain()
     assert machine.drain() == {1: 3 * TICK}
@@ -205,29 +205,29 @@ def test_whom_a_process_had_waited_for_before_it_came_to_the_job_does_not_count(
 
 def test_whom_a_process_older_than_the_agent_had_waited_for_does_not_count(machine):
     machine.process(ROOT, charged=50, began=START - 1)
-    machine.end(100, ROOT, told=1 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=50 + 4, began=START - 1)
     machine.drain()
     assert machine.drain() == {}, "it is not known when it was charged with that"
-    machine.end(101, ROOT, told=1 * TICK)
+    machine.end(101, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=54 + 9, began=START - 1)
     machine.drain()
     assert machine.drain() == {1: 9 * TICK - 2 * TICK}
 
 
-def test_a_process_that_vanished_without_a_record_is_not_found_in_its_parents_with_what_its_childrens_told(machine):
+def test_a_process_that_vanished_without_a_record_is_not_found_in_its_parents_with_what_its_childrens_had(machine):
     machine.process(100)
-    machine.end(101, 100, told=5 * TICK)
+    machine.end(101, 100, recorded=5 * TICK)
     machine.drain()
     del machine.stat[100]
     machine.drain()
     machine.reaped.tick({1})
     machine.owner.pop(100)
-    machine.end(102, ROOT, told=1 * TICK)
+    machine.end(102, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=1 + 7 + 4)  # 102, 101 and 100
     machine.drain()
     assert machine.drain() == {1: (7 - 5 + 4) * TICK}
-    machine.end(103, ROOT, told=0)
+    machine.end(103, ROOT, recorded=0)
     machine.process(ROOT, charged=12 + 3)
     machine.drain()
     assert machine.drain() == {1: 3 * TICK}, "paid once"
@@ -235,13 +235,13 @@ def test_a_process_that_vanished_without_a_record_is_not_found_in_its_parents_wi
 
 def test_a_record_that_was_lost_after_its_process_had_been_read_is_made_up_for_as_well(machine):
     machine.process(100)
-    machine.end(101, 100, told=5 * TICK)
+    machine.end(101, 100, recorded=5 * TICK)
     machine.process(100, charged=5)
     for _ in range(2):
         machine.drain()
     del machine.stat[100], machine.owner[100]  # no cgroup lists it any more
     machine.reaped.tick({1})
-    machine.end(102, ROOT, told=0)
+    machine.end(102, ROOT, recorded=0)
     machine.process(ROOT, charged=5 + 1)
     for _ in range(2):
         machine.drain()
@@ -250,7 +250,7 @@ def test_a_record_that_was_lost_after_its_process_had_been_read_is_made_up_for_a
 
 def test_what_was_counted_of_a_task_without_a_record_is_not_found_once_more(machine):
     machine.reaped.owe(1, 4 * TICK)
-    machine.end(101, ROOT, told=0)
+    machine.end(101, ROOT, recorded=0)
     machine.process(ROOT, charged=1 + 5)
     for _ in range(2):
         machine.drain()
@@ -259,11 +259,11 @@ def test_what_was_counted_of_a_task_without_a_record_is_not_found_once_more(mach
 
 def test_a_record_that_comes_after_its_process_has_vanished_is_as_good(machine):
     machine.process(100)
-    machine.end(101, 100, told=5 * TICK)
+    machine.end(101, 100, recorded=5 * TICK)
     machine.drain()
     del machine.stat[100]
     machine.reaped.read()
-    machine.end(100, ROOT, told=1 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK)
     machine.receive()
     machine.reaped.tick({1})
     machine.process(ROOT, charged=5 + 2)
@@ -272,7 +272,7 @@ def test_a_record_that_comes_after_its_process_has_vanished_is_as_good(machine):
 
 def test_a_parent_of_another_job_keeps_what_it_is_charged_with_for_its_own_job(machine):
     machine.process(20, job=2)
-    machine.end(100, 20, told=1 * TICK, job=1)
+    machine.end(100, 20, recorded=1 * TICK, job=1)
     machine.process(20, job=2, charged=4)
     machine.drain()
     assert machine.drain() == {2: 3 * TICK}
@@ -280,47 +280,47 @@ def test_a_parent_of_another_job_keeps_what_it_is_charged_with_for_its_own_job(m
 
 def test_a_parent_of_no_job_is_not_asked(machine):
     machine.process(5, job=None, charged=50)
-    machine.end(100, 5, told=1 * TICK)
-    machine.end(101, 1, told=1 * TICK)
+    machine.end(100, 5, recorded=1 * TICK)
+    machine.end(101, 1, recorded=1 * TICK)
     machine.drain()
     assert machine.drain() == {}
 
 
 def test_job_0_is_a_job(machine):
     machine.process(20, job=0)
-    machine.end(100, 20, told=1 * TICK, job=0)
+    machine.end(100, 20, recorded=1 * TICK, job=0)
     machine.process(20, job=0, charged=4)
     machine.drain()
     assert machine.drain() == {0: 3 * TICK}
     machine.reaped.tick({0})
-    machine.end(101, 20, told=0, job=0)
+    machine.end(101, 20, recorded=0, job=0)
     machine.process(20, job=0, charged=5)
     machine.drain()
     assert machine.drain() == {0: 1 * TICK}
 
 
-def test_a_job_that_has_gone_is_forgotten_and_its_number_starts_anew(machine):
-    machine.end(100, ROOT, told=100 * TICK)
+def test_a_job_that_has_gone_is_forgotten_and_its_number_starts_again(machine):
+    machine.end(100, ROOT, recorded=100 * TICK)
     machine.drain()
     machine.reaped.owe(1, 100 * TICK)
     machine.reaped.tick({2})
     machine.reaped.tick({1})
     machine.process(ROOT, charged=3, began=START + 50)
-    machine.end(200, ROOT, told=1 * TICK)
+    machine.end(200, ROOT, recorded=1 * TICK)
     machine.drain()
     assert machine.drain() == {1: 2 * TICK}
 
 
 def test_a_process_number_that_is_used_again_is_another_process(machine):
     machine.process(100)
-    machine.end(101, 100, told=1 * TICK)
+    machine.end(101, 100, recorded=1 * TICK)
     machine.process(100, charged=8)
     machine.drain()
     machine.drain()
     machine.end(100, ROOT)
     machine.drain()
     machine.process(100)
-    machine.end(102, 100, told=1 * TICK)
+    machine.end(102, 100, recorded=1 * TICK)
     machine.process(100, charged=3)
     machine.drain()
     assert machine.drain() == {1: 2 * TICK}
@@ -331,13 +331,13 @@ def test_parents_of_the_long_ended_are_forgotten(machine):
     machine.end(100, ROOT)
     machine.drain()
     machine.reaped.tick({1})
-    machine.end(101, 100, told=1 * TICK)
+    machine.end(101, 100, recorded=1 * TICK)
     machine.process(ROOT, charged=4)
     assert machine.drain() == {1: 3 * TICK}, "a tick later it is known still"
     machine.drain()
     machine.reaped.tick({1})
     machine.reaped.tick({1})
-    machine.end(102, 100, told=0)
+    machine.end(102, 100, recorded=0)
     machine.process(ROOT, charged=9)
     assert machine.drain() == machine.drain() == {}
 
@@ -346,7 +346,7 @@ def test_of_too_many_parents_those_that_have_ended_are_forgotten(machine, monkey
     monkeypatch.setattr(ChildCpuTime, "MAX_PARENTS", 20)
     for pid in range(100, 130):
         machine.process(pid)
-        machine.end(pid + 1000, pid, told=1)
+        machine.end(pid + 1000, pid, recorded=1)
     machine.drain()
     for pid in range(100, 125):
         del machine.stat[pid]
@@ -355,35 +355,35 @@ def test_of_too_many_parents_those_that_have_ended_are_forgotten(machine, monkey
 
 
 def test_a_name_that_looks_like_fields_is_a_name(machine):
-    machine.end(100, ROOT, told=1 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=4, name="a) S 1 (b) 9 9")
     machine.drain()
     assert machine.drain() == {1: 3 * TICK}
 
 
 def test_an_estimate_stands_until_the_parent_is_charged_and_what_is_found_is_what_it_left_out(machine):
-    machine.end(100, ROOT, told=1 * TICK, beyond=2 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK, beyond=2 * TICK)
     machine.process(ROOT, charged=0)
     assert machine.drain() == machine.drain() == {}
     machine.process(ROOT, charged=7)
-    machine.end(101, ROOT, told=0)
+    machine.end(101, ROOT, recorded=0)
     machine.drain()
     assert machine.drain() == {1: (7 - 1 - 2) * TICK}
 
 
 def test_an_estimate_that_was_too_large_is_taken_off_what_is_found_later(machine):
-    machine.end(100, ROOT, told=1 * TICK, beyond=5 * TICK)
+    machine.end(100, ROOT, recorded=1 * TICK, beyond=5 * TICK)
     machine.process(ROOT, charged=3)
     machine.drain()
     assert machine.drain() == {}, "3 were used, 6 are counted"
-    machine.end(101, ROOT, told=1 * TICK)
+    machine.end(101, ROOT, recorded=1 * TICK)
     machine.process(ROOT, charged=3 + 6)
     machine.drain()
     assert machine.drain() == {1: 2 * TICK}, "9 were used, 7 are counted"
 
 
 def test_an_estimate_that_was_too_small_is_made_up_for_and_one_below_nothing_too(machine):
-    machine.end(100, ROOT, told=4 * TICK, beyond=-3 * TICK)
+    machine.end(100, ROOT, recorded=4 * TICK, beyond=-3 * TICK)
     machine.process(ROOT, charged=5)
     machine.drain()
     assert machine.drain() == {1: 4 * TICK}
@@ -391,9 +391,9 @@ def test_an_estimate_that_was_too_small_is_made_up_for_and_one_below_nothing_too
 
 def test_the_estimates_of_a_shell_go_with_it_to_its_parent(machine):
     machine.process(50)
-    machine.end(100, 50, told=1 * TICK, beyond=1 * TICK)
+    machine.end(100, 50, recorded=1 * TICK, beyond=1 * TICK)
     machine.drain()
-    machine.end(50, ROOT, told=1 * TICK, beyond=1 * TICK)
+    machine.end(50, ROOT, recorded=1 * TICK, beyond=1 * TICK)
     machine.process(ROOT, charged=9)
     machine.drain()
     assert machine.drain() == {1: (9 - 4) * TICK}
@@ -435,7 +435,7 @@ class Family(Machine):
     def work(self, which, ticks):
         self.own[self.live()[which % len(self.live())]] += ticks
 
-    def die(self, which, told, cpu):
+    def die(self, which, recorded, cpu):
         """The record is made first, then the process goes, its children become those of another."""
         pids = [pid for pid in self.live() if pid != ROOT]
         if self.tidy:
@@ -452,12 +452,12 @@ class Family(Machine):
             elif child in self.zombies:
                 self.wait_for(child)
         self.zombies[pid] = True
-        if told == LOST:
+        if recorded == LOST:
             self.lost.append(pid)
         else:
-            tells = self.own[pid] * TICK * told // 4
-            estimate = (self.own[pid] * TICK - tells) * self.share // 4
-            self.queues[cpu].append((1, (pid, pid, self.parent[pid]), tells, estimate))
+            recorded_ns = self.own[pid] * TICK * recorded // 4
+            estimate = (self.own[pid] * TICK - recorded_ns) * self.share // 4
+            self.queues[cpu].append((1, (pid, pid, self.parent[pid]), recorded_ns, estimate))
         self.really += self.own[pid] * TICK
         if self.parent[pid] == 1:
             self.remove(pid)
@@ -515,7 +515,7 @@ def test_never_is_more_counted_than_was_really_used_and_in_the_end_all_is_that_w
     family = Family(tidy, share)
     for event in happened:
         family.do(event)
-        assert family.told + family.found.get(1, 0) <= family.really
+        assert family.recorded + family.found.get(1, 0) <= family.really
     if not tidy or family.lost:
         return
     while family.live() != [ROOT]:
@@ -527,5 +527,5 @@ def test_never_is_more_counted_than_was_really_used_and_in_the_end_all_is_that_w
     family.wait(0)
     for _ in range(5):
         family.look(0, [])
-        assert family.told + family.found.get(1, 0) <= family.really
-    assert family.told + family.found.get(1, 0) == family.really == family.charged[ROOT] * TICK
+        assert family.recorded + family.found.get(1, 0) <= family.really
+    assert family.recorded + family.found.get(1, 0) == family.really == family.charged[ROOT] * TICK

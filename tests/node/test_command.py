@@ -61,7 +61,7 @@ def pids_in(path, count):
 
 def late(script, pids, **options):
     """A command whose run was killed at its deadline, after it had written a number to `pids`."""
-    for deadline_s in (0.3, 2, 20):  # this machine may be so busy that a shell takes long to start
+    for deadline_s in (0.3, 2, 20):  # this machine may be so busy that a shell starts slowly
         command = sh(script, deadline_s, **options)
         text = fails(command, "late")
         if pids.exists():
@@ -305,7 +305,7 @@ def test_cancelled_before_it_runs_it_never_does():
 
 
 def test_cancelling_does_not_wait_for_a_program_that_is_still_to_be_found():
-    """On a file system that does not answer, looking for it takes for ever."""
+    """On a file system that does not answer, looking for it never ends."""
     looks, answer = threading.Event(), threading.Event()
 
     def find(name):
@@ -446,6 +446,6 @@ def test_a_program_whose_file_system_does_not_answer_holds_up_no_other_thread(tm
 
 
 def test_subprocess_is_loaded_where_a_program_is_started_and_not_before():
-    """It takes memory that an agent without programs need not have."""
+    """It needs memory that an agent without programs need not have."""
     code = "import sys, colmet.node.system.host, colmet.node.system.command; assert 'subprocess' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -60,13 +60,13 @@ def test_what_became_of_batches_is_what_the_spool_says():
     assert [all_of_it[NODE.name][name] for name in columns] == [5, 4, 1, None]
 
 
-def test_a_gap_is_told_once_and_again_when_it_has_grown():
+def test_a_gap_is_reported_once_and_again_when_it_has_grown():
     node = Node(ledger_s=0)
     node.tick()
-    for told in ([(1, 1)], [(1, 2)], [(1, 3)]):
+    for expected in ([(1, 1)], [(1, 2)], [(1, 3)]):
         node.tick(missed=completeness.FAILED)
         rows = rows_of(node.arrived[-1], "gaps_default")
-        assert [(row["last"] - row["first"] >= 0, row["samples"]) for row in rows] == [(True, n) for _, n in told]
+        assert [(row["last"] - row["first"] >= 0, row["samples"]) for row in rows] == [(True, n) for _, n in expected]
         assert {row["first"] for row in rows} == {START + PERIOD}
     node.tick()
     assert not rows_of(node.arrived[-1], "gaps_default")
@@ -75,7 +75,7 @@ def test_a_gap_is_told_once_and_again_when_it_has_grown():
     assert (row["why"], row["first"], row["samples"]) == (b"failed", START + 5 * PERIOD, 1)
 
 
-def test_a_range_of_dropped_batches_is_told_until_a_batch_that_tells_it_is_not_dropped():
+def test_a_range_of_dropped_batches_is_reported_until_a_batch_with_it_is_not_dropped():
     node = Node(ledger_s=0)
     node.ticks(3)
     range_of = Dropped(node.epoch, 1, 2, START * 10**9, (START + PERIOD) * 10**9, "age")
@@ -91,13 +91,13 @@ def test_a_range_of_dropped_batches_is_told_until_a_batch_that_tells_it_is_not_d
     ]
     node.tick()
     assert not rows_of(node.arrived[4], "gaps_default")
-    # the fourth was dropped as well, and took with it what it told
+    # the fourth was dropped as well, and took with it what it reported
     node.dropped = [range_of, Dropped(node.epoch, 4, 4, (START + 15) * 10**9, (START + 15) * 10**9, "age")]
     node.tick()
     assert {row["first_batch"] for row in rows_of(node.arrived[5], "gaps_default")} == {1, 4}
 
 
-def test_gaps_that_alternate_with_samples_are_told_in_bounded_number():
+def test_gaps_that_alternate_with_samples_are_reported_in_bounded_number():
     node = Node(ledger_s=10**6)
     node.tick()
     for _ in range(500):

@@ -32,7 +32,7 @@ def test_what_becomes_of_batches_is_counted_by_table():
     assert stats.totals() == {"taken": 1999, "sent": 1500, "acknowledged": 1234, "dropped": 99}
 
 
-def test_a_long_count_of_the_same_tables_takes_no_memory_and_neither_do_very_many_sets():
+def test_a_long_count_of_the_same_tables_needs_no_memory_and_neither_do_very_many_sets():
     stats = DeliveryStats()
     for number in range(100_000):
         stats.take(number, ("a",))

@@ -107,30 +107,30 @@ def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machin
         sleeper.ends = True
         sleeper.join()
     assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    report = json.loads(done.stdout)
 
-    assert told["backends"] == list(NAMES), "every one of them"
+    assert report["backends"] == list(NAMES), "every one of them"
     for cls in load(NAMES):
         if cls.schema.name != "perfhwstats_default":  # which needs a cgroup with perf_event
-            assert told["rows"].get(cls.schema.name, 0) > 0, (cls.name, done.stderr)
-    left_out = {name: counts.get("left_out", 0) for name, counts in told["counts"].items()}
-    killed = {name: counts.get("commands_killed", 0) for name, counts in told["counts"].items()}
-    worst_ms = [1e3 * max(told[what]) for what in ("late_s", "took_s")]
+            assert report["rows"].get(cls.schema.name, 0) > 0, (cls.name, done.stderr)
+    left_out = {name: counts.get("left_out", 0) for name, counts in report["counts"].items()}
+    killed = {name: counts.get("commands_killed", 0) for name, counts in report["counts"].items()}
+    worst_ms = [1e3 * max(report[what]) for what in ("late_s", "took_s")]
     print(f"latest {worst_ms[0]:.1f} ms, longest {worst_ms[1]:.1f} ms, a sleeper {1e3 * sleeper.worst_s:.1f} ms late")
-    print("left out", left_out, "killed", killed, "at the end", told["held"][-1])
+    print("left out", left_out, "killed", killed, "at the end", report["held"][-1])
     # all but one in a hundred: what else runs on this machine may hold up any of them
-    assert quantiles(told["late_s"], n=100)[-1] <= LATE_S + sleeper.worst_s
-    assert quantiles(told["took_s"], n=100)[-1] < DEADLINE_S, "no tick waits for a program"
+    assert quantiles(report["late_s"], n=100)[-1] <= LATE_S + sleeper.worst_s
+    assert quantiles(report["took_s"], n=100)[-1] < DEADLINE_S, "no tick waits for a program"
     for name in ("infiniband", "lustre"):
         assert killed[name] >= 10 and left_out[name] > 200, "they did hang"
     assert killed["ipmipower"] >= 1 and killed["nvidia"] >= 1
 
     # at most moments every program hangs; at some, one has just been killed and the next is being started
     def usual(what, since, until):
-        return median([one[what] for one in told["held"][since:until]])
+        return median([one[what] for one in report["held"][since:until]])
 
     for what in ("descriptors", "threads", "processes"):
         early, late = usual(what, TICKS // 5, 2 * TICKS // 5), usual(what, 4 * TICKS // 5, TICKS)
         assert late <= early, f"{what}: from {early} to {late}"
-        assert max(one[what] for one in told["held"][TICKS // 5 :]) <= early + 20, what
+        assert max(one[what] for one in report["held"][TICKS // 5 :]) <= early + 20, what
     assert hanging() == 0, "nothing outlives the agent"

@@ -185,7 +185,7 @@ def test_the_captured_records_of_a_kernel_decode_to_what_they_say():
         stats = structure(16).from_buffer_copy(record, stats_offset(record)[0])
         assert {name: getattr(stats, name) for name in FIELDS} == one["values"]
         assert [stats.ac_pid, stats.ac_tgid, stats.ac_ppid] == [one["thread"], one["process"], one["parent"]]
-    filled, _ = slots(*[record[:1024] for record in records])  # as much as an inbox takes
+    filled, _ = slots(*[record[:1024] for record in records])  # as much as an inbox holds
     form = Form(records[0])
     assert form.fits(filled)
     assert form.ids(filled).tolist() == [[one["thread"], one["process"], one["parent"]] for one in expected]
@@ -383,7 +383,7 @@ def test_live_the_ends_of_children_come_with_their_ids_and_their_cpu_time(exits)
 
 
 @pytest.mark.live
-def test_live_threads_are_told_of_one_by_one_as_they_end(exits):
+def test_live_threads_are_reported_one_by_one_as_they_end(exits):
     exits.receive()  # of earlier tests' threads
     tids = []
 
@@ -430,7 +430,7 @@ def test_live_more_ends_than_there_is_room_for_are_counted_as_lost(root):
     try:
         subprocess.run(["sh", "-c", "for i in $(seq 50); do (true) & done; wait"], check=True)
         exits.receive()
-        for _ in range(20):  # on every CPU something ends that tells of the gap
+        for _ in range(20):  # on every CPU something ends that shows the gap
             subprocess.run(["sh", "-c", "for i in 1 2 3 4; do (true) & done; wait"], check=True)
             exits.receive()
         assert exits.overflows > 0 and exits.lost >= 10

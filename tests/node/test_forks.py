@@ -87,20 +87,20 @@ def listen(monkeypatch):
     assert FakeSocket.made.closed
 
 
-def test_it_asks_the_kernel_to_be_told(listen):
+def test_it_asks_the_kernel_for_events(listen):
     listen()
     assert FakeSocket.made.sent[16:] == struct.pack("=IIIIHHI", 1, 1, 0, 0, 4, 0, 1)
     assert struct.unpack_from("=IHHII", FakeSocket.made.sent) == (40, 3, 0, 0, os.getpid())
     assert FakeSocket.made.program and FakeSocket.made.buffer == ForkEvents.BUFFER_BYTES
 
 
-def test_forks_are_told_in_their_order_however_many_there_are(listen):
+def test_forks_are_reported_in_their_order_however_many_there_are(listen):
     events, kernel = listen()
     assert events.receive().shape == (0, 4)
-    told = [[10 + n, 10, 0xFFFFFF00 + n, 0xFFFFFF00] for n in range(11)]
-    for numbers in told:
+    sent = [[10 + n, 10, 0xFFFFFF00 + n, 0xFFFFFF00] for n in range(11)]
+    for numbers in sent:
         kernel.send(event(FORK, *numbers))
-    assert events.receive().tolist() == told
+    assert events.receive().tolist() == sent
     assert (events.events, events.overflows) == (11, 0)
     assert events.receive().shape == (0, 4)
 
@@ -155,7 +155,7 @@ def events(root):
     made.close()
 
 
-def told(events, wanted):
+def received(events, wanted):
     """The forks that have come, once all that are wanted have."""
     found = []
     for _ in range(200):
@@ -171,7 +171,7 @@ def test_live_children_and_threads_come_with_their_ids_in_order(events):
     script = "sh -c 'exec true' & echo $!; wait; true & echo $!; wait"
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, text=True) as process:
         children = [int(number) for number in process.stdout.read().split()]
-    found = told(events, [process.pid, *children])
+    found = received(events, [process.pid, *children])
     ours = [numbers[2:] for numbers in found if numbers[2] in (process.pid, *children)]
     assert ours == [[pid, pid] for pid in (process.pid, *children)]
     assert [numbers[:2] for numbers in found if numbers[2] in children] == [[process.pid, process.pid]] * 2
@@ -179,8 +179,8 @@ def test_live_children_and_threads_come_with_their_ids_in_order(events):
     thread.start()
     tid = thread.native_id
     thread.join()
-    found = told(events, [tid])
-    # the kernel tells of a thread that its process's parent is its parent
+    found = received(events, [tid])
+    # the kernel reports the parent of its process as the parent of a thread
     assert [numbers[1:] for numbers in found if numbers[2] == tid] == [[os.getppid(), tid, os.getpid()]]
 
 
@@ -211,7 +211,7 @@ def test_live_a_child_of_a_thread_names_the_thread(events):
     thread.start()
     thread.join()
     tid, child = ids
-    found = told(events, [child.pid])
+    found = received(events, [child.pid])
     assert [numbers for numbers in found if numbers[2] == child.pid] == [[tid, os.getpid(), child.pid, child.pid]]
 
 
@@ -231,7 +231,7 @@ def test_live_outside_of_the_first_pid_namespace_they_are_unavailable(root):
     assert done.stdout.startswith("unavailable"), done.stdout + done.stderr
 
 
-def test_a_backend_that_is_not_told_of_forks_listens_to_ends_all_the_same_and_warns_once(monkeypatch, caplog):
+def test_a_backend_without_fork_events_listens_to_ends_all_the_same_and_warns_once(monkeypatch, caplog):
     from colmet.node.backends.taskstats import TaskstatsBackend
     from colmet.node.kernel import task_source
 

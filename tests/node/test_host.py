@@ -112,7 +112,7 @@ def test_a_link_says_where_it_leads(fake):
     assert fake.host.link("/fd") == "anon_inode:[perf_event]"
 
 
-def test_directories_are_told_from_files(fake):
+def test_directories_are_distinguished_from_files(fake):
     fake.mkdir("/c/bob_1")
     fake.write("/c/tasks", "")
     assert fake.host.directories("/c") == ["bob_1"]

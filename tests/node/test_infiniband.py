@@ -51,7 +51,7 @@ def in_file(fake, path):
     return int((fake.path / path.lstrip("/")).read_text())
 
 
-def test_ports_beyond_the_bound_are_told_and_in_no_sum(fake, caplog):
+def test_ports_beyond_the_bound_are_reported_and_in_no_sum(fake, caplog):
     for number in range(MAX_PORTS + 3):
         fake.write(f"{MLX5.format(number)}/state", "4: ACTIVE\n")
         fake.write(f"{MLX5.format(number)}/counters/port_xmit_packets", "10\n")
@@ -68,7 +68,7 @@ def test_it_is_off_unless_asked_for(fake):
     assert InfinibandBackend.from_options(parser.parse_args(["--omnipath"]), fake.host) is None
 
 
-def test_two_ports_are_told_each_and_summed(fake):
+def test_two_ports_are_reported_each_and_summed(fake):
     fake.tree("infiniband-mlx5")
     total, ports = rows(opened(fake))
     assert total == {
@@ -114,7 +114,7 @@ def test_64_bit_counters_are_taken_where_the_driver_has_them_apart(fake):
     assert down["port_xmit_data"] == 2800
 
 
-def test_a_full_32_bit_counter_is_missing_and_told_once(fake, caplog):
+def test_a_full_32_bit_counter_is_missing_and_reported_once(fake, caplog):
     fake.tree("infiniband-mlx4-ofed")
     for port in (1, 2):
         for file in (fake.path / MLX4.format(port).lstrip("/") / "counters_ext").iterdir():
@@ -144,7 +144,7 @@ def test_roce_ports_count_and_a_function_without_counters_has_none(fake):
     assert backend.counters() == {"part_failures": 0}
 
 
-def test_a_port_that_goes_down_and_comes_back_is_told_and_the_sum_goes_on(fake):
+def test_a_port_that_goes_down_and_comes_back_is_reported_and_the_sum_goes_on(fake):
     fake.tree("infiniband-mlx5")
     backend = opened(fake)
     before = rows(backend)[0]
@@ -177,7 +177,7 @@ def test_no_sum_before_any_port_has_been_active(fake):
     assert total == {} and ports["hfi1_0/1"]["state"] == b"INIT"
 
 
-def test_a_reset_adapter_never_takes_the_sum_down(fake):
+def test_a_reset_adapter_never_lowers_the_sum(fake):
     fake.tree("infiniband-mlx5")
     backend = opened(fake)
     before = rows(backend)[0]
@@ -230,7 +230,7 @@ def test_a_port_that_vanishes_leaves_the_others_and_its_share_of_the_sum(fake):
 
 
 @pytest.mark.parametrize("made", [False, True])
-def test_no_fabric_is_told_with_the_remedy(fake, made):
+def test_no_fabric_is_reported_with_the_remedy(fake, made):
     if made:
         fake.mkdir("/sys/class/infiniband")
     backend = backend_of(fake)
@@ -315,7 +315,7 @@ def test_without_the_tools_the_remedy_is_to_install_them(fake, monkeypatch):
         opened(fake, "--infiniband-perfquery")
 
 
-def test_no_fabric_is_told_by_ibstat_as_well(fake, tools):
+def test_no_fabric_is_reported_by_ibstat_as_well(fake, tools):
     tools.say("ibstat", "exit 0")
     with pytest.raises(BackendUnavailable, match=r"no InfiniBand"):
         opened(fake, "--infiniband-perfquery")

@@ -111,7 +111,7 @@ def test_powers_are_whole_watts_within_bounds(text, value):
     assert watts(text) == value
 
 
-def test_sensors_in_watts_are_told_from_the_others():
+def test_sensors_in_watts_are_distinguished_from_the_others():
     wanted = {"commas": Sensor(2, "Pwr Consumption", 240), "table": Sensor(2, "Pwr Consumption", 240)}
     for name, sensor in wanted.items():
         assert parse_sensors(recorded(f"ipmi-sensors-{name}")) == [sensor]
@@ -379,7 +379,7 @@ NO_POWER = "dell:power-monitoring-over-interval failed: Cannot execute command. 
         (None, NO_DEVICE, "modprobe"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_remedy(tools, freeipmi, ipmitool, text):
+def test_what_is_wrong_is_reported_with_its_remedy(tools, freeipmi, ipmitool, text):
     if freeipmi is not None:
         for name in ("bmc-info", "ipmi-oem", "ipmi-dcmi", "ipmi-sensors"):
             tools.has(name, **{"": says(freeipmi)})
@@ -406,7 +406,7 @@ def test_a_password_on_the_command_line_is_in_no_text(tools, caplog):
     assert "secret" not in caplog.text and "power -p ***" in caplog.text
 
 
-def test_a_command_that_prints_no_power_is_told_and_what_helps(tools):
+def test_a_command_that_prints_no_power_is_reported_with_the_remedy(tools):
     tools.has("power", **{"": "echo hello"})
     with pytest.raises(BackendUnavailable, match=r"power x: cannot parse 'hello\\n'\. Remedy: see what the command"):
         tools.backend("--ipmipower-cmd", "power", "x").open()

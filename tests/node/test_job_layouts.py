@@ -197,7 +197,7 @@ def test_all_layouts_are_looked_for_in_every_mount_of_a_hybrid_machine(machine):
     assert [(job.id, job.tids()) for job in jobs] == [(1, [1]), (2, [2]), (3, [3]), (4, [4])]
 
 
-def test_an_id_that_two_layouts_have_is_that_of_the_first_and_is_told_once(machine, caplog):
+def test_an_id_that_two_layouts_have_is_that_of_the_first_and_is_reported_once(machine, caplog):
     machine.mount(HYBRID)
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", [1], unified=False)
     machine.group("/sys/fs/cgroup/unified/oar.slice/oar-u5-j1.slice", [2])
@@ -507,12 +507,12 @@ def test_a_scan_returns_jobs_that_began_and_those_whose_lists_of_tasks_were_writ
         assert bob.tids()
         machine.fake.write(f"/sys/fs/cgroup/cpuset/oar/bob_1/step/{name}", "1\n3\n")
         assert source.scan().changed == [bob], name
-    assert bob.tids() == [1, 3] and bob.pids() == [1, 3], "read anew"
+    assert bob.tids() == [1, 3] and bob.pids() == [1, 3], "read again"
     machine.fake.mkdir("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice/new")
     assert source.scan().changed == [other], "a directory that came may hold a task already"
 
 
-def test_the_units_changes_are_told_too_and_it_has_what_is_inside_its_cgroup(machine):
+def test_the_units_changes_are_reported_too_and_it_has_what_is_inside_its_cgroup(machine):
     machine.mount(PURE_V2)
     machine.group("/sys/fs/cgroup/app", [1])
     machine.group("/sys/fs/cgroup/app/inner", [2])
@@ -691,7 +691,7 @@ def test_without_watches_jobs_are_found_at_each_scan(machine, monkeypatch, caplo
     assert "max_user_watches" in caplog.text
 
 
-def test_one_directory_under_two_paths_has_one_watch_and_tells_both(fake):
+def test_one_directory_under_two_paths_has_one_watch_and_reports_both(fake):
     """As with two mounts of one hierarchy."""
     fake.mkdir("/a/x")
     (fake.path / "b").symlink_to("a")
@@ -718,7 +718,7 @@ def options(*arguments):
     return node_main.build_parser([]).parse_args(list(arguments))
 
 
-def test_c_takes_directories_of_both_versions_and_refuses_others(fake):
+def test_c_accepts_directories_of_both_versions_and_refuses_others(fake):
     fake.write("/one/tasks", "1\n")
     fake.write("/two/cgroup.threads", "2\n")
     fake.mkdir("/none")
@@ -782,7 +782,7 @@ def test_live_v2_a_kept_descriptor_shows_tasks_that_came_after_it_at_10_reads_a_
 
 @pytest.mark.live
 @pytest.mark.parametrize("version", [1, 2])
-def test_live_changes_are_told_for_moved_tasks_steps_and_on_v2_for_groups_that_empty(version, request):
+def test_live_changes_are_reported_for_moved_tasks_steps_and_on_v2_for_groups_that_empty(version, request):
     if version == 1:
         made = request.getfixturevalue("cgroups")
         group = made.job("bob_1").path
@@ -873,7 +873,7 @@ def test_live_layouts_are_found_on_this_machine_without_any_option(unified):
 
 
 @pytest.mark.live
-def test_live_v2_directories_made_again_between_two_scans_are_read_and_watched_anew(unified):
+def test_live_v2_directories_made_again_between_two_scans_are_read_and_watched_again(unified):
     """No event comes from a removed cgroup itself, and descriptors of its files stay on what was removed."""
     source = JobSource(Host(), [str(unified.path)], compile_patterns([DEFAULT_PATTERN]))
     try:
@@ -885,7 +885,7 @@ def test_live_v2_directories_made_again_between_two_scans_are_read_and_watched_a
         step.mkdir()
         process = unified.start(step)
         assert source.scan().jobs == [job] and job.tids() == [process.pid]
-        time.sleep(0.2)  # the directory above tells, late, that it is no longer empty
+        time.sleep(0.2)  # the directory above reports late that it is no longer empty
         source.scan()
         other = unified.start(step)
         assert source.scan().changed == [job] and job.tids() == sorted([process.pid, other.pid])

@@ -114,14 +114,14 @@ def test_a_root_that_does_not_exist_yet_is_waited_for(fake, source_of, caplog):
     assert source.scan().jobs == source.scan().jobs == []
     assert caplog.text.count("waiting for the jobs' cgroups") == 1
     fake.mkdir("/sys/cpuset/oar/bob_1")
-    assert select.select([source.fd], [], [], 20)[0], "inotify tells that something came where the root is to be"
+    assert select.select([source.fd], [], [], 20)[0], "inotify reports that something came where the root is to be"
     assert ids(source.scan().jobs) == [(1, "bob")]
     fake.mkdir("/sys/cpuset/oar/bob_2")
     assert select.select([source.fd], [], [], 20)[0], "and from then on of jobs"
     assert len(source.scan().jobs) == 2
 
 
-def test_inotify_tells_of_starts_and_ends_at_once(fake, source_of):
+def test_inotify_reports_starts_and_ends_at_once(fake, source_of):
     fake.mkdir("/oar")
     source = source_of()
     source.scan()
@@ -214,7 +214,7 @@ def test_live_a_real_cgroup_is_found_with_its_threads_at_once_and_never_from_a_s
     source = source_of(str(cgroups.path), host=Host())
     assert source.scan().jobs == []
     job = cgroups.job("jean-luc.p_4242")
-    assert select.select([source.fd], [], [], 20)[0], "inotify tells of the cgroup"
+    assert select.select([source.fd], [], [], 20)[0], "inotify reports the cgroup"
     assert ids(source.scan().jobs) == [(4242, "jean-luc.p")]
     threads = "import threading,time\nfor _ in range(3): threading.Thread(target=time.sleep,args=(60,)).start()\n"
     process = job.start(sys.executable, "-c", threads)

@@ -166,7 +166,7 @@ def test_no_more_are_on_their_way_than_the_window_lets():
     assert world.push.take() == [101]
 
 
-def test_a_collector_that_takes_data_and_has_no_link_gets_them_without_acknowledgements(caplog):
+def test_a_collector_that_accepts_data_and_has_no_link_gets_them_without_acknowledgements(caplog):
     world = World()
     world.links[0].connected = False
     world.put(2)
@@ -204,7 +204,7 @@ def test_a_collector_that_hangs_is_not_taken_for_one_that_does_not_acknowledge(w
 def test_a_network_that_is_cut_is_not_taken_for_a_collector_that_does_not_acknowledge(world):
     world.put()
     world.link.step()
-    world.links[0].connected = False  # its heartbeats notice; the data socket does not, until it is opened anew
+    world.links[0].connected = False  # its heartbeats notice; the data socket does not, until it is opened again
     world.run(TIMES.away_s + 2.5)
     assert world.push.reopened == 1
     world.push.connected = False
@@ -229,7 +229,7 @@ def test_a_dialect_without_numbers_is_sent_and_forgotten_and_held_while_the_coll
     assert world.push.take() == [1, 2, 3] and len(world.outbox) == 0
 
 
-def test_another_collector_takes_over_and_gives_back():
+def test_another_collector_replaces_it_and_gives_back():
     world = World(count=3)
     world.run(1)
     world.put()
@@ -256,7 +256,7 @@ def test_another_collector_takes_over_and_gives_back():
     assert [push.take() for push in world.pushes] == [[4], [], []]
 
 
-def test_one_that_answers_and_takes_no_data_is_left_for_another():
+def test_one_that_answers_and_accepts_no_data_is_left_for_another():
     world = World(count=2)
     world.run(1)
     world.pushes[0].connected = False
@@ -266,10 +266,10 @@ def test_one_that_answers_and_takes_no_data_is_left_for_another():
     assert [push.take() for push in world.pushes] == [[], [1, 2]]
 
 
-def test_one_that_answers_and_takes_no_data_is_told_of(world, caplog):
+def test_one_that_answers_and_accepts_no_data_is_logged(world, caplog):
     health = NodeHealth({}, world.uplinks, monotonic=world.clock)
 
-    def told():
+    def collector_status():
         health.note([], {}, 1, 10.0)
         (one,) = health.status({})["collectors"]
         return one["there"], one["state"], one["since_s"]
@@ -277,18 +277,20 @@ def test_one_that_answers_and_takes_no_data_is_told_of(world, caplog):
     world.push.connected = False
     world.put(1)
     world.run(TIMES.away_s - 1)
-    assert told()[:2] == (True, "there") and "takes no data" not in caplog.text
+    assert collector_status()[:2] == (True, "there") and "takes no data" not in caplog.text
     world.run(3)
     assert world.uplinks[0].state is UplinkState.THERE and world.push.take() == []
-    there, state, since_s = told()
+    there, state, since_s = collector_status()
     assert (there, state) == (False, "takes no data") and since_s < 3
     assert caplog.text.count("collector receives no data") == 1
     world.push.connected = True
     world.run(1)
-    assert told()[:2] == (True, "there") and "receives data again" in caplog.text and world.push.take() == [1]
+    assert (
+        collector_status()[:2] == (True, "there") and "receives data again" in caplog.text and world.push.take() == [1]
+    )
 
 
-def test_nodes_spread_over_collectors_and_one_more_takes_its_share_alone():
+def test_nodes_spread_over_collectors_and_one_more_gets_its_share_alone():
     uris = ["tcp://a:5556", "tcp://b:5556", "tcp://c:5556"]
     hosts = [f"node-{n}" for n in range(3000)]
     before = {host: by_preference(host, uris) for host in hosts}
@@ -301,14 +303,14 @@ def test_nodes_spread_over_collectors_and_one_more_takes_its_share_alone():
 
 
 def test_duplicates_are_those_of_this_start_and_survive_the_collectors(world):
-    def told(started, duplicates):
+    def counted(started, duplicates):
         world.links[0].inbox.append(wire.encode(wire.Ack("1.0", started, True, duplicates, ())))
         world.link.step()
         return world.uplinks[0].duplicates
 
-    assert [told(2, 5), told(2, 7), told(3, 1), told(3, 4)] == [5, 7, 8, 11]
+    assert [counted(2, 5), counted(2, 7), counted(3, 1), counted(3, 4)] == [5, 7, 8, 11]
     world.uplinks[0]._collector = 0  # this node is started again
-    assert [told(3, 4), told(3, 6)] == [11, 13]
+    assert [counted(3, 4), counted(3, 6)] == [11, 13]
 
 
 def test_messages_that_make_no_sense_are_counted(world, caplog):
@@ -317,7 +319,7 @@ def test_messages_that_make_no_sense_are_counted(world, caplog):
     assert world.uplinks[0].bad_messages == 3 and "refused" in caplog.text
 
 
-def test_a_collector_that_keeps_nothing_on_disk_is_told_of_once(world, caplog):
+def test_a_collector_that_keeps_nothing_on_disk_is_logged_once(world, caplog):
     for _ in range(3):
         world.links[0].inbox.append(wire.encode(wire.Ack("1.0", 1, False, 0, ())))
     world.run(1)
@@ -351,7 +353,7 @@ def test_a_request_whose_answer_fails_is_counted_and_the_next_one_is_answered(ca
     assert world.link.counters()["defects"] == 1 and "failures=1" in caplog.text
 
 
-def test_an_answer_is_taken_before_it_is_told_of_and_wakes_nobody_twice(monkeypatch):
+def test_an_answer_is_taken_before_it_is_announced_and_wakes_nobody_twice(monkeypatch):
     requests, write, go = Requests(lambda content: content), os.write, threading.Event()
     monkeypatch.setattr(os, "write", lambda *args: go.wait(20) and write(*args))
     requests.ask(1, b"?", "asker")
@@ -359,7 +361,7 @@ def test_an_answer_is_taken_before_it_is_told_of_and_wakes_nobody_twice(monkeypa
     while not taken:
         taken += requests.answers()
     go.set()
-    assert select.select([requests.fd], [], [], 20)[0], "told of when it has been taken"
+    assert select.select([requests.fd], [], [], 20)[0], "announced when it has been taken"
     assert requests.answers() == [] and not select.select([requests.fd], [], [], 0)[0]
 
 
@@ -380,7 +382,7 @@ def finish(world, monkeypatch, connects_after_s):
     return world.clock.now - begun
 
 
-def test_at_its_end_it_waits_a_moment_for_a_collector_that_is_there_and_takes_no_data_yet(monkeypatch):
+def test_at_its_end_it_waits_a_moment_for_a_collector_that_is_there_and_accepts_no_data_yet(monkeypatch):
     """The sockets of data and of acknowledgements connect one after the other."""
     world = World()
     world.push.connected = False

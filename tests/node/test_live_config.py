@@ -113,7 +113,7 @@ def test_what_this_node_cannot_do_is_refused_whole():
     assert node.taken == []
 
 
-def test_what_is_so_already_is_told_apart():
+def test_what_is_so_already_is_named_apart():
     node = Node("instructions")
     answer = change(node.settings, parse({"sample_period": "5", "metrics": "instructions:-1:-1"}))
     assert answer["changed"] == {} and answer["unchanged"] == ["sample_period", "metrics"] and node.taken == []

@@ -78,8 +78,15 @@ def test_a_client_of_2_10_has_its_statistics_in_proc(fake):
     assert sorted(mounts) == [HOME, SOFT]
     home = mounts[HOME]
     assert data(home) == [25673, 145121869, 13641, 468230469]
-    told = {"open": 1043, "close": 1040, "getattr": 20211, "create": 7, "getxattr_hits": 41, "inode_permission": 90031}
-    assert {name: home[name] for name in told} == told
+    expected = {
+        "open": 1043,
+        "close": 1040,
+        "getattr": 20211,
+        "create": 7,
+        "getxattr_hits": 41,
+        "inode_permission": 90031,
+    }
+    assert {name: home[name] for name in expected} == expected
     assert (home["osc_read"], home["osc_write"], home["alloc_inode"]) == (20, 470, 513)
     assert data(mounts[SOFT]) == [10, 40960, 0, 0]
 
@@ -103,7 +110,7 @@ def test_a_client_of_2_12_has_them_in_debugfs(fake):
     assert (mount["open"], mount["close"], mount["getattr"], mount["unlink"]) == (77, 76, 301, 0)
 
 
-def test_a_client_of_2_15_tells_sums_of_squares_and_times_which_are_no_bytes(fake):
+def test_a_client_of_2_15_prints_sums_of_squares_and_times_which_are_no_bytes(fake):
     fake.tree("lustre-2.15")
     total, mounts = rows(opened(fake))
     assert totals(total) == [42, 4398046511, 43, 4398046777]
@@ -119,7 +126,7 @@ def test_the_prefix_chooses_file_systems(fake):
     assert (mounts[SCRATCH]["fsname"], mounts[SCRATCH]["mount_point"]) == (b"scratch", b"/mnt/my scratch")
     _, mounts = rows(opened(fake, "--lustre-prefix", ""))
     assert sorted(mounts) == [HOME, SOFT, SCRATCH]
-    assert mounts[HOME]["mount_point"] is None  # of two mounts of one file system, which is which is not told
+    assert mounts[HOME]["mount_point"] is None  # of two mounts of one file system, which is which is not known
 
 
 @pytest.mark.parametrize("pattern", ["*", "scr*", "[a-z]cratch", "scratc?"])
@@ -137,7 +144,7 @@ def test_a_prefix_is_all_before_the_dash(fake):
         opened(fake, "--lustre-prefix", "lus")
 
 
-def test_no_client_at_all_is_told_with_the_remedy(fake, monkeypatch):
+def test_no_client_at_all_is_reported_with_the_remedy(fake, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     backend = backend_of(fake)
     with pytest.raises(BackendUnavailable, match=r"no Lustre mount in .*no such program; mount it, start as root"):
@@ -166,7 +173,7 @@ def answer_of(fake, name):
 
 
 @pytest.mark.parametrize("name", ["lustre-2.10", "lustre-2.12", "lustre-2.15"])
-def test_lctl_tells_the_same_where_no_file_does(fake, tmp_path_factory, name):
+def test_lctl_prints_the_same_where_no_file_does(fake, tmp_path_factory, name):
     from tests.support.machine import FakeRoot
 
     expected = rows(opened(FakeRoot(tmp_path_factory.mktemp("files")).tree(name)))
@@ -174,7 +181,7 @@ def test_lctl_tells_the_same_where_no_file_does(fake, tmp_path_factory, name):
     assert rows(opened(fake)) == expected
 
 
-def test_mounts_beyond_the_bound_are_told_once(fake, caplog):
+def test_mounts_beyond_the_bound_are_reported_once(fake, caplog):
     many = "".join([f"llite.fs{n}-ffff9440f1003000.stats=\nwrite_bytes 1 samples [bytes] 2 2 2\n" for n in range(300)])
     fake.write("/answer", many)
     lctl(fake, f"cat {fake.path}/answer")
@@ -227,7 +234,7 @@ def test_a_new_mount_is_found_and_one_that_goes_stays_in_the_sum(fake):
     assert len(mounts) == 1 and totals(total) == [1002, 30994606834 + 8192, 9007, 31008331389]
 
 
-def test_a_mount_that_starts_anew_under_its_old_name_never_takes_the_sum_down(fake):
+def test_a_mount_that_starts_again_under_its_old_name_never_lowers_the_sum(fake):
     fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
     backend = opened(fake)
     rows(backend)
@@ -353,7 +360,7 @@ def test_operations_that_are_not_known_are_left_out():
 
 
 @pytest.mark.parametrize(("mounts", "points"), [(1, ["/a", "/b"]), (2, ["/a"]), (1, [])])
-def test_where_a_mount_is_is_missing_where_it_cannot_be_told(fake, mounts, points):
+def test_where_a_mount_is_is_missing_where_it_cannot_be_known(fake, mounts, points):
     for number in range(mounts):
         fake.write(f"{PROC}/lustre-ffff0{number}/stats", reads(1, 1))
     if points:

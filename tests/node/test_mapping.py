@@ -51,7 +51,7 @@ def test_the_table_comes_at_the_start_on_change_and_hourly(fake):
     clock.now = PERIOD_S - 1
     assert names.tables(9, [backend]) == []
     clock.now = PERIOD_S
-    assert len(rows(names.tables(10, []))) == 2, "what is closed for now is still told"
+    assert len(rows(names.tables(10, []))) == 2, "what is closed for now is still there"
     assert names.tables(11, [backend]) == []
     unnamed.names = [CounterName("counter_1", "page_faults", "count")]
     assert len(rows(names.tables(12, [unnamed, backend]))) == 3
@@ -94,7 +94,7 @@ def test_none_is_written_where_none_is_wanted(fake):
 
 
 @pytest.mark.parametrize("trap", ["missing", "link", "there"])
-def test_a_file_that_cannot_be_written_is_told_with_the_remedy_and_the_table_comes_all_the_same(fake, caplog, trap):
+def test_a_file_that_cannot_be_written_is_reported_with_the_remedy_and_the_table_comes_all_the_same(fake, caplog, trap):
     if trap != "missing":
         fake.mkdir("maps")
     if trap == "link":  # an attacker's, in a working directory that is open to all

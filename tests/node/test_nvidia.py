@@ -194,7 +194,7 @@ def test_a_sum_of_which_a_part_is_unknown_is_missing(node):
     assert jobs[42]["power"] is None and jobs[42]["memory-total"] == 2 * 81920
 
 
-def test_two_jobs_on_one_gpu_are_told_to_share_it(node):
+def test_two_jobs_on_one_gpu_are_reported_to_share_it(node):
     t4 = node("t4")
     t4.nvml.devices[0].runs((500, GIB), (700, 2 * GIB))
     jobs, gpus, parts = t4.sample(t4.job(43, 700), t4.job(42, 500))
@@ -304,7 +304,7 @@ def test_what_is_no_value_is_missing(node, name, answer, column):
     assert [row[column] for row in gpus.values()] == [None]
 
 
-def test_an_answer_that_fails_is_missing_counted_and_told(node, caplog):
+def test_an_answer_that_fails_is_missing_counted_and_reported(node, caplog):
     t4 = node("t4")
     t4.nvml.devices[0].answers["nvmlDeviceGetPowerUsage"] = {"error": 999}
     _, gpus, _ = t4.sample()
@@ -546,7 +546,7 @@ def test_a_beginning_that_two_have_names_none():
 
 
 @pytest.mark.live
-def test_live_a_devices_cgroup_tells_what_is_allowed_and_not_what_is_denied(cgroups):
+def test_live_a_devices_cgroup_lists_what_is_allowed_and_not_what_is_denied(cgroups):
     directory = cgroups.job("bob_42", ["devices"]).directories.get("devices")
     if directory is None:
         cannot_run("there is no devices hierarchy of cgroup v1")
@@ -582,7 +582,7 @@ def test_a_lost_gpu_has_no_row_and_the_others_have(node, caplog):
     assert parts[42, other.uuid]["processes"] == 0
     assert dgx.backend.counters()["gpus_lost"] == 3
     assert caplog.text.count("does not answer") == 1
-    # reset: it comes back when NVML is started anew, which is not tried all the time
+    # reset: it comes back when NVML is started again, which is not tried all the time
     lost.error = None
     assert dgx.nvml.started == 1
     lost.error = LOST
@@ -631,7 +631,7 @@ def test_a_node_without_gpus_is_unavailable(node, fake, monkeypatch):
     assert not empty.is_on
 
 
-def test_a_node_without_any_of_it_is_told_the_remedy(fake, monkeypatch):
+def test_a_node_without_any_of_it_gets_the_remedy(fake, monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with pytest.raises(BackendUnavailable, match=r"pip install nvidia-ml-py.*there is no nvidia-smi"):
         NvidiaBackend(fake.host).open()

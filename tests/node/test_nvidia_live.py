@@ -24,7 +24,7 @@ pytestmark = pytest.mark.live
 
 MIB = 1 << 20
 SIZE = 512 * MIB
-# Through the driver alone: no toolkit is needed. It writes to the GPU's memory until it is told to end.
+# Through the driver alone: no toolkit is needed. It writes to the GPU's memory until a line comes on its input.
 CUDA = f"""
 import ctypes, select, sys
 cuda = ctypes.CDLL("libcuda.so.1")
@@ -147,7 +147,7 @@ def test_live_both_ways_tell_the_same():
         assert (one.name, one.pci, one.index) == (other.name, other.pci, other.index)
         assert other.minor in (one.minor, None)
         missing = {name for name, value in other.values.items() if value is None and one.values[name] is not None}
-        assert not missing, "nvidia-smi tells it, and we do not understand"
+        assert not missing, "nvidia-smi prints it, and we do not understand"
         for name in ("power_limit", "memory_total", "performance_state"):
             if other.values[name] is not None:
                 assert one.values[name] == pytest.approx(other.values[name], rel=0.01), name

@@ -210,7 +210,7 @@ def test_a_backend_that_meets_another_form_when_it_opens_leaves_the_others(fake)
     assert re.search(r"^  one +on$", text, re.M) and broken.closed > 0
 
 
-def test_what_tells_of_an_interval_is_given_one(fake, monkeypatch):
+def test_what_measures_an_interval_is_given_one(fake, monkeypatch):
     slept, asked = [], []
     monkeypatch.setattr(once.time, "sleep", slept.append)
 
@@ -265,7 +265,7 @@ def test_a_column_wider_than_the_terminal_stands_alone():
     assert lines.count("") == 2
 
 
-def test_rows_of_the_node_are_told_apart_by_their_label():
+def test_rows_of_the_node_are_distinguished_by_their_label():
     schema = Schema("card_default", "node", [Field("card", "none", "label", dtype="S40"), Field("n", "count", "gauge")])
     samples = [Sample(0, {"card": b"a\x1b", "n": 1}), Sample(0, {"n": 2}), Sample(0, {"card": b"x" * 40, "n": 3})]
     lines = list(once.format_table(Table.from_samples(schema, 1, samples)))
@@ -390,7 +390,7 @@ def test_a_reader_that_has_gone_before_the_first_line_is_no_error_either():
 
 @pytest.mark.live
 @pytest.mark.parametrize("redirect", [">/dev/full", ">&-"])
-def test_an_output_that_takes_nothing_is_one_line_and_status_1(redirect):
+def test_an_output_that_accepts_nothing_is_one_line_and_status_1(redirect):
     line = f"{' '.join(COMMAND)} --cpuset_rootpath /none {redirect}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "cannot write to standard output" in done.stderr

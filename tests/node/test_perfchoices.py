@@ -38,7 +38,7 @@ def test_a_text_that_is_none_is_refused(text):
     assert "\n" not in str(error.value)
 
 
-def test_so_many_are_taken_and_not_none():
+def test_a_maximum_is_taken_and_not_none():
     assert len(parse_all(["a"] * 5, 5)) == 5
     for texts in ([], ["a"] * 6):
         with pytest.raises(ConfigError, match=f"{len(texts)} events; give 5 at most, and one at least"):

@@ -141,7 +141,7 @@ def test_what_can_be_no_event_is_refused_in_words_that_help(intel, name, says):
         ("bad/event=1/", "cannot parse .*/bad/type 'many'"),
     ],
 )
-def test_what_this_machine_lacks_is_told_from_what_cannot_be(intel, name, says):
+def test_what_this_machine_lacks_is_distinguished_from_what_cannot_be(intel, name, says):
     with pytest.raises(Absent, match=says):
         find(name, intel)
 

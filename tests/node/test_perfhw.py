@@ -109,7 +109,7 @@ def test_a_count_is_scaled_by_the_time_that_it_had_a_counter(counts, value, scal
 
 
 class MadeUp:
-    """Instead of the kernel: counters that say what a test tells them to."""
+    """Instead of the kernel: counters with the readings of a test."""
 
     refused: tuple[int, ...] = ()
     error = 0
@@ -121,13 +121,13 @@ class MadeUp:
             raise OSError(type(self).error, os.strerror(type(self).error))
         self.errors = [errno.ENOENT if n in type(self).refused else 0 for n in range(len(events))]
         self.group, self.cpus, self.is_open = group, frozenset(cpus), True
-        self.told = [0] * 3 * len(events)
+        self.readings = [0] * 3 * len(events)
         self.dropped = set()
         if group >= 0:
             type(self).made.append(self)
 
     def read(self):
-        return list(self.told)
+        return list(self.readings)
 
     def drop(self, event):
         self.dropped.add(event)
@@ -170,9 +170,9 @@ def test_a_row_is_what_came_since_the_one_before(made_up):
     assert backend.sample([job])[0].values == {"counter_1": 0, "scale_1": None, "counter_2": 0, "scale_2": None}
     (counters,) = made_up.kind.made
     assert counters.cpus == {0, 1, 2, 3}
-    counters.told = [100, 10, 10, 7, 10, 10]
+    counters.readings = [100, 10, 10, 7, 10, 10]
     assert backend.sample([job])[0].values == {"counter_1": 100, "scale_1": 1.0, "counter_2": 7, "scale_2": 1.0}
-    counters.told = [400, 30, 20, 8, 30, 30]
+    counters.readings = [400, 30, 20, 8, 30, 30]
     assert backend.sample([job])[0].values == {"counter_1": 600, "scale_1": 0.5, "counter_2": 1, "scale_2": 1.0}
     backend.close()
     assert not counters.is_open and made_up.host.kept <= 1
@@ -248,13 +248,13 @@ def test_a_job_is_opened_when_its_cpus_are_set_and_grows_with_them(made_up):
     backend.notice(job)
     first = made_up.kind.made[0]
     assert first.cpus == {2, 3}
-    first.told = [5, 1, 1]
+    first.readings = [5, 1, 1]
     made_up.write("/cpuset/oar/bob_1/cpuset.cpus", "2-5\n")
     total = sum(backend.sample([job])[0].values["counter_1"] for _ in range(perfhw.SLOW_TICKS + 1))
     _, second = made_up.kind.made
     assert second.cpus == {4, 5} and first.is_open
-    second.told = [3, 1, 1]
-    first.told = [6, 1, 1]
+    second.readings = [3, 1, 1]
+    first.readings = [6, 1, 1]
     assert total + backend.sample([job])[0].values["counter_1"] == 9
     backend.close()
     assert not first.is_open and not second.is_open
@@ -266,7 +266,7 @@ def test_the_last_row_has_what_came_since_and_gives_all_back(made_up):
     backend.notice(job)
     assert made_up.host.kept == kept + 4
     (counters,) = made_up.kind.made
-    counters.told = [5, 1, 1]
+    counters.readings = [5, 1, 1]
     assert backend.last(job).values["counter_1"] == 5
     assert not counters.is_open and made_up.host.kept == kept
     assert backend.last(job) is None
@@ -279,7 +279,7 @@ def test_a_job_that_is_no_longer_listed_is_closed(made_up):
     assert not made_up.kind.made[0].is_open
 
 
-def test_descriptors_are_bounded_and_a_job_without_them_is_told_and_tried_again(made_up, caplog):
+def test_descriptors_are_bounded_and_a_job_without_them_is_reported_and_tried_again(made_up, caplog):
     made_up.host.max_kept = made_up.host.kept + 1 + 2 * 4
     backend = opened(made_up, "page_faults", "dummy")
     jobs = [new_job(made_up, 1), new_job(made_up, 2)]
@@ -342,20 +342,20 @@ def test_other_events_begin_and_those_that_stay_go_on(made_up):
     kept = made_up.host.kept
     backend.sample([job])
     (first,) = made_up.kind.made
-    first.told = [100, 10, 10, 7, 10, 10, 50, 10, 10]
+    first.readings = [100, 10, 10, 7, 10, 10, 50, 10, 10]
     rows = change(backend, "page_faults", "dummy", "task_clock")
     assert counted(rows) == {1: {"counter_1": 100, "counter_2": 7, "counter_3": 50}}  # the last under the old columns
     assert [name.name for name in backend.counter_names()] == ["page_faults", "dummy", "task_clock"]
     assert [name.unit for name in backend.counter_names()] == ["count", "count", "nsec"]
     _, second = made_up.kind.made
     assert first.is_open and first.dropped == {0} and second.cpus == first.cpus
-    first.told = [0, 0, 0, 9, 20, 20, 60, 20, 20]
-    second.told = [3, 5, 5]
+    first.readings = [0, 0, 0, 9, 20, 20, 60, 20, 20]
+    second.readings = [3, 5, 5]
     assert counted(backend.sample([job])) == {1: {"counter_1": 2, "counter_2": 3, "counter_3": 10}}
     rows = change(backend, "dummy")
     assert counted(rows) == {1: {"counter_1": 0, "counter_2": 0, "counter_3": 0}}
     assert not first.is_open and second.is_open
-    second.told = [4, 6, 6]
+    second.readings = [4, 6, 6]
     assert counted([backend.last(job)]) == {1: {"counter_1": 1}}
     assert not second.is_open and made_up.host.kept == kept
 
@@ -377,7 +377,7 @@ def test_cpus_that_come_later_count_the_events_of_then(made_up):
         backend.sample([job])
     first, second, third = made_up.kind.made
     assert third.cpus == {4, 5}
-    first.told, second.told, third.told = [10, 1, 1, 0, 0, 0], [100, 1, 1], [1000, 1, 1, 1, 1, 1]
+    first.readings, second.readings, third.readings = [10, 1, 1, 0, 0, 0], [100, 1, 1], [1000, 1, 1, 1, 1, 1]
     assert counted(backend.sample([job])) == {1: {"counter_1": 1100, "counter_2": 11}}
 
 
@@ -401,7 +401,7 @@ def test_an_event_with_a_period_has_its_counts_at_that_pace_and_all_of_them(made
         if n == 1:
             (counters,) = made_up.kind.made
         if n:
-            counters.told = [n, n, n, n, n, n]
+            counters.readings = [n, n, n, n, n, n]
         (row,) = backend.sample([job])
         seen.append(row.values.get("counter_1"))
         assert row.values["counter_2"] == min(n, 1)
@@ -409,12 +409,12 @@ def test_an_event_with_a_period_has_its_counts_at_that_pace_and_all_of_them(made
     # a second early, as a tick may come
     assert {n: count for n, count in enumerate(seen) if count is not None} == {0: 0, 9: 9, 19: 10}
     change(backend, "dummy:10:1", "page_faults:10:-1")
-    counters.told = [30, 1, 1, 30, 1, 1]
+    counters.readings = [30, 1, 1, 30, 1, 1]
     values = backend.sample([job])[0].values
     assert "counter_2" not in values and values["counter_1"] == 6  # its own period begins; that of the other goes on
     clock[0] = 130.0
     assert "counter_2" in backend.sample([job])[0].values
-    counters.told = [31, 1, 1, 31, 1, 1]
+    counters.readings = [31, 1, 1, 31, 1, 1]
     assert counted([backend.last(job)]) == {1: {"counter_1": 1, "counter_2": 1}}  # before it was due
 
 
@@ -659,7 +659,7 @@ def live():
 
 
 def assert_counted(values, counted, what):
-    """Each count equals the kernel's own of the process to 1 %, beside what its waking up takes.
+    """Each count equals the kernel's own of the process to 1 %, beside what its waking up needs.
 
     But for CPU time, which a process is not charged with during switches and interrupts, and its events count: a busy
     machine has many. `closely` holds it to 1 %, and so does tests/beds/test_perf.py.
@@ -675,7 +675,7 @@ def assert_counted(values, counted, what):
 def closely(tries, attempt):
     """Whether two CPU times are as good as equal in one of some attempts.
 
-    Interrupts, and what a hypervisor takes away, come to an event's count and not to a process's own time: so much
+    Interrupts, and what a hypervisor steals, come to an event's count and not to a process's own time: so much
     more it may be, and is in no more than some of the attempts.
     """
     seen = []
@@ -745,7 +745,7 @@ def test_live_a_job_that_ends_between_two_samples_has_all_of_its_counts(point, l
             row = backend.last(job)
         assert row.job_id == 1
         faults, switches, clock, migrations = [row.values[f"counter_{n}"] for n in range(1, 5)]
-        # its end, too, takes page faults and CPU time
+        # its end, too, needs page faults and CPU time
         assert faults == pytest.approx(counted[0], rel=0.01, abs=200)
         assert switches == pytest.approx(counted[1], rel=0.01, abs=20)
         if counted[3] >= 0:
@@ -791,7 +791,7 @@ def test_live_nothing_stays_open(point, live):
 
 
 @pytest.mark.live
-def test_live_an_unprivileged_agent_is_told_what_it_lacks(library, monkeypatch):
+def test_live_an_unprivileged_agent_learns_what_it_lacks(library, monkeypatch):
     if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 2:
         cannot_run("this machine lets everyone use perf")
     loaded = perfcounters.PerfLibrary()
@@ -941,7 +941,7 @@ def test_live_a_job_of_oar_2_is_counted_by_the_daemon_between_two_of_its_samples
             daemon.process.communicate()
     own = [row for row in rows if row["metric_backend"] == "perfhwstats_default"]
     assert 1 <= len(own) <= 2 and {row["job_id"] for row in own} == {73}  # a tick may come in between
-    assert sum(row["counter_2"] for row in own) == pytest.approx(counted[0], rel=0.01, abs=200)  # its end takes some
+    assert sum(row["counter_2"] for row in own) == pytest.approx(counted[0], rel=0.01, abs=200)  # its end needs some
     assert sum(row["counter_3"] for row in own) == pytest.approx(counted[1], rel=0.01, abs=30)
 
 

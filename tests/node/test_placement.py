@@ -164,7 +164,7 @@ def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, job,
     assert threads.cpus[10] == {3, 4, 5, 7}, "once filled it is not read again"
 
 
-def test_a_job_that_is_made_anew_under_its_id_is_looked_at_again(fake, job):
+def test_a_job_that_is_made_again_under_its_id_is_looked_at_again(fake, job):
     threads = Threads(fake)
     placement = threads.placement()
     placement.update([job(1, "0-2")])
@@ -172,14 +172,14 @@ def test_a_job_that_is_made_anew_under_its_id_is_looked_at_again(fake, job):
     assert threads.cpus[10] == {0, 1, 2, 3, 5, 6, 7}
 
 
-def test_a_job_whose_cpus_nothing_tells_takes_none(fake, job):
+def test_a_job_whose_cpus_are_unknown_occupies_none(fake, job):
     threads = Threads(fake)
     placement = threads.placement()
     placement.update([FakeJob(fake.host, 1), job(2), FakeJob(fake.host, 3, cpuset="/gone"), job(4, "1")])
     assert threads.cpus[10] == {0, 2, 3, 4, 5, 6, 7} and placement.failures == 0
 
 
-def test_a_file_that_is_no_list_is_counted_and_told_once(fake, job, caplog):
+def test_a_file_that_is_no_list_is_counted_and_reported_once(fake, job, caplog):
     threads = Threads(fake)
     placement = threads.placement()
     for n in range(1, 6):
@@ -195,7 +195,7 @@ def test_it_can_be_turned_off(fake, job):
     assert threads.calls == 0 and set(threads.nices.values()) == {0}
 
 
-def test_what_the_system_refuses_is_told_once_counted_and_ends_nothing(fake, job, caplog):
+def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake, job, caplog):
     threads = Threads(fake, refuse=dict.fromkeys((10, 11, 12), errno.EPERM))
     placement = threads.placement()
     placement.lower_priority()

@@ -53,7 +53,7 @@ def test_who_has_no_rights_gives_nothing_up():
     assert not done.stderr
 
 
-def test_a_refusal_is_told_and_nothing_ends(monkeypatch, caplog):
+def test_a_refusal_is_logged_and_nothing_ends(monkeypatch, caplog):
     class Libc:
         def capget(self, header, words):
             words[0] = words[1] = 1 << NUMBERS["CAP_NET_ADMIN"]

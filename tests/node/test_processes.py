@@ -83,7 +83,7 @@ def test_answers_come_in_the_order_of_the_questions_and_an_error_is_an_answer(tr
     assert tree.host.processes.unanswered == tree.host.processes.left_out == 0
 
 
-def test_nothing_to_ask_takes_no_thread(tree):
+def test_nothing_to_ask_needs_no_thread(tree):
     before = threading.active_count()
     assert tree.host.processes.ask([]) == []
     assert threading.active_count() == before

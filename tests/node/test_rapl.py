@@ -24,7 +24,7 @@ XEON_RANGE, DRAM_RANGE, EPYC_RANGE = 262_143_328_850, 65_712_999_613, 65_532_610
 
 
 class Machine:
-    """A tree, a clock that stands still until told, and the backend."""
+    """A tree, a clock that stands still until it is moved, and the backend."""
 
     def __init__(self, fake, period_s=5.0):
         self.fake = fake
@@ -37,7 +37,7 @@ class Machine:
         return self.fake.path / f"{BASE}/{part}/{name}".lstrip("/")
 
     def uses(self, seconds, **joules):
-        """Time passes, and counters go on by so many joules, zones written as z0 and z0_1."""
+        """Time passes, and counters go on by a number of joules, zones written as z0 and z0_1."""
         self.now += seconds
         for zone, more in joules.items():
             path = self.file(zone[1:].replace("_", ":"))
@@ -152,8 +152,8 @@ def test_of_eight_packages_four_have_columns_by_their_numbers_and_all_have_rows(
     machine.backend.open()
     machine.backend.close()
     machine.backend.open()
-    (told,) = caplog.records
-    assert "8 packages" in told.getMessage() and "package-4, package-5, package-6, package-7" in told.getMessage()
+    (record,) = caplog.records
+    assert "8 packages" in record.getMessage() and "package-4, package-5, package-6, package-7" in record.getMessage()
     machine.sample()
     # the zone of package p: 0, 4, 1, 5, 2, 6, 3, 7 come in this order
     machine.uses(5, z0=1, z2=2, z4=3, z6=4, z6_1=0.5, z1=5, z7=8)
@@ -193,7 +193,7 @@ def test_counters_that_wrap_go_on(machine):
     assert machine.backend.counters() == {"part_failures": 0, "zone_resets": 0}
 
 
-def test_a_counter_that_begins_anew_is_missing_once_and_counted(machine, caplog):
+def test_a_counter_that_begins_again_is_missing_once_and_counted(machine, caplog):
     machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.sample()
@@ -223,7 +223,7 @@ def test_a_counter_without_a_range_cannot_wrap(machine):
 
 
 @pytest.mark.parametrize("garbage", ["", "much\n", "-3\n", "1 2\n", "99999999999999999999\n", str(XEON_RANGE + 1)])
-def test_a_file_of_garbage_is_one_missing_value_and_the_energy_is_told_with_the_next(machine, garbage, caplog):
+def test_a_file_of_garbage_is_one_missing_value_and_the_energy_comes_with_the_next(machine, garbage, caplog):
     machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.sample()
@@ -265,7 +265,7 @@ def test_a_zone_that_vanishes_is_missing_and_keeps_its_columns_when_it_comes_bac
     assert open_files() == before
 
 
-def test_what_was_used_while_the_backend_was_off_is_not_told(machine):
+def test_what_was_used_while_the_backend_was_off_is_not_reported(machine):
     machine.fake.tree("intel-two-socket")
     machine.backend.open()
     machine.sample()
@@ -300,7 +300,7 @@ def test_when_all_zones_vanish_the_backend_is_off_until_they_are_back(machine):
 
 
 @pytest.mark.parametrize("make", ["/sys", "/sys/class/powercap", "/sys/class/powercap/dtpm"])
-def test_a_machine_without_rapl_is_told_what_brings_it(machine, make):
+def test_a_machine_without_rapl_gets_the_remedy(machine, make):
     machine.fake.mkdir(make)
     with pytest.raises(BackendUnavailable, match=r"modprobe intel_rapl_msr.*virtual machines have none"):
         machine.backend.open()
@@ -325,7 +325,7 @@ def test_counters_of_root_alone_say_so(root, machine, tmp_path):
     machine.backend.open()
 
 
-def test_counters_that_all_fail_are_told_with_their_error(machine):
+def test_counters_that_all_fail_are_reported_with_their_error(machine):
     machine.fake.tree("amd-epyc")
     for zone in ("0", "0:0", "1", "1:0"):
         machine.file(zone).unlink()
@@ -396,7 +396,7 @@ def test_nothing_stays_open(machine):
         assert open_files() == before
 
 
-def test_a_library_that_is_not_there_is_told_with_what_builds_it(machine, monkeypatch, tmp_path):
+def test_a_library_that_is_not_there_is_reported_with_what_builds_it(machine, monkeypatch, tmp_path):
     machine.fake.tree("amd-epyc")
     monkeypatch.delenv("LIB_RAPL_PATH")
     monkeypatch.setattr(clib, "HERE", str(tmp_path))

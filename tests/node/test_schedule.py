@@ -32,7 +32,7 @@ def test_ticks_stay_on_the_grid_however_late_each_is_taken():
     for n in range(100):
         clock.now += ticks.delay_s()
         assert clock.wall() == pytest.approx(1000 + n)
-        clock.now += 0.3  # the tick takes its time
+        clock.now += 0.3  # the tick is slow
         assert ticks.done() == 0
     assert ticks.overruns == 0
 

@@ -58,7 +58,7 @@ def start_daemons(tmp_path, root_directory):
         daemons.stop()
 
 
-def test_what_short_tasks_use_is_attributed_and_the_rest_is_told(root, tmp_path):
+def test_what_short_tasks_use_is_attributed_and_the_rest_is_reported(root, tmp_path):
     """Five jobs that looking now and then does not see; the independent source is the cgroup's own total."""
     try:
         outcomes = measure(tmp_path)
@@ -79,7 +79,7 @@ def test_what_short_tasks_use_is_attributed_and_the_rest_is_told(root, tmp_path)
 
 
 class Ends:
-    """The ends of all tasks of the machine, as the process events connector tells of them."""
+    """The ends of all tasks of the machine, as the process events connector reports them."""
 
     EXIT = 0x80000000
     WHAT = 16 + 20  # nlmsghdr and cn_msg come before the event: kind, CPU, time in ns since boot
@@ -158,15 +158,17 @@ def test_lost_records_are_counted_to_the_last_and_nothing_hangs(start_daemons, r
     after, ended = own_row()
 
     lost = after["exit_records_lost"] - before["exit_records_lost"]
-    told = after["exit_records"] - before["exit_records"] + lost
-    told_in_all = after["exit_records"] + after["exit_records_lost"]
+    accounted = after["exit_records"] - before["exit_records"] + lost
+    accounted_in_all = after["exit_records"] + after["exit_records_lost"]
     # who ends elsewhere about the time of a tick may be on either side; and of those lost before the storm, some may
     # have shown only in it, however many tasks ended then: so the upper bound counts from the start
     least, most = ends.count(began + 0.3, shown), ends.count(0, ended + 0.3)
-    print(f"ended {least} or more, told or known to be lost {told}, lost {lost}; since the start {most}, {told_in_all}")
-    assert least <= told
-    assert told_in_all <= most
-    assert told > 2000
+    print(
+        f"ended {least} or more, received or lost {accounted}, lost {lost}; since the start {most}, {accounted_in_all}"
+    )
+    assert least <= accounted
+    assert accounted_in_all <= most
+    assert accounted > 2000
     assert lost > 100, "there was room enough"
     assert after["exit_overflows"] > before["exit_overflows"]
     assert after["failures"] == 0
@@ -180,7 +182,7 @@ BURN = (
 )
 
 
-def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_told_as_unattributed(
+def test_totals_go_on_over_kill_9_and_what_ended_meanwhile_is_reported_as_unattributed(
     start_daemons, root_directory, tmp_path
 ):
     daemons = start_daemons("-s", "1", "--state-dir", str(tmp_path / "state"))

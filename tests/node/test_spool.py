@@ -310,7 +310,7 @@ def test_descriptions_too_long_for_a_head_stay_in_the_batches(spool, monkeypatch
     assert [again.read(*key) for key in found] == [entry.full for entry in short_entries(5, range(1, 5), "a")]
 
 
-def test_a_head_with_damaged_descriptions_costs_its_segment_which_is_told(spool, caplog):
+def test_a_head_with_damaged_descriptions_costs_its_segment_which_is_reported(spool, caplog):
     files = open_files(spool, 5)
     files.append(short_entries(5, [1], "a"))
     (name,) = described(spool)

@@ -72,7 +72,7 @@ def test_an_empty_payload_is_one_too(make):
     assert state.save(b"") and state.load() == b""
 
 
-def test_the_umask_takes_nothing_from_its_secrecy_and_adds_nothing(make, machine):
+def test_the_umask_changes_nothing_of_its_secrecy(make, machine):
     former = os.umask(0)
     try:
         state = make()
@@ -270,7 +270,7 @@ def test_without_a_boot_id_nothing_is_kept(make, machine, caplog):
     assert caplog.text.count("no state is kept") == 4
 
 
-def test_whoever_may_not_write_there_is_told_the_remedy(root, caplog):
+def test_whoever_may_not_write_there_gets_the_remedy(root, caplog):
     with tempfile.TemporaryDirectory() as path:
         os.chmod(path, 0o755)
         for state in (StateFile(Host(), f"{path}/colmet"), StateFile(Host(), path)):

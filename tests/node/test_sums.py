@@ -21,7 +21,7 @@ def test_a_part_that_goes_stays_in_the_total():
     assert sums.totals() == {"read": 17}
 
 
-def test_a_part_that_starts_anew_is_added_whole_with_all_its_counters():
+def test_a_part_that_starts_again_is_added_whole_with_all_its_counters():
     sums = Sums()
     sums.add("a", {"read": 10, "written": 2})
     sums.add("a", {"read": 3, "written": 5})  # written went from 0 to 5, not from 2
@@ -39,7 +39,7 @@ def test_a_counter_that_could_not_be_read_meanwhile_catches_up():
     assert sums.totals() == {"read": 14}
 
 
-def test_what_started_anew_while_a_counter_could_not_be_read_counts_from_0():
+def test_what_started_again_while_a_counter_could_not_be_read_counts_from_0():
     sums = Sums()
     sums.add("a", {"read": 10, "written": 2})
     sums.add("a", {"read": 1, "written": None})
@@ -56,7 +56,7 @@ def test_of_a_part_that_does_not_count_whole_only_its_growth_counts():
     assert sums.totals() == {"read": 13}
 
 
-def test_a_part_that_does_not_count_whole_and_starts_anew_counts_from_0_all_the_same():
+def test_a_part_that_does_not_count_whole_and_starts_again_counts_from_0_all_the_same():
     sums = Sums()
     sums.add("a", {"read": 1000, "written": 500}, whole=False)
     sums.add("a", {"read": 3, "written": None}, whole=False)

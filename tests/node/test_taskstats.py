@@ -145,7 +145,7 @@ def test_live_the_kernel_answers_for_each_task_in_order_and_leaves_ended_ones_ou
 
 
 @pytest.mark.live
-def test_live_more_tasks_than_one_send_takes(client, process):
+def test_live_more_tasks_than_one_send_has_room_for(client, process):
     threads = "import threading,time\nthreading.stack_size(131072)\n"
     threads += "for _ in range(1300): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()"
     running = process(threads)
@@ -177,7 +177,7 @@ def test_live_cpu_time_equals_what_the_process_says_of_itself(backend, process):
     stat = Path(f"/proc/{running.pid}/schedstat").read_text().split()
     (row,) = backend.sample([Tasks(running.pid)])
     assert row.values["cpu_run_virtual_total"] == pytest.approx(int(stat[0]), rel=0.01)
-    # counted by clock ticks on many kernels, which go astray where a hypervisor takes the CPU away
+    # counted by clock ticks on many kernels, which go astray where a hypervisor steals the CPU
     assert 0 < row.values["cpu_run_real_total"] < 2e9
     assert row.values["ac_utime"] + row.values["ac_stime"] == pytest.approx(
         row.values["cpu_run_real_total"] / 1e3, 0.01
@@ -218,7 +218,7 @@ def test_live_eight_threads_that_write_5_mb_count_5_mb(backend, process, tmp_pat
 
 @pytest.mark.live
 def test_live_totals_do_not_go_down_when_another_thread_calls_exec(backend):
-    """It takes the number and the start time of the first thread, and brings its own, smaller counters."""
+    """It gets the number and the start time of the first thread, and brings its own, smaller counters."""
     code = "import os,sys,threading,time\nwhile time.process_time() < 0.5: pass\n"
     code += (
         "def run():\n    print('ready', flush=True)\n    sys.stdin.read(1)\n    os.execvp('sleep', ['sleep', '60'])\n"

@@ -1,4 +1,4 @@
-"""What the taskstats backend makes of tasks that come, go and end, told by a made-up kernel."""
+"""What the taskstats backend makes of tasks that come, go and end, reported by a made-up kernel."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Task:
 
 
 class Kernel:
-    """Tasks, their cgroups' lists, and what is told of them; it is the client, the exits and the forks in one."""
+    """Tasks, their cgroups' lists, and what is reported of them; it is the client, the exits and the forks in one."""
 
     inbox = None
 
@@ -64,11 +64,11 @@ class Kernel:
         fields = ["S", str(task.parent), *["0"] * 4, str(flags), *["0"] * 6, str(task.charged), "0", *["0"] * 4]
         self.fake.write(f"/proc/{tid}/stat", f"{tid} (a b) {' '.join(fields)} {1 << 60} 0\n")
 
-    def start(self, tid, parent=1, cpu=0, pid=None, told=False):
-        """A process, or a thread of `pid`; `told`: its fork is."""
+    def start(self, tid, parent=1, cpu=0, pid=None, reported=False):
+        """A process, or a thread of `pid`; `reported`: its fork is."""
         self.tasks[tid] = Task(pid or tid, parent, cpu)
         self.show(tid)
-        if told:
+        if reported:
             self.forked.append((parent, parent, tid, pid or tid))
 
     def run(self, tid, cpu):
@@ -79,16 +79,16 @@ class Kernel:
         self.tasks[tid].charged += milliseconds * os.sysconf("SC_CLK_TCK") // 1000
         self.show(tid)
 
-    def die(self, tid, cpu=0, told=True):
+    def die(self, tid, cpu=0, reported=True):
         """It makes its record, but is there still."""
         self.run(tid, cpu)
         task = self.tasks[tid]
-        if told:
+        if reported:
             self.queue.append(((tid, task.pid, task.parent), self.values(task)))
         self.show(tid, flags=0x400000 | EXITING)
 
-    def end(self, tid, cpu=0, told=True):
-        self.die(tid, cpu, told)
+    def end(self, tid, cpu=0, reported=True):
+        self.die(tid, cpu, reported)
         del self.tasks[tid]
         (self.fake.path / f"proc/{tid}/stat").unlink()
 
@@ -103,15 +103,15 @@ class Kernel:
         return np.array(found, dtype=np.int64), values.reshape(len(found), len(FIELDS))
 
     def receive_exits(self):
-        told, self.queue = self.queue, []
-        self.records += len(told)
-        ids = np.array([ids for ids, _ in told], dtype=np.int64).reshape(len(told), 3)
-        return Exits(ids, np.array([row for _, row in told], dtype=np.int64).reshape(len(told), len(FIELDS)))
+        reported, self.queue = self.queue, []
+        self.records += len(reported)
+        ids = np.array([ids for ids, _ in reported], dtype=np.int64).reshape(len(reported), 3)
+        return Exits(ids, np.array([row for _, row in reported], dtype=np.int64).reshape(len(reported), len(FIELDS)))
 
     def receive_forks(self):
-        told, self.forked = self.forked, []
-        self.events += len(told)
-        return np.array(told, dtype=np.int64).reshape(len(told), 4)
+        reported, self.forked = self.forked, []
+        self.events += len(reported)
+        return np.array(reported, dtype=np.int64).reshape(len(reported), 4)
 
     def close(self):
         pass
@@ -217,7 +217,7 @@ def kernel(node):
 
 
 def test_a_job_has_what_its_ended_tasks_used_until_their_end_and_not_what_a_tick_saw(node, kernel):
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=7)
     kernel.start(12, 10)
     node.job(1, 10, 12)
@@ -258,7 +258,7 @@ def test_a_task_that_is_being_taken_down_but_still_listed_counts_once(node, kern
     for _ in range(3):
         assert node.tick() == {1: 100 + 23}
         node.notice(1)
-    kernel.end(11, told=False)
+    kernel.end(11, reported=False)
     node.job(1, 10)
     assert node.tick() == {1: 123}
     assert node.tick() == {1: 123}
@@ -277,7 +277,7 @@ def test_a_task_that_is_being_taken_down_counts_once_while_others_of_its_user_do
         for _ in range(3):
             assert node.tick() == {1: 100 + 23}
             node.notice(1)
-        kernel.end(11, told=False)
+        kernel.end(11, reported=False)
         node.job(1, 10)
         assert node.tick() == {1: 123}
     finally:
@@ -291,14 +291,14 @@ def test_a_task_whose_record_is_lost_counts_as_it_was_last_seen(node, kernel):
     kernel.start(11, 10, cpu=3)
     node.job(1, 10, 11)
     node.tick()
-    kernel.end(11, cpu=20, told=False)
+    kernel.end(11, cpu=20, reported=False)
     node.job(1, 10)
     assert node.tick() == {1: 103}
 
 
 def test_a_task_number_that_the_job_uses_again_is_another_task(node, kernel):
     for _ in range(3):
-        kernel.start(11, 10, told=True)
+        kernel.start(11, 10, reported=True)
         kernel.end(11, cpu=5)
     kernel.start(11, 10, cpu=1)
     node.job(1, 10, 11)
@@ -307,13 +307,13 @@ def test_a_task_number_that_the_job_uses_again_is_another_task(node, kernel):
     assert node.tick() == {1: 117}
 
 
-def test_ends_are_taken_in_between_ticks_and_a_job_without_tasks_is_told(node, kernel, monkeypatch):
+def test_ends_are_taken_in_between_ticks_and_a_job_without_tasks_is_reported(node, kernel, monkeypatch):
     monkeypatch.setattr("colmet.node.backends.taskstats.FEW", 0)
     kernel.start(20)
     node.job(2, 20)
     node.tick()
     assert list(node.backend.drain()) == []
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=5)
     assert list(node.backend.drain()) == [], "10 lives"
     kernel.end(10, cpu=5)
@@ -329,17 +329,17 @@ def test_an_end_that_came_with_the_measurement_of_another_job_is_reported_all_th
     kernel.start(20)
     node.job(2, 20)
     node.tick()
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=5)
     node.notice(2)
     assert not kernel.queue, "its record is read"
     assert list(node.backend.drain()) == [1]
     assert list(node.backend.drain()) == []
-    kernel.start(12, 10, told=True)
+    kernel.start(12, 10, reported=True)
     kernel.end(12, cpu=5)
     node.notice(1)
     assert list(node.backend.drain()) == [], "it has just been measured"
-    kernel.start(13, 10, told=True)
+    kernel.start(13, 10, reported=True)
     kernel.end(13, cpu=5)
     assert node.tick() == {1: 100 + 3 * 5, 2: 0}
     assert list(node.backend.drain()) == [], "all have been"
@@ -351,7 +351,7 @@ def test_an_end_that_came_with_the_measurement_of_another_job_is_reported_all_th
 @pytest.mark.parametrize("first", [900, 20])
 @pytest.mark.parametrize("between", ["", "drain", "notice", "drain and notice"])
 def test_a_thread_that_calls_exec_is_counted_once_and_so_is_the_first_thread(node, kernel, first, between):
-    """It takes the first one's number, of which a record is made; of its own number none ever is."""
+    """It gets the first one's number, of which a record is made; of its own number none ever is."""
     kernel.start(30, cpu=first)
     kernel.start(31, pid=30, cpu=200)
     node.job(1, 10, 30, 31)
@@ -374,7 +374,7 @@ def test_a_thread_that_calls_exec_is_counted_once_and_so_is_the_first_thread(nod
     assert node.tick() == {1: 100 + first + 215}
 
 
-def test_a_number_that_goes_on_after_its_task_was_long_being_taken_down_takes_over_once(node, kernel):
+def test_a_number_that_goes_on_after_its_task_was_long_being_taken_down_goes_on_once(node, kernel):
     kernel.start(30, cpu=10)
     kernel.start(31, pid=30, cpu=200)
     kernel.start(33, 10, cpu=7)
@@ -388,7 +388,7 @@ def test_a_number_that_goes_on_after_its_task_was_long_being_taken_down_takes_ov
     del kernel.tasks[31]
     node.job(1, 10, 30, 33)
     node.notice(1)
-    kernel.end(33, told=False)
+    kernel.end(33, reported=False)
     node.job(1, 10, 30)
     node.notice(1)
     assert node.tick() == {1: 317}
@@ -399,7 +399,7 @@ def test_children_that_were_waited_for_before_an_exec_by_a_thread_are_not_counte
     kernel.start(31, pid=30)
     node.job(1, 10, 30, 31)
     node.tick()
-    kernel.start(32, 30, told=True)
+    kernel.start(32, 30, reported=True)
     kernel.end(32, cpu=80 * MS)
     kernel.charge(30, 80)
     node.tick()
@@ -409,7 +409,7 @@ def test_children_that_were_waited_for_before_an_exec_by_a_thread_are_not_counte
     del kernel.tasks[31]
     node.job(1, 10, 30)
     node.tick()
-    kernel.start(33, 30, told=True)
+    kernel.start(33, 30, reported=True)
     kernel.end(33, cpu=20 * MS)
     kernel.charge(30, 50)  # 30 ms more than its record says
     for _ in range(3):
@@ -483,7 +483,7 @@ def test_a_stranger_that_comes_brings_nothing_with_it_nor_what_it_had_waited_for
     node.notice(1)
     assert node.tick() == {1: 100}
     kernel.run(95, 5)
-    kernel.start(96, 95, told=True)
+    kernel.start(96, 95, reported=True)
     kernel.end(96, cpu=10 * MS)
     kernel.charge(95, 30)
     for _ in range(3):
@@ -506,7 +506,7 @@ def test_children_of_the_jobs_tasks_are_no_strangers(node, kernel):
     kernel.start(11, 10, cpu=7)
     node.job(1, 10, 11)
     node.notice(1)
-    kernel.start(12, 11, cpu=8, told=True)
+    kernel.start(12, 11, cpu=8, reported=True)
     node.job(1, 10, 11, 12)
     node.notice(1)
     assert node.tick() == {1: 115}
@@ -537,10 +537,10 @@ def test_children_of_a_unit_are_not_the_units_from_the_start(fake):
     fake.mkdir("/proc/10/task/10")
     node.jobs[0] = Job(fake.host, 0, pids=[10])
     node.notice(0)
-    node.kernel.start(11, 10, told=True)
+    node.kernel.start(11, 10, reported=True)
     node.kernel.end(11, cpu=7)
     node.backend.drain()
-    node.kernel.start(12, 10, told=True)
+    node.kernel.start(12, 10, reported=True)
     node.kernel.end(12, cpu=7)
     assert node.tick() == {0: 100}
 
@@ -558,7 +558,7 @@ def test_a_unit_that_has_tasks_of_a_job_as_well_keeps_what_they_used(node, kerne
 
 
 def test_cpu_total_has_what_processes_are_charged_with_beyond_the_records(node, kernel):
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=1 * MS)
     kernel.charge(10, 40)
     for _ in range(2):
@@ -571,13 +571,13 @@ def test_cpu_total_has_what_processes_are_charged_with_beyond_the_records(node, 
 
 def test_cpu_total_of_short_tasks_is_the_counted_ticks_where_these_are_more(node, kernel):
     for tid, cpu in ((11, 1 * MS), (12, taskstats._LONG_NS)):
-        kernel.start(tid, 10, told=True)
+        kernel.start(tid, 10, reported=True)
         kernel.run(tid, cpu)
         task = kernel.tasks[tid]
         row = kernel.values(task)
         row[REAL] = cpu + 4 * MS
         kernel.queue.append(((tid, tid, 10), row))
-        kernel.end(tid, told=False)
+        kernel.end(tid, reported=False)
     row = node.row()
     assert row["cpu_run_virtual_total"] == 100 + 1 * MS + taskstats._LONG_NS
     assert row["cpu_total"] == row["cpu_run_virtual_total"] + 4 * MS
@@ -587,9 +587,9 @@ def test_of_a_task_whose_record_was_lost_nothing_is_counted_twice(node, kernel):
     kernel.start(11, 10, cpu=400 * MS)
     node.job(1, 10, 11)
     node.tick()
-    kernel.end(11, cpu=100 * MS, told=False)
+    kernel.end(11, cpu=100 * MS, reported=False)
     node.job(1, 10)
-    kernel.start(12, 10, told=True)
+    kernel.start(12, 10, reported=True)
     kernel.end(12)
     kernel.charge(10, 500)
     for _ in range(3):
@@ -602,7 +602,7 @@ def test_of_a_task_whose_record_was_lost_nothing_is_counted_twice(node, kernel):
 
 
 def test_a_job_has_a_last_row_with_all_that_its_tasks_used_and_nothing_of_it_stays(node, kernel):
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=5)
     kernel.end(10, cpu=6)
     job = node.jobs.pop(1)
@@ -615,11 +615,11 @@ def test_a_job_has_a_last_row_with_all_that_its_tasks_used_and_nothing_of_it_sta
     assert node.tick() == {1: 3}, "another job of the same number"
 
 
-def test_a_job_that_nobody_looked_at_has_a_last_row_if_a_fork_or_a_parent_tells_of_its_tasks(node, kernel):
+def test_a_job_that_nobody_looked_at_has_a_last_row_if_a_fork_or_a_parent_shows_its_tasks(node, kernel):
     kernel.start(70, 90, cpu=2)
     node.job(7, 70)
     node.notice(7)
-    kernel.start(71, 70, told=True)
+    kernel.start(71, 70, reported=True)
     kernel.end(71, cpu=5)
     kernel.end(70, cpu=1)
     job = node.jobs.pop(7)
@@ -640,10 +640,10 @@ def test_a_wait_that_no_task_can_have_had_is_left_out_whether_it_lives_or_has_en
     kernel.tasks[10].age, kernel.tasks[10].waited = 60_000_000, 5000 * MS
     assert node.row()["blkio_delay_total"] == 5000 * MS
     kernel.tasks[10].age, kernel.tasks[10].waited = 65_000_000, 5000 * MS + UPTIME
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.tasks[11].age, kernel.tasks[11].waited = 2_000_000, UPTIME
     kernel.end(11)
-    kernel.start(12, 10, told=True)
+    kernel.start(12, 10, reported=True)
     kernel.tasks[12].age, kernel.tasks[12].waited = 2_000_000, 1500 * MS
     kernel.end(12)
     assert node.row()["blkio_delay_total"] == 6500 * MS
@@ -687,7 +687,7 @@ def kept(fake):
     node.kernel.start(20, cpu=0)
     node.job(2, 20)
     node.tick()
-    node.kernel.start(11, 10, told=True)
+    node.kernel.start(11, 10, reported=True)
     node.kernel.end(11, cpu=30)
     node.kernel.charge(10, 50)
     node.kernel.start(21, 90, cpu=1000)
@@ -719,8 +719,8 @@ def test_tasks_that_ended_while_the_agent_was_away_count_as_they_were_kept(kept)
     assert kept.tick() == {1: 130, 2: 0}
 
 
-def test_a_job_that_is_another_one_starts_anew_and_one_that_ended_meanwhile_is_forgotten(kept):
-    kept.kernel.start(22, 20, told=True)
+def test_a_job_that_is_another_one_starts_again_and_one_that_ended_meanwhile_is_forgotten(kept):
+    kept.kernel.start(22, 20, reported=True)
     kept.kernel.end(22, cpu=40)
     assert kept.tick()[2] == 40
     del kept.jobs[2]
@@ -787,7 +787,7 @@ def test_what_another_version_kept_is_not_used_and_that_is_said(kept, caplog, ch
     assert kept.tick() == {1: 100, 2: 1000}
 
 
-def test_bytes_of_any_kind_are_read_or_told_of_but_end_nothing(kept, caplog):
+def test_bytes_of_any_kind_are_read_or_reported_but_end_nothing(kept, caplog):
     caplog.set_level(logging.CRITICAL)
     good = kept.backend._state.load()
 
@@ -818,7 +818,7 @@ def test_of_more_tasks_than_can_be_kept_the_totals_are_and_do_not_go_down_over_a
 ):
     monkeypatch.setattr(taskstats, "MAX_KEPT_TASKS", 1)
     for tid in (12, 13):
-        kept.kernel.start(tid, 10, cpu=1000, told=True)
+        kept.kernel.start(tid, 10, cpu=1000, reported=True)
     kept.job(1, 10, 12, 13)
     assert kept.tick()[1] == 2130
     for tid in (12, 13):
@@ -862,11 +862,11 @@ def test_counters_have_every_column_from_the_start_and_go_on_when_the_backend_is
 
 
 def test_a_number_that_someone_else_got_after_a_tasks_end_is_no_parent_of_the_job(node, kernel):
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=7)
     assert node.tick() == {1: 107}
-    kernel.start(11, 90, told=True)
-    kernel.start(12, 11, told=True)
+    kernel.start(11, 90, reported=True)
+    kernel.start(12, 11, reported=True)
     kernel.end(12, cpu=1000)
     kernel.end(11, cpu=1000)
     assert node.tick() == {1: 107}
@@ -874,7 +874,7 @@ def test_a_number_that_someone_else_got_after_a_tasks_end_is_no_parent_of_the_jo
 
 
 def test_records_of_a_look_that_failed_are_attributed_at_the_next(node, kernel):
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=7)
     migrated = node.backend._migrated
     find = migrated.find
@@ -891,7 +891,7 @@ def test_records_of_a_look_that_failed_are_attributed_at_the_next(node, kernel):
 
 def test_a_job_that_went_between_ticks_is_not_kept_at_the_end(kept):
     job = kept.jobs.pop(2)
-    kept.kernel.start(22, 20, told=True)
+    kept.kernel.start(22, 20, reported=True)
     kept.backend.drain()
     kept.backend.last(job)
     kept.kernel.end(22, cpu=5)
@@ -952,7 +952,7 @@ def test_every_column_is_in_a_row_and_its_own_are_the_last(node, kernel):
 
 
 def test_what_ended_since_the_last_tick_is_kept_at_the_agents_end_too(kept):
-    kept.kernel.start(12, 10, told=True)
+    kept.kernel.start(12, 10, reported=True)
     kept.kernel.end(12, cpu=9)
     kept.restart()
     kept.kernel.queue.clear()
@@ -964,7 +964,7 @@ def test_what_is_estimated_is_not_more_than_the_cgroup_used_and_does_not_fall(no
     node.jobs[1].directory = lambda asked: directory[0] if asked == "cpuacct" else None
     node.fake.write("/group/cpuacct.usage", "120\n")
     node.backend._cpu_time.beyond[1] = 50
-    assert node.row()["cpu_total"] == 120, "100 were told, 50 estimated"
+    assert node.row()["cpu_total"] == 120, "100 were recorded, 50 estimated"
     node.fake.write("/group/cpuacct.usage", "130\n")
     assert node.row()["cpu_total"] == 130
     node.fake.write("/group/cpuacct.usage", "100\n")
@@ -973,7 +973,7 @@ def test_what_is_estimated_is_not_more_than_the_cgroup_used_and_does_not_fall(no
     node.backend._group_cpu.forget(1)  # its file cannot be read any more
     node.backend._cpu_time.beyond[1] = 500
     assert node.row()["cpu_total"] == 130, "nothing has ended since it was read"
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=1)
     assert node.row()["cpu_total"] >= 601
 
@@ -1004,10 +1004,10 @@ def test_an_idle_job_that_wakes_up_between_two_ticks_loses_nothing(idle, kernel)
     assert idle.tick() == {1: 100}
     kernel.run(10, 7)
     in_group(idle, 1, 107)
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=5)
     in_group(idle, 1, 112)
-    kernel.start(12, 10, told=True)
+    kernel.start(12, 10, reported=True)
     idle.job(1, 10, 12)
     assert idle.tick() == {1: 112} and kernel.asked[-1] == [10, 12]
 
@@ -1148,7 +1148,7 @@ def test_a_task_that_came_between_ticks_brings_no_cpu_time_and_no_children(node,
     kernel.charge(20, 300)
     node.job(1, 10, 20)
     assert node.row()["cpu_total"] == 100
-    kernel.start(21, 20, told=True)
+    kernel.start(21, 20, reported=True)
     kernel.end(21, cpu=5 * MS)
     kernel.charge(20, 10)
     in_group(node, 1, 100 + 10 * MS)
@@ -1158,11 +1158,11 @@ def test_a_task_that_came_between_ticks_brings_no_cpu_time_and_no_children(node,
 
 def test_a_task_that_came_and_ended_unseen_brings_no_more_than_the_cgroup_used_also_when_it_has_gone(node, kernel):
     in_group(node, 1, 100)
-    kernel.start(20, 10, cpu=500 * MS)  # of no fork that was told: by its parent it is the job's
+    kernel.start(20, 10, cpu=500 * MS)  # of no fork that was reported: by its parent it is the job's
     kernel.end(20)
     in_group(node, 1, 100 + 2 * MS)
     assert node.row()["cpu_total"] == 100 + 2 * MS
-    kernel.start(11, 10, told=True)
+    kernel.start(11, 10, reported=True)
     kernel.end(11, cpu=30 * MS)
     node.jobs[1].directory = lambda asked: None
     node.backend._group_cpu.forget(1)  # its file cannot be read any more
@@ -1172,7 +1172,7 @@ def test_a_task_that_came_and_ended_unseen_brings_no_more_than_the_cgroup_used_a
 def test_tasks_of_the_job_itself_lose_nothing_to_the_bound(node, kernel):
     total = 100
     for tid in range(11, 30):
-        kernel.start(tid, 10, told=True)
+        kernel.start(tid, 10, reported=True)
         kernel.run(tid, tid * MS)
         total += tid * MS
         in_group(node, 1, total)
@@ -1189,7 +1189,7 @@ moves = st.lists(
 
 
 @given(moves)
-def test_whatever_comes_goes_and_is_told_cpu_total_is_not_above_the_cgroup_and_does_not_fall(steps):
+def test_whatever_comes_goes_and_is_reported_cpu_total_is_not_above_the_cgroup_and_does_not_fall(steps):
     with tempfile.TemporaryDirectory() as folder:
         check_moves(Node(FakeRoot(Path(folder))), steps)
 
@@ -1201,9 +1201,9 @@ def check_moves(node, steps):
     kernel.start(10, 1)
     node.job(1, 10)
     here, last, live = 0, 0, [10]
-    for number, (before, used, told, ends) in enumerate(steps):
+    for number, (before, used, reported, ends) in enumerate(steps):
         tid = 20 + number
-        kernel.start(tid, 10 if told else 90, cpu=0 if told else before * MS, told=told)
+        kernel.start(tid, 10 if reported else 90, cpu=0 if reported else before * MS, reported=reported)
         kernel.run(tid, used * MS)
         here += used * MS
         live.append(tid)
@@ -1211,7 +1211,7 @@ def check_moves(node, steps):
             kernel.end(live.pop(0 if len(live) > 2 and number % 2 else -1))
         in_group(node, 1, here)
         node.job(1, *live)
-        if not told:
+        if not reported:
             node.notice(1)
         now = node.row()["cpu_total"] if live else last
         assert last <= now <= here

@@ -238,7 +238,7 @@ def test_when_all_sensors_vanish_it_says_so(fake):
 
 
 @pytest.mark.parametrize("make", ["/sys", "/sys/class/thermal/cooling_device0", "/sys/class/hwmon/hwmon0"])
-def test_a_machine_without_sensors_is_told_what_brings_them(fake, make):
+def test_a_machine_without_sensors_gets_the_remedy(fake, make):
     fake.mkdir(make)
     with pytest.raises(BackendUnavailable, match=r"modprobe coretemp.*modprobe k10temp.*virtual machines have none"):
         opened(fake)

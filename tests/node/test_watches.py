@@ -1,4 +1,4 @@
-"""What inotify tells of directories while they are being listed."""
+"""What inotify reports of directories while they are being listed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_what_goes_and_comes_again_afterwards_is_another(fake, directories, befo
 
 
 def test_what_is_put_in_the_place_of_another_is_another(fake, directories):
-    """A directory can be moved over an empty one, whose end is not told."""
+    """A directory can be moved over an empty one, whose end is not reported."""
     fake.mkdir("/a/x")
     fake.mkdir("/b/x")
     walk(directories, "/a")

@@ -167,7 +167,7 @@ def test_long_lists_of_jobs_do_not_make_answers_too_large(elastic, opened, monke
     assert len(series) == 200 and set(series.columns["involved_jobs"].tolist()) == {str(jobs).encode()}
 
 
-def test_more_rows_of_one_host_and_time_than_a_page_has_are_told(elastic, opened, tmp_path, monkeypatch):
+def test_more_rows_of_one_host_and_time_than_a_page_has_are_reported(elastic, opened, tmp_path, monkeypatch):
     monkeypatch.setattr(history_module, "MIN_PAGE_ROWS", 1)
     monkeypatch.setattr(history_module, "MAX_PAGE_ROWS", 5)
     write(elastic, tmp_path, [batch(0, jobs=(7,), rows_each=6)])
@@ -175,7 +175,7 @@ def test_more_rows_of_one_host_and_time_than_a_page_has_are_told(elastic, opened
         opened().read(7, "job_default")
 
 
-def test_more_rows_than_memory_is_meant_for_are_told(elastic, opened, tmp_path, monkeypatch):
+def test_more_rows_than_memory_is_meant_for_are_reported(elastic, opened, tmp_path, monkeypatch):
     monkeypatch.setattr(history_module, "MAX_BYTES", 1000)
     write(elastic, tmp_path, [batch(tick) for tick in range(40)])
     with pytest.raises(ColmetError, match="require more than 0 MiB; ask for fewer columns or hosts, or for a shorter"):
@@ -285,7 +285,7 @@ def test_indices_of_colmet_06_have_types_that_the_server_guessed(elastic, opened
 
 
 def test_a_column_is_what_its_values_are(elastic, opened, monkeypatch):
-    """In pages of two rows: a whole number, a fraction, text, a number that no column of numbers takes, nothing."""
+    """In pages of two rows: a whole number, a fraction, text, a number that no column of numbers can hold, nothing."""
     monkeypatch.setattr(history_module, "MIN_PAGE_ROWS", 1)
     monkeypatch.setattr(history_module, "MAX_PAGE_ROWS", 2)
     values = [
@@ -336,7 +336,7 @@ HIT = {"_index": "colmet_job_default", "_id": "0", "sort": [TIME * 1000, "node-1
         ((307, b"", ("Location", "http://192.0.2.1/")), "give that as --elastic-host"),
     ],
 )
-def test_a_server_that_cannot_be_read_is_told_in_a_line(elastic, opened, answer, said):
+def test_a_server_that_cannot_be_read_is_reported_in_a_line(elastic, opened, answer, said):
     put(elastic, "colmet_job_default", row(cpu=1))
     elastic.script[SEARCH] = [answer]
     with pytest.raises(ColmetError, match=said) as caught:
@@ -346,20 +346,20 @@ def test_a_server_that_cannot_be_read_is_told_in_a_line(elastic, opened, answer,
 
 
 @pytest.mark.parametrize("answer", [{"fields": 3}, {"fields": {"cpu": 3}}, {"fields": {"cpu": {"long": 3}}}])
-def test_fields_that_cannot_be_read_are_told(elastic, opened, answer):
+def test_fields_that_cannot_be_read_are_reported(elastic, opened, answer):
     elastic.script["POST", "/colmet_job_default,colmet_job_default-*/_field_caps"] = [(200, answer)]
     with pytest.raises(ColmetError, match="not what was expected"):
         opened().read(7, "job_default")
 
 
 @pytest.mark.parametrize("answer", [{"aggregations": 3}, {"aggregations": {"indices": {"buckets": [3]}}}])
-def test_indices_that_cannot_be_read_are_told(elastic, opened, answer):
+def test_indices_that_cannot_be_read_are_reported(elastic, opened, answer):
     elastic.script["POST", "/colmet_*/_search"] = [(200, answer)]
     with pytest.raises(ColmetError, match="not what was expected"):
         opened().tables(7)
 
 
-def test_more_indices_than_can_be_listed_are_told(elastic, opened, monkeypatch):
+def test_more_indices_than_can_be_listed_are_reported(elastic, opened, monkeypatch):
     monkeypatch.setattr(history_module, "MAX_INDICES", 2)
     for day in range(3):
         put(elastic, f"colmet_job_default-{day}", row(cpu=1))

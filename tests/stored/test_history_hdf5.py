@@ -215,7 +215,7 @@ def test_a_table_that_is_not_there_has_no_rows(prefix, table):
 # -- damage --
 
 
-def test_one_damaged_file_of_several_is_told_and_the_others_are_read(prefix):
+def test_one_damaged_file_of_several_is_reported_and_the_others_are_read(prefix):
     put(prefix, START, [batch(START, cpu=1)])
     damaged = Path(f"{prefix}.{START + 60}.hdf5")
     damaged.write_bytes(SAMPLE.read_bytes()[:50_000])
@@ -403,7 +403,7 @@ def test_a_reading_that_the_system_ends_is_not_the_files_fault(prefix):
     reader.close()
 
 
-def test_a_system_that_has_no_room_for_a_process_is_told(prefix, monkeypatch):
+def test_a_system_that_has_no_room_for_a_process_is_reported(prefix, monkeypatch):
     file = put(prefix, START, [batch(START)])
 
     def full():

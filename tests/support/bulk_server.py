@@ -38,7 +38,7 @@ class Handler(BaseHTTPRequestHandler):
             answer = self.server.database.bulk(body, some_busy=fate == "items busy")
         elif self.path == "/":
             answer = {"version": {"number": "8.14.0", "build_flavor": "default"}, "tagline": "You Know, for Search"}
-        elif self.command in ("GET", "HEAD"):  # no index and no template is there, as far as anyone is told
+        elif self.command in ("GET", "HEAD"):  # no index and no template is there, as far as its answers go
             self._answer(404, {"error": {"type": "resource_not_found_exception", "reason": "no"}, "status": 404})
             return
         else:

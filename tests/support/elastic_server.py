@@ -1,4 +1,4 @@
-"""A server on loopback that answers as Elasticsearch does, as far as the output asks, and fails as it is told to."""
+"""A server on loopback that answers as Elasticsearch does, as far as the output asks, and fails as a test wants."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An endpoint for documents on loopback, that answers, fails and hangs as it is told to."""
+"""An endpoint for documents on loopback, that answers, fails and hangs as a test wants."""
 
 from __future__ import annotations
 

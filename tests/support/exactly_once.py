@@ -64,7 +64,7 @@ PLACES = [
     ["elasticsearch:http.client:HTTPConnection.getresponse:after:{n}"],
     [f"elasticsearch:{STATE}.save:before:{{n}}"],
     ["elasticsearch:os:rename:before:{n}"],
-    # in the journal: records written in part, written and not synced, synced and nobody told
+    # in the journal: records written in part, written and not synced, synced and not acknowledged
     ["journal:os:write:half:{n}", TAIL.format("before"), TAIL.format("after")],
     ["journal:os:fdatasync:before:{n}"],
     ["journal:os:fdatasync:after:{n}"],

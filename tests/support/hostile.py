@@ -1,6 +1,6 @@
 """A collector with CURVE under siege: everything that peers can do to it at once, while its nodes go on measuring.
 
-As a program it is a soak, which tells what was done and what it did to the collector:
+As a program it is a soak, which prints what was done and what it did to the collector:
 
     python -m tests.support.hostile --seconds 600
 """
@@ -45,7 +45,7 @@ def message(host, number, rows=1):
     return v1.encode(Batch(host, 1, number, time.time_ns(), (1,), (table,)))
 
 
-# -- what attackers do, each as long as it is told to; each returns how many times --
+# -- what attackers do, each until a time; each returns how many times --
 
 
 def raw(uri):
@@ -152,7 +152,7 @@ def unknown(uri, keys, until):
 
 
 def mistaken(uri, keys, until):
-    """A member that takes another key for the collector's."""
+    """A member with another key in place of the collector's."""
     pair = read_pair(f"{keys}/{EVIL}.secret", "")
     return clients(
         uri, until, lambda one: Client(pair, new_pair().public).secure(one), lambda one: one.send(message(EVIL, 10**6))
@@ -333,7 +333,7 @@ class Site:
                 return stored
             self.watch(0.5)
 
-    def told(self):
+    def summary(self):
         """What the collector logged of its senders and connections at the end."""
         lines = [line.partition(": ")[2] for line in self.log.read_text().splitlines()]
         return [line for line in lines if line.startswith(("received ", "sender ", "connections "))]
@@ -392,7 +392,7 @@ def main():
         print(f"memory {quiet:.0f} MB before, at most {most:.0f} MB with members, {most_then:.0f} MB with outsiders")
         print(f"{taken} batches of each of {NODES} nodes: missing {missing or 0}, twice {twice}; of others: {others}")
         status = site.stop()
-        print("\n".join(site.told()))
+        print("\n".join(site.summary()))
         site.close()
     return int(bool(missing or twice or status))
 

@@ -1,4 +1,4 @@
-"""Runs the collector as its command line does, and kills itself where it is told.
+"""Runs the collector as its command line does, and kills itself at a given place.
 
 usage: killed_collector.py PLACE SEGMENT_BYTES COLLECTOR-ARGUMENT...
 

@@ -16,7 +16,7 @@ SCHEMA = Schema("fake_default", "job", [Field("cpu", "nsec", "counter")])
 
 
 class Fake(InputBackend):
-    """A backend that does what a test tells it to."""
+    """A backend that does what a test wants."""
 
     name = "fake"
     schema = SCHEMA

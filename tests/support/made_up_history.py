@@ -48,7 +48,7 @@ START = 1_700_000_000
 
 
 def job_rows(history, job=42, host="node-1", count=121, period=5, cores=2.0, cpus=4, start=START, **more):
-    """A job that uses so many cores: rows of its cgroup and its tasks; columns may be given, or left out with None."""
+    """A job that uses `cores`: rows of its cgroup and its tasks; columns may be given, or left out with None."""
     steps = np.arange(count)
     times = start + period * (1 + steps)
     used = (period * (1 + steps) * cores * S).astype(np.int64)

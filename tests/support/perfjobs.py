@@ -70,7 +70,7 @@ for line in sys.stdin:
 def hierarchy(version):
     """The mount point of a hierarchy that has perf_event: cgroup v1's, mounted for this, or v2, which has it else."""
     with contextlib.ExitStack() as stack:
-        # mounting perf_event as v1 takes it from v2: not while another test counts there
+        # mounting perf_event as v1 removes it from v2: not while another test counts there
         lock = stack.enter_context(open(Path(tempfile.gettempdir()) / "colmet-test-perf.lock", "a"))
         fcntl.flock(lock, fcntl.LOCK_EX)
         v1 = cgroup_mount("perf_event")
@@ -152,7 +152,7 @@ def remove(path):
 
 
 class Worker:
-    """A process in a cgroup that works when it is told to."""
+    """A process in a cgroup that works on request."""
 
     def __init__(self, *groups):
         self.process = subprocess.Popen(
@@ -164,7 +164,7 @@ class Worker:
         self.groups = groups
 
     def begin(self, what, times=1):
-        """Have it work: "events" or "burn", so many times."""
+        """Have it work: "events" or "burn", a number of times."""
         self.process.stdin.write(f"{what} {times}\n")
         self.process.stdin.flush()
 

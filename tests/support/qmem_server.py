@@ -1,4 +1,4 @@
-"""A server of /qhost and /qstat for tests: it answers what it is told to, and notes what it was asked."""
+"""A server of /qhost and /qstat for tests: it answers what a test wants, and notes what it was asked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DATA = Path(__file__).parents[1] / "data/mem"
 
 
 class Server(ThreadingHTTPServer):
-    """Answers by path: bytes of status 200, (status, headers, bytes), or what takes the handler and answers itself."""
+    """Answers by path: bytes of status 200, (status, headers, bytes), or a function of the handler."""
 
     daemon_threads = True
 

@@ -12,7 +12,7 @@ import sys
 
 import pynvml
 
-# Every call that colmet.node.gpus.nvml makes of a GPU, with its arguments. A test tells when one is missing.
+# Every call that colmet.node.gpus.nvml makes of a GPU, with its arguments. A test fails when one is missing.
 CALLS = [
     ("nvmlDeviceGetUUID",),
     ("nvmlDeviceGetName",),

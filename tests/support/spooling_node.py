@@ -2,7 +2,7 @@
 
 usage: spooling_node.py HOST SPOOL_DIR NOTES SPOOL_BYTES FACTOR URI...
 
-After each batch that the spool has in its files, a line `epoch seq` is in NOTES. At SIGTERM it takes no more, and ends
+After each batch that the spool has in its files, a line `epoch seq` is in NOTES. At SIGTERM it accepts no more and ends
 when all are acknowledged; `dropped EPOCH FIRST LAST` lines follow.
 """
 

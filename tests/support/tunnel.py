@@ -1,4 +1,4 @@
-"""Two network namespaces, and a wire between them that loses, delays and cuts, as it is told.
+"""Two network namespaces, and a wire between them that loses, delays and cuts, on request.
 
 Each has a TUN device; a thread passes the packets on. So TCP meets what it meets in a bad network, on any kernel that
 has TUN, be there a netem or not.

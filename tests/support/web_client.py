@@ -42,16 +42,16 @@ async def asking(app, target, headers=(), method="GET", client=("127.0.0.1", 424
         "server": ("127.0.0.1", 80),
         "client": client,
     }
-    told = []
+    messages = []
 
     async def receive():
         return {"type": "http.request", "body": b"", "more_body": False}
 
     async def send(message):
-        told.append(message)
+        messages.append(message)
 
     await app(scope, receive, send)
-    start, bodies = told[0], [message["body"] for message in told[1:]]
+    start, bodies = messages[0], [message["body"] for message in messages[1:]]
     found = {key.decode("latin-1"): value.decode("latin-1") for key, value in start["headers"]}
     return Answer(start["status"], found, b"".join(bodies))
 

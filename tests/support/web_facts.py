@@ -1,4 +1,4 @@
-"""What a made-up cluster tells: for the tests of the JSON interface, and for those who work at its page.
+"""What a made-up cluster reports: for the tests of the JSON interface, and for those who work at its page.
 
 `python -m tests.support.web_facts --listen 8123` serves 500 nodes and 2,000 jobs to everybody;
 `--users FILE` to those in it.

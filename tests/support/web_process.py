@@ -42,7 +42,7 @@ class Bed:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.http}{path}", timeout=30) as answer:
             return json.load(answer)
 
-    def told(self, path, condition):
+    def answer(self, path, condition):
         """The first answer that fulfils a condition."""
         found = []
 

@@ -20,7 +20,7 @@ def frame(body, more):
 
 
 def huge_command(size):
-    """The start of a command of so many bytes."""
+    """The start of a command of `size` bytes."""
     return b"\x06" + struct.pack(">Q", size)
 
 

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.live
 DATA = Path(__file__).parents[1] / "data"
 
 
-def test_a_program_that_hangs_is_killed_when_the_node_is_told_to_end(start, uri, tmp_path, monkeypatch):
+def test_a_program_that_hangs_is_killed_when_the_node_ends(start, uri, tmp_path, monkeypatch):
     program, pids = tmp_path / "ibstat", tmp_path / "pids"
     program.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >> {pids}\nexec sleep 600\n")
     program.chmod(0o755)
@@ -100,7 +100,7 @@ def test_a_real_job_is_measured_from_the_kernel_to_an_hdf5_file(start, start_col
     assert "missing=0 duplicates=0 refused=0" in received
 
 
-def test_a_job_that_ends_and_one_that_starts_are_told_of_at_once(start, uri, cgroups):
+def test_a_job_that_ends_and_one_that_starts_are_reported_at_once(start, uri, cgroups):
     node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "30", "--cpuset_rootpath", str(cgroups.path))
     node.said("backend on backend=procstats")
     time.sleep(0.2)

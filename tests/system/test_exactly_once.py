@@ -32,7 +32,7 @@ def away(database):
 
 
 def run_rounds(directory, rounds, tell, some_places=PLACES):
-    """Kill it about so many times: at as many of these places as fit, and else at any moment.
+    """Kill it about `rounds` times: at as many of these places as fit, and else at any moment.
 
     Returns:
         The places that it was to be killed at and did not come to.
@@ -115,9 +115,11 @@ def test_a_full_disk(small_disk):
         for killed in (False, True, False):
             before = fleet.acknowledged
             wait_for(lambda before=before: fleet.acknowledged > before + 100)
-            told = collector.log.read_text().count("cannot be written to, received data waits in memory")
+            warnings = collector.log.read_text().count("cannot be written to, received data waits in memory")
             fill(ballast)
-            wait_for(lambda told=told: collector.log.read_text().count("received data waits in memory: ") > told)
+            wait_for(
+                lambda warnings=warnings: collector.log.read_text().count("received data waits in memory: ") > warnings
+            )
             fill(ballast)  # what it made room for itself
             time.sleep(rng.uniform(0, 1))
             assert not collector.ended()

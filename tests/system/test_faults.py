@@ -64,7 +64,7 @@ class Node:
     def end(self):
         assert self.process.wait(150) == 0, self._world.text()
 
-    def told(self):
+    def noted(self):
         """(epoch, seq) of what it had in its files, and ranges of what it dropped."""
         taken, dropped = set(), set()
         for line in self.notes.read_text().splitlines(keepends=True):
@@ -184,7 +184,7 @@ class World:
         stored = sum([collector.stored() for collector in self.collectors], collections.Counter())
         count = all_dropped = 0
         for name, node in self.nodes.items():
-            taken, dropped = node.told()
+            taken, dropped = node.noted()
             missing = taken - {(epoch, seq) for host, epoch, seq in stored if host == name}
             assert missing <= dropped, f"{name}: {sorted(missing - dropped)[:5]} missing\n{self.text()}"
             assert dropped <= taken, f"{name}: dropped and never taken"

@@ -1,4 +1,4 @@
-"""How the real daemons are, told on the control socket, to the service manager and to Prometheus."""
+"""How the real daemons are, reported on the control socket, to the service manager and to Prometheus."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ def test_both_daemons_tell_how_they_are(daemons):
     wait_for(lambda: page(collector).get("colmet_collector_output_written_rows", {}).get((("output", "hdf5"),), 0) > 0)
     wait_for(lambda: [one["version"] for one in sender_of(collector)] == [__version__])
 
-    told = json.loads(status(node, "node", "--json")[1])
-    assert told["daemon"] == "node" and told["agent"]["ticks"] > 0 and told["period_s"] == 0.2
-    assert {backend["name"]: backend["on"] for backend in told["backends"]}["procstats"]
-    assert f"\ncolmet-node {told['version']} on {host}" in status(node, "node")[1]
+    answer = json.loads(status(node, "node", "--json")[1])
+    assert answer["daemon"] == "node" and answer["agent"]["ticks"] > 0 and answer["period_s"] == 0.2
+    assert {backend["name"]: backend["on"] for backend in answer["backends"]}["procstats"]
+    assert f"\ncolmet-node {answer['version']} on {host}" in status(node, "node")[1]
     code, line = status(node, "node", "--check", "--max-age", "30")
     assert (code, line[:19]) in {(0, "COLMET NODE OK - la"), (1, "COLMET NODE WARNING")} and line.count("\n") == 1
 
-    told = json.loads(status(collector, "collector", "--json")[1])
-    (sender,) = told["senders"]["worst"]
-    assert sender["name"] == host and sender["version"] == told["version"] and sender["batches"] > 0
-    assert told["outputs"][0]["name"] == "hdf5" and told["outputs"][0]["available"]
+    answer = json.loads(status(collector, "collector", "--json")[1])
+    (sender,) = answer["senders"]["worst"]
+    assert sender["name"] == host and sender["version"] == answer["version"] and sender["batches"] > 0
+    assert answer["outputs"][0]["name"] == "hdf5" and answer["outputs"][0]["available"]
     assert status(collector, "collector", "--check", "--max-age", "30")[0] in (0, 1), "1: a batch is still to come"
 
     of_node, of_collector = page(node), page(collector)
@@ -118,9 +118,9 @@ class Manager:
                 pass
 
 
-def test_the_service_manager_is_told(daemons, tmp_path):
+def test_the_service_manager_is_notified(daemons, tmp_path):
     managers = {name: Manager(tmp_path / f"{name}.notify") for name in ("collector", "node")}
-    collector, node = daemons("-s", "3600")  # the watchdog is told between samples, too
+    collector, node = daemons("-s", "3600")  # the watchdog is notified between samples, too
     for name, daemon in (("node", node), ("collector", collector)):
         managers[name].heard("READY=1", *(["STATUS="] if name == "collector" else []), "WATCHDOG=1", "WATCHDOG=1")
         daemon.process.send_signal(signal.SIGHUP)

@@ -40,7 +40,7 @@ def check(site, most_mb):
     assert site.stop() == 0, site.log.read_text()[-3000:]
     assert "Traceback" not in site.log.read_text()
     counts = {}
-    for line in site.told():
+    for line in site.summary():
         for name, value in re.findall(r" (\w+)=(\d+)", line):
             counts[name] = max(counts.get(name, 0), int(value))
     return stored, counts

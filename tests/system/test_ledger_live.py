@@ -1,4 +1,4 @@
-"""Both daemons over a socket, with an outage beyond the spool's bound: what is missing is told from the files alone."""
+"""Both daemons over a socket, with an outage beyond the spool's bound: what is missing is found in the files alone."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.support.waiting import wait_for
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
-def test_an_outage_beyond_the_bound_and_a_kill_are_told_row_by_row(start, start_collector, uri, tmp_path):
+def test_an_outage_beyond_the_bound_and_a_kill_are_reported_row_by_row(start, start_collector, uri, tmp_path):
     prefix = str(tmp_path / "x")
     stored = ("--hdf5-filepath", prefix, "--hdf5-max-delay", "0.2", "-s", "0.1")
     collector = start_collector(*stored)

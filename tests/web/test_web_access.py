@@ -95,7 +95,7 @@ def test_a_member_of_the_group_of_this_machine_is_an_administrator(file, clock):
     assert len(asked) == 3
 
 
-def test_who_is_in_no_group_that_can_be_told_is_no_administrator(file, clock):
+def test_who_is_in_no_known_group_is_no_administrator(file, clock):
     def is_member(user, group):
         raise OSError("the directory is away")
 
@@ -215,7 +215,7 @@ def test_a_file_that_became_unusable_leaves_the_users_of_before(access, file, cl
     for _ in range(3):
         clock.now += 2
         assert visitor(access, basic("alice", "secret")).user == "alice"
-    assert access.stats.values()["users_failures"] == 1  # told once, not at every look
+    assert access.stats.values()["users_failures"] == 1  # logged once, not at every look
     assert "users not read again" in caplog.text
 
 
@@ -489,7 +489,7 @@ def test_a_password_that_is_checked_while_its_user_is_removed_does_not_let_in(ac
         asyncio.run(race())
 
 
-def test_what_a_browser_asks_at_once_takes_one_check(access, monkeypatch):
+def test_what_a_browser_asks_at_once_needs_one_check(access, monkeypatch):
     checked, release = [], threading.Event()
 
     def is_right(self, given):
@@ -503,7 +503,7 @@ def test_what_a_browser_asks_at_once_takes_one_check(access, monkeypatch):
         release.clear()
         tries = [asyncio.ensure_future(access.visitor([basic("alice", password)[1]], HERE)) for _ in range(20)]
         await asyncio.sleep(0.05)
-        tries.pop().cancel()  # who leaves takes nothing from the others
+        tries.pop().cancel()  # who leaves costs the others nothing
         release.set()
         return await asyncio.gather(*tries, return_exceptions=True)
 
@@ -540,7 +540,7 @@ def test_a_site_with_ipv6_counts_as_one_address(address, counts_as):
     assert network(address) == counts_as
 
 
-def test_a_real_password_is_told_from_a_wrong_one():
+def test_a_real_password_is_distinguished_from_a_wrong_one():
     password = make_password("correct horse")
     assert password.is_right("correct horse") and not password.is_right("correct house")
     assert parse_line(Credential("a", password).text()).secret == password

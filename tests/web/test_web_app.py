@@ -23,7 +23,7 @@ from colmet.web.limits import Busy
 from colmet.web.openapi import MODELS
 from colmet.web.parameters import JOB_SORTS, NODE_SORTS
 from colmet.web.queries import Queries
-from colmet.web.responses import takes_gzip, to_json
+from colmet.web.responses import allows_gzip, to_json
 from colmet.web.workers import Workers
 from tests.support.web_client import ask, asking, basic
 from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
@@ -93,16 +93,16 @@ ROUTES = [
 
 
 def test_measures_come_with_their_columns_and_units(open_app):
-    told = got(open_app, "/api/v1/measures")
-    memory = told["measures"]["memory"]
+    answer = got(open_app, "/api/v1/measures")
+    memory = answer["measures"]["memory"]
     assert (memory["rate"], memory["hosts"], memory["unit"]) == (False, "sum", "bytes")
     assert memory["sources"][0] == {"table": "cgroup_default", "column": "memory_current", "origin": "cgroup"}
-    assert told["measures"]["cpu_used"]["rate"] and not told["measures"]["oom_kills"]["rate"]
-    assert {"measure": "node_memory_shmem", "sign": 1} in told["sums"]["node_memory_used"]
-    assert told["units"]["kbytes/s"] == {"factor": 1024, "family": "flow"}
-    assert "NVIDIA" in told["absent"]["nvidiastats_default"]
-    assert set(told["absent"]) <= set(schemas())
-    assert told["units"]["percent"] == {"factor": 0.01, "family": "share"}
+    assert answer["measures"]["cpu_used"]["rate"] and not answer["measures"]["oom_kills"]["rate"]
+    assert {"measure": "node_memory_shmem", "sign": 1} in answer["sums"]["node_memory_used"]
+    assert answer["units"]["kbytes/s"] == {"factor": 1024, "family": "flow"}
+    assert "NVIDIA" in answer["absent"]["nvidiastats_default"]
+    assert set(answer["absent"]) <= set(schemas())
+    assert answer["units"]["percent"] == {"factor": 0.01, "family": "share"}
 
 
 # in HTML: tests/web/test_web_report.py; not for an open interface: tests/web/test_web_access.py
@@ -154,7 +154,7 @@ def model_of(open_app, route):
         f"/api/v1/jobs/{FIRST + 9}/series?metric=nvidiastats_default.power",
     ],
 )
-def test_an_answer_has_the_shape_that_the_description_tells(open_app, storeless_app, route):
+def test_an_answer_has_the_shape_of_the_description(open_app, storeless_app, route):
     for app in (open_app, storeless_app):
         model_of(app, route)(**got(app, route))  # raises where a value is of another type, or lacks
 
@@ -187,7 +187,7 @@ def test_an_error_of_starlette_0_18_which_has_no_headers_has_the_form_of_all_err
     assert answer.status_code == 404 and b"there is nothing at this address" in answer.body
 
 
-def test_a_large_answer_is_packed_for_who_takes_that(open_app):
+def test_a_large_answer_is_packed_for_clients_that_accept_it(open_app):
     plain = ask(open_app, "/api/v1/jobs?limit=40&sort=job")
     packed = ask(open_app, "/api/v1/jobs?limit=40&sort=job", [("Accept-Encoding", "br, gzip;q=0.5")])
     assert packed.headers["content-encoding"] == "gzip" and len(packed.body) < len(plain.body) / 2
@@ -196,7 +196,7 @@ def test_a_large_answer_is_packed_for_who_takes_that(open_app):
 
 
 @pytest.mark.parametrize(
-    ("accepted", "takes"),
+    ("accepted", "allows"),
     [
         ("gzip", True),
         ("*", True),
@@ -209,12 +209,12 @@ def test_a_large_answer_is_packed_for_who_takes_that(open_app):
         ("gzip;q=x", False),
     ],
 )
-def test_gzip_is_sent_only_where_it_is_accepted(accepted, takes):
-    assert takes_gzip(accepted) is takes
+def test_gzip_is_sent_only_where_it_is_accepted(accepted, allows):
+    assert allows_gzip(accepted) is allows
 
 
-def test_numbers_that_are_none_and_those_of_numpy_are_told_in_json():
-    told = json.loads(
+def test_numbers_that_are_none_and_those_of_numpy_are_written_as_json():
+    answer = json.loads(
         to_json(
             {
                 "nan": math.nan,
@@ -226,8 +226,8 @@ def test_numbers_that_are_none_and_those_of_numpy_are_told_in_json():
             }
         )
     )
-    assert told["nan"] is None and told["inf"] == [None, [1.5, None]]
-    assert told["int"] == 2**62 and told["array"] == [1.0, None] and told["names"] == ["a", "b"]
+    assert answer["nan"] is None and answer["inf"] == [None, [1.5, None]]
+    assert answer["int"] == 2**62 and answer["array"] == [1.0, None] and answer["names"] == ["a", "b"]
 
 
 # -- what is asked --
@@ -369,12 +369,12 @@ def test_rows_are_paged(open_app):
 
 
 @pytest.mark.parametrize("sort", JOB_SORTS)
-def test_jobs_are_sorted_by_every_key_that_is_told(open_app, sort):
+def test_jobs_are_sorted_by_every_documented_key(open_app, sort):
     got(open_app, f"/api/v1/jobs?state=all&sort={sort}")
 
 
 @pytest.mark.parametrize("sort", NODE_SORTS)
-def test_nodes_are_sorted_by_every_key_that_is_told(open_app, sort):
+def test_nodes_are_sorted_by_every_documented_key(open_app, sort):
     got(open_app, f"/api/v1/nodes?sort={sort}")
 
 
@@ -404,7 +404,7 @@ def strange_node(facts):
     return next(one for one in facts.names if facts.at[one] and one not in facts.nodes_of("alice"))
 
 
-def test_no_route_tells_a_user_of_anothers_jobs(app, facts):
+def test_no_route_shows_a_user_anothers_jobs(app, facts):
     """Every route of the application, asked by alice for what is bob's, and for all that there is."""
     bobs = {str(job) for job, user in facts.user.items() if user != "alice"}
     bobs |= {str(job) for job, user in facts.ended.items() if user != "alice"}
@@ -436,15 +436,15 @@ def test_no_route_tells_a_user_of_anothers_jobs(app, facts):
         for value in values.get(path, [""]):
             answer = ask(app, stem + value, [ALICE])
             is_page = answer.headers["content-type"].startswith("text/html")
-            told = set(re.findall(r"[\w.-]+", answer.unpacked().decode()) if is_page else texts_in(answer.json()))
+            words = set(re.findall(r"[\w.-]+", answer.unpacked().decode()) if is_page else texts_in(answer.json()))
             if answer.status != 200:
                 assert answer.status == 404, (path, value)
-                told -= {answer.json()["error"]}
-            assert not told & bobs, (path, value)
-            assert not told & others, (path, value)
+                words -= {answer.json()["error"]}
+            assert not words & bobs, (path, value)
+            assert not words & others, (path, value)
             if path.startswith("/api/v1/nodes"):
-                assert not told & (set(facts.names) - alices_nodes), (path, value)
-    # and there is something to be told
+                assert not words & (set(facts.names) - alices_nodes), (path, value)
+    # and there is something to be shown
     assert str(ALICES) in set(texts_in(got(app, "/api/v1/jobs?state=all", ALICE)))
     assert set(texts_in(got(app, "/api/v1/jobs?state=all", ROOT))) & bobs
 
@@ -487,7 +487,7 @@ def test_a_job_that_nobody_owns_is_for_administrators(users, page):
     got(app, f"/api/v1/jobs/{ALICES}", ROOT)
 
 
-def test_a_job_on_the_users_node_that_nobody_owns_is_not_told(users, page):
+def test_a_job_on_the_users_node_that_nobody_owns_is_not_shown(users, page):
     class Nobodys(MadeUpFacts):
         def _on_node(self, job, node):
             row = super()._on_node(job, node)
@@ -500,17 +500,17 @@ def test_a_job_on_the_users_node_that_nobody_owns_is_not_told(users, page):
     assert {row["user"] for row in got(app, f"/api/v1/nodes/{shared}", ALICE)["jobs"]} == {"alice"}
 
 
-def test_of_the_cluster_a_user_is_told_the_own_jobs_and_how_many_nodes_there_are(app):
-    told = got(app, "/api/v1/cluster", ALICE)
-    assert told["jobs"]["running"] == 4 and told["jobs"]["users"] == 1
-    assert {key for key, value in told["nodes"].items() if value is not None} == {"heard", "silent"}
+def test_of_the_cluster_a_user_sees_the_own_jobs_and_how_many_nodes_there_are(app):
+    answer = got(app, "/api/v1/cluster", ALICE)
+    assert answer["jobs"]["running"] == 4 and answer["jobs"]["users"] == 1
+    assert {key for key, value in answer["nodes"].items() if value is not None} == {"heard", "silent"}
     assert got(app, "/api/v1/cluster", ROOT)["nodes"]["cpu"] is not None
 
 
-def test_a_nodes_past_before_the_users_first_job_there_is_not_told(app, facts):
+def test_a_nodes_past_before_the_users_first_job_there_is_not_shown(app, facts):
     began = min(facts._job(job)["first"] for job in facts.at["node1"] if facts.user[job] == "alice")
-    told = got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since=1", ALICE)
-    assert told["since"] == began and min(told["series"][0]["times"]) >= began
+    answer = got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since=1", ALICE)
+    assert answer["since"] == began and min(answer["series"][0]["times"]) >= began
     assert got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since={began + 60}", ALICE)["since"] == began + 60
     assert got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&until={began - 60}", ALICE)["series"] == []
     assert got(app, f"/api/v1/nodes/node1/series?{NODE_METRIC}&since=1", ROOT)["since"] < began
@@ -549,8 +549,8 @@ def test_tables_of_a_facility_name_users_and_are_for_administrators(users, page)
 
 def test_qhost_and_qstat_are_in_the_envelope_and_of_the_own_jobs_only(app, facts):
     for route in ("/qhost", "/qstat"):
-        told = got(app, route, ROOT)
-        assert told["success"] is True and told["message"] == "" and len(told["data"]) > 1
+        answer = got(app, route, ROOT)
+        assert answer["success"] is True and answer["message"] == "" and len(answer["data"]) > 1
     hosts = got(app, "/qhost", ALICE)["data"]
     assert set(hosts) == facts.nodes_of("alice")
     assert {job["owner"] for host in hosts.values() for job in host["jobs"].values()} == {"alice"}
@@ -574,14 +574,14 @@ def test_errors_at_qhost_and_qstat_have_the_envelope_beside_them(app, name):
     ]
     assert [answer.status for answer in answers] == [400, 401, 404, 405, 400]
     for answer in answers:
-        told = answer.json()
-        assert told == {"success": False, "message": told["error"], "data": {}, "error": told["error"]}
-        assert told["error"] and int(answer.headers["content-length"]) == len(answer.body)
+        content = answer.json()
+        assert content == {"success": False, "message": content["error"], "data": {}, "error": content["error"]}
+        assert content["error"] and int(answer.headers["content-length"]) == len(answer.body)
 
 
 def test_the_status_is_for_administrators(app):
-    told = got(app, "/api/v1/status", ROOT)
-    assert told["users"] == 3 and told["counts"]["requests_2xx"] >= 0
+    answer = got(app, "/api/v1/status", ROOT)
+    assert answer["users"] == 3 and answer["counts"]["requests_2xx"] >= 0
     refused(app, "/api/v1/status", 404, ALICE)
 
 
@@ -619,23 +619,23 @@ def test_why_a_store_cannot_be_read_is_for_administrators(users, page):
 
     app = make(Damaged(20, 40), users, folder=page)
     for tail in ("", f"/series?{METRIC}", "/completeness"):
-        told = [got(app, f"/api/v1/jobs/{ALICES}{tail}", who)["warnings"] for who in (ALICE, ROOT)]
-        assert "cannot be read" in told[0][-1] and "bobs" not in str(told[0])
-        assert "/data/bobs.hdf5: damaged" in told[1]
-        assert ("of anybody's" in told[0]) == (tail == "")
+        warnings = [got(app, f"/api/v1/jobs/{ALICES}{tail}", who)["warnings"] for who in (ALICE, ROOT)]
+        assert "cannot be read" in warnings[0][-1] and "bobs" not in str(warnings[0])
+        assert "/data/bobs.hdf5: damaged" in warnings[1]
+        assert ("of anybody's" in warnings[0]) == (tail == "")
 
 
-def test_where_the_store_cannot_be_read_memory_is_told_with_a_warning(storeless_app):
+def test_where_the_store_cannot_be_read_memory_is_shown_with_a_warning(storeless_app):
     app = storeless_app
     assert got(app, f"/api/v1/jobs/{ALICES}")["warnings"]
-    told = got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}&source=stored")
-    assert told["series"] == [] and told["source"] == "none" and "cannot be read" in told["warnings"][0]
-    told = got(app, "/api/v1/jobs/4242")
-    assert told["job"]["job"] == 4242 and told["job"]["cpu"] is None and "cannot be read" in told["warnings"][0]
+    answer = got(app, f"/api/v1/jobs/{ALICES}/series?{METRIC}&source=stored")
+    assert answer["series"] == [] and answer["source"] == "none" and "cannot be read" in answer["warnings"][0]
+    answer = got(app, "/api/v1/jobs/4242")
+    assert answer["job"]["job"] == 4242 and answer["job"]["cpu"] is None and "cannot be read" in answer["warnings"][0]
     assert got(app, "/api/v1/jobs/4242/completeness")["share"] is None
 
 
-def test_batch_systems_that_do_not_answer_are_told_in_the_envelope(page):
+def test_batch_systems_that_do_not_answer_are_reported_in_the_envelope(page):
     class Away(MadeUpFacts):
         def qhost(self):
             raise ColmetError("qhost: did not answer")
@@ -647,7 +647,7 @@ def test_batch_systems_that_do_not_answer_are_told_in_the_envelope(page):
     }
 
 
-def test_a_defect_is_500_logged_and_counted_and_tells_nothing(page, caplog):
+def test_a_defect_is_500_logged_and_counted_and_discloses_nothing(page, caplog):
     class Broken(MadeUpFacts):
         def cluster(self, user):
             raise KeyError("inner")
@@ -812,17 +812,17 @@ def test_who_writes_the_page_gets_every_change(facts, page):
 # -- the description --
 
 
-def test_the_description_tells_access_errors_and_bounds(app, open_app):
-    told = got(app, "/openapi.json", ROOT)
-    assert set(told["components"]["securitySchemes"]) == {"basic", "token"}
-    assert told["security"] == [{"basic": []}, {"token": []}]
+def test_the_description_has_access_errors_and_bounds(app, open_app):
+    answer = got(app, "/openapi.json", ROOT)
+    assert set(answer["components"]["securitySchemes"]) == {"basic", "token"}
+    assert answer["security"] == [{"basic": []}, {"token": []}]
     assert "security" not in got(open_app, "/openapi.json")
-    for path, methods in told["paths"].items():
+    for path, methods in answer["paths"].items():
         assert list(methods) == ["get"]
         responses = set(methods["get"]["responses"])
         assert {"200", "400", "401", "405", "429"} <= responses, path
         assert "422" not in responses
-    jobs = {one["name"]: one for one in told["paths"]["/api/v1/jobs"]["get"]["parameters"]}
+    jobs = {one["name"]: one for one in answer["paths"]["/api/v1/jobs"]["get"]["parameters"]}
     assert jobs["sort"]["schema"]["enum"] == list(JOB_SORTS)
     assert jobs["limit"]["schema"]["maximum"] == 1000
 
@@ -835,9 +835,9 @@ def test_rows_are_described_with_every_key_that_they_have():
 
 
 def test_values_that_may_be_null_are_described_so(open_app):
-    told = got(open_app, "/openapi.json")
-    cpu = told["components"]["schemas"]["JobRow"]["properties"]["cpu"]
-    values = told["components"]["schemas"]["OneSeries"]["properties"]["values"]["items"]
+    answer = got(open_app, "/openapi.json")
+    cpu = answer["components"]["schemas"]["JobRow"]["properties"]["cpu"]
+    values = answer["components"]["schemas"]["OneSeries"]["properties"]["values"]["items"]
     for schema in (cpu, values):
         assert schema.get("nullable") or {"type": "null"} in schema["anyOf"]
 

@@ -30,10 +30,10 @@ out = open(sys.argv[1], "a")
 stream = feed.makefile("rb")
 print("sink: begins", file=out, flush=True)
 while head := stream.read(4):
-    (told,) = struct.unpack("<I", head)
-    content = stream.read(told & 0x7FFFFFFF)
-    sender, _, content = (b"", b"", content) if told >> 31 else content.partition(b"\\0")
-    said = ["note", json.loads(content)] if told >> 31 else ["message", content.decode()]
+    (size,) = struct.unpack("<I", head)
+    content = stream.read(size & 0x7FFFFFFF)
+    sender, _, content = (b"", b"", content) if size >> 31 else content.partition(b"\\0")
+    said = ["note", json.loads(content)] if size >> 31 else ["message", content.decode()]
     print(json.dumps(said), file=out, flush=True)
 print("2026-01-01 10:00:00,000 ERROR x.y: it is over", file=sys.stderr)
 sys.exit(3)
@@ -221,7 +221,7 @@ def test_what_the_process_drops_is_counted_by_the_collector():
     ours.close()
 
 
-def test_who_takes_nothing_makes_nobody_wait_and_what_is_left_out_is_counted_and_told(start, monkeypatch, caplog):
+def test_who_reads_nothing_makes_nobody_wait_and_what_is_left_out_is_counted_and_reported(start, monkeypatch, caplog):
     monkeypatch.setattr(web_launcher, "MAX_WAITING_BYTES", 1 << 20)
     one, out = start()
     process = one._process
@@ -269,7 +269,7 @@ def test_one_that_dies_is_started_again_and_gets_what_comes_then(start, monkeypa
     assert one.counters()["restarts"] == 1 and "JSON interface ended, it is restarted" in caplog.text
 
 
-def test_why_it_ended_is_told_in_its_own_words(start, monkeypatch, caplog, capfd):
+def test_why_it_ended_is_logged_in_its_own_words(start, monkeypatch, caplog, capfd):
     monkeypatch.setattr(web_launcher, "MAX_DELAY_S", 0.05)
     monkeypatch.setattr(web_launcher, "FIRST_DELAY_S", 0.05)
     text = 'import sys; print("2026-01-01 1:0 ERROR a.b: the port is taken\\nsome more", file=sys.stderr); sys.exit(2)'

@@ -50,50 +50,50 @@ def test_it_is_for_administrators(users, path):
 )
 def test_the_verdict_is_that_of_colmet_status(status):
     verdict = judge(status, MAX_AGE_S, MAX_BEHIND_S)
-    told = health_answer(status, 2.0, [], [], 1e9)
-    assert told["level"] == NAGIOS[verdict.level].lower()
-    assert [one["found"] for one in told["findings"]] == verdict.texts
-    assert told["level"] == "ok" or all(one["remedy"] for one in told["findings"])
+    health = health_answer(status, 2.0, [], [], 1e9)
+    assert health["level"] == NAGIOS[verdict.level].lower()
+    assert [one["found"] for one in health["findings"]] == verdict.texts
+    assert health["level"] == "ok" or all(one["remedy"] for one in health["findings"])
 
 
 def test_a_collector_that_reports_nothing_any_more_is_no_healthy_one():
     assert health_answer(COLLECTOR, 2.0, [], [], 1e9)["level"] == "ok"
-    told = health_answer(COLLECTOR, 90.0, [], [], 1e9)
-    assert told["level"] == "critical"
-    assert told["findings"][0]["found"] == "the collector has not reported its state for 90 s"
-    assert told["findings"][0]["remedy"]
+    health = health_answer(COLLECTOR, 90.0, [], [], 1e9)
+    assert health["level"] == "critical"
+    assert health["findings"][0]["found"] == "the collector has not reported its state for 90 s"
+    assert health["findings"][0]["remedy"]
 
 
 def test_before_the_first_report_nothing_is_known():
-    told = health_answer({}, None, [], [], 1e9)
-    assert told["level"] == "unknown"
-    assert told["reported_age"] is None and told["keys"]["required"] is None
-    assert told["nodes"] == {
+    health = health_answer({}, None, [], [], 1e9)
+    assert health["level"] == "unknown"
+    assert health["reported_age"] is None and health["keys"]["required"] is None
+    assert health["nodes"] == {
         **dict.fromkeys(("heard", "silent", "gone", "lag_median_s", "lag_max_s")),
         "late": 0,
     }
 
 
 def test_the_report_of_another_version_is_a_warning():
-    told = health_answer({"daemon": "collector", "version": "9.9"}, 1.0, [], [], 1e9)
-    assert told["level"] == "warning"
-    assert "9.9" in told["findings"][0]["found"] and "restart" in told["findings"][0]["remedy"]
+    health = health_answer({"daemon": "collector", "version": "9.9"}, 1.0, [], [], 1e9)
+    assert health["level"] == "warning"
+    assert "9.9" in health["findings"][0]["found"] and "restart" in health["findings"][0]["remedy"]
 
 
 def test_what_is_wrong_is_listed_with_its_place():
-    told = health_answer(STATUS, 2.0, [], [], 1e9)
-    assert told["silent"] == [{"node": "node7", "seen_age": 900.0, "version": "0.9"}]
-    assert [one["name"] for one in told["outputs"] if not one["available"]] == ["elasticsearch"]
-    assert told["versions"][0] == {"version": "1.0", "nodes": 480}
-    assert told["last_hour"] == [{"what": "missing batches", "count": 12, "dropped": True, "harmless": False}]
-    assert told["keys"]["required"] and told["keys"]["refused"][0]["address"] == "192.0.2.7"
-    assert ["unknown key" in one["found"] for one in told["keys"]["findings"]] == [True, False]
+    health = health_answer(STATUS, 2.0, [], [], 1e9)
+    assert health["silent"] == [{"node": "node7", "seen_age": 900.0, "version": "0.9"}]
+    assert [one["name"] for one in health["outputs"] if not one["available"]] == ["elasticsearch"]
+    assert health["versions"][0] == {"version": "1.0", "nodes": 480}
+    assert health["last_hour"] == [{"what": "missing batches", "count": 12, "dropped": True, "harmless": False}]
+    assert health["keys"]["required"] and health["keys"]["refused"][0]["address"] == "192.0.2.7"
+    assert ["unknown key" in one["found"] for one in health["keys"]["findings"]] == [True, False]
 
 
 def test_late_nodes_are_listed_the_latest_first():
     nodes = [{"node": f"n{n}", "silent": n == 3, "lag": lag} for n, lag in enumerate((0.1, 20.0, 300.0, 900.0, None))]
-    told = health_answer(STATUS, 2.0, nodes, [], 1e9)
-    assert [one["node"] for one in told["late"]] == ["n2", "n1"]
+    health = health_answer(STATUS, 2.0, nodes, [], 1e9)
+    assert [one["node"] for one in health["late"]] == ["n2", "n1"]
 
 
 def test_lists_have_at_most_100_nodes_and_the_number_of_all():
@@ -101,15 +101,15 @@ def test_lists_have_at_most_100_nodes_and_the_number_of_all():
     spools = [{"node": f"n{n}", "waiting": 50, "dropped": 0, "acknowledged": 1} for n in range(140)]
     silent = [{**NODE_7, "name": f"s{n}"} for n in range(200)]
     status = {**STATUS, "senders": {**STATUS["senders"], "silent": 250, "worst": silent}}
-    told = health_answer(status, 2.0, nodes, spools, 1e9)
-    assert [len(told[key]) for key in ("silent", "late")] == [100, 100] and len(told["spools"]["worst"]) == 100
-    assert (told["nodes"]["silent"], told["nodes"]["late"], told["spools"]["remarkable"]) == (250, 130, 140)
+    health = health_answer(status, 2.0, nodes, spools, 1e9)
+    assert [len(health[key]) for key in ("silent", "late")] == [100, 100] and len(health["spools"]["worst"]) == 100
+    assert (health["nodes"]["silent"], health["nodes"]["late"], health["spools"]["remarkable"]) == (250, 130, 140)
 
 
 def test_what_is_no_loss_of_data_is_no_drop():
     events = {"dropped_rows": 3, "output_failures": 2, "jobs_without_rows": 4, "reload_failures": 0}
-    told = health_answer({**COLLECTOR, "last_hour": events}, 2.0, [], [], 1e9)["last_hour"]
-    assert [(one["what"], one["dropped"], one["harmless"]) for one in told] == [
+    last_hour = health_answer({**COLLECTOR, "last_hour": events}, 2.0, [], [], 1e9)["last_hour"]
+    assert [(one["what"], one["dropped"], one["harmless"]) for one in last_hour] == [
         ("dropped rows", True, False),
         ("output failures", False, False),
         ("jobs without rows", False, True),
@@ -130,9 +130,9 @@ def test_spools_are_those_that_the_nodes_report():
     latest.take([Batch("n0", 1, 1, 100 * NS, (), (table,)), Batch("n1", 1, 1, 100 * NS, (), ())])
     spools = spools_of(latest.hosts())
     assert spools == [{"node": "n0", "waiting": 2400, "dropped": 0, "acknowledged": None}]
-    told = health_answer(STATUS, 2.0, [], spools, 1e9)["spools"]
-    assert (told["nodes"], told["waiting"], told["dropped"]) == (1, 2400, 0)
-    assert [one["node"] for one in told["worst"]] == ["n0"]
+    found = health_answer(STATUS, 2.0, [], spools, 1e9)["spools"]
+    assert (found["nodes"], found["waiting"], found["dropped"]) == (1, 2400, 0)
+    assert [one["node"] for one in found["worst"]] == ["n0"]
 
 
 def test_the_interface_answers_with_the_latest_report():
@@ -145,8 +145,8 @@ def test_the_interface_answers_with_the_latest_report():
     assert queries.health()["level"] == "unknown"
     report.note({"status": STATUS})
     clock.now += 5
-    told = queries.health()
-    assert (told["reported_age"], told["level"]) == (5.0, "critical")
+    health = queries.health()
+    assert (health["reported_age"], health["level"]) == (5.0, "critical")
 
 
 @pytest.mark.live
@@ -154,10 +154,10 @@ def test_a_real_collector_reports_its_state_to_the_interface(tmp_path):
     bed = Bed(tmp_path)
     try:
         bed.daemon.said("http serves")
-        told = bed.told(HEALTH, lambda answer: answer["reported_age"] is not None)
-        assert told["collector"]["version"]
-        assert told["outputs"][0]["name"] == "hdf5"
-        assert not told["keys"]["required"]
+        health = bed.answer(HEALTH, lambda answer: answer["reported_age"] is not None)
+        assert health["collector"]["version"]
+        assert health["outputs"][0]["name"] == "hdf5"
+        assert not health["keys"]["required"]
         bed.send()
         wait_for(lambda: bed.get(HEALTH)["nodes"]["heard"] == 3)
     finally:

@@ -126,7 +126,7 @@ def test_what_is_too_old_goes_and_a_host_that_went_is_forgotten():
     assert bed.memory.kept_s() <= 600 + 10 * BLOCK_TABLES
 
 
-def test_bytes_that_are_told_are_those_that_are_held(bed):
+def test_bytes_that_are_reported_are_those_that_are_held(bed):
     for n in range(100):
         bed.gauge("n1", n, {7: n})
     assert bed.memory.counters()["bytes"] > 0

@@ -61,18 +61,18 @@ class Nodes:
         hosts = [(host, kept.fresh(self.clock.now)) for host, kept in self.latest.hosts()]
         self.history.record(hosts, self.heard, self.clock.now, self.time_s)
 
-    def told(self, measure="cpu", span="hour", **more):
+    def answer(self, measure="cpu", span="hour", **more):
         return self.history.answer(HistoryQuery(measure, span, **more))
 
     def values(self, measure="cpu", span="hour", node=None):
         """The values of a node from its first one on."""
-        items = {one["node"]: one["values"] for one in self.told(measure, span)["items"]}
+        items = {one["node"]: one["values"] for one in self.answer(measure, span)["items"]}
         values = items[node or self.names[0]]
         first = next((n for n, value in enumerate(values) if value is not None), len(values))
         return values[first:]
 
 
-def test_a_counter_is_told_by_its_growth_over_the_whole_minute():
+def test_a_counter_is_shown_by_its_growth_over_the_whole_minute():
     nodes = Nodes(["n0"])
     for use in (0.5, 0.25, 1.0):
         nodes.minute(use)
@@ -83,9 +83,9 @@ def test_a_quarter_of_an_hour_has_the_mean_of_its_minutes():
     nodes = Nodes(["n0"])
     for n in range(30):
         nodes.minute(0.2 if n % 2 else 0.4)
-    told = nodes.told(span="day")
-    assert told["step"] == 900 and len(told["starts"]) == 96
-    assert all(start % 900 == 0 for start in told["starts"])
+    answer = nodes.answer(span="day")
+    assert answer["step"] == 900 and len(answer["starts"]) == 96
+    assert all(start % 900 == 0 for start in answer["starts"])
     assert nodes.values(span="day")[:2] == pytest.approx([0.3, 0.3], abs=0.02)
 
 
@@ -93,12 +93,12 @@ def test_each_measure_has_values_of_its_own():
     nodes = Nodes(["n0"])
     for _ in range(2):
         nodes.minute(temperatures=[41.0, 55.5, 30.0])
-    told = {measure: nodes.values(measure)[-1:] for measure in MEASURES}
-    assert told["memory"] == [0.6]
-    assert told["load"] == [1.5]
-    assert told["temperature"] == [55.5], "the hottest sensor"
-    assert told["lag"] == [0.5]
-    assert told["power"] == [] and told["network"] == [], "not measured is not 0"
+    latest = {measure: nodes.values(measure)[-1:] for measure in MEASURES}
+    assert latest["memory"] == [0.6]
+    assert latest["load"] == [1.5]
+    assert latest["temperature"] == [55.5], "the hottest sensor"
+    assert latest["lag"] == [0.5]
+    assert latest["power"] == [] and latest["network"] == [], "not measured is not 0"
 
 
 def test_a_silent_node_has_no_values_and_the_others_have_theirs():
@@ -124,33 +124,33 @@ def test_an_hour_is_all_that_is_kept():
     nodes = Nodes(["n0"])
     for n in range(70):
         nodes.minute(0.1 if n < 20 else 0.9)
-    told = nodes.told()
-    assert len(told["starts"]) == len(told["items"][0]["values"]) == SPANS["hour"].intervals
-    assert np.diff(told["starts"]).tolist() == [60] * 59
-    assert told["items"][0]["values"][0] == pytest.approx(0.1, abs=0.01)
-    assert told["items"][0]["values"][20] == pytest.approx(0.9, abs=0.01)
+    answer = nodes.answer()
+    assert len(answer["starts"]) == len(answer["items"][0]["values"]) == SPANS["hour"].intervals
+    assert np.diff(answer["starts"]).tolist() == [60] * 59
+    assert answer["items"][0]["values"][0] == pytest.approx(0.1, abs=0.01)
+    assert answer["items"][0]["values"][20] == pytest.approx(0.9, abs=0.01)
 
 
 def test_a_clock_that_is_set_back_adds_to_the_newest_minute():
     nodes = Nodes(["n0"])
     for _ in range(3):
         nodes.minute()
-    last = nodes.told()["starts"][-1]
+    last = nodes.answer()["starts"][-1]
     nodes.history.record([], {}, nodes.clock.now, nodes.time_s - 3600)
-    assert nodes.told()["starts"][-1] == last
+    assert nodes.answer()["starts"][-1] == last
 
 
 def test_nodes_are_chosen_by_name_and_page():
     nodes = Nodes([f"n{n}" for n in range(20)])
     nodes.minute()
-    assert [one["node"] for one in nodes.told(text="1", offset=1, limit=2)["items"]] == ["n10", "n11"]
-    assert nodes.told(text="1")["total"] == 11
-    assert nodes.told(text="none")["items"] == []
+    assert [one["node"] for one in nodes.answer(text="1", offset=1, limit=2)["items"]] == ["n10", "n11"]
+    assert nodes.answer(text="1")["total"] == 11
+    assert nodes.answer(text="none")["items"] == []
 
 
 def test_before_the_first_record_there_is_nothing():
-    told = HistoryMemory().answer(HistoryQuery("cpu", "day"))
-    assert (told["since"], told["starts"], told["items"]) == (None, [], [])
+    answer = HistoryMemory().answer(HistoryQuery("cpu", "day"))
+    assert (answer["since"], answer["starts"], answer["items"]) == (None, [], [])
 
 
 @pytest.mark.parametrize(("hours", "kept"), [(23, {"n0", "n1"}), (25, {"n1"})])
@@ -161,8 +161,8 @@ def test_a_node_that_has_gone_is_dropped_as_soon_as_no_value_of_it_is_kept(hours
         nodes.clock.now += 3540
         nodes.time_s += 3540
         nodes.minute(silent=["n0"])
-    assert {one["node"] for one in nodes.told(span="day")["items"]} == kept
-    assert nodes.told()["total"] == len(kept) and nodes.history.left_out == 0
+    assert {one["node"] for one in nodes.answer(span="day")["items"]} == kept
+    assert nodes.answer()["total"] == len(kept) and nodes.history.left_out == 0
 
 
 def test_nodes_that_come_and_go_need_no_more_memory_than_those_of_a_day():
@@ -174,7 +174,7 @@ def test_nodes_that_come_and_go_need_no_more_memory_than_those_of_a_day():
             nodes.clock.now += 3540
             nodes.time_s += 3540
             nodes.minute()
-    assert nodes.told()["total"] <= 20
+    assert nodes.answer()["total"] <= 20
     assert len(nodes.history._rings["day"].values) <= 32
 
 
@@ -183,9 +183,9 @@ def test_nodes_without_room_are_counted_and_gone_ones_give_theirs_up(monkeypatch
     nodes = Nodes(["n0", "n1", "n2"])
     nodes.minute()
     assert nodes.history.left_out == 1
-    assert nodes.told()["total"] == 2
+    assert nodes.answer()["total"] == 2
     for _ in range(26):  # a day and more of quarters without n0 and n1
         nodes.clock.now += 3600
         nodes.time_s += 3600
         nodes.minute(silent=["n0", "n1"])
-    assert [one["node"] for one in nodes.told()["items"]] == ["n2"]
+    assert [one["node"] for one in nodes.answer()["items"]] == ["n2"]

@@ -36,8 +36,8 @@ def claim(bed, job, user, host="evil", time_ns=None):
     bed.clock.now += 2
 
 
-def nodes_of(told):
-    return {one["node"] for one in told["series"]}
+def nodes_of(answer):
+    return {one["node"] for one in answer["series"]}
 
 
 @pytest.mark.parametrize("time_ns", [None, 10**9], ids=["now", "1970"])
@@ -46,10 +46,10 @@ def test_a_nodes_word_shows_no_other_nodes_stored_rows_and_hides_them_from_nobod
     claim(bed, STORED, "bob", time_ns=time_ns)
     for source in ("auto", "stored"):
         for tail in ("", "&since=100"):
-            told = got(app, SERIES.format(STORED, source) + tail, BOB)
-            assert nodes_of(told) <= {"evil"} and sum(len(one["times"]) for one in told["series"]) <= 1
-            told = got(app, SERIES.format(STORED, source) + tail, ALICE)
-            assert nodes_of(told) == {"node-1"} and len(told["series"][0]["times"]) == 121
+            answer = got(app, SERIES.format(STORED, source) + tail, BOB)
+            assert nodes_of(answer) <= {"evil"} and sum(len(one["times"]) for one in answer["series"]) <= 1
+            answer = got(app, SERIES.format(STORED, source) + tail, ALICE)
+            assert nodes_of(answer) == {"node-1"} and len(answer["series"][0]["times"]) == 121
     assert {row["node"] for row in got(app, f"/api/v1/jobs/{STORED}", BOB)["nodes"]} == {"evil"}
     assert got(app, f"/api/v1/jobs/{STORED}", ALICE)["nodes"] == []
     assert got(app, f"/api/v1/jobs/{STORED}/completeness", BOB)["hosts"] == []
@@ -75,8 +75,8 @@ def test_a_nodes_word_about_a_job_that_runs_elsewhere_changes_nothing_for_its_ow
 def test_a_node_whose_clock_is_at_1970_shows_nothing_of_who_had_the_number_before(app, bed, history):
     history.add(7000, "cgroup_default", "n9", [START - 500], user=b"alice", cpu_usage=7)
     claim(bed, 7000, "bob", host="n9", time_ns=10**9)
-    told = got(app, SERIES.format(7000, "stored") + "&since=0", BOB)
-    assert not told["series"]
+    answer = got(app, SERIES.format(7000, "stored") + "&since=0", BOB)
+    assert not answer["series"]
 
 
 def test_the_curves_of_a_node_begin_with_the_users_job_on_it_by_our_clock(app, bed):

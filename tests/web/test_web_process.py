@@ -167,30 +167,32 @@ def children(pid):
 
 @pytest.mark.live
 @pytest.mark.slow
-def test_a_collector_tells_what_comes_and_goes_on_when_its_interface_is_killed_or_hangs(bed):
+def test_a_collector_serves_what_arrives_and_goes_on_when_its_interface_is_killed_or_hangs(bed):
     bed.daemon.said("http serves")
     for _ in range(3):
         bed.send()
     # the figures of jobs may be a second older than the count of messages
-    told = bed.told("/api/v1/cluster", lambda told: told["messages"]["taken"] == 9 and told["jobs"]["running"])
-    assert told["jobs"]["running"] == 6 and told["nodes"]["heard"] == 3 and told["jobs"]["users"] == 4
-    bed.told("/api/v1/jobs/1000", lambda told: told["stored"])
+    answer = bed.answer("/api/v1/cluster", lambda reply: reply["messages"]["taken"] == 9 and reply["jobs"]["running"])
+    assert answer["jobs"]["running"] == 6 and answer["nodes"]["heard"] == 3 and answer["jobs"]["users"] == 4
+    bed.answer("/api/v1/jobs/1000", lambda reply: reply["stored"])
     series = "/api/v1/jobs/1000/series?metric=cgroup_default.cpu_usage"
-    stored = bed.told(f"{series}&source=stored", lambda told: told["series"] and len(told["series"][0]["times"]) == 3)
+    stored = bed.answer(
+        f"{series}&source=stored", lambda reply: reply["series"] and len(reply["series"][0]["times"]) == 3
+    )
     assert stored["source"] == "stored" and bed.get(series)["source"] == "memory"
     assert bed.get("/qhost")["data"]["n0"]["jobs"]["1000"]["owner"] == Cluster.user(1000)
     assert bed.counters()["restarts"] == 0
 
-    # killed: another one takes its place, knows the nodes, and has the rest from the store
+    # killed: another one replaces it, knows the nodes, and has the rest from the store
     (first,) = [one for one in children(bed.daemon.process.pid) if b"colmet.web" in cmdline(one)][:1]
     descendants = children(bed.daemon.process.pid)
     os.kill(first, signal.SIGKILL)
     bed.daemon.said("JSON interface ended, it is restarted failures=1")
     wait_for(lambda: bed.daemon.log.read_text().count("http serves") == 2)
-    bed.told("/api/v1/cluster", lambda told: told["nodes"]["heard"] == 3)
+    bed.answer("/api/v1/cluster", lambda reply: reply["nodes"]["heard"] == 3)
     bed.send()
-    bed.told("/api/v1/cluster", lambda told: told["jobs"]["running"] == 6)
-    found = bed.told(series, lambda told: told["series"] and len(told["series"][0]["times"]) == 4)
+    bed.answer("/api/v1/cluster", lambda reply: reply["jobs"]["running"] == 6)
+    found = bed.answer(series, lambda reply: reply["series"] and len(reply["series"][0]["times"]) == 4)
     assert found["source"] == "both" and bed.counters()["restarts"] == 1
     wait_for(lambda: not any(is_there(one) for one in descendants))
 
@@ -204,7 +206,7 @@ def test_a_collector_tells_what_comes_and_goes_on_when_its_interface_is_killed_o
     wait_for(lambda: status()["received"]["batches"] == before + 60)
     assert not any(output["why"] for output in status()["outputs"])
 
-    # the end takes both, also where all of them are told to end, as a service manager does: none is started again then
+    # both end, also where all of them get a signal, as from a service manager: none is started again then
     os.kill(second, signal.SIGCONT)
     everybody = children(bed.daemon.process.pid)
     os.kill(second, signal.SIGTERM)
@@ -241,9 +243,9 @@ def test_the_interface_is_started_again_while_1100_connections_are_open(bed):
         (child,) = [one for one in children(bed.daemon.process.pid) if b"colmet.web" in cmdline(one)][:1]
         os.kill(child, signal.SIGKILL)
         bed.daemon.said("JSON interface ended, it is restarted failures=1")
-        bed.told("/api/v1/cluster", lambda told: told["messages"]["taken"] == 0)
+        bed.answer("/api/v1/cluster", lambda reply: reply["messages"]["taken"] == 0)
         bed.send()
-        bed.told("/api/v1/cluster", lambda told: told["messages"]["taken"] == 3)
+        bed.answer("/api/v1/cluster", lambda reply: reply["messages"]["taken"] == 3)
     assert "Traceback" not in bed.daemon.log.read_text()
 
 

@@ -60,7 +60,7 @@ def shown(pair):
 # -- intervals --
 
 
-def test_where_every_sample_fits_every_sample_is_told():
+def test_where_every_sample_fits_every_sample_is_returned():
     one = part([0, 5, 10], [1, 2, 3])
     assert step_of(Extent().joined(one), 3) == 0 and shown(folded(one, 0, "mean")) == [(0, 1), (5, 2), (10, 3)]
 
@@ -84,7 +84,7 @@ def test_a_mean_of_rates_is_by_the_time_that_each_stands_for():
 
 
 @pytest.mark.parametrize("step", [0, 10])
-def test_a_gap_is_told_once(step):
+def test_a_gap_is_returned_once(step):
     times = [*range(0, 50, 5), *range(500, 550, 5)]
     found = shown(folded(part(times, np.ones(len(times))), step, "mean"))
     missing = [at for at, value in found if value is None]
@@ -126,7 +126,7 @@ def test_samples_of_milliseconds_take_parts_of_a_second():
     assert step_of(Extent().joined(part(np.arange(0, 1, 0.01), np.zeros(100))), 11) == pytest.approx(0.1)
 
 
-def test_nothing_is_told_of_nothing():
+def test_nothing_is_made_of_nothing():
     assert shown(folded(part([], []), 0, "mean")) == [] and step_of(Extent().joined(part([], [])), 2) == 0
 
 
@@ -137,7 +137,7 @@ def test_a_counter_grows_so_much_in_a_second():
     assert shown(folded(rates(part([0, 5, 10], [0, 10, 30])), 0, "mean")) == [(5, 2), (10, 4)]
 
 
-def test_a_counter_that_began_anew_is_not_known_there():
+def test_a_counter_that_began_again_is_not_known_there():
     made = rates(part([0, 5, 10, 15, 20], [100, 110, 5, 15, 25]))
     assert shown((made.times, made.values)) == [(5, 2), (10, None), (15, 2), (20, 2)]
 
@@ -174,7 +174,7 @@ def test_a_column_of_memory_is_missing_where_it_was_not_measured():
     assert json_values(of_samples(samples((0, b"a", b"x", 1, 5)), "name", []).values) == [None]
 
 
-def test_of_the_second_in_which_memory_begins_nothing_is_told_twice():
+def test_of_the_second_in_which_memory_begins_nothing_is_returned_twice():
     stored = Series("t", "n1", 1, (T0 + np.array([0, 5, 10, 15])).astype(np.int64), {"v": np.array([0, 5, 10, -1])})
     old = of_series(stored, "v", [])
     assert json_values(old.values) == [0, 5, 10, None]
@@ -190,7 +190,7 @@ def test_each_host_has_its_own():
     assert [(one.host, one.values.tolist()) for one in found] == [("n1", [2]), ("n2", [3, 1])]
 
 
-def test_rows_of_one_time_are_told_apart_by_as_few_labels_as_it_takes():
+def test_rows_of_one_time_are_distinguished_by_as_few_labels_as_needed():
     gpus = raw([0, 0, 5, 5], [1, 2, 3, 4], uuid=["a", "b", "a", "b"], name=["x", "x", "x", "x"])
     assert keys_of([gpus], ["uuid", "name"]) == ["uuid"] and keys_of([gpus], ["name", "uuid"]) == ["uuid"]
     single = raw([0, 5], [1, 2], uuid=["a", "b"])

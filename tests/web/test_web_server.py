@@ -81,7 +81,7 @@ def open_connections(server):
 
 
 def answers(data):
-    """Status and body of each of the answers that came, whose lengths are told."""
+    """Status and body of each of the answers that came, by the lengths in their heads."""
     found = []
     while data:
         head, _, data = data.partition(b"\r\n\r\n")
@@ -103,7 +103,7 @@ def wait_until(condition, seconds=30):
         time.sleep(0.01)
 
 
-def test_an_answer_comes_and_tells_no_version_of_the_server(server):
+def test_an_answer_comes_and_has_no_version_of_the_server(server):
     [(status, body, head)] = answers(say(server, WHOAMI + b"Connection: close\r\n\r\n"))
     assert status == 200 and json.loads(body)["user"] is None
     assert b"uvicorn" not in head.lower() and b"\nserver:" not in head.lower() and b"date:" in head.lower()
@@ -147,8 +147,8 @@ def test_requests_that_follow_each_other_unanswered_are_answered_in_order(server
     ids=range(20),
 )
 def test_what_is_no_http_is_400_or_ends_the_connection(server, data):
-    told = say(server, data, half_close=True)
-    assert not told or (told.startswith(b"HTTP/1.1 400 ") and b"Traceback" not in told)
+    answer = say(server, data, half_close=True)
+    assert not answer or (answer.startswith(b"HTTP/1.1 400 ") and b"Traceback" not in answer)
     assert is_alive(server)
 
 
@@ -176,15 +176,15 @@ def test_what_is_no_http_is_400_or_ends_the_connection(server, data):
     ids=range(4),
 )
 def test_a_request_with_a_body_is_the_last_of_its_connection(server, data):
-    told = say(server, data)
-    assert told.count(b"HTTP/1.1 ") == told.count(b"HTTP/1.1 400 ") == 1
-    assert b"node1" not in told and not server._stats.values()["defects"]
+    answer = say(server, data)
+    assert answer.count(b"HTTP/1.1 ") == answer.count(b"HTTP/1.1 400 ") == 1
+    assert b"node1" not in answer and not server._stats.values()["defects"]
     assert is_alive(server)
 
 
 def test_ten_thousand_headers_are_refused(server):
-    told = say(server, WHOAMI + b"".join(b"x-%d: 1\r\n" % n for n in range(10_000)) + b"\r\n")
-    assert not told or answers(told)[0][0] == 400
+    answer = say(server, WHOAMI + b"".join(b"x-%d: 1\r\n" % n for n in range(10_000)) + b"\r\n")
+    assert not answer or answers(answer)[0][0] == 400
     assert is_alive(server)
 
 
@@ -371,7 +371,7 @@ def test_a_proxy_is_named_by_address_network_or_user(text, found):
     ("text", "why"),
     [("127.0.0.1", "every user of this machine"), ("::1", "every user"), ("no-such-user", "give an addr")],
 )
-def test_a_proxy_that_cannot_be_told_from_others_is_refused(text, why):
+def test_a_proxy_that_cannot_be_distinguished_from_others_is_refused(text, why):
     with pytest.raises(argparse.ArgumentTypeError, match=why):
         trusted_proxy(text)
 
@@ -409,7 +409,7 @@ def test_it_listens_on_every_kind_of_address(facts, host):
             connection.close()
 
 
-def test_a_port_that_is_taken_and_an_address_that_is_none_are_told(facts, server):
+def test_a_port_that_is_taken_and_an_address_that_is_none_are_reported(facts, server):
     with pytest.raises(ConfigError, match="already in use"):
         WebServer(ListenAddress("127.0.0.1", server.port), facts, Access(None))
     with pytest.raises(ConfigError, match="no such address"):
@@ -502,11 +502,11 @@ def test_on_a_unix_socket_the_proxy_names_the_user(facts, tmp_path):
     with running(facts, UnixAddress(str(path)), access):
         assert stat.S_IMODE(path.stat().st_mode) == 0o660
         for name, is_admin in (("alice", False), ("root", True), ("Zoë", False)):
-            status, told = ask_unix(path, b"x-remote-user: " + name.encode() + b"\r\n")
-            assert (status, told["user"], told["admin"]) == (200, name, is_admin)
+            status, answer = ask_unix(path, b"x-remote-user: " + name.encode() + b"\r\n")
+            assert (status, answer["user"], answer["admin"]) == (200, name, is_admin)
         for headers in (b"", b"X-Remote-User:\r\n", b"X-Remote-User: alice\r\nX-Remote-User: root\r\n"):
-            status, told = ask_unix(path, b"Authorization: Basic cm9vdDpyb290\r\n" + headers)
-            assert status == 403 and "X-Remote-User" in told["error"]
+            status, answer = ask_unix(path, b"Authorization: Basic cm9vdDpyb290\r\n" + headers)
+            assert status == 403 and "X-Remote-User" in answer["error"]
     assert not path.exists()
 
 
@@ -589,7 +589,7 @@ def test_a_new_certificate_is_taken_without_a_restart_and_a_wrong_one_is_not(fac
     assert "certificate not read again" in caplog.text
 
 
-def test_a_certificate_that_cannot_be_used_is_told(facts, tls, tmp_path):
+def test_a_certificate_that_cannot_be_used_is_reported(facts, tls, tmp_path):
     for certificate, key in ((tls.key, tls.key), (tls.certificate, tls.certificate), (str(tmp_path / "no"), tls.key)):
         with pytest.raises(ConfigError, match="--http-tls-cert"):
             WebServer(HERE, facts, Access(None), tls=Tls(certificate, key))

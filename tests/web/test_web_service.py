@@ -65,14 +65,14 @@ def test_the_page_is_served_by_the_service_which_is_started_again(manager, tmp_p
     bed = Bed(tmp_path / "bed", **{web_options.SOCKET: str(tmp_path / "web.sock")})
     try:
         bed.send()
-        bed.told("/api/v1/nodes", lambda told: told["total"] > 0)
+        bed.answer("/api/v1/nodes", lambda answer: answer["total"] > 0)
         first = int(manager.stdout.readline())
         children = Path(f"/proc/{bed.daemon.process.pid}/task/{bed.daemon.process.pid}/children").read_text().split()
         assert str(first) not in children, "it is the collector's child"
         os.kill(first, signal.SIGKILL)
         second = int(manager.stdout.readline())
         assert second != first
-        bed.told("/api/v1/nodes", lambda told: "total" in told)
+        bed.answer("/api/v1/nodes", lambda answer: "total" in answer)
         assert bed.counters()["restarts"] >= 1 and bed.counters()["running"] == 1
         log = bed.daemon.log.read_text()
         assert "JSON interface ended, it is restarted" in log and "its service has ended" in log

@@ -56,11 +56,11 @@ def test_an_interface_without_logins_has_no_sign_out():
     assert ask(app, "/api/v1/whoami").json()["sign_out"] is None
 
 
-def test_the_page_is_told_where_a_login_ends(app, users):
+def test_the_page_learns_where_a_login_ends(app, users):
     assert ask(app, "/api/v1/whoami", [ALICE]).json()["sign_out"] == "sign-out"
     proxied = Access(None, user_header="X-Remote-User", sign_out_url="/oauth2/sign_out")
-    told = ask(build_app(MadeUpFacts(2, 2), proxied), "/api/v1/whoami", [("X-Remote-User", "alice")]).json()
-    assert told["sign_out"] == "/oauth2/sign_out"
+    answer = ask(build_app(MadeUpFacts(2, 2), proxied), "/api/v1/whoami", [("X-Remote-User", "alice")]).json()
+    assert answer["sign_out"] == "/oauth2/sign_out"
 
 
 def options(*arguments):

@@ -1,4 +1,4 @@
-"""What is stored, for those who ask over HTTP; and what is told of it together with what came lately."""
+"""What is stored, for those who ask over HTTP; and what is answered of it together with recent rows."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_same_question_is_read_once_in_a_while(store, history, clock):
     assert store.counters() == {"asked": 6, "read": 1, "failures": 0}
     clock.now += store_module.KEEP_S + 1
     store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None, hosts_of)
-    assert store.counters()["read"] == 2 and history.closed, "opened anew: there may be another file"
+    assert store.counters()["read"] == 2 and history.closed, "opened again: there may be another file"
 
 
 def test_two_read_at_a_time_and_the_same_question_waits_with_the_first(history):
@@ -96,7 +96,7 @@ def test_whose_a_job_is(store, history):
     assert not any(store.owners(44)["n1"].users) and not store.owners(46)
     assert store.owners(45)["n1"].users == {"alice", "bob"}
     assert store.owners(47)["n1"].users == {"alice"}, "the owner is not known at once"
-    assert store.owners(48) == {"n1": ({"alice", ""}, START + 5)}, "another job, of which nobody tells whose it is"
+    assert store.owners(48) == {"n1": ({"alice", ""}, START + 5)}, "another job, of which nobody reports whose it is"
 
 
 def test_answers_that_are_kept_are_bounded(store, history, monkeypatch):
@@ -149,14 +149,14 @@ def test_a_curve_goes_on_from_the_store_into_memory_without_a_double_or_a_hole(b
     assert seconds(bed.series(since=START + 31, until=START + 72)) == [[5.0 * n for n in range(7, 15)]]
 
 
-def test_what_is_in_memory_and_in_the_store_is_told_once(bed):
+def test_what_is_in_memory_and_in_the_store_is_returned_once(bed):
     bed.go(10)
     found = bed.series("memory_current")
     assert seconds(found) == [[5.0 * n for n in range(1, 11)]] and found["source"] == "memory"
     assert (found["since"], found["rate"]) == (START + 5, False)
 
 
-def test_a_job_that_was_seen_from_its_beginning_takes_no_store(bed):
+def test_a_job_that_was_seen_from_its_beginning_needs_no_store(bed):
     bed.cluster.on = {name: [] for name in bed.cluster.names}
     bed.go(40)
     bed.cluster.on["n1"] = [2000]
@@ -250,7 +250,7 @@ def test_a_job_that_is_only_stored(bed, history):
     assert bed.series(job=42, rate=True)["source"] == "stored"
 
 
-def test_what_another_user_had_under_a_number_before_is_not_told_to_who_has_it_now(bed, history):
+def test_what_another_user_had_under_a_number_before_is_not_shown_to_who_has_it_now(bed, history):
     """1000 is alice's; what was stored of it before this process began is alice's, too, or bob's."""
     bed.go(5, take=False)
     bed.go(5)
@@ -265,7 +265,7 @@ def test_what_another_user_had_under_a_number_before_is_not_told_to_who_has_it_n
 
 
 @pytest.mark.parametrize("ticks", [1, 40])
-def test_a_job_that_nobody_tells_the_owner_of_is_not_that_of_who_had_its_number_before(bed, history, ticks):
+def test_a_job_without_a_reported_owner_is_not_that_of_who_had_its_number_before(bed, history, ticks):
     bed.cluster.user = lambda job: "" if job == 42 else Cluster.user(job)
     job_rows(history, host="n1", start=START - 10_000_000)
     assert owner(bed, 42) == "alice"
@@ -276,7 +276,7 @@ def test_a_job_that_nobody_tells_the_owner_of_is_not_that_of_who_had_its_number_
     assert bed.known.jobs(JobsQuery(user="alice", text="42")).total == 0
 
 
-def test_the_owner_that_the_store_tells_counts_for_a_job_that_goes_on(bed, history):
+def test_the_owner_in_the_store_counts_for_a_job_that_goes_on(bed, history):
     """After a start, before the nodes tell it."""
     bed.cluster.user = lambda job: ""
     job_rows(history, job=1000, start=START - 610)
@@ -284,7 +284,7 @@ def test_the_owner_that_the_store_tells_counts_for_a_job_that_goes_on(bed, histo
     assert owner(bed, 1000) == "alice" and since_of(bed, 1000, "alice") is None
 
 
-def test_of_two_jobs_with_one_number_neither_user_is_told(bed, history):
+def test_of_two_jobs_with_one_number_neither_user_is_named(bed, history):
     bed.cluster.user = lambda job: "bob" if job == 1000 else Cluster.user(job)
     job_rows(history)
     bed.go(1, keep=False)
@@ -334,7 +334,7 @@ def test_the_name_of_a_number_is_found_without_waiting_and_asked_for_again():
     assert names("1000") == "alice" and len(asked) == 3
 
 
-def test_what_is_complete_is_told_for_each_host(bed, history):
+def test_what_is_complete_is_known_for_each_host(bed, history):
     steps = [n for n in range(1, 60) if n not in (30, 31)]
     for host in ("node-1", "node-2"):
         history.add(
@@ -367,7 +367,7 @@ def test_jobs_are_chosen_ordered_and_cut_into_pages(bed):
     assert row["running"] and (row["first"], row["last"], row["on"]) == (START + 5, START + 15, "n0")
 
 
-def test_a_job_that_ended_is_told_of_without_values(bed):
+def test_a_job_that_ended_is_shown_without_values(bed):
     bed.go(3)
     bed.cluster.on["n0"].remove(1000)
     bed.go(2)
@@ -427,7 +427,7 @@ def test_a_collector_that_has_written_nothing_yet_has_an_empty_store():
         assert nothing.tables(1) == {} and nothing.read(1, "t") == []
 
 
-def test_administrators_are_told_that_grid_engine_gives_no_answer(clock):
+def test_administrators_see_that_grid_engine_gives_no_answer(clock):
     class Silent:
         def warnings(self):
             return ["Grid Engine does not answer: why"]

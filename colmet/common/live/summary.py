@@ -252,7 +252,7 @@ class JobUsage(NamedTuple):
 
     def cpu_share(self, chosen: Indices) -> float | None:
         """Return the part of their CPUs in use by all of these rows; None if unknown."""
-        share: float | None = _told(self._cpu_shares(chosen, np.zeros(len(chosen), np.int64), 1))[0]
+        share: float | None = _rounded(self._cpu_shares(chosen, np.zeros(len(chosen), np.int64), 1))[0]
         return share
 
     def _cpu_shares(self, chosen: Indices, inverse: Indices, count: int) -> Floats:
@@ -266,11 +266,11 @@ class JobUsage(NamedTuple):
     def totals(self, chosen: Indices, keys: Iterable[str]) -> dict[str, float | None]:
         """Return the sum of the known values of each key over these rows; None if there are none."""
         one = np.zeros(len(chosen), np.int64)
-        return {key: _told(_folded(self.values[key][chosen], one, 1, "sum"))[0] for key in keys}
+        return {key: _rounded(_folded(self.values[key][chosen], one, 1, "sum"))[0] for key in keys}
 
     def by_host(self, chosen: Indices) -> list[dict[str, Any]]:
         """Return a row for each index: usage of the job on the node."""
-        columns = {key: _told(column[chosen], key) for key, column in _with_shares(self.values).items()}
+        columns = {key: _rounded(column[chosen], key) for key, column in _with_shares(self.values).items()}
         return [
             {"node": self.names[host], "job": job, "user": self.user[n], "nodes": 1}
             | {key: column[at] for key, column in columns.items()}
@@ -297,7 +297,7 @@ class JobUsage(NamedTuple):
         folded["time"] = _folded(self.values["time"][chosen], inverse, len(jobs), "max")
         for key in _ORIGINS:  # the least good one, if its nodes have several
             folded[key] = _folded(self.values[key][chosen], inverse, len(jobs), "max")
-        columns = {key: _told(column, key) for key, column in folded.items()}
+        columns = {key: _rounded(column, key) for key, column in folded.items()}
         users: dict[int, str] = {}
         for n, at in zip(chosen.tolist(), inverse.tolist()):
             if self.user[n]:
@@ -348,7 +348,7 @@ def _folded(values: Floats, inverse: Indices, count: int, fold: str) -> Floats:
     return np.where(there > 0, total, np.nan)
 
 
-def _told(values: Floats, key: str = "") -> list[Any]:
+def _rounded(values: Floats, key: str = "") -> list[Any]:
     """Return values as in replies: rounded to a thousandth; None if unknown or not finite."""
     if key in _ORIGINS:
         return [_ORIGINS[key][int(value)] if math.isfinite(value) else None for value in values.tolist()]
@@ -380,8 +380,8 @@ def measure_jobs(hosts: Sequence[tuple[str, HostTables]]) -> JobUsage:
         into = np.array([keys.get(key, -1) for key in part.keys], np.int64)
         values["time"] = np.fmax(values["time"], _spread(part.time_s, into, len(keys)))
         if part.name == _USER[0] and _USER[1] in part.schema.name_set:
-            told = part.latest[_USER[1]].tolist()
-            for key, cell in zip(part.keys, told):
+            cells = part.latest[_USER[1]].tolist()
+            for key, cell in zip(part.keys, cells):
                 if isinstance(cell, bytes) and key in keys:
                     user[keys[key]] = cell[:MAX_TEXT].decode(errors="replace")
     pairs = np.array(list(keys), np.int64).reshape(-1, 2)
@@ -493,18 +493,18 @@ def measure_nodes(
         )
         used = used + np.nan_to_num(values["shmem"])  # part of cached, but cannot be given back
         columns = {
-            "cpus": _told(values["cpus"]),
-            "cpu": _told(np.where((total > 0) & ~np.isnan(values["idle"]), 1 - idle / total, np.nan)),
-            "iowait": _told(np.where(total > 0, values["iowait"] / total, np.nan)),
-            "steal": _told(np.where(total > 0, values["steal"] / total, np.nan)),
-            "load": _told(values["load"]),
-            "memory": _told(used),
-            "memory_total": _told(values["memtotal"]),
-            "memory_share": _told(_finite(used / values["memtotal"])),
-            "swap": _told(values["swaptotal"] - values["swapfree"]),
-            "io": _told(_sum([values["read"], values["write"]])),
-            "read": _told(values["read"]),
-            "write": _told(values["write"]),
+            "cpus": _rounded(values["cpus"]),
+            "cpu": _rounded(np.where((total > 0) & ~np.isnan(values["idle"]), 1 - idle / total, np.nan)),
+            "iowait": _rounded(np.where(total > 0, values["iowait"] / total, np.nan)),
+            "steal": _rounded(np.where(total > 0, values["steal"] / total, np.nan)),
+            "load": _rounded(values["load"]),
+            "memory": _rounded(used),
+            "memory_total": _rounded(values["memtotal"]),
+            "memory_share": _rounded(_finite(used / values["memtotal"])),
+            "swap": _rounded(values["swaptotal"] - values["swapfree"]),
+            "io": _rounded(_sum([values["read"], values["write"]])),
+            "read": _rounded(values["read"]),
+            "write": _rounded(values["write"]),
         }
     rows = []
     for n, (host, kept) in enumerate(hosts):
@@ -532,9 +532,9 @@ def measure_devices(hosts: Sequence[tuple[str, HostTables]]) -> list[dict[str, A
                 at = np.array([host for host, _ in part.keys], np.int64)
                 np.fmax.at(hottest, at, _numbers(part.latest, fields[column]))
     columns = {
-        "network": _told(_sum([values["received"], values["sent"]])),
-        "power": _told(values["power"]),
-        "temperature": _told(hottest),
+        "network": _rounded(_sum([values["received"], values["sent"]])),
+        "power": _rounded(values["power"]),
+        "temperature": _rounded(hottest),
     }
     return [{key: column[n] for key, column in columns.items()} for n in range(len(hosts))]
 

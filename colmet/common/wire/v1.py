@@ -36,7 +36,7 @@ MAX_INT = (1 << 63) - 1
 MAX_KEYS = 64  # ours, and those of newer nodes, which are skipped
 MAX_TABLES = 256
 MAX_DESCRIPTION_BYTES = 256 << 10
-# Of all tables of a message. A node with every backend sends some 450; parsing 1,000 takes 5 ms.
+# Of all tables of a message. A node with every backend sends some 450; parsing 1,000 needs 5 ms.
 MAX_MESSAGE_FIELDS = 4096
 # Kept by a reader; the least recently used is dropped first. A field needs about 0.8 kB. `Described` counts on them.
 MAX_SCHEMAS = 1024

@@ -28,7 +28,7 @@ PLACE = "/var/tmp/colmet-bed"  # on a disk
 MIB = 1 << 20
 MEMORY = 200 * MIB
 TRANSFER = 64 * MIB
-# Name -> number of the job and command. A task's use after its record, when the kernel takes it apart, is known by what
+# Name -> number of the job and command. A task's use after its record, when the kernel frees it, is known by what
 # its parent is charged for it: so the shells of b1 and b2 live until a tick has seen that. Of a parent that ends within
 # the same period it is unattributed.
 STORM = "end=$(($(date +%s) + 15)); while [ $(date +%s) -lt $end ]; do {}; done; sleep 11"

@@ -265,7 +265,7 @@ class ElasticsearchOutput(OutputBackend):
                     self._counters["splits"] += 1
                     return False
                 action, document = bulk.lines()
-                self._refuse(action, document, 413, "", "larger than the server takes")
+                self._refuse(action, document, 413, "", "larger than the server accepts")
                 return True
             why = ": ".join(answer.error)
             if answer.status == 200:

@@ -46,7 +46,7 @@ class FileState(Enum):
 
     UNNAMED = "the next record names it"
     CLOSED = "it has to be opened or created"
-    OPEN = "it takes rows"
+    OPEN = "it accepts rows"
     DOUBTFUL = "it has to be looked through, and a burst may have to be taken back"
     UNFIT = "all of it can be read, but HDF5 cannot write to it"
     REPLACING = "it is damaged, and is being replaced"
