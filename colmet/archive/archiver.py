@@ -32,7 +32,7 @@ EVERY_S = 60, 600  # a running job is written again after a third of its age, wi
 Ready = tuple[Batch, int]  # the next batch of its host, and the time of its reception
 
 
-class Received(Protocol):
+class ReceivedBatches(Protocol):
     """A record of the journal."""
 
     @property
@@ -89,7 +89,7 @@ class Archiver:
 
     # -- records --
 
-    def take(self, records: Iterable[Received]) -> None:
+    def take(self, records: Iterable[ReceivedBatches]) -> None:
         """Fold records that were not folded before."""
         ready: list[Ready] = []
         for record in records:

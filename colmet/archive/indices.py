@@ -27,7 +27,7 @@ WAIT_FOR = frozenset({"index_closed_exception", "validation_exception", "cluster
 ALREADY_THERE = "resource_already_exists_exception"
 
 
-class Stored(NamedTuple):
+class StoredDocument(NamedTuple):
     """A document in an index."""
 
     source: Mapping[str, Any]
@@ -42,7 +42,7 @@ class Write(NamedTuple):
     id: str
     document: Mapping[str, Any] | None  # None to delete it
     version: int | None = None  # it is written unless there is one of a higher version
-    over: Stored | None = None  # it replaces this one alone
+    over: StoredDocument | None = None  # it replaces this one alone
     is_new: bool = False  # it must not be there
 
 
@@ -136,9 +136,9 @@ class Indices:
                     *(index, ",".join(sorted(missing)[:10]), answer.status, ": ".join(answer.error)),
                 )
 
-    def get(self, name: str, ids: Sequence[str]) -> dict[str, Stored]:
+    def get(self, name: str, ids: Sequence[str]) -> dict[str, StoredDocument]:
         """Return the documents with these ids, as they are now, also those that no search finds yet."""
-        found: dict[str, Stored] = {}
+        found: dict[str, StoredDocument] = {}
         for at in range(0, len(ids), AT_ONCE):
             body = json.dumps({"ids": ids[at : at + AT_ONCE]}).encode()
             answer = self._client.ask("POST", f"/{self._prefix}{name}/_mget", body)
@@ -149,7 +149,9 @@ class Indices:
                         self._is_ready = False  # removed while the collector runs
                         raise OutputUnavailable(f"documents cannot be read: {': '.join(reason_of(one['error']))}")
                     if one["found"]:
-                        found[one["_id"]] = Stored(dict(one["_source"]), int(one["_seq_no"]), int(one["_primary_term"]))
+                        found[one["_id"]] = StoredDocument(
+                            dict(one["_source"]), int(one["_seq_no"]), int(one["_primary_term"])
+                        )
             except (LookupError, TypeError, ValueError, AttributeError) as err:
                 raise _unexpected(err) from err
         return found

@@ -30,7 +30,7 @@ from colmet.archive.documents import (
     job_id,
     state_of,
 )
-from colmet.archive.indices import CONFLICT, Indices, Stored, Write
+from colmet.archive.indices import CONFLICT, Indices, StoredDocument, Write
 from colmet.archive.outbox import ArchiveOutbox, Waiting
 from colmet.archive.store import ArchiveStore
 
@@ -181,7 +181,7 @@ class Sharer:
         self.counts["conflicts"] += len(conflicts)
         return {job: state for job, state in states.items() if job not in conflicts}
 
-    def _state(self, job: int, stored: Stored | None) -> JobState:
+    def _state(self, job: int, stored: StoredDocument | None) -> JobState:
         try:
             return JobState() if stored is None else state_of(stored.source)
         except ValueError as err:

@@ -17,7 +17,7 @@ from colmet.common.runtime.quantities import utc
 from colmet.notices import addresses
 from colmet.notices.letter import Letterhead
 from colmet.notices.mail import Mailer
-from colmet.notices.options import DEFAULT_PATH, Settings
+from colmet.notices.options import DEFAULT_PATH, NoticeSettings
 from colmet.notices.round import Round
 from colmet.notices.state import State
 
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     """Send, or print, the notices of this moment; return 1 if one could not be sent."""
     if options.dry_run and options.test_mail:
         raise ConfigError("--dry-run and --test-mail: choose one")
-    settings = Settings(options.rules, options.dry_run or options.test_mail is not None)
+    settings = NoticeSettings(options.rules, options.dry_run or options.test_mail is not None)
     now = time.time()
     if options.test_mail:
         return _test_mail(settings, options.test_mail, now)
@@ -81,7 +81,7 @@ def _print_totals(state: State) -> None:
         print(f"since {utc(since)} UTC: {found}")
 
 
-def _test_mail(settings: Settings, address: str, now: float) -> int:
+def _test_mail(settings: NoticeSettings, address: str, now: float) -> int:
     if settings.server is None:
         raise ConfigError(f"{settings.path}: no mail-server")
     given = settings.options

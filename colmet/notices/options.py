@@ -81,7 +81,7 @@ def build_parser() -> cli.Parser:
     return parser
 
 
-class Settings:
+class NoticeSettings:
     """The checked configuration.
 
     Args:

@@ -16,7 +16,7 @@ from colmet.notices import programs
 from colmet.notices.letter import Letterhead
 from colmet.notices.mail import Mailer, MailFailed, MailRefused
 from colmet.notices.notice import Notice, plain
-from colmet.notices.options import Settings
+from colmet.notices.options import NoticeSettings
 from colmet.notices.rules import ADMINISTRATORS, COLUMNS, FAILURES, RULES, USER, Case, Rule, is_judged
 from colmet.notices.state import FAILED, REFUSED, SENT, SUPPRESSED, UNADDRESSED, UNCERTAIN, Key, State
 from colmet.report.model import Report
@@ -29,7 +29,7 @@ MOST_LINE = 1000  # characters of a line of a dry run
 MAIL, WEBHOOK, COMMAND = "mail", "webhook", "command"  # ways of delivery
 
 
-class Target(NamedTuple):
+class NoticeTarget(NamedTuple):
     """A recipient of a notice, by one way."""
 
     way: str  # MAIL, WEBHOOK or COMMAND
@@ -51,7 +51,7 @@ class Round:
         counts: notices by what has become of them.
     """
 
-    def __init__(self, settings: Settings, archive: JobArchive, state: State, now: float) -> None:
+    def __init__(self, settings: NoticeSettings, archive: JobArchive, state: State, now: float) -> None:
         self._settings, self._archive, self._state, self._now = settings, archive, state, now
         self.counts: Counter[str] = Counter()
         self._addresses: dict[str, str | None] = {}
@@ -132,17 +132,17 @@ class Round:
 
     # -- the ways --
 
-    def _targets(self, notice: Notice) -> Iterator[Target]:
+    def _targets(self, notice: Notice) -> Iterator[NoticeTarget]:
         """Yield each way and recipient of a notice."""
         options = self._settings.options
         if options.mail_server:
             if USER in notice.audiences and self._settings.find is not None:
-                yield Target(MAIL, USER, notice.user, notice.key(f"{MAIL} {USER}"))
+                yield NoticeTarget(MAIL, USER, notice.user, notice.key(f"{MAIL} {USER}"))
             if ADMINISTRATORS in notice.audiences and options.administrators:
-                yield Target(MAIL, ADMINISTRATORS, "", notice.key(f"{MAIL} {ADMINISTRATORS}"))
+                yield NoticeTarget(MAIL, ADMINISTRATORS, "", notice.key(f"{MAIL} {ADMINISTRATORS}"))
         for way, given in ((WEBHOOK, options.webhook), (COMMAND, options.command)):
             if given and notice.audiences:
-                yield Target(way, "", "", notice.key(way))
+                yield NoticeTarget(way, "", "", notice.key(way))
 
     def _open(self, way: str, notices: Sequence[Notice]) -> dict[tuple[str, str], list[Notice]]:
         """Return the notices for one way that are still to be sent, by audience and user."""
@@ -163,7 +163,7 @@ class Round:
             head = f"job {notice.number} of {notice.user or '-'}: {notice.rule.name}, to {', '.join(sorted(targets))}"
             yield f"{plain(head, MOST_LINE)}{held}\n    {notice.text}"
 
-    def _named(self, target: Target) -> str:
+    def _named(self, target: NoticeTarget) -> str:
         if target.way != MAIL:
             return target.way
         try:

@@ -28,7 +28,7 @@ SMALL_IO_CALLS, SMALL_IO_RATE, SMALL_IO_BYTES = 1_000_000, 1000, 4096  # calls, 
 GPU_HELD_S, GPU_IDLE, GPU_USE = 300.0, 0.5, 0.1
 
 
-class Rule(NamedTuple):
+class AdviceRule(NamedTuple):
     """A rule; its name is stable."""
 
     name: str
@@ -47,9 +47,11 @@ def _hosts(report: Report, idle: bool) -> Sequence[HostFigures]:
     return [one for one in report.hosts if one.cpu_used_ratio is not None and (one.cpu_used_ratio < IDLE) == idle]
 
 
-def _rule(name: str, because: str, unless: Sequence[str] = ()) -> Callable[[Callable[[Report], str | None]], Rule]:
+def _rule(
+    name: str, because: str, unless: Sequence[str] = ()
+) -> Callable[[Callable[[Report], str | None]], AdviceRule]:
     """Return a decorator that makes a rule of its text."""
-    return lambda text: Rule(name, because, text, unless)
+    return lambda text: AdviceRule(name, because, text, unless)
 
 
 _WAITING = ("cpu-wait", "throttled", "block-io", "swap", "reclaim")
@@ -349,7 +351,7 @@ def withheld(report: Report) -> str:
     return ""
 
 
-def advise(report: Report, rules: Sequence[Rule] = RULES) -> tuple[Advice, ...]:
+def advise(report: Report, rules: Sequence[AdviceRule] = RULES) -> tuple[Advice, ...]:
     """Return the advice of all rules on a report, without rules explained by another one."""
     found = [(rule, rule.text(report)) for rule in rules]
     hold = {rule.name for rule, text in found if text is not None}

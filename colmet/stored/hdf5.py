@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.stored.rows import Reader, Rows, Spooled, Unreadable, rows_of, sampled_of, spool_of, tables_of
+from colmet.stored.rows import Reader, Spooled, TableRows, Unreadable, rows_of, sampled_of, spool_of, tables_of
 from colmet.stored.series import History, HostRows, Series, by_host, missing_values
 
 SUFFIX = ".hdf5"
@@ -210,7 +210,7 @@ class Hdf5History(History):
 
 
 def _is_torn(found: object) -> bool:
-    return isinstance(found, (Rows, Spooled)) and found.nameless > 0
+    return isinstance(found, (TableRows, Spooled)) and found.nameless > 0
 
 
 class _SpooledRows(HostRows):
@@ -237,7 +237,7 @@ class _SpooledRows(HostRows):
         except (Unreadable, ValueError, TypeError) as err:
             raise ColmetError(f"rows of {self._of[0]} cannot be read: {err}") from err
 
-    def _part(self, file: int, hosts: Collection[str], columns: Collection[str] | None) -> Rows:
+    def _part(self, file: int, hosts: Collection[str], columns: Collection[str] | None) -> TableRows:
         """Return the rows of some hosts in a file."""
         spooled = self._files[file]
         wanted = frozenset(hosts)
@@ -261,7 +261,7 @@ class _SpooledRows(HostRows):
                         data = self._reader.spooled(int(offsets[n]) + start * size, count * size)
                         part.append(np.frombuffer(data, kinds[n]))
         made = {every[n][0]: _as_one(part, every[n][1]) for n, part in zip(chosen, parts)}
-        return Rows(made.pop(""), np.concatenate(owners), made, spooled.names, 0)
+        return TableRows(made.pop(""), np.concatenate(owners), made, spooled.names, 0)
 
 
 def _names(hosts: Collection[str] | None) -> list[bytes] | None:
@@ -276,7 +276,7 @@ def _host(name: bytes) -> str:
 
 
 def _as_one(parts: Sequence[Column], kind: str) -> Column:
-    """Return a column of segments with the types of `rows.Rows`."""
+    """Return a column of segments with the types of `rows.TableRows`."""
     found = np.concatenate([missing_values(0, kind), *parts])
     return found if kind == "S" else found.astype(np.int64 if kind == "i" else np.float64, copy=False)
 
@@ -323,7 +323,7 @@ def is_live(path: str, within_s: float = LIVE_S) -> bool:
         return False
 
 
-def series_of(files: Sequence[Rows], table: str, job: int) -> list[Series]:
+def series_of(files: Sequence[TableRows], table: str, job: int) -> list[Series]:
     """Return rows of some files as a series for each host."""
     names = sorted({name for rows in files for name in rows.names})
     if not names:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.stored.by_time import ROW_VALUES, Columns, RowsByTime
 from colmet.stored.hdf5 import Hdf5History, ask, series_of
-from colmet.stored.rows import READS, Reader, Rows
+from colmet.stored.rows import READS, Reader, TableRows
 from colmet.stored.rows_by_time import between_of, pieces_of
 from colmet.stored.series import Series
 
@@ -107,9 +107,9 @@ class Hdf5RowsByTime(Hdf5History, RowsByTime):
 
     def between(self, columns: Columns, first: int, last: int) -> Iterator[Series]:
         """Yield the rows of an interval; see `RowsByTime`. After `amounts`, with the same columns."""
-        found: defaultdict[tuple[int, str], list[Rows]] = defaultdict(list)
+        found: defaultdict[tuple[int, str], list[TableRows]] = defaultdict(list)
         for path, file in self._pieces.items():
-            of_file: defaultdict[tuple[int, str], list[Rows]] = defaultdict(list)
+            of_file: defaultdict[tuple[int, str], list[TableRows]] = defaultdict(list)
             for parts in _asked(file, first, last):
                 if _inode(path) != file.inode:
                     raise ColmetError(f"{path} was replaced meanwhile, as by colmet thin; run it again")
@@ -157,7 +157,7 @@ def _asked(file: _File, first: int, last: int) -> Iterator[list[list[Any]]]:
         yield parts
 
 
-def _joined(parts: Sequence[Rows]) -> Rows:
+def _joined(parts: Sequence[TableRows]) -> TableRows:
     """Return the rows of parts of one table as one."""
     if len(parts) == 1:
         return parts[0]
@@ -165,4 +165,4 @@ def _joined(parts: Sequence[Rows]) -> Rows:
     place = {name: n for n, name in enumerate(names)}
     hosts = [np.array([place[name] for name in part.names], np.int64)[part.hosts] for part in parts]
     columns = {name: np.concatenate([part.columns[name] for part in parts]) for name in parts[0].columns}
-    return Rows(np.concatenate([part.times for part in parts]), np.concatenate(hosts), columns, names, 0)
+    return TableRows(np.concatenate([part.times for part in parts]), np.concatenate(hosts), columns, names, 0)

@@ -273,7 +273,7 @@ def _stamp(path: str) -> Stamp:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-class Rows(NamedTuple):
+class TableRows(NamedTuple):
     """Rows of a table, in any order."""
 
     times: npt.NDArray[np.int64]  # seconds since 1970
@@ -326,7 +326,7 @@ def rows_of(
     since: float | None,
     until: float | None,
     hosts: Sequence[bytes] | None,
-) -> Rows | None:
+) -> TableRows | None:
     """Return the selected rows of a table in a file; None if it is missing or empty.
 
     Raises:
@@ -401,11 +401,11 @@ class _Part:
                 column[part][values == -1] = np.nan
         self.count = part.stop
 
-    def rows(self, nameless: int = 0) -> Rows:
+    def rows(self, nameless: int = 0) -> TableRows:
         """Return the gathered rows; valid up to the next `add`."""
         columns = {name: column[: self.count] for name, column in self._columns.items()}
         hosts = self._numbers[: self.count].astype(np.int64)
-        return Rows(self._times[: self.count], hosts, columns, list(self.hosts), nameless)
+        return TableRows(self._times[: self.count], hosts, columns, list(self.hosts), nameless)
 
     def _grow(self, count: int) -> None:
         self._times, self._numbers = self._longer(self._times, count), self._longer(self._numbers, count)
@@ -532,7 +532,7 @@ def _ranks(names: Sequence[bytes]) -> npt.NDArray[np.int64]:
 
 
 def _narrowed(column: Column) -> np.dtype[Any]:
-    """Return the smallest type for all values of a column of `Rows`."""
+    """Return the smallest type for all values of a column of `TableRows`."""
     if column.dtype.kind != "i":
         return column.dtype
     low, high = column.min(), column.max()
@@ -638,7 +638,7 @@ class Marks(NamedTuple):
 
 
 def _type(stored: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the type of a column of `Rows`, of text at first."""
+    """Return the type of a column of `TableRows`, of text at first."""
     return np.dtype({"f": "f8", "S": f"S{MIN_TEXT}"}.get(stored.kind, "i8"))
 
 
@@ -654,4 +654,4 @@ def _text(column: Column, width: int) -> Column:
 
 _READS = (tables_of, rows_of, spool_of, sampled_of)
 READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in _READS}
-ANSWERS = {kind.__name__: kind for kind in (Rows, Spooled, Marks, Sampled, _Failure, _Progress)}
+ANSWERS = {kind.__name__: kind for kind in (TableRows, Spooled, Marks, Sampled, _Failure, _Progress)}

@@ -10,7 +10,7 @@ import numpy as np
 
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.stored.library_tables import LibraryTables
-from colmet.stored.rows import END_S, HEADER, Rows, kinds_of, valid_rows
+from colmet.stored.rows import END_S, HEADER, TableRows, kinds_of, valid_rows
 
 PIECE_BYTES = 64 << 10  # of a table; at least a chunk of the file
 HOUR_S = 3600
@@ -71,7 +71,7 @@ def _intervals(table: Dataset, step: int) -> list[Any]:
 
 
 def between_of(file: Any, parts: Sequence[Sequence[Any]], since: int, until: int) -> list[Any]:
-    """Return the rows of an interval in parts of tables: job, table and `Rows` of each part with rows.
+    """Return the rows of an interval in parts of tables: job, table and `TableRows` of each part with rows.
 
     Args:
         file: opened.
@@ -94,13 +94,13 @@ def between_of(file: Any, parts: Sequence[Sequence[Any]], since: int, until: int
         hosts: dict[bytes, int] = {}
         numbers = [hosts.setdefault(host, len(hosts)) for host in block["hostname"].tolist()]
         values = {column: _column(block[column]) for column in columns}
-        rows = Rows(block["timestamp"].astype(np.int64), np.array(numbers, np.int64), values, list(hosts), 0)
+        rows = TableRows(block["timestamp"].astype(np.int64), np.array(numbers, np.int64), values, list(hosts), 0)
         found.append([job, name, rows])
     return found
 
 
 def _column(values: Any) -> Any:
-    """Return a column with the types of `Rows`."""
+    """Return a column with the types of `TableRows`."""
     if values.dtype.kind == "S":
         width = max(2, int(np.char.str_len(values).max(initial=0)))
         return values.astype(f"S{width}")

@@ -25,7 +25,7 @@ MEASURES: Mapping[str, str] = {
 Values = npt.NDArray[np.float32]
 
 
-class Span(NamedTuple):
+class HistorySpan(NamedTuple):
     """A time range, in intervals."""
 
     step_s: int
@@ -33,13 +33,13 @@ class Span(NamedTuple):
 
 
 MINUTE_S = 60
-SPANS: Mapping[str, Span] = {"hour": Span(MINUTE_S, 60), "day": Span(15 * MINUTE_S, 96)}
+SPANS: Mapping[str, HistorySpan] = {"hour": HistorySpan(MINUTE_S, 60), "day": HistorySpan(15 * MINUTE_S, 96)}
 
 
 class _Ring:
     """The latest intervals of one span: values by node, measure and interval; NaN is a missing value."""
 
-    def __init__(self, span: Span) -> None:
+    def __init__(self, span: HistorySpan) -> None:
         self.span = span
         self.values: Values = np.full((0, len(MEASURES), span.intervals), np.nan, np.float32)
         self.last = -1  # number of the newest interval, since 1970

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from colmet.commands import colmet
 from colmet.commands.top import command, screen, view
-from colmet.commands.top.state import FOOTERS, HELP, SORTS, State
+from colmet.commands.top.state import FOOTERS, HELP, SORTS, ScreenState
 from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.runtime.control import Control, listen
 from tests.support.top_bed import GB, NS, Bed, many
@@ -46,7 +46,7 @@ def bed():
 
 
 def start(**request):
-    return State({"view": "jobs", **request}, 2.0)
+    return ScreenState({"view": "jobs", **request}, 2.0)
 
 
 def test_500_jobs_at_80_by_24(bed):

@@ -11,7 +11,7 @@ from colmet.archive.local import LocalArchive
 from colmet.archive.store import ArchiveStore
 from colmet.commands.remote import InterfaceClient
 from colmet.commands.remote_archive import RemoteArchive
-from colmet.notices.options import Settings
+from colmet.notices.options import NoticeSettings
 from colmet.notices.round import Round
 from colmet.notices.rules import RULES
 from colmet.notices.state import State
@@ -29,7 +29,7 @@ from tests.support.web_users import users  # noqa: F401 - a fixture
 
 def found(archive, path):
     with State(None, False, NOW) as state:
-        notices = Round(Settings(path, True), archive, state, NOW).notices()
+        notices = Round(NoticeSettings(path, True), archive, state, NOW).notices()
     return [(one.row["job"], one.user, one.rule.name, one.text, one.audiences) for one in notices]
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from colmet.common.errors import ConfigError
 from colmet.notices import addresses, quiet
-from colmet.notices.options import Settings, build_parser
+from colmet.notices.options import NoticeSettings, build_parser
 from colmet.notices.rules import RULES
 from tests.support.notice_jobs import MAIL, settings
 
@@ -58,15 +58,15 @@ def test_a_configuration_that_cannot_work_is_refused_with_a_remedy(tmp_path, val
     values = {name: value.format(**files) if isinstance(value, str) else value for name, value in values.items()}
     path = settings(tmp_path / "notices.toml", **values)
     with pytest.raises(ConfigError, match=re.escape(text)) as refused:
-        Settings(path)
+        NoticeSettings(path)
     assert str(tmp_path) in str(refused.value) or "/nowhere" in str(refused.value)
 
 
 def test_the_server_is_encrypted_unless_it_is_this_machine(tmp_path):
     for host, tls, port in (("smtp.site.org", "starttls", 587), ("localhost", "none", 25), ("::1", "none", 25)):
-        found = Settings(settings(tmp_path / "n.toml", **{**MAIL, "mail_server": host})).server
+        found = NoticeSettings(settings(tmp_path / "n.toml", **{**MAIL, "mail_server": host})).server
         assert (found.tls, found.port) == (tls, port)
-    assert Settings(settings(tmp_path / "n.toml", **MAIL, mail_tls="tls")).server.port == 465
+    assert NoticeSettings(settings(tmp_path / "n.toml", **MAIL, mail_tls="tls")).server.port == 465
 
 
 def test_the_packaged_file_is_off_and_its_proposals_can_be_used(tmp_path):
@@ -74,7 +74,7 @@ def test_the_packaged_file_is_off_and_its_proposals_can_be_used(tmp_path):
     path = tmp_path / "notices.toml"
     path.write_text(text)
     with pytest.raises(ConfigError, match="notices are off"):
-        Settings(str(path))
+        NoticeSettings(str(path))
     secret = tmp_path / "secret"
     secret.write_text("a:b\n")
     secret.chmod(0o600)
@@ -84,7 +84,7 @@ def test_the_packaged_file_is_off_and_its_proposals_can_be_used(tmp_path):
     for name in ("n.login", "n.secret"):
         (tmp_path / name).chmod(0o640)
     path.write_text(proposed)
-    found = Settings(str(path))
+    found = NoticeSettings(str(path))
     assert found.user_rules and found.webhook_secret == b"key" and found.server.password == "b"
     assert found.limits == found.limits.__class__()  # what is proposed is the default
 

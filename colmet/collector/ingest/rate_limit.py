@@ -60,7 +60,7 @@ class Budget:
             self._buckets.popitem(last=False)
 
 
-class Use:
+class SenderUse:
     """The use of one sender that is not available again yet; `sender` is its name, `nodes` the nodes behind it."""
 
     __slots__ = ("as_of", "bytes", "messages", "nodes", "sender", "work_s")
@@ -102,7 +102,7 @@ class RateLimit:
     ) -> None:
         self._monotonic = monotonic
         self._per_s = self._bytes_per_s = INFINITE
-        self._used: OrderedDict[str, Use] = OrderedDict()
+        self._used: OrderedDict[str, SenderUse] = OrderedDict()
         self._fields = Budget(NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE, monotonic)
         self._hosts = Budget(NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE, monotonic)
         self.limited = dict.fromkeys(("messages", "bytes", "work", "fields", "tables", "hosts", "journal"), 0)
@@ -122,17 +122,17 @@ class RateLimit:
         """Return whether a message of this size is admitted from a user or, without keys, from an address."""
         return self.admit(user, peer, size, self._monotonic()) is not None
 
-    def admit_all(self, received: Sequence[tuple[bytes, str, str]]) -> list[Use | None]:
+    def admit_all(self, received: Sequence[tuple[bytes, str, str]]) -> list[SenderUse | None]:
         """Return the use of the sender of each message, given with its address and user; None if it is not admitted."""
         now = self._monotonic()
         return [self.admit(user, peer, len(message), now) for message, peer, user in received]
 
-    def admit(self, user: str, peer: str, size: int, now: float) -> Use | None:
+    def admit(self, user: str, peer: str, size: int, now: float) -> SenderUse | None:
         """Return the use of a sender if a message of this size is admitted, None otherwise."""
         sender, nodes = sender_of(user, peer)
         used = self._used.get(sender)
         if used is None:
-            used = self._used[sender] = Use(sender, nodes, now)
+            used = self._used[sender] = SenderUse(sender, nodes, now)
             if len(self._used) > MAX_SENDERS:  # those silent for longest are forgotten
                 self._used.popitem(last=False)
         else:

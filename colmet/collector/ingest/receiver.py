@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from colmet.collector.ingest.namesakes import Namesakes
 from colmet.collector.ingest.novelty import Novelty
-from colmet.collector.ingest.rate_limit import RateLimit, Use
+from colmet.collector.ingest.rate_limit import RateLimit, SenderUse
 from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
 from colmet.common.errors import OverBudget, Undescribed, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
@@ -102,7 +102,7 @@ class Receiver:
         self._look(len(received))
         self._is_verbose = log.isEnabledFor(logging.DEBUG)
         taken = Taken([], [], [], set())
-        spent: list[tuple[Use, float]] = []
+        spent: list[tuple[SenderUse, float]] = []
         began_cpu, began = time.thread_time(), time.perf_counter()
         together = self._decoder.decode_together(
             [message if used is not None else b"" for (message, _, _), used in zip(received, admitted)]
@@ -126,7 +126,7 @@ class Receiver:
         return taken
 
     def _take(
-        self, message: bytes, peer: str, user: str, used: Use, decoded: Decoded | WireError | None, taken: Taken
+        self, message: bytes, peer: str, user: str, used: SenderUse, decoded: Decoded | WireError | None, taken: Taken
     ) -> None:
         """Add the batches of a message, decoded or not."""
         try:
@@ -167,7 +167,15 @@ class Receiver:
             self._reject(err, message, peer)
 
     def _follows(
-        self, message: bytes, batch: Batch, checksum: int, dialect: str, peer: str, user: str, used: Use, taken: Taken
+        self,
+        message: bytes,
+        batch: Batch,
+        checksum: int,
+        dialect: str,
+        peer: str,
+        user: str,
+        used: SenderUse,
+        taken: Taken,
     ) -> bool:
         """Add the batch of a message that follows the last one of the only agent of a known host, as most do.
 
@@ -204,7 +212,7 @@ class Receiver:
         if self._is_verbose:
             log.debug("batch received host=%s rows=%d seq=%s dialect=%s", name, rows, batch.seq, dialect)
 
-    def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str, used: Use, taken: Taken) -> None:
+    def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken) -> None:
         """Count the batches of a message, and add the new ones.
 
         Raises:
@@ -229,7 +237,7 @@ class Receiver:
         self._keep(message, kept, decoded, peer, user, used, taken)
 
     def _keep(
-        self, came: bytes, message: bytes, decoded: Decoded, peer: str, user: str, used: Use, taken: Taken
+        self, came: bytes, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken
     ) -> None:
         """Note the batches of a message; add the new ones, each with its stored name.
 
@@ -311,7 +319,7 @@ class Receiver:
             return batch._replace(host=name, epoch=epoch, seq=number)
         return batch._replace(host=name)
 
-    def _affordable(self, batch: Batch, used: Use) -> Batch:
+    def _affordable(self, batch: Batch, used: SenderUse) -> Batch:
         """Return a batch without its rows beyond the largest burst of its sender."""
         taken, rows = self._novelty.admits(used.sender, used.nodes, batch)
         if taken is None:

@@ -19,7 +19,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
-from colmet.commands.top.state import Scalar, State
+from colmet.commands.top.state import Scalar, ScreenState
 from colmet.commands.top.view import Line
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.readable import readable
@@ -158,7 +158,7 @@ def rendered(lines: list[Line]) -> Group:
 
 def show(ask: Ask, request: Mapping[str, Scalar], interval_s: float) -> int:
     """Run the screen until the user leaves; return the exit status."""
-    state = State(request, interval_s)
+    state = ScreenState(request, interval_s)
     console = Console(highlight=False, markup=False, emoji=False)
     if "utf" not in (sys.stdout.encoding or "").lower():
         state.plain_bars()

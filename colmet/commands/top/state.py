@@ -65,7 +65,7 @@ a job is nearest to it; ! from 95 % on. A - is not known: it is not measured, or
 there is no second sample yet.                               Any key goes back."""
 
 
-class State:
+class ScreenState:
     """The state of the screen, and the current request.
 
     Attributes:
