@@ -11,13 +11,11 @@ rows. Each command and the plain reading are programs, run in turns.
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
-from functools import partial
 from pathlib import Path
 
-from bench_history import COMMAND, measure
-from measuring import Figure, in_turns, show
+from bench_history import COMMAND, compare_programs
+from measuring import Figure, show
 
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -97,15 +95,7 @@ def compare(paths: list[Path], job: int, rounds: int = ROUNDS) -> list[Figure]:
             "colmet report": (COMMAND, "report", str(job), *stored),
             "colmet extract": (COMMAND, "extract", "-j", str(job), "--format", "csv", *out, *stored),
         }
-        found = in_turns([partial(measure, name, *program) for program in programs.values()], rounds, warm=rounds > 1)
-    size = f"{sum(path.stat().st_size for path in paths) / (1 << 20):,.0f} MB"
-    figures: list[Figure] = []
-    for what, results in zip(programs, found):
-        figures.append((f"{size}: {what}", statistics.median([cpu_s for cpu_s, _, _ in results]), "CPU s", ""))
-        if results is not found[0]:
-            ratio = statistics.median([ours[0] / plain[0] for ours, plain in zip(results, found[0])])
-            figures.append((f"{size}: {what} / plain reading", ratio, "times", ""))
-    return figures
+        return [one for one in compare_programs(paths, programs, name, rounds) if one[2] in ("CPU s", "times")]
 
 
 def run(jobs: int = 1000, files: int = 3) -> list[Figure]:

@@ -142,19 +142,10 @@ def measure(cache: str, code: str, *arguments: str) -> tuple[float, float, float
         return used.ru_utime + used.ru_stime, time.monotonic() - start, int(peak.read()) / 1024
 
 
-def compare(file: Path, job: int, rounds: int = ROUNDS) -> list[Figure]:
-    """Figures for one job of a file."""
-    number, stored = str(job), ("--hdf5", str(file))
-    with tempfile.TemporaryDirectory() as name:
-        columns = ("--metrics", "cpu_usage,memory_current", "--format", "csv")
-        programs = {
-            "plain reading": (PLAIN, str(file), number),
-            "colmet report": (COMMAND, "report", number, *stored),
-            "colmet plot": (COMMAND, "plot", number, "cpu_usage", "--output", f"{name}/a.png", *stored),
-            "colmet extract": (COMMAND, "extract", "-j", number, *columns, "--output", f"{name}/a.csv", *stored),
-        }
-        found = in_turns([partial(measure, name, *program) for program in programs.values()], rounds, warm=rounds > 1)
-    size = f"{file.stat().st_size / (1 << 20):,.0f} MB"
+def compare_programs(files: list[Path], programs: dict[str, tuple[str, ...]], cache: str, rounds: int) -> list[Figure]:
+    """Figures of programs that read the same files, run in turns; the first one is the plain reading."""
+    found = in_turns([partial(measure, cache, *program) for program in programs.values()], rounds, warm=rounds > 1)
+    size = f"{sum(file.stat().st_size for file in files) / (1 << 20):,.0f} MB"
     figures: list[Figure] = []
     for what, results in zip(programs, found):
         target = "<= 10" if what == "colmet report" else ""
@@ -167,6 +158,20 @@ def compare(file: Path, job: int, rounds: int = ROUNDS) -> list[Figure]:
             ratio = statistics.median([ours[0] / plain[0] for ours, plain in zip(results, found[0])])
             figures.append((f"{size}: {what} / plain reading", ratio, "times", ""))
     return figures
+
+
+def compare(file: Path, job: int, rounds: int = ROUNDS) -> list[Figure]:
+    """Figures for one job of a file."""
+    number, stored = str(job), ("--hdf5", str(file))
+    with tempfile.TemporaryDirectory() as name:
+        columns = ("--metrics", "cpu_usage,memory_current", "--format", "csv")
+        programs = {
+            "plain reading": (PLAIN, str(file), number),
+            "colmet report": (COMMAND, "report", number, *stored),
+            "colmet plot": (COMMAND, "plot", number, "cpu_usage", "--output", f"{name}/a.png", *stored),
+            "colmet extract": (COMMAND, "extract", "-j", number, *columns, "--output", f"{name}/a.csv", *stored),
+        }
+        return compare_programs([file], programs, name, rounds)
 
 
 def run(hosts: int = 20, samples: int = 2000) -> list[Figure]:
