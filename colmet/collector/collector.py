@@ -103,7 +103,7 @@ class Collector:
         self._pull.wake_on(signals.fd)
         self._pull.wake_on(self._errands.fd)
         self._service.ready()
-        self._tell()
+        self._report_state()
         more = False
         while not signals.stop_wanted():
             if self._journal.full:
@@ -128,7 +128,7 @@ class Collector:
                 for worker in self._workers:
                     worker.reopen()
                 self._service.ready()
-            self._tell()
+            self._report_state()
             if time.monotonic() >= self._report_at:
                 self._report()
         self._service.stopping()
@@ -172,7 +172,7 @@ class Collector:
             log.error("receiving paused, the journal has no room for received data: paused=%d", self._paused)
         readable([signals.fd], FULL_WAIT_S)
 
-    def _tell(self) -> None:
+    def _report_state(self) -> None:
         """Note the state for clients and the service manager; notify the watchdog only while all parts work."""
         self._clock.look()
         self.health.note()

@@ -220,7 +220,7 @@ class CollectorHealth:
         for part in self._parts:
             yield from families_of(name, part, status[part])
         if self._jobs is not None:
-            text = "Rows of jobs that are too many to tell."
+            text = "Rows of jobs that are too many to list."
             yield from self._jobs.families()  # which counts them
             yield single(f"{name}_latest_left_out_rows_total", "counter", text, self._jobs.counters()["left_out"])
 

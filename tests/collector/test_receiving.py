@@ -60,6 +60,6 @@ def test_nodes_that_take_no_acknowledgements_are_reported_once(tmp_path, monkeyp
         collector = Collector(Queue(), journal, [], errands, Service(), link=Unheard())
         collector._receive()
         for _ in range(3):
-            collector._tell()
+            collector._report_state()
     journal.close()
     assert caplog.text.count("nodes=1 wait for no acknowledgements") == 1

@@ -96,7 +96,7 @@ def _ask(
             at = ""
             assert process.stdin is not None
             assert process.stdout is not None
-            _tell(process.stdin.fileno(), [task, arguments])
+            _send(process.stdin.fileno(), [task, arguments])
             for line in _lines(process.stdout.fileno()):
                 kind, content = json.loads(line)
                 if kind == "at":
@@ -137,7 +137,7 @@ def _lines(descriptor: int) -> Iterator[bytes]:
         yield from lines
 
 
-def _tell(descriptor: int, message: Any) -> None:
+def _send(descriptor: int, message: Any) -> None:
     write_all(descriptor, json.dumps(message).encode() + b"\n")
 
 
@@ -147,12 +147,12 @@ def _tell(descriptor: int, message: Any) -> None:
 def _answer(message: Any) -> None:
     """Send a line to the parent; exit if the parent has ended."""
     try:
-        _tell(1, message)
+        _send(1, message)
     except BrokenPipeError:
         os._exit(1)
 
 
-class _Teller(logging.Handler):
+class _ParentHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         _answer(["log", record.getMessage()])
 
@@ -164,7 +164,7 @@ def main() -> None:
         return
     task, arguments = json.loads(asked)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    logging.basicConfig(level=logging.INFO, handlers=[_Teller()])
+    logging.basicConfig(level=logging.INFO, handlers=[_ParentHandler()])
     tasks: Mapping[str, Any] = {
         "verify": repair.verify,
         "salvage": repair.salvage,
@@ -172,7 +172,7 @@ def main() -> None:
         "thin": thin_file.thin,
     }
     try:
-        result = tasks[task](*arguments, tell=lambda kind, name: _answer([kind, name]))
+        result = tasks[task](*arguments, report=lambda kind, name: _answer([kind, name]))
     except (Damaged, OutputUnavailable) as err:
         _answer([type(err).__name__, str(err)])
     except Exception as err:  # noqa: BLE001 - the parent reports it

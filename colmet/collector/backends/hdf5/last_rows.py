@@ -16,14 +16,14 @@ MAX_ROWS = 256  # at the end of a table
 _JOB = re.compile(r"job_([0-9]{1,19})", re.ASCII)
 
 
-def last_row_s(path: str, tell: Callable[[str, str], None]) -> int:
+def last_row_s(path: str, report: Callable[[str, str], None]) -> int:
     """Return the latest time among the last rows of a file, in seconds since 1970; 0 without a row.
 
     The tables of nodes are read first, then those of the latest jobs. The call is meant for a process of its own.
 
     Args:
         path: of the file.
-        tell: progress callback, as in `repair`.
+        report: progress callback, as in `repair`.
 
     Raises:
         Damaged: it cannot be read, or has anything that colmet-collector does not write.
@@ -38,7 +38,7 @@ def last_row_s(path: str, tell: Callable[[str, str], None]) -> int:
                 raise Damaged(f"{path}: has /{name:.100}, which colmet-collector does not write")
         library = OpenFile(file.root._v_objectid)
         for name in islice(table_names(file, _order), MAX_TABLES):
-            tell("at", name)
+            report("at", name)
             try:
                 table = library.find(name.encode())
             except NotFlatError:

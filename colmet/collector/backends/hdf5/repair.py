@@ -46,14 +46,14 @@ PROBE_CHUNKS = 32
 
 
 # Progress callback: ("at", name) before reading an object on which HDF5 may crash, ("read", name) after it.
-Tell = Callable[[str, str], None]
+ReportProgress = Callable[[str, str], None]
 
 
 def _silent(kind: str, name: str) -> None:
     pass
 
 
-def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell = _silent) -> None:
+def verify(path: str, expected: int | None, undo: Undo, tails: Tails, report: ReportProgress = _silent) -> None:
     """Check that all tables exist and are readable, and check the rows of tables touched by a burst.
 
     Args:
@@ -61,7 +61,7 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell
         expected: number of its tables, without those created by the burst; None if unknown.
         undo: tables touched by the burst, with their previous row counts; None for tables created by it.
         tails: checksums of their last chunks.
-        tell: progress callback.
+        report: progress callback.
 
     Raises:
         Damaged: the file is not sound.
@@ -72,13 +72,13 @@ def verify(path: str, expected: int | None, undo: Undo, tails: Tails, tell: Tell
         with opened_library(path, "r") as file:
             found = 0
             for name in table_names(file):
-                tell("at", name)
+                report("at", name)
                 found += 1 if undo.get(name, 0) is not None else 0
                 _verify_table(file.get_node(name), undo.get(name, -1))
             for name, rows in undo.items():
                 if rows is None:
                     continue
-                tell("at", name)
+                report("at", name)
                 replaced = temporary(name, REPLACED)  # present if the burst was replacing it with a wider one
                 if name not in file:
                     if replaced not in file:
@@ -161,7 +161,7 @@ def salvage(
     tails: Tails,
     skip: Container[str] = (),
     only: Container[str] | None = None,
-    tell: Tell = _silent,
+    report: ReportProgress = _silent,
 ) -> Salvaged:
     """Copy the readable rows of a damaged file to a new one, and sync that to disk.
 
@@ -174,7 +174,7 @@ def salvage(
         tails: as for `verify`.
         skip: unread groups and tables; "" for the whole file.
         only: the tables to read; None for all.
-        tell: progress callback.
+        report: progress callback.
 
     Raises:
         OutputUnavailable: the target cannot be written, or a system error prevents reading the source.
@@ -186,17 +186,17 @@ def salvage(
     kept = KeptTails(kept_by, tails)
     try:
         with opened_library(target, "w") as new:
-            tell("at", "")
+            report("at", "")
             old = None if "" in skip else _open_damaged(source)
             if old is not None:
-                for path in _names(old, undo, skip, tell):
+                for path in _names(old, undo, skip, report):
                     seen.add(path.replace(f"/{REPLACED}", "/"))
                     if path in skip or (only is not None and path not in only):
                         _count_lost(path.replace(f"/{REPLACED}", "/"), undo, done, "HDF5 crashes on it")
                         continue
-                    tell("at", path)
+                    report("at", path)
                     _copy_table(old, path, new, undo, kept, done)
-                    tell("read", path)
+                    report("read", path)
                 _close_damaged(old)
         with open(target, "rb") as file:
             os.fsync(file.fileno())
@@ -247,14 +247,14 @@ def _lengthen(path: str) -> None:
             os.ftruncate(file.fileno(), end)
 
 
-def _names(file: Any, undo: Undo, skip: Container[str], tell: Tell) -> list[str]:
+def _names(file: Any, undo: Undo, skip: Container[str], report: ReportProgress) -> list[str]:
     """Return the tables of a damaged file, as far as they can be listed."""
     names = []
-    tell("at", "/")
+    report("at", "/")
     jobs = [] if "/" in skip else [name for name in _children(file, "/") if name.startswith("job_")]
     for job in jobs:
         if f"/{job}" not in skip:
-            tell("at", f"/{job}")
+            report("at", f"/{job}")
             names += [f"/{job}/{name}" for name in _children(file, f"/{job}")]
     # if a burst was replacing a table with a wider one, the former one is unchanged
     former = [name for name in names if name.rsplit("/", 1)[1].startswith(REPLACED) and name not in undo]

@@ -36,7 +36,7 @@ DONE, ALREADY, RECENT = "done", "already", "recent"
 
 Rows = npt.NDArray[np.void]
 Ints = npt.NDArray[np.int64]
-Tell = Callable[[str, Any], None]
+ReportProgress = Callable[[str, Any], None]
 
 
 class Thinned(NamedTuple):
@@ -57,7 +57,7 @@ class Thinned(NamedTuple):
     row_bytes_left: int = 0
 
 
-def thin(path: str, target: str, step_s: int, before_s: float, tell: Tell) -> Thinned:
+def thin(path: str, target: str, step_s: int, before_s: float, report: ReportProgress) -> Thinned:
     """Write a thinned copy of a file, and sync it to disk; meant for a process of its own.
 
     Args:
@@ -65,7 +65,7 @@ def thin(path: str, target: str, step_s: int, before_s: float, tell: Tell) -> Th
         target: of the copy, private to its owner; an existing one is emptied; "": only count.
         step_s: one row for each multiple of it, in seconds.
         before_s: a file with a row at this time or later is left as it is.
-        tell: progress callback: ("at", name) before reading a table, ("progress", share) now and then.
+        report: progress callback: ("at", name) before reading a table, ("progress", share) now and then.
 
     Raises:
         Damaged: the file cannot be read, or has anything that colmet-collector does not write.
@@ -74,14 +74,14 @@ def thin(path: str, target: str, step_s: int, before_s: float, tell: Tell) -> Th
     with reading(path), opened_library(path, "r") as file:
         if thin_times.step_of(file) >= step_s:
             return Thinned(ALREADY)
-    if last_row_s(path, tell) >= before_s:
+    if last_row_s(path, report) >= before_s:
         return Thinned(RECENT)
     try:
         if target:
             make_private(target)
         writing = opened_library(target, "w") if target else nullcontext()
         with reading(path), opened_library(path, "r") as old, writing as new:
-            found = _Copy(old, new, step_s, tell).make()
+            found = _Copy(old, new, step_s, report).make()
         if target:
             with open(target, "rb") as written:
                 os.fsync(written.fileno())
@@ -97,9 +97,9 @@ def thin(path: str, target: str, step_s: int, before_s: float, tell: Tell) -> Th
 class _Copy:
     """The copy of a file; `new` is None if it is only counted."""
 
-    def __init__(self, old: Any, new: Any, step_s: int, tell: Tell) -> None:
+    def __init__(self, old: Any, new: Any, step_s: int, report: ReportProgress) -> None:
         self._old, self._new = old, new
-        self._step_s, self._tell = step_s, tell
+        self._step_s, self._report = step_s, report
         self._ends: dict[bytes, Ints] = {}  # by host: first and last rows of its jobs, and their starts
         self._few_ends: dict[bytes, Ints] = {}  # of hosts where these are seldom
         self._gpu_times: dict[bytes, list[Ints]] = defaultdict(list)  # by host: of the rows of GPUs of jobs
@@ -137,7 +137,7 @@ class _Copy:
         return Thinned(DONE, *self._counts.tolist())
 
     def _size(self, path: str) -> int:
-        self._tell("at", path)
+        self._report("at", path)
         table = self._old.get_node(path)
         return int(table.nrows) * int(table.dtype.itemsize) if isinstance(table, tables.Table) else 0
 
@@ -164,7 +164,7 @@ class _Copy:
             name = next((one for one in (TASKS_TABLE, CGROUP_TABLE, PROCESSES_TABLE) if one in there), "")
             if not name:
                 continue
-            self._tell("at", f"/{group}/{name}")
+            self._report("at", f"/{group}/{name}")
             table = self._old.get_node(f"/{group}/{name}")
             if not isinstance(table, tables.Table) or not {"timestamp", "hostname"} <= set(table.colnames):
                 continue
@@ -181,7 +181,7 @@ class _Copy:
         }
 
     def _table(self, job: int, group: str, name: str) -> None:
-        self._tell("at", f"{group}/{name}")
+        self._report("at", f"{group}/{name}")
         table = self._old.get_node(f"{group}/{name}")
         if not isinstance(table, tables.Table) or not {"timestamp", "hostname"} <= set(table.colnames):
             raise Damaged(f"{self._old.filename}: has {group}/{name:.100}, which colmet-collector does not write")
@@ -232,7 +232,7 @@ class _Copy:
     def _progress(self, share: float) -> None:
         if time.monotonic() > self._reported + PROGRESS_S:
             self._reported = time.monotonic()
-            self._tell("progress", self._done + share * self._share)
+            self._report("progress", self._done + share * self._share)
 
     # -- what tables need of others --
 
