@@ -104,7 +104,9 @@ def make(path: Path, hosts: int, samples: int) -> None:
         tables = []
         for schema in SCHEMAS:
             rows = _rows([name], 0, 1, np.dtype([*schema.dtype.descr, ("timestamp", "<i8"), ("hostname", "S255")]))
-            tables.append(Table(schema, (START_S + PERIOD_S) * 10**9, rows[list(schema.names)].astype(schema.dtype)))
+            tables.append(
+                Table(schema, (START_S + PERIOD_S) * 10**9, rows[list(schema.dtype.names or ())].astype(schema.dtype))
+            )
         batch = Batch(name, START_S, number, (START_S + PERIOD_S) * 10**9, (JOB,), tuple(tables))
         records.append(JournalRecord(number, batch.time_ns, (batch,)))
     state.end = len(records)
