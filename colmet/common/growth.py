@@ -34,7 +34,6 @@ GAP_PERIODS = 3  # no rate between readings more than this many periods apart
 ROUNDING = 1 + 1e-9  # of a bound, for sums and differences of fractions
 SLACK_S = 1.0  # stored times are whole seconds, and counters are read shortly after the time of their sample
 MOST_FALLS = 64  # of a counter, by clocks that were set
-RERUN_READINGS = 3  # the fewest that a set clock is known by
 MOST_WATTS = 5000.0  # of one GPU or one RAPL zone; the largest have a third of that
 
 
@@ -135,21 +134,20 @@ def _without_strays(at: Floats, values: Floats) -> tuple[Floats, Floats]:
     return at[keep], values[keep]
 
 
-def _without_reruns(at: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Drop each run of readings, between falls, that fits into one step of another run.
+def _without_reruns(at: Floats, values: Floats, most: float) -> tuple[Floats, Floats]:
+    """Drop each run of readings, after a fall, that fits into one possible step before it.
 
-    A clock was set and set back: the step from the reading before to the one after has the growth of all between them.
-    More falls than some are of two senders. One or two readings may be a reset.
+    A clock was set forward and back: the step from the reading before to the one after has the growth of all between
+    them. More falls than `MOST_FALLS` are of two senders.
     """
     edges = np.flatnonzero(np.diff(values) < 0) + 1
     if not 0 < len(edges) <= MOST_FALLS:
         return at, values
     keep = np.ones(len(values), bool)
-    steps = np.diff(at)
-    for first, end in zip([0, *edges], [*edges, len(values)]):
-        if end - first >= RERUN_READINGS:
-            fits = (values[:-1] <= values[first]) & (values[1:] >= values[end - 1])
-            keep[first:end] = not (fits & (steps > at[end - 1] - at[first])).any()
+    steps = np.where(np.isnan(plausible(np.diff(values), np.diff(at), most)), 0.0, np.diff(at))
+    for first, end in zip(edges, [*edges[1:], len(values)]):
+        fits = (values[: first - 1] <= values[first]) & (values[1:first] >= values[end - 1])
+        keep[first:end] = not (fits & (steps[: first - 1] > at[end - 1] - at[first])).any()
     return at[keep], values[keep]
 
 
@@ -278,7 +276,7 @@ def summed(
     """Return the cumulative sum of a counter across resets and mixed senders. Later rows never make it less.
 
     After a decrease, growth from the lower level is added. If the counter then returns to its former level in one leap,
-    only growth beyond that level is added. Growth under a clock that was set, and set back, counts once.
+    only growth beyond that level is added. Growth under a clock that was set forward, and back, counts once.
 
     Args:
         times: of the readings, in any order, shape (n,).
@@ -287,7 +285,7 @@ def summed(
         since: when the counter was 0; None if its first value was counted earlier and is to be excluded.
         late: whether a step may include growth of the time before it, see `is_late`.
     """
-    at, values = _without_reruns(*in_order(times, values))
+    at, values = _without_reruns(*in_order(times, values), most)
     if not len(at):
         return Sum(at, values, 0)
     # the first step leads from 0 to the first value, or is none
