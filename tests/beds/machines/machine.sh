@@ -58,7 +58,7 @@ alone() { exec 8>"$image.lock" && flock 8; } # on an image
 
 make_image() {
     local suite=${name%-backports} kernel=linux-image-amd64 from source script=()
-    [[ ! -e $image/made ]] || return 0
+    [[ ! -e $image/made ]] || { add_packages "$@"; return; }
     from=$(mirror)
     [[ -n $from ]] || cannot "no mirror of Debian among apt's sources"
     rm -rf --one-file-system "$image"
@@ -81,10 +81,18 @@ make_image() {
     echo MODULES=list >"$root/etc/initramfs-tools/conf.d/machine"
     printf '%s\n' virtio_pci virtio_blk virtio_net ext4 crc32c crc32c_generic >"$root/etc/initramfs-tools/modules"
     in_root_of_image "apt-get -q update
-        apt-get -qy --no-install-recommends -o DPkg::Options::=--force-confold -o DPkg::Options::=--force-unsafe-io install ${PACKAGES[*]} $*
+        apt-get -qy --no-install-recommends -o DPkg::Options::=--force-confold -o DPkg::Options::=--force-unsafe-io install ${PACKAGES[*]}
         apt-get -qy --no-install-recommends -o DPkg::Options::=--force-unsafe-io install $kernel; apt-get clean"
     set_up_network
     touch "$image/made"
+    add_packages "$@"
+}
+
+add_packages() { # to an image that is there; Slurm's daemons are started by the test that has their configuration
+    if (($#)) && ! chroot "$root" dpkg-query -W "$@" >/dev/null 2>&1; then
+        in_root_of_image "apt-get -q update; apt-get -qy --no-install-recommends -o DPkg::Options::=--force-unsafe-io install $*; apt-get clean"
+    fi
+    (($# == 0)) || in_root_of_image "systemctl -q disable slurmctld slurmd munge 2>/dev/null || true"
 }
 
 set_up_network() {

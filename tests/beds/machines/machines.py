@@ -33,13 +33,15 @@ def script(*arguments, timeout=900, check=True, **environment):
 
 
 @functools.cache
-def image(name):
-    """Make an image where it is missing, and install this tree's Colmet in it, once in a run of the tests.
+def image(name, packages=()):
+    """Make an image where it is missing, and install more packages and this tree's Colmet, once in a run of the tests.
 
-    With COLMET_INSTALLED=yes the images are used as they are.
+    With COLMET_INSTALLED=yes the images have the Colmet that they have.
     """
-    if os.environ.get("COLMET_INSTALLED") != "yes":
-        script("image", name, timeout=1800)
+    is_installed = os.environ.get("COLMET_INSTALLED") == "yes"
+    if packages or not is_installed:
+        script("image", name, *packages, timeout=1800)
+    if not is_installed:
         script("install", name, timeout=1800)
     return name
 
@@ -51,14 +53,15 @@ class Machine:
         name: of the machine, its host name.
         image_name: see machine.sh.
         words: for the kernel's command line.
+        packages: more of them in the image.
         environment: for machine.sh: FORWARD, DISKS, MEMORY ...
     """
 
-    def __init__(self, name, image_name, *words, **environment):
+    def __init__(self, name, image_name, *words, packages=(), **environment):
         self.name = name
         self._words = words
         self._environment = environment
-        self._start = ("start", name, image(image_name), *words)
+        self._start = ("start", name, image(image_name, packages), *words)
         self.address = self.kernel = ""
 
     def start(self):

@@ -88,41 +88,49 @@ def goes_on(node, count=8):
 
 
 @contextlib.contextmanager
+def between(machine, before, after):
+    """Run a command on the machine now, and another one at the end."""
+    machine.run(before)
+    try:
+        yield
+    finally:
+        machine.run(after)
+
+
 def netem(node, words):
     """Delay or lose packets of the node, by the words of netem."""
-    node.run(f"modprobe sch_netem; tc qdisc replace dev eth1 root netem {words}")
-    try:
-        yield
-    finally:
-        node.run("tc qdisc del dev eth1 root")
+    return between(
+        node,
+        f"modprobe sch_netem; tc qdisc replace dev eth1 root netem {words}",
+        "tc qdisc del dev eth1 root",
+    )
 
 
-@contextlib.contextmanager
 def clock_off(machine, seconds):
     """Set the clock by some seconds, and back at the end."""
-    machine.run(f"date -s @$(($(date +%s) + {seconds}))")
-    try:
-        yield
-    finally:
-        machine.run(f"date -s @$(($(date +%s) - {seconds}))")
+    commands = [f"date -s @$(($(date +%s) {sign} {seconds}))" for sign in "+-"]
+    return between(machine, *commands)
 
 
-@contextlib.contextmanager
+def full_disk(machine, place):
+    """Nothing is free there for a user."""
+    free = f"$(df --output=avail -B1 {place} | tail -n 1)"
+    return between(machine, f"fallocate -l {free} {place}/filler", f"rm {place}/filler")
+
+
 def small_spool(node):
     """The node's spool has a file system of its own."""
     mount = f"mount -t tmpfs -o size={SPOOL_KIB}k,mode=700,uid=colmet-node spool {SPOOL}"
-    node.run(f"systemctl stop colmet-node; {mount}; systemctl start colmet-node")
-    node.wait_for(SENDS)
-    try:
-        yield
-    finally:
-        node.run(f"systemctl stop colmet-node; umount {SPOOL}; systemctl start colmet-node")
-        node.wait_for(SENDS)
+    commands = [
+        f"systemctl stop colmet-node; {step}; systemctl start colmet-node" for step in (mount, f"umount {SPOOL}")
+    ]
+    return between(node, *commands)
 
 
 def test_loss_delay_and_a_partition_that_outlasts_the_spools_disk(cluster):
     node, sizes = cluster.node, []
     with small_spool(node):
+        node.wait_for(SENDS)
         with netem(node, "delay 200ms loss 5%"):
             goes_on(node, 15)
             assert "collector is away" not in log_of(node, "colmet-node")
@@ -145,6 +153,7 @@ def test_loss_delay_and_a_partition_that_outlasts_the_spools_disk(cluster):
         log = log_of(node, "colmet-node")
         for message in ("collector is away", "collector is there again", "spool: cannot be written to"):
             assert message in log, log
+    node.wait_for(SENDS)
 
 
 @pytest.mark.parametrize("seconds", [HOUR_S, -HOUR_S])
@@ -168,16 +177,6 @@ def test_the_collectors_clock_is_set(cluster, seconds):
             until("batches are acknowledged", lambda before=before: cluster.fleet.acknowledged > before + 20)
             until("the node is heard", lambda: heard(cluster) < 10)
     assert "clock was set by seconds=" in log_of(cluster.collector, "colmet-collector")
-
-
-@contextlib.contextmanager
-def full_disk(machine, place):
-    """Nothing is free there for a user."""
-    machine.run(f"fallocate -l $(df --output=avail -B1 {place} | tail -n 1) {place}/filler")
-    try:
-        yield
-    finally:
-        machine.run(f"rm {place}/filler")
 
 
 def test_the_collectors_disk_is_full(cluster):
@@ -207,7 +206,6 @@ def test_the_collectors_disk_is_full(cluster):
 def test_a_read_only_root_while_the_node_runs_and_at_its_boot(cluster):
     """The node measures and sends; what waits for the collector is in memory."""
     node = cluster.node
-    cluster.cpu_us = int(node.run(f"sed -n 's/^usage_usec //p' {GROUP}/cpu.stat"))
     node.run("echo u >/proc/sysrq-trigger")  # as the kernel does after an error of the disk
     node.wait_for("! touch /var/lib/test 2>/dev/null")
     goes_on(node)
@@ -215,6 +213,7 @@ def test_a_read_only_root_while_the_node_runs_and_at_its_boot(cluster):
     node.run("systemctl restart colmet-node")
     node.wait_for(SENDS)
     assert "batches are kept in memory only" in log_of(node, "colmet-node")
+    cluster.cpu_us = int(node.run(f"sed -n 's/^usage_usec //p' {GROUP}/cpu.stat"))
     node.stop()
     node.boot("ro")
     node.wait_for(SENDS)
@@ -247,6 +246,7 @@ def test_all_is_stored_once_and_reports_are_right(cluster, tmp_path, capsys):
     assert len(times) == sum(counted.values())
     assert len(times) - len(set(times)) <= SETS * SLOW_S  # seconds that the clock had twice
     assert not negative(report), report
+    assert report["cpu"]["used_s"] == pytest.approx(cluster.cpu_us / 1e6, rel=0.05), "clocks were set four times"
 
 
 def negative(value, where=""):

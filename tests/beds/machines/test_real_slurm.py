@@ -1,0 +1,123 @@
+"""The Slurm of each release on its machine: a job is found, with user, CPU time and memory, and its end is archived.
+
+`make test-machines` runs this.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.beds.machines.machines import V1, Machine
+from tests.beds.machines.truth import LEAST, MIB, MOST, Stored, cpu_ns
+
+MACHINES = {"trixie": (), "bookworm-backports": (), "bullseye": V1}  # Slurm 24.11, 22.05, 20.11
+PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
+PLACE = "/var/lib/bed"
+MEMORY = 200 * MIB
+SPIN_S = 5
+USER = 1000
+SLURM = f"""ClusterName=bed
+SlurmctldHost=NAME(127.0.0.1)
+SlurmUser=root
+AuthType=auth/munge
+StateSaveLocation={PLACE}/state
+SlurmdSpoolDir={PLACE}/spool
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SwitchType=switch/none
+MpiDefault=none
+ProctrackType=proctrack/cgroup
+TaskPlugin=task/cgroup
+JobAcctGatherType=jobacct_gather/cgroup
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core_Memory
+DefMemPerCPU=400
+ReturnToService=2
+SlurmdTimeout=3000
+MessageTimeout=90
+PartitionName=bed Nodes=NAME Default=YES
+NodeName=NAME NodeAddr=127.0.0.1 CPUs=2 RealMemory=800
+"""
+CGROUP = """ConstrainCores=yes
+ConstrainRAMSpace=yes
+"""
+# What is in the job's cgroups, as of its last moment.
+WATCH = """import glob, json, time
+files, seen = {}, 0
+while not seen or time.monotonic() < seen + 5:
+    for name in ("cpu.stat", "memory.peak", "cpuacct.usage", "memory.max_usage_in_bytes"):
+        for path in glob.glob("/sys/fs/cgroup/**/job_1/" + name, recursive=True):
+            try:
+                with open(path) as file:
+                    files[name] = file.read()
+                seen = time.monotonic()
+            except OSError:
+                pass
+    time.sleep(0.02)
+files.pop("cpu.stat" if "cpuacct.usage" in files else "", None)
+with open("/root/watched", "w") as file:
+    json.dump(files, file)
+"""
+WORK = f"""#!/usr/bin/python3
+import time
+memory = bytearray({MEMORY})
+while time.process_time() < {SPIN_S}:
+    pass
+time.sleep(12)
+"""
+
+
+@pytest.fixture(scope="module", params=MACHINES)
+def machine(request):
+    """With a Slurm of one node, and both daemons."""
+    made = Machine(f"slurm-{request.param}", request.param, *MACHINES[request.param], packages=PACKAGES, MEMORY="1536")
+    try:
+        made.start()
+        for name, text in (("slurm", SLURM), ("cgroup", CGROUP)):
+            made.write(f"/etc/slurm/{name}.conf", text.replace("NAME", made.name))
+        made.write("/root/watch.py", WATCH)
+        made.write(f"{PLACE}/work", WORK)
+        made.run(
+            f"mkdir -p {PLACE}/state {PLACE}/spool; chmod 755 {PLACE}/work; useradd -m -u {USER} alice; "
+            "systemctl restart munge && systemctl restart slurmctld && systemctl restart slurmd"
+        )
+        made.wait_for("sinfo -h -N -o %T | grep -q idle", 300)
+        made.one_machine()
+        yield made
+    finally:
+        made.drop()
+
+
+def test_a_job_is_found_with_its_user_its_use_and_its_end(machine, tmp_path, capsys):
+    machine.run("systemd-run --unit=watch python3 /root/watch.py")
+    assert (
+        machine.run(f"cd /tmp && setpriv --reuid={USER} --regid={USER} --clear-groups sbatch --parsable {PLACE}/work")
+        == "1\n"
+    )
+    machine.wait_for("! systemctl is-active --quiet watch && test -s /root/watched", 600)
+    jobs = "colmet jobs --all-users --job 1 --json"
+    machine.wait_for(f"{jobs} | grep -q alice && ! {jobs} --running | grep -q alice")
+    files = json.loads(machine.run("cat /root/watched"))
+    (summary,) = json.loads(machine.run(jobs))["jobs"]
+    release = machine.run("sinfo --version").strip()
+    machine.run("systemctl stop colmet-node && systemctl stop colmet-collector.socket colmet-collector")
+    machine.get("/var/lib/colmet", tmp_path / "stored")
+    stored = Stored(tmp_path / "stored")
+    try:
+        tasks, group = stored.last(1, "taskstats_default"), stored.last(1, "cgroup_default")
+    finally:
+        stored.close()
+    percent = 100 * int(tasks["cpu_total"]) / cpu_ns(files)
+    peak = int(files.get("memory.peak", files.get("memory.max_usage_in_bytes", -1)))
+    with capsys.disabled():
+        print(
+            f"\n{machine.name}, {machine.kernel}, {release}: CPU time {percent:.1f} % of "
+            f"{cpu_ns(files) / 1e9:.2f} s, memory peak {int(group['memory_peak']) / MIB:.1f}/{peak / MIB:.1f} MiB, "
+            f"user {group['user'].decode()}, in the archive {summary['state']}"
+        )
+    assert LEAST <= percent <= MOST
+    assert abs(int(group["memory_peak"]) - peak) <= 0.005 * peak
+    assert int(group["user"]) == USER
+    assert summary["user"] == "alice" and summary["state"] in ("done", "ended")
