@@ -30,7 +30,7 @@ done
 parts=(computing killing showing archiving waiting)
 for part in "${parts[@]}"; do
     declare -n paths=$part
-    start "$part" "$python" -v "${paths[@]}" &
+    start "$part" "$python" -v --durations=15 "${paths[@]}" &
 done
 wait
 for part in "${parts[@]}"; do again "$part" "tests/beds"; done

@@ -38,7 +38,7 @@ _LOSSES = {
 # End of the metric's name, kind, help.
 _OF_OUTPUTS = {
     "available": ("up", "gauge", "1 while it accepts rows."),
-    "away_s": ("away_seconds", "gauge", "For how long it has not taken any."),
+    "away_s": ("away_seconds", "gauge", "For how long it has not accepted any."),
     "behind_s": ("behind_seconds", "gauge", "For how long what it is to write next has waited, at least."),
     "waiting": ("waiting_records", "gauge", "Messages that wait for it."),
     "written": ("written_rows_total", "counter", "Rows written."),

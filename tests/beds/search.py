@@ -72,8 +72,14 @@ def find_java(at_least):
 
 
 def available():
-    """The kinds that this machine can have; Debian packages may bring Java 17, but no later one."""
-    return [name for name, kind in KINDS.items() if kind.java <= 17 or find_java(kind.java)]
+    """The kinds that this machine can have; Debian packages may bring Java 17, but no later one.
+
+    DATABASES=newest leaves the newest of each vendor.
+    """
+    found = [name for name, kind in KINDS.items() if kind.java <= 17 or find_java(kind.java)]
+    return list(
+        {KINDS[name].vendor: name for name in found}.values() if os.environ.get("DATABASES") == "newest" else found
+    )
 
 
 def need(package):

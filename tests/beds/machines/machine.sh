@@ -89,7 +89,9 @@ make_image() {
 }
 
 add_packages() { # to an image that is there; Slurm's daemons are started by the test that has their configuration
-    if (($#)) && ! chroot "$root" dpkg-query -W "$@" >/dev/null 2>&1; then
+    local states
+    states=$(chroot "$root" dpkg-query -W -f '${db:Status-Status}\n' "$@" 2>/dev/null) || states=missing
+    if (($#)) && grep -qvx installed <<<"$states"; then
         in_root_of_image "apt-get -q update; apt-get -qy --no-install-recommends -o DPkg::Options::=--force-unsafe-io install $*; apt-get clean"
     fi
     (($# == 0)) || in_root_of_image "systemctl -q disable slurmctld slurmd munge 2>/dev/null || true"

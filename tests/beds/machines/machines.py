@@ -34,14 +34,12 @@ def script(*arguments, timeout=900, check=True, **environment):
 
 @functools.cache
 def image(name, packages=()):
-    """Make an image where it is missing, and install more packages and this tree's Colmet, once in a run of the tests.
+    """Make an image where it is missing, with these packages and this tree's Colmet, once in a run of the tests.
 
-    With COLMET_INSTALLED=yes the images have the Colmet that they have.
+    With COLMET_INSTALLED=yes the images are used as they are.
     """
-    is_installed = os.environ.get("COLMET_INSTALLED") == "yes"
-    if packages or not is_installed:
+    if os.environ.get("COLMET_INSTALLED") != "yes":
         script("image", name, *packages, timeout=1800)
-    if not is_installed:
         script("install", name, timeout=1800)
     return name
 

@@ -16,7 +16,7 @@ MACHINES = {"trixie": (), "bookworm-backports": (), "bullseye": V1}  # Slurm 24.
 PACKAGES = ("slurmctld", "slurmd", "slurm-client", "munge")
 PLACE = "/var/lib/bed"
 MEMORY = 200 * MIB
-SPIN_S = 12  # what ends between two readings of a slow machine is little beside it
+SPIN_S = 30  # what ends between two readings of a slow machine is little beside it
 USER = 1000
 SLURM = f"""ClusterName=bed
 SlurmctldHost=NAME(127.0.0.1)
