@@ -306,7 +306,7 @@ class Fold:
         """Fold rows older than others of their slot: what does not depend on the order."""
         state = self.state
         if table.counters:
-            late_counters(state, table, slots, values[:, : len(table.counters)])
+            late_counters(state, table, slots, times, values[:, : len(table.counters)])
         if table.gauges:
             start = len(table.counters)
             gauges = state.gauges[table.name][slots]

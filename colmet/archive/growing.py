@@ -123,21 +123,26 @@ def counters_step(state: FoldState, table: TableLayout, slots: Ints, times: Ints
         state.counters[table.name][slots] = counters
 
 
-def late_counters(state: FoldState, table: TableLayout, slots: Ints, values: Ints) -> None:
+def late_counters(state: FoldState, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
     """Add the growth of counters in rows older than others of their slot: the clock was set back since.
 
     A counter that was never reset, and whose growth is all known, is then above its last value. In a row that was only
-    received late it is below that.
+    received late it is below that. The growth is possible in the time since the last value, a usual step if the clock
+    was set between them, or the whole value in the time of the job.
     """
     head, counters = state.head[slots], state.counters[table.name][slots]
-    last = counters[:, C_LAST]
+    last, step = counters[:, C_LAST], state.tables[table.name][slots, T_STEP]
     grew = (last >= 0) & (values > last) & (counters[:, C_GROWN] == last)
     elapsed = (head[:, LAST] - np.minimum(head[:, START], head[:, FIRST]))[:, None]
+    since = times[:, None] - counters[:, C_TIME]
+    since = np.where(since > 0, since, np.maximum(step, 0)[:, None])
     for kind, where in table.groups:
-        most = most_growth(kind, head)[:, None]
-        grew[:, where] &= ~(values[:, where] * table.factors[where] > most * (elapsed + SLACK_S) * ROUNDING)
-    for part in (C_LAST, C_GROWN):
-        np.copyto(counters[:, part], values, where=grew)
+        most, factors = most_growth(kind, head)[:, None], table.factors[where]
+        grown = (values - last)[:, where] * factors
+        is_possible = grown <= most * (since[:, where] + SLACK_S) * ROUNDING
+        grew[:, where] &= is_possible | (values[:, where] * factors <= most * (elapsed + SLACK_S) * ROUNDING)
+    for part, news in ((C_LAST, values), (C_GROWN, values), (C_TIME, times[:, None])):
+        np.copyto(counters[:, part], news, where=grew)
     state.counters[table.name][slots] = counters
 
 

@@ -104,7 +104,7 @@ class _Values:
 
     def _bounded(self, kind: int, values: Floats, factor: float, left: Ints, seen: Mask) -> tuple[Floats, Mask]:
         """Limit growth to the possible one since the start; waits with impossible steps are missing."""
-        begin = np.where(self.head[:, BEGAN] > 0, self.head[:, START], self.head[:, FIRST])
+        begin = np.minimum(self.head[:, START], self.head[:, FIRST])  # rows before the start: the clock was set back
         elapsed = (self.head[:, LAST_ROW] - begin + SLACK_S) * ROUNDING
         limit = np.where(self.head[:, BEGAN] > 0, most_growth(kind, self.head) * elapsed / factor, np.inf)
         if kind in (TASKS, WAIT):

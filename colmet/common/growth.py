@@ -33,7 +33,7 @@ Floats = npt.NDArray[np.float64]
 GAP_PERIODS = 3  # no rate between readings more than this many periods apart
 ROUNDING = 1 + 1e-9  # of a bound, for sums and differences of fractions
 SLACK_S = 1.0  # stored times are whole seconds, and counters are read shortly after the time of their sample
-MOST_FALLS = 64  # of a counter, by clocks that were set
+MOST_FALLS = 64  # of a counter, by clocks that were set; more are of two senders
 MOST_WATTS = 5000.0  # of one GPU or one RAPL zone; the largest have a third of that
 
 
@@ -135,10 +135,10 @@ def _without_strays(at: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 
 def _without_reruns(at: Floats, values: Floats, most: float) -> tuple[Floats, Floats]:
-    """Drop each run of readings, after a fall, that fits into one possible step before it.
+    """Drop the readings from one fall to the next if a possible step before them spans their values and lasts longer.
 
-    A clock was set forward and back: the step from the reading before to the one after has the growth of all between
-    them. More falls than `MOST_FALLS` are of two senders.
+    A clock was set forward and back: that step has the growth of all of them. A counter that was reset after a gap,
+    and did not get back to where it was before, looks alike: its growth is dropped, too.
     """
     edges = np.flatnonzero(np.diff(values) < 0) + 1
     if not 0 < len(edges) <= MOST_FALLS:

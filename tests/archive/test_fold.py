@@ -366,13 +366,16 @@ def test_late_rows_are_counted_and_do_no_harm(tmp_path):
     assert archive.jobs()[0]["cpu_s"] == before and archive.archiver.counters()["late_rows"] > 0
 
 
-@pytest.mark.parametrize("off_s", [-3600, 3600])
-def test_growth_is_whole_while_a_clock_is_set(tmp_path, off_s):
-    """By an hour from tick 6 to 10, and back; the job ends within the hour after it."""
+@pytest.mark.parametrize("until", [10, 20])
+@pytest.mark.parametrize("off_s", [-3600, 3600, -600])
+@pytest.mark.parametrize("cpus", [1, 2])
+def test_growth_is_whole_while_a_clock_is_set(tmp_path, cpus, off_s, until):
+    """From tick 6 on, and back at tick 10 or never; the job uses half of its CPUs, or all, and ends within the hour."""
     archive = Archive(tmp_path / "a.sqlite")
-    archive.take(records_of([tick(n + 1, off_s=off_s if 5 <= n < 10 else 0) for n in range(20)]))
+    ticks = [(n + 1, off_s if 5 <= n < until else 0) for n in range(20)]
+    archive.take(records_of([tick(n, off_s=off, cpu_usage=5 * n * cpus * S) for n, off in ticks]))
     (job,) = archive.jobs()
-    assert (job["cpu_s"], job["samples"]) == (100, 20)
+    assert (job["cpu_s"], job["samples"]) == (100 * cpus, 20)
 
 
 def test_a_job_whose_hosts_name_several_users_has_none(tmp_path):
