@@ -5,7 +5,7 @@
 # Tests marked slow run on one Python alone, the first or SLOW: what differs between Pythons shows in the others. They
 # mostly wait, so they run beside the others.
 #
-# usage: [VERSIONS="3.15 3.9"] [SLOW=3.9] [WORKERS=3] test-all.sh [PYTEST ARGUMENT...]
+# usage: [VERSIONS="3.15 3.9"] [SLOW=3.15] [WORKERS=3] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail
 shopt -s extglob nullglob
 cd "$(dirname "$0")/.."

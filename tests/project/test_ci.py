@@ -41,7 +41,7 @@ def test_hosted_ci_runs_as_ci_does():
     """And has time for all tests on the Pythons that it has some of."""
     found = re.search(r'^export VERSIONS="([^"]+)" SLOW="([^"]+)"', (ROOT / ".ci/run").read_text(), re.M)
     for variables in (parse(".gitlab-ci.yml")["variables"], parse(".github/workflows/ci.yml")["env"]):
-        assert (variables["CI"], variables["VERSIONS"]) == ("true", f"{found[1]} {found[2]}")
+        assert (variables["CI"], variables["VERSIONS"]) == ("true", f"{found[2]} {found[1]}")
 
 
 def test_jobs_of_hosted_ci_name_stages_and_templates_that_there_are():
