@@ -137,7 +137,7 @@ def _run(program: Program, parsed: argparse.Namespace, service: Service, signals
         for number in _ticks(parsed.interval, service, signals):
             incomplete += not run_once(facility, outputs, go_on)
             summary = f"runs: {number}, incomplete: {incomplete}"
-            service.status(lambda summary=summary: summary)  # type: ignore[misc]
+            service.status(functools.partial(str, summary))
         service.stopping()
         log.info("stopping")
         return 0

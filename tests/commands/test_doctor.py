@@ -90,7 +90,7 @@ OLD_KERNEL = {"/proc/sys/kernel/task_delayacct": None, "/proc/sys/kernel/osrelea
 
 @pytest.fixture
 def as_root(monkeypatch):
-    """What root reads, whoever runs the tests."""
+    """The effective user is root."""
     monkeypatch.setattr(os, "geteuid", lambda: 0)
 
 

@@ -152,7 +152,7 @@ def unknown(uri, keys, until):
 
 
 def mistaken(uri, keys, until):
-    """A member with another key in place of the collector's."""
+    """A member that expects another key than the collector's."""
     pair = read_pair(f"{keys}/{EVIL}.secret", "")
     return clients(
         uri, until, lambda one: Client(pair, new_pair().public).secure(one), lambda one: one.send(message(EVIL, 10**6))
