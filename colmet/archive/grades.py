@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from colmet.archive.columns import DONE, ENDED, OUT_OF_MEMORY, RUNNING, TEXT, TIMEOUT, JobColumn, Summary
 from colmet.archive.queries import JobArchive, JobFilter, JobPage, Row, UsageGroup
-from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_S, MEMORY_LOW
+from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_WALL_S, MEMORY_LOW
 from colmet.report.model import Number
 
 GOOD, LOW, POOR, EXCEEDED = "good", "low", "poor", "exceeded"
@@ -38,8 +38,8 @@ class Judged(NamedTuple):
 def grade(what: str, share: Number, job: Judged) -> str:
     """Return the grade of a used share; empty if it cannot be judged.
 
-    There is none without enough samples or a minute of wall time, of memory and walltime while the job runs, and of
-    walltime if the job failed or was cancelled.
+    There is none without enough samples or half a minute of wall time, of memory and walltime while the job runs, and
+    of walltime if the job failed or was cancelled.
 
     Args:
         what: ``cores``, ``memory``, ``gpus`` or ``walltime``.
@@ -53,7 +53,7 @@ def grade(what: str, share: Number, job: Judged) -> str:
             return EXCEEDED
         is_judged = not job.is_running and job.state in _OVER
     else:
-        is_judged = job.is_measured and job.wall_s >= LEAST_S and not (what == MEMORY and job.is_running)
+        is_judged = job.is_measured and job.wall_s >= LEAST_WALL_S and not (what == MEMORY and job.is_running)
     if share is None or not is_judged:
         return ""
     good, low = THRESHOLDS[what]
@@ -62,7 +62,7 @@ def grade(what: str, share: Number, job: Judged) -> str:
 
 def grade_of_usage(group: UsageGroup) -> str | None:
     """Return the grade of the CPU time that several jobs used of the allocated; None if it is unknown."""
-    return grade(CORES, group.cpu_ratio, Judged("", False, LEAST_S, True, False)) or None
+    return grade(CORES, group.cpu_ratio, Judged("", False, LEAST_WALL_S, True, False)) or None
 
 
 class _Graded(NamedTuple):

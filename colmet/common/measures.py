@@ -131,8 +131,9 @@ _job = partial(_measure, JOBS)
 
 # before Colmet 1.0 there was no cpu_total; many kernels count cpu_run_real_total by clock ticks
 CPU_USED = _job(
-    *("cpu_used", "CPU used", "CPU time: that of the cgroup; without one, that of the tasks that are known."),
-    "cgroup.cpu_usage taskstats.cpu_total taskstats.cpu_run_virtual_total taskstats.cpu_run_real_total",
+    *("cpu_used", "CPU used", "CPU time: that of the cgroup; without one, of the tasks or processes that are known."),
+    "cgroup.cpu_usage taskstats.cpu_total taskstats.cpu_run_virtual_total taskstats.cpu_run_real_total "
+    "jobprocstats.cpu_time",
     has_origins=True,
     bound=BY_CPUS,
 )
@@ -146,7 +147,11 @@ CPU_UNATTRIBUTED = _job(
     time=LAST,
     bound=BY_CPUS,
 )
-CPUS = _job("cpus", "CPUs allocated", "CPUs that the job may run on.", "cgroup.cpus_allocated", time=MEAN)
+CPUS = _job(
+    *("cpus", "CPUs allocated", "CPUs that the job may run on."),
+    "cgroup.cpus_allocated jobprocstats.cpus_allowed",
+    time=MEAN,
+)
 CPU_THROTTLED = _job(
     "cpu_throttled", "throttled", "Time without a CPU by a quota, summed over CPUs.", "cgroup.throttled_time"
 )

@@ -12,7 +12,8 @@ from colmet.report.model import Advice, GpuUse, HostFigures, Number, Report
 
 # Thresholds. No advice is given with fewer samples, or a smaller share of the due ones.
 LEAST_SAMPLES, LEAST_RATIO = 2, 0.95
-LEAST_S = 60.0  # of wall time or CPU time; an earlier figure has no meaning
+# An earlier figure has no meaning: a short job mostly starts and ends. Waits are noisier than the use of cores.
+LEAST_WALL_S, LEAST_CPU_S = 30.0, 60.0
 LEAST_WAIT_S = 1.0
 IDLE = 0.02  # of the cores' time: below it, a job or a host is idle
 CPU_LOW = 0.5  # of the cores' time: below it, the CPU use is low
@@ -55,7 +56,7 @@ def _rule(
 
 
 _WAITING = ("cpu-wait", "throttled", "block-io", "swap", "reclaim")
-_MINUTE, _CPU_MINUTE = "(1 min of wall time or more)", "(1 min of CPU time or more)"
+_WALL, _CPU_MINUTE = "(30 s of wall time or more)", "(1 min of CPU time or more)"
 _RAN = "of the CPU time that they used"
 
 
@@ -115,13 +116,13 @@ def _memory_low(report: Report) -> str | None:
 
 def _is_one_core(report: Report) -> bool:
     used = report.cores
-    is_long = len(report.hosts) == 1 and report.wall_s >= LEAST_S
+    is_long = len(report.hosts) == 1 and report.wall_s >= LEAST_WALL_S
     return is_long and used is not None and ONE_CORE[0] <= used <= ONE_CORE[1] and (report.cpu.cpus or 0) >= 2
 
 
 @_rule(
     "one-core",
-    f"on one host, {ONE_CORE[0]} to {ONE_CORE[1]} of 2 or more cores were used on average {_MINUTE}",
+    f"on one host, {ONE_CORE[0]} to {ONE_CORE[1]} of 2 or more cores were used on average {_WALL}",
     ("cpu-wait", "throttled"),
 )
 def _one_core(report: Report) -> str | None:
@@ -133,9 +134,9 @@ def _one_core(report: Report) -> str | None:
     )
 
 
-@_rule("idle", f"less than {percent(IDLE)} of wall time by cores was used {_MINUTE}", _WAITING)
+@_rule("idle", f"less than {percent(IDLE)} of wall time by cores was used {_WALL}", _WAITING)
 def _idle(report: Report) -> str | None:
-    if report.cpu.used_ratio is None or report.cpu.used_ratio >= IDLE or report.wall_s < LEAST_S:
+    if report.cpu.used_ratio is None or report.cpu.used_ratio >= IDLE or report.wall_s < LEAST_WALL_S:
         return None
     cpus = report.cpu.cpus
     return (
@@ -144,10 +145,10 @@ def _idle(report: Report) -> str | None:
     )
 
 
-@_rule("cpu-low", f"{percent(IDLE)} to {percent(CPU_LOW)} of wall time by 2 or more cores was used {_MINUTE}", _WAITING)
+@_rule("cpu-low", f"{percent(IDLE)} to {percent(CPU_LOW)} of wall time by 2 or more cores was used {_WALL}", _WAITING)
 def _cpu_low(report: Report) -> str | None:
     used, working = report.cpu.used_ratio, _hosts(report, idle=False)
-    if used is None or not IDLE <= used < CPU_LOW or report.wall_s < LEAST_S:
+    if used is None or not IDLE <= used < CPU_LOW or report.wall_s < LEAST_WALL_S:
         return None
     if (
         (report.cpu.cpus or 0) < 2
@@ -162,10 +163,10 @@ def _cpu_low(report: Report) -> str | None:
     )
 
 
-@_rule("host-idle", f"a host used less than {percent(IDLE)} of its wall time by cores, and another one more {_MINUTE}")
+@_rule("host-idle", f"a host used less than {percent(IDLE)} of its wall time by cores, and another one more {_WALL}")
 def _host_idle(report: Report) -> str | None:
     hosts = _hosts(report, idle=True)
-    if not hosts or not _hosts(report, idle=False) or report.wall_s < LEAST_S:
+    if not hosts or not _hosts(report, idle=False) or report.wall_s < LEAST_WALL_S:
         return None
     names = some_of([host.host for host in hosts], 3)
     return (
@@ -174,10 +175,10 @@ def _host_idle(report: Report) -> str | None:
     )
 
 
-@_rule("imbalance", f"a host used {IMBALANCE} times the mean of those with {percent(IDLE)} or more {_MINUTE}")
+@_rule("imbalance", f"a host used {IMBALANCE} times the mean of those with {percent(IDLE)} or more {_WALL}")
 def _imbalance(report: Report) -> str | None:
     working = [(host.cores or 0.0, host.host) for host in _hosts(report, idle=False)]
-    if len(working) < 2 or report.wall_s < LEAST_S:
+    if len(working) < 2 or report.wall_s < LEAST_WALL_S:
         return None
     mean = sum(used for used, _ in working) / len(working)
     most, where = max(working)
@@ -209,7 +210,7 @@ def _tail(report: Report) -> str | None:
 @_rule("cpu-wait", f"tasks waited for a CPU for {percent(CPU_WAIT)} or more {_RAN} {_CPU_MINUTE}")
 def _cpu_wait(report: Report) -> str | None:
     time = report.time
-    if (time.running_s or 0) < LEAST_S or not over(time.waiting_cpu_s, time.running_s, CPU_WAIT):
+    if (time.running_s or 0) < LEAST_CPU_S or not over(time.waiting_cpu_s, time.running_s, CPU_WAIT):
         return None
     tasks = f" (up to {count(report.tasks_peak)} tasks)" if report.tasks_peak else ""
     waited = f"Its tasks waited {duration(time.waiting_cpu_s)} for a CPU and ran for {duration(time.running_s)}"
@@ -238,7 +239,7 @@ def _throttled(report: Report) -> str | None:
 @_rule("block-io", f"tasks waited for disks for {percent(BLOCK_IO)} or more {_RAN}, and for 1 min or more")
 def _block_io(report: Report) -> str | None:
     time = report.time
-    if not over(time.block_io_s, time.running_s, BLOCK_IO, LEAST_S):
+    if not over(time.block_io_s, time.running_s, BLOCK_IO, LEAST_CPU_S):
         return None
     return (
         f"Its tasks waited {duration(time.block_io_s)} for disks and ran for {duration(time.running_s)}. Read and "
@@ -267,7 +268,7 @@ def _reclaim(report: Report) -> str | None:
 
 @_rule("kernel-time", f"{percent(KERNEL)} or more of the CPU time was spent in the kernel {_CPU_MINUTE}")
 def _kernel_time(report: Report) -> str | None:
-    if (report.cpu.used_s or 0) < LEAST_S or (report.cpu.system_ratio or 0) < KERNEL:
+    if (report.cpu.used_s or 0) < LEAST_CPU_S or (report.cpu.system_ratio or 0) < KERNEL:
         return None
     return (
         f"Spent {percent(report.cpu.system_ratio)} of its CPU time in the kernel. Many "
@@ -278,11 +279,11 @@ def _kernel_time(report: Report) -> str | None:
 @_rule(
     "short-tasks",
     "1,000 processes and threads or more have ended, 10 a second or more, after less than 20 ms of CPU time each on "
-    f"average {_MINUTE}",
+    f"average {_WALL}",
 )
 def _short_tasks(report: Report) -> str | None:
     ended, used_s = report.tasks_ended, report.cpu.used_s
-    if ended is None or used_s is None or report.wall_s < LEAST_S:
+    if ended is None or used_s is None or report.wall_s < LEAST_WALL_S:
         return None
     if ended < max(SHORT_TASKS, SHORT_TASKS_RATE * report.wall_s) or used_s / ended >= SHORT_TASK_S:
         return None

@@ -8,7 +8,7 @@ from colmet.archive.columns import RUNNING
 from colmet.archive.grades import CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
 from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
-from colmet.report.advice import LEAST_S
+from colmet.report.advice import LEAST_WALL_S
 from colmet.report.model import BatchFacts, Judgement, Report, Use
 from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
@@ -37,8 +37,8 @@ def no_verdict(report: Report) -> str:
     """Return why there is no verdict, as a sentence."""
     if report.advice_withheld:
         why = report.advice_withheld
-    elif report.wall_s < LEAST_S:
-        why = f"the job has run for {duration(report.wall_s)}, and {duration(LEAST_S)} are required"
+    elif report.wall_s < LEAST_WALL_S:
+        why = f"the job has run for {duration(report.wall_s)}, and {duration(LEAST_WALL_S)} are required"
     else:
         why = "; ".join(_ungraded(report))
     return f"No verdict: {why}."

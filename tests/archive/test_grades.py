@@ -51,7 +51,7 @@ def test_a_share_at_a_threshold_has_the_better_grade(what):
         ({"state": TIMEOUT}, GOOD, GOOD, EXCEEDED),
         ({"state": OUT_OF_MEMORY}, GOOD, EXCEEDED, ""),
         ({"is_killed": True}, GOOD, EXCEEDED, GOOD),
-        ({"wall_s": 59.0}, "", "", GOOD),
+        ({"wall_s": 29.0}, "", "", GOOD),
         ({"is_measured": False}, "", "", GOOD),
     ],
 )

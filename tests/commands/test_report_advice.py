@@ -33,7 +33,7 @@ def gather_all(history):
     return gather(history, JobInterval(42), START + 10**6)
 
 
-def cut(report, wall_s=59.0):
+def cut(report, wall_s=29.0):
     """The same in less time."""
     part = wall_s / report.wall_s
     of_cpu = replace(report.cpu, used_s=report.cpu.used_s * part, available_s=report.cpu.available_s * part)
@@ -41,7 +41,7 @@ def cut(report, wall_s=59.0):
 
 
 BUSY = of_hosts(3.0)
-SHORT = replace(BUSY, wall_s=59)
+SHORT = replace(BUSY, wall_s=29)
 
 
 def cpu(report=BUSY, **values):
@@ -121,7 +121,7 @@ FIRES = [
     ("idle", of_hosts(0.07), of_hosts(0.09), "already finished?"),
     ("cpu-low", of_hosts(1.5), of_hosts(2.1), "Used 1.5 of 4 cores (38 %)"),
     ("cpu-low", of_hosts(3.0, 0.0, 0.0), of_hosts(1.0), "on 1 of 3 hosts"),
-    ("cpu-low", of_hosts(1.5), replace(of_hosts(1.5), wall_s=59), "Ask for fewer"),
+    ("cpu-low", of_hosts(1.5), replace(of_hosts(1.5), wall_s=29), "Ask for fewer"),
     ("host-idle", of_hosts(3.0, 0.05), of_hosts(3.0, 0.1), "1 of 2 hosts were almost idle: node-2."),
     ("cpu-low", cpu(of_hosts(1.5), cpus=2), cpu(of_hosts(1.5), cpus=1), "Ask for fewer"),
     ("host-idle", cut(of_hosts(3.0, 0.05), 60.0), cut(of_hosts(3.0, 0.05)), "node-2."),
@@ -151,7 +151,7 @@ FIRES = [
     ),
     ("short-tasks", ended(40_000, 799.0), ended(40_000, 800.0), "20 ms"),
     ("short-tasks", ended(1000, 10.0, 90.0), ended(999, 10.0, 90.0), "with 10 ms of CPU time each"),
-    ("short-tasks", ended(1000, 10.0, 60.0), ended(1000, 10.0, 59.0), "a loop in one program"),
+    ("short-tasks", ended(1000, 10.0, 30.0), ended(1000, 10.0, 29.0), "a loop in one program"),
     ("small-io", calls(2e6, 100), calls(2e6, 5000), "2.00 million reads and writes of 100 B each"),
     ("kernel-time", cpu(used_s=60.0, user_s=30.0, system_s=30.0), cpu(used_s=59.0, user_s=1.0, system_s=30.0), "50 %"),
     ("small-io", calls(1e6, 100), calls(9.9e5, 100), "Buffer them"),

@@ -32,14 +32,17 @@ class Tree:
         self.job = Job(fake.host, 1, "bob", ["/job"])
         self.pids = []
 
-    def process(self, pid, io=0, ppid=1, pages=100, shared=20, shmem_kb=4):
+    def process(self, pid, io=0, ppid=1, pages=100, shared=20, shmem_kb=4, ticks=(0, 0, 0, 0), cpus="3"):
         """Make or change a process; its I/O counters are io, io+1, ..."""
         if pid not in self.pids:
             self.pids.append(pid)
         counters = "".join(f"{name}: {io + n}\n" for n, name in enumerate(IO))
         self.fake.write(f"/proc/{pid}/io", counters)
         self.fake.write(f"/proc/{pid}/statm", f"{pages * 2} {pages} {shared} 1 0 5 0\n")
-        status = f"Name:\tx\nTgid:\t{pid}\nPPid:\t{ppid}\nVmRSS:\t1 kB\nRssShmem:\t     {shmem_kb} kB\nThreads:\t1\n"
+        times = " ".join(map(str, ticks))
+        self.fake.write(f"/proc/{pid}/stat", f"{pid} (a ) b) S {ppid} 1 1 0 -1 4194560 1 0 0 0 {times} 20 0 1 0 9 8 7\n")
+        status = f"Name:\tx\nTgid:\t{pid}\nPPid:\t{ppid}\nVmRSS:\t1 kB\nRssShmem:\t     {shmem_kb} kB\n"
+        status += f"Threads:\t1\nCpus_allowed:\t{cpus}\n"
         self.fake.write(f"/proc/{pid}/status", status)
 
     def end(self, pid):
@@ -64,7 +67,7 @@ def tree(fake):
 
 
 def test_a_captured_process_reads_as_its_files_say(fake):
-    for name in ("io", "status", "statm"):
+    for name in ("io", "stat", "status", "statm"):
         fake.write(f"/proc/40/{name}", (CAPTURE / f"pid_{name}").read_bytes())
     fake.write("/job/cgroup.procs", "40\n")
     backend = JobprocBackend(fake.host)
@@ -75,6 +78,8 @@ def test_a_captured_process_reads_as_its_files_say(fake):
     status = dict(line.split(":", 1) for line in (CAPTURE / "pid_status").read_text().splitlines())
     for name in ("VmSize", "VmRSS", "RssShmem"):
         assert f"{row.values[name]} kB" == status[name].strip()
+    assert row.values["cpu_time"] == (7 + 15) * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    assert row.values["cpus_allowed"] == 2
 
 
 def test_io_and_memory_are_summed_over_processes(tree):
@@ -88,6 +93,29 @@ def test_io_and_memory_are_summed_over_processes(tree):
     assert values["RssAnon"] == (80 + 30) * PAGE_KB
     assert values["memory_used"] == (80 + 30 + 20) * PAGE_KB * 1024, "what they share counts once"
     assert values["processes"] == 2
+
+
+def test_cpu_time_is_of_its_processes_and_of_children_that_they_waited_for(tree):
+    tick_ns = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    tree.process(10, ticks=(1, 2, 3, 4))
+    tree.process(11, ppid=10, ticks=(20, 10, 0, 0))
+    assert tree.sample()["cpu_time"] == 40 * tick_ns
+    tree.end(11)
+    tree.process(10, io=10, ticks=(1, 2, 23, 14))
+    assert tree.sample()["cpu_time"] == 40 * tick_ns, "its parent has waited for it"
+    tree.process(12, io=50, ppid=10, ticks=(5, 0, 0, 0))
+    tree.sample()
+    tree.end(12)
+    assert tree.sample()["cpu_time"] == 45 * tick_ns, "nobody waits for it"
+
+
+def test_cpus_are_those_of_all_processes_and_missing_when_unknown(tree):
+    tree.process(10, cpus="00000001,00000003")
+    tree.process(11, cpus="6")
+    assert tree.sample()["cpus_allowed"] == 4
+    tree.process(10, pages=101, shared=21, cpus="?")
+    tree.process(11, pages=101, shared=21, cpus="")
+    assert tree.sample()["cpus_allowed"] is None
 
 
 def test_a_job_without_a_process_has_no_row_until_it_had_one(tree):
@@ -462,7 +490,7 @@ def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
     for _ in range(20):
         with subprocess.Popen(["sleep", "60"]) as process:
             list(backend.sample([Job(Host(), 1, pids=[process.pid])]))
-            assert kept() == 3
+            assert kept() == 4
             process.kill()
         list(backend.sample([]))
         assert kept() == 0

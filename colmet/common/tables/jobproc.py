@@ -18,6 +18,12 @@ IO_FIELDS = [
     _io("write_bytes", "bytes", "Bytes written, or to be written, to storage."),
     _io("cancelled_write_bytes", "bytes", "Bytes of write_bytes cancelled by a truncation."),
 ]
+CPU_FIELD = counter(
+    "cpu_time",
+    "nsec",
+    "CPU time of its processes and of the ended children that they have waited for, counted in clock ticks.",
+    "/proc/<pid>/stat utime, stime, cutime and cstime",
+)
 SCHEMA = Schema(
     "jobprocstats_default",
     "job",
@@ -43,5 +49,7 @@ SCHEMA = Schema(
         ),
         gauge("processes", "count", "Its processes now.", "cgroup.procs"),
         gauge("tasks", "count", "Its tasks now, threads too.", "tasks, or cgroup.threads"),
+        CPU_FIELD,
+        gauge("cpus_allowed", "count", "CPUs that its processes may run on.", "/proc/<pid>/status Cpus_allowed"),
     ],
 )

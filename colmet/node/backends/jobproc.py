@@ -1,4 +1,4 @@
-"""I/O, memory and tasks of each job's processes, from /proc.
+"""CPU time, I/O, memory and tasks of each job's processes, from /proc.
 
 With --enable-jobproc, all values for all jobs. Without that option, only memory and tasks of jobs not counted by a
 cgroup, as with OAR 2 by default: one file for each process and tick, a third of the cost. --disable-jobproc turns that
@@ -21,7 +21,7 @@ from colmet.common.errors import ParseError
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.logs import OnceLog
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
-from colmet.common.tables.jobproc import IO_FIELDS, SCHEMA
+from colmet.common.tables.jobproc import CPU_FIELD, IO_FIELDS, SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
@@ -38,9 +38,17 @@ MEMORY, TASKS = "memory_current", "pids_current"  # columns of cgroup_default
 _OF_PROCESS = Schema(
     "jobprocstats_process",
     "job",
-    [*SCHEMA.fields[:11], Field("RssMapped", "kbytes", "gauge", "Of files and shared.", fold="max")],
+    [
+        *IO_FIELDS,
+        CPU_FIELD,
+        *SCHEMA.fields[len(IO_FIELDS) : 11],
+        Field("RssMapped", "kbytes", "gauge", "Of files and shared.", fold="max"),
+    ],
 )
 _IO = slice(0, len(IO_FIELDS))
+# Counters that a process takes over from each child that it waits for.
+_INHERITED = slice(0, len(IO_FIELDS) + 1)
+_NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _IO_KEYS = [field.name.encode() + b":" for field in IO_FIELDS]
 _NO_IO = [MISSING_INT] * len(IO_FIELDS)
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
@@ -79,16 +87,38 @@ def parse_statm(data: bytes) -> Resident:
     return Resident(int(size) * _PAGE_KB, int(resident) * _PAGE_KB, int(mapped) * _PAGE_KB)
 
 
+def parse_cpu_time(data: bytes) -> int:
+    """Return the CPU time of a process and of its ended children, in ns, from /proc/<pid>/stat.
+
+    Raises:
+        ValueError, IndexError: another form.
+    """
+    # The program's name is in parentheses, and may have spaces and parentheses itself.
+    words = data[data.rindex(b")") :].split(None, 16)
+    return sum(map(int, words[12:16])) * _NSEC_PER_TICK
+
+
+def parse_cpu_mask(status: bytes) -> int:
+    """Return the CPUs that a process may run on, a bit for each, from /proc/<pid>/status; 0 for another form."""
+    _, _, rest = status.partition(b"\nCpus_allowed:")
+    try:
+        return int(rest.partition(b"\n")[0].replace(b",", b""), 16)
+    except ValueError:
+        return 0
+
+
 class _Process:
     """One process: its open files, and its rarely changing values."""
 
-    __slots__ = ("_io", "_shape", "_shmem_kb", "_statm", "_status", "pid", "ppid", "serial")
+    __slots__ = ("_io", "_shape", "_shmem_kb", "_stat", "_statm", "_status", "cpu_mask", "pid", "ppid", "serial")
 
     def __init__(self, host: Host, pid: int) -> None:
         self.pid = pid
         self.serial = 0  # unique to the process, unlike the pid; 0 until it has been read
         self.ppid = 0
+        self.cpu_mask = 0
         self._io = host.keep(f"/proc/{pid}/io")
+        self._stat = host.keep(f"/proc/{pid}/stat")
         self._statm = host.keep(f"/proc/{pid}/statm")
         self._status = host.keep(f"/proc/{pid}/status")
         self._shape: tuple[int, int] | None = None
@@ -112,12 +142,17 @@ class _Process:
             memory = [of.resident, self._shmem_kb, of.size, of.anonymous, of.mapped]
         except ValueError as err:
             raise ParseError(self._statm.path, data[:80]) from err
+        data = self._stat.read()
+        try:
+            cpu_ns = parse_cpu_time(data)
+        except (ValueError, IndexError) as err:
+            raise ParseError(self._stat.path, data[:80]) from err
         try:
             data = self._io.read()
         except PermissionError:
-            return _NO_IO + memory
+            return [*_NO_IO, cpu_ns, *memory]
         try:
-            return parse_io(data) + memory
+            return [*parse_io(data), cpu_ns, *memory]
         except ValueError as err:
             raise ParseError(self._io.path, data[:80]) from err
 
@@ -148,6 +183,7 @@ class _Process:
         status = self._status.read()
         try:
             self.ppid = number_after(status, b"\nPPid:")
+            self.cpu_mask = parse_cpu_mask(status)
             if b"\nRssShmem:" in status:
                 self._shmem_kb = number_after(status, b"\nRssShmem:")
             elif b"\nVmRSS:" in status:
@@ -159,6 +195,7 @@ class _Process:
 
     def close(self) -> None:
         self._io.close()
+        self._stat.close()
         self._statm.close()
         self._status.close()
 
@@ -350,13 +387,21 @@ class JobprocBackend(InputBackend):
         self._members = {job.id: self._members[job.id] for job in jobs}
         return rows
 
-    @staticmethod
-    def _row(job: Job, totals: Ints) -> Values:
+    def _row(self, job: Job, totals: Ints) -> Values:
         row = dict(as_values(_OF_PROCESS, totals))
         mapped, anonymous = row.pop("RssMapped"), row["RssAnon"]
         if mapped is not None and anonymous is not None:
             row["memory_used"] = (mapped + anonymous) * 1024
-        return {**row, "processes": len(job.pids()), "tasks": len(job.tids())}
+        cpus = 0
+        for pid in job.pids():
+            if pid in self._processes:
+                cpus |= self._processes[pid].cpu_mask
+        return {
+            **row,
+            "processes": len(job.pids()),
+            "tasks": len(job.tids()),
+            "cpus_allowed": bin(cpus).count("1") or None,
+        }
 
     def _read_all(
         self, jobs: Sequence[Job], former: Mapping[int, _Process]
@@ -435,9 +480,9 @@ class JobprocBackend(InputBackend):
         return None if values is None else (process, values)
 
     def _inherited(self, job: int, keys: Ints, values: Ints) -> set[int]:
-        """Return the ended processes whose I/O a living one of the job has taken over, by serial.
+        """Return the ended processes whose counters a living one of the job has taken over, by serial.
 
-        When a process waits for its child, the kernel adds the child's I/O to its own (kernel/exit.c). So an ended
+        When a process waits for its child, the kernel adds the child's counters to its own (kernel/exit.c). So an ended
         process is excluded from the ended ones' sum if its nearest living ancestor's counters have grown by at least
         its own values.
         """
@@ -446,9 +491,9 @@ class JobprocBackend(InputBackend):
         if not ended.any():
             return set()
         ended_pids = {self._by_serial[serial].pid: serial for serial in old_keys[ended].tolist()}
-        had = dict(zip(old_keys.tolist(), old_values[:, _IO]))
+        had = dict(zip(old_keys.tolist(), old_values[:, _INHERITED]))
         # of the living, by serial
-        growth = {key: row - had.get(key, 0) for key, row in zip(keys.tolist(), values[:, _IO])}
+        growth = {key: row - had.get(key, 0) for key, row in zip(keys.tolist(), values[:, _INHERITED])}
         inherited = set()
         for serial in sorted(ended_pids.values(), key=lambda serial: -int(had[serial].sum())):
             ppid = self._by_serial[serial].ppid
