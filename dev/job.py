@@ -22,11 +22,6 @@ CONTROLLERS = ("memory", "blkio", "pids")  # of cgroup v1, beside those of the C
 MIB = 1 << 20
 
 
-def cgroup_version() -> int:
-    """Return 1 if the kernel counts the jobs' CPU time by cgroup v1, else 2."""
-    return 1 if any("cpuacct" in options for _, options in mounts("cgroup")) else 2
-
-
 def directory_name(version: int, user: str, job: int) -> str:
     """Return the name of the job's directory: OAR 2 makes USER_JOB in cgroup v1, OAR 3 oar-uUID-jJOB in cgroup v2.
 
@@ -63,12 +58,11 @@ def run(job: int, user: str, limit_mib: int | None, command: Sequence[str]) -> i
     """Run a command as a job; return its exit status, of a signal as a shell does.
 
     Raises:
-        Failed: no root, no cgroups, or no such user.
+        Failed: no cgroup can be made here, or there is no such user.
     """
-    version = cgroup_version()
-    root = JobRoot(ROOTS[version], CONTROLLERS, shared=True)
+    root = JobRoot(ROOTS, CONTROLLERS, shared=True)
     with contextlib.closing(root):
-        cgroup = root.job(directory_name(version, user, job))
+        cgroup = root.job(directory_name(root.version, user, job))
         if limit_mib is not None:
             limit_memory(cgroup.path, limit_mib * MIB)
         try:

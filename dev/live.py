@@ -9,6 +9,7 @@ import json
 import os
 import queue
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,49 +78,64 @@ def _point_of(controller: str) -> str | None:
 class JobRoot:
     """A directory for the cgroups of jobs, made like OAR's and removed at the end.
 
-    OAR 2 makes cgroup v1 directories in cpuset and cpuacct. A machine without both of them gets directories of cgroup
-    v2: the kernel counts the CPU time there as well.
+    OAR 2 makes cgroup v1 directories in cpuset and cpuacct. Where these cannot be made, the directories are of cgroup
+    v2, at its top or in the cgroup of this process: the kernel counts the CPU time there as well.
 
     Args:
-        name: of the directory.
+        name: of the directory, or its name by version of cgroups.
         more: further controllers of cgroup v1 for jobs, if mounted.
         shared: whether others may have made it, and use it.
 
     Attributes:
         path: value for ``--cpuset_rootpath`` of colmet-node.
+        version: of cgroups, 1 or 2.
 
     Raises:
-        Failed: no root, or no cgroups.
+        Failed: no cgroup can be made and joined here; the text has the reason for each place.
     """
 
-    def __init__(self, name: str, more: Sequence[str] = (), shared: bool = False) -> None:
+    def __init__(self, name: str | Mapping[int, str], more: Sequence[str] = (), shared: bool = False) -> None:
         self._stack = contextlib.ExitStack()
         self._jobs: list[LiveJob] = []
-        others = [point for point in map(_point_of, more) if point is not None]
-        points: Sequence[str | None] = [_point_of("cpuset"), *others, _point_of("cpuacct")]
-        self._scale, self._usage = 1, "cpuacct.usage"
-        if None in points:
-            points = [point for point, _ in mounts("cgroup2")][:1]
-            self._scale, self._usage = 1000, "cpu.stat"
-        if not points:
-            raise Failed("this machine counts no cgroup's CPU time: mount cpuset and cpuacct, or cgroup2")
-        paths = dict.fromkeys(Path(str(point)) / name for point in points)
-        self._paths = list(paths)
-        for path in self._paths:
-            if not shared:
-                _make(path, self._stack)
-            elif not path.is_dir():
-                _make(path, self._stack, tries=1)
-        self.path = self._paths[0]
+        reasons = []
+        for version, places in _cgroup_places(more):
+            paths = [place / (name if isinstance(name, str) else name[version]) for place in places]
+            try:
+                self._make(paths, shared)
+            except Failed as err:
+                reasons.append(str(err))
+                continue
+            self._paths, self.path, self.version = paths, paths[0], version
+            return
+        reason = "; ".join(reasons) or "no cgroup file system that counts CPU time is mounted"
+        raise Failed(f"{reason} (it needs root of the machine, or a container with --privileged)")
 
-    def job(self, name: str) -> LiveJob:
-        """Make the cgroups of a job."""
+    def _make(self, paths: Sequence[Path], shared: bool) -> None:
+        """Make the directories, and let a process join a job in them."""
+        with contextlib.ExitStack() as undo:
+            for path in paths:
+                if not (shared and path.is_dir()):
+                    _make(path, undo, tries=1 if shared else 100)
+            with contextlib.ExitStack() as trial:
+                _join([_make(path / f"trial-{os.getpid()}", trial) for path in paths])
+            self._stack = undo.pop_all()
+
+    def job(self, name: str, cpus: Collection[int] = ()) -> LiveJob:
+        """Make the cgroups of a job.
+
+        Args:
+            name: of the directory, as the batch system names it.
+            cpus: those that the job may use; all without any.
+
+        Raises:
+            Failed: they cannot be made.
+        """
         stack = contextlib.ExitStack()
         with contextlib.ExitStack() as undo:
             undo.callback(stack.close)
-            directories = [_make(path / name, stack) for path in self._paths]
+            directories = [_make(path / name, stack, cpus=cpus) for path in self._paths]
             undo.pop_all()
-        made = LiveJob(directories, self._usage, self._scale, stack)
+        made = LiveJob(directories, self.version, cpus, stack)
         self._jobs.append(made)
         return made
 
@@ -136,14 +152,26 @@ class JobRoot:
         self._stack.close()
 
 
+def _cgroup_places(more: Sequence[str]) -> Iterator[tuple[int, list[Path]]]:
+    """Yield the places where this process may be allowed to make cgroups: their version, and a directory each."""
+    points = [_point_of("cpuset"), *filter(None, map(_point_of, more)), _point_of("cpuacct")]
+    if None not in points:
+        yield 1, list(dict.fromkeys([Path(str(point)) for point in points]))
+    own = next((line[3:] for line in Path("/proc/self/cgroup").read_text().splitlines() if line.startswith("0::")), "/")
+    for point, _ in mounts("cgroup2"):
+        # systemd gives a user, and an engine a container, a cgroup of their own.
+        for place in dict.fromkeys([Path(point), Path(point + own)]):
+            yield 2, [place]
+
+
 class LiveJob:
     """The cgroups of a job, made by `JobRoot.job`; `path` is the directory found by Colmet."""
 
-    def __init__(self, paths: Sequence[Path], usage: str, scale: int, stack: contextlib.ExitStack) -> None:
+    def __init__(self, paths: Sequence[Path], version: int, cpus: Collection[int], stack: contextlib.ExitStack) -> None:
         self.path = paths[0]
-        self._joined = [path / "cgroup.procs" for path in paths]
-        self._usage = paths[-1] / usage
-        self._scale = scale
+        self._paths = paths
+        self._usage, self._scale = (paths[-1] / "cpuacct.usage", 1) if version == 1 else (self.path / "cpu.stat", 1000)
+        self._cpus = cpus
         self._stack = stack
         self._processes: list[subprocess.Popen[str]] = []
 
@@ -159,10 +187,17 @@ class LiveJob:
 
     def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
         """Start a command in the cgroups: its process joins them before exec."""
-        script = "".join(f"echo $$ > '{path}'; " for path in self._joined) + 'exec "$@"'
-        process = subprocess.Popen(["/bin/sh", "-c", script, "sh", *command], text=True, **options)
+        script = "".join(f"echo $$ > '{path}/cgroup.procs'; " for path in self._paths) + 'exec "$@"'
+        process = subprocess.Popen(["/bin/sh", "-e", "-c", script, "sh", *command], text=True, **options)
+        if self._cpus:
+            os.sched_setaffinity(process.pid, self._cpus)
         self._processes.append(process)
         return process
+
+    def wait(self) -> None:
+        """Wait for the end of all started processes."""
+        for process in self._processes:
+            process.wait()
 
     def close(self) -> None:
         """End the remaining processes, and remove the cgroups; may be called again."""
@@ -173,16 +208,134 @@ class LiveJob:
         self._stack.close()
 
 
-def _make(path: Path, stack: contextlib.ExitStack, tries: int = 100) -> Path:
+class ListedRoot:
+    """A directory for jobs where no cgroup can be made: plain files list the processes of each job.
+
+    colmet-node reads them as those of cgroups, and measures the processes through /proc, and by netlink if it may.
+
+    Args:
+        path: a directory, made here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        path.mkdir()
+        self.path = path
+        self._jobs: list[ListedJob] = []
+
+    def job(self, name: str, cpus: Collection[int] = ()) -> ListedJob:
+        """Make the directory of a job; see `JobRoot.job`."""
+        made = ListedJob(self.path / name, cpus)
+        self._jobs.append(made)
+        return made
+
+    def end(self, job: ListedJob) -> None:
+        """End the remaining processes of a job, and remove its directory."""
+        job.close()
+        self._jobs.remove(job)
+
+    def close(self) -> None:
+        """End the remaining processes of all jobs; may be called again."""
+        for job in self._jobs:
+            job.close()
+        self._jobs = []
+
+
+class ListedJob:
+    """A job of one process and its descendants, made by `ListedRoot.job`: a thread keeps its lists up to date."""
+
+    PERIOD_S = 0.1
+    LISTS = ("cgroup.procs", "tasks")
+
+    def __init__(self, path: Path, cpus: Collection[int]) -> None:
+        path.mkdir()
+        self.path = path
+        self._cpus = cpus
+        self._process: subprocess.Popen[str] | None = None
+        self._cpu_ns = 0
+        self._has_ended = threading.Event()
+        for name in self.LISTS:
+            (path / name).touch()
+        self._thread = threading.Thread(target=self._list_processes, daemon=True)
+
+    def cpu_ns(self) -> int:
+        """Return the CPU time that the kernel counted until the job's first process ended; 0 before. See wait4(2)."""
+        return self._cpu_ns
+
+    def start(self, command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        """Start the job's first process, in a session of its own, by which its descendants are found."""
+        self._process = subprocess.Popen(command, text=True, start_new_session=True, **options)
+        if self._cpus:
+            os.sched_setaffinity(self._process.pid, self._cpus)
+        self._write_lists()
+        self._thread.start()
+        return self._process
+
+    def _list_processes(self) -> None:
+        while not self._has_ended.wait(self.PERIOD_S):
+            self._write_lists()
+
+    def _write_lists(self) -> None:
+        assert self._process is not None
+        tasks = list(_tasks_of_session(self._process.pid))
+        processes = [pid for pid, tid in tasks if pid == tid]
+        # All lines have one length, so that a reader in the middle of a write sees whole numbers.
+        for name, numbers in zip(self.LISTS, (processes, [tid for _, tid in tasks])):
+            with (self.path / name).open("r+") as file:
+                file.write("".join(f"{number:>10}\n" for number in numbers))
+                file.truncate()
+
+    def wait(self) -> None:
+        """Wait for the end of the first process."""
+        assert self._process is not None
+        if self._process.returncode is None:
+            _, status, usage = os.wait4(self._process.pid, 0)
+            self._process.returncode = os.waitstatus_to_exitcode(status)
+            self._cpu_ns = round((usage.ru_utime + usage.ru_stime) * NS)
+
+    def close(self) -> None:
+        """End the remaining processes, and remove the directory; may be called again."""
+        self._has_ended.set()
+        if self._process is not None:
+            self._thread.join()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self.wait()
+            for file in (self._process.stdin, self._process.stdout):
+                if file is not None:
+                    file.close()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+
+def _tasks_of_session(session: int) -> Iterator[tuple[int, int]]:
+    """Yield process and thread of each task in a session. Source: /proc/<pid>/stat, column 6."""
+    for directory in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # It has ended meanwhile.
+            if int((directory / "stat").read_text().rpartition(")")[2].split()[3]) == session:
+                for name in os.listdir(directory / "task"):
+                    yield int(directory.name), int(name)
+
+
+def _make(path: Path, stack: contextlib.ExitStack, tries: int = 100, cpus: Collection[int] = ()) -> Path:
     try:
         path.mkdir()
     except OSError as err:
         raise Failed(f"cannot make the cgroup {path}: {err.strerror}") from err
     stack.callback(_remove, path, tries)
-    for name in ("cpuset.cpus", "cpuset.mems"):  # v1: no process can join without them
+    # Of version 1: no process can join without them.
+    for name in ("cpuset.cpus", "cpuset.mems"):
         if (path / name).exists() and not (path / "cgroup.controllers").exists():
-            (path / name).write_text((path.parent / name).read_text())
+            text = (path.parent / name).read_text()
+            (path / name).write_text(",".join(map(str, sorted(cpus))) if cpus and name == "cpuset.cpus" else text)
     return path
+
+
+def _join(paths: Sequence[Path]) -> None:
+    """Let a process join these cgroups, and end."""
+    script = "".join(f"echo $$ > '{path}/cgroup.procs'; " for path in paths)
+    done = subprocess.run(["/bin/sh", "-e", "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode:
+        reason = done.stderr.strip().rpartition(": ")[2]
+        raise Failed(f"no process can join the cgroup {paths[0].parent}: {reason}")
 
 
 def _remove(path: Path, tries: int) -> None:
