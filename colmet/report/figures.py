@@ -56,13 +56,13 @@ SHARED = {
 
 def cpu_of(stays: Sequence[Stay]) -> Cpu:
     """Return the CPU time and the allocated CPUs of all hosts."""
-    by_cgroup = any(stay.count(CPU_USED.best) for stay in stays)
+    origins = [source.origin for source in CPU_USED.sources if any(stay.count(source) for stay in stays)]
     used = added(stay.cpu_s for stay in stays)
     allocated = [(stay.wall_s, stay.cpus) for stay in stays if stay.cpus is not None and stay.cpu_s is not None]
     is_known = len(allocated) == len(stays)  # else a part would be taken for the whole
     return Cpu(
         used_s=used,
-        source="" if used is None else "cgroup" if by_cgroup else "tasks",
+        source="" if used is None else next(iter(origins), ""),
         user_s=_sum(stays, measures.CPU_USER),
         system_s=_sum(stays, measures.CPU_SYSTEM),
         unattributed_s=added(_unattributed_s(stay) for stay in stays),

@@ -40,7 +40,7 @@ class Cpu:
     """CPU time, of all hosts."""
 
     used_s: Number = None  # by the job
-    source: str = ""  # ``cgroup`` if counted by the kernel for the job's cgroup, ``tasks`` for the sum of its tasks
+    source: str = ""  # ``cgroup`` if counted by the kernel for it, else the sum over its ``tasks``, or ``processes``
     user_s: Number = None  # part of it in user mode
     system_s: Number = None  # part of it in the kernel
     unattributed_s: Number = None  # part of it by no known task

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colmet.archive.columns import CANCELLED, DONE, ENDED, RUNNING
-from colmet.common.measures import PROCESSES
+from colmet.common.measures import PROCESSES, TASKS
 from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import (
@@ -198,7 +198,7 @@ class Page:
             what = "core" if cpu.cpus == 1 else "cores"
             yield self.bar(cpu.used_ratio) + Text(f"used {cores(report.cores)}{of} {what} on average")
         of = f" of {duration(cpu.available_s)}" if cpu.available_s else ""
-        how = ", by its tasks (its cgroup was not measured)" if cpu.source == "tasks" else ""
+        how = f", by its {cpu.source} (its cgroup was not measured)" if cpu.source in (TASKS, PROCESSES) else ""
         kinds = listed(
             ("user", rough_percent(None if cpu.system_ratio is None else (1 - cpu.system_ratio) or None)),
             ("system", rough_percent(cpu.system_ratio or None)),

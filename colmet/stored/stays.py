@@ -235,8 +235,11 @@ class Stay:
     @_kept
     def cpus(self) -> Number:
         """Return the number of CPUs the job may run on."""
-        values = self.values(measures.CPUS.best)
-        return float(values.mean()) if len(values) else None
+        for source in measures.CPUS.sources:
+            values = self.values(source)
+            if len(values):
+                return float(values.mean())
+        return None
 
     @property
     def memory_peak(self) -> Number:
