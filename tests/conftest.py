@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,8 @@ from hypothesis import settings
 from colmet.common.runtime import service_unit
 
 pytest.register_assert_rewrite("tests.support", "tests.beds")  # their assertions show the values, too
-from tests.support.machine import LIB_RAPL, CgroupRoot, FakeRoot, cannot_run, missing_rights  # noqa: E402
+from tests.support import place  # noqa: E402
+from tests.support.machine import LIB_RAPL, CgroupRoot, FakeRoot  # noqa: E402
 
 ROOT = Path(__file__).resolve().parents[1]
 # programs that tests start find colmet, dev and tests, whatever their working directory is
@@ -29,11 +31,38 @@ sys.dont_write_bytecode = False
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 
+def pytest_terminal_summary(terminalreporter):
+    """List what was skipped and why, the shortest reasons first."""
+    reasons = Counter([report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())])
+    if reasons:
+        terminalreporter.section("skipped")
+    for reason in sorted(reasons, key=len):
+        text = " ".join(reason.removeprefix("Skipped: ").split())
+        terminalreporter.write_line(f"{reasons[reason]:>5}  {text}")
+
+
 @pytest.fixture
 def root():
     """The test needs root of the machine: root of a container may not measure."""
-    if missing := missing_rights():
-        cannot_run(missing)
+    place.require(place.machine_refusal())
+
+
+@pytest.fixture
+def mounts():
+    """The test mounts file systems in a mount namespace of its own."""
+    place.require(place.mount_refusal())
+
+
+@pytest.fixture
+def other_user():
+    """The test has a process that becomes another user."""
+    place.require(place.user_refusal())
+
+
+@pytest.fixture
+def other_owner():
+    """The test gives a file to another owner."""
+    place.require(place.owner_refusal())
 
 
 @pytest.fixture
@@ -43,8 +72,7 @@ def fake(tmp_path):
 
 @pytest.fixture(scope="session")
 def lib_rapl_built(tmp_path_factory):
-    if not (shutil.which("make") and shutil.which("cc")):
-        cannot_run("lib_rapl needs make and a C compiler")
+    place.require_programs("make", "cc")
     folder = tmp_path_factory.mktemp("clib") / "lib_rapl"
     shutil.copytree(LIB_RAPL, folder, ignore=shutil.ignore_patterns("*.so"))
     done = subprocess.run(["make", "-C", str(folder)], capture_output=True, text=True, check=False)

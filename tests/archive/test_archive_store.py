@@ -102,7 +102,7 @@ def test_every_column_has_a_sentence_and_a_name_of_its_own():
     assert all(column.help.endswith(".") for column in JOB_COLUMNS.values())
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes another user")
+@pytest.mark.usefixtures("other_user")
 def test_a_reader_without_the_right_to_write_reads_it_with_and_without_its_collector(tmp_path):
     (tmp_path / "d").mkdir()
     path = tmp_path / "d/a.archive.sqlite"

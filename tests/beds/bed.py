@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tests.support.daemons import Daemon
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import free_port
 
 HERE = Path(__file__).parent

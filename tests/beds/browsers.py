@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dev.browsers.chromium import Chromium
 from dev.browsers.firefox import Firefox
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 
 COMMON = Path(__file__).with_name("common.sh")
 PACKAGES = {"chromium": Chromium, "firefox-esr": Firefox}

@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 
 ROOT = Path(__file__).parents[2]
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

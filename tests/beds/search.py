@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 import requests
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run, require_programs
 from tests.support.waiting import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -127,8 +127,7 @@ def _jars(kind):
         return known.read_text()
     if shutil.which("mvn") is None:
         need("maven")
-    if shutil.which("mvn") is None:
-        cannot_run("the jars of the search servers come with Maven; it is the package maven")
+    require_programs("mvn")
     new = known.with_suffix(f".{os.getpid()}")
     print(f"search bed: fetching {kind.vendor} {kind.version}", file=sys.stderr, flush=True)
     command = [

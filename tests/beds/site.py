@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import wait_for
 
 COMMON = Path(__file__).with_name("common.sh")

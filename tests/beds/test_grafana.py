@@ -33,7 +33,7 @@ from dev.live import JobRoot
 from tests.beds import grafana
 from tests.beds.search import Server
 from tests.support.daemons import Daemon
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import free_port, wait_for
 
 pytestmark = pytest.mark.live

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 
 DASHBOARDS = sorted((Path(__file__).parents[2] / "packaging/grafana/dashboards").rglob("*.json"))
 VERSIONS = {"10.4": "1769699796!10.4.0", "11.6": "1769699379!11.6.0"}

@@ -20,7 +20,7 @@ import pytest
 from colmet.common.transport import Push
 from colmet.web.credentials import Credential
 from tests.support.daemons import Daemon
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import free_port
 from tests.support.web_access import cheap
 from tests.support.web_nodes import Cluster

@@ -20,7 +20,7 @@ from colmet.node.backends.infiniband import InfinibandBackend
 from colmet.node.system.host import Host
 from tests.beds.bed import CANNOT, HERE, eventually
 from tests.support.daemons import Daemon
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import free_port
 
 pytestmark = pytest.mark.live

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 
 ROOT = Path(__file__).parents[2]
 # lm-sensors wants a real sysfs at /sys: only what it reads there is the tree's, in a mount namespace of its own.

@@ -13,8 +13,8 @@ import pytest
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.system import clib
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run
 from tests.support.perfjobs import EVENTS, hierarchy, worker_jobs
+from tests.support.place import cannot_run
 
 pytestmark = pytest.mark.live
 NEED = Path(__file__).resolve().parents[2] / "scripts/need.sh"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 
 ROOT = Path(__file__).parents[2]
 TOOLS = (("rapl-info",), ("powercap-info", "-p", "intel-rapl"))

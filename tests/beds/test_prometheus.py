@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import free_port, wait_for
 
 COMMON = Path(__file__).with_name("common.sh")

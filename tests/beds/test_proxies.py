@@ -20,7 +20,7 @@ import pytest
 
 from colmet.collector.web_options import UnixAddress
 from colmet.web.access import Access
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import free_port, wait_for
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_server import running

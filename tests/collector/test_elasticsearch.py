@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import shutil
 import ssl
 import stat
 import subprocess
@@ -26,7 +25,7 @@ from colmet.common.runtime.database_client import checked_url
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from tests.support.elastic_server import RESET, SILENCE, Elastic, error
 from tests.support.elastic_writer import JOURNAL, Writer
-from tests.support.machine import cannot_run
+from tests.support.place import require_programs
 
 TIME = 1_700_000_005 * 10**9
 JOB = Schema("job_default", "job", [Field("cpu", "nsec", "counter"), Field("model", "none", "label", dtype="S8")])
@@ -774,8 +773,7 @@ def test_without_a_place_for_the_reject_file_what_is_refused_is_counted(tmp_path
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
     """A certificate authority, and certificates of a server and of a client that it vouches for."""
-    if not shutil.which("openssl"):
-        cannot_run("needs openssl")
+    require_programs("openssl")
     folder = tmp_path_factory.mktemp("certificates")
 
     def openssl(*arguments):

@@ -36,7 +36,7 @@ from colmet.common.wire import Decoder, colmet06
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 from tests.support.hdf5_files import TASKSTATS, TIME_S, batch, numbers, stored, table, tables
 from tests.support.hdf5_writer import Writer, opened, write_once
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run, skip_refused
 
 DATA = Path(__file__).parents[1] / "data" / "colmet06"
 SAMPLE = DATA / "hdf5" / "sample.hdf5"
@@ -357,9 +357,8 @@ def test_a_full_disk_at_start_is_refused_and_leaves_nothing(small_disk: SmallDis
     assert os.listdir(small_disk.path) == ["filler"]
 
 
+@pytest.mark.usefixtures("other_user")
 def test_another_user_without_rights_is_refused(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        cannot_run("needs root, to become a user without rights in a child process")
     script = (
         "import os, sys\n"
         "from colmet.collector.backends.hdf5.output import Hdf5Output\n"
@@ -661,7 +660,7 @@ print(json.dumps(found))
 @pytest.mark.parametrize("reader", [COUNT_WITH_PYTABLES, COUNT_WITH_H5PY], ids=["PyTables", "h5py"])
 def test_another_process_reads_the_live_file_between_bursts(tmp_path: Path, reader: str, complevel: int) -> None:
     if reader is COUNT_WITH_H5PY and importlib.util.find_spec("h5py") is None:
-        cannot_run("h5py is not installed")
+        cannot_run("no h5py")
     path = tmp_path / "x.hdf5"
     output = opened(path, complevel=complevel)
     assert json.loads(run_python(reader, str(path))) == {}
@@ -736,7 +735,7 @@ class SmallDisk:
             check=False,
         )
         if done.returncode:
-            cannot_run(f"cannot mount a tmpfs: {done.stderr.strip()}")
+            skip_refused("no mount is allowed")
         self.mounted = True
 
     def remount(self, options: str) -> None:
@@ -749,8 +748,6 @@ class SmallDisk:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
-    if os.geteuid() != 0:
-        cannot_run("needs root, to mount a small tmpfs")
     disk = SmallDisk(tmp_path / "disk")
     yield disk
     disk.unmount()

@@ -16,6 +16,7 @@ from colmet.commands import colmet
 from colmet.common.errors import ConfigError
 from colmet.web.access import Access
 from colmet.web.credentials import Password, Token, _scrypt, token_digest
+from tests.support.place import owner_refusal
 from tests.support.web_client import basic, bearer
 
 
@@ -145,8 +146,8 @@ def test_rights_and_owner_stay_and_a_new_file_is_not_for_all(file, monkeypatch):
     run(monkeypatch, file, "add", "alice", "--token", "a")
     assert stat.S_IMODE(file.stat().st_mode) in (0o600, 0o640)
     file.chmod(0o640)
-    if os.geteuid() == 0:
-        os.chown(file, 0, 12345)
+    if not owner_refusal():
+        os.chown(file, -1, 12345)
     before = file.stat()
     run(monkeypatch, file, "add", "alice", "--token", "b")
     after = file.stat()

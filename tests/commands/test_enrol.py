@@ -158,7 +158,7 @@ def test_keygen_makes_the_collectors_pair_once_and_what_is_missing(folder, capsy
     assert keygen() == [f"{folder}/collector.key"] and (folder / "collector.key").read_text() == public
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other owners")
+@pytest.mark.usefixtures("other_owner")
 def test_the_collectors_secret_is_its_users_and_root_may_use_it_too(folder, monkeypatch):
     monkeypatch.setattr(keys, "SERVICE_USER", "nobody")
     assert main(["keygen", "collector", "--if-missing", "--directory", str(folder)]) == 0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 from colmet.commands import colmet, completion, programs
 from colmet.node.kernel.perfevents import NAMES_06
 from dev import generate, manpages
-from tests.support.machine import cannot_run
+from tests.support.place import require_programs
 from tests.support.project import scripts
 
 ROOT = Path(__file__).parents[2]
@@ -66,8 +65,7 @@ def test_text_is_shown_as_it_is():
 
 
 def test_man_shows_the_pages_without_a_warning(made):
-    if not shutil.which("man"):
-        cannot_run("no man; apt-get install man-db")
+    require_programs("man")
     for path in sorted((made / "man").iterdir()):
         done = subprocess.run(
             ["man", "--warnings", "-l", str(path)],
@@ -149,8 +147,7 @@ def test_bash_completes(made, words, expected):
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_other_shells_can_read_it(made, shell):
-    if not shutil.which(shell):
-        cannot_run(f"no {shell}; apt-get install {shell}")
+    require_programs(shell)
     for path in (made / shell).iterdir():
         done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")

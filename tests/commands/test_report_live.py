@@ -15,7 +15,7 @@ from colmet.stored.gap_finder import LATE
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.stays import JobInterval
 from dev.live import NS, Daemons, Failed, JobRoot
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -39,7 +39,7 @@ def root_directory(root):
     try:
         made = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
     except Failed as err:
-        cannot_run(str(err))
+        skip_refused(str(err))
     yield made
     made.close()
 

@@ -244,6 +244,7 @@ def test_a_unit_is_read_with_its_drop_ins(unit_of_collector):
 
 
 def test_root_checks_as_the_unit_s_user(unit_of_collector, root, public, capfd):
+    users = os.getresuid()
     config = public / "collector.toml"
     config.write_text("enable-stdout-backend = true\n")
     config.chmod(0o600)
@@ -258,7 +259,7 @@ def test_root_checks_as_the_unit_s_user(unit_of_collector, root, public, capfd):
     assert in_child(lambda: collector_main.main([*argv, *state])) == 0
     assert in_child(lambda: collector_main.main([*argv, "--journal-dir", "/root-only"])) == 2
     assert "journal /root-only: Permission denied" in capfd.readouterr().err
-    assert os.geteuid() == 0
+    assert os.getresuid() == users, "only the child became that user"
 
 
 def test_root_checks_with_the_rights_of_the_unit_s_user(unit_of_collector, root, tmp_path, capfd):

@@ -215,7 +215,7 @@ def test_a_file_that_cannot_be_one_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("mode", "owner", "is_taken"), [(0o644, 0, True), (0o664, 0, False), (0o606, 0, False), (0o600, 7, False)]
 )
-def test_what_root_is_to_do_is_said_in_a_file_that_only_root_can_write(tmp_path, root, mode, owner, is_taken):
+def test_what_root_is_to_do_is_said_in_a_file_that_only_root_can_write(tmp_path, other_owner, mode, owner, is_taken):
     path = tmp_path / "node.toml"
     path.write_text("nice = 7\n")
     path.chmod(mode)

@@ -70,7 +70,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path, pair, mode):
         read_pair(secret, "--x")
 
 
-@pytest.mark.usefixtures("root")
+@pytest.mark.usefixtures("other_owner")
 def test_a_secret_of_another_user_is_refused(tmp_path, pair):
     _, secret = write_pair(str(tmp_path), "n", pair)
     os.chown(secret, 12345, 0)

@@ -232,7 +232,7 @@ def test_a_file_that_others_may_read_gets_no_token(tmp_path):
         assert path.read_bytes() == b""
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a file of another user")
+@pytest.mark.usefixtures("other_owner")
 def test_a_file_of_another_user_gets_no_token(tmp_path):
     path = tmp_path / "logins.json"
     path.touch(0o600)

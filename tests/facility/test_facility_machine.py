@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -30,7 +29,8 @@ from colmet.facility.machine import (
     parse_self_binds,
     since,
 )
-from tests.support.machine import cannot_run, fork
+from tests.support.machine import fork
+from tests.support.place import require_programs
 
 OPEN = os.open
 
@@ -41,8 +41,7 @@ def said(*command):
 
 @pytest.mark.live
 def test_memory_is_what_free_says():
-    if shutil.which("free") is None:
-        cannot_run("there is no free command (package procps)")
+    require_programs("free")
     total, available = machine.memory()
     words = said("free", "-b").splitlines()[1].split()
     assert total == int(words[1])
@@ -177,9 +176,7 @@ def test_a_state_that_cannot_be_replaced_is_not_counted_from_again_and_again(tmp
         assert Network(str(path), lambda: next(counts)).traffic() == Traffic(0, 0, 0.0)
 
 
-def test_a_file_that_root_made_for_another_user_is_written_in_its_place():
-    if os.geteuid() != 0:
-        cannot_run("needs root, to become another user")
+def test_a_file_that_root_made_for_another_user_is_written_in_its_place(other_user, other_owner):
     with tempfile.TemporaryDirectory() as folder:  # pytest's are for nobody else
         os.chmod(folder, 0o755)
         state = Path(folder, "afmetrics.json")
@@ -283,7 +280,7 @@ def test_what_is_mounted_on_itself_alone_is_no_mount():
 
 
 @pytest.mark.live
-def test_a_directory_that_is_mounted_on_itself_has_no_device(tmp_path, root):
+def test_a_directory_that_is_mounted_on_itself_has_no_device(tmp_path, mounts):
     script = """set -e; cd "$1"; shift
     mkdir home data elsewhere own; mount -t tmpfs disk own
     mount --bind home home; mount -o remount,bind,ro home; mount --bind data elsewhere; mount --bind own own

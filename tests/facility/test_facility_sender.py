@@ -8,7 +8,6 @@ import html
 import json
 import logging
 import random
-import shutil
 import signal
 import socket
 import ssl
@@ -29,7 +28,7 @@ from colmet.facility import sender as module
 from colmet.facility.sender import DocumentSender, Outcome, parse_retry_after
 from colmet.facility.spool import DocumentSpool
 from tests.support.endpoint_server import CUT, DRIP, HALF, HEADERS_ONLY, SILENCE, Endpoint, Handler, certificate
-from tests.support.machine import cannot_run
+from tests.support.place import require_programs
 from tests.support.waiting import wait_for
 
 NS = 10**9
@@ -527,8 +526,7 @@ def test_while_another_run_sends_documents_are_put_into_the_spool_only(endpoint,
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory):
-    if shutil.which("openssl") is None:
-        cannot_run("no openssl")
+    require_programs("openssl")
     folder = tmp_path_factory.mktemp("certificates")
     return {name: certificate(folder, name) for name in ("right", "other")}
 

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import shutil
 import ssl
 import subprocess
 import sys
@@ -25,7 +24,7 @@ from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.gridengine import command, qmemview, screen, text
 from colmet.gridengine.model import GIB, HostMemory, JobMemory, MemoryReport
 from colmet.gridengine.server import checked_address
-from tests.support.machine import cannot_run
+from tests.support.place import require_programs
 from tests.support.qmem_server import DATA, serving
 
 EVIL = "\x1b[2J\u202e中\t\r\nmallory"
@@ -419,8 +418,7 @@ def test_where_nobody_has_a_job_there_are_hosts_all_the_same(server, capsys):
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory):
     """A server's certificate that vouches for itself, and its key."""
-    if not shutil.which("openssl"):
-        cannot_run("needs openssl")
+    require_programs("openssl")
     folder = tmp_path_factory.mktemp("tls")
     made = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]

@@ -23,7 +23,8 @@ from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBacken
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import Blocks, Keyed, count_cpus, has_counted
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run, cgroup_mount
+from tests.support.machine import cgroup_mount
+from tests.support.place import skip_refused
 
 KERNEL = Path(__file__).parents[1] / "data/kernel"
 V1 = KERNEL / "cgroup-v1-linux-6.18"
@@ -839,7 +840,7 @@ def file_on_disk():
     with tempfile.NamedTemporaryFile(dir="/var/tmp") as file:
         device = os.stat(file.name).st_dev
         if not Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").exists():
-            cannot_run("no block device under /var/tmp")
+            skip_refused("no block device under /var/tmp")
         file.write(bytes(1 << 20))
         file.flush()
         os.fsync(file.fileno())
@@ -850,7 +851,7 @@ def file_on_disk():
 def test_live_v1_equals_what_proc_says(live, file_on_disk):
     made, job, backend = live
     if "cpuacct" not in made.directories:
-        cannot_run("no cgroup v1 cpuacct on this machine")
+        skip_refused("no cgroup v1 cpuacct")
     list(backend.sample([job]))  # descriptors are kept from here on, so later values come through them
     process = start_work(made, file_on_disk)
     values = values_of(backend, job)
@@ -880,7 +881,7 @@ def test_live_v1_equals_what_proc_says(live, file_on_disk):
 def test_live_io_equals_what_the_process_did_or_is_missing(live, file_on_disk):
     made, job, backend = live
     if "blkio" not in made.directories:
-        cannot_run("no cgroup v1 blkio on this machine")
+        skip_refused("no cgroup v1 blkio")
     start_work(made, file_on_disk)
     values = values_of(backend, job)
     top = cgroup_mount("blkio") / "blkio.throttle.io_service_bytes"
@@ -896,7 +897,7 @@ def test_live_io_equals_what_the_process_did_or_is_missing(live, file_on_disk):
 def test_live_limits_and_throttling_are_those_that_were_set(live):
     made, job, backend = live
     if not {"cpu", "memory", "pids"} <= set(made.directories):
-        cannot_run("no cgroup v1 cpu, memory or pids on this machine")
+        skip_refused("no cgroup v1 cpu, memory or pids")
     (made.directories["memory"] / "memory.limit_in_bytes").write_text(str(512 << 20))
     (made.directories["pids"] / "pids.max").write_text("77")
     (made.directories["cpu"] / "cpu.cfs_quota_us").write_text("20000")
@@ -913,7 +914,7 @@ def test_live_limits_and_throttling_are_those_that_were_set(live):
 def test_live_a_process_killed_for_want_of_memory_is_counted(live):
     made, job, backend = live
     if "memory" not in made.directories:
-        cannot_run("no cgroup v1 memory on this machine")
+        skip_refused("no cgroup v1 memory")
     (made.directories["memory"] / "memory.limit_in_bytes").write_text(str(64 << 20))
     swap = made.directories["memory"] / "memory.memsw.limit_in_bytes"
     if swap.exists():
@@ -929,7 +930,7 @@ def test_live_a_process_killed_for_want_of_memory_is_counted(live):
 def test_live_a_process_killed_in_a_group_inside_is_counted(live):
     made, job, backend = live
     if "memory" not in made.directories:
-        cannot_run("no cgroup v1 memory on this machine")
+        skip_refused("no cgroup v1 memory")
     inside = made.directories["memory"] / "step_0"
     inside.mkdir()
     try:
@@ -972,7 +973,7 @@ def test_live_v2_gives_cpu_time_and_pressure(root):
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     points = [Path(mount[1]) for mount in mounts if mount[2] == "cgroup2"]
     if not points:
-        cannot_run("no cgroup v2 on this machine")
+        skip_refused("no cgroup v2")
     directory = points[0] / f"colmet-test-{os.getpid()}"
     directory.mkdir()
     backend = CgroupBackend(Host())

@@ -12,7 +12,7 @@ import pytest
 
 from colmet.common.errors import BackendUnavailable
 from colmet.node.system import clib
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run, require_programs
 
 ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "LIB_MADE_UP_PATH"
@@ -21,8 +21,7 @@ ABI = 7
 
 def build(folder, text):
     """A library lib_made_up.so of this source, in this folder."""
-    if shutil.which("gcc") is None:
-        cannot_run("there is no gcc")
+    require_programs("gcc")
     folder.mkdir(parents=True, exist_ok=True)
     source, library = folder / "source.c", folder / "lib_made_up.so"
     source.write_text(text)
@@ -126,7 +125,7 @@ def pip(copy, *arguments, **environment):
         env={**os.environ, **environment},
     )
     if "No module named pip" in done.stdout:
-        cannot_run("this Python has no pip")
+        cannot_run("no pip")
     assert done.returncode == 0, done.stdout[-3000:]
     return done.stdout
 

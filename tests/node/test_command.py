@@ -18,7 +18,7 @@ from colmet.common.errors import CommandFailed
 from colmet.node.system import command as module
 from colmet.node.system.command import MAX_ANSWER, MAX_SAID, Command
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 
 LONG = 60  # seconds that nothing here lasts
 
@@ -434,7 +434,7 @@ def test_a_program_whose_file_system_does_not_answer_holds_up_no_other_thread(tm
     with subprocess.Popen([sys.executable, "-c", GATE, str(program)], stdout=subprocess.PIPE, text=True) as gate:
         said = gate.stdout.readline().strip()
         if said != "shut":
-            cannot_run(f"fanotify with permissions: {said}")
+            skip_refused(f"fanotify with permissions: {said}")
         start = time.monotonic()
         thread.start()
         while not (opened := readable(gate.stdout)) and len(children()) < 2 and not ended:

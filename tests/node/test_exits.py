@@ -22,7 +22,7 @@ from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.kernel import netlink
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Form, SequenceCount, stats_offset
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 from tests.support.taskstats_messages import answer, slots, structure
 
 CAPTURE = Path(__file__).parents[1] / "data/kernel/taskstats-exits-v16-linux-6.18.bin"
@@ -344,7 +344,7 @@ def exits(root):
     try:
         made = ExitRecords(Host(), netlink.Inbox(512, 1024))
     except BackendUnavailable as err:
-        cannot_run(str(err))
+        skip_refused(str(err))
     yield made
     made.close()
     made.close()
@@ -426,7 +426,7 @@ def test_live_more_ends_than_there_is_room_for_are_counted_as_lost(root):
     try:
         exits = ExitRecords(Host(), netlink.Inbox(16, 1024), buffer_bytes=1)
     except BackendUnavailable as err:
-        cannot_run(str(err))
+        skip_refused(str(err))
     try:
         subprocess.run(["sh", "-c", "for i in $(seq 50); do (true) & done; wait"], check=True)
         exits.receive()
@@ -455,7 +455,7 @@ def test_live_outside_of_the_first_pid_namespace_the_backend_goes_on_without_and
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "unshare" in done.stderr:
-        cannot_run(done.stderr)
+        skip_refused("no process namespace is allowed")
     assert done.stdout == "True [] -1\n" * 2, done.stderr
     assert done.stderr.count("what starts and ends between two samples is not counted") == 1
     assert "containers" in done.stderr

@@ -16,7 +16,7 @@ from colmet.node.kernel import forks
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.netlink import Inbox
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 
 FORK, EXEC, EXIT, NONE = 0x1, 0x2, 0x80000000, 0
 
@@ -148,7 +148,7 @@ def events(root):
     try:
         made = ForkEvents(Inbox(64, 256))
     except BackendUnavailable as err:
-        cannot_run(str(err))
+        skip_refused(str(err))
     made.receive()
     yield made
     made.close()
@@ -227,7 +227,7 @@ def test_live_outside_of_the_first_pid_namespace_they_are_unavailable(root):
     command = ["unshare", "--pid", "--fork", sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode and "unshare" in done.stderr:
-        cannot_run(done.stderr)
+        skip_refused("no process namespace is allowed")
     assert done.stdout.startswith("unavailable"), done.stdout + done.stderr
 
 

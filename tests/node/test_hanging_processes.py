@@ -23,7 +23,7 @@ from colmet.node.options import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.system.host import Host
 from tests.support.direct import Direct
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 SECONDS = float(os.environ.get("COLMET_HANG_S", "10"))
@@ -49,7 +49,7 @@ def hanging(cgroups):
         process = job.start(*HANG, device, mounted, str(every_s), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         started.append(process)
         if process.stdout.readline() != "hangs\n":
-            cannot_run(f"no FUSE on this machine: {process.stderr.read()}")
+            skip_refused("no FUSE")
         return process
 
     yield start

@@ -22,7 +22,8 @@ from colmet.node.jobs.sluids import GRACE_S
 from colmet.node.jobs.source import FULL_WALK_S, JobScan, JobSource
 from colmet.node.jobs.watches import Directories, parse_events
 from colmet.node.system.host import Host
-from tests.support.machine import CgroupRoot, cannot_run, cgroup_mount
+from tests.support.machine import CgroupRoot, cgroup_mount
+from tests.support.place import skip_refused
 from tests.support.waiting import Clock
 
 HYBRID = "".join(
@@ -736,7 +737,7 @@ class UnifiedRoot:
             (line.split()[1] for line in Path("/proc/mounts").read_text().splitlines() if " cgroup2 " in line), None
         )
         if point is None:
-            cannot_run("no cgroup2 is mounted on this machine")
+            skip_refused("no cgroup2 is mounted")
         self._stack = stack
         self.path = self.make(Path(point) / f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
 
@@ -935,7 +936,7 @@ def test_a_mount_that_covers_a_root_makes_nobody_a_witness(machine):
 @pytest.mark.live
 def test_live_an_oar_2_job_is_found_in_cpuset_and_its_directory_in_cpuacct(cgroups):
     if cgroup_mount("cpuset") is None or cgroups.cpuacct is None:
-        cannot_run("no cgroup v1 cpuset and cpuacct on this machine")
+        skip_refused("no cgroup v1 cpuset and cpuacct")
     name = f"colmet.t@x_y_{2_000_000_000 + os.getpid()}"
     groups = []
     for controller in ("cpuset", "cpuacct"):

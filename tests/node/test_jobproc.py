@@ -40,7 +40,9 @@ class Tree:
         self.fake.write(f"/proc/{pid}/io", counters)
         self.fake.write(f"/proc/{pid}/statm", f"{pages * 2} {pages} {shared} 1 0 5 0\n")
         times = " ".join(map(str, ticks))
-        self.fake.write(f"/proc/{pid}/stat", f"{pid} (a ) b) S {ppid} 1 1 0 -1 4194560 1 0 0 0 {times} 20 0 1 0 9 8 7\n")
+        self.fake.write(
+            f"/proc/{pid}/stat", f"{pid} (a ) b) S {ppid} 1 1 0 -1 4194560 1 0 0 0 {times} 20 0 1 0 9 8 7\n"
+        )
         status = f"Name:\tx\nTgid:\t{pid}\nPPid:\t{ppid}\nVmRSS:\t1 kB\nRssShmem:\t     {shmem_kb} kB\n"
         status += f"Threads:\t1\nCpus_allowed:\t{cpus}\n"
         self.fake.write(f"/proc/{pid}/status", status)

@@ -22,8 +22,8 @@ from colmet.node.jobs.job import Job
 from colmet.node.once import format_table
 from tests.support import nvml_replay
 from tests.support.gpu_records import V100
-from tests.support.machine import cannot_run
 from tests.support.nvml_replay import DATA, LOST, NOT_LOADED, Replay
+from tests.support.place import skip_refused
 from tests.support.waiting import Clock
 
 MIB, GIB = 1 << 20, 1 << 30
@@ -549,7 +549,7 @@ def test_a_beginning_that_two_have_names_none():
 def test_live_a_devices_cgroup_lists_what_is_allowed_and_not_what_is_denied(cgroups):
     directory = cgroups.job("bob_42", ["devices"]).directories.get("devices")
     if directory is None:
-        cannot_run("there is no devices hierarchy of cgroup v1")
+        skip_refused("no devices of cgroup v1")
 
     def said():
         return parse_devices((directory / "devices.list").read_bytes(), 237)

@@ -24,8 +24,9 @@ from colmet.node.kernel.perfevents import NAMES_06
 from colmet.node.system import clib
 from colmet.node.system.host import Host
 from tests.support.daemons import Daemon
-from tests.support.machine import cannot_run, cgroup_mount, fork, open_files
+from tests.support.machine import cgroup_mount, fork, open_files
 from tests.support.perfjobs import EVENTS, Worker, hierarchy, remove, worker_jobs
+from tests.support.place import require_programs, skip_refused
 from tests.support.waiting import free_port
 
 V1 = "/sys/fs/cgroup/perf_event"
@@ -624,8 +625,7 @@ def test_without_the_option_nobody_is_looked_at(made_up):
 def library(root):
     """The library, built."""
     folder = Path(clib.HERE) / "lib_perf_hw"
-    if shutil.which("gcc") is None or shutil.which("make") is None:
-        cannot_run("there is no gcc or no make")
+    require_programs("gcc", "make")
     subprocess.run(["make", "-s", "-C", folder], check=True)
 
 
@@ -791,9 +791,9 @@ def test_live_nothing_stays_open(point, live):
 
 
 @pytest.mark.live
-def test_live_an_unprivileged_agent_learns_what_it_lacks(library, monkeypatch):
+def test_live_an_unprivileged_agent_learns_what_it_lacks(library, monkeypatch, other_user):
     if int(Path("/proc/sys/kernel/perf_event_paranoid").read_text()) < 2:
-        cannot_run("this machine lets everyone use perf")
+        skip_refused("everybody may use perf here")
     loaded = perfcounters.PerfLibrary()
     monkeypatch.setattr(perfcounters, "PerfLibrary", lambda: loaded)
     backend = PerfhwBackend(Host(), ["page_faults"])
@@ -821,7 +821,7 @@ def test_live_a_group_is_made_filled_and_removed(perf_event, live, cgroups):
     group = cgroups.job("bob_71").path
     within = group.relative_to(cgroup_mount("cpuset")) if cgroup_mount("cpuset") else None
     if within is None:
-        cannot_run("no cpuset hierarchy of cgroup v1")
+        skip_refused("no cpuset of cgroup v1")
     job = Job(Host(), 71, "bob", [str(group)])
     backend = live(*EVENTS, make_groups=True)
     place = perf_event / within
@@ -863,7 +863,7 @@ def test_live_a_group_is_made_filled_and_removed(perf_event, live, cgroups):
 def test_live_what_an_agent_before_has_left_is_taken_over_or_removed(perf_event, live, cgroups):
     group = cgroups.job("bob_72").path
     if cgroup_mount("cpuset") is None:
-        cannot_run("no cpuset hierarchy of cgroup v1")
+        skip_refused("no cpuset of cgroup v1")
     within = group.relative_to(cgroup_mount("cpuset"))
     top = (perf_event / within).parent
     stranger = perf_event / f"stranger-{os.getpid()}"
@@ -898,7 +898,7 @@ def test_live_what_an_agent_before_has_left_is_taken_over_or_removed(perf_event,
 @pytest.mark.live
 def test_live_a_job_of_oar_2_is_counted_by_the_daemon_between_two_of_its_samples(perf_event, cgroups, tmp_path):
     if cgroup_mount("cpuset") is None:
-        cannot_run("no cpuset hierarchy of cgroup v1")
+        skip_refused("no cpuset of cgroup v1")
     uri = f"tcp://127.0.0.1:{free_port()}"
     collector = Daemon(
         *("colmet.collector.main", tmp_path / "collector", "--zeromq-bind-uri", uri, "--buffer-size", "1"),

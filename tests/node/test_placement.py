@@ -16,7 +16,7 @@ from colmet.node.jobs.job import Job
 from colmet.node.kernel.cpus import MAX_CPUS, parse_cpu_list
 from colmet.node.system.host import Host
 from colmet.node.system.placement import Placement
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 
 
 @pytest.mark.parametrize(
@@ -252,7 +252,7 @@ def test_without_proc_it_stays_where_it_is(fake, job):
 @pytest.mark.live
 def test_a_real_process_moves_with_all_its_threads():
     if len(os.sched_getaffinity(0)) < 2:
-        cannot_run("needs two CPUs")
+        skip_refused("a single CPU")
     code = (
         "import os, sys, threading\nfrom colmet.common.transport import Push\n"
         "from colmet.node.system.host import Host\n"

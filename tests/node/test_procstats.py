@@ -12,7 +12,7 @@ import pytest
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.node.backends.procstats import SCHEMA, ProcstatsBackend
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run
+from tests.support.place import require_programs
 
 CAPTURE = Path(__file__).parents[1] / "data/kernel/proc-linux-6.18"
 
@@ -111,8 +111,7 @@ def test_a_machine_without_proc_is_unavailable(fake):
 
 @pytest.mark.live
 def test_live_memory_equals_what_free_says():
-    if shutil.which("free") is None:
-        cannot_run("there is no free command (package procps)")
+    require_programs("free")
     free = subprocess.run(["free", "-k"], capture_output=True, text=True, check=True).stdout.splitlines()[1].split()
     values = sample(Host())
     total, used_by_cache = int(free[1]), int(free[5])

@@ -18,7 +18,7 @@ from colmet.common.schema import Schema
 from colmet.node.backends.taskstats import SCHEMA
 from dev.live import Daemons, Failed, JobRoot
 from dev.workloads import measure, table
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 
@@ -40,7 +40,7 @@ def root_directory(root):
     try:
         made = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
     except Failed as err:
-        cannot_run(str(err))
+        skip_refused(str(err))
     yield made
     made.close()
 
@@ -64,7 +64,7 @@ def test_what_short_tasks_use_is_attributed_and_the_rest_is_reported(root, tmp_p
         outcomes = measure(tmp_path)
     except Failed as err:
         if "not installed" in str(err) or "mount" in str(err):
-            cannot_run(str(err))
+            skip_refused(str(err))
         raise
     print(table(outcomes))
     for one in outcomes:

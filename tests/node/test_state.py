@@ -245,7 +245,7 @@ def test_a_directory_in_which_others_may_write_is_refused(make, machine, caplog,
     assert os.listdir(machine.path / "run/colmet") == []
 
 
-def test_a_directory_of_another_user_is_refused(make, machine, caplog, root):
+def test_a_directory_of_another_user_is_refused(make, machine, caplog, other_owner):
     os.chown(machine.mkdir("/run/colmet"), 65534, 65534)
     assert not make().open()
     assert "belongs to user 65534" in caplog.text

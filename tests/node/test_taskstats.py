@@ -20,7 +20,7 @@ from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, RecordLayout, TaskstatsClient, decode_answers
 from colmet.node.system import processes
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 from tests.support.taskstats_messages import answer, slots, structure
 
 CAPTURE = Path(__file__).parents[1] / "data/kernel/taskstats-v16-linux-6.18.bin"
@@ -311,7 +311,7 @@ def delayacct(root):
     """Set kernel.task_delayacct for a test."""
     path = Path(DELAYACCT)
     if not path.exists():
-        cannot_run("this kernel has no kernel.task_delayacct switch")
+        skip_refused("no kernel.task_delayacct")
     before = path.read_text()
     yield path.write_text
     path.write_text(before)
@@ -341,7 +341,7 @@ def test_live_block_io_delays_are_counted_once_the_switch_is_on(backend, process
             assert (row.values["blkio_count"] > 0) == (row.values["blkio_delay_total"] > 0)
             return
         backend._waits.dropped = 0  # this kernel has given the task a wait that it cannot have had: the next one
-    cannot_run("the kernel gives every task waits that it cannot have had")
+    skip_refused("the kernel counts impossible waits")
 
 
 @pytest.mark.live

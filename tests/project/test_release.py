@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.machine import cannot_run
+from tests.support.place import require_programs
 
 ROOT = Path(__file__).parents[2]
 GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "commit.gpgsign=false")
@@ -95,8 +95,7 @@ def test_one_command_prepares_a_version_and_it_can_be_released(tree):
 
 def test_the_libraries_are_built_alike_in_any_folder(tmp_path):
     """Packages have the same bytes wherever they are built; `make release ARGS=--verify` builds all of them twice."""
-    if not (shutil.which("make") and shutil.which("cc")):
-        cannot_run("the libraries need make and a C compiler")
+    require_programs("make", "cc")
     for source in sorted((ROOT / "colmet/node/backends").glob("lib_*")):
         built = []
         for folder in ("a", "another folder"):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import re
 import subprocess
 import tempfile
 import time
 import warnings
 from pathlib import Path
 
-import pytest
-
 from colmet.node.system import clib
 from colmet.node.system.host import Host
+from tests.support.place import skip_refused
 
 TREES = Path(__file__).parents[1] / "data/trees"
 
@@ -31,28 +29,6 @@ def open_files(below=""):
         with contextlib.suppress(OSError):  # closed meanwhile, as that of the list itself
             found += os.readlink(f"/proc/self/fd/{number}").startswith(below)
     return found
-
-
-def cannot_run(reason: str) -> None:
-    """Skip a test that this machine cannot run; in CI, which runs as root with all it needs, that is a failure."""
-    if os.environ.get("CI"):
-        pytest.fail(f"this has to run in CI: {reason}")
-    pytest.skip(reason)
-
-
-# capabilities by their number in linux/capability.h
-RIGHTS = {"CAP_DAC_READ_SEARCH": 2, "CAP_NET_ADMIN": 12, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_SYS_TIME": 25}
-
-
-def missing_rights() -> str:
-    """What this process lacks of root's rights over the machine, as a reason to skip; nothing where it has all."""
-    if os.geteuid() != 0:
-        return "needs root"
-    status = Path("/proc/self/status").read_text()
-    held = int(re.search(r"^CapEff:\s+(\w+)$", status, re.M)[1], 16)
-    if missing := [name for name, number in RIGHTS.items() if not held >> number & 1]:
-        return f"needs the rights of root on the machine; this container lacks {', '.join(missing)}"
-    return "" if Path("/proc/2/comm").read_text() == "kthreadd\n" else "needs the machine's own process numbers"
 
 
 class FakeRoot:
@@ -123,7 +99,7 @@ class CgroupRoot:
             command = ["mount", "-t", "cgroup", "-o", "none,name=colmet-test", "colmet-test", str(point)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:
-                cannot_run(f"no cgroup v1 on this machine: {done.stderr}")
+                skip_refused(f"no cgroup v1 can be mounted: {done.stderr.strip()}")
             stack.callback(subprocess.run, ["umount", str(point)], check=False)
         self.path = self.make(point / f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
         cpuacct = cgroup_mount("cpuacct")
@@ -179,7 +155,7 @@ class JobCgroup:
     def cpu_s(self):
         """CPU time as the kernel counts it for the cgroup."""
         if self.cpuacct is None:
-            cannot_run("no cpuacct on this machine")
+            skip_refused("no cpuacct of cgroup v1")
         return int((self.cpuacct / "cpuacct.usage").read_text()) / 1e9
 
     def close(self):

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host
-from tests.support.machine import cannot_run, cgroup_mount
+from tests.support.machine import cgroup_mount
+from tests.support.place import skip_refused
 
 EVENTS = ("page_faults", "context_switches", "task_clock", "cpu_migrations")
 
@@ -77,7 +78,7 @@ def hierarchy(version):
         if version == "v1":
             yield v1 or stack.enter_context(_v1())
         elif v1 is not None:
-            cannot_run("perf_event is mounted as cgroup v1 here, so v2 has it not")
+            skip_refused("perf_event is mounted as cgroup v1, so v2 has it not")
         else:
             _give_back()
             yield unified_mount() or stack.enter_context(_mounted("cgroup2", ""))
@@ -128,7 +129,7 @@ def _mounted(kind, options):
         command = ["mount", "-t", kind, *(["-o", options] if options else []), "colmet-test", str(point)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            cannot_run(f"no {kind} {options} on this machine: {done.stderr}")
+            skip_refused(f"no {kind} {options} can be mounted")
         try:
             yield point
         finally:

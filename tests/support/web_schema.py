@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from colmet.web.reports import DEADLINE_S
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 
 # a report may need this long on a busy machine; without these, 10 s
 PATIENCE = ("--request-timeout", str(round(DEADLINE_S) + 10), "--max-response-time", str(round(DEADLINE_S) + 10))
@@ -21,7 +21,7 @@ def schemathesis():
     """Its command, which is beside this Python's."""
     found = shutil.which("schemathesis", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     if found is None:
-        cannot_run("needs schemathesis")
+        cannot_run("no schemathesis")
     return found
 
 

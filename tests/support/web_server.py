@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import shutil
 import subprocess
 import sys
 import threading
@@ -12,7 +11,7 @@ import threading
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web.access import Access
 from colmet.web.server import Tls, WebServer
-from tests.support.machine import cannot_run
+from tests.support.place import require_programs
 
 # up to Python 3.10 asyncio complains of connections whose handshake failed, though it has closed them
 OLD_TLS = sys.version_info < (3, 11)
@@ -37,8 +36,7 @@ def running(facts, listen=HERE, access=None, **options):
 
 
 def make_certificate(folder, name):
-    if shutil.which("openssl") is None:
-        cannot_run("needs openssl")
+    require_programs("openssl")
     certificate, key = folder / f"{name}.pem", folder / f"{name}.key"
     command = [
         "openssl",

@@ -23,7 +23,7 @@ from colmet.common.wire.colmet06 import RECORDS
 from tests.support.daemons import rows_of
 from tests.support.damaged_messages import GOOD, damaged
 from tests.support.hdf5_files import numbers
-from tests.support.machine import cannot_run, missing_rights
+from tests.support.place import cannot_run, machine_refusal
 from tests.support.waiting import wait_for
 
 pytestmark = pytest.mark.live
@@ -161,7 +161,7 @@ def test_a_new_node_feeds_an_old_collector(start, uri):
         names.append(name)
         message = message[RECORDS[name].dtype.itemsize :]
     expected = ["taskstats_default", "procstats_default", "jobprocstats_default"]
-    assert names == (expected[1:] if missing_rights() else expected)
+    assert names == (expected[1:] if machine_refusal() else expected)
 
 
 @pytest.mark.slow

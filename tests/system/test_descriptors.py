@@ -16,7 +16,7 @@ import pytest
 from colmet.common.runtime.control import ask
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import Push, link_uri, new_pair
-from tests.support.machine import cannot_run
+from tests.support.place import skip_refused
 from tests.support.waiting import free_port, wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -101,7 +101,7 @@ class Site:
 @pytest.fixture
 def site(tmp_path):
     if resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 8000:
-        cannot_run("needs a limit of 8000 open files")
+        skip_refused("a process may not open 8,000 files")
     with contextlib.ExitStack() as stack:
         yield lambda *given: stack.enter_context(contextlib.closing(Site(tmp_path, *given)))
 

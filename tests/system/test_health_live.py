@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from colmet import __version__
 from colmet.commands import colmet
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 from tests.support.waiting import wait_for
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]

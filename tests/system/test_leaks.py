@@ -32,7 +32,8 @@ from colmet.node.system.host import Host
 from dev.live import Failed, JobRoot
 from dev.workloads import ShortTasks
 from tests.support.direct import Direct
-from tests.support.machine import cannot_run, open_files
+from tests.support.machine import open_files
+from tests.support.place import skip_refused
 
 
 def growth_of(step, count, warm_up):
@@ -99,7 +100,7 @@ def test_the_agents_resident_memory_is_flat_over_many_ticks_with_jobs_and_tasks_
     try:
         jobs = JobRoot(f"colmet-test-{os.getpid()}-{time.monotonic_ns()}")
     except Failed as err:
-        cannot_run(str(err))
+        skip_refused(str(err))
     options = build_node_parser(load(NAMES)).parse_args(["--enable-jobproc", "--state-dir", "", "--spool-dir", ""])
     host = Host()
     backends = [made for cls in load(NAMES) if (made := cls.from_options(options, host)) is not None]

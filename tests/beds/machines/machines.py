@@ -8,7 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 
-from tests.support.machine import cannot_run
+from tests.support.place import cannot_run
 
 SCRIPT = str(Path(__file__).with_name("machine.sh"))
 DIRECTORY = Path(os.environ.get("MACHINES") or f"{os.environ.get('TMPDIR') or '/tmp'}/colmet-machines")  # its own

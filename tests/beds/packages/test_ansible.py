@@ -12,7 +12,7 @@ import pytest
 
 from tests.beds.machine import Machine, tell
 from tests.beds.packages.installed import ROOT, assert_no_trace, differences, files_of, page
-from tests.support.machine import cannot_run, missing_rights
+from tests.support.place import cannot_run, machine_refusal
 
 RECIPES = dict(re.findall(r"^```\w+ (\S+)\n(.*?)^```$", (ROOT / "docs/recipes.md").read_text(), re.M | re.S))
 RUN, REMOVE = RECIPES["ansible"], page("ansible.md")["remove"]
@@ -33,7 +33,7 @@ def packages(tmp_path_factory):
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory, packages):
     """The collector's host and a node in one; the packages' dependencies come from the mirror."""
-    if missing := missing_rights():
+    if missing := machine_refusal():
         cannot_run(missing)
     made = Machine(tmp_path_factory.mktemp("ansible"), "ca-certificates", "python3", "ansible-core", "procps")
     try:

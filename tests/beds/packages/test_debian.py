@@ -12,7 +12,7 @@ import pytest
 
 from tests.beds.machine import tell
 from tests.beds.packages.installed import ROOT, Running, assert_no_trace, files_of, measured_in_a_root, page
-from tests.support.machine import cannot_run, missing_rights
+from tests.support.place import cannot_run, machine_refusal
 
 DEBIAN = ("bookworm", "trixie", "testing")
 UBUNTU = ("jammy", "noble")
@@ -26,7 +26,7 @@ OWN = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONT
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory):
-    if missing := missing_rights():
+    if missing := machine_refusal():
         cannot_run(missing)
     if given := os.environ.get("COLMET_DEBS"):  # built before
         return sorted(Path(given).glob("*.deb"))

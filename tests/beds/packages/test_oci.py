@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.beds.packages.installed import ROOT, assert_stored, page, run_job
-from tests.support.machine import cannot_run, missing_rights
+from tests.support.place import cannot_run, machine_refusal
 from tests.support.waiting import free_port, wait_for
 
 BLOCKS = page("containers.md")
@@ -24,7 +24,7 @@ runtime = "runc"
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory):
-    if missing := missing_rights():
+    if missing := machine_refusal():
         cannot_run(missing)
     done = subprocess.run(
         [ROOT / "scripts/need.sh", "podman", "conmon", "runc"], capture_output=True, text=True, check=False

@@ -19,7 +19,7 @@ from tests.beds.packages.installed import (
     measured_in_a_root,
     page,
 )
-from tests.support.machine import cannot_run, missing_rights
+from tests.support.place import cannot_run, machine_refusal
 
 BLOCKS = page("rpm.md")
 # What a Debian has without RPM knowing of it.
@@ -68,7 +68,7 @@ def packages(tmp_path_factory):
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory):
     """One that has a package manager with RPM, which knows of no package."""
-    if missing := missing_rights():
+    if missing := machine_refusal():
         cannot_run(missing)
     made = Machine(tmp_path_factory.mktemp("rpm"), "python3", "ca-certificates", "procps", "dnf", "rpm")
     try:
