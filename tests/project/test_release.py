@@ -17,6 +17,7 @@ GIT = ("git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-c", "comm
 @pytest.fixture
 def tree(tmp_path):
     """A repository in which version 1.2.3 can be released."""
+    require_programs("git")
     (tmp_path / "scripts").mkdir()
     (tmp_path / "colmet").mkdir()
     shutil.copy(ROOT / "scripts/release.sh", tmp_path / "scripts")
