@@ -1,26 +1,34 @@
 #!/bin/bash
-# Runs the quick start of README.md, to the letter, and `make test` in a bare Debian: shows a missing installation step.
-# The root directory is in /var/tmp, on a disk as that of most machines, and is removed at the end.
-#
-# The address in the quick start leads to this source. Its last command, the demo, is for root of the machine.
+# Runs the quick start of README.md, to the letter, in a bare Debian: shows a missing installation step, and what a place
+# does not allow. The root directory is in /var/tmp, on a disk as that of most machines, and is removed at the end.
 #
 # usage: test-bare.sh [RELEASE [USER [PLACE]]]    as root
 #   RELEASE  bookworm (default), trixie ...
 #   USER     root (default) or another
-#   PLACE    root (default): a root directory of its own, the rest is the machine's; chroot: as chroot, which may not
-#            make user namespaces; container: processes, host name and rights of its own, too (systemd-nspawn)
+#   PLACE    root (default): a root directory of its own, and all rights over the machine
+#            chroot: the same without a mount point at /
+#            container: an engine's default rights (podman as root): no CAP_NET_ADMIN, /sys read-only
+#            rootless: the same in a user namespace: its root is an ordinary user of the machine
+#            odd: as chroot, with spaces in the path, another time zone and locale, umask 077, a read-only home, one CPU,
+#            and after the set-up neither network nor IPv6
 set -euo pipefail
 cd "$(dirname "$0")/.."
 release=${1:-bookworm} user=${2:-root} place=${3:-root}
-scripts/need.sh mmdebstrap util-linux $([[ $place != container ]] || echo systemd-container)
+case $place in
+    root | chroot | odd) needed=() ;;
+    container | rootless) needed=(podman runc conmon) ;;
+    *) echo "test-bare: no such place: $place" >&2; exit 2 ;;
+esac
+scripts/need.sh mmdebstrap util-linux "${needed[@]}"
 
-# the rest has a mount namespace of its own, so that all mounts end with it
+# The rest has a mount namespace of its own, so that all mounts end with it.
 [[ ${COLMET_BARE:-} ]] || COLMET_BARE=1 exec unshare --mount --propagation private "$0" "$@"
 
 root=$(mktemp -d -p /var/tmp colmet-bare.XXXXXX)
 trap 'umount -R --lazy "$root"/{proc,sys,dev} "$root" 2>/dev/null || true; rm -rf --one-file-system "$root"' EXIT
 
-mount --bind "$root" "$root"  # a mount point, which `unshare --mount` in it needs
+# A mount point, which `unshare --mount` in it needs.
+[[ $place != root ]] || mount --bind "$root" "$root"
 
 own=$(. /etc/os-release && echo "$VERSION_CODENAME")
 mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 'Origin: Debian' |
@@ -28,44 +36,89 @@ mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Pa
 mmdebstrap --quiet --variant=apt --dpkgopt=force-unsafe-io --include=ca-certificates \
     "$release" "$root" <<<"$mirrors"
 
-if [[ $place == container ]]; then
-    mkdir -p /run/systemd/nspawn
-    mount -t tmpfs none /run/systemd/nspawn
-else
-    for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done
-fi
-for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do # a site may have its own
+# A site may have its own.
+for file in /etc/resolv.conf /etc/pip.conf /etc/ssl/certs/ca-certificates.crt; do
     [[ ! -e $file ]] || cp -L "$file" "$root$file"
 done
-printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"  # an installer writes it
-git clone --quiet --no-hardlinks --bare . "$root/source.git"
+# An installer writes it.
+printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
+source=/srv/colmet
+[[ $place != odd ]] || source="/srv/colmet source"
+git clone --quiet --no-hardlinks . "$root$source"
 mapfile -t quick_start < <(sed -n '/^```sh quick-start$/,/^```$/{//!p}' README.md)
-address=$(grep -o 'https://[^ ]*' <<<"${quick_start[0]}")
-printf '[url "/source.git"]\n\tinsteadOf = %s\n[safe]\n\tdirectory = *\n' "$address" >"$root/etc/gitconfig"
+
+environment=(PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 WORKERS="${WORKERS:-}" DEBIAN_FRONTEND=noninteractive)
+mapfile -t -O "${#environment[@]}" environment < <(env | grep -E '^(PIP_|https?_proxy=|no_proxy=)' || true)
+if [[ ${CI:-} ]]; then
+    environment+=(CI="$CI")
+    # What this place does not allow is no failure there.
+    [[ $place == root && $user == root ]] || environment+=(COLMET_PLACE="$place")
+fi
 
 # inside COMMAND...: in the new root.
 inside() {
-    local environment=(PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 DEBIAN_FRONTEND=noninteractive)
-    environment+=(WORKERS="${WORKERS:-}")
-    [[ -z ${CI:-} || $user != root || $place != root ]] || environment+=(CI="$CI")  # elsewhere some tests have to skip
-    mapfile -t -O "${#environment[@]}" environment < <(env | grep -E '^(PIP_|https?_proxy=|no_proxy=)' || true)
     case $place in
         root) unshare --mount sh -c 'cd "$1" && shift && mount --move . / && exec chroot . "$@"' sh \
             "$root" env -i "${environment[@]}" "$@" ;;
-        chroot) env -i "${environment[@]}" chroot "$root" "$@" ;;
-        container) systemd-nspawn --quiet --register=no --keep-unit --as-pid2 --directory "$root" --console pipe \
-            env -i "${environment[@]}" "$@" ;;
-        *) echo "no such place: $place" >&2; return 2 ;;
+        chroot | odd) env -i "${environment[@]}" chroot "$root" "$@" ;;
+        container | rootless) in_container env -i "${environment[@]}" "$@" ;;
     esac
 }
 
-inside bash -ec "${quick_start[0]}"
-if [[ $user == root && $place == root ]]; then
-    inside bash -ec "${quick_start[1]}"
-fi
-if [[ $user != root ]]; then # what root installs for all
+# The rights that engines give by default. runc: crun refuses a machine with both versions of cgroups.
+rights=CHOWN,DAC_OVERRIDE,FSETID,FOWNER,MKNOD,NET_RAW,SETGID,SETUID,SETFCAP,SETPCAP,NET_BIND_SERVICE,SYS_CHROOT,KILL,AUDIT_WRITE
+in_container() {
+    local ids=()
+    [[ $place != rootless ]] || ids=(--uidmap "0:$first_id:65536" --gidmap "0:$first_id:65536")
+    podman run --rm --runtime runc --cap-drop all --cap-add "$rights" "${ids[@]}" --ulimit nofile=16384:16384 \
+        --ulimit nproc=16384:16384 --rootfs "$root" "$@"
+}
+
+# The owners of files are numbers of the machine.
+first_id=200000
+shift_owners() {
+    python3 - "$root" "$first_id" <<'PYTHON'
+import os, stat, sys
+
+top, first = sys.argv[1], int(sys.argv[2])
+for folder, folders, files in os.walk(top):
+    for name in [".", *files, *[name for name in folders if os.path.islink(os.path.join(folder, name))]]:
+        path = os.path.join(folder, name)
+        status = os.lstat(path)
+        os.lchown(path, first + status.st_uid, first + status.st_gid)
+        if not stat.S_ISLNK(status.st_mode):
+            os.chmod(path, stat.S_IMODE(status.st_mode))
+PYTHON
+}
+
+case $place in
+    root | chroot | odd) for directory in proc sys dev; do mount --rbind "/$directory" "$root/$directory"; done ;;
+    rootless) shift_owners ;;
+esac
+
+# run_quick_start: the commands of README.md, in the source.
+run_quick_start() {
+    local command
+    for command in "${quick_start[@]}"; do
+        echo "---- $release, $user, $place: $command"
+        "$@" bash -ec "cd '$source' && $command"
+    done
+}
+
+inside bash -ec 'apt-get update && apt-get install -y make' >/dev/null
+if [[ $user != root ]]; then
+    # What root installs for all.
     inside useradd --create-home "$user"
-    inside make -C /colmet venv clibs
-    inside chown -R "$user" /colmet
+    inside bash -ec "cd '$source' && make venv clibs && apt-get install -y procps iproute2 man-db zsh fish >/dev/null"
+    inside chown -R "$user" "$source"
 fi
-inside runuser -u "$user" -- make -C /colmet test
+case $place in
+    odd)
+        inside bash -ec "cd '$source' && make venv clibs && apt-get install -y iproute2 locales >/dev/null"
+        inside localedef -i tr_TR -f UTF-8 tr_TR.UTF-8
+        strange=(unshare --net taskset -c 0 sh -c 'ip link set lo up; ip -6 address del ::1/128 dev lo; umask 077; exec "$@"' sh)
+        strange+=(runuser -u "$user" -- env HOME=/usr TZ=Pacific/Chatham LC_ALL=tr_TR.UTF-8)
+        run_quick_start inside "${strange[@]}"
+        ;;
+    *) run_quick_start inside runuser -u "$user" -- ;;
+esac
