@@ -25,7 +25,7 @@ test: venv clibs ## run the tests but for the slow ones on all CPUs, in five min
 test-all: clibs ## run all of them, on every Python from 3.9 to 3.15; Debian's packages give missing ones (VERSIONS="3.15 3.9": on these)
 	@scripts/test-all.sh $(ARGS)
 
-test-bare: ## the README's quick start and make test in a bare Debian; ARGS="trixie nobody container": another one, a user, a container; as root
+test-bare: ## the README's two commands in a bare Debian; ARGS="trixie nobody container": another one, a user, a place; as root
 	@scripts/test-bare.sh $(ARGS)
 
 test-beds: venv clibs ## run Colmet against real batch systems, tools and simulated hardware, installed with apt; as root
