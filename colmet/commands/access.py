@@ -19,7 +19,7 @@ from datetime import date, datetime, timezone
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.files import write_whole
+from colmet.common.runtime.files import NOT_GIVEN, write_whole
 from colmet.web.credentials import (
     MAX_SECRET,
     Credential,
@@ -243,17 +243,22 @@ def _texts(path: str) -> tuple[list[str], os.stat_result | None]:
 
 
 def _write(path: str, texts: Sequence[str], before: os.stat_result | None) -> None:
-    """Replace the file; owner, group and permissions stay, and a new file is for root and the collector."""
+    """Replace the file; owner, group and permissions stay, and a new file is for this user and the collector."""
     mode, owner, group = 0o600, -1, -1
     if before is not None:
         mode = stat.S_IMODE(before.st_mode)
         if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
             owner, group = before.st_uid, before.st_gid
-    elif os.geteuid() == 0:
+    else:
         with contextlib.suppress(KeyError):
             mode, group = 0o640, grp.getgrnam(GROUP).gr_gid
     content = ("\n".join(texts) + "\n").encode()
     try:
-        write_whole(os.path.realpath(path), content, mode=mode, owner=owner, group=group, shared=True)
+        try:
+            write_whole(os.path.realpath(path), content, mode=mode, owner=owner, group=group, shared=True)
+        except OSError as err:
+            if before is not None or err.errno not in NOT_GIVEN:
+                raise
+            write_whole(os.path.realpath(path), content, shared=True)
     except OSError as err:
         raise ConfigError(f"{path}: cannot be written: {err.strerror}") from err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 import time
@@ -17,6 +18,7 @@ from colmet.collector.journal.output_state import MAX_BYTES, parse
 from colmet.commands.progress import shown_progress
 from colmet.commands.times import shown
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime.files import copy_owner
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import size
 from colmet.stored import sources
@@ -46,8 +48,8 @@ def run(options: argparse.Namespace, path: str) -> int:
         position = _position(options, former)
         like = os.stat(path) if former else os.stat(os.path.dirname(os.path.abspath(path)))
         _make(options, new, former, position)
-        if os.geteuid() == 0:
-            os.chown(new, like.st_uid, like.st_gid)
+        with contextlib.suppress(*() if former else (OSError,)):
+            copy_owner(new, like)
         aside = f"{path}.before.{int(time.time())}" if former else ""
         rebuild.replace(path, new, aside)
         if aside:

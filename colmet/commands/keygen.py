@@ -79,7 +79,7 @@ def run(options: argparse.Namespace) -> int:
 def make_collector(directory: str, name: str = "collector") -> list[str]:
     """Make the missing parts of the collector's key pair and the directory of nodes' keys; return the new paths.
 
-    If run by root, the secret belongs to the user of the collector's unit, if any.
+    The secret belongs to the user of the collector's unit, if there is one and the system permits it.
 
     Raises:
         ConfigError: a file or directory cannot be made.
@@ -89,10 +89,9 @@ def make_collector(directory: str, name: str = "collector") -> list[str]:
     if not os.path.isdir(nodes):
         make_directory(nodes)
         made.append(nodes)
-    owner = service_uid() if os.geteuid() == 0 else -1
     if not os.path.lexists(secret):
         pair = new_pair()
-        keys.write_secret(secret, name, pair, owner)
+        keys.write_secret(secret, name, pair, service_uid())
         made.append(secret)
         keys.write_public(public, name, [pair.public], keys.read_uris(public))
         made.append(public)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +24,7 @@ from colmet.collector.backends.hdf5.thin_file import ALREADY, RECENT, Thinned
 from colmet.commands.progress import progress_line
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.files import check_writable, sync_directory
+from colmet.common.runtime.files import check_writable, copy_owner, sync_directory
 from colmet.common.runtime.plural import counted
 from colmet.stored import sources
 
@@ -150,8 +149,7 @@ def _replace(path: str, target: str, before: os.stat_result) -> int:
     """Put the new file in the place of the old one, with its owner, rights and time; return its size."""
     isolated.verify(target, None, {}, {})
     size = os.stat(target).st_size
-    if (before.st_uid, before.st_gid) != (os.geteuid(), os.getegid()):
-        shutil.chown(target, before.st_uid, before.st_gid)
+    copy_owner(target, before)
     os.chmod(target, before.st_mode & 0o7777)
     os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
     there = os.stat(path)

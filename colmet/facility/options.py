@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 from typing import NamedTuple
@@ -12,10 +13,11 @@ from colmet.batch.systems import SYSTEMS
 from colmet.common.runtime import cli
 from colmet.common.runtime.cli import Rare
 from colmet.common.runtime.configuration import require
+from colmet.common.runtime.files import check_writable
 from colmet.common.transport import curve
 from colmet.facility.machine import DISKS
 
-SPOOLS = "/var/spool"  # of root's default
+SPOOLS = "/var/spool"  # of the default
 TOKEN_VARIABLE = "COLMET_FACILITY_TOKEN"
 EPILOG = "exit status: 0; 1 where a source did not answer, or a document is not delivered; 2 where options are wrong."
 
@@ -236,7 +238,7 @@ def add_sending(parser: cli.Options, name: str = "colmet-facility") -> None:
         metavar="DIR",
         help=Rare(
             "keep unsent documents in this directory; '': nowhere, documents that cannot be sent are lost (default: "
-            f"{SPOOLS}/{name} as root, else ~/.local/state/{name})"
+            f"{SPOOLS}/{name} where it can be written, else ~/.local/state/{name})"
         ),
     )
     parser.add_argument(
@@ -325,8 +327,10 @@ def spool_directory(options: argparse.Namespace) -> str:
     """Return the spool's directory as an absolute path; empty for none."""
     directory: str | None = options.spool_dir
     if directory is None:
-        if os.geteuid() == 0:
-            return os.path.join(SPOOLS, options.spool_name)
+        common = os.path.join(SPOOLS, options.spool_name)
+        with contextlib.suppress(OSError):
+            check_writable(common)
+            return common
         state = os.environ.get("XDG_STATE_HOME", "")
         if not os.path.isabs(state):
             state = os.path.expanduser("~/.local/state")

@@ -30,6 +30,7 @@ from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, NAMED, PlaceState
 from colmet.node.jobs.source import JobSource
 from colmet.node.selfmetrics.agent_stats import AgentStats
+from colmet.node.system import privileges
 from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
@@ -149,12 +150,9 @@ def format_table(
 def _about(host_name: str) -> Iterator[str]:
     system = os.uname()
     yield f"colmet-node {__version__} on {host_name}, {system.sysname} {system.release} {system.machine}"
-    if os.geteuid() != 0:
-        yield from wrap(
-            f"Started as user {os.geteuid()}, not root: missing measurements are listed below. As root it "
-            "measures the jobs of all users.",
-            WIDTH,
-        )
+    if lacking := privileges.find_lacking(*sorted(privileges.CORE)):
+        remedy = privileges.suggest(*lacking)
+        yield from wrap(f"Values of other users' jobs may be missing without {', '.join(lacking)}: {remedy}.", WIDTH)
 
 
 def _places(source: JobSource) -> Iterator[str]:

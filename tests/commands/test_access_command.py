@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import fcntl
+import grp
 import io
 import os
 import stat
@@ -154,6 +156,21 @@ def test_rights_and_owner_stay_and_a_new_file_is_not_for_all(file, monkeypatch):
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert after.st_ino != before.st_ino  # exchanged whole
     assert sorted(os.listdir(file.parent)) == [".users.lock", "users"]
+
+
+@pytest.mark.parametrize(("code", "mode"), [(0, 0o640), (errno.EPERM, 0o600), (errno.EINVAL, 0o600)])
+def test_a_new_file_is_for_the_collector_s_group_where_the_system_permits_it(file, monkeypatch, code, mode):
+    given = []
+
+    def give(descriptor, owner, group):
+        given.append(group)
+        if code:
+            raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(grp, "getgrnam", lambda name: grp.struct_group((name, "x", 950, [])))
+    monkeypatch.setattr(os, "fchown", give)
+    run(monkeypatch, file, "add", "alice", "--token", "a")
+    assert given == [950] and stat.S_IMODE(file.stat().st_mode) == mode and "alice" in file.read_text()
 
 
 def test_a_link_stays_a_link(file, tmp_path, monkeypatch):

@@ -24,9 +24,11 @@ import pytest
 from colmet import __version__
 from colmet.commands import colmet, doctor
 from colmet.commands.doctor import clock, daemon, kernel, network, software, storage, versions
+from colmet.commands.doctor import target as target_module
 from colmet.commands.doctor.table import CHECKS
 from colmet.commands.doctor.target import Target, User, arguments, find_sides
-from colmet.common.runtime import cli, control, plugins
+from colmet.common.runtime import capabilities, cli, control, plugins
+from colmet.common.runtime.capabilities import bits
 from colmet.common.runtime.checks import (
     Check,
     Level,
@@ -90,8 +92,15 @@ OLD_KERNEL = {"/proc/sys/kernel/task_delayacct": None, "/proc/sys/kernel/osrelea
 
 @pytest.fixture
 def as_root(monkeypatch):
-    """The effective user is root."""
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    """No program here has more rights than this one."""
+    monkeypatch.setattr(capabilities, "held", capabilities.bounding)
+
+
+@pytest.fixture
+def as_user(monkeypatch):
+    """Root would have rights which this program has not."""
+    monkeypatch.setattr(capabilities, "held", lambda: 0)
+    monkeypatch.setattr(capabilities, "bounding", lambda: bits(capabilities.NUMBERS))
 
 
 @pytest.fixture
@@ -489,6 +498,22 @@ def test_rights_that_are_missing_are_named(machine, root):
     assert "CapabilityBoundingSet=" in finding.remedy and "--cap-add NET_ADMIN" in finding.remedy
 
 
+def test_rights_of_a_user_namespace_are_none_over_the_machine(machine):
+    (machine.path / "proc/self/ns/user").unlink()
+    machine.link("/proc/self/ns/user", "user:[4026532000]")
+    finding = problem(kernel.check_rights, machine.target())
+    assert "this command lacks CAP_DAC_READ_SEARCH, CAP_NET_ADMIN, CAP_SYS_PTRACE" in finding.found
+    assert "no CAP_PERFMON" in problem(kernel.check_perf, machine.target()).found
+
+
+def test_what_another_user_could_do_is_a_warning_and_what_nobody_could_a_failure(machine, monkeypatch, as_user):
+    machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
+    finding = problem(kernel.check_rights, machine.target())
+    assert finding.level == WARN and finding.remedy.startswith("start colmet-node as root of the machine")
+    monkeypatch.setattr(capabilities, "bounding", lambda: 0)
+    assert problem(kernel.check_rights, machine.target()).level == FAIL
+
+
 def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root):
     machine.write("/proc/self/status", "CapEff:\t0000000000281004\n")  # SYS_ADMIN, PTRACE, NET_ADMIN, DAC_READ_SEARCH
     (finding,) = find(kernel.check_rights, machine.target("node", "--enable-perfhw"))
@@ -506,8 +531,16 @@ def test_a_spool_that_others_may_write_to_is_reported_with_the_command(machine, 
     finding = problem(storage.check_disk, machine.target())
     assert finding == fail(
         "--spool-dir /var/spool/colmet: others may write in it; it is not used",
-        "`chown root /var/spool/colmet; chmod 700 /var/spool/colmet`",
+        "`chown root /var/spool/colmet; chmod 700 /var/spool/colmet`, or choose another place with --spool-dir",
     )
+
+
+def test_a_spool_where_this_user_may_not_write_is_found_by_trying_be_it_root(machine, monkeypatch, as_root):
+    """Root of a container without CAP_DAC_OVERRIDE, of a user namespace, of a disk of the network."""
+    spool, may = str(machine.path / "var/spool/colmet"), os.access
+    monkeypatch.setattr(os, "access", lambda path, *rest, **more: path != spool and may(path, *rest, **more))
+    finding = problem(storage.check_disk, machine.target(user=User.of(os.geteuid())))
+    assert finding.level == FAIL and "cannot write there: /var/spool/colmet does not let it" in finding.found
 
 
 def test_a_journal_that_its_user_cannot_write_to_is_reported_with_the_command(machine, root):
@@ -748,6 +781,16 @@ def test_what_the_daemon_s_user_cannot_read_is_reported_to_root(machine, root, p
     assert finding == good(f"{config}: in order, as user nobody")
 
 
+def test_where_nobody_can_become_the_daemon_s_user_this_one_is_judged_and_said_to_be(machine, monkeypatch):
+    """As in a rootless container, or for an ordinary user."""
+    refused = target_module._CHECK.replace("    capabilities.become(uid, group, groups, rights)", "    os.close(-1)")
+    monkeypatch.setattr(target_module, "_CHECK", refused)
+    (finding,) = find(daemon.check_configuration, machine.target("collector", "--enable-stdout-backend", user=SOMEBODY))
+    assert finding.level == PASS and finding.found.endswith("in order")
+    finding = problem(daemon.check_configuration, machine.target("collector", user=SOMEBODY))
+    assert finding.level == WARN and "no output chosen" in finding.found
+
+
 def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_path):
     """It cannot be come back to, once it has been left for the daemon's."""
 
@@ -764,10 +807,9 @@ def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_
     assert in_child(look) == 0
 
 
-def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypatch):
+def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypatch, as_user):
     machine.write("/etc/colmet/node.toml", "")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    monkeypatch.setattr(os, "access", lambda path, mode, effective_ids: False)
     target = machine.target("node")
     target.is_given = False
     monkeypatch.setattr(Target, "problem", f"{target.config}: Permission denied")
@@ -893,8 +935,7 @@ def test_what_only_names_a_daemon_is_none(machine, command, options):
     assert arguments(machine.host, 31, "node") == options
 
 
-def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, as_user):
     target = machine.target()
     target.denied, target.unreachable = True, "/run/colmet/node.sock: permission denied"
     finding = problem(daemon.check_running, target)
@@ -1181,7 +1222,7 @@ def test_keys_that_do_not_fit_together(machine, keys):
     text = keys.secrets["node"].read_text()
     keys.secrets["node"].write_text(re.sub(r'public-key = "[^"]*"', f'public-key = "{new_pair().public}"', text))
     finding = problem(network.check_keys, machine.target("node", *keys.node))
-    assert finding.level == (WARN if os.geteuid() else FAIL)
+    assert finding.level == (FAIL if capabilities.has_all() else WARN)
     assert "does not belong" in finding.found and "make a new pair" in finding.remedy
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -167,6 +168,19 @@ def test_the_collectors_secret_is_its_users_and_root_may_use_it_too(folder, monk
     monkeypatch.setattr(keys, "SERVICE_USER", "nobody-else")
     with pytest.raises(ConfigError, match="another user"):
         read_pair(f"{folder}/collector.secret", "--x")
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EINVAL], ids=["an ordinary user", "a rootless container"])
+def test_where_the_secret_cannot_be_given_away_it_is_ones_own(folder, monkeypatch, code):
+    def refuse(descriptor, owner, group):
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(keys, "SERVICE_USER", "nobody")
+    monkeypatch.setattr(os, "fchown", refuse)
+    assert main(["keygen", "collector", "--if-missing", "--directory", str(folder)]) == 0
+    secret = folder / "collector.secret"
+    assert secret.stat().st_uid == os.geteuid() and mode(secret) == 0o600
+    assert sorted(path.name for path in folder.iterdir()) == ["collector.key", "collector.secret", "nodes"]
 
 
 # -- files that need no option --

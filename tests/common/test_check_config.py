@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pwd
 
@@ -277,6 +278,21 @@ def test_root_checks_with_the_rights_of_the_unit_s_user(unit_of_collector, root,
         return 0
 
     assert in_child(work) == 0, capfd.readouterr().err
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EINVAL], ids=["an ordinary user", "a rootless container"])
+def test_who_cannot_become_the_unit_s_user_checks_as_before_and_does_not_say_otherwise(
+    unit_of_collector, monkeypatch, capfd, code
+):
+    def refuse(groups):
+        raise OSError(code, os.strerror(code))
+
+    def work():
+        monkeypatch.setattr(os, "setgroups", refuse)
+        return collector_main.main(["--enable-stdout-backend", "--check-config"])
+
+    assert in_child(work) == 0
+    assert capfd.readouterr().out == "OK: command line\n"
 
 
 def test_a_user_whom_nobody_has_made_is_named(unit_of_collector, root, capfd, monkeypatch):

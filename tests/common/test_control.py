@@ -235,7 +235,7 @@ def test_without_the_right_the_error_says_whom_to_be(served, root, public):
         "except control.Unreachable as err:\n    print(err.why, err)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout == f"denied {path}: permission denied; ask as root, or as the user it runs as\n", done.stderr
+    assert done.stdout == f"denied {path}: permission denied; ask as its user, or root of the machine\n", done.stderr
 
 
 def test_a_daemon_that_hangs_is_distinguished_from_one_that_is_away(served, tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
+from colmet.common.runtime import files
 from colmet.common.runtime.files import write_all, write_whole
 
 
@@ -63,3 +65,20 @@ def test_a_write_that_accepts_nothing_is_a_full_disk(monkeypatch):
     monkeypatch.setattr(os, "write", lambda descriptor, content: 0)
     with pytest.raises(OSError, match="No space left"):
         write_all(1, b"x")
+
+
+def test_a_copy_has_the_owner_of_the_former_file_or_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "new").touch()
+    files.copy_owner(str(tmp_path / "new"), (tmp_path / "new").stat())
+    like = os.stat_result((0o600, 1, 1, 1, 950, 951, 0, 0, 0, 0))
+    given = []
+    monkeypatch.setattr(os, "chown", lambda *words: given.append(words))
+    files.copy_owner(str(tmp_path / "new"), like)
+    assert given == [(str(tmp_path / "new"), 950, 951)]
+
+    def refuse(*_):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    monkeypatch.setattr(os, "chown", refuse)
+    with pytest.raises(OSError, match="may not belong to user 950 and group 951, as the former file: Invalid argument"):
+        files.copy_owner(str(tmp_path / "new"), like)

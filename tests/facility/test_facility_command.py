@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -404,10 +405,20 @@ def test_the_last_level_of_the_log_counts(argv, level):
 
 
 def test_what_the_alias_keeps_is_not_sent_to_the_endpoint_of_the_other(monkeypatch):
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
     other = options.build_parser(command.PROGRAM).parse_args([])
+    monkeypatch.setattr(options, "check_writable", lambda path: None)
     assert options.spool_directory(parsed()) == "/var/spool/afmetrics_collector"
     assert options.spool_directory(other) == "/var/spool/colmet-facility"
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
+def test_where_the_common_spool_cannot_be_written_it_is_the_user_s_be_it_root(monkeypatch, code):
+    def refuse(path):
+        raise OSError(code, os.strerror(code), path)
+
+    monkeypatch.setattr(options, "check_writable", refuse)
+    monkeypatch.setenv("XDG_STATE_HOME", "/home/alice/state")
+    assert options.spool_directory(parsed()) == "/home/alice/state/afmetrics_collector"
 
 
 def test_machines_with_one_home_directory_have_a_state_each(tmp_path, monkeypatch):

@@ -131,13 +131,22 @@ def test_a_full_buffer_is_counted_and_what_is_queued_still_comes(listen):
 
 @pytest.mark.parametrize(
     ("answer", "text"),
-    [(b"", "CONFIG_PROC_EVENTS"), (event(NONE, errno.EPERM), "Operation not permitted")],
+    [(b"", "outside of containers, with CONFIG_PROC_EVENTS"), (event(NONE, errno.EPERM), "Operation not permitted")],
 )
 def test_a_kernel_that_does_not_tell_or_refuses_is_unavailable_and_leaves_no_socket_open(listen, answer, text):
     FakeSocket.answer = answer
     with pytest.raises(BackendUnavailable, match=text):
         listen()
     assert FakeSocket.made.closed
+
+
+def test_another_network_namespace_is_named(listen, monkeypatch):
+    def refuse(self, data):
+        raise ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
+
+    monkeypatch.setattr(FakeSocket, "send", refuse)
+    with pytest.raises(BackendUnavailable, match="reports no forks in this network namespace"):
+        listen()
 
 
 # On the running kernel

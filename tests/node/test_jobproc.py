@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import ParseError
+from colmet.common.runtime import capabilities
 from colmet.node.backends import jobproc
 from colmet.node.backends.cgroup import SLOW_TICKS, CgroupBackend
 from colmet.node.backends.jobproc import SCHEMA, JobprocBackend, parse_io
@@ -212,11 +213,14 @@ def test_processes_that_cannot_be_read_make_io_missing_not_smaller(tree, monkeyp
         return Refused()
 
     monkeypatch.setattr(tree.fake.host, "keep", refuse)
+    monkeypatch.setattr(capabilities, "held", lambda: 0)
+    monkeypatch.setattr(capabilities, "hold_for_machine", lambda: True)
+    monkeypatch.setattr(capabilities, "bounding", lambda: 0)
     for _ in range(2):
         values = tree.sample()
         assert all(values[name] is None for name in IO)
         assert values["VmRSS"] == 200 * PAGE_KB
-    assert caplog.text.count("start colmet-node as root") == 1
+    assert caplog.text.count("start the container with --cap-add SYS_PTRACE") == 1
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import errno
 import os
 import select
 import threading
@@ -11,10 +13,12 @@ import pytest
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.common.wire import link as wire
+from colmet.node.delivery.link import open_outbox
 from colmet.node.delivery.requests import MAX_WAITING, Requests
 from colmet.node.delivery.spool import EncodedBatch
 from colmet.node.delivery.uplink import Uplink, UplinkState, by_preference
 from colmet.node.selfmetrics.node_health import NodeHealth
+from colmet.node.system.host import Host
 from tests.support.node_link import EPOCH, TIMES, World
 
 
@@ -609,3 +613,19 @@ def test_a_short_batch_is_converted_for_a_collector_of_colmet_06():
 def procstats():
     schema = colmet06.RECORDS["procstats_default"].schema
     return Table(schema, 5 * 10**9, schema.empty_rows(1))
+
+
+def test_a_default_spool_that_cannot_be_used_leaves_batches_in_memory_and_says_so(tmp_path, monkeypatch, caplog):
+    """As for an ordinary user, or for root of a container with a read-only file system."""
+
+    def refuse(path):
+        raise OSError(errno.EROFS, "Read-only file system", path)
+
+    options = argparse.Namespace(spool_dir=None, spool_age=1, spool_size=1 << 20)
+    host = Host(str(tmp_path))
+    (tmp_path / "var/spool").mkdir(parents=True)
+    open_outbox(options, host, "node-1").close()
+    assert not caplog.text and (tmp_path / "var/spool/colmet").is_dir()
+    monkeypatch.setattr(host, "private_directory", refuse)
+    open_outbox(options, host, "node-1").close()
+    assert "kept in memory only" in caplog.text and "/var/spool/colmet: Read-only file system" in caplog.text

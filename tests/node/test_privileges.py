@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import subprocess
 import sys
@@ -11,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.runtime import capabilities
 from colmet.common.runtime.capabilities import NUMBERS, bits
 from colmet.common.runtime.startup import load
 from colmet.node.backends import NAMES
-from colmet.node.system.privileges import CORE, choose, drop
+from colmet.node.system.privileges import CORE, choose, drop, suggest
 from tests.support.daemons import Daemon
+from tests.support.other_user import in_child
 from tests.support.perfjobs import hierarchy
 from tests.support.waiting import free_port
 
@@ -182,3 +186,45 @@ def test_groups_for_perf_events_are_made_for_another_users_job(node, cgroups):
         loop.kill()  # it is in a group of this hierarchy
         loop.wait()
     assert "perf_group_failures" not in daemon.log.read_text()
+
+
+@pytest.mark.parametrize(
+    ("held", "bounding", "over_machine", "remedy"),
+    [
+        (0, ALL, True, "start colmet-node as root, or give it CAP_NET_ADMIN"),
+        (bits({"CAP_SYS_PTRACE"}), 0, True, "start the container with --cap-add NET_ADMIN (unit: CapabilityBound"),
+        (ALL, ALL, False, "start colmet-node outside of this user namespace (rootless container), as root of the"),
+        (ALL, ALL, True, "see which security module or seccomp filter refuses it"),
+    ],
+    ids=["user", "container", "rootless container", "refused all the same"],
+)
+def test_the_remedy_is_that_of_the_place(monkeypatch, held, bounding, over_machine, remedy):
+    monkeypatch.setattr(capabilities, "held", lambda: held)
+    monkeypatch.setattr(capabilities, "bounding", lambda: bounding)
+    monkeypatch.setattr(capabilities, "hold_for_machine", lambda: over_machine)
+    assert suggest("CAP_NET_ADMIN", "CAP_SYS_PTRACE").startswith(remedy.partition(", or give")[0])
+    assert remedy in suggest("CAP_NET_ADMIN")
+    assert capabilities.has_all() == (not bounding or held == ALL)
+
+
+def test_what_the_kernel_says_of_this_process_is_what_its_files_say():
+    status = dict(re.findall(r"^Cap(\w+):\t(\w+)$", Path("/proc/self/status").read_text(), re.M))
+    answers = (capabilities.held(), capabilities.permitted(), capabilities.bounding())
+    assert answers == tuple(int(status[name], 16) for name in ("Eff", "Prm", "Bnd"))
+    assert capabilities.hold_for_machine() == (os.readlink("/proc/self/ns/user") == "user:[4026531837]")
+
+
+def test_a_user_who_cannot_be_become_leaves_the_groups_as_they_were(root, monkeypatch):
+    """In a user namespace without this user: setuid(2) fails with EINVAL."""
+
+    def refuse(uid):
+        raise OSError(errno.EINVAL, "Invalid argument")
+
+    def work():
+        os.setgroups([1, 2])
+        monkeypatch.setattr(os, "setuid", refuse)
+        with pytest.raises(OSError, match="Invalid argument"):
+            capabilities.become(NOBODY, NOBODY, [3], 0)
+        return int((os.geteuid(), os.getgid(), os.getgroups()) != (0, 0, [1, 2]))
+
+    assert in_child(work) == 0

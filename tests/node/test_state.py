@@ -280,7 +280,7 @@ def test_whoever_may_not_write_there_gets_the_remedy(root, caplog):
             finally:
                 os.seteuid(0)
         assert os.listdir(path) == []
-    assert caplog.text.count("start colmet-node as root") == 2
+    assert caplog.text.count("with --state-dir a directory of its user's own") == 2
 
 
 def test_descriptors_are_given_back(make, machine):

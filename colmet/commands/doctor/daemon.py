@@ -11,6 +11,7 @@ from typing import NamedTuple
 from colmet import __version__
 from colmet.commands.doctor.target import Target, arguments
 from colmet.common.errors import ColmetError
+from colmet.common.runtime.capabilities import has_all
 from colmet.common.runtime.checks import Finding, Level, Unchecked, fail, good, warn
 from colmet.common.runtime.plural import some_of
 from colmet.common.runtime.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
@@ -26,17 +27,17 @@ def check_configuration(target: Target) -> Finding:
     path = target.config
     if target.damage:
         return warn(f"could not be checked: {target.problem}", "see under libraries")
-    if target.problem and os.geteuid() != 0 and os.path.exists(path) and not os.access(path, os.R_OK):
+    unreadable = os.path.exists(path) and not os.access(path, os.R_OK, effective_ids=True)
+    if target.problem and unreadable and not has_all():
         return warn(f"could not be checked: {target.problem}", f"`sudo colmet doctor --{target.side}`")
-    problem = target.problem or target.refusal()
+    problem, is_certain = (target.problem, True) if target.problem else target.refusal()
     if problem:
         command = f"{target.program} --check-config{f' --config {path}' if path else ''}"
-        mine = os.geteuid() in (0, target.user.uid)
-        return (fail if mine or target.problem else warn)(problem, f"correct it; `{command}` checks it again")
+        return (fail if is_certain else warn)(problem, f"correct it; `{command}` checks it again")
     if target.deprecated:
         remedy = "replace it: a later major version refuses it"
         return warn(f"{path or 'options, without a file'}: {'; '.join(dict.fromkeys(target.deprecated))}", remedy)
-    return good(f"{path or 'options, without a file'}: in order, as user {target.user.name}")
+    return good(f"{path or 'options, without a file'}: in order{f', as user {target.user.name}' * is_certain}")
 
 
 def check_running(target: Target) -> Finding:
@@ -47,13 +48,14 @@ def check_running(target: Target) -> Finding:
     if target.supposed:
         return good("not asked: it has other options than those given here")
     if target.denied:
-        return warn(target.unreachable, f"ask as root: `sudo colmet doctor --{target.side}`")
+        return warn(target.unreachable, f"ask as root of the machine: `sudo colmet doctor --{target.side}`")
     if target.unit.get("ActiveState") == "active":
         return fail(
             f"its unit is active, but: {target.unreachable}",
             f"`journalctl -u {target.program} -n 50` shows why; then `systemctl restart {target.program}`",
         )
-    remedy = "see under libraries" if target.damage else f"`systemctl start {target.program}`"
+    start = f"`systemctl start {target.program}`" if target.has_systemd else f"start {target.program}"
+    remedy = "see under libraries" if target.damage else start
     return warn(f"does not run, or cannot be asked: {target.unreachable}", remedy)
 
 

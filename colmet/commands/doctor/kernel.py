@@ -15,10 +15,12 @@ from typing import TYPE_CHECKING
 from colmet.commands.doctor import waits
 from colmet.commands.doctor.target import Target
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.capabilities import bits, has_all, missing
 from colmet.common.runtime.checks import Finding, Unchecked, fail, good, severe, warn
 from colmet.common.runtime.plural import counted
 from colmet.node.system.command import Command
 from colmet.node.system.host import Host
+from colmet.node.system.privileges import suggest
 
 if TYPE_CHECKING:
     from colmet.node.jobs.mounts import Mounts
@@ -34,6 +36,7 @@ _KEEP = (
 _MIN_WATCHES, _MIN_INSTANCES = 16384, 64
 _WAITS_IN, _WAITS_S = "/var/tmp", 1.5
 _CPUSET_OPTIONAL = (6, 12)  # CONFIG_CPUSETS_V1
+_NAMESPACES = {"user": 0xEFFFFFFD, "pid": 0xEFFFFFFC}  # the machine's: include/linux/proc_ns.h
 _OAR_LINKS = "/dev/oar_cgroups_links"
 
 
@@ -56,16 +59,15 @@ def check_taskstats(target: Target) -> Finding:
     except BackendUnavailable as err:
         return fail(str(err), "a kernel with CONFIG_TASKSTATS=y, CONFIG_TASK_XACCT=y and CONFIG_TASK_IO_ACCOUNTING=y")
     except PermissionError:
-        return severe("reading taskstats needs CAP_NET_ADMIN", _as_root(target))
+        return severe("reading taskstats needs CAP_NET_ADMIN", _suggest(target))
     except ParseError as err:
         return fail(f"the kernel answers in a form that is not known: {err}", "a newer colmet, or a kernel since 3.10")
     return good("the kernel answers")
 
 
-def _as_root(target: Target) -> str:
-    if os.geteuid() != 0:
-        return f"`sudo colmet doctor --{target.side}`; colmet-node, too, has to be started as root"
-    return "give the container, or the unit, CAP_NET_ADMIN and the network namespace of the machine"
+def _suggest(target: Target) -> str:
+    remedy = suggest("CAP_NET_ADMIN")
+    return remedy if has_all() else f"`sudo colmet doctor --{target.side}` shows what root may; {remedy}"
 
 
 def check_ends(target: Target) -> Finding:
@@ -77,7 +79,7 @@ def check_ends(target: Target) -> Finding:
         ExitRecords(target.host, Inbox(1, 1024)).close()
     except BackendUnavailable as err:
         outside = "start colmet-node on the machine itself, or its container with --pid=host --userns=host --net=host"
-        remedy = outside if "container" in str(err) else _as_root(target)
+        remedy = outside if "container" in str(err) else _suggest(target)
         return warn(f"{err}: tasks that live shorter than a sample are missing", remedy)
     return good("the kernel sends exit records")
 
@@ -94,7 +96,8 @@ def check_forks(target: Target) -> Finding:
     except BackendUnavailable as err:
         return warn(
             f"{err}: some short tasks are attributed to no job",
-            "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`), and CAP_NET_ADMIN; or --no-fork-events",
+            "start colmet-node on the machine itself with CAP_NET_ADMIN, or its container with --pid=host --net=host; "
+            "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`); or --no-fork-events",
         )
     return good("the kernel reports forks")
 
@@ -186,8 +189,8 @@ def check_perf(target: Target) -> Iterator[Finding]:
         fine = False
         yield (severe if wanted else warn)(
             f"kernel.perf_event_paranoid is {level}, and there is no CAP_PERFMON",
-            "start colmet-node as root, or give it CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8); or `sysctl -w "
-            "kernel.perf_event_paranoid=0`",
+            "give colmet-node CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8), as root of the machine has it; or `sysctl "
+            "-w kernel.perf_event_paranoid=0`",
         )
     stranded = _stranded(host, "perf_event")
     if stranded:
@@ -210,6 +213,9 @@ def _held(pid: int, host: Host) -> set[str]:
             continue
         if match:
             mask = int(match[1], 16)
+            with contextlib.suppress(OSError):
+                if host.link(f"/proc/{place}/ns/user") != f"user:[{_NAMESPACES['user']}]":
+                    return set()  # they are no rights over the machine
             return {name for name, number in NUMBERS.items() if mask >> number & 1}
     raise Unchecked("/proc has no capabilities of a process; is it mounted?")
 
@@ -424,28 +430,21 @@ def check_rights(target: Target) -> Finding:
 
     wanted = set(CORE).union(*[backend.capabilities for backend in target.backends])
     held = _held(target.pid, target.host)
-    missing = sorted(wanted - held)
-    if "CAP_SYS_ADMIN" in held and "CAP_PERFMON" in missing:  # a part of CAP_SYS_ADMIN before Linux 5.8
-        missing.remove("CAP_PERFMON")
+    lacking = sorted(missing(wanted, bits(held)))
     who = f"process {target.pid}" if target.pid else "this command"
-    if not missing:
+    if not lacking:
         return good(f"{who} has {', '.join(sorted(wanted & held))}")
-    if os.geteuid() != 0 and not target.pid:
-        return warn(
-            f"this command runs as user {os.geteuid()}: what root may do here is not known",
-            f"`sudo colmet doctor --{target.side}`",
-        )
-    return fail(
-        f"{who} lacks {', '.join(missing)}",
-        "start colmet-node as root. In its unit: `systemctl edit colmet-node`, [Service], CapabilityBoundingSet="
-        f"{' '.join(sorted(wanted))}; in a container: "
-        + " ".join([f"--cap-add {name.removeprefix('CAP_')}" for name in missing]),
+    return (fail if target.pid else severe)(
+        f"{who} lacks {', '.join(lacking)}",
+        "start colmet-node as root of the machine. In its unit: `systemctl edit colmet-node`, [Service], "
+        f"CapabilityBoundingSet={' '.join(sorted(wanted))}; in a container: "
+        + " ".join([f"--cap-add {name.removeprefix('CAP_')}" for name in lacking]),
     )
 
 
 def check_container(target: Target) -> Iterator[Finding]:
     """Check that this is the machine itself: a container has other processes and rights."""
-    for name, number in (("user", 0xEFFFFFFD), ("pid", 0xEFFFFFFC)):  # include/linux/proc_ns.h
+    for name, number in _NAMESPACES.items():
         if target.host.link(f"/proc/self/ns/{name}") != f"{name}:[{number}]":
             yield fail(
                 f"this is a container: its {name} namespace is not the machine's",

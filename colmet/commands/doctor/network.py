@@ -227,7 +227,8 @@ def _check_port(target: Target, option: str, address: TcpAddress | None, text: s
             f"`ip -brief address` shows those there are; tcp://0.0.0.0:{address.port} is all of them",
         )
     if problem == errno.EACCES:
-        return fail(f"{option} {text}: ports below 1024 are root's", "choose a port from 1024 on, on the nodes, too")
+        remedy = "choose a port from 1024 on, on the nodes, too"
+        return severe(f"{option} {text}: a port below 1024 needs CAP_NET_BIND_SERVICE", remedy)
     return fail(f"{option} {text}: {os.strerror(problem)}", "give an address of this machine")
 
 

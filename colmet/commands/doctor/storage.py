@@ -10,7 +10,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from colmet.commands.doctor.target import Target, User
-from colmet.common.runtime.checks import Finding, Unchecked, fail, good, warn
+from colmet.common.runtime.checks import Finding, Unchecked, fail, good, severe, warn
 from colmet.common.runtime.quantities import size
 from colmet.node.system.host import Host
 
@@ -37,8 +37,9 @@ def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
 
     The path requires the rights `wanted` (os.R_OK and the like), the directories above it, up to `top`, os.X_OK.
     """
-    if user.uid == 0:
-        return ""
+    is_own = user.uid == os.geteuid()
+    if user.uid == 0 and not is_own:
+        return ""  # assumed of a daemon of root
     real = os.path.realpath(path)
     above: list[tuple[str, int]] = []
     while os.path.dirname(real) != real and real != top:
@@ -46,9 +47,11 @@ def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
         above.append((real, right & os.W_OK if user.reads_all else right))
         real = os.path.dirname(real)
     for one, right in reversed(above):
+        if os.statvfs(one).f_flag & os.ST_RDONLY:
+            right &= ~os.W_OK  # another problem
         status = os.stat(one)
         shift = 6 if status.st_uid == user.uid else 3 if status.st_gid in user.groups else 0
-        if (status.st_mode >> shift) & right != right:
+        if not os.access(one, right, effective_ids=True) if is_own else (status.st_mode >> shift) & right != right:
             return one
     return ""
 
@@ -63,7 +66,7 @@ def places(target: Target) -> list[WritableDirectory]:
 
         spool, kept = options.spool_dir, options.state_dir
         if spool is None:
-            spool = link.default_directory(target.host, target.user.uid)
+            spool = link.SPOOL_DIRECTORY
         if kept is None:
             kept = state.default_directory(target.runtime_directory)
         found.append(WritableDirectory("--spool-dir", spool, options.spool_size, private=True))
@@ -140,6 +143,8 @@ def _locked_by(host: Host, path: str) -> int:
 def _check(target: Target, place: WritableDirectory) -> Iterable[Finding]:
     """Return the problems of a directory."""
     host, user, (option, path) = target.host, target.user, place[:2]
+    say = fail if target.pid or user.uid != os.geteuid() else severe
+    other = f", or choose another place with {option}"
     try:
         is_directory = stat.S_ISDIR(host.mode(path))
     except FileNotFoundError:
@@ -147,20 +152,20 @@ def _check(target: Target, place: WritableDirectory) -> Iterable[Finding]:
         if place.made and host.is_directory(above) and not _blocked(host, above, user):
             return _check_room(host, place)
         found = f"{option} {path} does not exist" + (", and its user cannot make it" if place.made else "")
-        return [fail(found, f"`install -d -o {user.name} -m {'700' if place.private else '755'} {path}`")]
+        return [say(found, f"`install -d -o {user.name} -m {'700' if place.private else '755'} {path}`{other}")]
     if not is_directory:
         return [fail(f"{option} {path} is no directory", f"name another one with {option}, or move it away")]
     blocked = _blocked(host, path, user)
     if blocked:
         found = f"{target.program} runs as {user.name}, who cannot write there: {blocked} does not let it"
         remedy = f"choose another place with {option}, or let {user.name} pass {blocked} (`chmod o+x {blocked}`)"
-        return [fail(f"{option} {path}: {found}", _give(host, path, user, option) if blocked == path else remedy)]
+        return [say(f"{option} {path}: {found}", _give(host, path, user, option) if blocked == path else remedy)]
     if place.private and user.uid == os.geteuid():
-        remedy = f"`chown {user.name} {path}; chmod 700 {path}`"
+        remedy = f"`chown {user.name} {path}; chmod 700 {path}`{other}"
         try:
             host.private_directory(path).close()
         except PermissionError as err:
-            return [fail(f"{option} {path}: {err.strerror}; it is not used", remedy)]
+            return [say(f"{option} {path}: {err.strerror}; it is not used", remedy)]
         except OSError as err:
             return [fail(f"{option} {path}: {err.strerror}", f"name the directory itself with {option}")]
     return _check_room(host, place)

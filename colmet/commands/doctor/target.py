@@ -40,11 +40,13 @@ from colmet.common.runtime import capabilities
 from colmet.{side} import main
 main.load_backends()
 groups, group, uid, rights = json.loads(sys.argv.pop(1))
-os.setgroups(groups)
-os.setgid(group)
-capabilities.become(uid, rights)
+try:
+    capabilities.become(uid, group, groups, rights)
+except OSError:
+    sys.exit({refused})
 sys.exit(main.main())
 """
+_REFUSED = 77  # exit status of _CHECK, not a daemon's: the system does not permit the change of user
 _LOGGED = re.compile(r"^(\S+ \S+ )?ERROR \S+: ")
 _UNIT_PROPERTIES = (
     "LoadState,UnitFileState,ActiveState,SubState,Result,NRestarts,User,RuntimeDirectory,AmbientCapabilities"
@@ -239,10 +241,15 @@ class Target:
         """The given options that are deprecated, each with version and remedy."""
         return self._parsed[3]
 
-    def refusal(self) -> str:
-        """Return why the daemon would not start with its options, as its own user; "" if it would."""
-        if os.geteuid() == 0 and self.user.uid != 0:
-            return _check_as(self.side, self.argv, self.user)
+    def refusal(self) -> tuple[str, bool]:
+        """Return why the daemon would not start with its options, "" if it would, and whether this is as its own user.
+
+        Where the system does not permit to become its user, it is as this one.
+        """
+        is_own = self.user.uid == os.geteuid()
+        answer = None if is_own else _check_as(self.side, self.argv, self.user)
+        if answer is not None:
+            return answer, True
         main, classes = self._loaded
         try:
             if self.side == "node":
@@ -250,8 +257,8 @@ class Target:
             else:
                 main.check(self.options, classes)
         except ConfigError as err:
-            return str(err)
-        return ""
+            return str(err), is_own
+        return "", is_own
 
     @cached_property
     def backends(self) -> list[Any]:
@@ -316,13 +323,13 @@ class Target:
         return os.environ.get(name, "")
 
 
-def _check_as(side: str, argv: Sequence[str], user: User) -> str:
-    """Return the error of the daemon's --check-config, run as this user; "" without one."""
+def _check_as(side: str, argv: Sequence[str], user: User) -> str | None:
+    """Return the error of the daemon's --check-config, run as this user; "" without one, None if this is refused."""
     kept = bits(["CAP_DAC_READ_SEARCH"] if user.reads_all else [])
     rights = json.dumps([sorted(user.groups), user.group, user.uid, kept])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CHECK.format(side=side), rights, *argv, "--check-config"],
+            [sys.executable, "-c", _CHECK.format(side=side, refused=_REFUSED), rights, *argv, "--check-config"],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -331,8 +338,8 @@ def _check_as(side: str, argv: Sequence[str], user: User) -> str:
         )
     except (OSError, subprocess.SubprocessError) as err:
         raise Unchecked(f"--check-config as user {user.name}: {err}") from err
-    if done.returncode == 0:
-        return ""
+    if done.returncode in (0, _REFUSED):
+        return None if done.returncode else ""
     last = done.stderr.strip().rpartition("\n")[2]
     if done.returncode != EXIT_CONFIG:
         raise Unchecked(f"--check-config as user {user.name}: {last}")

@@ -1,7 +1,8 @@
-"""Linux capabilities: those of this process, and dropping of the others."""
+"""Linux capabilities: those of this process, those that it can get, and dropping of the others."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 from collections.abc import Iterable
@@ -16,6 +17,9 @@ NUMBERS = {
     "CAP_SYS_ADMIN": 21,
     "CAP_PERFMON": 38,
 }
+# A capability that includes another one: before Linux 5.8 there is no CAP_PERFMON.
+STRONGER = {"CAP_PERFMON": "CAP_SYS_ADMIN"}
+_MACHINE = "user:[4026531837]"  # the first user namespace: PROC_USER_INIT_INO of include/linux/proc_ns.h
 _VERSION_3 = 0x20080522  # two words for each set
 _PR_SET_KEEPCAPS = 8
 _PR_CAPBSET_READ = 23
@@ -33,7 +37,40 @@ def bits(names: Iterable[str]) -> int:
 def held() -> int:
     """Return the effective capabilities of this thread, a bit for each."""
     _, words = _read(ctypes.CDLL(None, use_errno=True))
+    return int(words[0] | words[3] << 32)
+
+
+def permitted() -> int:
+    """Return the capabilities that this thread may have in effect, a bit for each."""
+    _, words = _read(ctypes.CDLL(None, use_errno=True))
     return int(words[1] | words[4] << 32)
+
+
+def bounding() -> int:
+    """Return the capabilities that a program started here can have at most, root's too, a bit for each."""
+    libc, found, number = ctypes.CDLL(None, use_errno=True), 0, 0
+    while (is_in := libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0)) >= 0:  # fails beyond the kernel's last one
+        found |= is_in << number
+        number += 1
+    return found
+
+
+def has_all() -> bool:
+    """Return whether no program started here, with `sudo` say, can have a capability that this process lacks."""
+    return not bounding() & ~held()
+
+
+def hold_for_machine() -> bool:
+    """Return whether capabilities here are rights over the machine: those of another user namespace are not."""
+    try:
+        return os.readlink("/proc/self/ns/user") == _MACHINE
+    except OSError:  # /proc is not mounted
+        return True
+
+
+def missing(names: Iterable[str], mask: int) -> list[str]:
+    """Return the names of capabilities neither in a set themselves nor by a stronger one, in their order."""
+    return sorted(name for name in names if not mask & bits([name, STRONGER.get(name, name)]))
 
 
 def keep(kept: int) -> None:
@@ -53,15 +90,25 @@ def keep(kept: int) -> None:
     _check(libc.capset(header, words))
 
 
-def become(uid: int, kept: int) -> None:
-    """Change from root to another user with capabilities, a bit for each, for good; those not held are not kept.
+def become(uid: int, group: int, groups: Iterable[int], kept: int) -> None:
+    """Change to another user, its groups and capabilities, a bit for each, for good; those not held are not kept.
 
     Raises:
-        OSError: the system refuses.
+        OSError: the system refuses; user and groups are as before.
     """
-    kept &= held()
-    _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
-    os.setuid(uid)
+    before, kept = (os.getgid(), os.getgroups()), kept & permitted()
+    try:
+        os.setgroups(list(groups))
+        os.setgid(group)
+        if uid == os.geteuid():
+            return
+        _check(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0))
+        os.setuid(uid)  # refused in a user namespace without this user
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.setgid(before[0])
+            os.setgroups(before[1])
+        raise
     keep(kept)
 
 
@@ -75,11 +122,9 @@ def _read(libc: ctypes.CDLL) -> tuple[ctypes.Array[ctypes.c_uint32], ctypes.Arra
 
 def _limit_programs(libc: ctypes.CDLL, kept: int) -> None:
     """Remove the rest from the bounding set, too, if permitted: systemd's units have done it before."""
-    number = 0
-    while libc.prctl(_PR_CAPBSET_READ, number, 0, 0, 0) >= 0:  # fails beyond the kernel's last one
-        if not kept >> number & 1 and libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0) < 0:
-            return
-        number += 1
+    rest = bounding() & ~kept
+    while rest and libc.prctl(_PR_CAPBSET_DROP, rest.bit_length() - 1, 0, 0, 0) >= 0:
+        rest &= ~(1 << rest.bit_length() - 1)
 
 
 def _check(result: int) -> None:

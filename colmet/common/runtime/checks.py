@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, TypeVar, Union
 
 from colmet import __version__
 from colmet.common.errors import ColmetError
+from colmet.common.runtime import capabilities
 from colmet.common.runtime.text_layout import printable, wrap
 
 BOUND_S = 10.0
@@ -97,8 +98,8 @@ def fail(found: str, remedy: str = "") -> Finding:
 
 
 def severe(found: str, remedy: str) -> Finding:
-    """Return a finding: it cannot work like this; for a user other than root, it may not."""
-    return fail(found, remedy) if os.geteuid() == 0 else warn(found, remedy)
+    """Return a finding: it cannot work like this, as far as this process sees: the daemon may have more rights."""
+    return fail(found, remedy) if capabilities.has_all() else warn(found, remedy)
 
 
 class Unchecked(Exception):

@@ -16,6 +16,8 @@ import stat
 log = logging.getLogger(__name__)
 
 # Variables of systemd with the directories it makes for a service at each start.
+# Errors of giving a file to a user: of no permission, and of a user who does not exist in this user namespace.
+NOT_GIVEN = (errno.EPERM, errno.EINVAL)
 _MADE = ("STATE_DIRECTORY", "RUNTIME_DIRECTORY", "CACHE_DIRECTORY", "LOGS_DIRECTORY")
 
 
@@ -53,6 +55,18 @@ def make_private(path: str) -> None:
         os.fchmod(descriptor, 0o600)
     finally:
         os.close(descriptor)
+
+
+def copy_owner(path: str, like: os.stat_result) -> None:
+    """Give a new file the owner and group of another one; OSError if the system refuses."""
+    now = os.stat(path)
+    if (now.st_uid, now.st_gid) == (like.st_uid, like.st_gid):
+        return
+    try:
+        os.chown(path, like.st_uid, like.st_gid)
+    except OSError as err:
+        why = f"may not belong to user {like.st_uid} and group {like.st_gid}, as the former file: {err.strerror}"
+        raise OSError(err.errno, f"{why}; run this as that user", path) from err
 
 
 def sync_directory(path: str) -> None:

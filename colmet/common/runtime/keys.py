@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.files import write_whole
+from colmet.common.runtime.files import NOT_GIVEN, write_whole
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.wire.limits import HOST
 
@@ -203,7 +203,9 @@ def write_pair(directory: str, name: str, pair: KeyPair) -> tuple[str, str]:
 
 
 def write_secret(path: str, name: str, pair: KeyPair, owner: int = -1, replace: bool = False) -> None:
-    """Write the key pair of `name`, a host or "collector", readable by its owner only, by default this process's user.
+    """Write the key pair of `name`, a host or "collector", readable by its owner only.
+
+    It belongs to this process's user by default, and where the system does not permit to give it to `owner`.
 
     Raises:
         ConfigError: it exists, or cannot be written; nothing is left behind then.
@@ -230,6 +232,9 @@ def _write(path: str, name: str, text: str, mode: int, owner: int, replace: bool
     try:
         write_whole(path, text.encode("ascii"), mode=mode, owner=owner, replace=replace, shared=True)
     except OSError as err:
+        if owner != -1 and err.errno in NOT_GIVEN:
+            _write(path, name, text, mode, -1, replace)
+            return
         raise ConfigError(f"{path}: {err.strerror}; nothing was written for {name}") from err
 
 

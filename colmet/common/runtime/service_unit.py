@@ -37,8 +37,10 @@ class ServiceUnit(NamedTuple):
     directory: str  # its working directory
     environment: Mapping[str, str]  # variables added by the unit
 
-    def enter(self) -> None:
-        """Adopt its environment, its working directory and, as root, its permissions, for good.
+    def enter(self) -> bool:
+        """Adopt its environment, its working directory and its permissions, for good.
+
+        Return whether this process has its user then: the system gives it to root, if it exists in this user namespace.
 
         Raises:
             ConfigError: there is no such user or group; the service would not start either.
@@ -46,18 +48,16 @@ class ServiceUnit(NamedTuple):
         os.environ.update(self.environment)
         with contextlib.suppress(OSError):  # systemd makes it at the start
             os.chdir(self.directory)
-        if os.geteuid() != 0:
-            return
         try:
             entry = pwd.getpwnam(self.user)
             group = getgrnam(self.group).gr_gid if self.group else entry.pw_gid
             more = [getgrnam(name).gr_gid for name in self.groups]
         except KeyError as err:
             raise ConfigError(f"{self.name}: {err.args[0]}; `systemd-sysusers` makes the users of packages") from err
-        os.setgroups([*os.getgrouplist(self.user, group), *more])
-        os.setgid(group)
-        if entry.pw_uid:
-            capabilities.become(entry.pw_uid, capabilities.bits(self.rights))
+        groups = [*os.getgrouplist(self.user, group), *more]
+        with contextlib.suppress(OSError):
+            capabilities.become(entry.pw_uid, group, groups, capabilities.bits(self.rights))
+        return entry.pw_uid == os.geteuid()
 
 
 def find(program: str) -> ServiceUnit | None:

@@ -102,15 +102,15 @@ def run_daemon(
 
     The exit status is that of `run`, 0 for None. A `ColmetError` is one line on stderr.
 
-    With --check-config `check` is called in place of `run`: all steps of a start before anything is opened. If root
-    calls it, it runs as the user of the daemon's unit.
+    With --check-config `check` is called in place of `run`: all steps of a start before anything is opened. It runs as
+    the user of the daemon's unit, where the system permits that.
     """
     classes = backends.classes
     read = configuration.Configuration(lambda: backends.parser(build_parser), argv)
     try:
         own = service_unit.find(read.program) if read.is_check else None
-        if own is not None:
-            own.enter()
+        if own is not None and not own.enter():
+            own = None
         options = read.read_for_start()
     except ConfigError as err:
         set_up_logging(0)

@@ -90,7 +90,7 @@ def knock(path: str) -> None:
         except (FileNotFoundError, ConnectionRefusedError) as err:
             raise Unreachable(f"no daemon listens on {path}", "absent") from err
         except PermissionError as err:
-            raise Unreachable(f"{path}: permission denied; ask as root, or as the user it runs as", "denied") from err
+            raise Unreachable(f"{path}: permission denied; ask as its user, or root of the machine", "denied") from err
         except BlockingIOError:
             return  # the backlog is full: it is a daemon
         except OSError as err:

@@ -162,8 +162,8 @@ def secrets(words: Sequence[str]) -> set[str]:
 
 # Remedies by the error messages of the tools; the first match is used.
 _REMEDIES = {
-    r"permission": "start colmet-node as root; in its unit install ipmitool, or set User=root (`systemctl edit "
-    "colmet-node`), as freeipmi's programs refuse other users",
+    r"permission": "start colmet-node as root, or its container with --device /dev/ipmi0; in its unit install "
+    "ipmitool, or set User=root (`systemctl edit colmet-node`), as freeipmi's programs refuse other users",
     r"password|username|user name|privilege|authentication|cipher|RAKP": "give user and password in a file that "
     "--config-file (freeipmi) or -f (ipmitool) names, in --ipmipower-freeipmi or --ipmipower-ipmitool, and let that "
     "user log in over the network",

@@ -27,6 +27,7 @@ from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import Values
 from colmet.node.system.host import Host, Kept, is_gone
+from colmet.node.system.privileges import suggest
 from colmet.node.system.processes import NO_ANSWER, Question
 
 log = logging.getLogger(__name__)
@@ -271,7 +272,8 @@ class UncountedJobs:
             if isinstance(answer, PermissionError):
                 self._once.warning(
                     "cannot read /proc/<pid>/statm of all processes: memory in jobprocstats_default is missing for "
-                    "these jobs; start colmet-node as root job=%d pid=%d",
+                    "these jobs; %s job=%d pid=%d",
+                    suggest("CAP_SYS_PTRACE"),
                     job,
                     pid,
                 )
@@ -455,7 +457,8 @@ class JobprocBackend(InputBackend):
             totals[_IO] = MISSING_INT  # the sum of some processes is not the I/O of the job
             self._once.warning(
                 "cannot read /proc/<pid>/io of all processes: I/O of jobprocstats_default is missing for these "
-                "jobs; start colmet-node as root job=%d",
+                "jobs; %s job=%d",
+                suggest("CAP_SYS_PTRACE"),
                 job.id,
             )
         if totals is not None and silent:

@@ -106,8 +106,8 @@ def parse_mount_points(text: bytes) -> dict[str, bytes | None]:
 
 def _none(err: CommandFailed) -> BackendUnavailable:
     return BackendUnavailable(
-        f"no Lustre mount in {' or '.join(FOLDERS)}, and {err}; mount it, start as root, and see that debugfs is "
-        "mounted; or start without --enable-lustre"
+        f"no Lustre mount in {' or '.join(FOLDERS)}, and {err}; mount it, start as root of the machine, and see that "
+        "debugfs is mounted; or start without --enable-lustre"
     )
 
 

@@ -30,6 +30,7 @@ from colmet.node.kernel.perfplaces import PerfPlaces
 from colmet.node.schedule import Every
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system.host import Host, is_gone
+from colmet.node.system.privileges import suggest
 
 log = logging.getLogger(__name__)
 
@@ -424,8 +425,8 @@ class PerfhwBackend(InputBackend):
             except OSError:
                 level = "?"
             return (
-                f"perf events are not permitted: start as root, give CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8), or "
-                f"lower kernel.perf_event_paranoid, which is {level}"
+                "perf events are not permitted without CAP_PERFMON (CAP_SYS_ADMIN before Linux 5.8); "
+                f"{suggest('CAP_PERFMON')}; or lower kernel.perf_event_paranoid, which is {level}"
             )
         if err.errno in (errno.ENOSYS, errno.EINVAL):
             return "this kernel has no perf events of cgroups: it needs CONFIG_PERF_EVENTS and CONFIG_CGROUP_PERF"

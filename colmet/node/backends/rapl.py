@@ -21,6 +21,7 @@ from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system import clib
 from colmet.node.system.host import Host
+from colmet.node.system.privileges import suggest
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +187,7 @@ class RaplBackend(InputBackend):
                 zone.take(counter_uj, now, is_sample=False)
         if len(errors) == len(self._present):
             raise BackendUnavailable(
-                f"{POWERCAP}: the energy counters are root's to read; start colmet-node as root"
+                f"{POWERCAP}: the energy counters are root's to read; {suggest('CAP_DAC_READ_SEARCH')}"
                 if errno.EACCES in errors
                 else f"{POWERCAP}: no counter can be read: {os.strerror(errors[0])}; does the kernel's log say why?"
             )

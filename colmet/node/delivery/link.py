@@ -68,7 +68,7 @@ def add_options(parser: cli.Options) -> None:
         metavar="DIR",
         help=cli.Rare(
             "keep batches in this directory until the collector acknowledges them; '': in memory only (default: "
-            f"{SPOOL_DIRECTORY} as root or its owner, else in memory)"
+            f"{SPOOL_DIRECTORY}, if it is its user's own or can be made, else in memory)"
         ),
     )
     parser.add_argument(
@@ -94,21 +94,12 @@ def add_options(parser: cli.Options) -> None:
     )
 
 
-def default_directory(host: Host, uid: int) -> str:
-    """Return the default spool directory of an agent of this user; "" for memory."""
-    try:
-        is_own = host.owner(SPOOL_DIRECTORY) == uid
-    except OSError:
-        is_own = False
-    return SPOOL_DIRECTORY if is_own or uid == 0 else ""
-
-
 def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outbox:
     """Return the outbox, with the spool directory of the options.
 
     If the directory cannot be used, a warning is logged and batches stay in memory.
     """
-    directory = default_directory(host, os.geteuid()) if options.spool_dir is None else options.spool_dir
+    directory = SPOOL_DIRECTORY if options.spool_dir is None else options.spool_dir
     max_age_s = options.spool_age * 86400.0
     now_ns = time.time_ns()
     if not directory:

@@ -14,6 +14,7 @@ from colmet.common.errors import ConfigError
 from colmet.node.jobs.layouts import LAYOUTS, Claim, JobLayout, job_number
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.system.host import Host, is_gone
+from colmet.node.system.privileges import suggest
 
 if TYPE_CHECKING:
     from colmet.node.jobs.watches import Directories
@@ -168,7 +169,8 @@ class NamedRoot(JobPlace):
         if not self._waiting:
             self._waiting = True
             if isinstance(err, PermissionError):
-                log.warning("cannot read the jobs' cgroups path=%s error=%s; run as root", self.path, err)
+                remedy = suggest("CAP_DAC_READ_SEARCH")
+                log.warning("cannot read the jobs' cgroups path=%s error=%s; %s", self.path, err, remedy)
             elif is_gone(err):
                 log.info("waiting for the jobs' cgroups path=%s", self.path)
 

@@ -67,7 +67,8 @@ class ForkEvents:
         except BaseException as err:
             self._socket.close()
             if isinstance(err, OSError):
-                raise BackendUnavailable(f"the kernel reports no forks: {err}") from err
+                where = " in this network namespace" if err.errno == errno.ECONNREFUSED else ""
+                raise BackendUnavailable(f"the kernel reports no forks{where}: {err}") from err
             raise
 
     def _listen(self) -> None:
@@ -77,7 +78,9 @@ class ForkEvents:
             try:
                 answer = self._socket.receive()
             except BlockingIOError:
-                raise BackendUnavailable("the kernel has no process events (CONFIG_PROC_EVENTS)") from None
+                raise BackendUnavailable(
+                    "the kernel reports no forks: it does so outside of containers, with CONFIG_PROC_EVENTS"
+                ) from None
             if len(answer) >= _DATA + 4 and struct.unpack_from("=I", answer, _WHAT)[0] == PROC_EVENT_NONE:
                 code = struct.unpack_from("=I", answer, _DATA)[0]
                 if code:

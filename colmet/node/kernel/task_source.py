@@ -17,6 +17,7 @@ from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
 from colmet.node.system.host import Host
+from colmet.node.system.privileges import suggest
 
 log = logging.getLogger(__name__)
 
@@ -77,9 +78,7 @@ class TaskSource:
         try:
             self.client.query(np.array([os.getpid()], dtype=np.int64))
         except PermissionError as err:
-            raise BackendUnavailable(
-                "reading taskstats needs CAP_NET_ADMIN: start colmet-node as root, or give it that capability"
-            ) from err
+            raise BackendUnavailable(f"reading taskstats needs CAP_NET_ADMIN; {suggest('CAP_NET_ADMIN')}") from err
         except OSError as err:
             raise BackendUnavailable(f"the kernel does not answer for a task: {err}") from err
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 
 from colmet.common.runtime import capabilities, cli
-from colmet.common.runtime.capabilities import bits
+from colmet.common.runtime.capabilities import STRONGER, bits
 
 log = logging.getLogger(__name__)
 
@@ -31,9 +31,26 @@ def choose(wanted: Iterable[str], held: int) -> frozenset[str]:
         held: capabilities of the process now, a bit for each.
     """
     names = set(wanted)
-    if "CAP_PERFMON" in names and not held & bits(["CAP_PERFMON"]):  # before Linux 5.8 it is a part of this one
-        names.add("CAP_SYS_ADMIN")
+    names |= {STRONGER[name] for name in STRONGER.keys() & names if not held & bits([name])}
     return frozenset(name for name in names if held & bits([name]))
+
+
+def find_lacking(*names: str) -> list[str]:
+    """Return the capabilities that this process has not over the machine."""
+    return capabilities.missing(names, capabilities.held() if capabilities.hold_for_machine() else 0)
+
+
+def suggest(*names: str) -> str:
+    """Return how to start the agent so that the system permits what needs these capabilities, and is refused here."""
+    lacking = find_lacking(*names)
+    if not capabilities.hold_for_machine():
+        return "start colmet-node outside of this user namespace (rootless container), as root of the machine"
+    if not lacking:
+        return "see which security module or seccomp filter refuses it (container: --security-opt seccomp=unconfined)"
+    if withheld := capabilities.missing(lacking, capabilities.bounding()):
+        given = " ".join([f"--cap-add {name.removeprefix('CAP_')}" for name in withheld])
+        return f"start the container with {given} (unit: CapabilityBoundingSet=), or colmet-node outside of it"
+    return f"start colmet-node as root, or give it {', '.join(lacking)}"
 
 
 def drop(wanted: Iterable[str]) -> None:
@@ -46,7 +63,7 @@ def drop(wanted: Iterable[str]) -> None:
         wanted: names of capabilities, as in capabilities(7).
     """
     try:
-        held = capabilities.held()
+        held = capabilities.permitted()
         if not held:
             return
         names = choose(CORE.union(wanted), held)

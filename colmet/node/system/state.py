@@ -118,8 +118,8 @@ class StateFile:
             self._warn(f"{err.filename}: {err.strerror}; make the directory it is to be in, or change --state-dir")
         except PermissionError as err:
             self._warn(
-                f"{err.strerror}; start colmet-node as root, or give it with --state-dir a directory of its user's own "
-                "in which nobody else may write"
+                f"{err.strerror}; give colmet-node with --state-dir a directory of its user's own in which nobody else "
+                "may write"
             )
         except NotADirectoryError:
             self._warn("it is a link or a file; give the directory itself with --state-dir")

@@ -16,7 +16,7 @@ from colmet.collector.backends.hdf5.h5table import COPY_BYTES, group_path, readi
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
 from colmet.collector.backends.hdf5.thin_times import NAME as THINNED
 from colmet.common.errors import OutputUnavailable
-from colmet.common.runtime.files import make_private, sync_directory
+from colmet.common.runtime.files import copy_owner, make_private, sync_directory
 
 UNFINISHED = ".forgetting"  # behind the name of a file, while its copy is made
 
@@ -61,8 +61,7 @@ def remove_rows(path: str, jobs: Intervals) -> Removed:
         with reading(path), opened_library(path, "r") as old, opened_library(new, "w") as copy:
             _copy(old, copy, jobs)
         shutil.copymode(path, new)
-        if os.geteuid() == 0:
-            os.chown(new, status.st_uid, status.st_gid)
+        copy_owner(new, status)
         os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))  # --hdf5-keep goes by it
         with open(new, "rb") as written:
             os.fsync(written.fileno())
