@@ -221,7 +221,7 @@ BROKEN = {
     ),
     "no cgroup is mounted": (
         *(kernel.check_jobs, (), {"/proc/self/mounts": "proc /proc proc rw 0 0\n"}),
-        *(FAIL, "no cgroup is mounted", "`mount -t cgroup2 none /sys/fs/cgroup`"),
+        *(FAIL, "no cgroup is mounted", "in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro"),
     ),
     "the root of the jobs is elsewhere": (
         *(kernel.check_jobs, ("--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/oar"), {}),
@@ -496,6 +496,12 @@ def test_rights_that_are_missing_are_named(machine, root):
     finding = problem(kernel.check_rights, machine.target("node", status={**NODE, "pid": 7}))
     assert finding.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in finding.found
     assert "CapabilityBoundingSet=" in finding.remedy and "--cap-add NET_ADMIN" in finding.remedy
+
+
+@pytest.mark.parametrize("check", [kernel.check_perf, kernel.check_pressure, kernel.check_delays])
+def test_without_proc_nothing_is_said_of_the_kernel(machine, check):
+    shutil.rmtree(machine.path / "proc")
+    assert problem(check, machine.target()) == warn("could not be checked: /proc is not mounted", "")
 
 
 def test_rights_of_a_user_namespace_are_none_over_the_machine(machine):

@@ -41,7 +41,12 @@ _OAR_LINKS = "/dev/oar_cgroups_links"
 
 
 def _text(host: Host, path: str) -> str:
-    return host.read_start(path, 1 << 20).decode("ascii", "replace").strip()
+    try:
+        return host.read_start(path, 1 << 20).decode("ascii", "replace").strip()
+    except FileNotFoundError as err:
+        if path.startswith("/proc/") and not host.is_directory("/proc/self"):  # says nothing of the kernel
+            raise Unchecked("/proc is not mounted") from err
+        raise
 
 
 # -- netlink: queries to the running kernel --
@@ -268,7 +273,8 @@ def check_jobs(target: Target) -> Iterator[Finding]:
     here = [state for state in states if state.state != ABSENT and state.name != "none"]
     links = target.host.path(_OAR_LINKS)
     if not any(state.name != "none" for state in states):
-        yield fail("no cgroup is mounted", "`mount -t cgroup2 none /sys/fs/cgroup`, or start the machine with systemd")
+        mount = "`mount -t cgroup2 none /sys/fs/cgroup`, or start the machine with systemd"
+        yield fail("no cgroup is mounted", f"{mount}; in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro")
     elif not here and target.options.cpuset_rootpath:
         missing = ", ".join(state.path for state in states)
         yield warn(
