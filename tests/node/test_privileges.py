@@ -59,7 +59,7 @@ def test_who_has_no_rights_gives_nothing_up(other_user):
 def test_a_refusal_is_logged_and_nothing_ends(monkeypatch, caplog):
     class Libc:
         def capget(self, header, words):
-            words[0] = words[1] = 1 << NUMBERS["CAP_NET_ADMIN"]
+            words[0] = words[1] = bits(["CAP_NET_ADMIN", "CAP_SYS_PTRACE"])
             return 0
 
         def prctl(self, *_):
@@ -69,6 +69,23 @@ def test_a_refusal_is_logged_and_nothing_ends(monkeypatch, caplog):
     monkeypatch.setattr("ctypes.get_errno", lambda: 1)
     drop(["CAP_NET_ADMIN"])
     assert "cannot drop privileges, the agent keeps all it has: [Errno 1]" in caplog.text
+
+
+def test_root_of_a_container_keeps_its_rights_and_so_reads_the_io_of_its_jobs(root):
+    """Without CAP_SYS_PTRACE the kernel compares the capabilities of reader and job."""
+    engine = bits(["CAP_DAC_OVERRIDE"]) | 1 << 0
+    code = f"""if True:
+        import subprocess
+        from colmet.common.runtime import capabilities
+        from colmet.node.system.privileges import drop
+        capabilities.keep({engine})
+        with subprocess.Popen(["sleep", "60"]) as job:
+            drop(["CAP_NET_ADMIN"])
+            print(open(f"/proc/{{job.pid}}/io").readline(), capabilities.held())
+            job.kill()
+    """
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["rchar:", done.stdout.split()[1], str(engine)], done.stderr
 
 
 def as_the_unit():

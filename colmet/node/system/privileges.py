@@ -54,7 +54,7 @@ def suggest(*names: str) -> str:
 
 
 def drop(wanted: Iterable[str]) -> None:
-    """Give up, for good, all capabilities but these and `CORE`. A process without any gives up nothing.
+    """Give up, for good, all capabilities but these and `CORE`. A process without CAP_SYS_PTRACE gives up nothing.
 
     Running threads keep theirs, so this precedes the start of any. Programs started later have no more capabilities
     than this thread. An error of the system is logged once, and the agent continues with unchanged privileges.
@@ -65,6 +65,11 @@ def drop(wanted: Iterable[str]) -> None:
     try:
         held = capabilities.permitted()
         if not held:
+            return
+        if not held & bits(["CAP_SYS_PTRACE"]):
+            # Without it the kernel refuses /proc/<pid>/io of each process with a capability that is not in effect
+            # here (cap_ptrace_access_check of security/commoncap.c): root's jobs in a container, for instance.
+            log.info("privileges kept: all, as CAP_SYS_PTRACE is missing")
             return
         names = choose(CORE.union(wanted), held)
         capabilities.keep(bits(names))
