@@ -391,7 +391,7 @@ def test_a_short_or_running_job_has_no_grade_that_may_change(made):
     asked = {"requested_cores": 8, "requested_memory_bytes": 64 * GIB, "requested_walltime_s": 10**5, "state": "done"}
     running = {one.what: one.grade for one in uses_of(replace(made(**asked), state="running"))}
     assert running == {"cores": "low", "memory": "", "walltime": ""}
-    short = {one.what: one.grade for one in uses_of(replace(made(**asked), wall_s=30.0))}
+    short = {one.what: one.grade for one in uses_of(replace(made(**asked), wall_s=20.0))}
     assert short["cores"] == short["memory"] == ""
     withheld = replace(made(**asked), advice_withheld="too few samples")
     assert [one.grade for one in uses_of(withheld)][:2] == ["", ""]
@@ -432,7 +432,7 @@ def test_the_verdict_is_a_sentence_for_each_grade(made, facts, changes, sentence
     ("changes", "why"),
     [
         ({"advice_withheld": "too few samples"}, "No verdict: too few samples."),
-        ({"wall_s": 30.0}, "No verdict: the job has run for 30 s, and 1 min 0 s are required."),
+        ({"wall_s": 20.0}, "No verdict: the job has run for 20 s, and 30 s are required."),
         (
             {"cpu": Cpu(used_s=9.0), "memory": MemoryUse()},
             "No verdict: its cores are unknown; neither a limit nor a request of memory is known.",

@@ -65,7 +65,7 @@ READERS = {
     ),
     "colmet/web/openapi.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
     "colmet/web/parameters.py": ({"cpu_usage"}, "an example in the description of the interface"),
-    "dev/demo.py": ({"cpu_total", "VmRSS"}, "compares columns of one table with each other"),
+    "dev/demo.py": ({"cpu_total", "cpu_time"}, "compares one table with the kernel itself"),
     "dev/workloads.py": ({"cpu_total"}, "compares columns of one table with each other"),
 }
 KEYS_OF_ANSWERS = {*MEASURES, *JOB_KEYS, *NODE_KEYS, "left_out"}
