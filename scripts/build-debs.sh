@@ -5,19 +5,18 @@
 # usage: build-debs.sh DIR
 set -euo pipefail
 cd "$(dirname "$0")/.."
-umask 022
-mkdir -p "$1"
-dir=$(cd "$1" && pwd)
+source scripts/building.sh
 
 mapfile -t needed < <(sed -n '/^Build-Depends:/,/^[A-Z][^ ]*: /{ s/^Build-Depends://; /^[A-Z]/d; p }' packaging/debian/control |
     tr ',' '\n' | sed 's/(.*//; s/ //g; s/^debhelper-compat$/debhelper/; /^$/d')
-scripts/need.sh dpkg-dev fakeroot gcc libc6-dev make "${needed[@]}"
+scripts/need.sh dpkg-dev gcc libc6-dev make "${needed[@]}"
+mkdir -p "$1"
+dir=$(cd "$1" && pwd)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 tree=$work/colmet
-mkdir "$tree"
-git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$tree"
+copy_source "$tree"
 cp -r packaging/debian "$tree/debian"
 for daemon in node collector; do
     cp "packaging/systemd/colmet-$daemon.service" "$tree/debian/"
@@ -32,19 +31,17 @@ for package in collector facility; do
     cp packaging/sysusers/colmet.conf "$tree/debian/colmet-$package.sysusers"
 done
 
-# 1.0.0.dev0 comes before 1.0.0
-version=$(sed -nE 's/^__version__ = "(.*)"$/\1/p' colmet/__init__.py | sed -E 's/\.?(dev|a|b|rc)([0-9])/~\1\2/')
-when=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
+when=${SOURCE_DATE_EPOCH:-$(source_time)}
 cat >"$tree/debian/changelog" <<CHANGELOG
-colmet ($version) unstable; urgency=medium
+colmet ($(package_version)) unstable; urgency=medium
 
   * See CHANGELOG.md.
 
  -- Colmet <colmet@localhost>  $(date -R -u -d "@$when")
 CHANGELOG
 
-# Debian's own Python and tools, whatever else is on PATH
-(cd "$tree" && env PATH=/usr/sbin:/usr/bin:/sbin:/bin dpkg-buildpackage -b -us -uc) >"$dir/build.log" 2>&1 </dev/null || {
+# Debian's own Python and tools, whatever else is on PATH. Of build-essential, no compiler of C++ is needed.
+(cd "$tree" && env PATH=/usr/sbin:/usr/bin:/sbin:/bin dpkg-buildpackage -b -us -uc --ignore-builtin-builddeps) >"$dir/build.log" 2>&1 </dev/null || {
     tail -n 20 "$dir/build.log" >&2
     echo "build-debs: failed; all that was said is in $dir/build.log" >&2
     exit 1

@@ -5,9 +5,10 @@
 # usage: build-oci.sh DIR    as root
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/building.sh
+scripts/need.sh mmdebstrap umoci
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
-scripts/need.sh mmdebstrap umoci
 scripts/build-debs.sh "$dir"
 
 work=$(mktemp -d)
@@ -15,7 +16,7 @@ trap 'rm -rf "$work"' EXIT
 release=$(. /etc/os-release && echo "$VERSION_CODENAME")
 arch=$(dpkg --print-architecture)
 version=$(sed -nE 's/^__version__ = "(.*)"$/\1/p' colmet/__init__.py)
-export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
+export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-$(source_time)}
 mirrors=$(apt-get indextargets --format '$(REPO_URI) $(RELEASE)' 'Created-By: Packages' 'Origin: Debian' |
     awk -v release="$release" '!seen[$0]++ && index($2, release) == 1 { print "deb", $1, $2, "main" }')
 

@@ -6,13 +6,15 @@
 # usage: build-rpms.sh DIR [PYTHON]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/building.sh
+python=${2:-/usr/bin/python3}
+
+rpm=()
+command -v rpmbuild >/dev/null || rpm=(rpm) # of Debian; elsewhere rpm-build
+need_to_build "$python" "${rpm[@]}"
 mkdir -p "$1"
 dir=$(cd "$1" && pwd)
-python=$(realpath "$(command -v "${2:-/usr/bin/python3}")")
-
-if ! command -v rpmbuild gcc make >/dev/null || ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-    scripts/need.sh rpm gcc libc6-dev make python3-venv # of Debian; elsewhere rpm-build gcc make python3
-fi
+python=$(realpath "$(command -v "$python")")
 
 # Debian's rpm knows nothing of what dpkg has installed
 nodeps=()
@@ -20,12 +22,10 @@ rpm -q gcc make >/dev/null 2>&1 || nodeps=(--nodeps)
 
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-# 1.0.0.dev0 comes before 1.0.0
-version=$(sed -nE 's/^__version__ = "(.*)"$/\1/p' colmet/__init__.py | sed -E 's/\.?(dev|a|b|rc)([0-9])/~\1\2/')
-when=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
-mkdir -p "$work"/SOURCES "$work/colmet-$version"
-git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null |
-    tar -x -C "$work/colmet-$version"
+version=$(package_version)
+when=${SOURCE_DATE_EPOCH:-$(source_time)}
+mkdir "$work/SOURCES"
+copy_source "$work/colmet-$version"
 tar -c --sort=name --owner=0 --group=0 --mtime="@$when" -C "$work" "colmet-$version" | gzip -n >"$work/SOURCES/colmet-$version.tar.gz"
 
 {

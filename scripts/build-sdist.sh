@@ -5,18 +5,21 @@
 # usage: build-sdist.sh DIR [PYTHON]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-umask 022
-when=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2>/dev/null || date +%s)}
-mkdir -p "$1"
-dir=$(cd "$1" && pwd)
+source scripts/building.sh
+when=${SOURCE_DATE_EPOCH:-$(source_time)}
 python=${2:-python3}
 
 "$python" -c 'import ensurepip, venv' 2>/dev/null || scripts/need.sh python3-venv
+mkdir -p "$1"
+dir=$(cd "$1" && pwd)
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 "$python" -m venv "$work/venv"
+copy_source "$work/colmet" # the build writes into it
 {
     "$work/venv/bin/pip" install --disable-pip-version-check 'setuptools>=66' &&
+        cd "$work/colmet" &&
         "$work/venv/bin/python" -c 'import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])' "$work"
 } >"$dir/build-sdist.log" 2>&1 </dev/null || {
     tail -n 20 "$dir/build-sdist.log" >&2

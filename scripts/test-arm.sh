@@ -8,6 +8,7 @@
 # usage: test-arm.sh [PYTEST ARGUMENT...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
+source scripts/building.sh
 suite=trixie
 root=$PWD/.venvs/arm64/root
 mkdir -p .venvs/arm64
@@ -46,8 +47,7 @@ fi
 # a copy of the tree, as its libraries are for another machine
 tree=$PWD/.venvs/arm64/tree
 rm -rf "$tree"
-mkdir "$tree"
-git ls-files -z --cached --others --exclude-standard | tar -c --null --ignore-failed-read -T - 2>/dev/null | tar -x -C "$tree"
+copy_source "$tree"
 for folder in "$tree"/colmet/node/backends/lib_*/; do make -s -C "$folder" CC=aarch64-linux-gnu-gcc; done
 
 libraries=$root/usr/lib/aarch64-linux-gnu

@@ -135,7 +135,7 @@ install_colmet() { # a copy of what git has, where docs/install.md runs its comm
     local source=$root/root/colmet
     rm -rf "$source" "$image/image" "$image/kernel" "$image/initrd"
     mkdir -p "$source"
-    git -C "$top" ls-files -z | grep -zv ^tests/beds | tar -C "$top" -c --null --ignore-failed-read -T - 2>/dev/null | tar -C "$source" -x
+    (cd "$top" && . scripts/building.sh && copy_source "$source" && rm -rf "$source/tests/beds")
     if [[ ${name%-backports} == "$(release)" ]]; then
         (cd "$top" && scripts/build-debs.sh "$source/dist") >"$image/packages.log" 2>&1 || { cat "$image/packages.log" >&2; die "no packages"; }
         in_root_of_image "cd /root/colmet; apt-get -qy -o DPkg::Options::=--force-unsafe-io --no-install-recommends --reinstall install ./dist/colmet-{common,node,collector}_*.deb"

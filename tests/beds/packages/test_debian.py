@@ -22,6 +22,10 @@ VERSIONS = (
     "zmq.__version__)'"
 )
 OWN = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+OWN |= {name: value for name, value in os.environ.items() if re.match(r"PIP_|https?_proxy|no_proxy", name)}
+SITE = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
+# the same bytes from each source, wherever it is and whoever builds it
+BUILD = "SOURCE_DATE_EPOCH=1700000000 make -s deb wheel >/dev/null && cd dist && sha256sum *.deb *.whl"
 
 
 @pytest.fixture(scope="module")
@@ -61,10 +65,14 @@ def keys_of_ubuntu(folder):
 class Root:
     """A root of a release, in which commands run with the network of this machine."""
 
-    def __init__(self, path, release):
+    def __init__(self, path, release, *packages):
         self.path = path
         must(ROOT / "scripts/need.sh", "mmdebstrap", "distro-info-data")
-        options = ("--variant=apt", "--dpkgopt=force-unsafe-io", "--include=ca-certificates,passwd")
+        options = (
+            "--variant=apt",
+            "--dpkgopt=force-unsafe-io",
+            f"--include={','.join(['ca-certificates', 'passwd', *packages])}",
+        )
         # a mirror may be older than the days for which the list of "testing" is valid
         options += ('--aptopt=Acquire::Check-Valid-Until "false"',)
         if release in UBUNTU:  # from the mirror that mmdebstrap knows
@@ -73,7 +81,8 @@ class Root:
         else:
             sources = [f"deb {mirror()} {release} main"]
         must("mmdebstrap", *options, release, str(path), *sources, timeout=900)
-        shutil.copy("/etc/resolv.conf", path / "etc/resolv.conf")
+        for file in filter(os.path.exists, SITE):
+            shutil.copy(file, f"{path}{file}")
         (path / "usr/sbin/policy-rc.d").write_text("#!/bin/sh\nexit 101\n")
         (path / "usr/sbin/policy-rc.d").chmod(0o755)
 
@@ -123,3 +132,48 @@ def test_debian_11_has_no_module_for_the_settings(packages, tmp_path):
     look = "apt-get install -s --no-install-recommends ./dist/colmet-common_*.deb 2>&1 || true"
     said = root.run(f"apt-get update -q; {look}")
     assert re.search(r"colmet-common : Depends: python3 .*\n +python3-tomli but it is not installable\n", said), said
+
+
+def copy_source(target):
+    script = f"set -euo pipefail; source scripts/building.sh; copy_source '{target}'"
+    must("bash", "-c", script, cwd=ROOT)
+
+
+def as_builder(script):
+    return f"runuser -u builder -- env -u HOME sh -ec 'umask 077; cd \"/home/builder/a clone\"; {script}'"
+
+
+@pytest.mark.parametrize("release", ["bookworm", "trixie"])
+def test_a_root_with_nothing_but_make_builds_packages_and_wheel(release, tmp_path):
+    """Of an archive and of a clone; as root, and as a user whose clone it is."""
+    if missing := machine_refusal():
+        cannot_run(missing)
+    root = Root(tmp_path / "root", release, "make")
+    root.run("useradd --create-home builder")
+    clone = root.path / "home/builder/a clone"
+    must("git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone))
+    copy_source(clone)
+    root.run("chmod -R go= '/home/builder/a clone' && chown -R builder: '/home/builder/a clone'")
+    copy_source(root.path / "root/colmet")
+
+    for target in ("deb", "wheel"):
+        said = root.run(as_builder(f"! make -s {target} 2>&1")).splitlines()
+        assert re.match(r"setup: missing system package\(s\): .*\. As root, this installs them:$", said[0])
+        assert said[1].startswith("    apt-get update && apt-get install -y ") and said[2].startswith("make: ***")
+        assert len(said) == 3 and not (clone / "dist").exists()
+
+    sums = root.run(f"cd /root/colmet && {BUILD}")
+    assert sums.count(".deb") == 4 and sums.count(".whl") == 1
+    root.run("apt-get install -y --no-install-recommends git")
+    by_root = root.run(f"cd '/home/builder/a clone' && {BUILD}")
+    assert root.run("find '/home/builder/a clone' -user root ! -path '*/dist*'") == ""
+    shutil.rmtree(clone / "dist")
+    assert root.run(as_builder(BUILD)) == by_root
+    assert sums.endswith(by_root)
+
+    root.run("cd /root/colmet && apt-get install -y --no-install-recommends ./dist/*.deb")
+    root.run("for name in colmet colmet-node colmet-collector colmet-facility; do $name --version; done")
+    assert root.run("ls /usr/share/doc/colmet-common/docs/tools/notices.md")
+    root.run("python3 -m venv /opt/colmet && /opt/colmet/bin/pip install -q /root/colmet/dist/colmet-*.whl")
+    root.run("/opt/colmet/bin/colmet --version && /opt/colmet/bin/colmet-node --once --brief")
+    tell(f"built in {release} with nothing but make:\n{sums}")
