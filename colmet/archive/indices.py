@@ -11,6 +11,7 @@ from colmet import __version__
 from colmet.archive.documents import forms
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
+from colmet.common.runtime.documents import document
 from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
@@ -225,7 +226,9 @@ def _bulks(parts: Sequence[bytes]) -> Iterator[tuple[bytes, int]]:
 
 def _check(answer: Response, what: str) -> None:
     if answer.status == 403:
-        raise OutputUnavailable(f"{what}: {': '.join(answer.error)}; see docs/outputs/archive.md for its rights")
+        raise OutputUnavailable(
+            f"{what}: {': '.join(answer.error)}; see {document('outputs/archive.md')} for its rights"
+        )
     if answer.status != 200:
         raise OutputUnavailable(f"{what}: status {answer.status}: {': '.join(answer.error)}")
 

@@ -310,7 +310,7 @@ def log_start(options: argparse.Namespace, parts: CollectorParts, reception: Rec
         return
     log.warning(
         "keys are off: any host that reaches %s can send data of any host, in clear text; set up keys with "
-        "`colmet enrol` (docs/security.md)",
+        "`colmet enrol`",
         uri,
     )
     if options.http_listen is not None and not options.http_open:

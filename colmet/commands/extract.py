@@ -163,7 +163,7 @@ def build_parser() -> cli.Parser:
             "the job's number; 0 for the nodes themselves",
             "rows from this time on, in seconds since 1970",
             "rows up to this time",
-            "columns, as in docs/metrics.md, separated by commas; table.column where several tables have one",
+            "columns, separated by commas; table.column where several tables have one",
         ),
     ):
         parser.add_argument(name, help=help_text)

@@ -68,7 +68,7 @@ exit status:
         metavar="JOB [METRIC ...]",
         nargs="*",
         help="the job (unless given by --job) and the metrics: COLUMN, TABLE.COLUMN if several tables have the "
-        "column, or a measure such as cpu_used, memory or tasks; see docs/metrics.md (default: "
+        "column, or a measure such as cpu_used, memory or tasks (default: "
         f"{', '.join(STANDARD)})",
     )
     selection.add_job(parser, "draw this job; 0: the nodes themselves")

@@ -10,7 +10,7 @@ from colmet.facility.options import Program
 
 PROGRAM = Program(
     name="afmetrics_collector",
-    description="Do what afmetrics_collector did, with its options; docs/tools/facility.md has the differences.",
+    description="Do what afmetrics_collector did, with its options.",
     cluster="UC-AF",
     url="https://af.atlas-ml.org/",
     state_file="/run/afmetrics.json",

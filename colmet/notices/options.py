@@ -10,6 +10,7 @@ from typing import Any
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, secretfile
 from colmet.common.runtime.configuration import file_text, parse
+from colmet.common.runtime.documents import document
 from colmet.common.runtime.http_client import TlsOptions, is_readable_on_the_way, parse_url
 from colmet.notices import addresses, quiet
 from colmet.notices.addresses import Lookup
@@ -100,7 +101,9 @@ class NoticeSettings:
             vars(options).update(parse(file_text(self.path), self.path, parser))
             cli.warn_of_deprecated(parser.deprecated)
         elif not is_dry:
-            raise self._wrong("there is no such file, so notices are off; docs/tools/notices.md has an example")
+            raise self._wrong(
+                f"there is no such file, so notices are off; {document('tools/notices.md')} has an example"
+            )
         self.options = options
         self.limits = Thresholds(
             *(options.idle_after, options.idle_cpu / 100, options.gpu_idle_after, options.gpu_idle_use / 100),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from colmet.common.runtime.documents import document
 from colmet.common.runtime.suggestions import near as nearest
 
 SUFFIX = "_default"
@@ -32,4 +33,4 @@ def near(text: str, tables: Iterable[tuple[str, Iterable[str]]]) -> str:
     names = {name: None for table, columns in tables for column in columns for name in names_of(table, column)}
     found = nearest(text, names, 5, 0.5)
     printable = [name[:100].encode("unicode_escape").decode() for name in found]
-    return f"near it: {', '.join(printable)}" if printable else "docs/metrics.md has all of them"
+    return f"near it: {', '.join(printable)}" if printable else f"{document('metrics.md')} has all of them"

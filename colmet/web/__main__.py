@@ -141,7 +141,7 @@ def build_parser() -> cli.Parser:
     return cli.Parser(
         "colmet-web",
         "Serve the JSON interface and the page of colmet-collector --http-listen. The unit colmet-web.socket starts it "
-        "when the collector connects, and the collector sends its own options. See docs/tools/http.md.",
+        "when the collector connects, and the collector sends its own options.",
     )
 
 

@@ -21,6 +21,7 @@ import uvicorn
 
 from colmet.collector.web_options import UnixAddress, check_certificate
 from colmet.common.errors import ConfigError
+from colmet.common.runtime.documents import document
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.metrics_http import ListenAddress, own_names
 from colmet.web.access import Access
@@ -250,7 +251,7 @@ def _bind_path(path: str) -> socket.socket:
         one.close()
         raise ConfigError(
             f"--http-listen unix:{path}: {err.strerror}; give a path that nothing else uses, in a directory that the "
-            "page's process can write (docs/tools/http.md)"
+            f"page's process can write ({document('tools/http.md')})"
         ) from err
     return one
 

@@ -13,6 +13,7 @@ from colmet.commands.doctor.target import Target, arguments
 from colmet.common.errors import ColmetError
 from colmet.common.runtime.capabilities import has_all
 from colmet.common.runtime.checks import Finding, Level, Unchecked, fail, good, warn
+from colmet.common.runtime.documents import document
 from colmet.common.runtime.plural import some_of
 from colmet.common.runtime.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
 from colmet.node.system.host import Host
@@ -98,7 +99,7 @@ def check_versions(target: Target) -> Sequence[Finding]:
         others = [(one["name"], one["version"]) for one in target.senders]
     different = [f"{name} has {version}" for name, version in others if version and version != running]
     if different:
-        remedy = "they understand each other; upgrade the older side when it suits (docs/upgrade.md)"
+        remedy = f"they understand each other; upgrade the older side when it suits ({document('upgrade.md')})"
         found.append(warn(f"it is {running}, and {some_of(different, MAX_NAMED)}", remedy))
     same = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
     return found or [good(f"{running}; {same}")]
@@ -114,7 +115,7 @@ def check_unit(target: Target) -> Finding:
         text = f"{target.unit_name} is not installed"
         if target.pid:
             return warn(f"{text}: it does not start with the machine", f"install the package {name}")
-        return warn(text, f"install the package {name}, or the unit by hand (docs/install.md)")
+        return warn(text, f"install the package {name}, or the unit by hand ({document('install.md')})")
     if active == "failed":
         return fail(
             f"{target.unit_name} failed: {unit.get('Result')}",

@@ -308,7 +308,7 @@ def check_keys(target: Target) -> Iterator[Finding]:
         if found is None:
             yield warn(
                 "keys are off: what is sent is in clear text, and any host that reaches the collector can send",
-                "set up keys: `colmet enrol NAME...` on the collector's machine (docs/security.md)",
+                "set up keys: `colmet enrol NAME...` on the collector's machine",
             )
             return
         if target.side == "node":

@@ -16,6 +16,7 @@ from colmet.commands.doctor.target import Target
 from colmet.common.errors import BackendUnavailable, ColmetError
 from colmet.common.runtime.checks import Finding, TimedOut, bounded, fail, good, severe, take_warnings, warn
 from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.documents import document
 
 if TYPE_CHECKING:
     from colmet.node.backend import InputBackend
@@ -123,7 +124,7 @@ def check_plugins(target: Target) -> Iterator[Finding]:
     if target.damage:
         return
     for problem in target.plugins.problems:
-        yield fail(f"plug-in not loaded: {problem}", "correct or remove its distribution (docs/plugins.md)")
+        yield fail(f"plug-in not loaded: {problem}", f"correct or remove its distribution ({document('plugins.md')})")
     for entry in target.plugins.plugins:
         yield good(f"plug-in: {entry}")
 
@@ -167,7 +168,9 @@ def check_backends(target: Target) -> Iterator[Finding]:
     """Open each enabled backend as the daemon does: devices, files, drivers, programs that answer."""
     for backend in target.backends:
         on, off = type(backend).switches()
-        without = f"start with {off}" if off else f"start without {on}" if on else "see docs/inputs"
+        without = (
+            f"start with {off}" if off else f"start without {on}" if on else f"see {document('troubleshooting.md')}"
+        )
         try:
             warnings = bounded(lambda backend=backend: _open(backend), BACKEND_S)  # type: ignore[misc]
         except BackendUnavailable as err:

@@ -8,6 +8,7 @@ from typing import Any, Union
 
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime.checks import DaemonVerdict, Finding, Level, fail, good, warn
+from colmet.common.runtime.documents import document
 from colmet.common.runtime.plural import counted
 
 SETTLED_S = 10.0  # time for a node to reach a running collector
@@ -55,7 +56,9 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Daemo
     missing = status.get("plugins", {}).get("failed", 0)
     if missing:
         found.append(warn(f"{counted(missing, 'plug-ins')} not loaded, see the log"))
-    more = f"`colmet status {status['daemon']} --all` shows all counters, docs/messages.md the messages of the log"
+    more = (
+        f"`colmet status {status['daemon']} --all` shows all counters; {document('messages.md')}: messages of the log"
+    )
     found += [
         warn(f"{counted(value, plain(name))} in the last hour", more)
         for name, value in status.get("last_hour", {}).items()
@@ -117,7 +120,7 @@ def _judge_collector(
             remedy = output_remedy(why) or f"`{_LOG} -n 50` shows more; its rows wait in the journal"
             found.append(Finding(level, f"{name} away for {duration(output['away_s'])}: {why}", remedy))
         elif output["behind_s"] > max_behind_s:
-            remedy = "its disk or database is slower than the rows come; they wait in the journal (docs/journal.md)"
+            remedy = "its disk or database is slower than the rows come; they wait in the journal"
             found.append(warn(f"{name} is {duration(output['behind_s'])} behind", remedy))
     if not senders["heard"] + senders["silent"] and status["uptime_s"] > max_age_s:
         remedy = "`colmet doctor` on a node names the cause: its --zeromq-uri, a firewall, or keys"
@@ -140,7 +143,7 @@ def _judge_collector(
     mute = senders.get("without_acknowledgements", 0)
     if mute:
         why = "the port of --zeromq-link-bind-uri is closed to them"
-        remedy = "open the second port of the collector to the nodes (docs/operations.md)"
+        remedy = f"open the second port of the collector to the nodes ({document('operations.md')})"
         found.append(warn(f"{counted(mute, 'nodes')} without acknowledgements: {why}", remedy))
     if status.get("link_failed"):
         found.append(warn(f"nothing is acknowledged, {status['link_failed']}"))

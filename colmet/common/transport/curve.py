@@ -17,10 +17,7 @@ from colmet.common.runtime.keys import DIRECTORY, KeyPair, default, read_pair, r
 # A listener without our key sends nothing, and closes the connection after its own handshake timeout.
 HANDSHAKE_MS = 10_000
 COLLECTOR = "collector.key"
-OFF = (
-    "encryption is off: data is sent in clear text to any host at this address; set up keys with `colmet enrol` "
-    "(docs/security.md)"
-)
+OFF = "encryption is off: data is sent in clear text to any host at this address; set up keys with `colmet enrol`"
 
 
 def new_pair() -> KeyPair:

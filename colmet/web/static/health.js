@@ -173,7 +173,7 @@ export class Health {
     this.started.hidden = !RECEIVED.some(([key]) => health.received[key]);
     const other = health.versions.filter((one) => one.version !== collector.version).reduce((sum, one) => sum + one.nodes, 0);
     this.versions.show(
-      other ? `${count(other)} ${other === 1 ? "node has" : "nodes have"} another version than the collector, ${collector.version}. docs/upgrade.md has what each version reads.` : health.versions.length ? `All nodes have the version of the collector, ${collector.version}.` : "No node is heard.",
+      other ? `${count(other)} ${other === 1 ? "node has" : "nodes have"} another version than the collector, ${collector.version}.` : health.versions.length ? `All nodes have the version of the collector, ${collector.version}.` : "No node is heard.",
       other ? health.versions : []);
     this.keys.show(keyed(health.keys), health.keys.refused);
     this.advice.show(health.keys.findings);
@@ -188,6 +188,6 @@ function spool({ nodes, waiting, dropped }) {
 
 function keyed({ required, keys, connections, broken_keys: broken }) {
   if (required == null) return "Not known yet.";
-  if (!required) return "Keys are off: any host that reaches the collector can send, in clear text. `colmet enrol NAME...` makes keys (docs/security.md).";
+  if (!required) return "Keys are off: any host that reaches the collector can send, in clear text. `colmet enrol NAME...` makes keys.";
   return `Only known keys are accepted: ${count(keys)} keys of nodes, ${count(connections)} connections now${broken ? `; ${count(broken)} files of keys cannot be used` : ""}.`;
 }

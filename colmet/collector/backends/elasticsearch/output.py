@@ -27,6 +27,7 @@ from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import cli, database_client
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
+from colmet.common.runtime.documents import document
 from colmet.common.runtime.http_client import HttpClient
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.plural import counted
@@ -155,7 +156,7 @@ class ElasticsearchOutput(OutputBackend):
         if options.elastic_keep and not period_s(date_format):
             raise ConfigError(
                 "--elastic-keep: an index without a date in its name is written for ever, and cannot be removed; give "
-                "--elastic-date-suffix %Y.%m.%d; for data streams, a policy of your own (docs/retention.md)"
+                f"--elastic-date-suffix %Y.%m.%d; for data streams, a policy of your own ({document('retention.md')})"
             )
         return cls(
             urls,

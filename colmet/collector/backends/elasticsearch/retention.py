@@ -18,6 +18,7 @@ from typing import Any
 from colmet.collector.backends.elasticsearch.mappings import OWN
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.database_client import DatabaseClient, Response
+from colmet.common.runtime.documents import document
 
 log = logging.getLogger(__name__)
 
@@ -123,8 +124,8 @@ class Retention:
             self._try_at = time.monotonic() + RETRY_S
             log.warning(
                 "old rows are not removed, the policy cannot be set: policy=%s indices=%d cause=%s; give the user the "
-                "rights of docs/retention.md, or remove --elastic-keep",
-                *(self.policy, len(self._waiting), err),
+                "rights of %s, or remove --elastic-keep",
+                *(self.policy, len(self._waiting), err, document("retention.md")),
             )
 
     def _install(self) -> None:
