@@ -245,15 +245,6 @@ def test_removing_the_collector_lets_go_of_the_ports_before_it_stops(tmp_path):
     assert stopped == [*first, "colmet-collector.service", "colmet-web.socket", "colmet-web.service"]
 
 
-def test_nothing_says_to_install_colmet_by_a_name_that_the_index_has_of_06():
-    root = PACKAGING.parent
-    folders = [path for name in ("colmet", "docs", "packaging") for path in (root / name).rglob("*")]
-    for path in [*root.glob("*.md"), *root.glob("*.txt"), *folders]:
-        if path.is_file() and path.suffix in (".py", ".md", ".toml", ".txt", ".8", ".1", ".html", ".js"):
-            text = path.read_text("utf-8")
-            assert not re.search(r"colmet\[\w+\]|pip install (--\S+ )*colmet\b", text), path
-
-
 def test_the_page_links_all_programs_of_a_pip_installation():
     text = (PACKAGING.parent / "docs/install.md").read_text()
     linked = re.search(r"^ln -sf (.+) /usr/local/bin/$", text, re.M)[1].replace("/opt/colmet/bin/", "").split()
