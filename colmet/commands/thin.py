@@ -1,4 +1,4 @@
-"""Thin old HDF5 files: keep one row for each minute, with all totals.
+"""Thin old HDF5 files: keep one row for each minute, with the totals of all counters.
 
 Counters keep their growth, gauges their mean over each minute, peaks their maximum. Rows stay where a job begins or
 ends, where a counter was reset, and around gaps, so reports of jobs have the same totals, and completeness the same
