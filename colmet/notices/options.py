@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import ipaddress
 import os
 from typing import Any
@@ -111,7 +112,7 @@ class NoticeSettings:
         )
         if options.quiet_hours is not None and options.time_zone is None:
             raise self._wrong("quiet-hours has no meaning without time-zone, such as Europe/Paris")
-        self.calendar = quiet.Calendar(options.time_zone or quiet.zone("UTC"), options.quiet_hours)
+        self.calendar = quiet.Calendar(options.time_zone or datetime.timezone.utc, options.quiet_hours)
         self.user_rules = frozenset(options.user_rules)
         self.administrator_rules = frozenset(options.administrator_rules)
         if is_dry and not self.user_rules | self.administrator_rules:

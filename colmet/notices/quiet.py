@@ -40,7 +40,7 @@ def zone(text: str) -> ZoneInfo:
 class Calendar(NamedTuple):
     """The time of day and the date of a site."""
 
-    zone: ZoneInfo
+    zone: datetime.tzinfo
     quiet: Hours | None
 
     def _local(self, now: float) -> datetime.datetime:
@@ -65,4 +65,4 @@ class Calendar(NamedTuple):
 
     def text(self, now: float) -> str:
         """Return a moment as text, with the name of the zone."""
-        return f"{self._local(now):%Y-%m-%d %H:%M} ({self.zone.key})"
+        return f"{self._local(now):%Y-%m-%d %H:%M} ({self.zone})"
