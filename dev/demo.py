@@ -12,6 +12,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
+import io
+import json
 import os
 import pwd
 import queue
@@ -44,8 +46,6 @@ MAX_CORES = 4
 WALL_S = 31.0
 # Share of one core: the rest are pauses, so that one busy core in two is clearly less than a half.
 BUSY_SHARE = 0.9
-# With less there is no advice on cores; see the rule one-core in colmet/report/advice.py.
-MIN_CORES_USED = 0.8
 WRITE_MIB = 48
 SHORT_PROCESSES = 400
 STEP_S = 3.0
@@ -393,7 +393,7 @@ def run_demo(bed: Bed, is_endless: bool) -> bool:
     first, second = plan_runs(sorted(os.sched_getaffinity(0)))
     results = [run_job(first, place, bed, daemons, live)]
     report_jobs(bed, first.job_id)
-    say(f"\n{introduce_cure(first, results[0])}")
+    say(f"\n{introduce_cure(first, results[0], has_advice(bed, first.job_id))}")
     results.append(run_job(second, place, bed, daemons, live))
     report_jobs(bed, first.job_id, second.job_id)
     agrees = compare_results(place, results)
@@ -402,17 +402,17 @@ def run_demo(bed: Bed, is_endless: bool) -> bool:
     return agrees
 
 
-def introduce_cure(run: Run, result: Result) -> str:
+def introduce_cure(run: Run, result: Result, is_advised: bool) -> str:
     """Return a sentence on the second job."""
     if not run.is_busy:
         return "The cure: the same job, with its input."
+    if is_advised:
+        return "The cure: the same program with one core."
     used_cores = (result.cpu_ns or result.kernel_ns) / NS / WALL_S
-    if used_cores < MIN_CORES_USED:
-        return (
-            f"This machine is busy: the program got {cores(used_cores)} of a core. On a quiet one it gets "
-            f"{cores(BUSY_SHARE)}, and the advice is\nto ask for one core. The same program with one core:"
-        )
-    return "The cure: the same program with one core."
+    return (
+        f"This machine is busy: the program got {cores(used_cores)} of a core. On a quiet one it gets "
+        f"{cores(BUSY_SHARE)}, and the advice is\nto ask for one core. The same program with one core:"
+    )
 
 
 def compare_results(place: Place, results: Sequence[Result]) -> bool:
@@ -445,6 +445,14 @@ def report_jobs(bed: Bed, *job_ids: int) -> None:
     words = ("report", *map(str, job_ids))
     say(f"\n$ colmet {' '.join(words)}\n")
     run_colmet(*words, "--hdf5", str(bed.hdf5))
+
+
+def has_advice(bed: Bed, job_id: int) -> bool:
+    """Return whether the report of a job has an advice."""
+    text = io.StringIO()
+    with contextlib.redirect_stdout(text):
+        run_colmet("report", str(job_id), "--hdf5", str(bed.hdf5), "--json")
+    return bool(json.loads(text.getvalue())["advice"])
 
 
 def draw_picture(hdf5: Path, job_id: int) -> None:

@@ -60,7 +60,10 @@ def run(job: int, user: str, limit_mib: int | None, command: Sequence[str]) -> i
     Raises:
         Failed: no cgroup can be made here, or there is no such user.
     """
-    root = JobRoot(ROOTS, CONTROLLERS, shared=True)
+    try:
+        root = JobRoot(ROOTS, CONTROLLERS, shared=True)
+    except Failed as err:
+        raise Failed(f"{err}. Run it as root of the machine, or in a container started with --privileged") from err
     with contextlib.closing(root):
         cgroup = root.job(directory_name(root.version, user, job))
         if limit_mib is not None:

@@ -107,8 +107,7 @@ class JobRoot:
                 continue
             self._paths, self.path, self.version = paths, paths[0], version
             return
-        reason = "; ".join(reasons) or "no cgroup file system that counts CPU time is mounted"
-        raise Failed(f"{reason} (it needs root of the machine, or a container with --privileged)")
+        raise Failed("; ".join(reasons) or "no cgroup file system that counts CPU time is mounted")
 
     def _make(self, paths: Sequence[Path], shared: bool) -> None:
         """Make the directories, and let a process join a job in them."""

@@ -157,10 +157,10 @@ def test_times_agree_within_what_the_source_can_know(explore, capsys, accounting
 
 def test_a_busy_machine_is_named_where_there_is_no_advice():
     busy, idle = demo.plan_runs([1, 2])[0], demo.plan_runs([1])[0]
-    wall_s = demo.WALL_S
-    assert demo.introduce_cure(busy, result(0.9 * wall_s, 0.9 * wall_s)) == "The cure: the same program with one core."
-    assert "busy: the program got 0.40 of a core" in demo.introduce_cure(busy, result(0.4 * wall_s, 0.4 * wall_s))
-    assert demo.introduce_cure(idle, result(0.05, 0.05)) == "The cure: the same job, with its input."
+    used = result(0.4 * demo.WALL_S, 0.4 * demo.WALL_S)
+    assert demo.introduce_cure(busy, used, is_advised=True) == "The cure: the same program with one core."
+    assert "busy: the program got 0.40 of a core" in demo.introduce_cure(busy, used, is_advised=False)
+    assert demo.introduce_cure(idle, used, is_advised=True) == "The cure: the same job, with its input."
 
 
 def test_the_page_has_the_same_address_in_each_run_unless_it_is_in_use(monkeypatch):
