@@ -105,7 +105,7 @@ run_quick_start() {
     done
 }
 
-inside bash -ec 'apt-get update && apt-get install -y make' >/dev/null
+inside bash -ec 'apt-get update && apt-get install -y make passwd' >/dev/null
 if [[ $user != root ]]; then
     # What root installs for all.
     inside useradd --create-home "$user"
