@@ -44,7 +44,9 @@ done
 printf '127.0.0.1 localhost\n::1 localhost\n' >"$root/etc/hosts"
 source=/srv/colmet
 [[ $place != odd ]] || source="/srv/colmet source"
-git clone --quiet --no-hardlinks . "$root$source"
+git -c safe.directory='*' clone --quiet --no-hardlinks . "$root$source"
+# As an archive is unpacked, without git.
+[[ $place == root ]] || rm -rf "$root$source/.git"
 mapfile -t quick_start < <(sed -n '/^```sh quick-start$/,/^```$/{//!p}' README.md)
 
 environment=(PATH=/usr/sbin:/usr/bin:/sbin:/bin LANG=C.UTF-8 WORKERS="${WORKERS:-}" DEBIAN_FRONTEND=noninteractive)
