@@ -4,6 +4,7 @@
 #
 # usage: bootstrap.sh DIR PYTHON
 set -euo pipefail
+export LC_ALL=C.UTF-8 # the order of names is part of the stamp below
 cd "$(dirname "$0")/.."
 dir=$1
 python=$2

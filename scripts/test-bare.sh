@@ -98,29 +98,22 @@ case $place in
     rootless) shift_owners ;;
 esac
 
-# run_quick_start: the commands of README.md, in the source.
-run_quick_start() {
-    local command
-    for command in "${quick_start[@]}"; do
-        echo "---- $release, $user, $place: $command"
-        "$@" bash -ec "cd '$source' && $command"
-    done
-}
-
 inside bash -ec 'apt-get update && apt-get install -y make passwd' >/dev/null
-if [[ $user != root ]]; then
+if [[ $user != root || $place == odd ]]; then
     # What root installs for all.
+    inside bash -ec "cd '$source' && make venv clibs && apt-get install -y procps iproute2 man-db zsh fish locales >/dev/null"
+fi
+if [[ $user != root ]]; then
     inside useradd --create-home "$user"
-    inside bash -ec "cd '$source' && make venv clibs && apt-get install -y procps iproute2 man-db zsh fish >/dev/null"
     inside chown -R "$user" "$source"
 fi
-case $place in
-    odd)
-        inside bash -ec "cd '$source' && make venv clibs && apt-get install -y iproute2 locales >/dev/null"
-        inside localedef -i tr_TR -f UTF-8 tr_TR.UTF-8
-        strange=(unshare --net taskset -c 0 sh -c 'ip link set lo up; ip -6 address del ::1/128 dev lo; umask 077; exec "$@"' sh)
-        strange+=(runuser -u "$user" -- env HOME=/usr TZ=Pacific/Chatham LC_ALL=tr_TR.UTF-8)
-        run_quick_start inside "${strange[@]}"
-        ;;
-    *) run_quick_start inside runuser -u "$user" -- ;;
-esac
+become=(runuser -u "$user" --)
+if [[ $place == odd ]]; then
+    inside localedef -i tr_TR -f UTF-8 tr_TR.UTF-8
+    become=(unshare --net taskset -c 0 sh -c 'ip link set lo up; ip -6 address del ::1/128 dev lo; umask 077; exec "$@"' sh
+        "${become[@]}" env HOME=/usr TZ=Pacific/Chatham LC_ALL=tr_TR.UTF-8)
+fi
+for command in "${quick_start[@]}"; do
+    echo "---- $release, $user, $place: $command"
+    inside "${become[@]}" bash -ec "cd '$source' && $command"
+done
