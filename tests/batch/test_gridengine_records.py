@@ -96,14 +96,14 @@ def test_parts_of_a_parallel_job_and_tasks_that_did_not_start_have_no_record():
     assert account(line(7, f9=0, f11=1).rstrip()) is None
 
 
-@pytest.mark.parametrize("place", range(45))
 @pytest.mark.parametrize("word", ["", "-1", "x", "\x1b[31m", "9" * 40, "a" * 9999, "NONE", "1e400", "nan"])
-def test_no_word_is_worse_than_a_skipped_line(place, word):
-    try:
-        record = account(line(7, **{f"f{place}": word}).rstrip())
-    except FormError:
-        return
-    assert record is None or all(not isinstance(one, str) or one.isprintable() for one in record)
+def test_no_word_is_worse_than_a_skipped_line(word):
+    for place in range(45):
+        try:
+            record = account(line(7, **{f"f{place}": word}).rstrip())
+        except FormError:
+            continue
+        assert record is None or all(not isinstance(value, str) or value.isprintable() for value in record), place
 
 
 def test_only_new_lines_are_read_also_across_a_rotation(tmp_path):

@@ -180,23 +180,23 @@ def test_a_batch_of_newer_tables_only_is_an_empty_message() -> None:
 
 
 @pytest.mark.parametrize("digits", [1, 4, 7, 19])
-@pytest.mark.parametrize("count", [0, 1, 300, 400, 800, 1100, 1400, 3000, 5000])
-def test_the_list_of_jobs_stays_json_at_its_limit(digits: int, count: int) -> None:
-    jobs = tuple([10 ** (digits - 1) + n % 9 for n in range(count)])
-    packed = colmet06.pack_jobs(jobs)
-    kept = json.loads(packed)
-    assert len(packed) <= colmet06.INVOLVED_JOBS_BYTES
-    assert tuple(kept) == jobs[: len(kept)]
-    if len(kept) < count:  # one more would not have fitted
-        assert len(json.dumps(jobs[: len(kept) + 1])) > colmet06.INVOLVED_JOBS_BYTES
+def test_the_list_of_jobs_stays_json_at_its_limit(digits: int) -> None:
+    for count in (0, 1, 300, 400, 800, 1100, 1400, 3000, 5000):
+        jobs = tuple([10 ** (digits - 1) + n % 9 for n in range(count)])
+        packed = colmet06.pack_jobs(jobs)
+        kept = json.loads(packed)
+        assert len(packed) <= colmet06.INVOLVED_JOBS_BYTES
+        assert tuple(kept) == jobs[: len(kept)]
+        if len(kept) < count:  # one more would not have fitted
+            assert len(json.dumps(jobs[: len(kept) + 1])) > colmet06.INVOLVED_JOBS_BYTES
 
 
-@pytest.mark.parametrize("limit", range(4, 40))
-def test_the_list_of_jobs_stays_json_at_any_limit(limit: int) -> None:
-    packed = colmet06.pack_jobs([12, 3, 456, 7, 89, 1011], limit)
-    kept = json.loads(packed)
-    assert len(packed) <= limit
-    assert kept == [12, 3, 456, 7, 89, 1011][: len(kept)]
+def test_the_list_of_jobs_stays_json_at_any_limit() -> None:
+    for limit in range(4, 40):
+        packed = colmet06.pack_jobs([12, 3, 456, 7, 89, 1011], limit)
+        kept = json.loads(packed)
+        assert len(packed) <= limit
+        assert kept == [12, 3, 456, 7, 89, 1011][: len(kept)]
 
 
 def test_the_list_of_jobs_that_fills_its_8192_bytes_comes_back_whole() -> None:
