@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -24,10 +25,12 @@ from tests.support.machine import LIB_RAPL, CgroupRoot, FakeRoot  # noqa: E402
 ROOT = Path(__file__).resolve().parents[1]
 # programs that tests start find colmet, dev and tests, whatever their working directory is
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-settings.register_profile("colmet", deadline=None)  # how long an example lasts says how busy the machine is
+# How long an example lasts says how busy the machine is; each run on each Python draws other examples.
+settings.register_profile("colmet", deadline=None, max_examples=50)
 settings.load_profile("colmet")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of programs are started: each would compile all it imports
 sys.dont_write_bytecode = False
+gc.disable()  # collecting thousands of tests makes no garbage worth the search
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 
@@ -39,6 +42,12 @@ def pytest_terminal_summary(terminalreporter):
     for reason in sorted(reasons, key=len):
         text = " ".join(reason.removeprefix("Skipped: ").split())
         terminalreporter.write_line(f"{reasons[reason]:>5}  {text}")
+
+
+def pytest_collection_finish():
+    gc.collect()
+    gc.freeze()  # the tests stay, and each full collection would pass through all of them
+    gc.enable()
 
 
 @pytest.fixture

@@ -90,7 +90,6 @@ def assert_rates(values, most):
     assert (known >= 0).all() and (known <= most * LITTLE).all(), (known.min(), known.max(), most)
 
 
-@settings(max_examples=50)
 @given(counters())
 def test_the_report(made):
     cpus, rows = made
@@ -111,7 +110,7 @@ def test_the_report(made):
         assert min(energy.nobody_joules or 0, energy.others_joules or 0, energy.unshared_joules) >= -1e-3
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @example((1, [(START + 10, 5 * NS), (START + 15, 10 * NS), (START + 19, 15 * NS), (START + 24, 0)]), START)
 @example(
     (1, [(START + 1, 0), (START + 2, NS), (START + 2, 10**6 * NS), (START + 3, 0), (START + 5, 10**6 * NS)]), START

@@ -64,7 +64,7 @@ def test_every_flipped_bit_near_the_start_and_every_cut_are_survived(dialect: st
 
 # Properties
 
-many = settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+many = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 SCALARS = (
     st.none()
     | st.booleans()

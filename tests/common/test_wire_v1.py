@@ -17,7 +17,7 @@ from typing import Any
 import msgpack
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.errors import Undescribed, WireError
@@ -115,7 +115,6 @@ def tables_of_any_bytes(draw: st.DrawFn) -> Table:
     return Table(schema, draw(IDS), rows)
 
 
-@settings(max_examples=200, deadline=None)
 @given(
     st.builds(
         Batch,
@@ -133,7 +132,6 @@ def test_a_batch_is_the_same_after_its_way_over_the_wire(batch: Batch) -> None:
     assert_same(decoded.batches[0], batch)
 
 
-@settings(max_examples=200, deadline=None)
 @given(SCHEMAS)
 def test_a_description_is_the_same_after_its_way_over_the_wire(schema: Schema) -> None:
     assert v1.parse_description(schema.digest, v1.inflated(v1.pack_description(schema))).text == schema.text
@@ -316,11 +314,11 @@ NOT_COUNTS = [-1, -(2**63), 2**63, 2**64 - 1, True, False, 1.0, float("nan"), fl
 NOT_SCALARS: list[Any] = [[], {}, [1], {"a": 1}, msgpack.ExtType(1, b"x"), msgpack.Timestamp(1)]
 
 
-@pytest.mark.parametrize("value", [*NOT_COUNTS, *NOT_SCALARS, None])
 @pytest.mark.parametrize("key", ["epoch", "seq", "time"])
-def test_what_is_to_be_a_count_is_one(key: str, value: Any) -> None:
-    with pytest.raises(WireError):
-        Decoder().decode(changed(**{key: value}))
+def test_what_is_to_be_a_count_is_one(key: str) -> None:
+    for value in (*NOT_COUNTS, *NOT_SCALARS, None):
+        with pytest.raises(WireError):
+            Decoder().decode(changed(**{key: value}))
 
 
 @pytest.mark.parametrize(
