@@ -48,7 +48,8 @@ TRIES = {
         *[(*LONG, "--csv", "--by", by) for by in ("user", "host", "project,name", "queue,state", "host,month", "day")],
     ],
     "report": [
-        *[(str(job), *form) for job in THEIRS for form in ((), ("--json",), ("--html", "out"), ("--start", "0"))],
+        *[(str(job), *form) for job in THEIRS for form in ((), ("--json",))],
+        *[(str(job), *form) for job in (HERS, MINE, TWICE) for form in (("--html", "out"), ("--start", "0"))],
         *[(str(HERS), str(MINE), "--json"), (str(HERS), str(ABSENT)), (f"{ARRAY}_7",), ("901_1", "--json")],
         *[("--array", ARRAY), ("--array", "901"), ("--user", "alice"), ("--name", "her", "--json")],
     ],
@@ -56,12 +57,19 @@ TRIES = {
         *[("-j", str(job), *more) for job in THEIRS for more in ((), ("--list",), ("--host", "her-node"))],
         ("-j", "0", "--host", "her-node"),
     ],
-    "plot": [(str(job), "cpu_usage", *form) for job in THEIRS for form in (("--json",), ("-o", "out.svg"))],
+    "plot": [
+        *[(str(job), "cpu_usage", "--json") for job in THEIRS],
+        *[(str(job), "cpu_usage", "-o", "out.svg") for job in (HERS, MINE, TWICE)],
+    ],
     "top": [
         *[("--json", *more) for more in ((), ("--nodes",), *WHOSE)],
         *[("--json", "-j", str(job)) for job in THEIRS],
     ],
     "mem": [("--json",), ("-d",), ("-u", "alice", "--json"), ("-j", str(HERS_RUNNING)), ("--host", "her-node")],
+}
+SLOW_TRIES = {
+    "report": [(str(job), *form) for job in THEIRS for form in (("--html", "out"), ("--start", "0"))],
+    "plot": [(str(job), "cpu_usage", "-o", "out.svg") for job in THEIRS],
 }
 
 OTHERS = {"login", "logout", "notices"}  # these ask for no jobs, or as `jobs` does
@@ -123,10 +131,16 @@ def test_every_command_that_asks_an_interface_is_tried():
     assert found == {*TRIES, *OTHERS}
 
 
-@pytest.mark.parametrize("command", sorted(TRIES))
-def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(printed, command):
+@pytest.mark.parametrize(
+    ("command", "tries"),
+    [
+        *sorted(TRIES.items()),
+        *[pytest.param(*slow, marks=pytest.mark.slow, id=f"{slow[0]}-slow") for slow in SLOW_TRIES.items()],
+    ],
+)
+def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(printed, command, tries):
     statuses, is_seen = set(), False
-    for argv in TRIES[command]:
+    for argv in tries:
         shown, expected = printed("bob", command, *argv)
         assert shown == expected, argv
         statuses.add(shown[0])
