@@ -14,7 +14,7 @@ from tests.support.archive_answers import assert_same_jobs, assert_same_lists, a
 from tests.support.archive_data import summaries, write
 from tests.support.archive_database import PREFIX, ArchiveDatabase, client_of, copied
 
-COUNT = 300
+COUNT = 150
 
 
 @pytest.fixture(scope="module")

@@ -147,18 +147,22 @@ def test_records_for_more_tables_than_are_known_are_one_burst_all_the_same(tmp_p
 
 @pytest.fixture
 def clock(monkeypatch):
-    """A clock that a new table sets forward."""
+    """A clock that a new table sets forward, for bursts of few tables."""
+    monkeypatch.setattr(pace_module, "MIN_BYTES", 51 * TABLE_BYTES)
     clock = Clock()
 
     def new_table(self, *arguments, _original=h5file.Hdf5File._new_table):
-        clock.now += 0.02
+        clock.now += 0.05
         return _original(self, *arguments)
 
     monkeypatch.setattr(h5file.Hdf5File, "_new_table", new_table)
     return clock
 
 
-def many_jobs(number, jobs=1000):
+SLOW_BYTES_PER_S = 20 * TABLE_BYTES
+
+
+def many_jobs(number, jobs=400):
     """A record with rows of this many jobs."""
     rows = NARROW.empty_rows(jobs)
     rows["job_id"] = np.arange(jobs) * 4
@@ -173,7 +177,7 @@ def test_a_burst_with_many_new_tables_is_written_in_parts(tmp_path, clock, is_st
     output, state = started(tmp_path, end=9, monotonic=clock)
     calls, counts = 0, [3, 9, 9, 2]
     while state.position < 9:
-        before, output._pace._bytes_per_s = clock.now, 3 << 20
+        before, output._pace._bytes_per_s = clock.now, SLOW_BYTES_PER_S
         output.write([many_jobs(number) for number in range(state.position, counts[calls % 4] if is_stopped else 9)])
         calls += 1
         assert clock.now - before < 4.6 or state.position == 2  # all of fewer records than at first
@@ -183,7 +187,7 @@ def test_a_burst_with_many_new_tables_is_written_in_parts(tmp_path, clock, is_st
     output.close()
     assert calls > (3 if is_stopped else 6) and clock.now == pytest.approx(1020)
     assert Checkpoint.load(state).places == 0
-    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(1000) for n in range(9)])
+    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(400) for n in range(9)])
 
 
 def test_jobs_that_share_a_place_are_written_in_one_burst(tmp_path, monkeypatch):
@@ -204,6 +208,7 @@ def test_jobs_that_share_a_place_are_written_in_one_burst(tmp_path, monkeypatch)
 def test_a_file_moved_between_two_parts_keeps_its_rows_and_the_next_one_has_the_others(tmp_path, clock, path):
     output, state = started(tmp_path, path, end=2, monotonic=clock)
     records = [many_jobs(number) for number in range(2)]
+    output._pace._bytes_per_s = SLOW_BYTES_PER_S
     output.write(records)
     assert state.position == 0
     os.rename(output.path, tmp_path / "x0.hdf5")
@@ -211,7 +216,7 @@ def test_a_file_moved_between_two_parts_keeps_its_rows_and_the_next_one_has_the_
         output.write(records)
     assert Checkpoint.load(state).first is None  # the journal alone cannot rebuild it
     output.close()
-    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(1000) for n in range(2)])
+    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(400) for n in range(2)])
 
 
 def test_bursts_become_as_large_as_their_speed_allows():
@@ -443,8 +448,17 @@ def test_a_damaged_file_is_written_again_where_the_journal_has_it_all(tmp_path, 
     assert stored(tmp_path) == expected(50)
 
 
-@pytest.mark.parametrize("complevel", [pytest.param(0, marks=pytest.mark.slow), 9])
-@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize(
+    ("kind", "complevel"),
+    [
+        *[(kind, 9) for kind in ("superblock", "cut short", "chunks", "rows")],
+        *[
+            pytest.param(kind, 9, marks=pytest.mark.slow)
+            for kind in ("empty", "names", "a group", "all but the beginning")
+        ],
+        *[pytest.param(kind, 0, marks=pytest.mark.slow) for kind in DAMAGE],
+    ],
+)
 def test_of_a_damaged_file_all_is_kept_that_can_be_read_where_the_journal_has_it_no_more(
     tmp_path, kind, complevel, caplog
 ):
@@ -1144,7 +1158,13 @@ def test_without_a_limit_no_file_is_removed(tmp_path, at):
     assert set(DAYS) < set(files(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["other", "other table", "not hdf5", "damaged", "late row", "locked", "link"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("other", "not hdf5", "late row", "locked", "link"),
+        *[pytest.param(kind, marks=pytest.mark.slow) for kind in ("other table", "damaged")],
+    ],
+)
 def test_what_is_not_an_old_file_of_the_collector_stays_and_is_reported_once(tmp_path, at, caplog, kind):
     four_days(tmp_path, at, now_day=40)
     path = tmp_path / DAYS[0]

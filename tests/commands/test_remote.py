@@ -226,13 +226,14 @@ def test_an_extract_is_that_of_the_store(run, as_user, url, history, monkeypatch
     assert wanted[0] == 0 and len(wanted[1].splitlines()) == 243
 
 
-@pytest.mark.parametrize(("window", "page"), [(7, 5), (1000, 3), (1, 50_000)])
+@pytest.mark.parametrize(("window", "page"), [(41, 23), (1000, 11), (1, 50_000)])
 def test_rows_read_by_pages_are_those_of_the_store(as_user, url, history, monkeypatch, window, page):
     as_user("alice")
     monkeypatch.setattr(remote_rows, "WINDOW_ROWS", window)
     monkeypatch.setattr(remote_rows, "PAGE_ROWS", page)
     with RemoteHistory(InterfaceClient(url, logins.find(url).authorization)) as read:
-        for limits in ({}, {"since": START + 100, "until": START + 200}, {"hosts": ["node-2", "none"]}):
+        some = {"since": START + 100, "until": START + 200}
+        for limits in ({}, some, {"hosts": ["node-2", "none"], **some}):
             for columns in (None, [], ["user", "cpu_usage", "none"]):
                 found = read.read(MINE, "cgroup_default", columns, **limits)
                 wanted = history.read(MINE, "cgroup_default", columns, **limits)

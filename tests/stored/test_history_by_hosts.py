@@ -238,14 +238,19 @@ def test_lines_of_very_many_values_are_shortened_with_their_peaks_and_means(clus
 
 
 @pytest.mark.parametrize(
-    "limits", [[], ["--since", str(START + 100), "--until", str(START + 400)], ["--host", "node-3"]]
+    ("limits", "windows"),
+    [
+        ([], (1 << 20, 100)),
+        (["--since", str(START + 100), "--until", str(START + 400)], (1 << 20, 1)),
+        (["--host", "node-3"], (1 << 20, 30)),
+    ],
 )
-def test_an_extract_is_the_same_in_windows_of_time(cluster, monkeypatch, tmp_path, limits):
+def test_an_extract_is_the_same_in_windows_of_time(cluster, monkeypatch, tmp_path, limits, windows):
     monkeypatch.setattr(sources, "open_history", lambda _options: cluster)
     names = ["cpu_usage", "user", "ac_btime", "stat_cpu_user", "raplzones.energy", "raplzones.name"]
     parquet = pytest.importorskip("pyarrow.parquet")
     found = {}
-    for values in (1 << 20, 100, 1):
+    for values in windows:
         monkeypatch.setattr(extract_rows, "WINDOW_VALUES", values)
         for form in ("csv", "parquet"):
             path = tmp_path / f"{values}.{form}"
