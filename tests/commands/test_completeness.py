@@ -26,6 +26,8 @@ from tests.support.outputs import write
 
 PATHS = os.pathsep.join(str(path) for path in (Path(__file__).parents[1], Path(__file__).parents[2]))
 
+SEEDS = [*range(4), *[pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12)]]
+
 
 def spans(line):
     return [(gap.first - START, gap.last - START, gap.samples, gap.rows, gap.why) for gap in line.found.gaps]
@@ -207,7 +209,7 @@ def test_a_node_that_is_started_again_at_once_begins_again(tmp_path, later):
     assert sum(gap.rows for gap in found.gaps if gap.why == gap_finder.NOT_HERE) == 30
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_agents_that_follow_each_other_within_seconds_are_distinguished(tmp_path, seed):
     """Accounts come at any time of the second in which the one ends and the next one starts."""
     rng = random.Random(seed)
@@ -291,7 +293,7 @@ def test_ticks_of_a_fraction_of_a_second_are_counted(tmp_path):
     assert [gap[2:] for gap in spans(lines[JOBS.name])] == [(57, 114, gap_finder.DROPPED)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_whatever_happens_as_many_rows_are_missing_as_are_reported(tmp_path, seed):
     rng = random.Random(seed)
     node = Node()

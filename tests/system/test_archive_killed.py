@@ -118,7 +118,7 @@ def check(directory, jobs, rounds):
 
 
 def test_each_job_has_one_summary_after_kills(tmp_path):
-    check(tmp_path, 40, 3)
+    check(tmp_path, 24, 2)
 
 
 @pytest.mark.slow

@@ -111,8 +111,15 @@ def test_a_job_that_ends_and_one_that_starts_are_reported_at_once(start, uri, cg
     assert node.stop()[0] == 0
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-@pytest.mark.parametrize("when", ["at once", "later"])
+@pytest.mark.parametrize(
+    ("number", "when"),
+    [
+        (signal.SIGTERM, "at once"),
+        (signal.SIGINT, "later"),
+        pytest.param(signal.SIGTERM, "later", marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, "at once", marks=pytest.mark.slow),
+    ],
+)
 def test_both_end_cleanly_on_a_signal(start, start_collector, uri, number, when):
     collector = start_collector("--enable-stdout-backend")
     node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "0.1", "--cpuset_rootpath", "/none")
