@@ -17,8 +17,9 @@ LEVELS = ("warning", "error", "exception")
 
 @pytest.fixture(scope="module")
 def nodes():
-    trees = [ast.parse(path.read_text()) for path in (ROOT / "colmet").rglob("*.py")]
-    return [node for tree in trees for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.Constant))]
+    paths = (ROOT / "colmet").rglob("*.py")
+    every = (node for path in paths for node in ast.walk(ast.parse(path.read_text())))
+    return [node for node in every if isinstance(node, (ast.Call, ast.Constant))]
 
 
 def is_log(function):

@@ -99,6 +99,8 @@ def targets(path, is_thorough=False):
     places = {
         path.replace("{job}", str(job)).replace("{node}", quote(node)): {job, node} for job, node in places_of(path)
     }
+    if is_slow and not is_thorough:
+        places = {place: named for place, named in places.items() if named <= REPRESENTATIVES}
     if path.endswith(".png"):
         return list(places)
     given = {one["name"]: values_of(one) for one in declared if one["in"] == "query" and one["name"] not in ALWAYS}
