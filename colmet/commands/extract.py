@@ -15,10 +15,7 @@ import syslog
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any
 
-# OAR's users wait for each import, so modules required by the other form only are imported there. Nothing is computed
-# here, so no library needs to start threads.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("NUMEXPR_NUM_THREADS", "1")
+# OAR's users wait for each import, so modules required by the other form only are imported there.
 from colmet.commands.extract_formats import ALWAYS, BY_PARTS, FORMATS, opened_output, write, write_json
 from colmet.commands.extract_rows import FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
 from colmet.common.errors import ColmetError, ConfigError

@@ -117,7 +117,7 @@ class ReportProcesses:
 
     def _environment(self, form: str) -> dict[str, str]:
         path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
-        found = {**os.environ, "PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}
+        found = {**os.environ, "PYTHONPATH": path}
         if form != "json":
             with self._lock:
                 self._cache = self._cache or tempfile.mkdtemp(prefix="colmet-web-")
