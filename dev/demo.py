@@ -429,7 +429,6 @@ def compare_results(place: Place, results: Sequence[Result]) -> bool:
         say(
             f"job {result.job_id:<8}{result.cpu_ns / NS:>24.3f} s{result.kernel_ns / NS:>24.3f} s {difference:>+8.2f} %"
         )
-        # A job that only waits has a few ticks of CPU time.
         is_near = abs(result.cpu_ns - result.kernel_ns) < 0.05 * NS
         agrees &= is_near or abs(difference) <= TOLERANCES[place.table]
     busy = results[-1]
