@@ -183,14 +183,15 @@ def test_the_page_answers_at_the_printed_address_until_enter_on_a_terminal(monke
         (address,) = re.findall(r"http://\S+", capsys.readouterr().out)
         with urllib.request.urlopen(address, timeout=10) as page:
             assert b"<title>" in page.read()
-        demo.keep_page(bed, daemons, is_endless=False)
+        daemons.stop()
+        demo.keep_page(bed, is_endless=False)
         assert "http" not in capsys.readouterr().out, "nobody is there: no address that is dead at once"
         keyboard, terminal = os.openpty()
         with open(keyboard, "wb", buffering=0) as keys, open(terminal, "rb", buffering=0) as stdin:
             monkeypatch.setattr(demo.sys, "stdin", stdin)
             monkeypatch.setattr(demo.sys.stdout, "isatty", lambda: True, raising=False)
             keys.write(b"\n")
-            demo.keep_page(bed, daemons, is_endless=False)
+            demo.keep_page(bed, is_endless=False)
         assert f"5 minutes, or until Enter: {address}" in capsys.readouterr().out
     assert not demo.is_answering(bed.address)
 
