@@ -412,8 +412,8 @@ def introduce_cure(run: Run, result: Result, is_advised: bool) -> str:
         return "The cure: the same program with one core."
     used_cores = (result.cpu_ns or result.kernel_ns) / NS / WALL_S
     return (
-        f"This machine is busy: the program got {cores(used_cores)} of a core. On a quiet one it gets "
-        f"{cores(BUSY_SHARE)}, and the advice is\nto ask for one core. The same program with one core:"
+        f"This machine is busy: the program got {cores(used_cores)} of a core. On a quiet one it gets a "
+        "whole one, and the advice is\nto ask for one core. The same program with one core:"
     )
 
 
