@@ -147,12 +147,12 @@ def format_table(
 # -- the parts of the report --
 
 
-def _about(host_name: str) -> Iterator[str]:
+def _about(host_name: str, width: int = WIDTH) -> Iterator[str]:
     system = os.uname()
     yield f"colmet-node {__version__} on {host_name}, {system.sysname} {system.release} {system.machine}"
     if lacking := privileges.find_lacking(*sorted(privileges.CORE)):
         remedy = privileges.suggest(*lacking)
-        yield from wrap(f"Values of other users' jobs may be missing without {', '.join(lacking)}: {remedy}.", WIDTH)
+        yield from wrap(f"Values of other users' jobs may be missing without {', '.join(lacking)}: {remedy}.", width)
 
 
 def _places(source: JobSource) -> Iterator[str]:
@@ -316,7 +316,9 @@ def report(
         if options.brief:
             trials = [once_brief.Tried(one.name, one.is_on, one.runner is not None, one.finding) for one in tried]
             values = once_brief.values_of(tables)
-            brief = once_brief.lines_of(list(_about(host_name)), source.describe(), jobs, trials, values)
+            brief = once_brief.lines_of(
+                list(_about(host_name, once_brief.WIDTH)), source.describe(), jobs, trials, values
+            )
             return "\n".join(brief) + "\n", status
         lines = [*_about(host_name), *_places(source), *_jobs(jobs), *_controllers(host, jobs, source.describe())]
         lines += ["", "What is measured"]

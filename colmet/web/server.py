@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import os
@@ -216,10 +217,14 @@ def _bind(listen: ListenAddress) -> list[socket.socket]:
     except (OSError, UnicodeError) as err:
         raise ConfigError(f"{where}: no such address: {err}") from err
     sockets: list[socket.socket] = []
+    refusal: OSError | None = None
     for family, _, _, _, address in dict.fromkeys(found):
         try:
             one = socket.socket(family, socket.SOCK_STREAM)
-            sockets.append(one)
+        except OSError as err:
+            refusal = err
+            continue
+        try:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_MS)
@@ -228,13 +233,23 @@ def _bind(listen: ListenAddress) -> list[socket.socket]:
             one.bind(address)
             one.listen(BACKLOG)
         except OSError as err:
-            for other in sockets:
-                other.close()
-            raise ConfigError(
-                f"{where}: {err.strerror}; give an address of this machine and a port that nothing else uses, nor the "
-                "collector's own --zeromq-link-bind-uri (by default the port after that of --zeromq-bind-uri)"
-            ) from err
-    return sockets
+            one.close()
+            refusal = err
+            # A name may have addresses that the machine has not: ::1 of localhost, where there is no IPv6.
+            if err.errno == errno.EADDRNOTAVAIL:
+                continue
+            break
+        sockets.append(one)
+    else:
+        if sockets:
+            return sockets
+    for one in sockets:
+        one.close()
+    reason = "no such address" if refusal is None else refusal.strerror
+    raise ConfigError(
+        f"{where}: {reason}; give an address of this machine and a port that nothing else uses, nor the collector's "
+        "own --zeromq-link-bind-uri (by default the port after that of --zeromq-bind-uri)"
+    ) from refusal
 
 
 def _bind_path(path: str) -> socket.socket:

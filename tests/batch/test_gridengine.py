@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import stat
 import sys
 import threading
@@ -37,6 +38,7 @@ from colmet.common.errors import ConfigError
 from tests.support.waiting import Clock
 
 DATA = Path(__file__).parents[1] / "data/gridengine"
+QUOTED = shlex.quote(str(DATA))
 QHOST = (DATA / "qhost-j.xml").read_bytes()
 QSTAT = (DATA / "qstat-j.xml").read_bytes()
 TASKS = (DATA / "qstat-r.xml").read_bytes()
@@ -548,14 +550,14 @@ def commands(tmp_path, monkeypatch):
 
 def real(commands):
     """The commands, as the real cell answered."""
-    commands("qhost", f'[ "$*" = "-j -xml" ] && cat {DATA}/qhost-j.xml')
+    commands("qhost", f'[ "$*" = "-j -xml" ] && cat {QUOTED}/qhost-j.xml')
     commands(
         "qstat",
         f"""case "$*" in
-    "-j * -xml") cat {DATA}/qstat-j.xml ;;
-    "-r -u * -xml") cat {DATA}/qstat-r.xml ;;
-    "-s r -u * -xml") cat {DATA}/qstat-sr.xml ;;
-    "-g c -xml") cat {DATA}/qstat-gc.xml ;;
+    "-j * -xml") cat {QUOTED}/qstat-j.xml ;;
+    "-r -u * -xml") cat {QUOTED}/qstat-r.xml ;;
+    "-s r -u * -xml") cat {QUOTED}/qstat-sr.xml ;;
+    "-g c -xml") cat {QUOTED}/qstat-gc.xml ;;
     *) exit 3 ;;
 esac""",
     )
@@ -583,19 +585,19 @@ def test_a_command_that_is_not_there_is_said(monkeypatch, tmp_path):
 
 
 def test_a_command_that_fails_is_said(commands):
-    commands("qstat", f"cat {DATA}/no-master.txt >&2; exit 1")
+    commands("qstat", f"cat {QUOTED}/no-master.txt >&2; exit 1")
     with pytest.raises(BatchError, match=r"qstat -r -u \* -xml: returned 1: error: commlib .*; is the master up"):
         GridEngine().jobs()
 
 
 def test_warnings_of_a_command_are_not_its_answer(commands):
-    commands("qstat", f"echo beware >&2; cat {DATA}/qstat-r.xml")
+    commands("qstat", f"echo beware >&2; cat {QUOTED}/qstat-r.xml")
     assert len(GridEngine().jobs()) == 16
 
 
 def test_messages_are_in_english(commands, monkeypatch):
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    commands("qstat", f'[ "$LC_ALL" = C ] && cat {DATA}/qstat-r.xml')
+    commands("qstat", f'[ "$LC_ALL" = C ] && cat {QUOTED}/qstat-r.xml')
     assert len(GridEngine().jobs()) == 16
 
 

@@ -780,7 +780,12 @@ def certificates(tmp_path_factory):
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True, timeout=60)
 
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    ca = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"]
+    # A configuration of its own: that of the system may add the same extensions again.
+    (folder / "ca.cnf").write_text(
+        "[req]\ndistinguished_name=dn\nx509_extensions=ca\n[dn]\n[ca]\nbasicConstraints=critical,CA:TRUE\n"
+        "keyUsage=critical,keyCertSign\nsubjectKeyIdentifier=hash\n"
+    )
+    ca = ["-config", "ca.cnf"]
     openssl("req", "-x509", *key, "-keyout", "ca.key", "-out", "ca.pem", "-subj", "/CN=test CA", "-days", "2", *ca)
     for name in ("server", "client"):
         (folder / "ext").write_text("subjectAltName=IP:127.0.0.1\nauthorityKeyIdentifier=keyid\n")

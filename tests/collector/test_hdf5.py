@@ -36,7 +36,7 @@ from colmet.common.wire import Decoder, colmet06
 from colmet.node.backends.cgroup import SCHEMA as CGROUP
 from tests.support.hdf5_files import TASKSTATS, TIME_S, batch, numbers, stored, table, tables
 from tests.support.hdf5_writer import Writer, opened, write_once
-from tests.support.place import cannot_run, skip_refused
+from tests.support.place import cannot_run, mount_tmpfs
 
 DATA = Path(__file__).parents[1] / "data" / "colmet06"
 SAMPLE = DATA / "hdf5" / "sample.hdf5"
@@ -728,14 +728,7 @@ class SmallDisk:
 
     def mount(self, options: str) -> None:
         self.path.mkdir(exist_ok=True)
-        done = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", options, "colmet-test", str(self.path)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            skip_refused("no mount is allowed")
+        mount_tmpfs(self.path, options)
         self.mounted = True
 
     def remount(self, options: str) -> None:

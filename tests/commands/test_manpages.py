@@ -152,6 +152,9 @@ def test_other_shells_can_read_it(made, shell):
         done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stderr) == (0, "")
     if shell == "fish":
+        if subprocess.run(["fish", "--no-config", "-c", ""], capture_output=True, check=False).returncode:
+            # Nothing that could be installed: fish of Debian 11 reads the user's settings.
+            pytest.skip("fish does not know --no-config")
         script = f"for file in {made}/fish/*; source $file; end; complete -C 'colmet extract --format p'"
         done = subprocess.run(["fish", "--no-config", "-c", script], capture_output=True, text=True, check=True)
         assert done.stdout.split("\t")[0] == "parquet"

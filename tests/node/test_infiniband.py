@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import shlex
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from colmet.node.backends.infiniband import (
 )
 
 ANSWERS = Path(__file__).parents[1] / "data/infiniband"
+QUOTED = shlex.quote(str(ANSWERS))
 MLX5 = "/sys/class/infiniband/mlx5_{}/ports/1"
 MLX4 = "/sys/class/infiniband/mlx4_0/ports/{}"
 
@@ -265,7 +267,7 @@ def test_another_perfquery_is_refused(text):
         parse_perfquery(text, {"PortXmitData": "x"})
 
 
-CAPTURED = f"case $1 in -x) cat {ANSWERS}/perfquery-x.txt;; *) cat {ANSWERS}/perfquery.txt;; esac"
+CAPTURED = f"case $1 in -x) cat {QUOTED}/perfquery-x.txt;; *) cat {QUOTED}/perfquery.txt;; esac"
 
 
 class Tools:
@@ -273,7 +275,7 @@ class Tools:
 
     def __init__(self, fake):
         self._fake = fake
-        self.say("ibstat", f"cat {ANSWERS}/ibstat.txt")
+        self.say("ibstat", f"cat {QUOTED}/ibstat.txt")
         self.say("perfquery", CAPTURED)
 
     def active(self, *devices):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -374,7 +375,7 @@ def test_without_root_it_says_what_is_missing(root, arguments):
 
 @pytest.mark.live
 def test_a_reader_that_stops_reading_is_no_error():
-    line = f"{' '.join(COMMAND)} --cpuset_rootpath /none | head -1"
+    line = f"{shlex.join(COMMAND)} --cpuset_rootpath /none | head -1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {line}"], capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.startswith("colmet-node ")
     assert "Traceback" not in done.stderr and "Broken" not in done.stderr
@@ -393,7 +394,7 @@ def test_a_reader_that_has_gone_before_the_first_line_is_no_error_either():
 @pytest.mark.live
 @pytest.mark.parametrize("redirect", [">/dev/full", ">&-"])
 def test_an_output_that_accepts_nothing_is_one_line_and_status_1(redirect):
-    line = f"{' '.join(COMMAND)} --cpuset_rootpath /none {redirect}"
+    line = f"{shlex.join(COMMAND)} --cpuset_rootpath /none {redirect}"
     done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "cannot write to standard output" in done.stderr
     assert "Traceback" not in done.stderr

@@ -7,7 +7,6 @@ import hashlib
 import importlib
 import os
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from colmet.common.transport import link_uri
 from colmet.node import main as node
 from colmet.node.system.privileges import CORE
 from colmet.notices.options import DEFAULT_STATE
-from tests.support.place import cannot_run, skip_refused
+from tests.support.place import require_programs, skip_refused
 from tests.support.project import extras, metadata, scripts
 
 PACKAGING = Path(__file__).parents[2] / "packaging"
@@ -130,12 +129,14 @@ def test_each_package_has_the_directory_that_its_settings_and_secrets_go_to():
     [("node", 2.5), ("collector", 1.2), ("web", 1.2), ("notices", 1.2), ("facility", 1.9), ("thin", 1.0)],
 )
 def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
-    if shutil.which("systemd-analyze") is None:
-        cannot_run("no systemd-analyze")
+    require_programs("systemd-analyze")
     path = PACKAGING / f"systemd/colmet-{name}.service"
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     found = re.search(r"Overall exposure level for \S+ ([0-9.]+) ", done.stdout)
+    if "unrecognized option" in done.stderr:
+        # Nothing that could be installed: systemd of Debian 11 reads no file.
+        pytest.skip("systemd-analyze judges no file")
     if found is None:
         skip_refused(f"systemd-analyze does not work: {done.stderr[:80]}")
     assert found is not None and float(found[1]) <= most

@@ -73,6 +73,14 @@ def require_ipv6() -> None:
         skip_refused("no IPv6")
 
 
+def mount_tmpfs(path: Path, options: str) -> None:
+    """Mount a file system in memory on a directory; skip the test where that is not allowed."""
+    require_programs("mount")
+    command = ["mount", "-t", "tmpfs", "-o", options, "colmet-test", str(path)]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        skip_refused("no mount is allowed")
+
+
 def _in_child(action: Callable[[], object]) -> str:
     """Return the error of an action in a child process; empty where it succeeds."""
     reader, writer = os.pipe()

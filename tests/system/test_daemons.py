@@ -274,7 +274,7 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
             node.terminate()
         _, said = node.communicate(timeout=60)
     assert node.returncode == 0, said
-    assert said.count("CAP_NET_ADMIN") == 1
+    assert said.count("needs CAP_NET_ADMIN") == 1
     collector.process.terminate()
     reader.join()
     rows = rows_of("".join(lines))

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support.bulk_server import Database
 from tests.support.exactly_once import PLACES, World, passes, seed
-from tests.support.place import skip_refused
+from tests.support.place import mount_tmpfs
 from tests.support.waiting import wait_for
 
 DISK_BYTES = 64 << 20  # the rows of a slow machine fit, too
@@ -75,14 +75,7 @@ def small_disk(root, tmp_path):
     """A small file system."""
     path = tmp_path / "disk"
     path.mkdir()
-    done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "colmet-test", str(path)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        skip_refused("no mount is allowed")
+    mount_tmpfs(path, f"size={DISK_BYTES}")
     yield path
     subprocess.run(["umount", "--lazy", str(path)], check=True)
 

@@ -24,7 +24,7 @@ import pytest
 
 from colmet.collector.web_options import UnixAddress, trusted_proxy
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.common.runtime.metrics_http import ListenAddress, resolve
 from colmet.web import server as server_module
 from colmet.web.access import Access, Unauthorized
 from colmet.web.credentials import Credential
@@ -392,6 +392,28 @@ def test_clients_of_a_proxy_do_not_lock_each_other_out(facts, root):
             assert read_all(connection).startswith(f"HTTP/1.1 {status} ".encode())
             connection.close()
     assert asked == ["6.6.6.6", "198.51.100.7", "198.51.100.9"]
+
+
+def resolve_to(monkeypatch, *addresses):
+    """Let each name have these addresses, as /etc/hosts may have it."""
+    answers = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in addresses]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: answers)
+
+
+def test_a_name_may_have_addresses_that_the_machine_has_not(facts, monkeypatch):
+    """As ::1 of localhost, where there is no IPv6."""
+    resolve_to(monkeypatch, "192.0.2.1", "127.0.0.1")
+    assert resolve(ListenAddress("head", 0), "--metrics-listen")[1][0] == "127.0.0.1"
+    with running(facts, ListenAddress("head", 0)) as server:
+        monkeypatch.undo()
+        assert is_alive(server)
+
+
+def test_a_name_without_an_address_of_the_machine_is_refused(facts, monkeypatch):
+    resolve_to(monkeypatch, "192.0.2.1")
+    with pytest.raises(ConfigError, match="Cannot assign requested address; give an address of this machine"):
+        running(facts, ListenAddress("head", 0)).__enter__()
+    assert resolve(ListenAddress("head", 0), "--metrics-listen")[1][0] == "192.0.2.1"
 
 
 @pytest.mark.parametrize("host", ["::1", "localhost", "::"])

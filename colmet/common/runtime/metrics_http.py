@@ -72,16 +72,21 @@ def add_options(parser: cli.Options) -> None:
 
 
 def resolve(listen: ListenAddress, option: str) -> tuple[int, tuple[object, ...]]:
-    """Return the family and the address to listen on, as sockets expect them.
+    """Return the family and the address to listen on, as sockets expect them: the first one that the machine has.
 
     Raises:
         ConfigError: the name cannot be resolved.
     """
     try:
-        (family, _, _, _, address), *_ = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(*listen, type=socket.SOCK_STREAM)
     except OSError as err:
         raise cannot_listen(listen, option, err) from err
-    return family, address
+    for family, _, _, _, address in found:
+        # localhost may have ::1 where there is no IPv6.
+        with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind((address[0], 0, *address[2:]))
+            return family, address
+    return found[0][0], found[0][4]
 
 
 def cannot_listen(listen: ListenAddress, option: str, err: OSError) -> ConfigError:
