@@ -4,7 +4,7 @@
 
 cpus=$(nproc)
 # One process more than CPUs, as a test waits now and then. Each process holds up to 0.8 GB.
-parallel=(-n "${WORKERS:-$((cpus < 8 ? cpus + 1 : 8))}" --dist worksteal --durations=30)
+parallel=(-n "${WORKERS:-$((cpus < 8 ? cpus + 1 : 8))}" --dist worksteal)
 limit_s=${TEST_TIMEOUT:-3600}  # for a run: a test that hangs must not hang the CI; a loaded machine may need long
 most_again=5                   # more failures are not the machine's
 

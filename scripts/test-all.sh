@@ -53,7 +53,7 @@ for version in "${found[@]}"; do
 done
 
 # run NAME VERSION MARKERS [PYTEST_ARGUMENT...]
-run() { start "$1" ".venvs/$2/bin/python" "${parallel[@]}" -m "$3" "${@:4}"; }
+run() { start "$1" ".venvs/$2/bin/python" "${parallel[@]}" --durations=30 -m "$3" "${@:4}"; }
 
 [[ " ${found[*]} " == *" $slow "* ]] || slow=${found[0]}
 quick=()

@@ -35,6 +35,7 @@ gc.disable()  # collecting thousands of tests makes no garbage worth the search
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore it
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter):
     """List what was skipped and why, the shortest reasons first."""
     reasons = Counter([report.longrepr[2] for report in terminalreporter.stats.get("skipped", ())])
