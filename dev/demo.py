@@ -355,8 +355,7 @@ def run_job(run: Run, place: Place, bed: Bed, daemons: Daemons, live: Live) -> R
     Raises:
         Failed: its program, or a daemon, has ended.
     """
-    root: Any = place.root
-    job = root.job(f"{user_name()}_{run.job_id}", run.cpus)
+    job: Any = place.root.job(f"{user_name()}_{run.job_id}", run.cpus)
     say(run.describe())
     live.begin(run.job_id)
     live.enter_phase(f"job {run.job_id} runs")
@@ -372,7 +371,7 @@ def run_job(run: Run, place: Place, bed: Bed, daemons: Daemons, live: Live) -> R
     job.wait()
     kernel_ns = job.cpu_ns()
     live.enter_phase(f"job {run.job_id} has ended")
-    root.end(job)
+    place.root.end(job)
     # The node goes on without it.
     watch(live, daemons, has_row(live, 0, "procstats_default", time.time() + 2))
     live.close()

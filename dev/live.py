@@ -75,7 +75,25 @@ def _point_of(controller: str) -> str | None:
     return next((point for point, options in mounts("cgroup") if controller in options), None)
 
 
-class JobRoot:
+class _Root:
+    """Jobs that end with it."""
+
+    def __init__(self) -> None:
+        self._jobs: list[Any] = []
+
+    def end(self, job: Any) -> None:
+        """End the remaining processes of a job, and remove its directories."""
+        job.close()
+        self._jobs.remove(job)
+
+    def close(self) -> None:
+        """End the remaining processes of all jobs; may be called again."""
+        for job in self._jobs:
+            job.close()
+        self._jobs = []
+
+
+class JobRoot(_Root):
     """A directory for the cgroups of jobs, made like OAR's and removed at the end.
 
     OAR 2 makes cgroup v1 directories in cpuset and cpuacct. Where these cannot be made, the directories are of cgroup
@@ -95,8 +113,8 @@ class JobRoot:
     """
 
     def __init__(self, name: str | Mapping[int, str], more: Sequence[str] = (), shared: bool = False) -> None:
+        super().__init__()
         self._stack = contextlib.ExitStack()
-        self._jobs: list[LiveJob] = []
         reasons = []
         for version, places in _cgroup_places(more):
             paths = [place / (name if isinstance(name, str) else name[version]) for place in places]
@@ -138,16 +156,9 @@ class JobRoot:
         self._jobs.append(made)
         return made
 
-    def end(self, job: LiveJob) -> None:
-        """End the remaining processes of a job, and remove its cgroups."""
-        job.close()
-        self._jobs.remove(job)
-
     def close(self) -> None:
         """End the remaining processes of all jobs, and remove everything; may be called again."""
-        for job in self._jobs:
-            job.close()
-        self._jobs = []
+        super().close()
         self._stack.close()
 
 
@@ -207,7 +218,7 @@ class LiveJob:
         self._stack.close()
 
 
-class ListedRoot:
+class ListedRoot(_Root):
     """A directory for jobs where no cgroup can be made: plain files list the processes of each job.
 
     colmet-node reads them as those of cgroups, and measures the processes through /proc, and by netlink if it may.
@@ -217,26 +228,15 @@ class ListedRoot:
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         path.mkdir()
         self.path = path
-        self._jobs: list[ListedJob] = []
 
     def job(self, name: str, cpus: Collection[int] = ()) -> ListedJob:
         """Make the directory of a job; see `JobRoot.job`."""
         made = ListedJob(self.path / name, cpus)
         self._jobs.append(made)
         return made
-
-    def end(self, job: ListedJob) -> None:
-        """End the remaining processes of a job, and remove its directory."""
-        job.close()
-        self._jobs.remove(job)
-
-    def close(self) -> None:
-        """End the remaining processes of all jobs; may be called again."""
-        for job in self._jobs:
-            job.close()
-        self._jobs = []
 
 
 class ListedJob:
