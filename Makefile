@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-all test-bare test-beds test-machines c-test fuzz lint format bench soak soak-weeks docs diagrams docs-pictures dashboards deb wheel release constraints demo clean test-packages test-arm rpm oci
+.PHONY: help venv clibs test test-slow test-all test-bare test-beds test-machines c-test fuzz lint format bench soak soak-weeks docs diagrams docs-pictures dashboards deb wheel release constraints demo clean test-packages test-arm rpm oci
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -21,6 +21,9 @@ clibs:
 
 test: venv clibs ## run the tests but for the slow ones on all CPUs, in five minutes; ARGS goes to pytest, in one process
 	@scripts/test.sh $(PY) $(ARGS)
+
+test-slow: venv clibs ## run the slow tests, on all CPUs
+	@scripts/test.sh $(PY) slow
 
 test-all: clibs ## run all of them, on every Python from 3.9 to 3.15; Debian's packages give missing ones (VERSIONS="3.15 3.9": on these)
 	@scripts/test-all.sh $(ARGS)

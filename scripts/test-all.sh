@@ -5,15 +5,14 @@
 # Tests marked slow run on one Python alone, the first or SLOW: what differs between Pythons shows in the others. They
 # mostly wait, so they run beside the others.
 #
-# usage: [VERSIONS="3.15 3.9"|none] [SLOW=3.15] [WORKERS=3] test-all.sh [PYTEST ARGUMENT...]
+# usage: [VERSIONS="3.15 3.9"] [SLOW=3.15] [WORKERS=3] test-all.sh [PYTEST ARGUMENT...]
 set -euo pipefail
 shopt -s extglob nullglob
 cd "$(dirname "$0")/.."
 source scripts/running.sh
 
 read -ra versions <<<"${VERSIONS:-3.15 3.9 3.10 3.11 3.12 3.13 3.14}"
-[[ ${versions[*]} != none ]] || versions=() # the slow tests alone
-slow=${SLOW:-${versions[0]:-3.15}}
+slow=${SLOW:-${versions[0]}}
 asked_for=$#
 
 # Prints the path of a Python of this version. Each candidate has to run: a shim of pyenv exists for versions that

@@ -1,17 +1,24 @@
 #!/bin/bash
-# Runs the tests but for the slow ones on all CPUs: at most five minutes on two. With arguments: pytest with these, in
-# one process.
+# Runs the tests on all CPUs: those that are not slow, in at most five minutes on two; with the word slow, these alone. With
+# other arguments: pytest with these, in one process.
 #
-# usage: [WORKERS=3] test.sh PYTHON [PYTEST ARGUMENT...]
+# usage: [WORKERS=3] test.sh PYTHON [slow | PYTEST ARGUMENT...]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 source scripts/running.sh
 python=$1
 shift
-[[ $# -eq 0 ]] || exec "$python" -m pytest "$@"
+name=test arguments=(-m "not slow")
+if [[ $* == slow ]]; then
+    # Of the files without a slow test, none is read.
+    mapfile -t paths < <(grep -lr --include='test_*.py' --exclude-dir=beds 'mark\.slow' tests)
+    name=slow arguments=(-m slow --durations=30 "${paths[@]}")
+elif [[ $# -gt 0 ]]; then
+    exec "$python" -m pytest "$@"
+fi
 need_tools &
 warm "$python"
 wait
-show test "$python" "${parallel[@]}" -m "not slow"
-again test
-exit "$(<.venvs/test.status)"
+show "$name" "$python" "${parallel[@]}" "${arguments[@]}"
+again "$name"
+exit "$(<".venvs/$name.status")"
