@@ -21,7 +21,7 @@ import pytest
 import colmet
 from colmet.collector import columnar
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import expiry, h5file, isolated, known_tables, library, repair
+from colmet.collector.backends.hdf5 import expiry, h5file, isolated, known_tables, last_rows, library, repair
 from colmet.collector.backends.hdf5 import output as output_module
 from colmet.collector.backends.hdf5 import pace as pace_module
 from colmet.collector.backends.hdf5.checkpoint import Checkpoint
@@ -70,8 +70,9 @@ def files(folder):
 
 @pytest.fixture
 def at(monkeypatch):
-    """Set the clock: `at(seconds)`; removals of files have time enough on any machine."""
+    """Set the clock: `at(seconds)`; removals of files have time enough on any machine, and read in this process."""
     monkeypatch.setattr(expiry, "REMOVAL_S", 60.0)
+    monkeypatch.setattr(expiry, "last_row_s", lambda path: last_rows.last_row_s(path, lambda *_: None))
     return lambda now: monkeypatch.setattr(time, "time", lambda: float(now))
 
 
@@ -148,21 +149,21 @@ def test_records_for_more_tables_than_are_known_are_one_burst_all_the_same(tmp_p
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that a new table sets forward, for bursts of few tables."""
-    monkeypatch.setattr(pace_module, "MIN_BYTES", 51 * TABLE_BYTES)
+    monkeypatch.setattr(pace_module, "MIN_BYTES", 25 * TABLE_BYTES)
     clock = Clock()
 
     def new_table(self, *arguments, _original=h5file.Hdf5File._new_table):
-        clock.now += 0.05
+        clock.now += 0.1
         return _original(self, *arguments)
 
     monkeypatch.setattr(h5file.Hdf5File, "_new_table", new_table)
     return clock
 
 
-SLOW_BYTES_PER_S = 20 * TABLE_BYTES
+SLOW_BYTES_PER_S = 10 * TABLE_BYTES
 
 
-def many_jobs(number, jobs=400):
+def many_jobs(number, jobs=200):
     """A record with rows of this many jobs."""
     rows = NARROW.empty_rows(jobs)
     rows["job_id"] = np.arange(jobs) * 4
@@ -187,7 +188,7 @@ def test_a_burst_with_many_new_tables_is_written_in_parts(tmp_path, clock, is_st
     output.close()
     assert calls > (3 if is_stopped else 6) and clock.now == pytest.approx(1020)
     assert Checkpoint.load(state).places == 0
-    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(400) for n in range(9)])
+    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(200) for n in range(9)])
 
 
 def test_jobs_that_share_a_place_are_written_in_one_burst(tmp_path, monkeypatch):
@@ -216,7 +217,7 @@ def test_a_file_moved_between_two_parts_keeps_its_rows_and_the_next_one_has_the_
         output.write(records)
     assert Checkpoint.load(state).first is None  # the journal alone cannot rebuild it
     output.close()
-    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(400) for n in range(2)])
+    assert stored(tmp_path) == sorted([(4 * job, "site_default", n) for job in range(200) for n in range(2)])
 
 
 def test_bursts_become_as_large_as_their_speed_allows():
@@ -1128,7 +1129,8 @@ def four_days(folder, at, now_day=4, **options):
     at(TIME_S + now_day * DAY_S)
 
 
-def test_old_files_are_removed_at_start_and_after_each_rotation_and_nothing_else(tmp_path, at, caplog):
+def test_old_files_are_removed_at_start_and_after_each_rotation_and_nothing_else(tmp_path, at, monkeypatch, caplog):
+    monkeypatch.setattr(expiry, "last_row_s", isolated.last_row_s)
     four_days(tmp_path, at)
     others = ["x.1700000000.hdf5.damaged", "x.170000000.hdf5", "x.1700000000.h5", "xx.1700000000.hdf5", "x.json"]
     for name in others:
