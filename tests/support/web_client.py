@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import gzip
 import json
 from typing import NamedTuple
 from urllib.parse import unquote
+
+# A loop for each question, and its thread, would be most of the time of a question.
+LOOP = asyncio.new_event_loop()
+atexit.register(LOOP.close)
 
 
 class Answer(NamedTuple):
@@ -23,7 +28,7 @@ class Answer(NamedTuple):
 
 
 def ask(app, target, headers=(), method="GET", client=("127.0.0.1", 4242)):
-    return asyncio.run(asking(app, target, headers, method, client))
+    return LOOP.run_until_complete(asking(app, target, headers, method, client))
 
 
 async def asking(app, target, headers=(), method="GET", client=("127.0.0.1", 4242)):

@@ -6,12 +6,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
+import sys
 from urllib.parse import quote, urlencode
 
+import numpy as np
 import pytest
 
 from colmet.archive.derived import LISTED
 from colmet.archive.queries import GROUPS
+from colmet.web import report_process
 from colmet.web.access import Access
 from colmet.web.app import build_app
 from colmet.web.archive_models import VALUES
@@ -158,8 +161,22 @@ def worlds(request, tmp_path_factory, users, stack):
     return request.param, made
 
 
+@pytest.fixture
+def drawn(monkeypatch, is_thorough):
+    """Pages and pictures without the slow tests: all values of the report that they would be drawn from, and of nothing
+    else."""
+
+    def write_values(report, query):
+        with np.printoptions(floatmode="unique", threshold=sys.maxsize):
+            return f"{query.zone} {report}".encode()
+
+    if not is_thorough:
+        monkeypatch.setattr(report_process, "_drawn", write_values)
+
+
 @pytest.mark.parametrize("is_thorough", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("path", ROUTES)
+@pytest.mark.usefixtures("drawn")
 def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(worlds, path, is_thorough):
     kind, (full, lone) = worlds
     if kind == "database" and "/archive/" not in path and not path.endswith(("/usage", "/summary", "{job}", *DRAWN)):

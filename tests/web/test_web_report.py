@@ -21,6 +21,7 @@ from colmet.web import archive_models, models
 from colmet.web.limits import Busy
 from colmet.web.report_process import report_of
 from colmet.web.reports import MissingLibrary, ReportError, ReportProcesses, ReportQuery, store_of
+from colmet.web.store import archive_opener, opener
 from tests.commands.test_report_jobs import job, written
 from tests.support.hdf5_writer import write_once
 from tests.support.made_up_history import START, MadeUp, job_rows, node_rows
@@ -106,7 +107,8 @@ def test_the_page_has_the_times_of_the_chosen_zone_and_names_it(app):
 
     first, zoned = "2023-11-14 22:13:", "2023-11-15 02:13:"
     for query in ("", "?zone=Etc/UTC"):
-        assert first in page(query) and "Times are UTC." in page(query) and zoned not in page(query)
+        here = page(query)
+        assert first in here and "Times are UTC." in here and zoned not in here
     there = page("?zone=Asia/Dubai")
     assert zoned in there and "Times are Asia/Dubai (+04)." in there and first not in there
     assert "2023-11-15, +04" in there, "the axis of the charts"
@@ -284,13 +286,19 @@ def test_a_process_reads_the_archive_beside_the_files(tmp_path, archive):
     made = ReportProcesses(options(tmp_path / "c"))
     found = json.loads(made(ReportQuery(GONE, users=["alice"], own={})))
     assert (found["source"], found["user"]) == ("archive", "alice")
-    assert made(ReportQuery(THEIRS, users=["alice"], own={})) is None
+    assert report_here(ReportQuery(THEIRS, users=["alice"], own={}), tmp_path / "c") is None
     assert made(ReportQuery(GONE, users=["alice"], own={}, form="png")).startswith(b"\x89PNG")
     made.close()
 
 
 def options(path=""):
     return argparse.Namespace(hdf5_filepath=str(path), elastic_host=[], http_listen="not passed on")
+
+
+def report_here(query, path):
+    """What a process makes, made by this one."""
+    given = options(path)
+    return report_of(opener(given), query, NOW, archive_opener(given))
 
 
 def test_a_process_makes_the_report_of_stored_files(tmp_path):
@@ -301,7 +309,7 @@ def test_a_process_makes_the_report_of_stored_files(tmp_path):
     found = json.loads(made(ReportQuery(1000)))
     assert found["job"] == 1000 and found["user"] == "alice" and found["samples"] == 3
     host = found["hosts"][0]["host"]
-    assert made(ReportQuery(1000, own={"elsewhere": None})) is None
+    assert report_here(ReportQuery(1000, own={"elsewhere": None}), tmp_path / "c") is None
     assert json.loads(made(ReportQuery(1000, own={host: None})))["energy"]["busy_ratio"] is None
     assert made(ReportQuery(1000, form="html")).startswith(b"<!DOCTYPE html>")
     made.close()
