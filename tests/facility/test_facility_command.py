@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import signal
@@ -476,16 +477,18 @@ def test_the_alias_is_silent_where_all_is_well(endpoint, tmp_path):
     assert len(endpoint.taken) == 4 + len([path for path in machine.DISKS if os.path.exists(path)])
 
 
-def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path):
+def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path, monkeypatch, capfd, caplog):
     place = tmp_path / "place"
     place.mkdir()
+    monkeypatch.chdir(place)
+    monkeypatch.setenv("HOME", str(tmp_path))
     with KubernetesServer() as kubernetes:
         config = kubernetes.kubeconfig(tmp_path / "kubeconfig")
         argv = ["-sjb", "--host", "--disk", "/", "-q", "all:", "-d", "-u", "http://127.0.0.1:1/"]
         state = str(tmp_path / "state.json")
         for one in ([*argv, "--kubeconfig", config, "--state-file", state], ["-s", "-d"]):
-            done = process("afmetrics", *one, cwd=place, HOME=str(tmp_path))
-            assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+            assert afmetrics.main(one) == 0 and capfd.readouterr() == ("", "")
+    assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
     assert sorted(os.listdir(place)) == ["condor.json", "host.json", "jupyter-debug.json", "ssh.json"]
     for name, count in (("condor.json", 6), ("host.json", 4), ("jupyter-debug.json", 2), ("ssh.json", 2)):
         text = (place / name).read_text()
@@ -516,9 +519,10 @@ def test_only_colmet_itself_says_all_of_it(tmp_path, program):
     assert "of the library" not in said and said.count("of our own") == 2 and "it refreshes" in said
 
 
-def test_the_version_is_printed(tmp_path):
-    done = process("afmetrics", "--version", cwd=tmp_path)
-    assert done.returncode == 0 and done.stdout.startswith("afmetrics_collector ")
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit, match=r"^0$"):
+        afmetrics.main(["--version"])
+    assert capsys.readouterr().out.startswith("afmetrics_collector ")
 
 
 def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
@@ -654,9 +658,9 @@ def lives(pid):
         return False
 
 
-def test_a_service_that_cannot_work_does_not_begin(tmp_path):
-    done = process("command", "-c", "X", "--host", "--interval", "5", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("colmet-facility: error: no destination is given")
+def test_a_service_that_cannot_work_does_not_begin(capsys):
+    assert facility("--host", "--interval", "5") == 2
+    assert capsys.readouterr().err.startswith("colmet-facility: error: no destination is given")
 
 
 def test_an_error_of_the_command_line_is_of_the_commands_kind():
