@@ -101,6 +101,7 @@ def test_growth_of_every_counter_and_the_first_and_last_rows_are_kept(both):
     assert seen > 100
 
 
+@pytest.mark.slow
 def test_value_times_time_of_gauges_is_kept_within_rounding(both):
     raw, thin = map(contents, both)
     for path, name in (
@@ -151,7 +152,7 @@ def flat(value, name=""):
         yield name[1:], value
 
 
-@pytest.mark.parametrize("job", [7, 8, 9])
+@pytest.mark.parametrize("job", [7, *[pytest.param(job, marks=pytest.mark.slow) for job in (8, 9)]])
 def test_a_report_has_the_same_totals(both, job):
     """All but the division of the nodes' energy among jobs, which is by minute then."""
     reports = []
@@ -173,6 +174,7 @@ def test_a_report_has_the_same_totals(both, job):
         assert reports[1][name] == pytest.approx(reports[0][name], rel=0.15)  # of random power and use
 
 
+@pytest.mark.slow
 def test_an_archive_of_thinned_rows_has_the_same_sums(both, tmp_path):
     found = []
     for n, path in enumerate(both):
@@ -194,6 +196,7 @@ def test_an_archive_of_thinned_rows_has_the_same_sums(both, tmp_path):
         assert thin["missing"] <= 6
 
 
+@pytest.mark.slow
 def test_the_former_times_of_removed_jobs_go_with_their_rows(both, tmp_path):
     path = tmp_path / "thin.hdf5"
     shutil.copy(both[1], path)
@@ -209,7 +212,7 @@ def test_the_former_times_of_removed_jobs_go_with_their_rows(both, tmp_path):
     assert last > START and (runs() == before[before["job_id"] != 7]).all()
 
 
-@pytest.mark.parametrize("at_once", [thin_times.BLOCK, 2])
+@pytest.mark.parametrize("at_once", [thin_times.BLOCK, pytest.param(2, marks=pytest.mark.slow)])
 def test_completeness_counts_what_was_stored_before(both, monkeypatch, at_once):
     monkeypatch.setattr(thin_times, "BLOCK", at_once)
     raw, thin = [list(look(completeness.read([str(path)]), None, None, None)) for path in both]
@@ -218,6 +221,7 @@ def test_completeness_counts_what_was_stored_before(both, monkeypatch, at_once):
     assert of_job[0] == of_job[1]
 
 
+@pytest.mark.slow
 def test_rows_of_a_table_that_the_catalogue_does_not_know_are_the_last_of_each_minute(both):
     raw, thin = map(contents, both)
     path = f"/job_0/{SITE.name}"
@@ -276,6 +280,7 @@ def test_times_come_back_from_their_runs():
         thin_times.times_of(runs)
 
 
+@pytest.mark.slow
 def test_a_large_table_is_thinned_some_hosts_at_a_time(tmp_path, monkeypatch):
     raw = tmp_path / "raw.hdf5"
     write_once(raw, Cluster(120).batches)
@@ -352,6 +357,7 @@ def test_files_with_new_rows_in_use_or_unreadable_are_left_alone(store, capsys, 
     assert main(["thin", path + "x"]) == 1
 
 
+@pytest.mark.slow
 def test_a_file_of_the_collector_that_is_removed_meanwhile_is_no_failure(store, capsys, monkeypatch):
     settings = store[0].parent / "collector.toml"
     settings.write_text(f'hdf5-filepath = "{str(store[0]).rsplit(".", 2)[0]}"\n')
@@ -380,6 +386,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(store, monkeypatch, capsys):
         thin_file.thin(str(store[0]), "/proc/self/x", STEP, NOW, lambda *_: None)
 
 
+@pytest.mark.slow
 def test_a_file_of_colmet_06_is_thinned_and_keeps_its_growth(tmp_path):
     sample = Path(__file__).parents[1] / "data/colmet06/hdf5/sample.hdf5"
     raw, thin = tmp_path / "raw.hdf5", tmp_path / "thin.hdf5"
@@ -395,6 +402,7 @@ def test_a_file_of_colmet_06_is_thinned_and_keeps_its_growth(tmp_path):
         assert (after[path][after[path]["hostname"] == b""] == nameless).all()
 
 
+@pytest.mark.slow
 def test_reports_read_thinned_and_other_files_of_one_collector_together(tmp_path, capsys):
     """The job goes on in the next file, which is not thinned yet."""
     batches = Cluster().batches
