@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +22,7 @@ PAGE = Path(__file__).parents[2] / "docs/tools/report.md"
 HOUR = 3600.0
 
 
+@functools.cache
 def of_hosts(*cores):
     """A job of ten minutes that used `cores` of 4 on each host."""
     history = MadeUp()

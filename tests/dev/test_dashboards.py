@@ -16,14 +16,15 @@ from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, Line
 from dev.dashboards.panels import agent, metric
 
 FOLDER = Path(__file__).resolve().parents[2] / "packaging/grafana/dashboards"
-MADE = {str(name): json.loads(text) for name, text in files()}
+TEXTS = {str(name): text for name, text in files()}
+MADE = {name: json.loads(text) for name, text in TEXTS.items()}
 BUILT_IN = {"__all", "__auto_interval_step", "__auto_interval_slow_step"}
 BUILT_IN |= {"__rate_interval", "__url_time_range", "__value"}
 
 
 def test_the_files_are_up_to_date():
     there = {str(path.relative_to(FOLDER)): path.read_text(encoding="utf-8") for path in FOLDER.rglob("*.json")}
-    assert there == {str(name): text for name, text in files()}, "run `make dashboards`"
+    assert there == TEXTS, "run `make dashboards`"
 
 
 @pytest.mark.parametrize(
