@@ -299,7 +299,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param("one run", marks=pytest.mark.slow), "it moves", "runs are joined"])
 def test_two_collectors_at_once_make_one_job_of_all_hosts(tmp_path, database, case, one_for_all):
     """The second collector shares its hosts at any moment of the first one's work: it only sees the requests."""
     mine, others = CASES[case]
