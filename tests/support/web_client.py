@@ -10,7 +10,7 @@ import json
 from typing import NamedTuple
 from urllib.parse import unquote
 
-# A loop for each question, and its thread, would be most of the time of a question.
+# One for all questions: none needs a loop of its own.
 LOOP = asyncio.new_event_loop()
 atexit.register(LOOP.close)
 
