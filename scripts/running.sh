@@ -21,7 +21,9 @@ unset PYTHONDONTWRITEBYTECODE # each process would compile all that it imports
 mkdir -p .venvs
 
 # need_tools: install them where this is root.
-need_tools() { [[ $EUID -ne 0 ]] || scripts/need.sh "${tools[@]}" || echo "setup: tests that need these skip" >&2; }
+need_tools() {
+    [[ $EUID -ne 0 ]] || scripts/need.sh "${tools[@]}" || echo "setup: tests that try these (shells, manual pages, systemd) skip" >&2
+}
 
 # warm PYTHON: compile once, in a new checkout or environment, what otherwise each process of a run compiles.
 warm() {
@@ -63,7 +65,7 @@ again() {
     failed=$("$(<".venvs/$name.python")" -c \
         'import json, sys; print(*json.load(open(sys.argv[1])), sep="\n")' ".venvs/$name.cache/v/cache/lastfailed")
     [[ $(wc -l <<<"$failed") -le $most_again ]] || return 0
-    echo "---- $name: some tests failed, and run once more"
+    echo "---- $name: the tests that failed run once more, alone"
     status=0
     run_pytest "$name" --last-failed "${@:2}" 2>&1 | tee -a ".venvs/$name.log" || status=$?
     echo "$status" >".venvs/$name.status"

@@ -16,6 +16,7 @@ if [[ $* == slow ]]; then
 elif [[ $# -gt 0 ]]; then
     exec "$python" -m pytest "$@"
 fi
+echo "tests: programs that they try, and a list of all tests (a minute the first time)"
 need_tools &
 warm "$python"
 wait

@@ -232,7 +232,7 @@ exec unshare --mount --uts sh -c '{machine}' sh "$to" {folder}/"$to" sh -c "$2"
 
 
 @pytest.fixture
-def cluster(tmp_path, root):
+def cluster(tmp_path, root, mounts):
     """A network namespace; machines in it are made by `Cluster.command`."""
     made = Cluster(tmp_path)
     yield made

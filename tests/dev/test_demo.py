@@ -155,11 +155,12 @@ def test_times_agree_within_what_the_source_can_know(explore, capsys, accounting
     assert ("further apart" in capsys.readouterr().out) is not agrees
 
 
-def test_a_busy_machine_is_named_where_there_is_no_advice():
+def test_a_busy_machine_is_named():
     busy, idle = demo.plan_runs([1, 2])[0], demo.plan_runs([1])[0]
-    used = result(0.4 * demo.WALL_S, 0.4 * demo.WALL_S)
-    assert demo.introduce_cure(busy, used, is_advised=True) == "The cure: the same program with one core."
-    assert "busy: the program got 0.40 of a core" in demo.introduce_cure(busy, used, is_advised=False)
+    used, whole = (result(share * demo.WALL_S, share * demo.WALL_S) for share in (0.4, 0.95))
+    assert demo.introduce_cure(busy, whole, is_advised=True) == "The cure: the same program with one core."
+    for is_advised in (True, False):
+        assert "the program got 0.40 of a core" in demo.introduce_cure(busy, used, is_advised)
     assert demo.introduce_cure(idle, used, is_advised=True) == "The cure: the same job, with its input."
 
 

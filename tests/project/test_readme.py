@@ -26,4 +26,4 @@ def test_the_first_screen_has_the_time_of_each_command_and_what_it_needs():
     screen = "\n".join(README.splitlines()[:45])
     for command in COMMANDS[0].split("\n")[:-1]:
         assert re.search(rf"^\| `{command}` \| .* \| \d+ (s|min)\b", screen, re.M)
-    assert "need make, Python 3.9 or newer" in screen
+    assert "need make, Python 3.9 or newer" in screen and "of disk" in screen

@@ -25,6 +25,8 @@ from typing import NoReturn
 import pytest
 
 NOBODY = 65534
+REMEDY = "run as root, in a container with --privileged"
+NO_MOUNT = f"no mount is allowed: {REMEDY}"
 # Numbers of linux/capability.h.
 CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": 2,
@@ -78,7 +80,7 @@ def mount_tmpfs(path: Path, options: str) -> None:
     require_programs("mount")
     command = ["mount", "-t", "tmpfs", "-o", options, "colmet-test", str(path)]
     if subprocess.run(command, capture_output=True, check=False).returncode:
-        skip_refused("no mount is allowed")
+        skip_refused(NO_MOUNT)
 
 
 def _in_child(action: Callable[[], object]) -> str:
@@ -112,8 +114,8 @@ def mount_refusal() -> str:
     if not done.returncode:
         return ""
     if "propagation" in done.stderr:
-        return "/ is no mount point (a plain chroot)"
-    return "no mount is allowed"
+        return "/ is no mount point: bind the root directory to itself before chroot"
+    return NO_MOUNT
 
 
 @functools.cache
@@ -125,7 +127,7 @@ def user_refusal() -> str:
         os.setgid(NOBODY)
         os.setuid(NOBODY)
 
-    return "no process can become another user" if _in_child(become) else ""
+    return f"no process can become another user: {REMEDY}" if _in_child(become) else ""
 
 
 @functools.cache
@@ -136,7 +138,7 @@ def owner_refusal() -> str:
         descriptor = os.memfd_create("colmet-test")
         os.fchown(descriptor, 12345, 12345)
 
-    return "no file can get another owner" if _in_child(give) else ""
+    return f"no file can get another owner: {REMEDY}" if _in_child(give) else ""
 
 
 @functools.cache
@@ -146,14 +148,14 @@ def machine_refusal() -> str:
         return refusal
     held = int(re.search(r"^CapEff:\s+(\w+)$", Path("/proc/self/status").read_text(), re.M)[1], 16)
     if missing := [name for name, number in CAPABILITIES.items() if not held >> number & 1]:
-        return f"not root of the machine: no {', '.join(missing)}"
+        return f"not root of the machine, but without {', '.join(missing)}: {REMEDY}"
     try:
         is_machine = Path("/proc/2/comm").read_text() == "kthreadd\n"
     except OSError:
         is_machine = False
     # The initial user namespace maps each number to itself.
     if not is_machine or Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-        return "not root of the machine: a container has its own processes and users"
+        return "not root of the machine, but in a container: start it with --pid=host and --userns=host"
     return ""
 
 

