@@ -395,12 +395,12 @@ def run_demo(bed: Bed, is_endless: bool) -> bool:
     announce_page(bed, daemons)
     first, second = plan_runs(sorted(os.sched_getaffinity(0)))
     results = [run_job(first, place, bed, daemons, live)]
-    report_jobs(bed, first.job_id)
+    report_job(bed, first.job_id)
     say(f"\n{introduce_cure(first, results[0], has_advice(bed, first.job_id))}")
     results.append(run_job(second, place, bed, daemons, live))
     # At its end the collector writes the summaries of jobs.
     daemons.stop()
-    report_jobs(bed, first.job_id, second.job_id)
+    report_job(bed, second.job_id)
     agrees = compare_results(place, results)
     draw_picture(bed.hdf5, first.job_id)
     keep_page(bed, is_endless)
@@ -445,11 +445,10 @@ def compare_results(place: Place, results: Sequence[Result]) -> bool:
     return agrees
 
 
-def report_jobs(bed: Bed, *job_ids: int) -> None:
-    """Print the report of a job, or that of several."""
-    words = ("report", *map(str, job_ids))
-    say(f"\n$ colmet {' '.join(words)}\n")
-    run_colmet(*words, "--hdf5", str(bed.hdf5))
+def report_job(bed: Bed, job_id: int) -> None:
+    """Print the report of a job."""
+    say(f"\n$ colmet report {job_id}\n")
+    run_colmet("report", str(job_id), "--hdf5", str(bed.hdf5))
 
 
 def has_advice(bed: Bed, job_id: int) -> bool:

@@ -22,6 +22,7 @@ from colmet.archive.layout import (
     TableLayout,
     TablePart,
     TableReader,
+    folded_sources,
     join,
 )
 from colmet.archive.nodes import NODE_READS, NodeFolds
@@ -61,7 +62,7 @@ MOST_READERS = 1000
 FEW_ROWS = 64  # looked up one by one
 _NEVER = (-1,)  # no list of jobs
 
-_CPU = [(s.table, LAYOUTS[s.table].counters.index(s.column), round(s.factor * 1e9)) for s in CPU_USED.sources]
+_CPU = [(s.table, LAYOUTS[s.table].counters.index(s.column), round(s.factor * 1e9)) for s in folded_sources(CPU_USED)]
 _MEMORY = [(s.table, LAYOUTS[s.table].gauges.index(s.column), round(s.factor)) for s in MEMORY.sources]
 _GPU_BUSY = LAYOUTS[JOB_GPUS].gauges.index(layout.GPU_BUSY)
 

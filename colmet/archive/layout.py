@@ -19,6 +19,7 @@ from colmet.common.measures import (
     PROCESSES_TABLE,
     TASKS_TABLE,
     WAIT_CPU,
+    Measure,
     Source,
     bounded,
 )
@@ -30,6 +31,8 @@ Floats = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 
 JOB_TABLES = (CGROUP_TABLE, TASKS_TABLE, PROCESSES_TABLE, JOB_GPUS)
+# Later columns: with them, the state of a fold that an earlier version left in an archive would have another form.
+UNFOLDED = {(PROCESSES_TABLE, "cpu_time"), (PROCESSES_TABLE, "cpus_allowed")}
 START_COLUMN = measures.START.best.column  # of the tasks' table
 GPU_COUNT, GPU_USE = measures.JOB_GPU_COUNT.best.column, measures.JOB_GPU_USE.best.column
 GPU_BUSY = "gpus x use"  # a gauge made of two: GPUs in use, in percent of one
@@ -71,13 +74,18 @@ def _bound(source: Source) -> int:
     return WAIT if place in WAIT_CPU.places else TASKS
 
 
+def folded_sources(measure: Measure) -> list[Source]:
+    """Return the sources of a measure that the fold reads, the best first."""
+    return [source for source in measure.sources if (source.table, source.column) not in UNFOLDED]
+
+
 def _layouts() -> dict[str, TableLayout]:
     counters: dict[str, dict[str, Source]] = {}
     gauges: dict[str, dict[str, Source]] = {name: {} for name in JOB_TABLES}
     of_node = set()
     for column in MEASURED:
         for measure in column.measures:
-            for source in measure.sources:
+            for source in folded_sources(measure):
                 is_counter = column.how in (GROWN, OF_NODE)
                 (counters if is_counter else gauges).setdefault(source.table, {})[source.column] = source
                 if column.how == OF_NODE:

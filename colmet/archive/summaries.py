@@ -22,7 +22,7 @@ from colmet.archive.columns import (
 )
 from colmet.archive.fold import Fold
 from colmet.archive.growing import most_growth
-from colmet.archive.layout import FREE, GPU_BUSY, JOB_TABLES, LAYOUTS, TASKS, WAIT, Floats, Ints, Mask
+from colmet.archive.layout import FREE, GPU_BUSY, JOB_TABLES, LAYOUTS, TASKS, WAIT, Floats, Ints, Mask, folded_sources
 from colmet.archive.nodes import IPMI, RAPL
 from colmet.archive.state import (
     BEGAN,
@@ -74,7 +74,7 @@ class _Values:
         """Return a column: of its first source with values."""
         found = self.missing()
         for measure in column.measures:
-            for source in measure.sources:
+            for source in folded_sources(measure):
                 values = self._of_source(column, source.table, source.column) * source.factor
                 found = np.where(np.isnan(found), values, found)
         return found

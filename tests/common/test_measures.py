@@ -63,6 +63,7 @@ READERS = {
     ),
     "colmet/web/openapi.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
     "colmet/web/parameters.py": ({"cpu_usage"}, "an example in the description of the interface"),
+    "colmet/archive/layout.py": ({"cpu_time", "cpus_allowed"}, "columns that the state of a fold does not have"),
     "dev/demo.py": ({"cpu_total", "cpu_time"}, "compares one table with the kernel itself"),
     "dev/workloads.py": ({"cpu_total"}, "compares columns of one table with each other"),
 }
