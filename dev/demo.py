@@ -430,6 +430,7 @@ def compare_results(place: Place, results: Sequence[Result]) -> bool:
     for result in results:
         if result.cpu_ns is None or not result.kernel_ns:
             say(f"job {result.job_id:<8}{UNKNOWN:>26}{result.kernel_ns / NS:>24.3f} s")
+            agrees = False
             continue
         difference = 100 * (result.cpu_ns - result.kernel_ns) / result.kernel_ns
         times = f"{result.cpu_ns / NS:>24.3f} s{result.kernel_ns / NS:>24.3f} s"

@@ -4,7 +4,7 @@ A test that needs something of the place says so by a fixture of tests/conftest.
 `other_owner`), or calls a function of this module; tests/project/test_place.py finds tests that do neither. Where it is
 missing the test skips with the reason.
 
-In CI two kinds of skips are told apart. What `.ci/run` could have installed or set up is a failure there
+In CI there are two kinds of skips. What `.ci/run` could have installed or set up is a failure there
 (`cannot_run`). What the place does not allow is a failure only where CI runs with all rights (`skip_refused`).
 """
 
