@@ -37,6 +37,7 @@ def test_lists_are_the_same(both):
     assert_same_lists(*both, COUNT)
 
 
+@pytest.mark.slow
 def test_pages_behind_what_a_server_counts_are_the_same(both, monkeypatch):
     monkeypatch.setattr(elastic, "PAGE", 40)
     assert_same_lists(*both, COUNT)

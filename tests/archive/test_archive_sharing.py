@@ -299,7 +299,9 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", [pytest.param("one run", marks=pytest.mark.slow), "it moves", "runs are joined"])
+@pytest.mark.parametrize(
+    "case", ["runs are joined", *[pytest.param(case, marks=pytest.mark.slow) for case in ("one run", "it moves")]]
+)
 def test_two_collectors_at_once_make_one_job_of_all_hosts(tmp_path, database, case, one_for_all):
     """The second collector shares its hosts at any moment of the first one's work: it only sees the requests."""
     mine, others = CASES[case]
@@ -326,7 +328,7 @@ def test_two_collectors_at_once_make_one_job_of_all_hosts(tmp_path, database, ca
     assert place > 10
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["before", pytest.param("after", marks=pytest.mark.slow)])
 def test_a_collector_killed_at_any_request_loses_and_repeats_nothing(tmp_path, database, when, one_for_all):
     mine, others = CASES["it moves"]
     expected = one_for_all(*mine, *others)

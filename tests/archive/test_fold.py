@@ -82,6 +82,7 @@ def test_figures_equal_those_of_the_report(tmp_path):
     assert by_host["node-2"]["cpu_s"] == pytest.approx(report.hosts[1].cpu_used_s)
 
 
+@pytest.mark.slow
 def test_a_footprint_follows_the_life_of_the_job(tmp_path):
     history = MadeUp()
     cores = np.where(np.arange(1000) < 500, 1.0, 3.0)

@@ -628,7 +628,7 @@ for number in range(1, {jobs} + 1):
 tell("</djob_info></detailed_job_info>")'"""
 
 
-@pytest.mark.parametrize(("jobs", "size"), [(7000, 10_000), (70, 1_000_000)])
+@pytest.mark.parametrize(("jobs", "size"), [pytest.param(7000, 10_000, marks=pytest.mark.slow), (70, 1_000_000)])
 def test_a_cell_with_large_environments_is_reported_and_needs_no_memory_for_them(commands, jobs, size):
     real(commands)
     commands("qstat", large_cell(jobs, size))

@@ -524,7 +524,10 @@ def test_nobody_decides_what_the_other_table_is_like(tmp_path: Path) -> None:
     assert len(names_in(path, "/job_1")) == 3
 
 
-@pytest.mark.parametrize("first", ["one column", "narrow", "full", "many versions"])
+@pytest.mark.parametrize(
+    "first",
+    ["narrow", *[pytest.param(first, marks=pytest.mark.slow) for first in ("one column", "full", "many versions")]],
+)
 def test_who_comes_first_spoils_no_column_of_colmets_own_tables(tmp_path: Path, first: str) -> None:
     """A made-up row of a job to come, with fewer columns, narrow ones, and as many others as HDF5 can describe."""
     path = tmp_path / "x.hdf5"
@@ -657,7 +660,9 @@ print(json.dumps(found))
 
 
 @pytest.mark.parametrize("complevel", [0, pytest.param(9, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("reader", [COUNT_WITH_PYTABLES, COUNT_WITH_H5PY], ids=["PyTables", "h5py"])
+@pytest.mark.parametrize(
+    "reader", [COUNT_WITH_H5PY, pytest.param(COUNT_WITH_PYTABLES, marks=pytest.mark.slow)], ids=["h5py", "PyTables"]
+)
 def test_another_process_reads_the_live_file_between_bursts(tmp_path: Path, reader: str, complevel: int) -> None:
     if reader is COUNT_WITH_H5PY and importlib.util.find_spec("h5py") is None:
         cannot_run("no h5py")
@@ -919,7 +924,10 @@ class Failure:
 FAILURES = [OSError(errno.EIO, os.strerror(errno.EIO)), tables.HDF5ExtError("Problems appending the records.")]
 
 
-@pytest.mark.parametrize(("error", "at"), [(FAILURES[0], 1), (FAILURES[1], 3), (FAILURES[0], 6)])
+@pytest.mark.parametrize(
+    ("error", "at"),
+    [(FAILURES[0], 1), *[pytest.param(*case, marks=pytest.mark.slow) for case in ((FAILURES[1], 3), (FAILURES[0], 6))]],
+)
 def test_a_write_that_fails_midway_is_taken_back_and_its_retry_stores_each_row_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, at: int
 ) -> None:
@@ -940,7 +948,9 @@ def counts_live(path: Path) -> dict[str, int]:
     return {name: len(rows) for name, rows in json.loads(run_python(COUNT_WITH_PYTABLES, str(path))).items()}
 
 
-@pytest.mark.parametrize("then", ["write", "reopen", "close"])
+@pytest.mark.parametrize(
+    "then", ["write", *[pytest.param(then, marks=pytest.mark.slow) for then in ("reopen", "close")]]
+)
 def test_a_file_that_cannot_even_be_taken_back_is_taken_back_before_anything_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
 ) -> None:

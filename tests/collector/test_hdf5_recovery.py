@@ -172,7 +172,7 @@ def many_jobs(number, jobs=200):
     return JournalRecord(number, TIME_S * 10**9, batches)
 
 
-@pytest.mark.parametrize("is_stopped", [False, True])
+@pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_burst_with_many_new_tables_is_written_in_parts(tmp_path, clock, is_stopped):
     """Also if another start has fewer or more records at hand."""
     output, state = started(tmp_path, end=9, monotonic=clock)
@@ -205,7 +205,7 @@ def test_jobs_that_share_a_place_are_written_in_one_burst(tmp_path, monkeypatch)
     assert state.position == 1 and [job for job, _, _ in stored(tmp_path)] == sorted(jobs)
 
 
-@pytest.mark.parametrize("path", ["x", "x.hdf5"])
+@pytest.mark.parametrize("path", ["x", pytest.param("x.hdf5", marks=pytest.mark.slow)])
 def test_a_file_moved_between_two_parts_keeps_its_rows_and_the_next_one_has_the_others(tmp_path, clock, path):
     output, state = started(tmp_path, path, end=2, monotonic=clock)
     records = [many_jobs(number) for number in range(2)]
@@ -452,10 +452,10 @@ def test_a_damaged_file_is_written_again_where_the_journal_has_it_all(tmp_path, 
 @pytest.mark.parametrize(
     ("kind", "complevel"),
     [
-        *[(kind, 9) for kind in ("superblock", "cut short", "chunks", "rows")],
+        *[(kind, 9) for kind in ("superblock", "rows")],
         *[
             pytest.param(kind, 9, marks=pytest.mark.slow)
-            for kind in ("empty", "names", "a group", "all but the beginning")
+            for kind in ("empty", "names", "a group", "all but the beginning", "cut short", "chunks")
         ],
         *[pytest.param(kind, 0, marks=pytest.mark.slow) for kind in DAMAGE],
     ],
@@ -571,6 +571,7 @@ def test_whatever_pytables_raises_on_a_file_that_goes_bad_it_is_replaced_and_no_
     assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
 
 
+@pytest.mark.slow
 def test_for_one_defect_a_sound_file_is_looked_through_once(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 20)
@@ -658,7 +659,7 @@ def test_what_fails_in_any_way_for_one_table_of_a_damaged_file_costs_that_one_al
     assert found.lost_rows or found.lost_tables == 1
 
 
-@pytest.mark.parametrize("plan", ["replay", "salvage"])
+@pytest.mark.parametrize("plan", ["replay", pytest.param("salvage", marks=pytest.mark.slow)])
 def test_a_damaged_file_that_someone_took_away_before_it_was_replaced_holds_nothing_up(tmp_path, plan, caplog):
     killed_in_a_burst(tmp_path)
     oldest = 0 if plan == "replay" else 30
@@ -672,7 +673,7 @@ def test_a_damaged_file_that_someone_took_away_before_it_was_replaced_holds_noth
     assert stored(tmp_path) == [row for row in expected(50) if row[2] >= oldest]
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_former_tables_that_cannot_be_removed_are_removed_before_the_next_file_is_begun(
     tmp_path, monkeypatch, at, times
 ):
@@ -945,7 +946,9 @@ def test_options_of_rotation():
 # -- checksums --
 
 
-@pytest.mark.parametrize("lib", [None, "zlib", "blosc2"])
+@pytest.mark.parametrize(
+    "lib", ["blosc2", pytest.param(None, marks=pytest.mark.slow), pytest.param("zlib", marks=pytest.mark.slow)]
+)
 def test_checksums_are_in_new_tables_and_readers_need_nothing(tmp_path, lib):
     if lib and tables.which_lib_version(lib) is None:
         pytest.skip(f"this PyTables has no {lib}")  # pip's wheels differ: nothing that CI could install
@@ -1048,6 +1051,7 @@ def test_a_file_that_can_be_read_and_not_written_is_replaced(tmp_path, monkeypat
     assert files(tmp_path) == ["x.hdf5", "x.hdf5.damaged"]
 
 
+@pytest.mark.slow
 def test_a_record_that_no_file_accepts_is_a_defect_and_has_no_more_files_replaced(tmp_path, monkeypatch):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 30)

@@ -156,7 +156,9 @@ def mangle(rng, good):
     return bytes(flipped)
 
 
-@pytest.mark.parametrize("dialect", ["v1", "colmet06", "colmet_rs"])
+@pytest.mark.parametrize(
+    "dialect", ["v1", *[pytest.param(dialect, marks=pytest.mark.slow) for dialect in ("colmet06", "colmet_rs")]]
+)
 def test_ten_thousand_mangled_messages_are_taken_or_refused_each_counted(dialect):
     good = {
         "v1": v1.encode(batch(1)),

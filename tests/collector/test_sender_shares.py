@@ -34,7 +34,7 @@ def test_pieces_are_few_however_much_waits():
     assert len(waiting._pieces) <= 100_000 * 100 // (SIZE // PIECES) + 1
 
 
-@pytest.mark.parametrize("directory", ["", "j"])
+@pytest.mark.parametrize("directory", [pytest.param("", marks=pytest.mark.slow), "j"])
 def test_one_sender_does_not_drive_out_what_others_have_sent(directory, tmp_path, monkeypatch):
     """An output is away. The sender is refused, and not acknowledged; other nodes' data has room."""
     monkeypatch.setattr(journal_module, "MAX_MEMORY_BYTES", SIZE)

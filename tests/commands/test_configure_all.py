@@ -157,7 +157,15 @@ def test_nodes_that_do_not_are_named_apart(site, capsys):
     ]
 
 
-@pytest.mark.parametrize(("site", "proof"), [(None, "none"), (None, "allowed"), ("keys", "keys")], indirect=["site"])
+@pytest.mark.parametrize(
+    ("site", "proof"),
+    [
+        pytest.param(None, "none", marks=pytest.mark.slow),
+        pytest.param(None, "allowed", marks=pytest.mark.slow),
+        ("keys", "keys"),
+    ],
+    indirect=["site"],
+)
 def test_a_real_node_accepts_it_from_its_collector_only_where_that_is_known_or_allowed(site, tmp_path, proof):
     socket, connect = site
     keys = tmp_path / "keys"

@@ -299,6 +299,7 @@ class Cluster:
 NODE = ("colmet.node.main", "--config", "/etc/colmet/node.toml", "-s", "0.5", "--spool-dir", "", "--state-dir", "")
 
 
+@pytest.mark.slow
 def test_two_nodes_and_a_collector_are_set_up_with_two_commands(cluster):
     """The commands of docs/keys.md: what the package of the collector runs, and `colmet enrol`."""
     colmet = (sys.executable, "-m", "colmet.commands.colmet")

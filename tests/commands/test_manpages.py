@@ -64,6 +64,7 @@ def test_text_is_shown_as_it_is():
     assert manpages.escape("'a-b' `c` \\d ^~") == r"\(aqa\-b\(aq \(gac\(ga \ed \(ha\(ti"
 
 
+@pytest.mark.slow
 def test_man_shows_the_pages_without_a_warning(made):
     require_programs("man")
     for path in sorted((made / "man").iterdir()):

@@ -226,7 +226,7 @@ def test_an_extract_is_that_of_the_store(run, as_user, url, history, monkeypatch
     assert wanted[0] == 0 and len(wanted[1].splitlines()) == 243
 
 
-@pytest.mark.parametrize(("window", "page"), [(41, 23), (1000, 11), (1, 50_000)])
+@pytest.mark.parametrize(("window", "page"), [(41, 23), (1000, 11), pytest.param(1, 50_000, marks=pytest.mark.slow)])
 def test_rows_read_by_pages_are_those_of_the_store(as_user, url, history, monkeypatch, window, page):
     as_user("alice")
     monkeypatch.setattr(remote_rows, "WINDOW_ROWS", window)

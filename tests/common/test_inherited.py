@@ -107,6 +107,7 @@ def test_nothing_is_taken_from_an_environment_that_is_not_ours(environment):
     assert environment == {"PATH": "/bin"}
 
 
+@pytest.mark.slow
 def test_nobody_else_gets_the_ports_while_the_collector_is_away(tmp_path):
     """What a socket unit is for; a collector that is started without one binds for itself."""
     data, link = listener(), listener()

@@ -6,6 +6,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 from colmet.common.live.summary import JOB_KEYS, NODE_KEYS
 from colmet.common.measures import (
     BY_CPUS,
@@ -128,6 +130,7 @@ def sources():
     return {str(path.relative_to(ROOT)): path for path in sorted(found)}
 
 
+@pytest.mark.slow
 def test_no_other_list_of_columns_is_there():
     named = {name: columns_in(path) for name, path in sources().items() if not name.startswith(tuple(FILLERS))}
     assert {name: found for name, found in named.items() if found} == {

@@ -36,6 +36,7 @@ def survives(decoder: Decoder, message: bytes) -> Decoded | None:
     return decoded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dialect", GOOD)
 def test_ten_thousand_bad_messages_stop_nothing(dialect: str) -> None:
     rng = random.Random(f"colmet {dialect}")

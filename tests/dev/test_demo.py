@@ -174,6 +174,7 @@ def test_the_page_has_the_same_address_in_each_run_unless_it_is_in_use(monkeypat
     assert demo.page_port() == demo.PAGE_PORT
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_the_page_answers_at_the_printed_address_until_enter_on_a_terminal(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(demo, "PAGE_PORT", free_port())

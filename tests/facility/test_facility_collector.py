@@ -239,6 +239,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_a_run_that_is_killed_leaves_its_rows_to_the_next(output, uri, start_collector, tmp_path):
     root = Path(__file__).resolve().parents[2]

@@ -621,7 +621,11 @@ def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path)
 
 @pytest.mark.parametrize(
     ("option", "program"),
-    [("-s", "who"), ("--batch-system=gridengine", "qstat"), ("--batch-system=slurm", "squeue")],
+    [
+        ("-s", "who"),
+        pytest.param("--batch-system=gridengine", "qstat", marks=pytest.mark.slow),
+        pytest.param("--batch-system=slurm", "squeue", marks=pytest.mark.slow),
+    ],
 )
 def test_a_command_that_hangs_does_not_outlive_a_program_that_is_to_end(tmp_path, option, program):
     hung, script = tmp_path / "hung", tmp_path / program

@@ -557,6 +557,7 @@ def test_identities_differ_between_jobs_and_last_over_a_restart(machine):
     assert first.identity == f"{SCOPE}/job_1 {inode}"
 
 
+@pytest.mark.slow
 def test_dropped_events_mean_a_full_look_and_that_all_jobs_may_have_changed(machine, caplog):
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/job_1")

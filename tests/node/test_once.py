@@ -423,7 +423,7 @@ sys.exit(main.main())
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("command", [COMMAND, [sys.executable, "-c", SLOW_START, "--once"]], ids=["runs", "starts"])
 def test_a_signal_ends_it_and_the_program_that_it_waits_for(tmp_path, number, command):
     program, pids = tmp_path / "ibstat", tmp_path / "pids"

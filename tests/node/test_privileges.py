@@ -189,6 +189,7 @@ def test_as_much_is_measured_of_another_users_job_as_with_all_rights(cgroups):
     assert {("read_bytes", False), ("cpu_total", False), ("VmRSS", False)} <= kept
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_groups_for_perf_events_are_made_for_another_users_job(node, cgroups):
     job = cgroups.job("bob_42")

@@ -103,6 +103,7 @@ def test_a_week_of_500_jobs_has_each_notice_once_and_none_for_ended_jobs(tmp_pat
     assert {rule for _, rule in wanted} == set(RULES)
 
 
+@pytest.mark.slow
 def test_no_notice_comes_in_quiet_hours_and_what_still_holds_comes_after_them(tmp_path, monkeypatch):
     quiet = "22:00-07:00"
     jobs = jobs_of(48, 8, 1.3, seed=3)

@@ -23,6 +23,7 @@ def test_every_module_is_in_a_room_that_a_package_runs():
     assert set(sources()) - set(sources(rooms)) - set(sources(["colmet.commands"])) == {"colmet"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("package", ROOMS)
 def test_a_package_alone_runs_every_program_and_command_of_it(package):
     programs = programs_of(package)
@@ -30,6 +31,7 @@ def test_a_package_alone_runs_every_program_and_command_of_it(package):
     run(package, RUN.format(programs=programs))
 
 
+@pytest.mark.slow
 def test_a_collector_without_a_web_server_lists_tables_and_completes_commands():
     run("colmet-collector", "from colmet.commands import plot; from colmet.common.tables import schemas; schemas()")
     run("colmet-collector", "from colmet.commands import completion; completion.script('bash', completion.trees())")

@@ -240,9 +240,9 @@ def test_lines_of_very_many_values_are_shortened_with_their_peaks_and_means(clus
 @pytest.mark.parametrize(
     ("limits", "windows"),
     [
-        ([], (1 << 20, 100)),
+        pytest.param([], (1 << 20, 100), marks=pytest.mark.slow),
         (["--since", str(START + 100), "--until", str(START + 400)], (1 << 20, 1)),
-        (["--host", "node-3"], (1 << 20, 30)),
+        pytest.param(["--host", "node-3"], (1 << 20, 30), marks=pytest.mark.slow),
     ],
 )
 def test_an_extract_is_the_same_in_windows_of_time(cluster, monkeypatch, tmp_path, limits, windows):

@@ -117,6 +117,7 @@ def check(directory, jobs, rounds):
     assert not any(row["is_running"] for row in found.values())
 
 
+@pytest.mark.slow
 def test_each_job_has_one_summary_after_kills(tmp_path):
     check(tmp_path, 24, 2)
 

@@ -114,7 +114,7 @@ def test_a_job_that_ends_and_one_that_starts_are_reported_at_once(start, uri, cg
 @pytest.mark.parametrize(
     ("number", "when"),
     [
-        (signal.SIGTERM, "at once"),
+        pytest.param(signal.SIGTERM, "at once", marks=pytest.mark.slow),
         (signal.SIGINT, "later"),
         pytest.param(signal.SIGTERM, "later", marks=pytest.mark.slow),
         pytest.param(signal.SIGINT, "at once", marks=pytest.mark.slow),
@@ -215,6 +215,7 @@ def test_nodes_of_every_dialect_share_one_port_and_bad_messages_stop_nothing(sta
     assert "Traceback" not in collector.log.read_text()
 
 
+@pytest.mark.slow
 def test_sighup_starts_the_next_file_and_loses_nothing(start_collector, uri, tmp_path):
     import tables
 

@@ -142,6 +142,7 @@ def test_every_place_is_one_of_the_program():
         assert attrgetter(names)(importlib.import_module(module)), place
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_a_few_kills(tmp_path):
     assert len(run_rounds(tmp_path, 3, print)) <= 2

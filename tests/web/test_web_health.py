@@ -149,6 +149,7 @@ def test_the_interface_answers_with_the_latest_report():
     assert (health["reported_age"], health["level"]) == (5.0, "critical")
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_a_real_collector_reports_its_state_to_the_interface(tmp_path):
     bed = Bed(tmp_path)

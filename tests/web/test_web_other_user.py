@@ -150,7 +150,7 @@ def stack():
         yield found
 
 
-@pytest.fixture(scope="module", params=["file", "database"])
+@pytest.fixture(scope="module", params=["file", pytest.param("database", marks=pytest.mark.slow)])
 def worlds(request, tmp_path_factory, users, stack):
     """Applications with the jobs of others, and without them."""
     made = []
@@ -216,6 +216,7 @@ def differing(one, other, at=""):
         yield at
 
 
+@pytest.mark.slow
 def test_on_a_shared_node_bob_is_shown_the_number_of_jobs_and_nothing_else_of_hers(beside):
     found, seen = set(), set()
     for path in ROUTES:

@@ -249,6 +249,7 @@ def test_the_interface_is_started_again_while_1100_connections_are_open(bed):
     assert "Traceback" not in bed.daemon.log.read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.live
 def test_the_interface_ends_with_a_collector_that_is_killed(bed):
     bed.daemon.said("http serves")

@@ -101,6 +101,7 @@ def test_the_page_has_its_own_policy_and_no_script(app):
     assert answer.headers["x-content-type-options"] == "nosniff"
 
 
+@pytest.mark.slow
 def test_the_page_has_the_times_of_the_chosen_zone_and_names_it(app):
     def page(query):
         return ask(app, f"/api/v1/jobs/{JOB}/report.html{query}", [ALICE]).body.decode()
@@ -281,6 +282,7 @@ def test_a_report_that_cannot_be_asked_for_is_refused(archived, path):
 # -- the process --
 
 
+@pytest.mark.slow
 def test_a_process_reads_the_archive_beside_the_files(tmp_path, archive):
     (tmp_path / "a.sqlite").rename(tmp_path / "c.archive.sqlite")
     made = ReportProcesses(options(tmp_path / "c"))

@@ -60,6 +60,7 @@ def manager(tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_the_page_is_served_by_the_service_which_is_started_again(manager, tmp_path):
     (tmp_path / "bed").mkdir()
     bed = Bed(tmp_path / "bed", **{web_options.SOCKET: str(tmp_path / "web.sock")})
