@@ -111,17 +111,20 @@ def allocating(site):
     """A job that has allocated 600 MB, as soon as a sample of that is stored; it ends before other tests."""
     code = f"import sys, time; x = b'x' * {ALLOCATED}; open(sys.argv[1], 'w'); time.sleep(600)"
     (job,) = site.bed.submit(f'python3 -S -c "{code}" {site.marks}/allocated')
-    assert eventually((site.marks / "allocated").exists), site.bed.logs()
-    assert not list(Path("/sys/fs/cgroup/memory").glob("oar/*"))
+    try:
+        assert eventually((site.marks / "allocated").exists), site.bed.logs()
+        assert not list(Path("/sys/fs/cgroup/memory").glob("oar/*"))
 
-    def is_stored():
-        with contextlib.suppress(tables.NoSuchNodeError):
-            return stored(site, job, "jobprocstats_default")["memory_used"].max() >= ALLOCATED
-        return False
+        def is_stored():
+            # A new table is there before its first rows are.
+            with contextlib.suppress(tables.NoSuchNodeError):
+                return stored(site, job, "jobprocstats_default")["memory_used"].max(initial=0) >= ALLOCATED
+            return False
 
-    assert eventually(is_stored), site.colmet.node.log.read_text()
-    yield job
-    site.bed.delete(job)
+        assert eventually(is_stored), site.colmet.node.log.read_text()
+        yield job
+    finally:
+        site.bed.delete(job)  # else it holds a resource that other tests need
     site.at_end(job)
 
 
