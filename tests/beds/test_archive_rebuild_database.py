@@ -21,8 +21,18 @@ def server(request):
 def test_an_archive_made_again_from_a_database_equals_the_first_one(server, tmp_path, monkeypatch, capsys):
     first, again = tmp_path / "first.sqlite", tmp_path / "again.sqlite"
     written = ("--elastic-host", server.url, "--journal-dir", str(tmp_path / "journal"), "--archive", str(first))
-    collected(cluster(6, 25, 150, seed=9), tmp_path, *written)
-    server.ask("POST", "/colmet_*/_refresh")
+    scripts = cluster(6, 25, 150, seed=9)
+    sent = [table for batches in scripts.values() for batch in batches for table in batch.tables]
+    rows = sum(len(table.rows) for table in sent)
+    indices = ",".join(
+        sorted({f"colmet_{table.schema.name}*" for table in sent})
+    )  # not those of the collector's own rows
+
+    def is_stored():
+        server.ask("POST", f"/{indices}/_refresh")
+        return server.ask("GET", f"/{indices}/_count")["count"] == rows
+
+    collected(scripts, tmp_path, *written, is_stored=is_stored)
     monkeypatch.setattr("colmet.commands.archive_rebuild.windows", lambda amounts: by_time.windows(amounts, 100_000))
     words = ("--archive", str(tmp_path / "none"), "--elastic-host", server.url, "--output", str(again))
     status = colmet.main(["archive", "rebuild", *words])

@@ -165,8 +165,8 @@ class ScriptedFleet:
             node.close()
 
 
-def collected(scripts, directory, *arguments):
-    """Send all batches to a real collector, and stop it."""
+def collected(scripts, directory, *arguments, is_stored=lambda: True):
+    """Send all batches to a real collector, and stop it once its output has them: what a stop leaves is in the journal."""
     uri = f"tcp://127.0.0.1:{free_port()}"
     epoch = next(iter(scripts.values()))[0].epoch
     fleet = ScriptedFleet(uri, scripts, epoch, random.Random(1))
@@ -175,7 +175,7 @@ def collected(scripts, directory, *arguments):
     end_at = time.monotonic() + WITHIN_S
     try:
         collector.start()
-        while not fleet.is_done or not collector.said("listening"):
+        while not (fleet.is_done and collector.said("listening") and is_stored()):
             assert not collector.ended() and time.monotonic() < end_at, log.read_text()[-4000:]
             fleet.turn()
         collector.signal(signal.SIGTERM)
