@@ -2,6 +2,7 @@
 # Runs the tests beside real batch systems, databases, tools and simulated hardware, in five parts at once: databases
 # compute, databases are killed and then pages drawn, dashboards are shown and packages built, jobs run until their
 # walltime and are archived, the others mostly wait. What pytest said is in .venvs/computing.log, .venvs/killing.log and so on.
+# With CI set, without the slow ones: kills of databases, the page's budget, requests made of its description.
 #
 # usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
 set -euo pipefail
@@ -12,6 +13,8 @@ shift
 source scripts/running.sh
 limit_s=${TEST_TIMEOUT:-1500} # real programs are slow on a loaded machine
 asked_for=0
+selection=()
+[[ ! ${CI:-} ]] || selection=(-m "not slow")
 
 computing=()
 killing=()
@@ -30,8 +33,8 @@ done
 parts=(computing killing showing archiving waiting)
 for part in "${parts[@]}"; do
     declare -n paths=$part
-    start "$part" "$python" -v --durations=15 "${paths[@]}" &
+    start "$part" "$python" -v --durations=15 "${selection[@]}" "${paths[@]}" &
 done
 wait
-for part in "${parts[@]}"; do again "$part" "tests/beds"; done
+for part in "${parts[@]}"; do again "$part" "${selection[@]}" "tests/beds"; done
 sum_up "${parts[@]}"

@@ -212,6 +212,7 @@ def test_a_job_on_nodes_of_two_collectors_is_one_job(site, server, tmp_path, cap
     assert len(capsys.readouterr().out.splitlines()) == 1 + jobs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("running", available()[-1:], indirect=True)
 def test_each_of_200_jobs_has_one_summary_after_kills_of_collectors_and_database(site, server, tmp_path):
     rng = random.Random(seed())

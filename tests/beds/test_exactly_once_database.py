@@ -42,6 +42,7 @@ def assert_all_there(world, server):
     print(f"{len(sent)} rows, each once")
 
 
+@pytest.mark.slow
 def test_the_collector_is_killed(world, server):
     """Most often while it waits for an answer or has just had one."""
     places = [place for some in PLACES for place in some if len(some) == 1 and place.startswith("elasticsearch")]
@@ -53,6 +54,7 @@ def test_the_collector_is_killed(world, server):
     assert_all_there(world, server)
 
 
+@pytest.mark.slow
 def test_the_database_is_killed(world, server):
     """While it accepts bulks; the collector goes on as soon as it is there again."""
     world.collector.start()

@@ -171,6 +171,7 @@ def counts(interface):
     return interface.ask("/api/v1/status")["counts"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("login", ["alice:a", "root:r"])
 def test_no_request_made_of_the_description_fails_and_none_discloses_others(interface, tmp_path, login):
     """As alice, nothing of all that comes back names another user or another user's job."""
@@ -201,6 +202,7 @@ def other(tmp_path):
     assert one.daemon.stop()[0] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wrk")
 def test_ingest_is_not_slowed_by_more_than_a_tenth_while_a_load_tool_asks(interface, other, tmp_path, capsys):
     """CPU time of the collector for a message, in turns while it and while another is asked, and that messages are

@@ -16,6 +16,8 @@ import pytest
 from colmet.web.files import FOLDER as STATIC
 from tests.beds.pages import CHARTS, VIEWS, shown
 
+pytestmark = pytest.mark.slow
+
 MOST_BYTES = 300_000
 PAINTED_MS, INTERACTION_MS = 1000, 100
 FIXED_MS = 170  # CPU time of `fixed_work` where these limits are meant

@@ -21,7 +21,7 @@ from tests.support.exactly_once import NEVER
 from tests.support.fleet import Row, assert_each_once, row_of
 from tests.support.waiting import free_port, wait_for
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 NODES = str(Path(__file__).with_name("nodes.py"))
 COUNT = 300
