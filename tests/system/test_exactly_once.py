@@ -143,12 +143,6 @@ def test_every_place_is_one_of_the_program():
 
 
 @pytest.mark.slow
-@pytest.mark.live
-def test_a_few_kills(tmp_path):
-    assert len(run_rounds(tmp_path, 3, print)) <= 2
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("part", [0, 1])  # beside each other, where there are CPUs
 def test_kills_everywhere(tmp_path, part):
     assert len(run_rounds(tmp_path, 24, print, PLACES[part::2])) <= 2  # of about 20 that are planned
