@@ -166,7 +166,7 @@ class ScriptedFleet:
 
 
 def collected(scripts, directory, *arguments, is_stored=lambda: True):
-    """Send all batches to a real collector, and stop it once its output has them: the journal has what a stop leaves."""
+    """Send all batches to a real collector, and stop it once its output has them: a stop leaves some in the journal."""
     uri = f"tcp://127.0.0.1:{free_port()}"
     epoch = next(iter(scripts.values()))[0].epoch
     fleet = ScriptedFleet(uri, scripts, epoch, random.Random(1))
