@@ -94,7 +94,8 @@ def look(hosts: dict[str, StoredHost], job: int | None, since: int | None, until
             found = GapFinder(table, jobs, host.accounts.get(table, ()), host.reported, began).find()
             if job is not None:
                 times = jobs[job]
-                gaps = of_job(job, times, found.gaps, first, last)
+                period_s = max([one.period_s for one in host.accounts.get(table, ())], default=0)
+                gaps = of_job(job, times, found.gaps, first, last, period_s)
             else:
                 times = np.sort(np.concatenate([np.empty(0, np.int64), *jobs.values()]))
                 gaps = [gap for gap in found.gaps if gap.last >= first and gap.first <= last]

@@ -6,7 +6,7 @@ between two rows of the ledger against the stored ones. The ledger's reported ga
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -108,13 +108,14 @@ def holes(times: Times, step_s: float) -> list[TableGap]:
     return found
 
 
-def holes_of_job(times: Times) -> list[TableGap]:
+def holes_of_job(times: Times, period_s: float = 0) -> list[TableGap]:
     """Return the gaps of a job by the steps between its rows, sorted.
 
-    Rows of each second, or several of one second, have times with jitter: for these a gap is 2 s or more.
+    Rows of each second, or several of one second, have times with jitter: for these a gap is 2 s or more. With fewer
+    than four samples, they are due every `period_s`; without it, no gap is known.
     """
     once = times[np.append(True, times[1:] != times[:-1])[: len(times)]]
-    step_s = cadence_s(once, 0)
+    step_s = cadence_s(once, period_s)
     if not 0 < step_s < 1.5:
         return holes(once, step_s)
     found = []
@@ -365,7 +366,7 @@ class GapFinder:
             a_second = len(region) / len(np.unique(region))
             if step_s < 1.5:
                 period_s = last.period_s or step_s
-                seconds = [(one.first, one.last, one.last - one.first + 1) for one in holes_of_job(region)]
+                seconds = [(one.first, one.last, one.last - one.first + 1) for one in holes_of_job(region, step_s)]
                 places = [TableGap(*one[:2], round(one[2] / period_s), 0, why, False) for one in seconds]
                 a_sample = max(1, round(a_second * period_s))
             else:
@@ -390,7 +391,9 @@ class GapFinder:
         return [*parts, place._replace(samples=left, why=why, exact=place.exact and not parts)] if left else parts
 
 
-def of_job(job: int, times: Times, gaps: Iterable[TableGap], first: int, last: int) -> list[TableGap]:
+def of_job(
+    job: int, times: Times, gaps: Collection[TableGap], first: int, last: int, period_s: float = 0
+) -> list[TableGap]:
     """Return the gaps of a job, with a row due at each sample, from its first row in any table to its last.
 
     Args:
@@ -399,8 +402,14 @@ def of_job(job: int, times: Times, gaps: Iterable[TableGap], first: int, last: i
         gaps: of the table.
         first: time of its first row in any table.
         last: of its last one.
+        period_s: seconds between samples, for a job with few rows; 0 if unknown.
     """
-    own = holes_of_job(times)
+    own = holes_of_job(times, period_s)
+    explained = [gap for gap in gaps if gap.job == job]
+    # a hole that has its cause does not stand for samples of another cause beside it as well
+    unexplained = [
+        hole for hole in own if not any(one.first <= hole.last and hole.first <= one.last for one in explained)
+    ]
     found = []
     for gap in gaps:
         if gap.last < first or gap.first > last or gap.job not in (-1, job):
@@ -408,7 +417,8 @@ def of_job(job: int, times: Times, gaps: Iterable[TableGap], first: int, last: i
         if gap.exact:
             samples = within(gap, first, last)
         else:
-            samples = min(gap.samples, sum(within(hole, gap.first - 1, gap.last + 1) for hole in own))
+            places = own if gap.job == job else unexplained
+            samples = min(gap.samples, sum(within(hole, gap.first - 1, gap.last + 1) for hole in places))
         if samples:
             found.append(
                 gap._replace(first=max(gap.first, first), last=min(gap.last, last), samples=samples, rows=samples)

@@ -418,25 +418,27 @@ def test_kills_in_groups_inside_count_for_the_job(fake, backend):
     def kills(where, count):
         fake.write(f"{memory}/{where}memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {count}\n")
 
+    def hits(where, count):
+        fake.write(f"{memory}/{where}memory.failcnt", f"{count}\n")
+
     kills("", 0)
     kills("step_0/", 0)
     kills("step_0/task_0/", 2)
-    assert values_of(backend, job)["memory_oom_kills"] == 0, "far from a limit, nothing else is read"
-    stat = (fake.path / memory[1:] / "memory.stat").read_text()
-    peak = V1_VALUES["memory_peak"]
-    fake.write(
-        f"{memory}/memory.stat", re.sub("hierarchical_memory_limit .*", f"hierarchical_memory_limit {peak}", stat)
-    )
-    backend.notice(job)
-    assert values_of(backend, job)["memory_oom_kills"] == 2
+    hits("", 1)
+    hits("step_0/task_0/", 30)
+    found = values_of(backend, job)
+    assert (found["memory_oom_kills"], found["memory_limit_hits"]) == (2, 31), "far from the job's own limit"
     kills("step_1/task_0/", 1)
     kills("", 1)
     backend.notice(job)
     shutil.rmtree(fake.path / memory[1:] / "step_0")
     backend.notice(job)
-    assert values_of(backend, job)["memory_oom_kills"] == 4, "those of a step that has ended remain"
-    (kept,) = [file.inside for part in backend._groups[job]._parts for file in part.files if file.inside]
-    assert len(kept) == 2, "nothing of groups without a kill"
+    found = values_of(backend, job)
+    assert (found["memory_oom_kills"], found["memory_limit_hits"]) == (4, 31), "those of a step that has ended remain"
+    kills("step_0/task_0/", 1)
+    kills("step_1/task_0/", 0)
+    backend.notice(job)
+    assert values_of(backend, job)["memory_oom_kills"] == 5, "as do those of a step with the path of another one"
     assert backend._failures == 0
 
 
@@ -934,10 +936,12 @@ def test_live_a_process_killed_in_a_group_inside_is_counted(live):
     inside = made.directories["memory"] / "step_0"
     inside.mkdir()
     try:
-        (made.directories["memory"] / "memory.limit_in_bytes").write_text(str(64 << 20))
+        (inside / "memory.limit_in_bytes").write_text(str(64 << 20))  # the job itself has none
         script = f"echo $$ >{inside}/cgroup.procs; exec {sys.executable} -S -c \"kept = b'1' * (200 << 20)\""
         assert made.start("sh", "-c", script).wait(30) == -signal.SIGKILL
-        assert values_of(backend, job)["memory_oom_kills"] == 1
+        found = values_of(backend, job)
+        assert found["memory_oom_kills"] == 1
+        assert found["memory_limit_hits"] == int((inside / "memory.failcnt").read_text()) > 0
     finally:
         inside.rmdir()
 

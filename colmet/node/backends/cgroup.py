@@ -12,6 +12,7 @@ import errno
 import logging
 import os
 import posixpath
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -173,10 +174,9 @@ class ControllerFiles(NamedTuple):
 
 
 UNIFIED = "unified"
-# Groups inside a job's, as those of Slurm's steps and tasks, are searched for `CgroupFile.own` once the job has been
-# near its limit: only then is a process killed.
-NEAR_LIMIT = 0.9
-MAX_INSIDE, INSIDE_DEPTH = 64, 2
+# Groups inside a job's, as those of Slurm's steps and tasks and of containers, with a limit of their own or not.
+MAX_INSIDE, INSIDE_DEPTH = 64, 5
+NO_DIRECTORY_LINKS = 2
 _IN_USE_NOW = frozenset(("memory_current", "pids_current"))
 
 
@@ -218,7 +218,7 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
                 CgroupFile(("memory.stat",), memory_stat_v1()),
                 CgroupFile(("memory.max_usage_in_bytes",), number("memory_peak")),
                 CgroupFile(("memory.kmem.usage_in_bytes",), number("memory_kernel")),
-                CgroupFile(("memory.failcnt",), number("memory_limit_hits")),
+                CgroupFile(("memory.failcnt",), number("memory_limit_hits"), own=("memory_limit_hits",)),
                 CgroupFile(("memory.oom_control",), Keyed({"oom_kill": "memory_oom_kills"}), own=("memory_oom_kills",)),
             ),
             (
@@ -255,7 +255,19 @@ def kinds(host: Host) -> tuple[ControllerFiles, ...]:
 class _OpenFile:
     """An open file of one job, a part's."""
 
-    __slots__ = ("_host", "_which", "absent", "data", "directory", "found", "inside", "kept", "part", "source")
+    __slots__ = (
+        "_host",
+        "_which",
+        "absent",
+        "data",
+        "directory",
+        "found",
+        "inside",
+        "kept",
+        "part",
+        "removed",
+        "source",
+    )
 
     def __init__(self, host: Host, part: _ControllerPart, directory: str, source: CgroupFile) -> None:
         self.part = part
@@ -264,7 +276,8 @@ class _OpenFile:
         self.absent = False  # else it did not exist, and is retried at the next slow tick
         self.data: bytes | None = None  # parsed last
         self.found: Values = {}  # the values in it
-        self.inside: dict[str, Values] = {}  # the last values of groups inside, by path; those of 0 are not kept
+        self.inside: dict[str, Counter[str]] = {}  # the last counts of groups inside, by path; those of 0 are not kept
+        self.removed: Counter[str] = Counter()  # the last counts of removed ones
         self._host = host
         self._which = 0
         self.kept = host.keep(f"{directory}/{source.names[0]}")
@@ -561,6 +574,7 @@ class CgroupBackend(InputBackend):
             group.slow_values = self._read(group, group.slow, {})
         if is_whole or None in used or used != group.calm_at:
             group.calm_values, group.calm_at = self._read(group, group.calm, {}), used
+            self._add_inside(group.calm, group.calm_values)
         values.update(group.slow_values)
         values.update(group.calm_values)
         group.lose()
@@ -588,7 +602,6 @@ class CgroupBackend(InputBackend):
             file.part.settled = True
             if data == file.data:
                 values.update(file.found)
-                self._add_inside(file, values)
                 continue
             is_alone = not (source.slow or source.empty)  # its values depend on no other file
             found: Values = {} if is_alone else values
@@ -597,7 +610,6 @@ class CgroupBackend(InputBackend):
                 if is_alone:
                     file.data, file.found = data, found
                     values.update(found)
-                    self._add_inside(file, values)
             except (ValueError, IndexError) as err:
                 values.update(found)  # those before the fault
                 self._failed(group.job, f"{ParseError(file.kept.path, data[:80])} ({err})")
@@ -609,31 +621,47 @@ class CgroupBackend(InputBackend):
                     values.update(dict.fromkeys(source.empty, 0))
         return values
 
-    def _add_inside(self, file: _OpenFile, values: Values) -> None:
-        """Add what the kernel counts for the groups inside alone."""
-        most, peak = values.get("memory_limit"), values.get("memory_peak")
-        if not file.source.own or most is None or peak is None or int(peak) < NEAR_LIMIT * int(most):
-            return
-        for path in self._inside(file.directory):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                found: Values = {}
-                file.source.parse(self._host.read(f"{path}/{file.source.names[0]}"), found)
-                if any(found.values()):
-                    file.inside[path] = found
-        for name in file.source.own:
-            counts = [values.get(name), *[found.get(name) for found in file.inside.values()]]
-            if counts[0] is not None:
-                values[name] = sum([int(count) for count in counts if count is not None])
+    def _add_inside(self, files: Sequence[_OpenFile], values: Values) -> None:
+        """Add what the kernel counts for the groups inside alone, at any depth; of removed ones, what they last had."""
+        own = [file for file in files if file.source.own and not file.absent]
+        for directory in {file.directory for file in own}:
+            of_it = [file for file in own if file.directory == directory]
+            for path in self._inside(directory):
+                for file in of_it:
+                    self._read_inside(file, path)
+            for file in of_it:
+                for path in [path for path in file.inside if not self._host.is_directory(path)]:
+                    file.removed.update(file.inside.pop(path))
+        for file in own:
+            for name in file.source.own:
+                count = values.get(name)
+                if count is not None:
+                    inside = sum([counts[name] for counts in file.inside.values()])
+                    values[name] = int(count) + inside + file.removed[name]
+
+    def _read_inside(self, file: _OpenFile, path: str) -> None:
+        """Read a file of a group inside; a lower count is of another group that was made at its path."""
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            found: Values = {}
+            file.source.parse(self._host.read(f"{path}/{file.source.names[0]}"), found)
+            counts = Counter({name: int(found.get(name) or 0) for name in file.source.own})
+            before = file.inside.pop(path, Counter[str]())
+            if any(counts[name] < before[name] for name in before):
+                file.removed.update(before)
+            if any(counts.values()):
+                file.inside[path] = counts
 
     def _inside(self, directory: str) -> list[str]:
-        """Return the directories inside one, in order; a bounded number."""
+        """Return the directories inside one, outer ones first; a bounded number."""
         found: list[str] = []
         level = [directory]
         for _ in range(INSIDE_DEPTH):
             inside = []
             for path in level:
                 with contextlib.suppress(OSError):
-                    inside += [f"{path}/{name}" for name in sorted(self._host.directories(path))]
+                    # most have none, and their number of links says so
+                    if self._host.links(path) != NO_DIRECTORY_LINKS:
+                        inside += [f"{path}/{name}" for name in sorted(self._host.directories(path))]
             level = inside[: MAX_INSIDE - len(found)]
             found += level
         return found

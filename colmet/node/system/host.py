@@ -381,6 +381,10 @@ class Host:
         """Return the inode number of a file or directory. A cgroup's directory made again has another one."""
         return os.stat(self.root + path).st_ino
 
+    def links(self, path: str) -> int:
+        """Return the number of links to a directory: 2, and one for each directory inside, or 1 if it is not counted."""
+        return os.stat(self.root + path).st_nlink
+
     def mode(self, path: str) -> int:
         """Return type and permissions of a file or directory, as in stat(2)."""
         return os.stat(self.root + path).st_mode
