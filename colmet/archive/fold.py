@@ -19,6 +19,7 @@ from colmet.archive.layout import (
     LAYOUTS,
     START_COLUMN,
     Ints,
+    Mask,
     TableLayout,
     TablePart,
     TableReader,
@@ -29,9 +30,12 @@ from colmet.archive.nodes import NODE_READS, NodeFolds
 from colmet.archive.slot_index import SlotIndex
 from colmet.archive.state import (
     BEGAN,
+    BOOTED,
     C_COUNT,
     C_GROWN,
+    CLOCK_STEP,
     FIRST,
+    FORMER_RUN,
     G_LAST,
     HOST,
     JOB,
@@ -40,6 +44,7 @@ from colmet.archive.state import (
     MOST_TASKS,
     NODE_CPUS,
     OVER,
+    RUN,
     SEEN,
     START,
     T_ROWS,
@@ -49,11 +54,18 @@ from colmet.archive.state import (
     WRITTEN,
     FoldState,
 )
-from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, TASKS_TABLE, ZONES
+from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, PROCESSES_TABLE, TASKS_TABLE, ZONES
 from colmet.common.schema import MISSING_INT, Batch, Schema, Table
+from colmet.common.tables.runs import RUN as RUN_COLUMN
+from colmet.common.tables.runs import UPTIME as UPTIME_COLUMN
 
 OLDEST_S = 400 * 86400  # an older start is not believed
-DAY_S = 86400  # rows of a job after such a pause are of another run, unless its first task is an earlier one
+# For rows without the number of their run: rows of a job after such a pause are of another run, unless its first task
+# is an earlier one.
+DAY_S = 86400
+STEP_S = 3  # a clock that was set by less changes no figure
+WITH_RUNS = (CGROUP_TABLE, TASKS_TABLE, PROCESSES_TABLE)
+NO_RUN, FORMER = -1, -2  # in place of a slot: of a row of no known run, and of a row of the run before, which is late
 NO_LIST_PERIODS, NO_LIST_S = 3, 60  # after the last row, a job on a node that lists no jobs is over
 SILENT_S = 3600  # by the time of reception, after which a job on a silent node is over
 KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late
@@ -70,9 +82,16 @@ _GPU_BUSY = LAYOUTS[JOB_GPUS].gauges.index(layout.GPU_BUSY)
 def columns_read() -> dict[str, tuple[str, ...]]:
     """Return the columns that the fold reads, by table."""
     found = {name: tuple([one for one in table.names if one != layout.GPU_BUSY]) for name, table in LAYOUTS.items()}
-    found[TASKS_TABLE] += (START_COLUMN,)
+    for name in WITH_RUNS:
+        found[name] += _run_columns(name)
     found[CGROUP_TABLE] += ("user",)
     return {**found, **NODE_READS, ZONES: ("name", *NODE_READS[ZONES])}
+
+
+def _run_columns(table: str) -> tuple[str, ...]:
+    """Return the columns of a table of jobs that distinguish runs; they are the last ones that are read."""
+    start = (START_COLUMN,) if table == TASKS_TABLE else ()
+    return (*start, RUN_COLUMN, UPTIME_COLUMN) if table in WITH_RUNS else ()
 
 
 class Fold:
@@ -151,8 +170,8 @@ class Fold:
         name = schema.name
         reader = None
         if name in JOB_TABLES:
-            extra = (START_COLUMN,) if name == TASKS_TABLE else ()
-            reader = TableReader(schema, (*[one for one in LAYOUTS[name].names if one != layout.GPU_BUSY], *extra))
+            own = [one for one in LAYOUTS[name].names if one != layout.GPU_BUSY]
+            reader = TableReader(schema, (*own, *_run_columns(name)))
         elif name in LAYOUTS:
             reader = TableReader(schema, LAYOUTS[name].names)
         elif name in NODE_READS:
@@ -166,22 +185,25 @@ class Fold:
         starts: dict[tuple[int, int], int] = {}  # (job, host) -> start of its first task
         firsts: dict[tuple[int, int], int] = {}
         same: set[int] = set()  # slots whose first task has not changed
-        for part in sorted(parts, key=lambda one: one.name != TASKS_TABLE):
+        ended: dict[tuple[int, int], tuple[int, int]] = {}  # number and start of the run before
+        for part in sorted(parts, key=lambda one: (one.name != TASKS_TABLE, one.name not in WITH_RUNS)):
             slots = self._lookup(part, found)
-            btimes = part.values[:, -1] if part.name == TASKS_TABLE else None
-            self._other_runs(part, slots, btimes, same)
-            if (slots < 0).any():
-                for at in np.flatnonzero(slots < 0).tolist():
+            btimes = part.values[:, -3] if part.name == TASKS_TABLE else None
+            for slot in self._other_runs(part, slots, btimes, same):
+                job, host, start = self.state.head[slot, [JOB, HOST, START]].tolist()
+                ended[job, host] = int(self.state.runs[slot, RUN]), start
+            if (slots == NO_RUN).any():
+                for at in np.flatnonzero(slots == NO_RUN).tolist():
                     key, time = (int(part.jobs[at]), int(part.hosts[at])), int(part.times[at])
                     firsts[key] = min(time, firsts.get(key, time))
                     if btimes is not None:
                         starts[key] = int(btimes[at])
             found.append((part, slots))
         for key, first in firsts.items():
-            self._create(*key, first, starts.get(key, MISSING_INT))
+            self._create(*key, first, starts.get(key, MISSING_INT), ended.get(key))
         touched = np.zeros(self.state.capacity, np.bool_)
         for part, before in sorted(found, key=lambda one: JOB_TABLES.index(one[0].name)):
-            slots = self._lookup(part) if firsts else before
+            slots = np.where(before == FORMER, FORMER, self._lookup(part)) if firsts else before
             rows = self._once(part, slots)
             if len(rows):
                 touched[self._fold(LAYOUTS[part.name], slots[rows], part, rows)] = True
@@ -191,7 +213,8 @@ class Fold:
         """Return the rows that have a slot, the first one of each slot; count the others."""
         there = np.arange(len(slots))
         if (slots < 0).any():
-            self.counts["rows_left_out"] += int((part.jobs[slots < 0] > 0).sum())
+            self.counts["rows_left_out"] += int((part.jobs[slots == NO_RUN] > 0).sum())
+            self.counts["late_rows"] += int((slots == FORMER).sum())
             there = np.flatnonzero(slots >= 0)
         place = np.empty(self.state.capacity, np.int64)
         place[slots[there]] = there
@@ -215,8 +238,10 @@ class Fold:
         found = [open_on.get(host, nothing).get(job, -1) for host, job in zip(part.hosts.tolist(), part.jobs.tolist())]
         return np.array(found, dtype=np.int64)
 
-    def _other_runs(self, part: TablePart, slots: Ints, btimes: Ints | None, same: set[int]) -> None:
-        """End runs whose rows here are of another run of the same job id; their slots become -1.
+    def _other_runs(self, part: TablePart, slots: Ints, btimes: Ints | None, same: set[int]) -> list[int]:
+        """End runs whose rows here are of another run of the same job id; return their slots, -1 for the rows now.
+
+        Rows have the number of their run. Those of older nodes do not: their times decide, and their first tasks.
 
         Args:
             part: the rows.
@@ -228,6 +253,7 @@ class Fold:
         there = np.flatnonzero(slots >= 0)
         last = head[slots[there], LAST]
         times = part.times[there]
+        is_known, is_new = self._known_runs(part, slots, there)
         other = times - last > DAY_S
         if btimes is not None:
             began = btimes[there]
@@ -241,15 +267,33 @@ class Fold:
             other = (other & ~is_same) | (was & (began > last) & (began <= times + 1) & (times > last))
         elif same and other.any():
             other &= ~np.isin(slots[there], list(same))
-        for at in there[other].tolist():
+        ended = []
+        for at in there[np.where(is_known, is_new, other)].tolist():
             slot, host = int(slots[at]), int(part.hosts[at])
-            if head[slot, LAST] < part.times[at]:
-                self._end(slot)
-                self._forget(slot)
-            slots[at] = -1
+            self._end(slot)
+            self._forget(slot)
+            ended.append(slot)
+            slots[at] = NO_RUN
             self._changed.add(host)
+        return ended
 
-    def _create(self, job: int, host: int, first: int, btime: int) -> None:
+    def _known_runs(self, part: TablePart, slots: Ints, there: Ints) -> tuple[Mask, Mask]:
+        """Return which rows with a slot are of a known run, and which of these are the first of another run.
+
+        Slots of rows of the run before become `FORMER`.
+        """
+        runs = self.state.runs[slots[there]]
+        if part.name not in WITH_RUNS:
+            is_known = runs[:, RUN] > 0
+            return is_known, np.zeros(len(there), np.bool_)
+        own = part.values[there, -2]
+        is_known = (own > 0) & (runs[:, RUN] > 0)
+        is_former = is_known & (own == runs[:, FORMER_RUN])
+        slots[there[is_former]] = FORMER
+        return is_known, is_known & (own != runs[:, RUN]) & ~is_former
+
+    def _create(self, job: int, host: int, first: int, btime: int, before: tuple[int, int] | None) -> None:
+        """Begin the fold of a run; `before` are the number and the start of the one before, if it ends here."""
         if job <= 0:
             return
         if self.open_on.get(host, {}).get(job, -1) >= 0:
@@ -261,6 +305,9 @@ class Fold:
         row = self.state.head[slot]
         row[[JOB, HOST, FIRST, LAST]] = job, host, first, first
         row[START], row[BEGAN] = (min(btime, first), btime) if is_known else (first, 0)
+        if before is not None:
+            self.state.runs[slot, FORMER_RUN] = before[0]
+            row[START] = max(row[START], before[1] + 1)  # two runs of a second have two keys
         self.open_on.setdefault(host, {})[job] = slot
         self._index = None
         self._changed.add(host)
@@ -268,7 +315,7 @@ class Fold:
     def _fold(self, table: TableLayout, slots: Ints, part: TablePart, rows: Ints) -> Ints:
         """Fold rows of one table, each of another slot; return the slots whose rows are not late."""
         state = self.state
-        times, values = part.times[rows], part.values[rows]
+        times, values = self._by_first_clock(part, slots, rows), part.values[rows]
         if table.name == JOB_GPUS:
             values = with_busy(values)
         late = times < state.tables[table.name][slots, T_TIME]
@@ -285,7 +332,7 @@ class Fold:
         head[:, LAST] = np.maximum(head[:, LAST], times)
         head[:, SEEN] = np.maximum(head[:, SEEN], part.seen[rows])
         if table.name == TASKS_TABLE:
-            head[:, BEGAN] = np.where(head[:, BEGAN] == 0, -np.maximum(values[:, -1], 0), head[:, BEGAN])
+            head[:, BEGAN] = np.where(head[:, BEGAN] == 0, -np.maximum(values[:, -3], 0), head[:, BEGAN])
         state.head[slots] = head
         counted = state.tables[table.name][slots]
         before = counted[:, T_TIME]
@@ -302,6 +349,20 @@ class Fold:
         state.tables[table.name][slots] = counted
         state.touched[slots] = True
         return slots
+
+    def _by_first_clock(self, part: TablePart, slots: Ints, rows: Ints) -> Ints:
+        """Return the times of rows by the clock of the first row of their runs, also if that was set since."""
+        times, runs = part.times[rows], self.state.runs[slots]
+        if part.name in WITH_RUNS:
+            own, uptime = part.values[rows, -2], part.values[rows, -1]
+            has_uptime = uptime >= 0
+            runs[:, RUN] = np.where(own > 0, own, runs[:, RUN])
+            runs[:, BOOTED] = np.where(has_uptime & (runs[:, BOOTED] < 0), times - uptime, runs[:, BOOTED])
+            lacks = runs[:, BOOTED] + uptime - times
+            lacks[np.abs(lacks) < STEP_S] = 0
+            runs[:, CLOCK_STEP] = np.where(has_uptime, lacks, runs[:, CLOCK_STEP])
+            self.state.runs[slots] = runs
+        return times + runs[:, CLOCK_STEP]
 
     def _late(self, table: TableLayout, slots: Ints, times: Ints, values: Ints) -> None:
         """Fold rows older than others of their slot: what does not depend on the order."""
@@ -340,10 +401,11 @@ class Fold:
         slots, rows = self.nodes.expand(part, self.state)
         if len(slots):
             counted = self.state.tables[table.name]
-            fresh = part.times[rows] >= counted[slots, T_TIME]
-            slots, rows = slots[fresh], rows[fresh]
-            counters_step(self.state, table, slots, part.times[rows], part.values[rows])
-            counted[slots, T_TIME] = part.times[rows]
+            times = self._by_first_clock(part, slots, rows)
+            fresh = times >= counted[slots, T_TIME]
+            slots, rows, times = slots[fresh], rows[fresh], times[fresh]
+            counters_step(self.state, table, slots, times, part.values[rows])
+            counted[slots, T_TIME] = times
             self.state.touched[slots] = True
 
     def _cpu_ns(self, slots: Ints) -> Ints:
@@ -417,9 +479,13 @@ class Fold:
             self._changed.add(int(head[slot, HOST]))
         host_time = self.nodes.times(head[:, HOST])
         old = state.used & (head[:, OVER] > 0)
-        old &= (host_time - head[:, LAST] > KEPT_S) | (now - head[:, SEEN] > KEPT_SILENT_S)
+        old &= (host_time - self._last_times() > KEPT_S) | (now - head[:, SEEN] > KEPT_SILENT_S)
         for slot in np.flatnonzero(old).tolist():
             self._forget(slot)
+
+    def _last_times(self) -> Ints:
+        """Return the time of the last row of each slot, by the clock of then."""
+        return np.asarray(self.state.head[:, LAST] - self.state.runs[:, CLOCK_STEP])
 
     def _forget(self, slot: int) -> None:
         """Give up a fold after its last summary is written."""
@@ -435,7 +501,7 @@ class Fold:
     def end_gone(self) -> None:
         """End the jobs whose nodes have later rows without them: stored rows have no lists of jobs."""
         head = self.state.head
-        gone = self.state.used & (self.nodes.times(head[:, HOST]) > head[:, LAST])
+        gone = self.state.used & (self.nodes.times(head[:, HOST]) > self._last_times())
         for slot in np.flatnonzero(gone).tolist():
             self._end(slot)
 

@@ -11,7 +11,18 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from colmet.archive.layout import NODE_CPU_TABLE, Ints, TablePart
-from colmet.archive.state import CPU_MARK, ENERGY_S, HOST, JOULES, LAST, NODE_JOULES, SOURCE, START, FoldState
+from colmet.archive.state import (
+    CLOCK_STEP,
+    CPU_MARK,
+    ENERGY_S,
+    HOST,
+    JOULES,
+    LAST,
+    NODE_JOULES,
+    SOURCE,
+    START,
+    FoldState,
+)
 from colmet.common.growth import MOST_WATTS, SLACK_S
 from colmet.common.measures import NODE_CPU, NODE_CPU_COUNT, NODE_MEAN_POWER, POWER_TABLE, ZONE_ENERGY, ZONES
 from colmet.common.schema import MISSING_INT
@@ -103,7 +114,8 @@ class NodeFolds:
     def expand(self, part: TablePart, state: FoldState) -> tuple[Ints, Ints]:
         """Return the slots of jobs on the nodes of some rows, with a row at that time, and the row of each."""
         slots, rows = self._on(part.hosts, state)
-        here = (state.head[slots, LAST] >= part.times[rows]) & (state.head[slots, START] <= part.times[rows])
+        times = part.times[rows] + state.runs[slots, CLOCK_STEP]  # by the clock of the jobs' first rows
+        here = (state.head[slots, LAST] >= times) & (state.head[slots, START] <= times)
         return slots[here], rows[here]
 
     def _on(self, hosts: Ints, state: FoldState) -> tuple[Ints, Ints]:
@@ -201,7 +213,8 @@ class NodeFolds:
         np.add.at(jobs, at, grown)
         whole = np.maximum(busy, jobs)[at]
         joules = np.divide(used[at].astype(np.float64) * grown, whole, out=np.zeros(len(slots)), where=whole > 0)
-        within = np.minimum(times[at], head[:, LAST]) - np.maximum(before[at], head[:, START])
+        step = state.runs[slots, CLOCK_STEP]
+        within = np.minimum(times[at] + step, head[:, LAST]) - np.maximum(before[at] + step, head[:, START])
         within = np.where(known[at], np.maximum(within, 0), 0)
         head[:, JOULES] += np.where(known[at], joules, 0.0).astype(np.int64)
         of_node = used[at].astype(np.float64) * within / np.maximum(times[at] - before[at], 1)

@@ -12,7 +12,8 @@ from colmet.archive.footprint import FIELDS as FOOTPRINT_FIELDS
 from colmet.archive.layout import LAYOUTS, Ints
 from colmet.common.schema import MISSING_INT
 
-FORM, WHOLE_FORM = 2, 1  # of a packed fold; the former one has all numbers, also empty ones
+# Of a packed fold. The former ones have no `FoldState.runs`; the first one has all numbers, also empty ones.
+FORM, FORM_WITHOUT_RUN, WHOLE_FORM = 3, 2, 1
 MOST_FOLDS = 100_000
 
 # Columns of `FoldState.head`: of the job and its host, its run, its rows, its end; most CPUs and tasks at one time; CPU
@@ -23,6 +24,10 @@ MOST_CPUS, MOST_TASKS, NODE_CPUS = range(9, 12)
 CPU_MARK, JOULES, NODE_JOULES, ENERGY_S, SOURCE = range(12, 17)
 WRITTEN = 17
 HEAD_COLUMNS = 18
+# Of the run of the job, see `colmet.common.tables.runs`: its number, and that of the run before, -1 if unknown; when
+# the machine booted, by the clock of the first row, -1 if unknown; that clock less the clock of the last row, in seconds.
+RUN, FORMER_RUN, BOOTED, CLOCK_STEP = range(4)
+RUN_COLUMNS = 4
 T_TIME, T_ROWS, T_STEP, T_VOTES = range(4)  # of a table: time of its last row, rows, the usual step between them
 C_LAST, C_TIME, C_GROWN, C_COUNT, C_LEFT = range(5)  # of a counter
 G_LAST, G_MOST, G_SUM, G_HELD, G_COUNT = range(5)  # of a gauge
@@ -43,6 +48,7 @@ class FoldState:
         counters: of each table, shape (slots, 5, counters), see `C_LAST`.
         gauges: of each table, shape (slots, 5, gauges), see `G_LAST`.
         footprint: see `colmet.archive.footprint`.
+        runs: see `RUN`.
         users: names of users; `USER` is an index, -1 if unknown.
         touched: whether a slot has changed since it was saved.
         unwritten: whether it has changed since its summary was written.
@@ -64,7 +70,7 @@ class FoldState:
     def _names() -> list[tuple[str, str]]:
         parts = [("table", name) for name in LAYOUTS]
         parts += [("counter", name) for name in LAYOUTS] + [("gauge", name) for name in LAYOUTS]
-        return [("head", ""), *parts, *[("footprint", name) for name in FOOTPRINT_FIELDS]]
+        return [("head", ""), *parts, *[("footprint", name) for name in FOOTPRINT_FIELDS], ("run", "")]
 
     @staticmethod
     def _empty_row(name: tuple[str, str]) -> Ints:
@@ -73,6 +79,8 @@ class FoldState:
             row = np.zeros(HEAD_COLUMNS, np.int64)
             row[[USER, MOST_CPUS, MOST_TASKS, NODE_CPUS]] = MISSING_INT
             return row
+        if kind == "run":
+            return np.array([MISSING_INT, MISSING_INT, MISSING_INT, 0], np.int64)
         if kind == "table":
             return np.array([MISSING_INT, 0, 0, 0], np.int64)
         if kind == "footprint":
@@ -90,6 +98,7 @@ class FoldState:
         self.counters: dict[str, Ints] = {name: arrays["counter", name] for name in LAYOUTS}
         self.gauges: dict[str, Ints] = {name: arrays["gauge", name] for name in LAYOUTS}
         self.footprint: dict[str, Ints] = {name: arrays["footprint", name] for name in FOOTPRINT_FIELDS}
+        self.runs: Ints = arrays["run", ""]
 
     @property
     def count(self) -> int:
@@ -155,14 +164,15 @@ class FoldState:
 
     def unpack(self, packed: bytes, host: int) -> int:
         """Take a slot for a packed fold; return it, -1 if there are too many. ValueError for another form."""
-        row = self._empty_numbers()
-        is_kept = np.ones(row.nbytes, np.bool_)
+        whole = self._empty_numbers()
         try:
             form, user_bytes, count = _HEADER.unpack_from(packed)
-            if form not in (FORM, WHOLE_FORM) or count != len(row):
+            row = whole if form == FORM else whole[:-RUN_COLUMNS]
+            if form not in (FORM, FORM_WITHOUT_RUN, WHOLE_FORM) or count != len(row):
                 raise ValueError(f"a fold of another form, {form}")
+            is_kept = np.ones(row.nbytes, np.bool_)
             user, rest = packed[_HEADER.size :][:user_bytes].decode(), packed[_HEADER.size + user_bytes :]
-            if form == FORM:
+            if form != WHOLE_FORM:
                 unpacker = zlib.decompressobj()
                 bits = np.frombuffer(unpacker.decompress(rest, row.nbytes), np.uint8)
                 is_kept, rest = np.unpackbits(bits, count=row.nbytes).astype(np.bool_), unpacker.unused_data
@@ -176,7 +186,7 @@ class FoldState:
             return slot
         at = 0
         for name, empty in self._empty.items():
-            self._arrays[name][slot] = row[at : at + empty.size].reshape(empty.shape)
+            self._arrays[name][slot] = whole[at : at + empty.size].reshape(empty.shape)
             at += empty.size
         self.head[slot, HOST] = host
         self.head[slot, USER] = self.user(user) if user else MISSING_INT

@@ -62,7 +62,8 @@ class _Values:
         self.fold, self.slots = fold, slots
         self.head = fold.state.head[slots]
         self.known: dict[str, Floats] = {}
-        self.wall_s = (self.head[:, LAST_ROW] - self.head[:, START]).astype(np.float64)
+        # a run whose start was moved by a second may have all its rows in that second
+        self.wall_s = np.maximum(self.head[:, LAST_ROW] - self.head[:, START], 0).astype(np.float64)
 
     def __getitem__(self, name: str) -> Floats:
         return self.known[name]

@@ -31,17 +31,19 @@ APART_S = 600  # hosts that begin so long after the end of all others are of ano
 
 
 def runs_of(hosts: Iterable[Summary]) -> list[list[Summary]]:
-    """Return the summaries of one job id by runs: one job, or several with one id, one after the other."""
+    """Return the summaries of one job id by runs: one job, or several with one id, one after the other.
+
+    On a host each run has one summary.
+    """
     runs: list[list[Summary]] = []
     ends: dict[object, int] = {}
     for host in sorted(hosts, key=lambda one: (whole_of(one.get("start")), str(one["host"]))):
         start, last = whole_of(host.get("start")), whole_of(host.get("last"))
-        is_next = bool(runs) and start > ends.get(host["host"], start)
-        if not runs or is_next or start > max(ends.values()) + APART_S:
+        if not runs or host["host"] in ends or start > max(ends.values()) + APART_S:
             runs.append([])
             ends = {}
         runs[-1].append(host)
-        ends[host["host"]] = max(last, ends.get(host["host"], last))
+        ends[host["host"]] = last
     return runs
 
 

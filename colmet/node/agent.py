@@ -9,6 +9,7 @@ import math
 import select
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +23,7 @@ from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.common.tables.agent import BACKEND_COUNTERS
+from colmet.common.tables.runs import RUN, UPTIME
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.delivery.send_queue import SendQueue
@@ -178,7 +180,7 @@ class Runner:
         return tables
 
     def _measure(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
-        tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns)
+        tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns, jobs)
         self.missed = LATE if isinstance(self.backend, BackgroundBackend) and self.backend.is_busy else ""
         return tables
 
@@ -210,27 +212,40 @@ class Runner:
     def last(self, jobs: Iterable[Job], time_ns: int) -> list[Table]:
         """Return the last rows of jobs with removed cgroups."""
         samples: list[Sample] = []
+        jobs = list(jobs)
         for job in jobs:
             if not self.is_open:
                 break
             sample = self._call(functools.partial(self.backend.last, job), None)
             if sample is not None:
                 samples.append(sample)
-        return self._call(lambda: self._tables(samples, time_ns), [])
+        return self._call(lambda: self._tables(samples, time_ns, jobs), [])
 
-    def _tables(self, samples: Iterable[Sample], time_ns: int) -> list[Table]:
-        """Return the tables of samples, each with the time of its measurement."""
+    def _tables(self, samples: Iterable[Sample], time_ns: int, jobs: Iterable[Job] = ()) -> list[Table]:
+        """Return the tables of samples of jobs, each with the time of its measurement."""
         by_schema: dict[Schema, list[Sample]] = {}
         for sample in samples:
             by_schema.setdefault(sample.schema or self.backend.schema, []).append(sample)
         if isinstance(self.backend, BackgroundBackend):
             time_ns = self.backend.measured_ns
+        for schema in by_schema:
+            if RUN in schema.name_set:
+                by_schema[schema] = self._with_runs(by_schema[schema], time_ns, {job.id: job.run for job in jobs})
         tables = [Table.from_samples(schema, time_ns, some) for schema, some in by_schema.items()]
         self.rows += sum(map(len, tables))
         if tables:
             self.sampled_ns = time_ns
             self._backoff.reset()  # the next failure is logged as a warning again
         return tables
+
+    @staticmethod
+    def _with_runs(samples: Iterable[Sample], time_ns: int, runs: Mapping[int, int | None]) -> list[Sample]:
+        """Return samples with the runs of their jobs, and the machine's uptime at a time of the wall clock."""
+        uptime_s = (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - (time.time_ns() - time_ns)) // _NS
+        return [
+            sample._replace(values={**sample.values, RUN: runs.get(sample.job_id), UPTIME: max(0, uptime_s)})
+            for sample in samples
+        ]
 
     def _call(self, function: Callable[[], _Result], otherwise: _Result) -> _Result:
         """Call into the backend and measure the cost; on failure, log, count and return `otherwise`."""
@@ -284,6 +299,18 @@ class Runner:
         """Close the backend; can be called twice."""
         self.backend.close()
         self.is_open = False
+
+
+def _runs_apart(jobs: Iterable[Job]) -> list[list[Job]]:
+    """Return jobs in groups with each number once: a batch has one row of a job in a table."""
+    groups: list[list[Job]] = []
+    runs: Counter[int] = Counter()
+    for job in jobs:
+        runs[job.id] += 1
+        if runs[job.id] > len(groups):
+            groups.append([])
+        groups[runs[job.id] - 1].append(job)
+    return groups
 
 
 class Agent:
@@ -454,11 +481,12 @@ class Agent:
         self._jobs = {job.id: job for job in scan.jobs}
         if scan.ended:
             time_ns = self._time_of_last_rows_ns()
-            tables = [table for runner in self.runners for table in runner.last(scan.ended, time_ns)]
-            with_rows = {int(job) for table in tables for job in table.rows["job_id"]}
-            self._jobs_without_rows += sum(job.id not in with_rows for job in scan.ended)
-            if tables:
-                self._send(self._batch(time.time_ns(), tables, scan.ended))
+            for ended in _runs_apart(scan.ended):
+                tables = [table for runner in self.runners for table in runner.last(ended, time_ns)]
+                with_rows = {int(job) for table in tables for job in table.rows["job_id"]}
+                self._jobs_without_rows += sum(job.id not in with_rows for job in ended)
+                if tables:
+                    self._send(self._batch(time.time_ns(), tables, ended))
         return scan
 
     def _time_of_last_rows_ns(self) -> int:

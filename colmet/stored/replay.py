@@ -77,19 +77,27 @@ def _of_host(host: str, tables: Mapping[str, Sequence[Series]], packed: Mapping[
         tick = np.append(tick, last)
     bounds = {table: np.searchsorted(times, tick, "right").tolist() for table, (times, _) in rows.items()}
     for n, time in enumerate(tick.tolist()):
-        made: list[Table] = []
+        made: list[list[Table]] = [[]]  # the second part has rows of the next run of a job
         for table, (times, values) in rows.items():
             first, end = bounds[table][n - 1] if n else 0, bounds[table][n]
             while first < end:  # rows of one table have one time
                 stop = min(end, int(np.searchsorted(times, times[first], "right")))
-                parts = _once_each(values[first:stop]) if table in TICKS else (values[first:stop],)
-                made += [Table(packed[table], int(times[first]) * NS, part.tobytes()) for part in parts]
+                for place, part in enumerate(
+                    _once_each(values[first:stop]) if table in TICKS else (values[first:stop],)
+                ):
+                    if place == len(made):
+                        made.append([])
+                    made[place].append(Table(packed[table], int(times[first]) * NS, part.tobytes()))
                 first = stop
-        yield Batch(host, None, None, time * NS, None, tuple(made))
+        for tables in made:
+            yield Batch(host, None, None, time * NS, None, tuple(tables))
 
 
 def _once_each(rows: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:
-    """Yield rows of one time, in parts with one row of each job: early versions sent two in a job's last second."""
+    """Yield rows of one time, in parts with one row of each job.
+
+    The last row of a run may have the time of the next one's first. Early versions sent two in a job's last second.
+    """
     while len(rows):
         _, firsts = np.unique(rows["job_id"], return_index=True)
         if len(firsts) == len(rows):

@@ -282,6 +282,61 @@ def test_a_number_used_again_is_another_job(tmp_path):
     assert (second["start"], second["last"], second["cpu_s"]) == (START + later, START + later + 20, 4)
 
 
+def of_run(at, run, cpu_s, user=b"alice", began=0, off_s=0, seq=None, host="n1"):
+    """A batch of job 42 at a second since `START`: CPU time of one run, with a clock that may be off."""
+    time_ns = (START + at + off_s) * S
+    own = {"run": run, "uptime": 1000 + at}
+    cgroup = {"cpu_usage": int(cpu_s * S), "cpus_allocated": 2, "memory_current": GIB, "user": user, **own}
+    tasks = {"ac_btime": START + began + off_s, "cpu_total": int(cpu_s * S), **own}
+    tables = [Table.from_samples(*one) for one in ((CGROUP, time_ns, [Sample(42, cgroup)]),)]
+    tables.append(Table.from_samples(TASKS, time_ns, [Sample(42, tasks)]))
+    return Batch(host, 1 if seq else None, seq, time_ns, (42,), tuple(tables))
+
+
+@pytest.mark.parametrize("began", [0, 2])
+def test_a_number_used_again_at_once_is_another_job_of_another_user(tmp_path, began):
+    """The last row of the first run has the time of the next second, in which the second run has its first one."""
+    archive = Archive(tmp_path / "a.sqlite")
+    batches = [of_run(0, 7, 0.1), of_run(1, 7, 1.0), of_run(2, 7, 1.5)]
+    batches += [of_run(at, 8, (at - 1) / 10, b"zoe", began) for at in (2, 3, 4)]
+    archive.take(records_of([one._replace(epoch=1, seq=n) for n, one in enumerate(batches, 1)]))
+    first, second = archive.jobs()
+    assert (first["user"], first["cpu_s"], first["is_running"]) == ("alice", 1.5, 0)
+    assert (second["user"], round(second["cpu_s"], 6), second["is_running"]) == ("zoe", 0.3, 1)
+    assert second["start"] == first["start"] + (began or 1) and second["wall_s"] == 4 - (began or 1)
+
+
+def test_a_late_row_of_the_run_before_is_not_the_next_ones(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([of_run(0, 7, 1), of_run(5, 7, 5), of_run(10, 8, 0.5), of_run(9, 7, 9), of_run(15, 8, 1)]))
+    assert [(job["cpu_s"], job["samples"]) for job in archive.jobs()] == [(5, 2), (1, 2)]
+    assert archive.archiver.counters()["late_rows"] == 2 and not archive.archiver.counters()["rows_left_out"]
+
+
+@pytest.mark.parametrize("back_at", [40, 100])
+@pytest.mark.parametrize("off_s", [-3600, 3600, -5])
+def test_a_run_stays_one_while_a_clock_is_set(tmp_path, off_s, back_at):
+    """Its wall time, its missing samples and its memory over time are those of a clock that runs on."""
+    figures = []
+    for n, off in enumerate((0, off_s)):
+        archive = Archive(tmp_path / f"{n}.sqlite")
+        set_at = range(20, back_at)
+        archive.take(records_of([of_run(at, 7, at, off_s=off * (at in set_at), seq=at + 1) for at in range(60)]))
+        archive.end(over=False)
+        figures.append(archive.jobs())
+    assert figures[1] == figures[0]
+    ((job,),) = figures[1:]
+    assert (job["wall_s"], job["samples"], job["missing"], round(job["cpu_s"], 6)) == (59, 60, 0, 59)
+
+
+def test_runs_of_a_node_that_is_updated_while_a_job_runs_are_one(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    batches = [of_run(at, None if at < 30 else 7, at) for at in range(0, 60, 5)]
+    archive.take(records_of(batches))
+    (job,) = archive.jobs()
+    assert (job["cpu_s"], job["samples"]) == (55, 12)
+
+
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_a_cgroup_that_is_there_before_its_first_task_is_of_the_same_job_unless_it_has_gone(tmp_path, has_ended):
     archive = Archive(tmp_path / "a.sqlite")

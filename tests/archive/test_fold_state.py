@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import struct
+import zlib
 
 import numpy as np
 import pytest
 
-from colmet.archive.state import HOST, USER, FoldState
+from colmet.archive.state import FORM_WITHOUT_RUN, HOST, RUN, RUN_COLUMNS, USER, WHOLE_FORM, FoldState
 from colmet.common.measures import TASKS_TABLE
 
 
@@ -41,15 +42,18 @@ def test_a_packed_fold_has_the_same_numbers_again(made):
     assert (whole(other, again) == whole(state, slots)).all()
 
 
-def test_a_fold_of_the_former_form_is_read_too(made):
+@pytest.mark.parametrize("form", [WHOLE_FORM, FORM_WITHOUT_RUN])
+def test_a_fold_of_a_former_form_is_read_and_of_no_known_run(made, form):
     state, slots = made
-    numbers = whole(state, slots)[0]
-    former = struct.pack("<HHI", 1, 3, len(numbers)) + b"ann" + numbers.tobytes()
+    numbers = whole(state, slots)[0][:-RUN_COLUMNS]
+    bits = zlib.compress(np.packbits(np.ones(numbers.nbytes, np.uint8)).tobytes()) if form != WHOLE_FORM else b""
+    former = struct.pack("<HHI", form, 3, len(numbers)) + b"ann" + bits + numbers.tobytes()
     assert len(next(iter(state.pack(np.array(slots))))) < len(former) / 2
     other = FoldState()
     slot = other.unpack(former, 5)
     assert other.users[other.head[slot, USER]] == "ann"
-    assert (whole(other, [slot])[0] == numbers).all()
+    assert (whole(other, [slot])[0][:-RUN_COLUMNS] == numbers).all()
+    assert other.runs[slot, RUN] == -1
 
 
 @pytest.mark.parametrize("damage", [lambda one: one[:-1], lambda one: one[:20], lambda one: b"\x09" + one[1:]])

@@ -11,7 +11,8 @@ import pytest
 from colmet.commands import extract_rows
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
 from colmet.common.runtime.signals import Signals
-from colmet.common.schema import Sample
+from colmet.common.schema import Sample, Schema
+from colmet.common.tables.runs import RUN_FIELDS
 from colmet.common.wire import Decoder, v1
 from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace, Runner
 from colmet.node.jobs.job import Job
@@ -480,6 +481,23 @@ def test_what_is_stored_of_a_job_that_ends_has_each_second_once(source, hearing,
     history.close()
     assert found.times.tolist() == [1_700_000_000 + n for n in (1, 2, 3, 4)]
     assert found.columns["cpu"].tolist() == [5, 5, 5, 77]
+
+
+def test_rows_have_the_run_of_their_job_and_the_uptime_and_a_batch_one_run_of_a_job(source, hearing):
+    hearing.schema = Schema("fake_default", "job", [*hearing.schema.fields, *RUN_FIELDS])
+    sent = Sent()
+    agent = listening_agent(source, [hearing], sent)
+    first, second = Job(None, 11), Job(None, 11)
+    first.run, second.run = 1, 2
+    uptime = time.clock_gettime(time.CLOCK_BOOTTIME)
+    source.gone += [first, second]
+    agent.step([source.fd])
+    rows = [row for batch in batches_of(sent) for table in batch.tables for row in table.rows.tolist()]
+    assert [(row[0], row[2]) for row in rows] == [(11, 1), (11, 2)] and len(sent.messages) == 2
+    assert all(abs(row[3] - uptime) <= 2 for row in rows)
+    (table,) = agent.tick().tables
+    assert set(table.rows["run"].tolist()) == {-1} and (abs(table.rows["uptime"] - uptime) <= 2).all(), "no cgroup"
+    agent.close()
 
 
 def test_a_job_that_ends_before_a_tick_gets_its_last_row_before_it(source, hearing):

@@ -4,7 +4,6 @@ import errno
 import logging
 import os
 import pwd
-import re
 import shutil
 import signal
 import subprocess

@@ -539,6 +539,7 @@ def test_a_job_number_that_comes_back_is_another_job_even_between_two_scans(mach
     (after,) = scan.jobs
     assert after is not before and after.tids() == [2]
     assert scan == JobScan([after], [after], [before])
+    assert after.run != before.run
     assert source.scan() == JobScan([after], [], [])
     assert before.tids() == before.pids() == []
     machine.group(f"{SCOPE}/job_1", [2, 3])
@@ -555,6 +556,9 @@ def test_identities_differ_between_jobs_and_last_over_a_restart(machine):
     assert again is not first and again.identity == first.identity
     inode = (machine.fake.path / f"{SCOPE[1:]}/job_1").stat().st_ino
     assert first.identity == f"{SCOPE}/job_1 {inode}"
+    assert again.run == first.run != second.run and 0 < first.run < 1 << 48
+    machine.fake.write("/proc/sys/kernel/random/boot_id", "another boot\n")
+    assert machine.source().scan().jobs[0].run != first.run
 
 
 @pytest.mark.slow

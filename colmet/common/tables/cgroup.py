@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, gauge, label
+from colmet.common.tables.runs import RUN_FIELDS
 
 USER_BYTES = 64
 
@@ -117,6 +118,7 @@ SCHEMA = Schema(
         _pressure("memory", "full", "Time with tasks waiting for memory, and none running."),
         _pressure("io", "some", "Time with a task waiting for I/O."),
         _pressure("io", "full", "Time with tasks waiting for I/O, and none running."),
+        *RUN_FIELDS,
     ],
 )
 

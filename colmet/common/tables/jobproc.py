@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, gauge
+from colmet.common.tables.runs import RUN_FIELDS
 
 
 def _io(name: str, unit: str, text: str) -> Field:
@@ -51,5 +52,6 @@ SCHEMA = Schema(
         gauge("tasks", "count", "Its tasks now, threads too.", "tasks, or cgroup.threads"),
         CPU_FIELD,
         gauge("cpus_allowed", "count", "CPUs that its processes may run on.", "/proc/<pid>/status Cpus_allowed"),
+        *RUN_FIELDS,
     ],
 )

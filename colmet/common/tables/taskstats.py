@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from colmet.common.schema import Field, Schema, counter, gauge
+from colmet.common.tables.runs import RUN_FIELDS
 
 
 def _counter(name: str, unit: str, text: str, fold: str = "sum") -> Field:
@@ -58,6 +59,7 @@ SCHEMA = Schema(
             *("tasks_ended", "count", "Tasks (processes and threads) that have ended; missing without exit records."),
             "exit records",
         ),
+        *RUN_FIELDS,
     ],
 )
 

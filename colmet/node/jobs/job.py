@@ -9,10 +9,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from colmet.common.schema import digest_of
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.owners import owner_of
 from colmet.node.system.host import Host, Kept, is_gone
 from colmet.node.system.processes import NO_ANSWER, Question
+from colmet.node.system.state import BOOT_ID
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ class Job:
         witnessed: whether the agent was running at the job's start: earlier usage of a task first seen in the job was
             elsewhere.
         is_watched: whether the agent notices each task that is moved into the job.
+        run: number of this run of the job, see `colmet.common.tables.runs`; None if its directory was not seen.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class Job:
         self._kept: dict[str, Kept] = {}
         self._unified: dict[str, bool] = {}
         self._identity = ""
+        self.run: int | None = None
         self._misses: dict[str, int] = {}
         self._user_searches = 0
         self._within: list[str] = []
@@ -101,7 +105,20 @@ class Job:
             inode = self._host.inode(self.tops[0])
         except OSError:
             inode = 0  # removed already
+        else:
+            self.run = self._run_of(inode)
         self._identity = f"{self.tops[0]} {inode}"
+
+    def _run_of(self, inode: int) -> int:
+        """Return a number below 2^48 for a directory's inode since this boot: programs keep whole numbers up to 2^53.
+
+        Since Linux 4.14 the kernel gives the number of a removed cgroup to another one only after all others.
+        """
+        try:
+            boot_id = self._host.read(BOOT_ID).strip()
+        except OSError:
+            boot_id = b""
+        return int.from_bytes(digest_of(b"%s %d" % (boot_id, inode))[:6], "big") or 1
 
     @property
     def has_named(self) -> bool:

@@ -382,7 +382,7 @@ class Host:
         return os.stat(self.root + path).st_ino
 
     def links(self, path: str) -> int:
-        """Return the number of links to a directory: 2, and one for each directory inside, or 1 if it is not counted."""
+        """Return the links to a directory: 2, and one for each directory inside; 1 where they are not counted."""
         return os.stat(self.root + path).st_nlink
 
     def mode(self, path: str) -> int:

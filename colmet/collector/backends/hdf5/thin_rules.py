@@ -13,6 +13,7 @@ from colmet.common import measures
 from colmet.common.measures import GPUS, GPUS_OF_JOBS, MAX, MEASURES, ZONES
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
+from colmet.common.tables.runs import RUN, UPTIME
 
 # The value of a column in a row that stands for several.
 OWN = "own"  # that of the last row
@@ -40,7 +41,7 @@ _PEAKS = {"memory_peak", "pids_peak", "maximum_power"}
 _LOWS = {"minimum_power"}
 _STEADY = {
     *("cpus_allocated", "memory_limit", "memory_swap_limit", "pids_limit", "gpus", "gpus_idle", "gpus_shared"),
-    *("held", "stat_cpus", "memory_total", "memory-total", "power_limit", "max_energy_range", "is_on"),
+    *("held", RUN, "stat_cpus", "memory_total", "memory-total", "power_limit", "max_energy_range", "is_on"),
 }
 _BITS = {"index", "performance_state", "clock_event_reasons"}  # no means
 # Gauges that readers integrate over time: a row ends where they appear or disappear.
@@ -121,6 +122,6 @@ def _value(table: str, name: str, dtype: np.dtype[Any], field: Field | None) -> 
         return LEAST
     if name in _STEADY or (table == GPUS_OF_JOBS and name == "processes") or table == "RAPLstats_default":
         return STEADY
-    if name in _BITS or field.kind == "label" or field.unit in ("ts_date", "nsec"):
+    if name in _BITS or name == UPTIME or field.kind == "label" or field.unit in ("ts_date", "nsec"):
         return LAST
     return MEAN
