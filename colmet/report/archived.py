@@ -12,9 +12,11 @@ import numpy.typing as npt
 from colmet.archive.queries import ArchivedJob, JobArchive, JobFilter
 from colmet.archive.reports import report_of
 from colmet.common.errors import ColmetError
+from colmet.common.tables.runs import RUN
 from colmet.report.collect import ENDED, RUNNING, UNKNOWN, gather
 from colmet.report.model import Report
 from colmet.stored.job_completeness import DELAY_S
+from colmet.stored.runs import StoredRun, jobs_of, stored_runs
 from colmet.stored.series import HeldRows, History, HostRows, Series
 from colmet.stored.stays import JobInterval
 
@@ -71,7 +73,7 @@ def made_from(
     unread: ColmetError | None = None
     try:
         with opened() as history:
-            report = gather(seen(rows_of(history, found)), asked, now)
+            report = gather(seen(rows_of(history, asked.job, found)), asked, now)
             if report is None:
                 without_rows(history)
     except ColmetError as err:
@@ -125,26 +127,36 @@ def _lacks_rows(report: Report, archived: Report) -> bool:
     return False
 
 
-class OneOfSeveral(History):
+class OneRun(History):
     """A history with the rows of one of several jobs with the same number.
+
+    Rows have the number of their run. Those of older nodes, and tables without it, are told apart by their times.
 
     Args:
         history: all rows; not closed by `close`.
         job: the number.
+        runs: of all jobs with the number.
         first: start of the job, seconds since 1970.
         last: the last second before the next job with this number; None for the latest one.
+        note: a further warning; empty for none.
     """
 
-    def __init__(self, history: History, job: int, first: int, last: int | None) -> None:
+    def __init__(
+        self, history: History, job: int, runs: Collection[StoredRun], first: int, last: int | None, note: str = ""
+    ) -> None:
         self._history = history
         self._job = job
-        self._first = first
-        self._last = (1 << 63) - 1 if last is None else last
+        self._interval = first, (1 << 63) - 1 if last is None else last
+        self._runs: dict[str, list[StoredRun]] = {run.host: [] for run in runs}
+        for run in runs:
+            if self._interval[0] <= run.start <= self._interval[1]:
+                self._runs[run.host].append(run)
+        self._note = note
 
     @property
     def warnings(self) -> Sequence[str]:  # type: ignore[override]  # read only
-        """Return those of the history."""
-        return self._history.warnings
+        """Return those of the history, and the note."""
+        return [*self._history.warnings, *([self._note] if self._note else [])]
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
         """Return the tables with rows of a job; see `History.tables`."""
@@ -160,10 +172,26 @@ class OneOfSeveral(History):
         hosts: Collection[str] | None = None,
     ) -> list[Series]:
         """Return the rows of a job; see `History.read`."""
-        found = self._history.read(job, table, columns, since, until, hosts)
         if job != self._job:
-            return found
-        return [part for one in found for part in [one.within(self._first, self._last)] if len(part)]
+            return self._history.read(job, table, columns, since, until, hosts)
+        read = columns if columns is None or RUN in columns else [*columns, RUN]
+        parts = [self._part(one) for one in self._history.read(job, table, read, since, until, hosts)]
+        if read is not columns:
+            parts = [replace(one, columns={n: v for n, v in one.columns.items() if n != RUN}) for one in parts]
+        return [part for part in parts if len(part)]
+
+    def _part(self, series: Series) -> Series:
+        """Return the rows of the job."""
+        runs = self._runs.get(series.host)
+        if runs is None:
+            return series.within(*self._interval)
+        is_own = np.zeros(len(series), np.bool_)
+        for run in runs:
+            is_own |= (series.times >= run.first) & (series.times <= run.last)
+        numbers = series.columns.get(RUN)
+        if numbers is not None:
+            is_own = np.where(numbers > 0, np.isin(numbers, [run.number for run in runs]), is_own)
+        return series.selected(is_own)
 
     def sampled(
         self, job: int, tables: Collection[str], hosts: Collection[str], since: float | None, until: float | None
@@ -172,7 +200,7 @@ class OneOfSeveral(History):
         found = self._history.sampled(job, tables, hosts, since, until)
         if job != self._job:
             return found
-        return [(table, host, times[(times >= self._first) & (times <= self._last)]) for table, host, times in found]
+        return [(table, host, self._part(Series(table, host, job, times, {})).times) for table, host, times in found]
 
     def by_hosts(
         self,
@@ -192,10 +220,15 @@ class OneOfSeveral(History):
         """Do nothing."""
 
 
-def rows_of(history: History, found: ArchivedJob | None) -> History:
-    """Return the history with the rows of a job in the archive: of several with its number, only of this one."""
-    if found is None or len(found.starts) < 2:
+def rows_of(history: History, job: int, found: ArchivedJob | None) -> History:
+    """Return the history with the rows of one run of a job: of that in the archive, else of the latest."""
+    runs = stored_runs(history, job)
+    if found is not None and len(found.starts) > 1:
+        first = int(found.summary["start"])
+        following = [one for one in found.starts if one > first]
+        return OneRun(history, job, runs, first, min(following) - 1 if following else None)
+    jobs = jobs_of(runs)
+    if len(jobs) < 2:
         return history
-    start = int(found.summary["start"])
-    following = [one for one in found.starts if one > start]
-    return OneOfSeveral(history, int(found.summary["job"]), start, min(following) - 1 if following else None)
+    note = f"{len(jobs)} jobs have this number, and this is the latest; the job archive has the others"
+    return OneRun(history, job, runs, jobs[-1][0].start, None, note if found is None else "")

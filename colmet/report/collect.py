@@ -61,6 +61,7 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
     shared: list[Shared] = []
     found: list[FoundRows] = []
     lines: Lines = defaultdict(list)
+    last: dict[str, int] = {}
     longest = ""
     for group in rows.groups():
         longest = longest or group[0].longest
@@ -70,21 +71,24 @@ def gather(history: History, asked: JobInterval, now: float) -> Report | None:
         found.append(found_of(rows, group, tables))
         for name, some in lines_of(group, shares).items():
             lines[name] += some
-        for stay in group:
-            energy = node_energy(shares[stay.host], stay) if stay.host in shares else None
+        for stored in group:
+            energy = node_energy(shares[stored.host], stored) if stored.host in shares else None
             nodes += [] if energy is None else [energy]
+            last[stored.host] = stored.last
+            stay = stored.by_first_clock()
             hosts.append(host_of(stay, None if energy is None else energy.job_joules))
             _figures_of([stay])
             stays.append(stay.folded())
     if not stays:  # removed meanwhile
         return None
+    start, end = min(stay.start for stay in stays), max(stay.last for stay in stays)
     report = Report(
         **_figures_of(stays),
         job=asked.job,
-        state=state_of(history, asked, stays, longest, [name for name in tables if name not in RARE], now),
-        start=span.start,
-        end=span.last,
-        wall_s=float(span.last - span.start),
+        state=state_of(history, asked, stays, last, longest, [name for name in tables if name not in RARE], now),
+        start=start,
+        end=end,
+        wall_s=float(end - start),
         since=asked.since,
         until=asked.until,
         nodes=shared_by_all(shared),
@@ -123,6 +127,11 @@ def _left_out(stays: Sequence[Stay]) -> Sequence[str]:
     if unknown and len(unknown) < len(stays):
         found.append(f"the CPU time on {some_of(unknown, 3)} is not known, and not in the sum")
     wrong = [stay.host for stay in stays if stay.cpu_left_out]
+    clocks = [stay.host for stay in stays if stay.is_clock_set]
+    if clocks:
+        found.append(
+            f"the clock of {some_of(clocks, 3)} was set while the job ran: times are by the clock at its start"
+        )
     if wrong:
         found.append(
             f"rows of {some_of(wrong, 3)} have more CPU time than its CPUs can have run, and that is not in the sum: "
@@ -137,14 +146,21 @@ def _period_s(stays: Sequence[Stay]) -> Number:
 
 
 def state_of(
-    history: History, asked: JobInterval, stays: Sequence[Stay], table: str, tables: Sequence[str], now: float
+    history: History,
+    asked: JobInterval,
+    stays: Sequence[Stay],
+    last: dict[str, int],
+    table: str,
+    tables: Sequence[str],
+    now: float,
 ) -> str:
     """Return whether the job still runs, from the stored rows: in `table` of the job and `tables` of the nodes.
+
+    `last` are the times of the last rows by host, as they are stored.
 
     A job has ended if its latest nodes have later rows without it, or are silent. Else it counts as running while its
     last row is within the normal delay.
     """
-    last = {stay.host: stay.last for stay in stays}
     if asked.until is not None:  # rows may follow the interval
         later_rows = history.by_hosts(asked.job, table, [], asked.until, None, list(last))
         for host in last:

@@ -402,13 +402,14 @@ def of_job(
         gaps: of the table.
         first: time of its first row in any table.
         last: of its last one.
-        period_s: seconds between samples, for a job with few rows; 0 if unknown.
+        period_s: seconds between samples, for the gaps of this job alone if it has few rows; 0 if unknown.
     """
-    own = holes_of_job(times, period_s)
     explained = [gap for gap in gaps if gap.job == job]
     # a hole that has its cause does not stand for samples of another cause beside it as well
     unexplained = [
-        hole for hole in own if not any(one.first <= hole.last and hole.first <= one.last for one in explained)
+        hole
+        for hole in holes_of_job(times)
+        if not any(one.first <= hole.last and hole.first <= one.last for one in explained)
     ]
     found = []
     for gap in gaps:
@@ -417,7 +418,7 @@ def of_job(
         if gap.exact:
             samples = within(gap, first, last)
         else:
-            places = own if gap.job == job else unexplained
+            places = holes_of_job(times, period_s) if gap.job == job else unexplained
             samples = min(gap.samples, sum(within(hole, gap.first - 1, gap.last + 1) for hole in places))
         if samples:
             found.append(

@@ -50,7 +50,11 @@ class Series:
         """Return the last rows."""
         return self._part(slice(max(0, len(self) - count), None))
 
-    def _part(self, part: slice) -> Series:
+    def selected(self, keep: npt.NDArray[np.bool_]) -> Series:
+        """Return the rows of a mask, shape (n,)."""
+        return self._part(np.flatnonzero(keep))
+
+    def _part(self, part: slice | npt.NDArray[np.intp]) -> Series:
         return replace(self, times=self.times[part], columns={n: column[part] for n, column in self.columns.items()})
 
     def values(self, name: str) -> npt.NDArray[np.float64]:

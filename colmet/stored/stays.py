@@ -19,6 +19,7 @@ from colmet.common import measures
 from colmet.common.growth import NODE_CPUS, Capacity, ceiling, is_late, steady_growth, summed
 from colmet.common.growth import largest as most_of
 from colmet.common.measures import CGROUP, CGROUP_TABLE, CPU_USED, MEMORY, START, Measure, Source, columns_of
+from colmet.common.tables.runs import RUN, UPTIME
 from colmet.report.model import Number
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
@@ -27,6 +28,8 @@ from colmet.stored.series import NODE, History, Series, of_one_agent
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 OUTLINE_COLUMNS = columns_of([START])
+RUN_COLUMNS = (RUN, UPTIME)  # of tables that have them
+STEP_S = 3  # a clock that was set by less changes no figure
 
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,11 +75,34 @@ class Stay:
     node_cpus: float = math.nan  # CPUs of the host, for a job with an unknown number of its own
     known: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)  # computed figures
     is_folded: bool = False  # whether the rows are dropped
+    is_clock_set: bool = False  # whether its clock was set between the rows, see `by_first_clock`
 
     def folded(self) -> Stay:
         """Return the stay with the figures computed so far, and without its rows."""
         empty = {name: Series(name, self.host, one.job, one.times[:0], {}) for name, one in self.tables.items()}
         return replace(self, tables=empty, is_folded=True)
+
+    def by_first_clock(self) -> Stay:
+        """Return the rows with times by the clock of the first one, also if that was set since.
+
+        That is known of the rows of one run that have the time since the machine's boot; the others stay as they are.
+        """
+        tables = dict(self.tables)
+        for name, series in self.tables.items():
+            runs, uptimes = series.columns.get(RUN), series.columns.get(UPTIME)
+            if runs is None or uptimes is None or runs.dtype.kind != "i" or uptimes.dtype.kind != "i":
+                continue
+            if not len(series) or runs[0] <= 0 or (runs != runs[0]).any() or (uptimes < 0).any():
+                continue
+            first = int(np.argmin(uptimes))
+            times = uptimes - uptimes[first] + series.times[first]
+            if (np.abs(times - series.times) >= STEP_S).any():
+                order = np.argsort(times, kind="stable")
+                columns = {column: values[order] for column, values in series.columns.items()}
+                tables[name] = replace(series, times=times[order], columns=columns)
+        if all(tables[name] is series for name, series in self.tables.items()):
+            return self
+        return replace(self, tables=tables, known={}, is_clock_set=True)
 
     @property
     @_kept
@@ -114,6 +140,8 @@ class Stay:
         """Return the start of the job's first task; None if unknown."""
         times = self.values(START.best)
         times = times[times > self.first - OLDEST_S]
+        if self.is_clock_set:  # the kernel's time of a start moves with the clock
+            times = times[:1]
         return min(int(times.min()), self.first) if len(times) else None
 
     @property
@@ -329,9 +357,13 @@ class JobRows(GroupedRows):
         self._asked = asked
         self._is_bounded = CGROUP_TABLE in columns  # whether the CPUs are of interest
         tables = history.tables(asked.job)
+
+        def wanted(table: str) -> Sequence[str]:
+            return (*columns[table], *RUN_COLUMNS) if table in columns else ()
+
         self._tables = {
             table: self.rows(
-                *(asked.job, table, [column for column in columns.get(table, ()) if column in tables[table]]),
+                *(asked.job, table, [column for column in wanted(table) if column in tables[table]]),
                 *(asked.since, asked.until),
             )
             for table in sorted(tables)

@@ -121,6 +121,23 @@ def test_a_clock_that_is_set_back_adds_no_cpu_time(history):
     assert "more CPU time than its CPUs can have run" in found.warnings[0]
 
 
+@pytest.mark.parametrize("off_s", [-3600, -63, 3600])
+def test_a_clock_that_is_set_changes_no_figure_of_a_run_and_is_named(history, off_s):
+    job_rows(history)
+    for table in ("cgroup_default", "taskstats_default"):
+        times, columns = history.rows[42, table]["node-1"]
+        own = {**columns, "run": np.full(len(times), 7), "uptime": times - START + 1000}
+        if "ac_btime" in own:
+            own["ac_btime"] = np.where(np.arange(len(times)) >= 60, START + off_s, START)
+        times = times + np.where(np.arange(len(times)) >= 60, off_s, 0)
+        order = np.argsort(times, kind="stable")
+        history.rows[42, table]["node-1"] = (times[order], {name: of_it[order] for name, of_it in own.items()})
+    found = report_of(history)
+    assert (found.start, found.wall_s, found.cpu.used_s) == (START, WALL_S, pytest.approx(2 * WALL_S))
+    assert found.cpu.used_ratio == pytest.approx(0.5)
+    assert found.warnings == ("the clock of node-1 was set while the job ran: times are by the clock at its start",)
+
+
 def test_values_that_are_missing_are_not_measured_and_not_zero(history):
     job_rows(history, cpu_usage=-1, cpus_allocated=-1, memory_limit=-1, blkio_delay_total=-1, throttled_time=-1)
     report = report_of(history)
