@@ -22,6 +22,7 @@ from colmet.stored.stays import JobInterval
 
 SHARE_OF_ROWS = 0.95  # of the archived samples or time of each host; below it, rows are gone
 MOST_STARTS = 1000  # of one number
+LATEST_OF_SEVERAL = "several jobs have this number, and this is the latest; the job archive has the others"
 
 
 def find(
@@ -73,7 +74,10 @@ def made_from(
     unread: ColmetError | None = None
     try:
         with opened() as history:
-            report = gather(seen(rows_of(history, asked.job, found)), asked, now)
+            rows = rows_of(history, asked.job, found)
+            report = gather(seen(rows), asked, now)
+            if report is not None and found is None and rows is not history:
+                report = replace(report, warnings=(*report.warnings, LATEST_OF_SEVERAL))
             if report is None:
                 without_rows(history)
     except ColmetError as err:
@@ -138,11 +142,10 @@ class OneRun(History):
         runs: of all jobs with the number.
         first: start of the job, seconds since 1970.
         last: the last second before the next job with this number; None for the latest one.
-        note: a further warning; empty for none.
     """
 
     def __init__(
-        self, history: History, job: int, runs: Collection[StoredRun], first: int, last: int | None, note: str = ""
+        self, history: History, job: int, runs: Collection[StoredRun], first: int, last: int | None = None
     ) -> None:
         self._history = history
         self._job = job
@@ -151,12 +154,11 @@ class OneRun(History):
         for run in runs:
             if self._interval[0] <= run.start <= self._interval[1]:
                 self._runs[run.host].append(run)
-        self._note = note
 
     @property
     def warnings(self) -> Sequence[str]:  # type: ignore[override]  # read only
-        """Return those of the history, and the note."""
-        return [*self._history.warnings, *([self._note] if self._note else [])]
+        """Return those of the history."""
+        return self._history.warnings
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
         """Return the tables with rows of a job; see `History.tables`."""
@@ -230,5 +232,4 @@ def rows_of(history: History, job: int, found: ArchivedJob | None) -> History:
     jobs = jobs_of(runs)
     if len(jobs) < 2:
         return history
-    note = f"{len(jobs)} jobs have this number, and this is the latest; the job archive has the others"
-    return OneRun(history, job, runs, jobs[-1][0].start, None, note if found is None else "")
+    return OneRun(history, job, runs, jobs[-1][0].start)

@@ -25,6 +25,7 @@ from colmet.common.live.shares import Shares
 from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch, Rows, Schema
+from colmet.common.tables.runs import RUN
 from colmet.web.interface import FACILITY
 
 log = logging.getLogger(__name__)
@@ -116,12 +117,13 @@ class _HostTable:
 class JobStay:
     """A job on one host, from the rows of this host alone."""
 
-    __slots__ = ("is_disputed", "is_whole", "last", "since", "user")
+    __slots__ = ("is_disputed", "is_whole", "last", "run", "since", "user")
 
     def __init__(self, since: float, is_whole: bool) -> None:
         self.user = ""  # named by the rows; "" if no row names one
         self.is_disputed = False  # rows name different users: there are two jobs of this number
-        self.is_whole = is_whole  # the node had sent data before, without rows of this number
+        self.is_whole = is_whole  # the node had sent data before, without rows of this number, or of another run of it
+        self.run = 0  # its number, see `colmet.common.tables.runs`; 0 while it is unknown
         # start of the rows, seconds since 1970: the time of the first row, or its time of arrival if that is more than
         # an hour later, as the sender's clock may be wrong
         self.since = since
@@ -327,6 +329,9 @@ class RecentCache:
         users: list[bytes] = []
         if schema.name == _USER_TABLE and _USER in schema.name_set and rows[_USER].dtype.kind == "S":
             users = rows[_USER].tolist()
+        runs: list[int] = []
+        if RUN in schema.name_set and rows[RUN].dtype.kind == "i":
+            runs = rows[RUN].tolist()
         for n, job in enumerate(rows["job_id"].tolist()):
             if not job:
                 continue
@@ -334,6 +339,11 @@ class RecentCache:
             stay = None if known is None else known.hosts.get(host)
             if known is None or stay is None or min(wall, at) - stay.last > AGAIN_S:
                 known, stay = self._know(job, host, at, wall, is_new, sender)
+            if runs and runs[n] > 0 and runs[n] != stay.run:
+                if stay.run and min(wall, at) >= stay.last:  # the last row of the run before may have the same second
+                    stay = known.hosts[host] = JobStay(int(stay.last) + 1, True)
+                    self._agree(known)
+                stay.run = stay.run or runs[n]
             if schema.name not in known.tables:
                 tables = known.tables | {schema.name}
                 known.tables = self._sets.setdefault(tables, tables)

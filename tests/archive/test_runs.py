@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from colmet.archive.local import LocalArchive
-from colmet.report.archived import find, made_from
+from colmet.report.archived import LATEST_OF_SEVERAL, find, made_from
 from colmet.stored.stays import JobInterval
 from tests.support.archives import Archive, records_of, replayed
 from tests.support.made_up_history import GIB, START, MadeUp, S
@@ -63,7 +63,7 @@ def test_two_runs_of_one_second_are_two_jobs_in_an_archive_made_from_rows_and_in
 def test_without_an_archive_the_report_is_of_the_latest_run_and_says_so(history):
     report = report_of(history)
     assert figures(report) == EXPECTED[70]
-    assert report.warnings == ("2 jobs have this number, and this is the latest; the job archive has the others",)
+    assert report.warnings == (LATEST_OF_SEVERAL,)
 
 
 def test_a_host_whose_node_is_of_an_earlier_version_is_told_apart_by_its_times(history):

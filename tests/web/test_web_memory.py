@@ -184,6 +184,26 @@ def test_a_number_that_comes_back_is_another_job(bed):
     assert (bed.memory.job(7).user, bed.memory.job(7).first) == ("bob", START + bed.now)
 
 
+def test_the_next_run_of_a_number_is_its_users_alone_from_its_second_row_on(bed):
+    """The last row of the run before may have the time of its first row."""
+
+    def take(user, run, step=0.0):
+        bed.now += step
+        packed = rows("cgroup_default", [7], user=user, run=run).tobytes()
+        time_ns = int((START + bed.now) * NS)
+        bed.take(Batch("n1", 1, 1, time_ns, (7,), (Table(SCHEMAS["cgroup_default"], time_ns, packed),)))
+
+    take(b"alice", 1)
+    take(b"alice", 1, step=1)
+    take(b"zoe", 2)
+    job = bed.memory.job(7)
+    assert (job.user, job.is_disputed, job.hosts["n1"].since) == ("zoe", False, START + bed.now + 1)
+    assert job.hosts["n1"].is_whole, "earlier rows are not of this run"
+    bed.now -= 30
+    take(b"alice", 1)
+    assert bed.memory.job(7).user == "", "late rows of the run before begin none"
+
+
 def test_of_a_job_all_has_come_where_its_node_had_been_heard_without_it(bed):
     bed.gauge("n1", 1, {7: 1})
     bed.gauge("n1", 2, {7: 1, 8: 1})
