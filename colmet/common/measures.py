@@ -242,7 +242,8 @@ CALLS_WRITE = _job(
     *("calls_write", "written", "Bytes of write calls: page cache, pipes and network file systems included."),
     "taskstats.write_char jobprocstats.wchar",
 )
-# xacct_add_tsk() rounds the calls of a task down to a multiple of 1024; /proc/<pid>/io does not
+# xacct_add_tsk() rounds the calls of a task down to a multiple of 1024; /proc/<pid>/io does not, and lacks those of
+# processes that ended before they were read
 READ_CALLS = _job("read_calls", "read", "Read calls.", "jobprocstats.syscr taskstats.read_syscalls")
 WRITE_CALLS = _job("write_calls", "written", "Write calls.", "jobprocstats.syscw taskstats.write_syscalls")
 READ_OPS = _job("read_ops", "read", "Reads of block devices.", "cgroup.io_read_ops")

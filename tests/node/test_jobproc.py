@@ -32,9 +32,13 @@ class Tree:
         self.backend = JobprocBackend(fake.host, every)
         self.job = Job(fake.host, 1, "bob", ["/job"])
         self.pids = []
+        self.began = {}  # by pid, in clock ticks
 
-    def process(self, pid, io=0, ppid=1, pages=100, shared=20, shmem_kb=4, ticks=(0, 0, 0, 0), cpus="3"):
-        """Make or change a process; its I/O counters are io, io+1, ..."""
+    def process(self, pid, io=0, ppid=1, pages=100, shared=20, shmem_kb=4, ticks=(0, 0, 0, 0), cpus="3", began_s=None):
+        """Make or change a process; its I/O counters are io, io+1, ... It begins now, or `began_s` after the boot."""
+        now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+        began = int((now_s if began_s is None else began_s) * os.sysconf("SC_CLK_TCK"))
+        began = self.began.setdefault(pid, began)
         if pid not in self.pids:
             self.pids.append(pid)
         counters = "".join(f"{name}: {io + n}\n" for n, name in enumerate(IO))
@@ -42,7 +46,7 @@ class Tree:
         self.fake.write(f"/proc/{pid}/statm", f"{pages * 2} {pages} {shared} 1 0 5 0\n")
         times = " ".join(map(str, ticks))
         self.fake.write(
-            f"/proc/{pid}/stat", f"{pid} (a ) b) S {ppid} 1 1 0 -1 4194560 1 0 0 0 {times} 20 0 1 0 9 8 7\n"
+            f"/proc/{pid}/stat", f"{pid} (a ) b) S {ppid} 1 1 0 -1 4194560 1 0 0 0 {times} 20 0 1 0 {began} 8 7\n"
         )
         status = f"Name:\tx\nTgid:\t{pid}\nPPid:\t{ppid}\nVmRSS:\t1 kB\nRssShmem:\t     {shmem_kb} kB\n"
         status += f"Threads:\t1\nCpus_allowed:\t{cpus}\n"
@@ -50,12 +54,16 @@ class Tree:
 
     def end(self, pid):
         self.pids.remove(pid)
+        del self.began[pid]
         shutil.rmtree(self.fake.path / f"proc/{pid}")
 
-    def sample(self):
+    def list(self):
         for name in ("cgroup.procs", "tasks"):
             self.fake.write(f"/job/{name}", "".join(f"{pid}\n" for pid in self.pids))
         self.job.forget_tasks()
+
+    def sample(self):
+        self.list()
         rows = list(self.backend.sample([self.job]))
         return rows[0].values if rows else None
 
@@ -119,6 +127,51 @@ def test_cpus_are_those_of_all_processes_and_missing_when_unknown(tree):
     tree.process(10, pages=101, shared=21, cpus="?")
     tree.process(11, pages=101, shared=21, cpus="")
     assert tree.sample()["cpus_allowed"] is None
+
+
+def test_what_a_process_did_before_it_came_into_the_job_is_left_out(tree):
+    tree.process(10, io=100, began_s=1)
+    assert tree.sample()["rchar"] == 100, "it was there before the agent"
+    tree.process(11, io=5000, began_s=1, ticks=(7, 0, 0, 0))
+    values = tree.sample()
+    assert (values["rchar"], values["cpu_time"]) == (100, 0)
+    tree.process(11, io=5020, ticks=(9, 0, 0, 0))
+    tree.process(12, io=30)
+    values = tree.sample()
+    assert values["rchar"] == 150, "one that began since the last look began in the job"
+    assert values["cpu_time"] == 2 * 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+    tree.end(11)
+    assert tree.sample()["rchar"] == 150
+
+
+def test_the_last_row_has_what_was_read_when_tasks_ended(tree):
+    tree.process(10, io=100)
+    tree.sample()
+    tree.process(10, io=9000, ticks=(5, 0, 0, 0))
+    tree.list()
+    tree.backend.notice(tree.job)
+    tree.end(10)
+    tree.list()
+    row = tree.backend.last(tree.job)
+    assert (row.values["rchar"], row.values["wchar"]) == (9000, 9001)
+    assert "VmRSS" not in row.values and "processes" not in row.values, "no present use is known"
+    assert tree.backend.last(tree.job) is None, "once"
+    tree.process(20, io=7)
+    assert tree.sample()["rchar"] == 7, "the next job with its number begins with nothing"
+
+
+def test_a_job_that_is_noticed_changes_no_other(tree):
+    other = Job(tree.fake.host, 2, "eve", ["/other"])
+    tree.fake.write("/other/cgroup.procs", "30\n")
+    tree.fake.write("/other/tasks", "30\n")
+    tree.process(30, io=40)
+    tree.pids.remove(30)
+    tree.process(10, io=100)
+    for _ in range(2):
+        tree.list()
+        rows = {row.job_id: row.values["rchar"] for row in tree.backend.sample([tree.job, other])}
+        assert rows == {1: 100, 2: 40}
+        tree.backend.notice(tree.job)
 
 
 def test_a_job_without_a_process_has_no_row_until_it_had_one(tree):

@@ -50,6 +50,7 @@ _IO = slice(0, len(IO_FIELDS))
 # Counters that a process takes over from each child that it waits for.
 _INHERITED = slice(0, len(IO_FIELDS) + 1)
 _NSEC_PER_TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+MOST_NOTICED = 16  # processes of a job that is read between ticks
 _IO_KEYS = [field.name.encode() + b":" for field in IO_FIELDS]
 _NO_IO = [MISSING_INT] * len(IO_FIELDS)
 _PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024
@@ -99,6 +100,15 @@ def parse_cpu_time(data: bytes) -> int:
     return sum(map(int, words[12:16])) * _NSEC_PER_TICK
 
 
+def parse_start(data: bytes) -> int:
+    """Return the end of the clock tick in which a process began, in ns since boot, from /proc/<pid>/stat.
+
+    Raises:
+        ValueError, IndexError: another form.
+    """
+    return (int(data[data.rindex(b")") :].split(None, 21)[20]) + 1) * _NSEC_PER_TICK
+
+
 def parse_cpu_mask(status: bytes) -> int:
     """Return the CPUs that a process may run on, a bit for each, from /proc/<pid>/status; 0 for another form."""
     _, _, rest = status.partition(b"\nCpus_allowed:")
@@ -111,12 +121,16 @@ def parse_cpu_mask(status: bytes) -> int:
 class _Process:
     """One process: its open files, and its rarely changing values."""
 
-    __slots__ = ("_io", "_shape", "_shmem_kb", "_stat", "_statm", "_status", "cpu_mask", "pid", "ppid", "serial")
+    __slots__ = (
+        *("_io", "_shape", "_shmem_kb", "_stat", "_statm", "_status"),
+        *("began_ns", "cpu_mask", "pid", "ppid", "serial"),
+    )
 
     def __init__(self, host: Host, pid: int) -> None:
         self.pid = pid
         self.serial = 0  # unique to the process, unlike the pid; 0 until it has been read
         self.ppid = 0
+        self.began_ns = 0  # since boot; 0 until it has been read
         self.cpu_mask = 0
         self._io = host.keep(f"/proc/{pid}/io")
         self._stat = host.keep(f"/proc/{pid}/stat")
@@ -146,6 +160,7 @@ class _Process:
         data = self._stat.read()
         try:
             cpu_ns = parse_cpu_time(data)
+            self.began_ns = self.began_ns or parse_start(data)
         except (ValueError, IndexError) as err:
             raise ParseError(self._stat.path, data[:80]) from err
         try:
@@ -342,6 +357,8 @@ class JobprocBackend(InputBackend):
         self._processes: dict[int, _Process] = {}  # by pid
         self._by_serial: dict[int, _Process] = {}  # of the last tick, and those that have ended since
         self._members: dict[int, list[int]] = {}  # pids by job, as of the last tick
+        self._looks: dict[int, tuple[int, frozenset[int]]] = {}  # by job: when its processes were listed, and which
+        self._without_io: set[int] = set()  # jobs with a process whose I/O could not be read
         self._serials = itertools.count(1)
         self._once = OnceLog(log)
 
@@ -370,8 +387,54 @@ class JobprocBackend(InputBackend):
         """Return one row for each job that has or had a process; without `every`, only if its cgroups lack a value."""
         if self._uncounted is not None:
             return self._uncounted.sample(jobs)
+        former = self._processes
+        ids = {job.id for job in jobs}
+        self._totals.keep_only(ids)
+        rows = self._rows_of(jobs)
+        for process in former.values():
+            if self._processes.get(process.pid) is not process:
+                process.close()
+        self._by_serial = {process.serial: process for process in self._processes.values()}
+        self._members = {job: self._members[job] for job in ids}
+        self._looks = {job: self._looks[job] for job in ids}
+        self._without_io &= ids
+        return rows
+
+    def notice(self, job: Job) -> None:
+        """Read a job's processes, if they are few: they may have ended by the next tick."""
+        if self._uncounted is not None or len(job.pids()) > MOST_NOTICED:
+            return
+        former, own = self._processes, set(self._members.get(job.id, ()))
+        others = {pid for one, members in self._members.items() if one != job.id for pid in members}
+        self._rows_of([job])
+        for pid, process in former.items():
+            if pid in self._processes:
+                if self._processes[pid] is not process:
+                    process.close()
+            elif pid in own - others:
+                process.close()
+            else:
+                self._processes[pid] = process
+
+    def last(self, job: Job) -> Sample | None:
+        """Return the counters of a job's processes as last read; None if it had none."""
+        self._members.pop(job.id, None)
+        self._looks.pop(job.id, None)
+        totals = None
+        if self._totals.knows(job.id):
+            totals = self._totals.update(
+                job.id, np.empty(0, np.int64), np.empty((0, len(_OF_PROCESS.fields)), np.int64)
+            )
+            self._totals.forget(job.id)
+        if totals is None:
+            return None
+        values = as_values(_OF_PROCESS, totals)
+        counters = (*([] if job.id in self._without_io else IO_FIELDS), CPU_FIELD)
+        return Sample(job.id, {field.name: values[field.name] for field in counters})
+
+    def _rows_of(self, jobs: Sequence[Job]) -> list[Sample]:
+        """Return a row for each job that has or had a process. Then `_processes` are those of these jobs alone."""
         former, self._processes = self._processes, {}
-        self._totals.keep_only({job.id for job in jobs})
         rows = []
         try:
             members, answers = self._read_all(jobs, former)
@@ -382,11 +445,6 @@ class JobprocBackend(InputBackend):
         except BaseException:
             self._processes = {**former, **self._processes}  # unread processes have not ended
             raise
-        for process in former.values():
-            if self._processes.get(process.pid) is not process:
-                process.close()
-        self._by_serial = {process.serial: process for process in self._processes.values()}
-        self._members = {job.id: self._members[job.id] for job in jobs}
         return rows
 
     def _row(self, job: Job, totals: Ints) -> Values:
@@ -450,10 +508,15 @@ class JobprocBackend(InputBackend):
             found += [(key, row) for key, row in zip(keys.tolist(), rows.tolist()) if key in unread]
         self._members[job.id] = [self._by_serial[serial].pid for serial, _ in found]
         found.sort()
+        self._leave_out_history(job, found)
         keys = np.array([serial for serial, _ in found], dtype=np.int64)
         table = np.array([values for _, values in found], dtype=np.int64).reshape(len(found), len(_OF_PROCESS.fields))
         totals = self._totals.update(job.id, keys, table, self._inherited(job.id, keys, table))
-        if totals is not None and (table[:, _IO] == MISSING_INT).any():
+        if (table[:, _IO] == MISSING_INT).any():
+            self._without_io.add(job.id)
+        else:
+            self._without_io.discard(job.id)
+        if totals is not None and job.id in self._without_io:
             totals[_IO] = MISSING_INT  # the sum of some processes is not the I/O of the job
             self._once.warning(
                 "cannot read /proc/<pid>/io of all processes: I/O of jobprocstats_default is missing for these "
@@ -464,6 +527,26 @@ class JobprocBackend(InputBackend):
         if totals is not None and silent:
             totals[:] = MISSING_INT
         return totals
+
+    def _leave_out_history(self, job: Job, found: Sequence[tuple[int, list[int]]]) -> None:
+        """Leave out what processes did before they came into the job, given serials and values.
+
+        A process that is older than the last look at the job, and was not in it then, has come from elsewhere. What it
+        did in the job until this look is left out, too.
+        """
+        look = self._looks.get(job.id)
+        # a zombie is not listed
+        self._looks[job.id] = job.listed_ns, frozenset([*job.pids(), *self._members[job.id]])
+        if look is None:
+            return
+        looked_ns, listed = look
+        before = [
+            values
+            for serial, values in found
+            if self._by_serial[serial].pid not in listed and self._by_serial[serial].began_ns <= looked_ns
+        ]
+        if before:
+            self._totals.subtract(job.id, np.array(before, dtype=np.int64))
 
     def _measure(self, pid: int, process: _Process | None) -> tuple[_Process, list[int]] | None:
         """Return a process and its values; None if it has ended. Runs in the reader thread.

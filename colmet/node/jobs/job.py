@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -47,6 +48,7 @@ class Job:
         witnessed: whether the agent was running at the job's start: earlier usage of a task first seen in the job was
             elsewhere.
         is_watched: whether the agent notices each task that is moved into the job.
+        listed_ns: time since the machine's boot at which the reading of the present `pids` began.
         run: number of this run of the job, see `colmet.common.tables.runs`; None if its directory was not seen.
     """
 
@@ -78,6 +80,7 @@ class Job:
         self._unified: dict[str, bool] = {}
         self._identity = ""
         self.run: int | None = None
+        self.listed_ns = 0
         self._misses: dict[str, int] = {}
         self._user_searches = 0
         self._within: list[str] = []
@@ -250,6 +253,7 @@ class Job:
     def pids(self) -> list[int]:
         """Return the processes, ascending. Source: the cgroup's ``cgroup.procs``."""
         if self._pids is None:
+            self.listed_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
             found = set(self._named_pids)
             for cgroup in self.cgroups:
                 try:
