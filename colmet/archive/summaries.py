@@ -72,12 +72,12 @@ class _Values:
         return np.full(len(self.slots), np.nan)
 
     def of(self, column: JobColumn) -> Floats:
-        """Return a column: of its first source with values."""
+        """Return a column: of its first source with values, or the largest one."""
         found = self.missing()
         for measure in column.measures:
             for source in folded_sources(measure):
                 values = self._of_source(column, source.table, source.column) * source.factor
-                found = np.where(np.isnan(found), values, found)
+                found = np.fmax(found, values) if measure.is_largest else np.where(np.isnan(found), values, found)
         return found
 
     def _of_source(self, column: JobColumn, table: str, name: str) -> Floats:

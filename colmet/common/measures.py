@@ -67,6 +67,7 @@ class Measure(NamedTuple):
     time: str = TOTAL  # fold of the samples of one host: TOTAL (of counters), MEAN, MAX or LAST
     is_rate: bool = True  # whether the current value of a counter is its growth per second, and not the counter
     bound: str = ""  # bound of the growth of a time counter: BY_CPUS, BY_TASKS, BY_TIME; empty for others
+    is_largest: bool = False  # whether each source may lack a part of a total, so the largest counts, not the first
 
     @property
     def places(self) -> list[tuple[str, str]]:
@@ -118,11 +119,12 @@ def _measure(
     time: str = TOTAL,
     is_rate: bool = True,
     bound: str = "",
+    is_largest: bool = False,
 ) -> Measure:
     """Return a measure from the names of its columns, such as "cgroup.cpu_usage taskstats.cpu_total"."""
     places = [(f"{table}_default", column) for table, _, column in [name.partition(".") for name in columns.split()]]
     sources = tuple([Source(*place, _ORIGIN_OF[place[0]] if has_origins else "") for place in places])
-    return Measure(key, label, text, scope, sources, hosts, time, is_rate, bound)
+    return Measure(key, label, text, scope, sources, hosts, time, is_rate, bound, is_largest)
 
 
 # -- jobs --
@@ -244,8 +246,12 @@ CALLS_WRITE = _job(
 )
 # xacct_add_tsk() rounds the calls of a task down to a multiple of 1024; /proc/<pid>/io does not, and lacks those of
 # processes that ended before they were read
-READ_CALLS = _job("read_calls", "read", "Read calls.", "jobprocstats.syscr taskstats.read_syscalls")
-WRITE_CALLS = _job("write_calls", "written", "Write calls.", "jobprocstats.syscw taskstats.write_syscalls")
+READ_CALLS = _job(
+    *("read_calls", "read", "Read calls, at least."), "jobprocstats.syscr taskstats.read_syscalls", is_largest=True
+)
+WRITE_CALLS = _job(
+    *("write_calls", "written", "Write calls, at least."), "jobprocstats.syscw taskstats.write_syscalls", is_largest=True
+)
 READ_OPS = _job("read_ops", "read", "Reads of block devices.", "cgroup.io_read_ops")
 WRITE_OPS = _job("write_ops", "written", "Writes to block devices.", "cgroup.io_write_ops")
 WAIT_CPU = _job(

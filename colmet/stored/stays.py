@@ -214,9 +214,9 @@ class Stay:
         return Growth(found.total, found.left_out) if len(found.times) >= (1 if self.whole else 2) else None
 
     def growth(self, measure: Measure) -> Growth | None:
-        """Return the growth of the first source with values; None if all are missing."""
-        found = (self.sum_of(source) for source in measure.sources)
-        return next((one for one in found if one is not None), None)
+        """Return the growth of the first source with values, or the largest one; None if all are missing."""
+        found = (one for one in map(self.sum_of, measure.sources) if one is not None)
+        return max(found, default=None) if measure.is_largest else next(found, None)
 
     def total(self, measure: Measure) -> Number:
         """Return the growth of the first source with values; None if all are missing."""

@@ -110,6 +110,20 @@ def test_metadata_operations_are_those_of_its_nodes_while_it_ran(tmp_path):
     assert (job["lustre_metadata_ops"], job["lustre_read_bytes"]) == (19_000, None)
 
 
+@pytest.mark.parametrize(("by_process", "by_task"), [(500, 2048), (5000, 4096), (None, 1024)])
+def test_of_calls_which_each_source_may_lack_the_larger_number_counts(tmp_path, by_process, by_task):
+    """The kernel rounds those of each task down; those of a process that ended unread are missing."""
+    history = MadeUp()
+    job_rows(history, write_syscalls=np.linspace(0, by_task, 121).astype(np.int64))
+    if by_process is not None:
+        calls = np.linspace(0, by_process, 121).astype(np.int64)
+        history.add(42, "jobprocstats_default", "node-1", history.rows[42, "cgroup_default"]["node-1"][0], syscw=calls)
+    expected = max(by_task, by_process or 0)
+    assert gather(history, JobInterval(42), START).io.write_calls == expected
+    (job,) = folded(tmp_path, history).jobs()
+    assert job["write_calls"] == expected
+
+
 LIVES = ((1, 1, 30), (2, 10, 60), (3, 25, 26), (4, 40, 70))  # jobs, with their first and last tick
 
 
