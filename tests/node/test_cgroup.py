@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 
 from colmet.common.schema import Table
+from colmet.common.tables.runs import RUN, UPTIME
 from colmet.common.wire.colmet_rs import CPU, MEMORY
 from colmet.node.backends import NAMES
 from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
@@ -121,18 +122,17 @@ V2_VALUES = {
 
 def test_captured_v1_files(fake, backend):
     assert values_of(backend, make_v1(fake)) == V1_VALUES
-    assert set(SCHEMA.names) - set(V1_VALUES) == PRESSURE | {
-        "cpu_unattributed",
-        "memory_limit",
-        "memory_swap_limit",
-    } | {"pids_limit"}
+    missing = {"cpu_unattributed", "memory_limit", "memory_swap_limit", "pids_limit", RUN, UPTIME}
+    assert set(SCHEMA.names) - set(V1_VALUES) == PRESSURE | missing
 
 
 def test_v2_files(fake, backend):
     fake.mkdir("/sys/dev/block/254:0/slaves")
     fake.mkdir("/sys/dev/block/253:0/slaves/sda")
     assert values_of(backend, make_v2(fake)) == V2_VALUES
-    assert set(SCHEMA.names) - set(V2_VALUES) == {"cpu_unattributed", "memory_pgpgin", "memory_pgpgout"}
+    assert set(SCHEMA.names) - set(V2_VALUES) == {
+        *("cpu_unattributed", "memory_pgpgin", "memory_pgpgout", RUN, UPTIME)
+    }
 
 
 def test_v1_and_v2_mixed_each_for_itself_and_v1_first(fake, backend):

@@ -562,15 +562,15 @@ class CgroupBackend(InputBackend):
         group.values = self._read(group, group.first, {})
 
     def _finish(self, group: _Group, is_whole: bool = False) -> None:
-        """Read the other files; with `is_whole`, all of them but the slow ones.
+        """Read the other files; with `is_whole`, all of them.
 
         Without CPU time of its tasks and with the same memory in use, the other values stay as they were, except for
         the kernel's own work in the background: they are read at slow ticks only.
         """
         values = self._read(group, group.lively, group.values)
         used = values.get("cpu_usage"), values.get("memory_current")
-        if group.is_slow_tick():
-            is_whole = True
+        is_whole = group.is_slow_tick() or is_whole
+        if is_whole:
             group.slow_values = self._read(group, group.slow, {})
         if is_whole or None in used or used != group.calm_at:
             group.calm_values, group.calm_at = self._read(group, group.calm, {}), used
