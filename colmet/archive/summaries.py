@@ -78,7 +78,7 @@ class _Values:
             for source in folded_sources(measure):
                 values = self._of_source(column, source.table, source.column) * source.factor
                 found = np.fmax(found, values) if measure.is_largest else np.where(np.isnan(found), values, found)
-        return found
+        return np.asarray(found)
 
     def _of_source(self, column: JobColumn, table: str, name: str) -> Floats:
         state, layout = self.fold.state, LAYOUTS[table]

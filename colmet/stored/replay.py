@@ -89,8 +89,8 @@ def _of_host(host: str, tables: Mapping[str, Sequence[Series]], packed: Mapping[
                         made.append([])
                     made[place].append(Table(packed[table], int(times[first]) * NS, part.tobytes()))
                 first = stop
-        for tables in made:
-            yield Batch(host, None, None, time * NS, None, tuple(tables))
+        for part_tables in made:
+            yield Batch(host, None, None, time * NS, None, tuple(part_tables))
 
 
 def _once_each(rows: npt.NDArray[np.void]) -> Iterator[npt.NDArray[np.void]]:

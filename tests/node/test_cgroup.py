@@ -130,9 +130,7 @@ def test_v2_files(fake, backend):
     fake.mkdir("/sys/dev/block/254:0/slaves")
     fake.mkdir("/sys/dev/block/253:0/slaves/sda")
     assert values_of(backend, make_v2(fake)) == V2_VALUES
-    assert set(SCHEMA.names) - set(V2_VALUES) == {
-        *("cpu_unattributed", "memory_pgpgin", "memory_pgpgout", RUN, UPTIME)
-    }
+    assert set(SCHEMA.names) - set(V2_VALUES) == {*("cpu_unattributed", "memory_pgpgin", "memory_pgpgout", RUN, UPTIME)}
 
 
 def test_v1_and_v2_mixed_each_for_itself_and_v1_first(fake, backend):
