@@ -63,7 +63,7 @@ class _Values:
         self.head = fold.state.head[slots]
         self.known: dict[str, Floats] = {}
         # a run whose start was moved by a second may have all its rows in that second
-        self.wall_s = np.maximum(self.head[:, LAST_ROW] - self.head[:, START], 0).astype(np.float64)
+        self.wall_s: Floats = np.maximum(self.head[:, LAST_ROW] - self.head[:, START], 0).astype(np.float64)
 
     def __getitem__(self, name: str) -> Floats:
         return self.known[name]
@@ -73,12 +73,12 @@ class _Values:
 
     def of(self, column: JobColumn) -> Floats:
         """Return a column: of its first source with values, or the largest one."""
-        found = self.missing()
+        found: Floats = self.missing()
         for measure in column.measures:
             for source in folded_sources(measure):
                 values = self._of_source(column, source.table, source.column) * source.factor
                 found = np.fmax(found, values) if measure.is_largest else np.where(np.isnan(found), values, found)
-        return np.asarray(found)
+        return found
 
     def _of_source(self, column: JobColumn, table: str, name: str) -> Floats:
         state, layout = self.fold.state, LAYOUTS[table]
