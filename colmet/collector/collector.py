@@ -136,6 +136,8 @@ class Collector:
         until = time.monotonic() + LAST_RECEIVE_S
         while self._receive() and not self._journal.full and time.monotonic() < until:
             pass
+        # before the outputs' last writes: libzmq would accept messages meanwhile, and drop them; their nodes keep them
+        self._pull.close()
         self._journal.finish()
         if self._link is not None:
             self._link.serve()

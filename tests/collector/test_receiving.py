@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import socket
+
 from colmet.collector import collector as main_loop
+from colmet.collector.backend import OutputBackend
 from colmet.collector.collector import Collector
 from colmet.collector.journal import journal as module
 from colmet.collector.journal.journal import Journal
+from colmet.collector.output_worker import OutputWorker
 from colmet.common.runtime.control import Errands
+from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.common.transport import Received
+from colmet.common.transport import Pull, Received
 from colmet.common.wire import v1
+from tests.support.waiting import wait_for
 
 SCHEMA = Schema("t_default", "job", [Field("cpu", "nsec", "counter")])
 
@@ -63,3 +72,49 @@ def test_nodes_that_take_no_acknowledgements_are_reported_once(tmp_path, monkeyp
             collector._report_state()
     journal.close()
     assert caplog.text.count("nodes=1 wait for no acknowledgements") == 1
+
+
+class LastWrite(OutputBackend):
+    """Looks, when its worker asks for the last write, whether a node could still send."""
+
+    name = "last"
+    was_open = True
+
+    def __init__(self, port):
+        self._port = port
+
+    @classmethod
+    def add_options(cls, parser):
+        pass
+
+    @classmethod
+    def from_options(cls, options):
+        pass
+
+    def open(self, state):
+        pass
+
+    def write(self, records):
+        pass
+
+    def close(self):
+        with contextlib.suppress(AssertionError):
+            wait_for(self._is_closed, 2)  # libzmq closes it in a thread of its own
+            self.was_open = False
+
+    def _is_closed(self):
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", self._port)) != 0
+
+
+def test_nodes_cannot_send_any_more_once_the_last_writes_begin(tmp_path):
+    """What libzmq accepts then is lost: nodes without acknowledgements keep it only while no collector is there."""
+    journal = Journal(str(tmp_path / "j"), 1 << 30)
+    with contextlib.closing(Pull("tcp://127.0.0.1:*", 10)) as pull, Errands() as errands:
+        output = LastWrite(int(pull.uri.rpartition(":")[2]))
+        worker = OutputWorker(output, journal, journal.state(output.name), 1, 0.01)
+        with Signals((signal.SIGTERM,)) as signals:
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert Collector(pull, journal, [worker], errands, Service()).run(signals)
+    journal.close()
+    assert not output.was_open
