@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 # OAR's users wait for each import, so modules required by the other form only are imported there.
 from colmet.commands.extract_formats import ALWAYS, BY_PARTS, FORMATS, opened_output, write, write_json
-from colmet.commands.extract_rows import FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
+from colmet.commands.extract_rows import ALL_ROWS, FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.plural import counted
 from colmet.stored.names import natural, near
@@ -109,7 +109,10 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
         if not files_of(prefix):
             raise _Refused(NO_FILE, f"no file is named {_shown(prefix)} with .<10 digits>.hdf5 behind it")
         with Hdf5History([prefix]) as history:
-            wanted = Interval(float(start), float(stop))
+            interval = Interval(float(start), float(stop))
+            if job != NODE:  # as in Colmet 0.6: its last row, with its totals, may be measured after its end in OAR
+                history.keep_files(interval.since, interval.until)
+            wanted = ALL_ROWS if job != NODE else interval
             found: Found
             main, why = history.read(job, FIRST[0], names, *wanted), ""
             if main and all(name in one.columns for one in main for name in names):  # nearly always
@@ -158,8 +161,8 @@ def build_parser() -> cli.Parser:
         (
             "the collector's --hdf5-filepath: the files are PREFIX.<10 digits>.hdf5",
             "the job's number; 0 for the nodes themselves",
-            "rows from this time on, in seconds since 1970",
-            "rows up to this time",
+            "read the files from this time on, in seconds since 1970; of the nodes themselves: the rows",
+            "read the files up to this time; of the nodes themselves: the rows",
             "columns, separated by commas; table.column where several tables have one",
         ),
     ):

@@ -108,6 +108,10 @@ class Hdf5History(History):
                     seen.add(real)
                     self._files.append(file)
 
+    def keep_files(self, since: float | None, until: float | None) -> None:
+        """Leave out the files without possible rows of an interval."""
+        self._files = [file for file in self._files if file.overlaps(since, until)]
+
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
         """Return the tables with rows of a job, and their columns except time, host and job; see `History.tables`."""
         found: dict[str, list[str]] = {}

@@ -133,13 +133,19 @@ def test_numbered_columns_are_in_the_order_of_their_numbers():
         assert [column.column for column in extract_rows.choose(Stored(), 7, asked, extract_rows.Interval())] == names
 
 
-def test_rows_are_those_of_the_interval_by_time_and_host(stored):
+def test_rows_of_a_job_are_all_those_of_the_files_by_time_and_host(stored):
+    """As in Colmet 0.6: OAR's STOP is the end of the job, and its totals are in a row measured later."""
     data = answer(stored, "7", str(START + 1), f"{START + 2}.5", "cpu")
     assert data == {
-        "timestamp": [START + 1, START + 1, START + 2, START + 2],
-        "hostname": ["node-1", "node-2", "node-1", "node-2"],
-        "cpu": [1, 1, 2, 2],
+        "timestamp": [START + n for n in range(4) for _ in range(2)],
+        "hostname": ["node-1", "node-2"] * 4,
+        "cpu": [0, 0, 1, 1, 2, 2, 3, 3],
     }
+
+
+def test_rows_of_nodes_are_those_of_the_interval(stored):
+    data = answer(stored, "0", str(START + 1), f"{START + 1}.5", "free")
+    assert data["hostname"] == ["node-1", "node-2", "node-3"] and set(data["timestamp"]) == {START + 1}
 
 
 def test_columns_of_several_tables_have_one_length_and_minus_one_for_what_is_missing(stored):
@@ -171,8 +177,8 @@ def test_metrics_that_no_table_has_take_no_memory():
 
 
 def test_a_column_of_several_tables_is_that_of_taskstats_unless_the_table_is_named(stored):
-    data = answer(stored, "7", str(START + 1), str(START + 1), "read_bytes,jobprocstats_default.read_bytes")
-    assert data["read_bytes"] == [10, 10] and data["jobprocstats_default.read_bytes"] == [1001, 1001]
+    data = answer(stored, "7", str(START), str(START), "read_bytes,jobprocstats_default.read_bytes")
+    assert data["read_bytes"][2:4] == [10, 10] and data["jobprocstats_default.read_bytes"][2:4] == [1001, 1001]
 
 
 def test_columns_of_nodes_are_those_of_the_jobs_hosts_and_time(stored):
@@ -180,7 +186,6 @@ def test_columns_of_nodes_are_those_of_the_jobs_hosts_and_time(stored):
     assert data["timestamp"] == [START + n for n in range(4) for _ in range(2)]
     assert data["hostname"] == ["node-1", "node-2"] * 4
     assert data["free"] == [100 + n for n in range(4) for _ in range(2)]
-    assert answer(stored, "0", str(START), str(START), "free")["hostname"] == ["node-1", "node-2", "node-3"]
 
 
 @pytest.mark.parametrize(
@@ -189,7 +194,7 @@ def test_columns_of_nodes_are_those_of_the_jobs_hosts_and_time(stored):
         ({}, 0, ""),
         ({"job": "9"}, 4, "no data of job 9 from 0 to 2000000000: no file of that time has rows of it"),
         ({"stop": "5"}, 4, "no data of job 7 from 0 to 5"),
-        ({"start": "1900000000"}, 4, "no data"),
+        ({"job": "0", "start": "1900000000"}, 4, "no data"),
         ({"metrics": "nope"}, 4, "none of its tables, jobprocstats_default"),
         ({"prefix": "/nowhere/x"}, 2, "no file is named '/nowhere/x'"),
         ({"job": "-h"}, 1, "JOB_ID '-h' is not"),
