@@ -642,6 +642,14 @@ def test_a_password_in_an_address_is_used_with_a_warning_and_never_repeated(more
     assert said in everything and "heim" not in everything
 
 
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [("localhost:9200", "http://localhost:9200"), ("db.x:9200/", "http://db.x:9200"), ("https://db:1", "https://db:1")],
+)
+def test_a_host_with_a_port_is_http_as_in_colmet_06(given, used):
+    assert checked_url(given) == used
+
+
 def test_the_user_of_an_address_is_who_writes(elastic):
     url = elastic.url.replace("http://", "http://user:pa%3Ass@")
     output = from_options("--elastic-host", url)

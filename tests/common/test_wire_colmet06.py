@@ -86,6 +86,19 @@ def test_the_involved_jobs_of_a_frame_become_the_jobs_of_the_batch(path: Path) -
     assert colmet06.decode(message)[0].jobs == (tuple(lists[0]) if lists else None)
 
 
+def test_each_table_keeps_its_own_list_of_jobs() -> None:
+    """A job ends between the readings of two backends of 0.6."""
+    lists = {"procstats_default": b"[5, 6]", "ipmipowerstats_default": b"[6]", "lustrestats_default": b"[5, 6]"}
+    message = raw_record("taskstats_default") + b"".join(
+        [raw_record(name, job=0, involved_jobs=text) for name, text in lists.items()]
+    )
+    batches = [(batch.jobs, [table.schema.name for table in batch.tables]) for batch in colmet06.decode(message)]
+    assert batches == [
+        ((5, 6), ["taskstats_default", "procstats_default", "lustrestats_default"]),
+        ((6,), ["ipmipowerstats_default"]),
+    ]
+
+
 @pytest.mark.parametrize("path", FRAMES, ids=lambda path: path.stem)
 def test_a_frame_of_06_is_encoded_to_the_same_bytes(path: Path) -> None:
     message, _ = read_frame(path)

@@ -41,6 +41,7 @@ CONNECT_S = 10.0
 MAX_HOST_REST_S = 300.0
 
 PREFIX = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,63})?", re.ASCII)
+_HOST_AND_PORT = re.compile(r"(?!https?:)[A-Za-z0-9][A-Za-z0-9._-]*:[0-9]{1,5}/?", re.ASCII)
 HOST_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _IS_PLAIN = re.compile("WRONG_VERSION_NUMBER|RECORD_LAYER_FAILURE", re.IGNORECASE)  # of OpenSSL to 3.1, and from 3.2
 API_KEY = re.compile(r"[A-Za-z0-9+/_=-]+", re.ASCII)
@@ -178,8 +179,8 @@ def add_options(parser: Options, purpose: str) -> None:
         "--elastic-host",
         metavar="URL",
         action="append",
-        help=f"{purpose} Elasticsearch or OpenSearch at this URL; such as https://db:9200; Elasticsearch 7.8 or later; "
-        "repeatable: the next one is used when one fails",
+        help=f"{purpose} Elasticsearch or OpenSearch at this URL; such as https://db:9200 (db:9200 is http); "
+        "Elasticsearch 7.8 or later; repeatable: the next one is used when one fails",
     )
     parser.add_argument(
         "--elastic-index-prefix",
@@ -232,7 +233,12 @@ def checked_prefix(options: argparse.Namespace) -> str:
 
 
 def checked_url(url: str) -> str:
-    """Return an address without trailing slash, user and password; ConfigError, without a password, for others."""
+    """Return an address without trailing slash, user and password; ConfigError, without a password, for others.
+
+    ``HOST:PORT`` is http, as in Colmet 0.6.
+    """
+    if _HOST_AND_PORT.fullmatch(url):
+        url = f"http://{url}"
     url, _ = _parted(url)
     parts = parse_url(url)
     good = parts is not None and _is_host(parts.hostname or "") and not (parts.query or parts.fragment)

@@ -284,7 +284,7 @@ class _Gathered:
 
 
 def decode(message: bytes) -> tuple[Batch, ...]:
-    """Return the batches in a message, one for each (host, time); a 0.6 node sends one.
+    """Return the batches in a message, one for each host, time and list of its jobs; a 0.6 node sends one, or two.
 
     Raises:
         WireError: a record is unknown, cut short, or its header is not allowed; the message is refused whole.
@@ -333,8 +333,8 @@ def _runs(message: bytes) -> list[tuple[Record, int, int]]:
 
 def _batches(message: bytes, runs: list[_Run], gathered: Mapping[Record, _Gathered]) -> tuple[Batch, ...] | WireError:
     """Return the batches of a message, or its defect."""
-    found: dict[tuple[bytes, int], dict[Record, list[bytes]]] = {}
-    jobs: dict[tuple[bytes, int], tuple[int, ...]] = {}
+    # for each host and time, by the list of jobs: that of each table is kept; tables without one go with the first
+    found: dict[tuple[bytes, int], dict[tuple[int, ...] | None, dict[Record, list[bytes]]]] = {}
     batches = []
     for record, start, end, first in runs:
         size, row_bytes, those = record.size, record.row_bytes, gathered[record]
@@ -353,27 +353,38 @@ def _batches(message: bytes, runs: list[_Run], gathered: Mapping[Record, _Gather
         for low, high in zip([first, *inner], [*inner, last]) if inner else ((first, last),):
             offset = start + (low - first) * size
             key = (message[offset + HOST_AT : offset + JOB_AT], those.times_s[low])
-            found.setdefault(key, {}).setdefault(record, []).append(those.rows[low * row_bytes : high * row_bytes])
-            if record.involved_jobs:
-                for behind in range(offset + size, offset + (high - low) * size + 1, size):
-                    if key in jobs:
-                        break
-                    involved = _parse_jobs(message[behind - INVOLVED_JOBS_BYTES : behind].partition(b"\0")[0])
-                    if involved is not None:
-                        jobs[key] = involved
+            involved = _involved_jobs(message, record, offset, offset + (high - low) * size)
+            of_jobs = found.setdefault(key, {}).setdefault(involved, {})
+            of_jobs.setdefault(record, []).append(those.rows[low * row_bytes : high * row_bytes])
     if not runs:
         return _defect(message)
     try:
         if len(message) > MAX_JOBS * _LEAST_BYTES:
             ids = [gathered[record].jobs[first:][: (end - start) // record.size] for record, start, end, first in runs]
             at_most(MAX_JOBS, len(np.unique(np.concatenate(ids))), "jobs")
-        for key in found:
-            time_ns = key[1] * NS
-            of_key = tuple([Table(record.schema, time_ns, b"".join(rows)) for record, rows in found[key].items()])
-            batches.append(_batch(key[0], time_ns, jobs.get(key), of_key))
+        order = [record for record, *_ in runs]
+        for (host, time_s), by_jobs in found.items():
+            listless = by_jobs.pop(None, {}) if len(by_jobs) > 1 else {}
+            for jobs, records in by_jobs.items():
+                parts = {**records, **listless}
+                listless = {}
+                of_key = tuple(
+                    [Table(one.schema, time_s * NS, b"".join(parts[one])) for one in sorted(parts, key=order.index)]
+                )
+                batches.append(_batch(host, time_s * NS, jobs, of_key))
     except WireError as err:
         return err
     return tuple(batches)
+
+
+def _involved_jobs(message: bytes, record: Record, start: int, end: int) -> tuple[int, ...] | None:
+    """Return the first list of jobs in the records of a host and time; None without a readable one."""
+    if record.involved_jobs:
+        for behind in range(start + record.size, end + 1, record.size):
+            involved = _parse_jobs(message[behind - INVOLVED_JOBS_BYTES : behind].partition(b"\0")[0])
+            if involved is not None:
+                return involved
+    return None
 
 
 def _batch(host: bytes, time_ns: int, jobs: tuple[int, ...] | None, tables: tuple[Table, ...]) -> Batch:
