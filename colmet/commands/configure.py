@@ -79,6 +79,7 @@ def of_one(answer: dict[str, Any]) -> list[str]:
     """Return the answer of a node, as lines of text."""
     lines = [f"{name}: {old} -> {new}" for name, (old, new) in answer["changed"].items()]
     lines += [f"{name}: it is so already" for name in answer["unchanged"]]
+    lines += [f"{name}: refused: {why}" for name, why in answer.get("refused", {}).items()]
     return [*lines, f"lasts {answer['lasts']}"]
 
 

@@ -1,8 +1,8 @@
 """Change the sample period or the perf events of a running node, by the requests of the Rust node.
 
 The request is a map: `sample_period`, in seconds, and `metrics` or `perfhw_metrics`, a list of events with commas, each
-`name` or `name:period:job_id`. All of it is applied, or nothing. It lasts until the node's next start, or until its
-configuration file is read again.
+`name` or `name:period:job_id`. Each of the two is applied, or refused with a reason. It lasts until the node's next
+start, or until its configuration file is read again.
 """
 
 from __future__ import annotations
@@ -75,21 +75,39 @@ def _text(value: object) -> str:
 def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     """Apply new values, in the main thread; return the answer to the request.
 
+    Each value that is possible is applied, as by a node of Rust; the answer has the reason for each of the others.
+
     Raises:
-        Refused: one of them is not possible; nothing has changed.
+        Refused: none of them is possible; nothing has changed.
     """
-    if "perfhw_list" in values and "perfhw_list" not in settings:
-        raise Refused("metrics: perf events are not counted on this node; start it with --enable-perfhw")
-    try:
-        changes = settings.change(values)
-    except ConfigError as err:
-        raise Refused(str(err)) from err
-    shown = {_NAMES[name]: [_shown(old), _shown(new)] for name, (old, new) in changes.items()}
-    log.info("configuration changed on request: %s", "; ".join(f"{k}: {a} -> {b}" for k, (a, b) in shown.items()))
+    changes: dict[str, list[Any]] = {}
+    unchanged: list[str] = []
+    refused: dict[str, str] = {}
+    for option, value in values.items():
+        name = _NAMES[option]
+        try:
+            if option == "perfhw_list" and option not in settings:
+                raise ConfigError("perf events are not counted on this node; start it with --enable-perfhw")
+            changed = settings.change({option: value})
+        except ConfigError as err:
+            refused[name] = str(err)
+            continue
+        if changed:
+            changes[name] = [_shown(part) for part in changed[option]]
+        else:
+            unchanged.append(name)
+    reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
+    if not changes and not unchanged:
+        raise Refused(reasons)
+    if changes:
+        log.info("configuration changed on request: %s", "; ".join(f"{k}: {a} -> {b}" for k, (a, b) in changes.items()))
+    if refused:
+        log.warning("part of a requested configuration is not possible here: %s", reasons)
     return {
-        "ok": True,
-        "changed": shown,
-        "unchanged": [_NAMES[name] for name in values if name not in changes],
+        "ok": not refused,
+        "changed": changes,
+        "unchanged": unchanged,
+        "refused": refused,
         "lasts": "until the next start, or SIGHUP",
     }
 

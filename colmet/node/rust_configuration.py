@@ -80,7 +80,7 @@ class RustPort:
             while not self._ended.is_set() and (received := self._pull.receive()) is not None:
                 began = time.thread_time()
                 self._requests += 1
-                self._refused += "error" in decode_answer(self._remote.answer(received.message))
+                self._refused += decode_answer(self._remote.answer(received.message)).get("ok") is not True
                 time.sleep(max(control.MIN_REST_S, control.REST_SHARE * (time.thread_time() - began)))
 
     def close(self) -> None:

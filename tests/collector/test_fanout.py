@@ -60,6 +60,16 @@ def test_what_nodes_say_is_reported_by_kind():
     assert report["ok"] is False and report["away"] == []
 
 
+def test_a_node_that_refuses_a_part_has_changed_and_says_why():
+    fanout = Fanout()
+    part = encode({"ok": False, "changed": {"sample_period": [5, 1]}, "unchanged": [], "refused": {"metrics": "no"}})
+    link = Link({"a": part}, fanout)
+    begun = fanout.begin(link, b"", None)
+    link.deliver()
+    report = summary(fanout.end(begun))
+    assert (report["ok"], report["changed"], report["refused"]) == (False, ["a"], {"metrics: no": ["a"]})
+
+
 def test_some_nodes_are_asked_alone_and_one_that_is_not_there_is_reported():
     fanout = Fanout()
     link = Link({"a": DONE, "b": DONE}, fanout)

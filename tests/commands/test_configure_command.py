@@ -133,5 +133,5 @@ def test_a_node_that_runs_ticks_at_the_configured_period(tmp_path, socket, capsy
         while len(times) < 4:  # the first one at 3600 s would be long in coming
             times.add(json.loads(collector.process.stdout.readline())["timestamp"])
         assert configure(socket, "--sample-period", "3600", "--perf-events", "page_faults") == 1
-        assert "perf events are not counted on this node; start it with --enable-perfhw" in capsys.readouterr().err
+        assert "perf events are not counted on this node; start it with --enable-perfhw" in capsys.readouterr().out
         assert node.stop()[0] == 0

@@ -54,6 +54,7 @@ def test_the_message_of_the_rust_client_is_taken(caplog):
             "metrics": ["instructions", "cache_ll,emulation_faults:2:4242"],
         },
         "unchanged": [],
+        "refused": {},
         "lasts": "until the next start, or SIGHUP",
     }
     assert node.taken == [1.5, ["cache_ll", "emulation_faults:2:4242"]]
@@ -102,15 +103,19 @@ def test_what_is_malformed_is_refused(request_, says):
     assert says in str(error.value)
 
 
-def test_what_this_node_cannot_do_is_refused_whole():
-    node = Node("page_faults")
-    with pytest.raises(Refused, match="cache_ll is not supported by this CPU"):
-        change(node.settings, parse({"sample_period": "1", "metrics": "cache_ll"}))
-    assert node.taken == [] and node.settings.value("sample_period") == 5.0
-    node = Node()
-    with pytest.raises(Refused, match="perf events are not counted on this node; start it with --enable-perfhw"):
-        change(node.settings, parse({"sample_period": "1", "metrics": "cache_ll"}))
-    assert node.taken == []
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (Node("page_faults"), "cache_ll is not supported by this CPU"),
+        (Node(), "perf events are not counted on this node; start it with --enable-perfhw"),
+    ],
+)
+def test_what_this_node_cannot_do_is_refused_and_the_rest_is_done(node, why, caplog):
+    answer = change(node.settings, parse({"sample_period": "1", "metrics": "cache_ll"}))
+    assert node.taken == [1.0] and answer["changed"] == {"sample_period": [5.0, 1.0]} and answer["ok"] is False
+    assert why in answer["refused"]["metrics"] and why in caplog.text
+    with pytest.raises(Refused, match=why):
+        change(node.settings, parse({"metrics": "cache_ll"}))
 
 
 def test_what_is_so_already_is_named_apart():
@@ -238,6 +243,12 @@ def test_what_a_sender_of_the_rust_node_pushes_is_done(pushed):
     node, push_all = pushed
     assert push_all(RUST) == {"requests": 1, "refused": 0}
     assert node.taken == [1.5, ["cache_ll", "emulation_faults:2:4242"]]
+
+
+def test_a_message_that_is_refused_in_part_is_counted(pushed):
+    node, push_all = pushed
+    assert push_all(encode({"sample_period": "2", "metrics": "dummy"})) == {"requests": 1, "refused": 1}
+    assert node.taken == [2.0]
 
 
 def test_whatever_else_is_pushed_changes_nothing_and_is_counted(pushed, caplog):

@@ -91,10 +91,14 @@ def summary(ended: FanoutRequest) -> dict[str, Any]:
         except WireError as err:
             answer = {"error": f"its answer cannot be read: {err}"}
         if answer.get("ok") is not True:
-            reason = "".join(c if c.isprintable() else "?" for c in str(answer.get("error"))[:MAX_REASON])
+            parts = answer.get("refused")
+            why = "; ".join(f"{key}: {value}" for key, value in parts.items()) if isinstance(parts, dict) else ""
+            reason = "".join(c if c.isprintable() else "?" for c in (why or str(answer.get("error")))[:MAX_REASON])
             refused.setdefault(reason, []).append(host)
-        else:
-            (changed if answer.get("changed") else unchanged).append(host)
+        if answer.get("changed"):
+            changed.append(host)
+        elif answer.get("ok") is True:
+            unchanged.append(host)
     return {
         "ok": not (refused or ended.waiting or ended.away),
         "changed": sorted(changed),
