@@ -446,7 +446,8 @@ class Agent:
         tables: list[Table] = []
         with self._spared():
             if self._mapping is not None:
-                tables += self._mapping.tables(time_ns, [one.backend for one in self.runners if one.is_open])
+                opened, closed = [[one.backend for one in self.runners if one.is_open is state] for state in (True, False)]
+                tables += self._mapping.tables(time_ns, opened, closed)
         with self._spared():
             if self._agent_stats is not None and self._agent_stats.is_due():
                 tables.append(self._agent_stats.table(time_ns, self.runners, self._totals()))

@@ -66,26 +66,30 @@ def files(fake):
     return {path.name: path.read_text() for path in fake.path.glob("maps/*")}
 
 
-def test_a_file_is_written_as_06_did_and_again_only_where_it_says_something_else(fake):
+def test_a_file_is_written_as_06_did_at_each_start_and_when_a_name_changes(fake):
     fake.mkdir("maps")
     backend = rapl()
-    CounterNames(fake.host, "/maps").tables(1_700_000_000_500_000_000, [backend])
     text = "counter_1,energy_microjoule,package-0,zone_package\ncounter_2,x,y,z\n"
-    assert files(fake) == {"RAPL_mapping.1700000000.csv": text}
-    for start in range(3):
-        CounterNames(fake.host, "/maps").tables((1_700_000_100 + start) * 10**9, [backend])
-    assert len(files(fake)) == 1
-    backend.file = ("RAPL", ["counter_1,other"])
-    names = CounterNames(fake.host, "/maps")
-    names.tables(1_700_000_200 * 10**9, [backend])
-    assert files(fake)["RAPL_mapping.1700000200.csv"] == "counter_1,other\n"
+    for start in (1_700_000_000, 1_700_000_100):
+        names = CounterNames(fake.host, "/maps")
+        names.tables(start * 10**9 + 500_000_000, [backend])
+    names.join(20)
+    names.tables(1_700_000_105 * 10**9, [backend])
+    assert files(fake) == {"RAPL_mapping.1700000000.csv": text, "RAPL_mapping.1700000100.csv": text}
     backend.names = backend.names[:1]
     backend.file = ("RAPL", ["counter_1,third"])
     names.tables(1_700_000_300 * 10**9, [backend])
     assert files(fake)["RAPL_mapping.1700000300.csv"] == "counter_1,third\n" and len(files(fake)) == 3
-    CounterNames(fake.host, "/maps").tables(1_700_000_400 * 10**9, [backend])
-    assert names.failures == 0 and len(files(fake)) == 3, "the latest one counts"
     assert os.stat(fake.path / "maps/RAPL_mapping.1700000300.csv").st_mode & 0o777 == 0o644
+
+
+def test_a_backend_that_cannot_measure_has_a_file_and_no_names(fake):
+    fake.mkdir("maps")
+    names = CounterNames(fake.host, "/maps")
+    for tick in (7, 8):
+        assert names.tables(tick * 10**9, [], [FakeBackend(PERF, [], ("perfhw", ["counter1,no_counter"]))]) == []
+        names.join(20)
+    assert files(fake) == {"perfhw_mapping.7.csv": "counter1,no_counter\n"}
 
 
 def test_none_is_written_where_none_is_wanted(fake):
@@ -106,24 +110,6 @@ def test_a_file_that_cannot_be_written_is_reported_with_the_remedy_and_the_table
     names.join(20)
     assert names.failures == 1 and "--mapping-dir" in caplog.text
     assert not (fake.path / "victim").exists()
-
-
-@pytest.mark.parametrize("what", ["directory", "fifo", "huge", "link"])
-def test_what_lies_in_the_directory_is_not_trusted(fake, what):
-    fake.mkdir("maps")
-    path = fake.path / "maps/RAPL_mapping.5.csv"
-    if what == "directory":
-        path.mkdir()
-    elif what == "fifo":
-        os.mkfifo(path)
-    elif what == "huge":
-        path.write_bytes(bytes(1 << 20))
-    else:
-        path.symlink_to("/dev/zero")
-    names = CounterNames(fake.host, "/maps")
-    names.tables(7 * 10**9, [rapl()])
-    names.join(20)
-    assert names.failures == 0 and (fake.path / "maps/RAPL_mapping.7.csv").exists()
 
 
 def test_a_directory_that_does_not_answer_keeps_nobody_waiting(fake, monkeypatch):

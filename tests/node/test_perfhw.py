@@ -88,7 +88,9 @@ def test_names_of_the_columns_and_the_file_as_06_wrote_it(fake):
         ("counter_1", "instructions", "count", ""),
         ("counter_2", "cpu/event=0x3c,umask=0x00/", "count", ""),
     ]
-    assert backend.mapping_file() == ("perfhw", ["counter1,instructions", 'counter2,"cpu/event=0x3c,umask=0x00/"'])
+    unused = ["counter3,no_counter", "counter4,no_counter", "counter5,no_counter"]
+    lines = ["counter1,instructions", 'counter2,"cpu/event=0x3c,umask=0x00/"', *unused]
+    assert backend.mapping_file() == ("perfhw", lines)
 
 
 # -- what is made of the counts --

@@ -148,7 +148,11 @@ def test_the_names_of_the_counters(fake):
         ("counter_1", "x86_pkg_temp_0", "celsius", ""),
         ("counter_2", "x86_pkg_temp_1", "celsius", ""),
     ]
-    assert backend.mapping_file() == ("temperature", ["counter_1, x86_pkg_temp_0", "counter_2, x86_pkg_temp_1"])
+    unused = [f"counter_{number}, no counter " for number in range(3, 7)]
+    assert backend.mapping_file() == (
+        "temperature",
+        ["counter_1, x86_pkg_temp_0", "counter_2, x86_pkg_temp_1", *unused],
+    )
 
 
 @pytest.mark.parametrize(

@@ -268,6 +268,7 @@ class PerfhwBackend(InputBackend):
     def mapping_file(self) -> tuple[str, Sequence[str]]:
         """Return the mapping in the form of Colmet 0.6."""
         quoted = [f'"{choice.name}"' if "," in choice.name else choice.name for choice in self._choices]
+        quoted += ["no_counter"] * (MAX_EVENTS - len(quoted))
         return "perfhw", [f"counter{number},{name}" for number, name in enumerate(quoted, 1)]
 
     def counters(self) -> Mapping[str, int]:

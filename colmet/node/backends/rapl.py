@@ -310,12 +310,13 @@ class RaplBackend(InputBackend):
         ]
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """Return a line for each column of the present packages, including zones that they lack."""
+        """Return a line for each column of 0.6's table: of the present packages, including zones that they lack."""
         lines = []
         for number, package, kind, zone in self._columns:
             for n, content in enumerate((ENERGY, MOST) if zone is not None else (LACKING, LACKING)):
                 lines.append(f"counter_{number + n},{content},{package},zone_{kind}")
-        return "RAPL", lines
+        numbers = range(len(lines) + 1, 2 * PACKAGES * len(ZONES) + 1)
+        return "RAPL", [*lines, *[f"counter_{number},no_counter,," for number in numbers]]
 
     def counters(self) -> Mapping[str, int]:
         """Return the numbers of failures of single zones."""

@@ -195,8 +195,9 @@ class TemperatureBackend(InputBackend):
         return [CounterName(f"counter_{n + 1}", one.name, "celsius") for n, one in enumerate(self._columns)]
 
     def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """Return a line for each sensor with a column."""
-        return "temperature", [f"counter_{n + 1}, {one.name}" for n, one in enumerate(self._columns)]
+        """Return a line for each column of 0.6's table."""
+        names = [one.name for one in self._columns] + ["no counter "] * (COLUMNS - len(self._columns))
+        return "temperature", [f"counter_{n}, {name}" for n, name in enumerate(names, 1)]
 
     def counters(self) -> Mapping[str, int]:
         """Return the number of failed readings."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,7 +46,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 class CounterNames:
-    """Builds the table of names and writes the files: at the start and when a name changes; the table hourly, too.
+    """Builds the table of names and writes the files: at each start and when a name changes; the table hourly, too.
 
     A thread writes the files: the directory may be on a hung file system.
 
@@ -66,15 +65,19 @@ class CounterNames:
         self._monotonic = monotonic
         self._due_at = 0.0
         self._known: dict[str, Sequence[CounterName]] = {}
+        self._filed: set[str] = set()  # tables with a file
         self._files: dict[str, tuple[Sequence[str], int]] = {}  # to be written, by the prefix of their names
         self._writer: threading.Thread | None = None
 
-    def tables(self, time_ns: int, backends: Iterable[InputBackend]) -> list[Table]:
+    def tables(
+        self, time_ns: int, backends: Iterable[InputBackend], closed: Iterable[InputBackend] = ()
+    ) -> list[Table]:
         """Return the table if it is due; write the changed files.
 
         Args:
             time_ns: of the tick.
             backends: the open ones. Earlier names of the others stay true for their earlier rows.
+            closed: the others. They have a file, too, as in Colmet 0.6.
         """
         changed = False
         for backend in backends:
@@ -82,9 +85,10 @@ class CounterNames:
             if names and names != self._known.get(backend.schema.name):
                 self._known[backend.schema.name] = names
                 changed = True
-                file = backend.mapping_file()
-                if file is not None and self._directory:
-                    self._files[file[0]] = (file[1], time_ns // 10**9)
+                self._add_file(backend, time_ns)
+        for backend in closed:
+            if backend.schema.name not in self._filed:
+                self._add_file(backend, time_ns)
         if self._files and (self._writer is None or not self._writer.is_alive()):
             self._writer = threading.Thread(target=self._write, args=(self._files,), name="colmet-mapping", daemon=True)
             self._files = {}
@@ -103,6 +107,12 @@ class CounterNames:
         ]
         return [Table.from_samples(SCHEMA, time_ns, samples)]
 
+    def _add_file(self, backend: InputBackend, time_ns: int) -> None:
+        self._filed.add(backend.schema.name)
+        file = backend.mapping_file()
+        if file is not None and self._directory:
+            self._files[file[0]] = (file[1], time_ns // 10**9)
+
     def join(self, within_s: float) -> None:
         """Wait until the files are written, at most `within_s` seconds."""
         if self._writer is not None:
@@ -113,13 +123,11 @@ class CounterNames:
             self._write_one(prefix, lines, time_s)
 
     def _write_one(self, prefix: str, lines: Sequence[str], time_s: int) -> None:
-        """Write a file, unless the latest one of its kind has the same content: restarts must not fill a directory."""
         data = "".join([f"{line}\n" for line in lines]).encode()
         path = f"{self._directory}/{prefix}_mapping.{time_s}.csv"
         try:
-            if self._latest(prefix) != data:
-                self._host.write_new(path, data)
-                log.info("counter names written path=%s", path)
+            self._host.write_new(path, data)
+            log.info("counter names written path=%s", path)
         except OSError as err:
             self.failures += 1
             log.warning(
@@ -129,14 +137,3 @@ class CounterNames:
                 err.strerror,
                 SCHEMA.name,
             )
-
-    def _latest(self, prefix: str) -> bytes | None:
-        """Return the content of the latest file of a kind."""
-        form = re.compile(rf"{re.escape(prefix)}_mapping\.(\d{{1,15}})\.csv")
-        times = [int(match[1]) for name in self._host.names(self._directory) if (match := form.fullmatch(name))]
-        if not times:
-            return None
-        try:
-            return self._host.read_plain(f"{self._directory}/{prefix}_mapping.{max(times)}.csv", 1 << 16)
-        except OSError:
-            return None
