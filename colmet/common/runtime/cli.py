@@ -18,7 +18,8 @@ from colmet.common.runtime.suggestions import did_you_mean
 log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
-DETAIL = "; "  # in a help: the rest is for `--help-all`
+DETAIL = "; "  # in a help, outside of parentheses: the rest is for `--help-all`
+_DETAIL_OUTSIDE = re.compile(r"; (?![^(]*\))")
 
 _PERIOD = re.compile(r"([1-9][0-9]{0,5})(m|h|d|w|y)", re.ASCII)
 _PERIODS_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
@@ -62,7 +63,8 @@ class Parser(argparse.ArgumentParser):
     a misspelt option or word, the right one.
 
     Attributes:
-        older: options that keep their abbreviations, even if later options begin with the same letters.
+        older: options of Colmet 0.6: they keep their abbreviations, even if later options begin with the same letters,
+            and ``--help`` names them all.
         ignores_unknown: whether unknown options are accepted, as they may belong to a missing plug-in.
         ignored: ignored options.
         deprecated: the given options that are deprecated, each with its note.
@@ -165,7 +167,11 @@ class Parser(argparse.ArgumentParser):
             formatter.end_section()
         hidden = 0 if everything else sum(isinstance(action.help, Rare) for action in self._actions)
         if hidden > 1:  # --help-all itself is one
-            formatter.add_text(f"{self.prog} --help-all: {counted(hidden - 1, 'more options')}, and these in full")
+            known = self._option_string_actions
+            rare = [name for name in sorted(self.older) if name in known and isinstance(known[name].help, Rare)]
+            named = f" (of Colmet 0.6: {', '.join(rare)})" if rare else ""
+            more = counted(hidden - 1, "more options")
+            formatter.add_text(f"{self.prog} --help-all: {more}{named}, and these in full")
         elif hidden and any(DETAIL in str(action.help) for action in self._actions):
             formatter.add_text(f"{self.prog} --help-all: the same options in full")
         formatter.add_text(self.epilog)
@@ -209,7 +215,7 @@ class _Formatter(argparse.HelpFormatter):
     def _get_help_string(self, action: argparse.Action) -> str | None:
         if not self.is_brief or action.help is None:
             return action.help
-        first, *more = action.help.split(DETAIL)
+        first, *more = _DETAIL_OUTSIDE.split(action.help)
         default = re.search(r" \(default: (?:[^()]|\([^()]*\))*\)$", more[-1]) if more else None
         return first + (default[0] if default else "")
 
