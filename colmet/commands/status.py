@@ -143,7 +143,7 @@ def describe(status: StatusOrError, is_well: bool = True, counters: bool = False
 
 def _node(status: Mapping[str, Any]) -> list[str]:
     if status["last_tick_age_s"] is None:
-        return ["no sample yet"]
+        return [] if "waits_for_collector" in status else ["no sample yet"]
     agent, ticks = status["agent"], max(1, status["agent"]["ticks"])
     age, cpu_share = duration(status["last_tick_age_s"]), status["cpu_s"] / max(1.0, status["uptime_s"])
     every = f"{status['period_s']:g} s, {count(ticks)} so far, {count(agent['overruns'])} skipped"

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
+from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.malloc import tame_malloc, trim_malloc
 from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.runtime.signals import Signals
@@ -323,7 +324,8 @@ def make_agent(
 def wait_for_collector(options: argparse.Namespace, settings: Settings, service: Service) -> bool:
     """Wait until a collector is named; return False if a signal comes first.
 
-    The configuration is read again meanwhile, on SIGHUP and every few seconds; this changes `options`.
+    The configuration is read again meanwhile, on SIGHUP and every few seconds; this changes `options`. The control
+    socket is open, so `colmet status` tells what the node waits for.
 
     Raises:
         ConfigError: the configuration or the files of keys cannot be used.
@@ -331,29 +333,43 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
     if link.collectors(options):
         return True
     log.warning("%s", UNNAMED)
-    with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
+    identity, state = DaemonIdentity("node"), {"waits_for_collector": ""}
+    asked = control.Control({"status": lambda _: {**identity.values(), "last_tick_age_s": None, **state}})
+    with contextlib.closing(asked), Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
+        try:
+            control.listen(options.control_socket, "node", asked, control.check(options))
+        except ConfigError as err:  # such as keys for clients that come with the enrolment
+            log.warning(control.NO_SOCKET, err)
         service.ready()
-        problem = ""
-        while not signals.stop_wanted():
+        is_named = False
+        while not is_named and not signals.stop_wanted():
             service.status(lambda: "no collector is named, nothing is measured")
             service.alive()
             wait((signals.fd,), (), min(NAMED_S, service.delay_s()))
             signals.drain()
             signals.pending.discard(signal.SIGHUP)
-            try:
-                settings.refresh()
-                is_named = bool(link.collectors(options))
-                if is_named:
-                    curve.from_options(options)
-            except ConfigError as err:  # such as half of the files, while they are copied
-                if str(err) != problem:
-                    log.error("configuration cannot be used, waiting: %s", err)
-                problem, is_named = str(err), False
-            if is_named:
-                log.info("collector is named uri=%s", ",".join(link.collectors(options)))
-                return True
+            is_named = _find_collector(options, settings, state)
+    if is_named and not signals.stop_wanted():  # both may have come at the same moment
+        log.info("collector is named uri=%s", ",".join(link.collectors(options)))
+        return True
     service.stopping()
     service.close()
+    return False
+
+
+def _find_collector(options: argparse.Namespace, settings: Settings, state: dict[str, str]) -> bool:
+    """Read the configuration again; return whether it names a collector, and note in `state` why it cannot be used."""
+    problem = ""
+    try:
+        settings.refresh()
+        if link.collectors(options):
+            curve.from_options(options)
+            return True
+    except ConfigError as err:  # such as half of the files, while they are copied
+        problem = str(err)
+        if problem != state["waits_for_collector"]:
+            log.error("configuration cannot be used, waiting: %s", problem)
+    state["waits_for_collector"] = problem
     return False
 
 

@@ -36,6 +36,7 @@ from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer,
 log = logging.getLogger(__name__)
 
 DIRECTORY = "/run/colmet"
+NO_SOCKET = "no control socket, `colmet status` cannot ask this daemon: %s"
 RUST_COMMAND = "configure"  # meaning of a request without a command: the Rust node has no other
 ERRAND_S = 5.0  # timeout for the main thread's errands
 # Bounds on clients that send requests without a pause: a tenth of a CPU, and 100 replies a second.
@@ -278,7 +279,7 @@ def listen(place: str | None, daemon: str, control: Control, keys: Keys | None =
             why = str(err)
         else:
             return
-    log.warning("no control socket, `colmet status` cannot ask this daemon: %s", why)
+    log.warning(NO_SOCKET, why)
 
 
 def _is_in_use(path: str) -> bool:

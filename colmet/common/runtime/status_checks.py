@@ -72,6 +72,11 @@ def _judge_node(
 ) -> tuple[list[Finding], str, _Figures]:
     found: list[Finding] = []
     age_s = status["last_tick_age_s"]
+    if "waits_for_collector" in status:
+        problem = status["waits_for_collector"]
+        why = f"its configuration cannot be used: {problem}" if problem else "nothing is measured"
+        text = f"waits to be enrolled, {why}: `colmet enrol {status['host']}` on the collector's machine"
+        return [warn(text)], "", []
     if age_s is None:
         if status["uptime_s"] > max_age_s:
             found.append(fail(f"no sample in the {duration(status['uptime_s'])} since the start"))
