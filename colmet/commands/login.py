@@ -28,13 +28,18 @@ def add_options(parser: cli.Parser) -> None:
 examples:
   colmet login https://head.example.org:8080
   colmet login https://head.example.org:8080 --token-file ~/token
-  colmet report 4242 --url https://head.example.org:8080
+  colmet report 4242                          # --url is not needed with a single login
 
 exit status:
   0  done
   1  the interface does not answer, or refuses the login
   2  wrong command line, or the login cannot be kept"""
-    parser.add_argument("url", metavar="URL", help="URL of the interface, such as https://head.example.org:8080")
+    parser.add_argument(
+        "url",
+        metavar="URL",
+        nargs="?",
+        help="URL of the interface, such as https://head.example.org:8080 (default: that of the other commands)",
+    )
     parser.add_argument("-u", "--user", metavar="USER", help="log in as this user (default: you are asked)")
     parser.add_argument("--password-stdin", action="store_true", help="read the password from standard input")
     parser.add_argument(
@@ -48,7 +53,10 @@ exit status:
 
 def run(options: argparse.Namespace) -> int:
     """Check the login, and keep it; return the exit status."""
-    url = remote.checked_url(options.url, options.allow_http)
+    chosen = remote.interface_of(options)
+    if chosen is None:
+        raise ConfigError("no collector is known here: give the URL of your site's, such as https://head.example.org:8080")
+    url, options.ca_file = remote.checked_url(chosen.url, chosen.allow_http), chosen.ca_file
     if options.token_file is not None:
         if options.user or options.password_stdin or options.keep_password:
             raise ConfigError("--token-file excludes --user, --password-stdin and --keep-password")

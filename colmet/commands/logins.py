@@ -54,6 +54,15 @@ def find(url: str) -> Login | None:
     return _read().get(url)
 
 
+def only_url() -> str:
+    """Return the URL of the only kept login; "" without one, with several, or if the file cannot be used."""
+    try:
+        kept = list(_read())
+    except ConfigError:
+        return ""
+    return kept[0] if len(kept) == 1 else ""
+
+
 def keep(url: str, login: Login) -> None:
     """Write a login into the file, in place of an earlier one at this URL."""
     with _locked():

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from colmet import __version__
@@ -15,7 +15,7 @@ from colmet.commands import logins
 from colmet.commands.logins import SECRET, Login
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
+from colmet.common.runtime import cli, configuration
 from colmet.common.runtime.http_client import (
     HttpClient,
     HttpFailure,
@@ -30,6 +30,10 @@ TIMEOUT_S = 90.0  # of an answer; the interface has 60 s
 RETRIES, MAX_PAUSE_S = 5, 30.0  # after an answer 429
 MAX_BYTES = 128 << 20  # of an answer
 MAX_TEXT = 300  # characters of an error of the interface
+URL = "COLMET_URL"  # of the environment
+CLIENT = "/etc/colmet/client.toml"  # the site's, for its users
+# Options that name another source of a command.
+_SOURCES = ("archive", "hdf5", "elastic_host", "control_socket", "daemon")
 _EXPECTED = "is it a collector with --http-listen?"
 
 
@@ -52,7 +56,8 @@ def add_options(parser: cli.Options) -> None:
         "--url",
         metavar="URL",
         help="ask the interface at this URL, such as https://head.example.org:8080, with the login of `colmet login`; "
-        "it requires no right to read files, and users see their own jobs",
+        "it requires no right to read files, and users see their own jobs; default: $COLMET_URL, the only login of "
+        "`colmet login`, or the site's",
     )
     add_connection(group)
 
@@ -81,22 +86,78 @@ def checked_url(text: str, allow_http: bool) -> str:
     return text.rstrip("/")
 
 
-def client_of(options: argparse.Namespace) -> InterfaceClient | None:
-    """Return the client for --url, with the kept login or that of the environment; None without --url.
+class Interface(NamedTuple):
+    """The address of an interface, and how to connect to it."""
+
+    url: str
+    ca_file: str | None = None  # certificates of the accepted authorities; None for those of this machine
+    allow_http: bool = False  # whether others on the way may read
+
+
+def default_interface() -> Interface | None:
+    """Return the interface for commands that name no source; None for this machine's collector, or without any.
+
+    It is that of COLMET_URL, of the only kept login, or of the site's file, where no configuration of a collector can
+    be read.
 
     Raises:
-        ConfigError: the options or the kept login cannot be used.
+        ConfigError: the site's file cannot be used.
     """
-    if options.url is None:
+    site = _site_interface()
+    if os.environ.get(URL):
+        return site._replace(url=os.environ[URL])
+    only = logins.only_url()
+    if only:
+        return site._replace(url=only, allow_http=True)  # it was checked by `colmet login`
+    return site if site.url and not os.access(_collector_file(), os.R_OK) else None
+
+
+def _collector_file() -> str:
+    from colmet.stored.sources import CONFIG  # with a library that `colmet login` does not need
+
+    return CONFIG
+
+
+def _site_interface() -> Interface:
+    """Return what the site's file says; ConfigError if it cannot be used. Its keys are the options."""
+    if not os.path.exists(CLIENT):
+        return Interface("")
+    parser = cli.Parser(prog="colmet")
+    parser.add_argument("--url")
+    add_connection(parser)
+    found = configuration.parse(configuration.file_text(CLIENT), CLIENT, parser)
+    return Interface(found.get("url", ""), found.get("ca_file"), found.get("allow_http", False))
+
+
+def interface_of(options: argparse.Namespace) -> Interface | None:
+    """Return the interface that a command asks: that of --url, else `default_interface`; None for another source."""
+    if options.url is not None:
+        return Interface(options.url, options.ca_file, options.allow_http)
+    is_local = any(getattr(options, name, None) for name in _SOURCES)
+    is_local = is_local or (hasattr(options, "config") and options.config != _collector_file())
+    found = None if is_local else default_interface()
+    if found is None:
         if options.ca_file or options.allow_http:
             raise ConfigError("--ca-file and --allow-http require --url")
         return None
-    url = checked_url(options.url, options.allow_http)
+    return Interface(found.url, options.ca_file or found.ca_file, options.allow_http or found.allow_http)
+
+
+def client_of(options: argparse.Namespace) -> InterfaceClient | None:
+    """Return the client for `interface_of`, with the kept login or that of the environment; None without one.
+
+    Raises:
+        ConfigError: the options, the site's file or the kept login cannot be used.
+    """
+    chosen = interface_of(options)
+    if chosen is None:
+        return None
+    url = checked_url(chosen.url, chosen.allow_http)
     token = os.environ.get(TOKEN, "")
     if token and not SECRET.fullmatch(token):
         raise ConfigError(f"{TOKEN} of the environment: not a token")
     login = Login(logins.BEARER, token) if token else logins.find(url)
-    return InterfaceClient(url, "" if login is None else login.authorization, options.ca_file)
+    return InterfaceClient(url, "" if login is None else login.authorization, chosen.ca_file)
 
 
 class InterfaceClient:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from colmet.commands import remote
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
@@ -66,6 +67,9 @@ def add_options(parser: cli.Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Query the server and print; return the exit status; raise ColmetError for no answer or invalid options."""
+    default = remote.default_interface() if not options.url and options.config == sources.CONFIG else None
+    if default is not None:
+        options.url, options.ca_file = default.url, options.ca_file or default.ca_file
     url = server.checked_address(options.url) if options.url else configured_url(options.config)
     asked = QmemClient.from_options(url, options)
     printing = Printing(options, text.SHORT_TITLES, "colmet mem")

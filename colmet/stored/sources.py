@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from colmet.common.errors import ConfigError
@@ -103,4 +104,9 @@ def configured(path: str, other: str = "--hdf5 PATH, --elastic-host URL") -> arg
     try:
         return Configuration(collector.full_parser, ["--config", path]).read()
     except ConfigError as err:
+        if path == CONFIG and not os.path.exists(path):
+            raise ConfigError(
+                "no collector is known here: `colmet login URL`, with the URL of your site's; its administrators know "
+                f"it. On the collector's machine, give {other}, or the collector's file as --config"
+            ) from err
         raise ConfigError(f"{err}; give {other}, or the collector's file as --config") from err

@@ -16,6 +16,7 @@ from colmet.commands.logins import BEARER, Login
 from colmet.commands.remote import InterfaceClient, InterfaceError
 from colmet.commands.remote_rows import RemoteHistory
 from colmet.common.errors import ConfigError
+from colmet.stored import sources
 from colmet.web.access import Access
 from tests.support.made_up_history import START, MadeUp, job_rows, node_rows
 from tests.support.waiting import Clock
@@ -63,6 +64,7 @@ def url(server):
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.delenv("COLMET_TOKEN", raising=False)
+    monkeypatch.delenv("COLMET_URL", raising=False)
     monkeypatch.chdir(tmp_path)
     return tmp_path / "config/colmet/logins.json"
 
@@ -312,6 +314,39 @@ def test_nothing_of_another_users_job_is_shown_by_any_command(run, as_user, url)
 )
 def test_options_that_exclude_each_other(run, command):
     assert run(*command, "--url", "https://head.example.org")[0] == 2
+
+
+def test_the_only_kept_login_is_the_default(run, as_user, url, monkeypatch):
+    monkeypatch.setattr(sources, "CONFIG", "/nowhere/collector.toml")
+    status, _, err = run("report", MINE)
+    assert status == 2 and "no collector is known here: `colmet login URL`" in err and "No such file" not in err
+    as_user("alice")
+    assert json.loads(run("report", MINE, "--json")[1])["user"] == "alice"
+    assert run("jobs", "--archive", "/nowhere/x")[0] == 1, "an option names another source"
+    logins.keep("https://other.example.org", logins.find(url))
+    assert run("report", MINE)[0] == 2, "one of several is not guessed"
+    monkeypatch.setenv("COLMET_URL", url)
+    assert run("report", MINE, "--json")[0] == 0
+
+
+def test_the_site_names_its_collector(run, as_user, url, monkeypatch, tmp_path):
+    monkeypatch.setattr(sources, "CONFIG", "/nowhere/collector.toml")
+    monkeypatch.setattr(remote, "CLIENT", str(tmp_path / "client.toml"))
+    (tmp_path / "client.toml").write_text(f'url = "{url}"\n')
+    assert f"requires a login: colmet login {url}" in run("jobs")[2]
+    assert run("login", "-u", "alice", "--password-stdin", stdin="a\n")[0] == 0
+    assert json.loads(run("report", MINE, "--json")[1])["user"] == "alice"
+    (tmp_path / "client.toml").write_text('ulr = "x"\n')
+    assert "client.toml:1: ulr: no such option; did you mean url?" in run("jobs")[2]
+
+
+def test_the_configuration_of_this_machines_collector_precedes_that_of_the_site(run, url, monkeypatch, tmp_path):
+    monkeypatch.setattr(remote, "CLIENT", str(tmp_path / "client.toml"))
+    (tmp_path / "client.toml").write_text(f'url = "{url}"\n')
+    monkeypatch.setattr(sources, "CONFIG", str(tmp_path / "collector.toml"))
+    assert remote.default_interface().url == url
+    (tmp_path / "collector.toml").write_text("")
+    assert remote.default_interface() is None
 
 
 def test_options_of_the_connection_require_an_url(run):
