@@ -66,13 +66,14 @@ def build_parser(commands: Mapping[str, Subcommand]) -> cli.Parser:
         description="Query and manage Colmet, and show the resource use of jobs.",
         epilog="commands:\n"
         + "\n".join([f"  {name:{width}}  {command.help}" for name, command in commands.items()])
-        + "\n\ncolmet COMMAND --help prints the options of a command. All commands name a job with --job (-j), a "
+        + "\n\ncolmet help COMMAND prints the options of a command. All commands name a job with --job (-j), a "
         "user with --user (-u), and an interval with --since and --until.",
     )
+    parser.usage = "colmet [OPTION ...] COMMAND ..."
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
     )
-    parser.add_argument("command", metavar="COMMAND", help="one of the commands below")
+    parser.add_argument("command", metavar="COMMAND", nargs="?", help="one of the commands below")
     parser.add_argument(
         "arguments", metavar="...", nargs=argparse.REMAINDER, help="options and arguments of the command"
     )
@@ -117,9 +118,14 @@ def ended(program: str, work: Callable[[], int]) -> int:
 def _run(argv: Sequence[str] | None, commands: Mapping[str, Subcommand]) -> int:
     top = build_parser(commands)
     chosen = top.parse_args(argv)
+    if chosen.command == "help":
+        chosen = top.parse_args([*chosen.arguments[:1], "--help"])
+    elif chosen.command is None:
+        top.print_help()
+        return 0
     command = commands.get(chosen.command)
     if command is None:
-        top.error(f"there is no command {chosen.command!r:.100}{did_you_mean(chosen.command, commands)}")
+        top.error(f"there is no command {chosen.command!r:.100}{did_you_mean(chosen.command, (*commands, 'help'))}")
     try:
         module: Any = importlib.import_module(command.module)
         parser = build_command_parser(chosen.command, command, module)

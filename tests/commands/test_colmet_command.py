@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import subprocess
@@ -9,8 +10,10 @@ import sys
 
 import pytest
 
+from colmet.archive.queries import GROUPS, LISTED
 from colmet.commands import colmet
 from colmet.common.runtime import cli, control
+from colmet.common.runtime.suggestions import did_you_mean
 
 
 def test_the_help_lists_every_command(capsys):
@@ -20,6 +23,28 @@ def test_the_help_lists_every_command(capsys):
     assert end.value.code == 0
     for name, command in colmet.COMMANDS.items():
         assert f"  {name}" in out and command.help in out
+
+
+def test_without_a_command_the_list_of_commands_is_printed(capsys):
+    for argv in ([], ["help"]):
+        with contextlib.suppress(SystemExit):
+            assert colmet.main(argv) == 0
+        assert "commands:\n  status" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        colmet.main(["help", "report"])
+    assert capsys.readouterr().out.startswith("usage: colmet report ")
+
+
+@pytest.mark.parametrize(
+    ("word", "known", "meant"),
+    [
+        ("team", GROUPS, ""),
+        ("memori", LISTED, "; did you mean memory_peak or memory_used_ratio or memory_byte_s?"),
+        ("memory-peek", LISTED, "; did you mean memory_peak?"),
+    ],
+)
+def test_a_suggestion_is_like_the_word(word, known, meant):
+    assert did_you_mean(word, known) == meant
 
 
 @pytest.mark.parametrize("name", colmet.COMMANDS)
@@ -35,6 +60,8 @@ def test_every_command_has_a_module_with_a_help(name, capsys):
     ("argv", "hint"),
     [
         (["rep"], "there is no command 'rep'; did you mean report?"),
+        (["help", "rep"], "there is no command 'rep'; did you mean report?"),
+        (["report", "--array"], "argument --array: requires a value: --array ID"),
         (["complete"], "did you mean completeness?"),
         (["report", "4242", "--jsn"], "there is no option --jsn; did you mean --json?"),
         (["report", "--Since=2h"], "there is no option --Since; did you mean --since?"),
@@ -81,7 +108,7 @@ def test_a_job_is_named_alike_in_all_commands(name):
     assert "--host" in actions or name in ("report", "top")
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["status", "cook"], ["status", "node", "--nonsense"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["status", "cook"], ["status", "node", "--nonsense"]])
 def test_a_wrong_command_line_is_one_line_and_status_2(argv, capsys):
     with pytest.raises(SystemExit) as end:
         colmet.main(argv)

@@ -15,7 +15,7 @@ ANSWERS = {
     "How do I install it on Rocky 9?": (["install.md"], "such as RHEL and Rocky 9"),
     "How do I give keys to 100 nodes?": (["recipes.md"], "colmet enrol --from-file nodes.txt"),
     "Why has my OAR job no memory?": (["troubleshooting.md"], '$Enable_mem_cg = "YES"'),
-    "How does a user on the login node see her report?": (["tools/login.md"], "colmet report 4242 --url"),
+    "How does a user on the login node see her report?": (["tools/login.md"], "colmet report 4242"),
     "How long is data kept, and how do I prune?": (["retention.md"], "| rows in HDF5 files, each sample | for ever"),
     "How do I load HDF5 into pandas?": (["recipes.md"], "h5py.File(name)"),
     "What is cpu_unattributed?": (["faq.md", "measured.md"], "`cpu_unattributed` (`cpu_usage` less `cpu_total`)"),

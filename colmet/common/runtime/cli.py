@@ -110,6 +110,15 @@ class Parser(argparse.ArgumentParser):
         self.notice(action)
         return super()._get_values(action, arg_strings)
 
+    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
+        try:
+            return super()._match_argument(action, arg_strings_pattern)
+        except argparse.ArgumentError as err:
+            if not action.option_strings:
+                raise
+            form = f"{max(action.option_strings, key=len)} {form_of(action)}"
+            raise argparse.ArgumentError(action, f"requires a value: {form}") from err
+
     def _get_positional_kwargs(self, dest: str, **settings: Any) -> Any:
         if settings.get("metavar") is None and settings.get("choices"):  # its name in errors
             settings["metavar"] = "|".join(map(str, settings["choices"]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 MAX_WORD = 100  # compared characters
+MAX_NAMED = 3
+ALIKE = 0.65  # "system" is not meant by "team"
 
 
 def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -> list[str]:
@@ -23,9 +25,16 @@ def near(word: str, known: Iterable[str], count: int = 1, cutoff: float = 0.6) -
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """Return the end of an error message, ``; did you mean ...?``, or nothing if no known word is near."""
-    found = near(word, known)
-    return f"; did you mean {found[0]}?" if found else ""
+    """Return the end of an error message, ``; did you mean ...?``, or nothing if no known word is near.
+
+    If none is, it names those that begin with a word near it: memory_peak for memori.
+    """
+    forms = list(known)
+    found = near(word, forms, cutoff=ALIKE)
+    if not found:
+        first = near(word, [_form(one).partition("-")[0] for one in forms], cutoff=ALIKE)
+        found = [one for one in forms if _form(one).partition("-")[0] in first][:MAX_NAMED]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
 
 
 def _form(word: str) -> str:
