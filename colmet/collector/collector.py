@@ -85,6 +85,7 @@ class Collector:
             parts["http"] = interface.counters
         self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, metrics_jobs, refusals=refusals)
         if interface is not None:
+            self.health.page_failure = lambda: interface.failure
             interface.report(lambda: self.health.status({"senders": SENDERS_REPORTED}))
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()

@@ -61,6 +61,7 @@ class CollectorHealth:
 
     Attributes:
         link_failed: cause of missing acknowledgements; "" if there are acknowledgements, or none are configured.
+        page_failure: returns why the process of the page does not run; "" if it runs, or none is configured.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class CollectorHealth:
         self._identity = DaemonIdentity("collector")
         self.top = Top(self._identity, self._latest, receiver.heard)
         self.link_failed = ""
+        self.page_failure: Callable[[], str] = str
         self._recent = RecentGrowth()
         self._note_at = 0.0
         self._backlog = Backlog(monotonic)
@@ -172,6 +174,7 @@ class CollectorHealth:
                 **self._journal.counters(),
             },
             "link_failed": self.link_failed,
+            "page_failed": self.page_failure(),
             "refused": [dict(zip(("why", "address", "count"), one)) for one in self._refusals()],
             **parts,
             **({} if self._jobs is None else {"metrics": self._jobs.counters()}),

@@ -39,6 +39,7 @@ from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
 
+NO_PAGE = "the page and the JSON interface do not run, all else does; they start once this is corrected: %s"
 ARENAS = 2  # pools of memory, see `tame_malloc`
 
 
@@ -92,11 +93,14 @@ class CollectorParts(NamedTuple):
     page_service: str  # path of the socket of the JSON interface's service; "" for a child process
 
 
-def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> CollectorParts:
+def build(
+    options: argparse.Namespace, classes: Sequence[type[OutputBackend]], is_start: bool = False
+) -> CollectorParts:
     """Build the parts from the options, without opening a socket or writing a file.
 
     All checks of a start are here, except for addresses, files and journals in use: --check-config does no more than
-    this.
+    this. At a start, options of the page that cannot be used are no reason to receive nothing: its process is tried
+    again until they can be.
 
     Raises:
         ConfigError: the options are invalid or cannot be fulfilled.
@@ -109,7 +113,12 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
             "nothing, --gridengine with --http-listen"
         )
     page_service = web_options.service_of(options)
-    web_options.check(options)
+    try:
+        web_options.check(options)
+    except ConfigError as err:
+        if not is_start or not outputs:
+            raise
+        log.warning(NO_PAGE, err)
     web_options.warn_of_readers(options)
     check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
     if options.zeromq_link_bind_uri:
@@ -148,7 +157,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         return check_journal(
             _journal_dir(options, [one for cls in classes if (one := plugins.make(cls, options)) is not None])
         )
-    parts = build(options, classes)
+    parts = build(options, classes, is_start=True)
     check_start(options, parts)
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
@@ -186,13 +195,18 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
 
 
 def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
-    """Warn of limits of the machine before anything is opened; ConfigError if the page's address is taken."""
+    """Warn of limits of the machine before anything is opened, and if the page's address is taken."""
     if not parts.outputs:
         log.warning(
             "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
         )
     if options.http_listen is not None and not parts.page_service:  # a service may still hold it from the previous run
-        web_options.check_address(options.http_listen)
+        try:
+            web_options.check_address(options.http_listen)
+        except ConfigError as err:
+            if not parts.outputs:
+                raise
+            log.warning(NO_PAGE, err)
     limit = startup.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)

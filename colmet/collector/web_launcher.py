@@ -103,6 +103,7 @@ class WebLauncher:
         self._reported = 0
         self._sent = self._left_out = self._restarts = self._stuck = 0
         self._left_out_here = 0  # by the current process
+        self._failure, self._began = "", -math.inf  # why the last process ended, and when the latest one began
         self._status: Callable[[], Mapping[str, Any]] | None = None
         self._status_at = 0.0  # time of the next report of it
         self._stopping = threading.Event()
@@ -127,6 +128,13 @@ class WebLauncher:
             "waiting_bytes": self._waiting,
             **self._dropped,
         }
+
+    @property
+    def failure(self) -> str:
+        """Return why the process does not run, or has just ended; "" if it works."""
+        with self._lock:
+            is_steady = self._socket is not None and self._monotonic() - self._began >= STEADY_S
+            return "" if is_steady else self._failure
 
     # -- in the main thread --
 
@@ -225,11 +233,11 @@ class WebLauncher:
     def _run(self) -> None:
         backoff = Backoff(FIRST_DELAY_S, MAX_DELAY_S, self._monotonic)
         while True:
-            began = self._monotonic()
-            why = self._connect() if self._service else self._start_child()
+            self._began = self._monotonic()
+            why = self._failure = self._connect() if self._service else self._start_child()
             if self._stopping.is_set():
                 return
-            if self._monotonic() - began >= STEADY_S:
+            if self._monotonic() - self._began >= STEADY_S:
                 backoff.reset()
             delay_s = backoff.fail()
             self._restarts += 1

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from colmet.collector import main as collector
+from colmet.collector import web_options
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.configuration import Configuration
@@ -47,6 +48,7 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
     """
     if options.http_listen is None:
         raise ConfigError("the collector's options do not name --http-listen any more")
+    web_options.check(options)
     from colmet.web.access import Access  # these require fastapi and uvicorn
     from colmet.web.server import Tls, WebServer
     from colmet.web.stored_routes import Stored

@@ -44,18 +44,6 @@ REFUSED = [
     ("collector", "--elastic-host http://h --elastic-date-suffix %Q", "--elastic-date-suffix"),
     ("collector", "--elastic-host http://h --elastic-index-prefix Colmet", "only lower-case letters"),
     ("collector", "--elastic-host http://h --elastic-ca-file {tmp}/no.pem", "--elastic-ca-file"),
-    ("collector", "--enable-stdout-backend --http-listen 0", "give either --http-users FILE"),
-    ("collector", "--enable-stdout-backend --http-listen 0 --http-users {tmp}/no", "'colmet access' makes it"),
-    (
-        "collector",
-        "--enable-stdout-backend --http-listen nosuch.invalid:1 --http-open",
-        "--http-listen nosuch.invalid:1",
-    ),
-    (
-        "collector",
-        "--enable-stdout-backend --http-listen 0 --http-open --gridengine --gridengine-encoding klingon",
-        "klingon",
-    ),
     ("collector", "--enable-stdout-backend --http-users {tmp}/no", "--http-users has no effect without --http-listen"),
     ("collector", "--enable-stdout-backend --http-trusted-proxy 10.0.0.1", "--http-trusted-proxy has no effect"),
     ("collector", "--enable-stdout-backend --gridengine", "--gridengine has no effect without --http-listen"),
@@ -102,6 +90,21 @@ def errors(caplog, daemon, argv):
     caplog.clear()
     assert MAINS[daemon].main(argv) == 2
     return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("--http-listen 0", "give either --http-users FILE"),
+        ("--http-listen 0 --http-users {tmp}/no", "'colmet access' makes it"),
+        ("--http-listen nosuch.invalid:1 --http-open", "--http-listen nosuch.invalid:1"),
+        ("--http-listen 0 --http-open --gridengine --gridengine-encoding klingon", "klingon"),
+    ],
+)
+def test_the_check_refuses_what_a_start_does_without_the_page(line, said, tmp_path, caplog):
+    argv = ["--enable-stdout-backend", *line.format(tmp=tmp_path).split(), "--check-config"]
+    (message,) = errors(caplog, "collector", argv)
+    assert said in message
 
 
 @pytest.mark.parametrize(("daemon", "line", "said"), REFUSED, ids=[f"{one} {line}"[:70] for one, line, _ in REFUSED])

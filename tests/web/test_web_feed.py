@@ -291,6 +291,7 @@ def test_what_cannot_be_started_is_tried_again(monkeypatch, caplog):
     one.start()
     wait_for(lambda: one.counters()["restarts"] > 1)
     one.close()
+    assert one.failure.startswith("cannot start /nonexistent/python: No such file")
     assert "cannot start /nonexistent/python: No such file" in caplog.text
 
 

@@ -20,6 +20,8 @@ from colmet.common.runtime import startup
 from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.control import ask
 from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.common.runtime.status_checks import judge
+from colmet.web import __main__ as web
 from tests.support import zmtp
 from tests.support.daemons import Daemon
 from tests.support.place import skip_refused
@@ -97,6 +99,40 @@ def test_an_address_that_is_taken_or_not_ours_is_said_before_anything_starts():
             web_options.check_address(ListenAddress(*taken.getsockname()))
     with pytest.raises(ConfigError, match=r"--http-listen 192\.0\.2\.1:8080"):
         web_options.check_address(ListenAddress("192.0.2.1", 8080))
+
+
+def test_wrong_options_of_the_page_stop_the_page_alone(tmp_path, caplog):
+    """And nothing is served with them meanwhile."""
+    classes = collector.load_backends().classes
+    given = options("--http-listen", "0", "--http-users", f"{tmp_path}/users", "--hdf5-filepath", f"{tmp_path}/c")
+    assert collector.build(given, classes, is_start=True).outputs
+    assert "the page and the JSON interface do not run" in caplog.text and f"{tmp_path}/users" in caplog.text
+    with pytest.raises(ConfigError, match="No such file"):
+        collector.build(given, classes)
+    with pytest.raises(ConfigError, match="No such file"):
+        web.run(given, SimpleNamespace())
+
+
+@pytest.mark.live
+@pytest.mark.slow
+def test_the_page_starts_once_its_file_is_there(tmp_path):
+    users, socket_path = tmp_path / "users", tmp_path / "control"
+    daemon = Daemon(
+        *("colmet.collector.main", tmp_path / "log", "--zeromq-bind-uri", f"tcp://127.0.0.1:{free_port()}"),
+        *("--enable-stdout-backend", "--http-users", str(users), "--http-listen", str(free_port())),
+        *("--control-socket", str(socket_path)),
+    )
+    try:
+        daemon.said("listening")
+        daemon.said("JSON interface ended, it is restarted")
+        status = ask(str(socket_path), "collector", {"command": "status"})
+        assert "No such file" in status["page_failed"]
+        assert any("No such file" in text for text in judge(status, 60, 300).texts)
+        users.touch(0o600)
+        daemon.said("http serves")
+    finally:
+        daemon.process.kill()
+        daemon.process.communicate()
 
 
 def test_files_that_everybody_can_read_beside_accounts_are_warned_of(tmp_path, caplog, monkeypatch):

@@ -29,7 +29,7 @@ from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import database_client
 from colmet.common.runtime.cli import Options, Rare, period, positive_seconds
-from colmet.common.runtime.files import check_writable, make
+from colmet.common.runtime.files import check_writable, make, reason_with_remedy
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ class ArchiveOutput(OutputBackend):
                     pass
             check_writable(os.path.dirname(os.path.abspath(self.path)), parents=True)
         except OSError as err:
-            raise ConfigError(f"--archive {self.path}: {err.strerror}") from err
+            raise _not_writable(self.path, err) from err
 
     def open(self, state: OutputState) -> None:
         """Check that the file can be written; `recover` opens it."""
@@ -174,7 +174,7 @@ class ArchiveOutput(OutputBackend):
         try:
             make(os.path.dirname(os.path.abspath(self.path)))
         except OSError as err:
-            raise ConfigError(f"--archive {self.path}: {err.strerror}") from err
+            raise _not_writable(self.path, err) from err
 
     def recover(self) -> None:
         """Open the archive, and continue at its own position."""
@@ -330,3 +330,7 @@ def _size(path: str) -> int:
         return os.stat(path).st_size
     except OSError:
         return 0
+
+
+def _not_writable(path: str, err: OSError) -> ConfigError:
+    return ConfigError(f"--archive {path}: {reason_with_remedy(path, err.strerror)}")

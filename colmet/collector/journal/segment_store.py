@@ -20,7 +20,7 @@ from colmet.collector.journal.output_state import MAX_BYTES, parse
 from colmet.collector.journal.segments import MESSAGE, SENDERS, SegmentReader
 from colmet.common.errors import ConfigError, is_later, later_form
 from colmet.common.record_log import Damage, LogRecord, LogWriter
-from colmet.common.runtime.files import check_writable, make, sync_directory, write_whole
+from colmet.common.runtime.files import check_writable, make, reason_with_remedy, sync_directory, write_whole
 from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
@@ -329,7 +329,8 @@ def check_directory(directory: str) -> None:
 
 
 def _unusable(directory: str, err: OSError) -> ConfigError:
-    return ConfigError(f"journal {directory}: {err.strerror}; give --journal-dir a directory that this user can write")
+    why = reason_with_remedy(directory, err.strerror)
+    return ConfigError(f"journal {directory}: {why}; give --journal-dir a directory that this user can write")
 
 
 def read_name(directory: str) -> str:

@@ -152,8 +152,11 @@ def _judge_collector(
         found.append(warn(f"{counted(mute, 'nodes')} without acknowledgements: {why}", remedy))
     if status.get("link_failed"):
         found.append(warn(f"nothing is acknowledged, {status['link_failed']}"))
-    if not status.get("http", {}).get("running", 1):
-        found.append(warn("the process of the JSON interface and the page does not run"))
+    page_failed = status.get("page_failed")
+    if page_failed or not status.get("http", {}).get("running", 1):
+        why = f": {page_failed}" if page_failed else ""
+        remedy = "correct it; its process is tried again every minute"
+        found.append(warn(f"the process of the JSON interface and the page does not run{why}", remedy))
     shared = _shared(senders)
     if shared:
         more = f" and {counted(len(shared) - 3, 'others')}" if len(shared) > 3 else ""

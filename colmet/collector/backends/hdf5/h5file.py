@@ -58,7 +58,7 @@ from colmet.collector.columns import (
     names_for,
 )
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
-from colmet.common.runtime.files import sync_directory
+from colmet.common.runtime.files import reason_with_remedy, sync_directory
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types
 
@@ -195,7 +195,7 @@ class Hdf5File:
             if not is_of_system(err):
                 raise Damaged(f"{self.path}: cannot be opened for writing: {cause(err)}") from err
             raise ConfigError(
-                f"{self.path}: cannot be opened for writing: {cause(err)}; "
+                f"{self.path}: cannot be opened for writing: {reason_with_remedy(self.path, cause(err))}; "
                 f"check its owner, rights and disk, or change --hdf5-filepath"
             ) from err
         if self.created:

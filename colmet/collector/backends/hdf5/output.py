@@ -32,7 +32,7 @@ from colmet.collector.columnar import PLACES, RowsByJob, join
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
-from colmet.common.runtime.files import check_writable, make
+from colmet.common.runtime.files import check_writable, make, reason_with_remedy
 
 log = logging.getLogger(__name__)
 
@@ -624,6 +624,6 @@ class Hdf5Output(OutputBackend):
 
 def _not_writable(path: str, err: OSError) -> ConfigError:
     return ConfigError(
-        f"{path}: cannot be opened for writing: {cause(err)}; check its owner, rights and disk, or change "
+        f"{path}: cannot be opened for writing: {reason_with_remedy(path, cause(err))}; check its owner, rights and disk, or change "
         "--hdf5-filepath"
     )
