@@ -135,8 +135,8 @@ class CollectorHealth:
         """
         max_age_s = _number(request, "max_age_s", MAX_AGE_S)
         most = int(_number(request, "senders", WORST))
-        senders, shared, parts = self._errands.call(
-            lambda: (self._senders(), self._receiver.shared_names(), self._counted())
+        senders, shared, parts, refusals = self._errands.call(
+            lambda: (self._senders(), self._receiver.shared_names(), self._counted(), self._refusals_now())
         )
         received: dict[str, Any] = {count: sum([sender[count] for sender in senders]) for count in COUNTS}
         for sender in senders:
@@ -175,6 +175,7 @@ class CollectorHealth:
             },
             "link_failed": self.link_failed,
             "page_failed": self.page_failure(),
+            "refused_messages": refusals,
             "refused": [dict(zip(("why", "address", "count"), one)) for one in self._refusals()],
             **parts,
             **({} if self._jobs is None else {"metrics": self._jobs.counters()}),
@@ -261,6 +262,15 @@ class CollectorHealth:
                 "version": sender.version,
             }
             for name, sender in self._receiver.senders.items()
+        ]
+
+    def _refusals_now(self) -> list[dict[str, Any]]:
+        """Return the senders with refused messages, that have not been heard after these."""
+        now_ns = self._now_ns()
+        heard = {name: one.seen_ns for name, one in self._receiver.senders.items() if one.batches}
+        return [
+            {"name": name, "why": one.reason, "count": one.count, "age_s": round((now_ns - one.time_ns) / 1e9, 1)}
+            for name, one in self._receiver.refusals.current(heard).items()
         ]
 
     def _counted(self) -> dict[str, dict[str, int]]:

@@ -10,6 +10,7 @@ import pytest
 
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
+from colmet.collector.ingest.refusals import LASTS_S
 from colmet.commands.status import describe
 from colmet.common.errors import Refused
 from colmet.common.live.job_metrics import JobMetrics
@@ -17,6 +18,7 @@ from colmet.common.live.latest_tables import LatestTables
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import RecentGrowth
 from colmet.common.runtime.prometheus_text import render
+from colmet.common.runtime.status_checks import judge
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
@@ -161,6 +163,21 @@ def make(errands, workers=(), clock=None, **journal):
 def send(receiver, host, seq, epoch=1):
     table = Table.from_samples(SCHEMA, 1, [Sample(7, {"cpu": 1})])
     receiver.take(v1.encode(Batch(host, epoch, seq, time.time_ns() - 10**9, (7,), (table,))), "10.0.0.1")
+
+
+def test_a_node_with_refused_messages_is_named_until_it_is_heard(served):
+    health, receiver, _, clock = make(served)
+    clock.now = time.time()
+    receiver.take(v1.encode(Batch("node-1", 1, 1, 1, (), ())), "10.0.0.1", "node-2")
+    receiver.take(b"\xc1", "10.9.9.9")
+    texts = judge(health.status({}), 60, 300).texts
+    assert any(text.startswith("1 message of node-1 refused, ") and "has the key of node-2" in text for text in texts)
+    assert any("1 message of [10.9.9.9] refused" in text for text in texts)
+    send(receiver, "node-1", 1)
+    assert [one["name"] for one in health.status({})["refused_messages"]] == ["[10.9.9.9]"]
+    receiver.refusals._now_ns = lambda: time.time_ns() + int(LASTS_S * 1e9)
+    health.note()
+    assert not [text for text in judge(health.status({}), 60, 300).texts if "refused" in text]
 
 
 def test_the_worst_senders_come_first_and_only_as_many_as_are_asked_for(served):

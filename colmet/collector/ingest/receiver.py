@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from colmet.collector.ingest.namesakes import Namesakes
 from colmet.collector.ingest.novelty import Novelty
 from colmet.collector.ingest.rate_limit import RateLimit, SenderUse
+from colmet.collector.ingest.refusals import Refusals
 from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
 from colmet.common.errors import OverBudget, Undescribed, WireError
 from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
@@ -58,6 +59,7 @@ class Receiver:
             others.
         again: the duplicate batches of the latest message.
         messages: the latest message for the outputs: each message with its decoded batches.
+        refusals: the latest refused messages, by host or address.
         forgotten: senders forgotten for lack of room; their counts are added to the others.
         apart: batches stored under another name than that of their host.
         undescribed: host and start of the latest message, if it lacks a description that has not come.
@@ -70,6 +72,7 @@ class Receiver:
         self.senders: dict[str, Sender] = {}
         self.dialects: dict[str, int] = {}
         self.rejects = 0
+        self.refusals = Refusals()
         self.apart = 0
         self.undescribed: set[tuple[str, int]] = set()
         self.again: list[Batch] = []
@@ -465,6 +468,7 @@ class Receiver:
         sender.rejects += 1
         sender.seen_ns = time.time_ns()
         self.rejects += 1
+        self.refusals.add(name, str(err))
         if powers_of_ten(sender.rejects):
             log.warning("message refused from=%s refused=%d bytes=%d: %.300s", name, sender.rejects, len(message), err)
 
@@ -482,6 +486,7 @@ class Receiver:
     def _refuse_foreign(self, host: str, peer: str, user: str) -> None:
         sender = self.sender(user)
         sender.foreign += 1
+        self.refusals.add(host, f"it has the key of {user}")
         if powers_of_ten(sender.foreign):
             log.warning(
                 "message refused, the key is that of another host key=%s host=%s from=[%s] refused=%d; "

@@ -15,6 +15,7 @@ SETTLED_S = 10.0  # time for a node to reach a running collector
 JUST_STARTED = ("not heard of yet",)
 # Events of the last hour without a warning: very short jobs have no rows, and CPUs may be removed.
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
+MAX_NAMED = 3  # senders of refused messages
 MAX_PROBES = 10  # unremarkable connections without a key: `colmet doctor` on a node makes two
 HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
 
@@ -62,7 +63,7 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Daemo
     found += [
         warn(f"{counted(value, plain(name))} in the last hour", more)
         for name, value in status.get("last_hour", {}).items()
-        if value and name not in HARMLESS
+        if value and name not in HARMLESS and name not in status  # these are named one by one
     ]
     return DaemonVerdict(sorted(found, key=lambda one: -one.level) or [good(well)], figures)
 
@@ -145,6 +146,9 @@ def _judge_collector(
         )
         if named
     ]
+    for one in status.get("refused_messages", ())[:MAX_NAMED]:
+        text = f"{counted(one['count'], 'messages')} of {one['name']} refused, the last {duration(one['age_s'])} ago"
+        found.append(warn(f"{text}: {one['why']}", f"`{_LOG} -g 'message refused'` shows all; `colmet doctor` on it"))
     mute = senders.get("without_acknowledgements", 0)
     if mute:
         why = "the port of --zeromq-link-bind-uri is closed to them"
