@@ -269,7 +269,7 @@ class CollectorHealth:
         now_ns = self._now_ns()
         heard = {name: one.seen_ns for name, one in self._receiver.senders.items() if one.batches}
         return [
-            {"name": name, "why": one.reason, "count": one.count, "age_s": round((now_ns - one.time_ns) / 1e9, 1)}
+            {"name": name, "why": one.reason, "count": one.times, "age_s": round((now_ns - one.time_ns) / 1e9, 1)}
             for name, one in self._receiver.refusals.current(heard).items()
         ]
 

@@ -108,11 +108,10 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
     try:
         if not files_of(prefix):
             raise _Refused(NO_FILE, f"no file is named {_shown(prefix)} with .<10 digits>.hdf5 behind it")
-        with Hdf5History([prefix]) as history:
-            interval = Interval(float(start), float(stop))
-            if job != NODE:  # as in Colmet 0.6: its last row, with its totals, may be measured after its end in OAR
-                history.keep_files(interval.since, interval.until)
-            wanted = ALL_ROWS if job != NODE else interval
+        interval = Interval(float(start), float(stop))
+        # of a job all rows, as in Colmet 0.6: the last one, with its totals, may be measured after its end in OAR
+        wanted = ALL_ROWS if job != NODE else interval
+        with Hdf5History([prefix], interval.since, interval.until) as history:
             found: Found
             main, why = history.read(job, FIRST[0], names, *wanted), ""
             if main and all(name in one.columns for one in main for name in names):  # nearly always

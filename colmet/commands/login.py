@@ -55,7 +55,9 @@ def run(options: argparse.Namespace) -> int:
     """Check the login, and keep it; return the exit status."""
     chosen = remote.interface_of(options)
     if chosen is None:
-        raise ConfigError("no collector is known here: give the URL of your site's, such as https://head.example.org:8080")
+        raise ConfigError(
+            "no collector is known here: give the URL of your site's, such as https://head.example.org:8080"
+        )
     url, options.ca_file = remote.checked_url(chosen.url, chosen.allow_http), chosen.ca_file
     if options.token_file is not None:
         if options.user or options.password_stdin or options.keep_password:

@@ -446,7 +446,9 @@ class Agent:
         tables: list[Table] = []
         with self._spared():
             if self._mapping is not None:
-                opened, closed = [[one.backend for one in self.runners if one.is_open is state] for state in (True, False)]
+                opened, closed = [
+                    [one.backend for one in self.runners if one.is_open is state] for state in (True, False)
+                ]
                 tables += self._mapping.tables(time_ns, opened, closed)
         with self._spared():
             if self._agent_stats is not None and self._agent_stats.is_due():

@@ -83,6 +83,7 @@ class Hdf5History(History):
 
     Args:
         paths: files, or values of a collector's ``--hdf5-filepath``.
+        since, until: only the files with possible rows of this interval, in seconds since 1970.
 
     Attributes:
         warnings: unreadable parts of a readable store, a line each.
@@ -91,7 +92,7 @@ class Hdf5History(History):
         ConfigError: there is no file.
     """
 
-    def __init__(self, paths: Iterable[str]) -> None:
+    def __init__(self, paths: Iterable[str], since: float | None = None, until: float | None = None) -> None:
         self.warnings: list[str] = []
         self._files: list[HeldFile] = []
         self._reader = Reader()
@@ -104,13 +105,9 @@ class Hdf5History(History):
                 raise ConfigError(f"{name}: there is no such file, and none that is named {name}.<10 digits>{SUFFIX}")
             for file in found:
                 real = os.path.realpath(file.path)
-                if real not in seen:
+                if real not in seen and file.overlaps(since, until):
                     seen.add(real)
                     self._files.append(file)
-
-    def keep_files(self, since: float | None, until: float | None) -> None:
-        """Leave out the files without possible rows of an interval."""
-        self._files = [file for file in self._files if file.overlaps(since, until)]
 
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
         """Return the tables with rows of a job, and their columns except time, host and job; see `History.tables`."""

@@ -20,6 +20,7 @@ from typing import Any
 from colmet.collector import main as collector
 from colmet.collector import web_options
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.live.user_names import UserNames
 from colmet.common.runtime import cli, startup
 from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.logs import powers_of_ten
@@ -32,7 +33,6 @@ from colmet.web.recent_cache import RecentCache
 from colmet.web.reports import ReportProcesses
 from colmet.web.store import StoreReader, archive_opener, opener
 from colmet.web.stored_rows import RowsReader
-from colmet.web.users import UserNames
 
 log = logging.getLogger(__name__)
 

@@ -327,7 +327,7 @@ def test_a_report_of_the_job_has_the_cpu_time_of_its_cgroup(site, measured):
 
 def test_the_api_says_readably_what_it_has_not(site, measured):
     """OAR shows what the program printed, and the status that it ended with, 256 times that."""
-    job, answer = measured
+    job, _ = measured
     said = refused(site, f"/colmet/job/{job}?metrics=no_such_counter")
     assert "status 1024: " in said and "no_such_counter" in said  # 4: no data
     for wrong in ("--help", "..", "a" * 2000):

@@ -44,6 +44,14 @@ def test_the_answer_has_every_key_that_can_be_sorted_by(bed):
         bed.ask(view="nodes", sort=key)
 
 
+def test_a_user_reported_by_number_has_a_name(bed):
+    """Slurm's cgroups of v1 have the number."""
+    bed.take("n1", 10, {7: {"user": b"995", "cpu_usage": 1}, 8: {"user": b"996", "cpu_usage": 1}})
+    assert {row["job"]: row["user"] for row in bed.rows()} == {7: "alice", 8: "996"}
+    assert [row["job"] for row in bed.rows(user="alice")] == [row["job"] for row in bed.rows(user="995")] == [7]
+    assert bed.ask(view="job", job=7)["job"]["user"] == "alice"
+
+
 def test_rates_are_between_the_latest_two_rows_and_sums_over_the_nodes(bed):
     for at in (10, 15, 20):
         for host, cpus in (("n1", 4), ("n2", 8)):

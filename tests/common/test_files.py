@@ -87,5 +87,7 @@ def test_a_copy_has_the_owner_of_the_former_file_or_is_refused(tmp_path, monkeyp
 def test_a_read_only_place_has_the_remedy_for_a_unit():
     """Nearly always it is the sandbox of systemd."""
     reason = files.reason_with_remedy("/srv/colmet/rows", os.strerror(errno.EROFS))
-    assert reason.startswith("Read-only file system; ") and reason.endswith("ReadWritePaths=/srv/colmet below [Service]")
+    assert reason.startswith("Read-only file system; ") and reason.endswith(
+        "ReadWritePaths=/srv/colmet below [Service]"
+    )
     assert files.reason_with_remedy("/srv/colmet/rows", "No space left on device") == "No space left on device"

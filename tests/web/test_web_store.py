@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 from colmet.common.errors import ColmetError
+from colmet.common.live.user_names import NO_NAME_S, UserNames
 from colmet.stored import groups
 from colmet.web import store as store_module
 from colmet.web.interface import JobsQuery, NodesQuery, earliest
 from colmet.web.queries import NO_STORE, Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.store import EmptyHistory, StoreReader
-from colmet.web.users import NO_NAME_S, UserNames
 from tests.support.made_up_history import START, job_rows
 from tests.support.waiting import wait_for
 from tests.support.web_nodes import USERS, Cluster

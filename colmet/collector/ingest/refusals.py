@@ -16,7 +16,7 @@ class Refusal(NamedTuple):
 
     time_ns: int
     reason: str
-    count: int  # of the name's refusals
+    times: int  # refusals of the name
 
 
 class Refusals:
@@ -35,7 +35,7 @@ class Refusals:
         while len(self._latest) >= MAX_NAMES:
             del self._latest[next(iter(self._latest))]
         text = "".join([c if c.isprintable() else "?" for c in reason[:MAX_REASON]])
-        self._latest[name] = Refusal(self._now_ns(), text, 1 if before is None else before.count + 1)
+        self._latest[name] = Refusal(self._now_ns(), text, 1 if before is None else before.times + 1)
 
     def current(self, heard_ns: Mapping[str, int]) -> dict[str, Refusal]:
         """Return the recent refusals of names that were not heard after them, the latest first.

@@ -19,6 +19,7 @@ from colmet.common.errors import Refused
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables, TablePair
 from colmet.common.live.namesakes import counted_once, is_namesake, repeated
+from colmet.common.live.user_names import UserNames
 from colmet.common.measures import CGROUP_TABLE, Measure
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
@@ -86,7 +87,8 @@ class Heard(NamedTuple):
 class Top:
     """Handler of the command, usable from any thread.
 
-    `heard` returns the nodes that send to this daemon, by name; None in a node's own daemon.
+    `heard` returns the nodes that send to this daemon, by name; None in a node's own daemon. `names` returns the name
+    of a user reported by number; by default that of this machine, once it is known.
     """
 
     def __init__(
@@ -96,12 +98,14 @@ class Top:
         heard: Callable[[], Mapping[str, Heard]] | None = None,
         now_ns: Callable[[], int] = time.time_ns,
         monotonic: Callable[[], float] = time.monotonic,
+        names: Callable[[str], str] | None = None,
     ) -> None:
         self._identity = identity
         self._latest = latest
         self._heard = heard
         self._now_ns = now_ns
         self._monotonic = monotonic
+        self._name_of = names or UserNames()
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Return the reply to a request.
@@ -139,12 +143,13 @@ class Top:
             }
         elif asked.view == "job":
             jobs = measure_jobs([one for one in fresh if one[1].jobs is None or asked.job in (*one[1].jobs, 0)])
+            jobs = jobs.named(self._name_of)
             chosen = np.flatnonzero(jobs.job == asked.job)
             answer["job"] = next(iter(jobs.by_job(chosen)), None)
             rows = jobs.by_host(chosen)
         else:
-            jobs = measure_jobs(fresh)
-            chosen = jobs.selected(asked)
+            jobs = measure_jobs(fresh).named(self._name_of)
+            chosen = jobs.selected(asked._replace(user=self._name_of(asked.user)))
             rows = jobs.by_job(chosen)
             answer["totals"] = {
                 "nodes": len(np.unique(jobs.host[chosen])),
@@ -234,6 +239,10 @@ class JobUsage(NamedTuple):
     job: Indices
     user: list[str]  # owner of the job; empty if unknown
     values: dict[str, Floats]  # by key
+
+    def named(self, name_of: Callable[[str], str]) -> JobUsage:
+        """Return the same with names in place of numbers: Slurm's and OAR 3's cgroups have the number."""
+        return self._replace(user=[name_of(user) for user in self.user])
 
     def selected(self, asked: TopQuery) -> Indices:
         """Return the indices of the selected jobs' rows."""

@@ -52,7 +52,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         "--check-config",
         action="store_true",
         help="check the options and the file of --config, and exit; makes all checks of a start without opening a "
-        "socket or writing a file, as the user of the daemon's unit; status 2: the daemon, or its page, would not start",
+        "socket or writing a file, as the user of the daemon's unit; status 2: the daemon or its page would not start",
     )
 
 

@@ -98,10 +98,10 @@ def check_writable(path: str, *, parents: bool = False) -> None:
         raise OSError(why, os.strerror(why), here)
 
 
-def reason_with_remedy(path: str, why: str) -> str:
+def reason_with_remedy(path: str, why: str | None) -> str:
     """Return why a file cannot be written, with the remedy if it is the sandbox of a systemd unit."""
     if why != os.strerror(errno.EROFS):
-        return why
+        return str(why)
     folder = os.path.dirname(os.path.abspath(path))
     return f"{why}; for its unit: `systemctl edit` it, and add ReadWritePaths={folder} below [Service]"
 

@@ -623,7 +623,7 @@ class Hdf5Output(OutputBackend):
 
 
 def _not_writable(path: str, err: OSError) -> ConfigError:
+    why = reason_with_remedy(path, cause(err))
     return ConfigError(
-        f"{path}: cannot be opened for writing: {reason_with_remedy(path, cause(err))}; check its owner, rights and disk, or change "
-        "--hdf5-filepath"
+        f"{path}: cannot be opened for writing: {why}; check its owner, rights and disk, or change --hdf5-filepath"
     )
