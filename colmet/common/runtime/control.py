@@ -322,4 +322,5 @@ def _connect(place: str | None, daemon: str, client: Client | None) -> ControlCl
         except Unreachable as err:
             if err.why != "absent":
                 denied = denied or err
-    raise denied or Unreachable(f"no colmet-{daemon} listens on {' or '.join(paths)}; is it running?", "absent")
+    why = f"`colmet doctor --{daemon}` says why"
+    raise denied or Unreachable(f"no colmet-{daemon} listens on {' or '.join(paths)}; {why}", "absent")
