@@ -135,6 +135,7 @@ def assert_waits_for_a_collector(machine):
     """The collector has keys and listens; the node measures nothing before one is named to it."""
     machine.wait_for("systemctl is-active --quiet colmet-collector colmet-node")
     machine.wait_for("systemctl show -P StatusText colmet-node | grep -q 'no collector is named'")
+    assert "waits to be enrolled" in machine.run("colmet status node")
     # with its level, and one time a line
     lines = machine.run("journalctl -b -p warning -o cat --no-pager -u colmet-node")
     assert "WARNING colmet.node.main: no collector is named" in lines.splitlines()[0], lines
