@@ -10,6 +10,7 @@ import argparse
 import sys
 
 from colmet.commands import logins, remote
+from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 
 
@@ -17,17 +18,22 @@ def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
     parser.epilog = """\
 example:
-  colmet logout https://head.example.org:8080
+  colmet logout
 
 exit status:
   0  removed, or there was none
   2  wrong command line, or the file of logins cannot be used"""
-    parser.add_argument("url", metavar="URL", help="URL of the interface, as for colmet login")
+    parser.add_argument(
+        "url", metavar="URL", nargs="?", help="URL of the interface, as for colmet login (default: of the only login)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Remove the login; return the exit status."""
-    url = remote.checked_url(options.url, True)
+    given = options.url or logins.only_url()
+    if not given:
+        raise ConfigError("there is none, or several: give URL")
+    url = remote.checked_url(given, True)
     was_there = logins.remove(url)
     print(f"{url}: {'login removed' if was_there else 'there was no login'}", file=sys.stderr)
     return 0

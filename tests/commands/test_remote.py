@@ -100,10 +100,11 @@ def test_a_login_is_a_token_in_a_file_for_its_user_alone(run, url, home):
     assert login.kind == BEARER and login.user == "alice" and login.secret not in err
     assert stat.S_IMODE(home.stat().st_mode) == 0o600 and stat.S_IMODE(home.parent.stat().st_mode) == 0o700
     assert json.loads(run("report", MINE, "--url", url, "--json")[1])["user"] == "alice"
-    assert run("logout", url)[0] == 0 and logins.find(url) is None
+    assert run("logout")[0] == 0 and logins.find(url) is None, "of the only login"
     status, out, err = run("report", MINE, "--url", url)
     assert (status, out) == (1, "") and f"requires a login: colmet login {url}" in err
     assert "there was no login" in run("logout", url)[2]
+    assert run("logout")[0] == 2, "nothing is guessed"
 
 
 def test_a_wrong_password_or_token_is_not_kept(run, url, home, tmp_path):
