@@ -267,10 +267,15 @@ class CollectorHealth:
     def _refusals_now(self) -> list[dict[str, Any]]:
         """Return the senders with refused messages, that have not been heard after these."""
         now_ns = self._now_ns()
-        heard = {name: one.seen_ns for name, one in self._receiver.senders.items() if one.batches}
+        heard_ns = {name: sender.seen_ns for name, sender in self._receiver.senders.items() if sender.batches}
         return [
-            {"name": name, "why": one.reason, "count": one.times, "age_s": round((now_ns - one.time_ns) / 1e9, 1)}
-            for name, one in self._receiver.refusals.current(heard).items()
+            {
+                "name": name,
+                "why": refusal.reason,
+                "count": refusal.times,
+                "age_s": round((now_ns - refusal.time_ns) / 1e9, 1),
+            }
+            for name, refusal in self._receiver.refusals.current(heard_ns).items()
         ]
 
     def _counted(self) -> dict[str, dict[str, int]]:

@@ -53,12 +53,12 @@ exit status:
 
 def run(options: argparse.Namespace) -> int:
     """Check the login, and keep it; return the exit status."""
-    chosen = remote.interface_of(options)
-    if chosen is None:
+    interface = remote.interface_of(options)
+    if interface is None:
         raise ConfigError(
             "no collector is known here: give the URL of your site's, such as https://head.example.org:8080"
         )
-    url, options.ca_file = remote.checked_url(chosen.url, chosen.allow_http), chosen.ca_file
+    url, options.ca_file = remote.checked_url(interface.url, interface.allow_http), interface.ca_file
     if options.token_file is not None:
         if options.user or options.password_stdin or options.keep_password:
             raise ConfigError("--token-file excludes --user, --password-stdin and --keep-password")

@@ -57,10 +57,10 @@ def find(url: str) -> Login | None:
 def only_url() -> str:
     """Return the URL of the only kept login; "" without one, with several, or if the file cannot be used."""
     try:
-        kept = list(_read())
+        urls = list(_read())
     except ConfigError:
         return ""
-    return kept[0] if len(kept) == 1 else ""
+    return urls[0] if len(urls) == 1 else ""
 
 
 def keep(url: str, login: Login) -> None:

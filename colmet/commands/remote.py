@@ -106,9 +106,9 @@ def default_interface() -> Interface | None:
     site = _site_interface()
     if os.environ.get(URL):
         return site._replace(url=os.environ[URL])
-    only = logins.only_url()
-    if only:
-        return site._replace(url=only, allow_http=True)  # it was checked by `colmet login`
+    login_url = logins.only_url()
+    if login_url:
+        return site._replace(url=login_url, allow_http=True)  # it was checked by `colmet login`
     return site if site.url and not os.access(_collector_file(), os.R_OK) else None
 
 
@@ -125,8 +125,8 @@ def _site_interface() -> Interface:
     parser = cli.Parser(prog="colmet")
     parser.add_argument("--url")
     add_connection(parser)
-    found = configuration.parse(configuration.file_text(CLIENT), CLIENT, parser)
-    return Interface(found.get("url", ""), found.get("ca_file"), found.get("allow_http", False))
+    values = configuration.parse(configuration.file_text(CLIENT), CLIENT, parser)
+    return Interface(values.get("url", ""), values.get("ca_file"), values.get("allow_http", False))
 
 
 def interface_of(options: argparse.Namespace) -> Interface | None:
@@ -135,12 +135,12 @@ def interface_of(options: argparse.Namespace) -> Interface | None:
         return Interface(options.url, options.ca_file, options.allow_http)
     is_local = any(getattr(options, name, None) for name in _SOURCES)
     is_local = is_local or (hasattr(options, "config") and options.config != _collector_file())
-    found = None if is_local else default_interface()
-    if found is None:
+    default = None if is_local else default_interface()
+    if default is None:
         if options.ca_file or options.allow_http:
             raise ConfigError("--ca-file and --allow-http require --url")
         return None
-    return Interface(found.url, options.ca_file or found.ca_file, options.allow_http or found.allow_http)
+    return Interface(default.url, options.ca_file or default.ca_file, options.allow_http or default.allow_http)
 
 
 def client_of(options: argparse.Namespace) -> InterfaceClient | None:
@@ -149,15 +149,15 @@ def client_of(options: argparse.Namespace) -> InterfaceClient | None:
     Raises:
         ConfigError: the options, the site's file or the kept login cannot be used.
     """
-    chosen = interface_of(options)
-    if chosen is None:
+    interface = interface_of(options)
+    if interface is None:
         return None
-    url = checked_url(chosen.url, chosen.allow_http)
+    url = checked_url(interface.url, interface.allow_http)
     token = os.environ.get(TOKEN, "")
     if token and not SECRET.fullmatch(token):
         raise ConfigError(f"{TOKEN} of the environment: not a token")
     login = Login(logins.BEARER, token) if token else logins.find(url)
-    return InterfaceClient(url, "" if login is None else login.authorization, chosen.ca_file)
+    return InterfaceClient(url, "" if login is None else login.authorization, interface.ca_file)
 
 
 class InterfaceClient:

@@ -446,10 +446,9 @@ class Agent:
         tables: list[Table] = []
         with self._spared():
             if self._mapping is not None:
-                opened, closed = [
-                    [one.backend for one in self.runners if one.is_open is state] for state in (True, False)
-                ]
-                tables += self._mapping.tables(time_ns, opened, closed)
+                open_backends = [runner.backend for runner in self.runners if runner.is_open]
+                closed_backends = [runner.backend for runner in self.runners if not runner.is_open]
+                tables += self._mapping.tables(time_ns, open_backends, closed_backends)
         with self._spared():
             if self._agent_stats is not None and self._agent_stats.is_due():
                 tables.append(self._agent_stats.table(time_ns, self.runners, self._totals()))

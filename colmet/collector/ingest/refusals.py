@@ -44,5 +44,5 @@ class Refusals:
             heard_ns: when the last accepted batch of each host came.
         """
         since_ns = self._now_ns() - int(LASTS_S * 1e9)
-        recent = [(name, one) for name, one in self._latest.items() if one.time_ns > since_ns]
-        return {name: one for name, one in reversed(recent) if heard_ns.get(name, 0) <= one.time_ns}
+        recent = [(name, refusal) for name, refusal in self._latest.items() if refusal.time_ns > since_ns]
+        return {name: refusal for name, refusal in reversed(recent) if heard_ns.get(name, 0) <= refusal.time_ns}

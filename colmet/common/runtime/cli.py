@@ -176,11 +176,11 @@ class Parser(argparse.ArgumentParser):
             formatter.end_section()
         hidden = 0 if everything else sum(isinstance(action.help, Rare) for action in self._actions)
         if hidden > 1:  # --help-all itself is one
-            known = self._option_string_actions
-            rare = [name for name in sorted(self.older) if name in known and isinstance(known[name].help, Rare)]
-            named = f" (of Colmet 0.6: {', '.join(rare)})" if rare else ""
-            more = counted(hidden - 1, "more options")
-            formatter.add_text(f"{self.prog} --help-all: {more}{named}, and these in full")
+            options = self._option_string_actions
+            names = [name for name in sorted(self.older) if name in options and isinstance(options[name].help, Rare)]
+            former = f" (of Colmet 0.6: {', '.join(names)})" if names else ""
+            count = counted(hidden - 1, "more options")
+            formatter.add_text(f"{self.prog} --help-all: {count}{former}, and these in full")
         elif hidden and any(DETAIL in str(action.help) for action in self._actions):
             formatter.add_text(f"{self.prog} --help-all: the same options in full")
         formatter.add_text(self.epilog)

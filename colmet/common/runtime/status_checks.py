@@ -146,9 +146,12 @@ def _judge_collector(
         )
         if named
     ]
-    for one in status.get("refused_messages", ())[:MAX_NAMED]:
-        text = f"{counted(one['count'], 'messages')} of {one['name']} refused, the last {duration(one['age_s'])} ago"
-        found.append(warn(f"{text}: {one['why']}", f"`{_LOG} -g 'message refused'` shows all; `colmet doctor` on it"))
+    for refusal in status.get("refused_messages", ())[:MAX_NAMED]:
+        messages, age = counted(refusal["count"], "messages"), duration(refusal["age_s"])
+        text = f"{messages} of {refusal['name']} refused, the last {age} ago"
+        found.append(
+            warn(f"{text}: {refusal['why']}", f"`{_LOG} -g 'message refused'` shows all; `colmet doctor` on it")
+        )
     mute = senders.get("without_acknowledgements", 0)
     if mute:
         why = "the port of --zeromq-link-bind-uri is closed to them"

@@ -29,11 +29,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
 
     If none is, it names those that begin with a word near it: memory_peak for memori.
     """
-    forms = list(known)
-    found = near(word, forms, cutoff=ALIKE)
+    words = list(known)
+    found = near(word, words, cutoff=ALIKE)
     if not found:
-        first = near(word, [_form(one).partition("-")[0] for one in forms], cutoff=ALIKE)
-        found = [one for one in forms if _form(one).partition("-")[0] in first][:MAX_NAMED]
+        beginnings = {known_word: _form(known_word).partition("-")[0] for known_word in words}
+        beginning = near(word, beginnings.values(), cutoff=ALIKE)
+        found = [known_word for known_word in words if beginnings[known_word] in beginning][:MAX_NAMED]
     return f"; did you mean {' or '.join(found)}?" if found else ""
 
 

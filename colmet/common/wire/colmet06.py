@@ -354,8 +354,8 @@ def _batches(message: bytes, runs: list[_Run], gathered: Mapping[Record, _Gather
             offset = start + (low - first) * size
             key = (message[offset + HOST_AT : offset + JOB_AT], those.times_s[low])
             involved = _involved_jobs(message, record, offset, offset + (high - low) * size)
-            of_jobs = found.setdefault(key, {}).setdefault(involved, {})
-            of_jobs.setdefault(record, []).append(those.rows[low * row_bytes : high * row_bytes])
+            parts = found.setdefault(key, {}).setdefault(involved, {})
+            parts.setdefault(record, []).append(those.rows[low * row_bytes : high * row_bytes])
     if not runs:
         return _defect(message)
     try:
@@ -365,13 +365,12 @@ def _batches(message: bytes, runs: list[_Run], gathered: Mapping[Record, _Gather
         order = [record for record, *_ in runs]
         for (host, time_s), by_jobs in found.items():
             listless = by_jobs.pop(None, {}) if len(by_jobs) > 1 else {}
-            for jobs, records in by_jobs.items():
-                parts = {**records, **listless}
+            for jobs, parts in by_jobs.items():
+                parts.update(listless)
                 listless = {}
-                of_key = tuple(
-                    [Table(one.schema, time_s * NS, b"".join(parts[one])) for one in sorted(parts, key=order.index)]
-                )
-                batches.append(_batch(host, time_s * NS, jobs, of_key))
+                records = sorted(parts, key=order.index)
+                joined = [Table(record.schema, time_s * NS, b"".join(parts[record])) for record in records]
+                batches.append(_batch(host, time_s * NS, jobs, tuple(joined)))
     except WireError as err:
         return err
     return tuple(batches)
