@@ -3,8 +3,8 @@
     make soak-weeks ARGS="--weeks 3"
 
 Nodes send a sample each five minutes of that clock, of jobs that live for hours. The collector begins a file each six
-hours, keeps rows for two days and summaries of jobs for four; `colmet thin` runs each 12 hours. Each half day it prints
-a line; at the end a table, and whether files, journal, archive and memory are bounded after the first quarter.
+hours, keeps rows for two days and summaries of jobs for four. Each half day it prints a line; at the end a table, and
+whether files, journal, archive and memory are bounded after the first quarter.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DAY_S = 86400
 STEP_S = 0.02  # of real time
 SEND_S = 30.0  # longest wait for room in the queue, and for the last acknowledgements
 MEAN_LIFE_S = 7200.0  # of a job
-KEEP_ROWS, KEEP_JOBS, THIN_AFTER = "2d", "4d", "1d"
+KEEP_ROWS, KEEP_JOBS = "2d", "4d"
 JOB_TABLES = ("cgroup_default", "taskstats_default")
 FIGURES = [
     *process_figures("collector"),
@@ -121,7 +121,6 @@ class Weeks:
         arguments += ["--hdf5-rotate", "6h", "--hdf5-keep", KEEP_ROWS, "--archive-keep", KEEP_JOBS, "-s", "1"]
         arguments += ["--journal-size", "64M", "--archive-batch", "none", "--control-socket", ""]
         self.collector = self._start("collector", "colmet.collector.main", *arguments, "--zeromq-curve-secret", "")
-        self._thin: subprocess.Popen[bytes] | None = None
         self._rng = random.Random(options.seed)
         self.nodes = [MadeUpNode(f"node-{n}", uri, self._start_s * NS) for n in range(options.nodes)]
         self._running: list[dict[int, int]] = [{} for _ in self.nodes]
@@ -148,7 +147,6 @@ class Weeks:
                 node.talk()
             if now_s >= half_day_s:
                 half_day_s += DAY_S / 2
-                self._thin_files()
                 print(self._sample(now_s - began), flush=True)
             if self.collector.poll() is not None:
                 self.wrong.append(f"colmet-collector ended with status {self.collector.returncode}")
@@ -167,16 +165,6 @@ class Weeks:
                 job = 1000 + self.jobs
                 jobs[job], self._ends[job] = int(tick_s) - 60, tick_s + self._rng.expovariate(1 / MEAN_LIFE_S)
             node.send(int(tick_s) * NS, jobs)
-
-    def _thin_files(self) -> None:
-        if self._thin is not None and self._thin.poll() is None:
-            return  # the last one still runs
-        if self._thin is not None and self._thin.returncode:
-            self.wrong.append(f"colmet thin ended with status {self._thin.returncode}")
-        config = self._folder / "collector.toml"  # with FILE, one that is removed meanwhile is an error
-        config.write_text(f"hdf5-filepath = '{self._folder}/rows'\n")
-        words = ("thin", "--older-than", THIN_AFTER, "--step", "1800", "--config", str(config))
-        self._thin = self._start("thin", "colmet.commands.colmet", *words)
 
     def _sample(self, age_s: float) -> str:
         """Sample all figures; return a line of some of them."""
@@ -203,8 +191,6 @@ class Weeks:
 
     def close(self) -> None:
         """End the collector as an operator does."""
-        if self._thin is not None:
-            self._thin.wait()
         self.collector.send_signal(signal.SIGTERM)
         status = self.collector.wait(120)
         if status and not self.wrong:

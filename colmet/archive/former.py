@@ -25,7 +25,7 @@ def keep_former(store: ArchiveStore, path: str) -> KeptSummaries:
     """Add to a new archive what only the former one has.
 
     A summary of a job on a host is kept if the former one has more samples of it than there are rows now: they have
-    been removed, or thinned. All other summaries are the new ones.
+    been removed. All other summaries are the new ones.
     """
     database = store.database
     database.execute("ATTACH ? AS former", (_uri(path),))

@@ -43,7 +43,6 @@ COMMANDS: Mapping[str, Subcommand] = {
     "plot": Subcommand("colmet.commands.plot", "draw a job's metrics over time"),
     "extract": Subcommand("colmet.commands.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),
     "completeness": Subcommand("colmet.commands.completeness", "count stored and missing samples, with the reasons"),
-    "thin": Subcommand("colmet.commands.thin", "thin old HDF5 files: a row a minute, with the totals of all counters"),
     "archive": Subcommand("colmet.commands.archive", "make the job archive again from rows, or forget a user"),
     "mem": Subcommand("colmet.gridengine.command", "show memory used and reserved, by host and job"),
     "configure": Subcommand("colmet.commands.configure", "change the sample period or perf events of running nodes"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from colmet.stored.series import History
@@ -18,24 +18,15 @@ WIDTH = 30  # of the bar, characters
 @contextmanager
 def shown_progress(history: History, command: str) -> Iterator[None]:
     """Show the progress of a history on stderr, if that is a terminal; the line is removed at the end."""
-    with progress_line(command) as show:
-        history.progress = show
-        try:
-            yield
-        finally:
-            history.progress = History.progress
-
-
-@contextmanager
-def progress_line(command: str) -> Iterator[Callable[[str, float], None]]:
-    """Show what is done, in words, and the done share of it, like `shown_progress`; yield the function that does."""
     if not sys.stderr.isatty():
-        yield History.progress
+        yield
         return
     line = _Line(command)
+    history.progress = line.show
     try:
-        yield line.show
+        yield
     finally:
+        history.progress = History.progress
         line.remove()
 
 

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 
 from colmet.archive.queries import ArchivedJob, JobArchive, JobFilter
 from colmet.archive.reports import report_of
@@ -119,14 +118,14 @@ def _is_same(report: Report, archived: Report) -> bool:
 
 
 def _lacks_rows(report: Report, archived: Report) -> bool:
-    """Return whether rows of a host are gone: fewer than the archive has seen, of less time. Thinned ones suffice."""
+    """Return whether rows of a host are gone: fewer than the archive has seen, of less time."""
     stored = {host.host: host for host in report.hosts}
     for host in archived.hosts:
         here = stored.get(host.host)
         if here is None:
             return True
-        is_thin = here.samples < SHARE_OF_ROWS * host.samples
-        if is_thin and here.last - here.first < SHARE_OF_ROWS * (host.last - host.first):
+        lacks = here.samples < SHARE_OF_ROWS * host.samples
+        if lacks and here.last - here.first < SHARE_OF_ROWS * (host.last - host.first):
             return True
     return False
 
@@ -194,15 +193,6 @@ class OneRun(History):
         if numbers is not None:
             is_own = np.where(numbers > 0, np.isin(numbers, [run.number for run in runs]), is_own)
         return series.selected(is_own)
-
-    def sampled(
-        self, job: int, tables: Collection[str], hosts: Collection[str], since: float | None, until: float | None
-    ) -> list[tuple[str, str, npt.NDArray[np.int64]]]:
-        """Return the times of all samples in thinned parts of the store; see `History.sampled`."""
-        found = self._history.sampled(job, tables, hosts, since, until)
-        if job != self._job:
-            return found
-        return [(table, host, self._part(Series(table, host, job, times, {})).times) for table, host, times in found]
 
     def by_hosts(
         self,

@@ -6,9 +6,6 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-import numpy.typing as npt
-
 from colmet.report.model import Report
 from colmet.stored.series import HeldRows, History, HostRows, Series
 
@@ -54,13 +51,6 @@ class OwnHistory(History):
         """Return the rows of a job; see `History.read`."""
         found = self._history.read(job, table, columns, since, until, self._visible(hosts))
         return [self._cut(series) for series in found]
-
-    def sampled(
-        self, job: int, tables: Collection[str], hosts: Collection[str], since: float | None, until: float | None
-    ) -> list[tuple[str, str, npt.NDArray[np.int64]]]:
-        """Return the times of all samples in thinned parts of the store; see `History.sampled`."""
-        own = [host for host in hosts if host in self._own] if job == self._job else []
-        return self._history.sampled(job, tables, own, since, until)
 
     def by_hosts(
         self,

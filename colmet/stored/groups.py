@@ -6,9 +6,6 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from colmet.common.errors import ColmetError
 from colmet.common.live.namesakes import base_of
 from colmet.stored.series import History, HostRows, Series
@@ -63,12 +60,6 @@ class GroupedRows(History):
         if hosts is None or columns is None:
             return self._history.read(job, table, columns, since, until, hosts)
         return self.rows(job, table, columns, since, until, self.hosts).read(hosts)
-
-    def sampled(
-        self, job: int, tables: Collection[str], hosts: Collection[str], since: float | None, until: float | None
-    ) -> list[tuple[str, str, npt.NDArray[np.int64]]]:
-        """Return the times of all samples of a job in thinned parts of the store; see `History.sampled`."""
-        return self._history.sampled(job, tables, hosts, since, until)
 
     def close(self) -> None:
         """Do nothing."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.stored.rows import Reader, Spooled, TableRows, Unreadable, rows_of, sampled_of, spool_of, tables_of
+from colmet.stored.rows import Reader, Spooled, TableRows, Unreadable, rows_of, spool_of, tables_of
 from colmet.stored.series import History, HostRows, Series, by_host, missing_values
 
 SUFFIX = ".hdf5"
@@ -156,14 +156,6 @@ class Hdf5History(History):
         rows = _SpooledRows(self._reader, found, table, job)
         weakref.finalize(rows, self._forget_spooled).atexit = False
         return rows
-
-    def sampled(
-        self, job: int, tables: Collection[str], hosts: Collection[str], since: float | None, until: float | None
-    ) -> list[tuple[str, str, npt.NDArray[np.int64]]]:
-        """Return the times of the rows of a job before files were thinned; see `History.sampled`."""
-        read = partial(sampled_of, job=job, tables=sorted(tables), hosts=_names(hosts))
-        found = [one for file in self._each(read, since, until) for one in file.times]
-        return [(table, _host(name), times) for table, name, times in found]
 
     def _forget_spooled(self) -> None:
         """Empty the spool after its last table: a process that serves requests keeps the history open."""

@@ -112,7 +112,7 @@ class Hdf5RowsByTime(Hdf5History, RowsByTime):
             of_file: defaultdict[tuple[int, str], list[TableRows]] = defaultdict(list)
             for parts in _asked(file, first, last):
                 if _inode(path) != file.inode:
-                    raise ColmetError(f"{path} was replaced meanwhile, as by colmet thin; run it again")
+                    raise ColmetError(f"{path} was replaced meanwhile, as by colmet archive forget; run it again")
                 for job, name, rows in ask(
                     self._reader, path, partial(between_of, parts=parts, since=first, until=last), lambda _: False
                 ):

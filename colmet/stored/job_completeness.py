@@ -83,11 +83,6 @@ def found_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence
             hosts[stay.host].add(table, rows.job, series.times)
     since, until = outline.first - MARGIN_S, outline.last + MARGIN_S
     of_job = {table for stay in stays for table in stay.tables}
-    for table, host, times in rows.sampled(rows.job, of_job, list(hosts), outline.first, outline.last):
-        of_it = hosts[host].times[table].get(rows.job) if host in hosts else None
-        if of_it is not None:
-            first, last = np.searchsorted(times, [of_it[0], of_it[-1] + 1])
-            hosts[host].add(table, rows.job, times[first:last])
     for name in (LEDGER, GAPS):
         wanted = (*LABELS[name], *COUNTS[name])
         if set(wanted) <= set(tables.get(name, ())):

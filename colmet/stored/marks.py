@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.backends.hdf5 import thin_times
-from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.stored.library_tables import LibraryTables
 from colmet.stored.rows import BLOCK_BYTES, Marks, valid_rows
 
@@ -59,7 +57,6 @@ class _TableReader:
     """
 
     def __init__(self, file: Any, host: bytes | None) -> None:
-        self._file = file
         self._host = host
         self._nameless = 0
         self.tables = LibraryTables(file)
@@ -74,14 +71,6 @@ class _TableReader:
         table = self.tables.find(job, name)
         if table is None:
             return
-        self._mark(table, job, name, whole)
-        before = thin_times.sampled(self._file, job, name)
-        self.found.times.extend(
-            (job, name, host, times) for host, times in before if self._host is None or host == self._host
-        )
-
-    def _mark(self, table: Dataset, job: int, name: str, whole: bool) -> None:
-        """Add the rows of a table."""
         step = max(1, BLOCK_BYTES // int(table.form.dtype.itemsize))
         parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
         for start in range(0, table.rows, step):

@@ -18,7 +18,6 @@ from typing import IO, Any, Callable, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from colmet.collector.backends.hdf5 import thin_times
 from colmet.collector.backends.hdf5.library import (
     BACKEND_VERSION,
     STORAGE_ERRORS,
@@ -600,27 +599,6 @@ def _blocks(
         yield block if keep.all() else block[keep], nameless
 
 
-class Sampled(NamedTuple):
-    """Times of the rows of a job before its file was thinned.
-
-    Attributes:
-        times: table, host, and the times, in seconds since 1970.
-    """
-
-    times: list[tuple[str, bytes, npt.NDArray[np.int64]]]
-
-
-def sampled_of(file: Any, job: int, tables: Collection[str], hosts: Sequence[bytes] | None) -> Sampled:
-    """Return the times of the rows of a job in some tables before the file was thinned, if it was.
-
-    Raises:
-        ValueError: the file claims an impossible number of rows.
-    """
-    wanted = None if hosts is None else frozenset(hosts)
-    found = [(table, host, times) for table in tables for host, times in thin_times.sampled(file, job, table)]
-    return Sampled([one for one in found if wanted is None or one[1] in wanted])
-
-
 class Marks(NamedTuple):
     """Times of the rows of some tables of a file.
 
@@ -652,6 +630,6 @@ def _text(column: Column, width: int) -> Column:
     return column
 
 
-_READS = (tables_of, rows_of, spool_of, sampled_of)
+_READS = (tables_of, rows_of, spool_of)
 READS: dict[str, Callable[..., Any]] = {read.__name__: read for read in _READS}
-ANSWERS = {kind.__name__: kind for kind in (TableRows, Spooled, Marks, Sampled, _Failure, _Progress)}
+ANSWERS = {kind.__name__: kind for kind in (TableRows, Spooled, Marks, _Failure, _Progress)}

@@ -164,15 +164,6 @@ class History(ABC):
         """
         return HeldRows(self.read(job, table, columns, since, until, hosts))
 
-    def sampled(
-        self, job: int, tables: Collection[str], hosts: Collection[str], since: float | None, until: float | None
-    ) -> list[tuple[str, str, npt.NDArray[np.int64]]]:
-        """Return the times of all samples of a job in thinned parts of the store: table, host, times of the rows.
-
-        The times of the rows that are left are among them. See `read` for the arguments.
-        """
-        return []
-
     @abstractmethod
     def close(self) -> None:
         """Release all resources; idempotent."""

@@ -155,7 +155,7 @@ def test_rows_of_which_the_beginning_is_gone_do_not_count_as_all(history, kept, 
     assert since["source"] == "rows" and since["since"] == START + 400, "an interval is of rows"
 
 
-def test_thinned_rows_of_the_whole_time_suffice(history, kept, report):
+def test_fewer_rows_of_the_whole_time_suffice(history, kept, report):
     archive = kept()
     for (job, _), hosts in history.rows.items():
         for host, (times, columns) in hosts.items():

@@ -36,14 +36,6 @@ FILLERS = {
 READERS = {
     "colmet/archive/columns.py": ({"read_bytes"}, "a column of job summaries has this name, too"),
     "colmet/archive/reports.py": ({"read_bytes"}, "the same column"),
-    "colmet/collector/backends/hdf5/thin_rules.py": (
-        {
-            *("clock_event_reasons", "cpus_allocated", "gpus_shared", "is_on", "max_energy_range", "maximum_power"),
-            *("memory-total", "memory_swap_limit", "minimum_power", "performance_state", "pids_limit", "pids_peak"),
-            *("power_limit", "stat_cpus"),
-        },
-        "what a thinned row has of a column that has no mean",
-    ),
     "colmet/commands/doctor/versions.py": ({"pids_peak", "cpu_pressure_full"}, "columns that a kernel lacks"),
     "colmet/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),

@@ -130,7 +130,7 @@ def test_each_package_has_the_directory_that_its_settings_and_secrets_go_to():
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [("node", 2.5), ("collector", 1.2), ("web", 1.2), ("notices", 1.2), ("facility", 1.9), ("thin", 1.0)],
+    [("node", 2.5), ("collector", 1.2), ("web", 1.2), ("notices", 1.2), ("facility", 1.9)],
 )
 def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
     require_programs("systemd-analyze")
@@ -146,17 +146,9 @@ def test_what_systemd_says_of_the_exposure_of_a_unit(name, most):
     assert found is not None and float(found[1]) <= most
 
 
-@pytest.mark.parametrize("name", ["node", "collector", "web", "notices", "facility", "thin"])
+@pytest.mark.parametrize("name", ["node", "collector", "web", "notices", "facility"])
 def test_memory_and_tasks_of_each_unit_are_bounded(name):
     assert re.search(r"^MemoryMax=\S+$", unit(name), re.M) and re.search(r"^TasksMax=\d+$", unit(name), re.M)
-
-
-def test_old_files_are_thinned_by_the_collectors_user_once_a_day_where_the_timer_is_enabled():
-    assert "\nUser=colmet\n" in unit("thin") and "\nStateDirectory=colmet\n" in unit("thin")
-    assert "\nExecStart=/usr/bin/colmet thin --config /etc/colmet/collector.toml $OPTIONS\n" in unit("thin")
-    assert "[Install]" not in unit("thin")
-    timer = (PACKAGING / "systemd/colmet-thin.timer").read_text()
-    assert re.search(r"^OnCalendar=\S", timer, re.M) and "WantedBy=timers.target" in timer
 
 
 def test_notices_read_by_the_collectors_group_and_are_started_by_a_timer():
@@ -173,7 +165,7 @@ def test_no_package_enables_the_timers_and_an_update_stops_none_that_is_enabled(
     """Without --restart-after-upgrade, debhelper stops them before an update and starts none after it."""
     rules = (PACKAGING / "debian/rules").read_text()
     (line,) = re.findall(r"dh_installsystemd --package=colmet-collector (.*\.timer.*)", rules)
-    assert line == "--no-enable --no-start --restart-after-upgrade colmet-notices.timer colmet-thin.timer"
+    assert line == "--no-enable --no-start --restart-after-upgrade colmet-notices.timer"
 
 
 def test_what_the_collector_writes_is_for_its_group_at_most():
@@ -246,7 +238,7 @@ def test_removing_the_collector_lets_go_of_the_ports_before_it_stops(tmp_path):
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     subprocess.run(["sh", "-c", script, "prerm", "remove"], env=environment, check=True, timeout=60)
     stopped = (tmp_path / "done").read_text().replace("stop ", "").split()
-    first = ["colmet-collector.socket", "colmet-notices.timer", "colmet-thin.timer"]
+    first = ["colmet-collector.socket", "colmet-notices.timer"]
     assert stopped == [*first, "colmet-collector.service", "colmet-web.socket", "colmet-web.service"]
 
 

@@ -88,7 +88,7 @@ class Expiry:
         self.is_due = False
 
     def _remove(self, file: OldFile) -> None:
-        descriptor = lock(file.path)  # another collector or `colmet thin` may write to it
+        descriptor = lock(file.path)  # another collector may write to it
         try:
             last_s = last_row_s(file.path)
             if last_s >= time.time() - self._keep_s:

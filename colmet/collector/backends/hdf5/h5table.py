@@ -15,6 +15,7 @@ from colmet.collector.columns import missing
 from colmet.common.errors import ColmetError, OutputUnavailable
 
 REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # never names of messages' tables: these start with a letter
+FORMER_TIMES = "thinned"  # a table beside the jobs in files that `colmet thin` of 1.0.0 made; nothing reads it
 COPY_BYTES = 4 << 20  # read at a time from a table
 # A chunk of a blosc2 table. PyTables would make it as large as the CPU's L3 cache, 272 MB on a Xeon with 260 MiB, and
 # each burst compresses the last chunk again. 64 KiB is PyTables' choice for tables of the other libraries.

@@ -13,14 +13,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from colmet.collector.backends.hdf5 import last_rows, repair, thin_file
+from colmet.collector.backends.hdf5 import last_rows, repair
 from colmet.collector.backends.hdf5.h5file import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.repair import Salvaged
-from colmet.collector.backends.hdf5.thin_file import Thinned
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.files import write_all
 from colmet.common.runtime.readable import readable
@@ -58,14 +57,6 @@ def last_row_s(path: str) -> int:
         raise Damaged(f"{path}: {err}") from err
 
 
-def thin(path: str, target: str, step_s: int, before_s: float, progress: Callable[[float], None]) -> Thinned:
-    """Run `thin_file.thin` in a child, with the same errors; a crash of the library raises Damaged, too."""
-    try:
-        return Thinned(*_ask("thin", [path, target, step_s, before_s], set(), progress))
-    except _CrashedError as err:
-        raise Damaged(f"{path}: {err}") from err
-
-
 def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: Undo, tails: Tails) -> Salvaged:
     """Run `repair.salvage` in a child, with the same errors; objects crashing the library are skipped."""
     skip: list[str] = []
@@ -81,9 +72,7 @@ def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: 
     raise OutputUnavailable(f"cannot read {source}: the HDF5 library crashes on it")
 
 
-def _ask(
-    task: str, arguments: list[Any], read: set[str], progress: Callable[[float], None] = lambda _share: None
-) -> Any:
+def _ask(task: str, arguments: list[Any], read: set[str]) -> Any:
     """Return the result of a task run in a child; add the names of tables read by it to `read`."""
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path])}
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
@@ -103,8 +92,6 @@ def _ask(
                     at = content
                 elif kind == "read":
                     read.add(content)
-                elif kind == "progress":
-                    progress(content)
                 elif kind == "log":
                     log.error("%s", content)
                 elif kind == "result":
@@ -169,7 +156,6 @@ def main() -> None:
         "verify": repair.verify,
         "salvage": repair.salvage,
         "last_row_s": last_rows.last_row_s,
-        "thin": thin_file.thin,
     }
     try:
         result = tasks[task](*arguments, report=lambda kind, name: _answer([kind, name]))

@@ -6,10 +6,9 @@ import re
 from collections.abc import Callable
 from itertools import islice
 
-from colmet.collector.backends.hdf5.h5table import Damaged, reading, table_names
+from colmet.collector.backends.hdf5.h5table import FORMER_TIMES, Damaged, reading, table_names
 from colmet.collector.backends.hdf5.libhdf5 import NotFlatError, OpenFile
 from colmet.collector.backends.hdf5.library import opened_library
-from colmet.collector.backends.hdf5.thin_times import NAME as THINNED
 
 MAX_TABLES = 256
 MAX_ROWS = 256  # at the end of a table
@@ -32,7 +31,7 @@ def last_row_s(path: str, report: Callable[[str, str], None]) -> int:
     latest = 0
     with reading(path), opened_library(path, "r") as file:
         for name in file.root._v_children:
-            if name == THINNED and name in file.root._v_leaves:
+            if name == FORMER_TIMES and name in file.root._v_leaves:
                 continue
             if not _JOB.fullmatch(name) or name not in file.root._v_groups:
                 raise Damaged(f"{path}: has /{name:.100}, which colmet-collector does not write")

@@ -12,9 +12,8 @@ import numpy as np
 
 from colmet.collector.backends.hdf5.chunk_backup import remove_tails
 from colmet.collector.backends.hdf5.file_lock import lock
-from colmet.collector.backends.hdf5.h5table import COPY_BYTES, group_path, reading
+from colmet.collector.backends.hdf5.h5table import COPY_BYTES, FORMER_TIMES, group_path, reading
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
-from colmet.collector.backends.hdf5.thin_times import NAME as THINNED
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.files import copy_owner, make_private, sync_directory
 
@@ -84,8 +83,7 @@ def _copy(old: Any, new: Any, jobs: Intervals) -> None:
     of_group = {group_path(job)[1:]: intervals for job, intervals in jobs.items()}
     for name in list(old.root._v_children):
         node = old.get_node(f"/{name}")
-        if name == THINNED and isinstance(node, tables.Table):
-            _copy_table(node, new, "/", partial(_runs_within, jobs))
+        if name == FORMER_TIMES and isinstance(node, tables.Table):
             continue
         if name not in of_group or not isinstance(node, tables.Group):
             node._f_copy(new.root, recursive=True)
@@ -127,14 +125,4 @@ def _rows_within(intervals: Sequence[tuple[int, int]], rows: Any) -> Any:
     found = np.zeros(len(rows), bool)
     for first, last in intervals:
         found |= (rows["timestamp"] >= first) & (rows["timestamp"] <= last)
-    return found
-
-
-def _runs_within(jobs: Intervals, runs: Any) -> Any:
-    """Return which runs of a thinned file have times of these jobs."""
-    last = runs["first"] + runs["step"] * (runs["samples"] - 1)
-    found = np.zeros(len(runs), bool)
-    for job, intervals in jobs.items():
-        for begin, end in intervals:
-            found |= (runs["job_id"] == job) & (runs["first"] <= end) & (last >= begin)
     return found
