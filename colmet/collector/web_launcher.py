@@ -27,7 +27,7 @@ from typing import Any
 
 from colmet.common.errors import Refused
 from colmet.common.live.summary import Heard
-from colmet.common.runtime import logs
+from colmet.common.runtime import logs, python_child
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.pacing import Backoff
 from colmet.common.runtime.readable import readable
@@ -47,8 +47,7 @@ MAX_SENDER_BYTES = 512  # in front of a message, with the zero byte between them
 # the bound.
 DROPPED = ("tables_left_out", "samples_over_share", "jobs_forgotten")
 
-# Not by -m: it would search the current directory first, possibly another user's.
-START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.web.__main__ import main; sys.exit(main())"
+START = "from colmet.web.__main__ import main; sys.exit(main())"
 
 MAX_WAITING_BYTES = 32 << 20
 PIECE_BYTES = 256 << 10  # sent at once
@@ -81,7 +80,7 @@ class WebLauncher:
         self,
         arguments: Sequence[str],
         heard: Callable[[], Mapping[str, Heard]] = dict,
-        command: Sequence[str] = (sys.executable, "-c", START),
+        command: Sequence[str] = python_child.command(START),
         monotonic: Callable[[], float] = time.monotonic,
         service: str = "",
     ) -> None:
@@ -305,7 +304,6 @@ class WebLauncher:
     def _start_child(self) -> str:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with ours, theirs:
-            path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
             try:
                 process = subprocess.Popen(
                     self._command,
@@ -313,7 +311,7 @@ class WebLauncher:
                     stdout=subprocess.PIPE,  # the collector's own output may be for rows
                     stderr=subprocess.STDOUT,
                     pass_fds=[theirs.fileno()],
-                    env={**os.environ, FEED: str(theirs.fileno()), "PYTHONPATH": path},
+                    env={**python_child.environment(), FEED: str(theirs.fileno())},
                 )
             except OSError as err:
                 return f"cannot start {self._command[0]}: {err.strerror}"

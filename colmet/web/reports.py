@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError
+from colmet.common.runtime import python_child
 from colmet.web.limits import Busy
 
 FORMS = ("json", "html", "png")
@@ -25,8 +24,7 @@ DEADLINE_S = 50.0  # then the process is killed
 MAX_BYTES = 64 << 20  # of an answer
 # options, beside those of database and archive
 STORE = ("hdf5_filepath", "http_credentials", "no_check_certificates", "journal_dir", "no_shared_archive")
-# Not by -m: it would search the current directory first, possibly another user's.
-START = "import sys; sys.path[:] = filter(None, sys.path); from colmet.web.report_process import main; sys.exit(main())"
+START = "from colmet.web.report_process import main; sys.exit(main())"
 
 
 class ReportQuery(NamedTuple):
@@ -75,7 +73,7 @@ class ReportProcesses:
     def __init__(
         self,
         options: argparse.Namespace,
-        command: tuple[str, ...] = (sys.executable, "-c", START),
+        command: tuple[str, ...] = python_child.command(START),
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._store = store_of(options)
@@ -116,8 +114,7 @@ class ReportProcesses:
         return body or None
 
     def _environment(self, form: str) -> dict[str, str]:
-        path = os.pathsep.join([entry or os.getcwd() for entry in sys.path])
-        found = {**os.environ, "PYTHONPATH": path}
+        found = python_child.environment()
         if form != "json":
             with self._lock:
                 self._cache = self._cache or tempfile.mkdtemp(prefix="colmet-web-")

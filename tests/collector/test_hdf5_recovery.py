@@ -989,7 +989,7 @@ def test_a_file_that_hdf5_crashes_on_is_replaced(tmp_path, monkeypatch, caplog):
     )
     popen = isolated.subprocess.Popen
     monkeypatch.setattr(
-        isolated.subprocess, "Popen", lambda command, **named: popen([*command[:2], crash + command[2]], **named)
+        isolated.subprocess, "Popen", lambda command, **named: popen([*command[:2], f"{crash}\n{command[2]}"], **named)
     )
     path = str(tmp_path / "x.hdf5")
     with isolated.repair.open_library(path, "w") as file:

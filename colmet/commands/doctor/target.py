@@ -12,12 +12,12 @@ import pwd
 import re
 import shlex
 import subprocess
-import sys
 from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
+from colmet.common.runtime import python_child
 from colmet.common.runtime.capabilities import bits
 from colmet.common.runtime.checks import Unchecked
 from colmet.common.runtime.cli import EXIT_CONFIG
@@ -34,8 +34,7 @@ COMMAND_S = 5.0
 CHECK_S = 30.0  # for --check-config, which loads all of the daemon
 # Modules are imported before the change of user: this Python's may be unreadable for the daemon's user.
 _CHECK = """
-import json, os, sys
-sys.path[:] = filter(None, sys.path)
+import json
 from colmet.common.runtime import capabilities
 from colmet.{side} import main
 main.load_backends()
@@ -329,7 +328,8 @@ def _check_as(side: str, argv: Sequence[str], user: User) -> str | None:
     rights = json.dumps([sorted(user.groups), user.group, user.uid, kept])
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _CHECK.format(side=side, refused=_REFUSED), rights, *argv, "--check-config"],
+            python_child.command(_CHECK.format(side=side, refused=_REFUSED), rights, *argv, "--check-config"),
+            env=python_child.environment(),  # the current directory is the daemon's
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

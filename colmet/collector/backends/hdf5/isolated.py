@@ -21,6 +21,7 @@ from colmet.collector.backends.hdf5.h5file import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.repair import Salvaged
 from colmet.common.errors import OutputUnavailable
+from colmet.common.runtime import python_child
 from colmet.common.runtime.files import write_all
 from colmet.common.runtime.readable import readable
 
@@ -74,8 +75,7 @@ def salvage(source: str, target: str, kept_by: str, expected: int | None, undo: 
 
 def _ask(task: str, arguments: list[Any], read: set[str]) -> Any:
     """Return the result of a task run in a child; add the names of tables read by it to `read`."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([entry or os.getcwd() for entry in sys.path])}
-    command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    command, environment = python_child.command(f"from {__name__} import main; main()"), python_child.environment()
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
     except OSError as err:
