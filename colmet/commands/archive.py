@@ -7,12 +7,14 @@ it has.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from collections.abc import Callable, Mapping
 
 from colmet.commands import archive_forget, archive_rebuild, archives, selection
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.owner import become_owner
 from colmet.stored import sources
 
 ACTIONS: Mapping[str, Callable[[argparse.Namespace, str], int]] = {
@@ -64,7 +66,21 @@ def run(options: argparse.Namespace) -> int:
                 raise ConfigError(f"--{name.replace('_', '-')} is an option of forget")
     if options.action != "rebuild" and options.output is not None:
         raise ConfigError("--output is an option of rebuild")
-    return ACTIONS[options.action](options, _path(options))
+    path = _path(options)
+    if options.action in ("rebuild", "forget"):
+        options.caller_uid = os.getuid()
+        _leave_root(options, path)
+    return ACTIONS[options.action](options, path)
+
+
+def _leave_root(options: argparse.Namespace, path: str) -> None:
+    """As root, become the user of the folders that are written: links there would lead root to any file."""
+    # Modules may be unreadable for that user.
+    importlib.import_module("colmet.stored.hdf5_by_time")
+    written = [options.output or path]
+    if options.action == "forget" and options.rows:
+        written += archive_forget.files(options)
+    become_owner(*written)
 
 
 def _path(options: argparse.Namespace) -> str:

@@ -21,6 +21,7 @@ from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.plural import counted
 from colmet.stored import sources
 from colmet.stored.hdf5 import files_of
+from colmet.stored.removal import Remover
 
 
 def run(options: argparse.Namespace, path: str) -> int:
@@ -118,9 +119,9 @@ def _confirm(options: argparse.Namespace, what: str) -> None:
 def _audit(options: argparse.Namespace, jobs: int) -> None:
     """Write a line to the system's log: who has removed what."""
     try:
-        name = pwd.getpwuid(os.getuid()).pw_name
+        name = pwd.getpwuid(options.caller_uid).pw_name
     except KeyError:
-        name = str(os.getuid())
+        name = str(options.caller_uid)
     what = "renamed" if options.pseudonym else "removed"
     asked = os.environ.get("SUDO_USER", "")
     syslog.openlog("colmet", syslog.LOG_PID, syslog.LOG_AUTHPRIV)
@@ -133,31 +134,32 @@ def _audit(options: argparse.Namespace, jobs: int) -> None:
 
 def _remove_rows(options: argparse.Namespace, runs: Sequence[Run]) -> set[int]:
     """Remove the rows of jobs from HDF5 files; return the jobs with rows that stay."""
-    from colmet.collector.backends.hdf5.removal import remove_rows, rows_of_jobs
-
     jobs: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
     for one in runs:
         jobs[one.job].append((one.start, one.last))
     stays: set[int] = set()
-    for path in _files(options):
-        try:
-            if is_newest(path) in (True, None):  # a collector may write to it
-                there = rows_of_jobs(path, jobs)
-                stays |= there.jobs
-                if there.rows:
-                    print(f"{path} keeps rows of these jobs, as it is the newest file: repeat this after its rotation")
-                continue
-            removed = rows_of_jobs(path, jobs) if options.dry_run else remove_rows(path, jobs)
-        except (ColmetError, OSError) as err:
-            print(f"{path}: {err}; these jobs stay", file=sys.stderr)
-            return set(jobs)
-        if removed.rows:
-            what = "would lose" if options.dry_run else "has lost"
-            print(f"{path} {what} {counted(removed.rows, 'rows')} of {counted(len(removed.jobs), 'jobs')}")
+    with Remover() as remover:
+        for path in files(options):
+            try:
+                if is_newest(path) in (True, None):  # a collector may write to it
+                    there = remover.count(path, jobs)
+                    stays.update(there.jobs)
+                    if there.rows:
+                        why = "as it is the newest file: repeat this after its rotation"
+                        print(f"{path} keeps rows of these jobs, {why}")
+                    continue
+                removed = remover.count(path, jobs) if options.dry_run else remover.remove(path, jobs)
+            except (ColmetError, OSError) as err:
+                print(f"{path}: {err}; these jobs stay", file=sys.stderr)
+                return set(jobs)
+            if removed.rows:
+                what = "would lose" if options.dry_run else "has lost"
+                print(f"{path} {what} {counted(removed.rows, 'rows')} of {counted(len(removed.jobs), 'jobs')}")
     return stays
 
 
-def _files(options: argparse.Namespace) -> list[str]:
+def files(options: argparse.Namespace) -> list[str]:
+    """Return the HDF5 files that rows are removed from."""
     if not options.hdf5:
         return sources.configured_files(options.config)
     return [file.path for path in options.hdf5 for file in files_of(path)]

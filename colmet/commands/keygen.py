@@ -117,7 +117,11 @@ def make_directory(path: str, mode: int = 0o755) -> None:
     make_directory(os.path.dirname(os.path.abspath(path)))
     try:
         os.mkdir(path)
-        os.chmod(path, mode)
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            os.fchmod(descriptor, mode)  # by its path, it may be another one by now
+        finally:
+            os.close(descriptor)
     except OSError as err:
         raise ConfigError(f"{path}: {err.strerror}") from err
 

@@ -13,6 +13,7 @@ import time
 from colmet.commands import archives
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.owner import become_owner
 from colmet.common.runtime.quantities import utc
 from colmet.notices import addresses
 from colmet.notices.letter import Letterhead
@@ -57,6 +58,8 @@ def run(options: argparse.Namespace) -> int:
     now = time.time()
     if options.test_mail:
         return _test_mail(settings, options.test_mail, now)
+    if not options.dry_run and settings.options.state:
+        become_owner(settings.options.state)
     with archives.open_archive(options) as archive, State(settings.options.state, not options.dry_run, now) as state:
         round_ = Round(settings, archive, state, now)
         notices = round_.notices()

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from colmet.collector.backends.hdf5.libhdf5 import Dataset, NotFlatError, OpenFile, TableForm
+from colmet.collector.backends.hdf5.libhdf5 import Dataset, ForeignDataError, NotFlatError, OpenFile, TableForm
 from colmet.collector.backends.hdf5.library import BACKEND_VERSION
 from colmet.common.errors import is_later, later_form
 from colmet.common.schema import NAME
@@ -35,6 +35,8 @@ class LibraryTables:
 
     def names(self, begin: tuple[int, str] | None = None) -> Iterator[tuple[int, str]]:
         """Yield jobs and names of tables, sorted, from `begin` on; each group is listed when its turn comes."""
+        for name in filter(JOB.fullmatch, list(self._file.root._v_links)):
+            self._library.check_own(f"/{name}".encode())
         groups = [match for match in map(JOB.fullmatch, list(self._file.root._v_groups)) if match]
         for job, group in sorted([(int(match[1]), match[0]) for match in groups]):
             if begin is not None and job < begin[0]:
@@ -49,17 +51,20 @@ class LibraryTables:
 
         Raises:
             ValueError: it is of a later version, or claims an impossible size.
+            ForeignDataError: it is a link, or its rows are in other files.
         """
         group = f"/job_{job}"
         path = f"{group}/{name}"
         if not NAME.fullmatch(name) or not self._library.exists(group.encode()):
             return None
-        if not self._library.is_group(group.encode()):  # a link, maybe to another file
+        if not self._library.is_group(group.encode()):
             return None
         if not self._library.exists(path.encode()):
             return None
         try:
             table = self._library.find(path.encode())
+        except ForeignDataError:
+            raise
         except NotFlatError:
             return None
         if table.form not in self._has_header:

@@ -18,6 +18,7 @@ from typing import IO, Any, Callable, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from colmet.collector.backends.hdf5.libhdf5 import ForeignDataError
 from colmet.collector.backends.hdf5.library import (
     BACKEND_VERSION,
     STORAGE_ERRORS,
@@ -205,13 +206,18 @@ def _serve(
             path, name, arguments = messages.receive(questions, {})
         except EOFError:
             return
-        signal.setitimer(signal.ITIMER_REAL, QUIET_S)  # the client may be gone before
+        limit_time()
         read = partial(reads[name], **arguments)
         if name == spool_of.__name__:
             read = partial(read, spool=spool, answers=answers)
         found = files.read(path, read)
         signal.setitimer(signal.ITIMER_REAL, 0)
         messages.send(answers, found)
+
+
+def limit_time() -> None:
+    """End this process after `QUIET_S` from now on; the client may be gone before."""
+    signal.setitimer(signal.ITIMER_REAL, QUIET_S)
 
 
 class _Files:
@@ -230,7 +236,7 @@ class _Files:
             )
         except Exception as err:  # noqa: BLE001 - PyTables raises any exception on a damaged file
             self._drop(path)
-            return _Failure(_reason(path, err), not is_of_system(err))
+            return _Failure(_reason(path, err), not (is_of_system(err) or isinstance(err, ForeignDataError)))
 
     def _drop(self, path: str) -> None:
         """Close a file, if it is open."""
@@ -283,13 +289,15 @@ class TableRows(NamedTuple):
 
 
 def tables_of(file: Any, job: int) -> dict[str, list[str]]:
-    """Return a job's tables with rows in a file, and their columns."""
+    """Return a job's tables with rows in a file, and their columns; an exception for a link among them."""
     path = f"/job_{job}"
     if path not in file:
         return {}
     group = file.get_node(path)
     if not isinstance(group, tables.Group):
         return {}
+    for name in group._v_links:
+        file.get_node(group, name)  # refused
     return {
         table.name: [name for name, kind in kinds_of(table).items() if name not in HEADER]
         for table in file.iter_nodes(group, "Table")

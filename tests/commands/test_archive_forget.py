@@ -13,9 +13,9 @@ import pytest
 
 from colmet.archive.store import SUFFIX
 from colmet.archive.writer_lock import lock
-from colmet.collector.backends.hdf5 import removal
 from colmet.collector.backends.hdf5.library import tables
 from colmet.commands import colmet
+from colmet.stored import removal
 from tests.support.archive_fleet import cluster, collected, content
 
 pytestmark = pytest.mark.slow
@@ -164,10 +164,13 @@ def test_jobs_that_a_collector_still_adds_to_stay(site, capsys):
 
 def test_rows_go_from_all_but_the_newest_file(site, capsys, monkeypatch):
     before = site.rows()
-    modes = []  # of the copy, while it is written
-    monkeypatch.setattr(
-        removal, "_copy", lambda old, new, jobs: (modes.append(os.stat(new.filename).st_mode), copy(old, new, jobs))
-    )
+    modes = site.directory / "modes"  # of the copy, while it is written, in another process
+
+    def copy_and_note(old, new, jobs):
+        modes.write_text(f"{os.stat(new.filename).st_mode & 0o777:o}")
+        copy(old, new, jobs)
+
+    monkeypatch.setattr(removal, "_copy", copy_and_note)
     old, newest = sorted(before)
     alice = jobs_of(site, "alice")
     kept = {int(path.split("/")[1][4:]) for path in before[newest]} & alice
@@ -183,7 +186,7 @@ def test_rows_go_from_all_but_the_newest_file(site, capsys, monkeypatch):
     for path, rows in after[old].items():
         assert rows.dtype == before[old][path].dtype
         assert (rows == before[old][path]).all()
-    assert os.stat(site.directory / old).st_mode == mode and {one & 0o777 for one in modes} == {0o600}
+    assert os.stat(site.directory / old).st_mode == mode and modes.read_text() == "600"
     assert jobs_of(site, "alice") == kept  # else nobody would find their rows later
     assert not list(site.directory.glob("*.forgetting"))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import h5py
 import pytest
 
+from colmet.collector.backends.hdf5.libhdf5 import ForeignDataError
 from colmet.collector.backends.hdf5.library import opened_library
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
@@ -17,12 +18,12 @@ BATCH = Batch("node-1", 5, 1, 10**18, (7,), (Table.from_samples(SCHEMA, 10**18, 
 
 
 @pytest.mark.parametrize("target", ["/job_7", "/job_7/cgroup_default"])
-def test_a_link_to_another_file_is_no_table(tmp_path, target):
+def test_a_link_to_another_file_is_refused(tmp_path, target):
     write_once(tmp_path / "other.hdf5", [BATCH])
     path = tmp_path / "links.hdf5"
     with h5py.File(path, "w") as file:
         file[target] = h5py.ExternalLink("other.hdf5", target)
-    for there, count in ((tmp_path / "other.hdf5", 1), (path, 0)):
-        with opened_library(str(there), "r") as file:
-            tables = LibraryTables(file)
-            assert (tables.find(7, NAME) is not None) == bool(count)
+    with opened_library(str(tmp_path / "other.hdf5"), "r") as file:
+        assert LibraryTables(file).find(7, NAME) is not None
+    with opened_library(str(path), "r") as file, pytest.raises(ForeignDataError, match=f"{target} is a link"):
+        LibraryTables(file).find(7, NAME)

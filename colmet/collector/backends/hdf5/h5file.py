@@ -6,6 +6,7 @@ the file is complete on disk: other programs can open it, and a kill harms nothi
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -403,13 +404,12 @@ class Hdf5File:
         in_the_way = group
         if not file.exists(group.encode()):
             return False, None
-        if file.is_group(group.encode()):
-            if not file.exists(path.encode()):
-                return False, None
-            try:
-                return True, self._look_up(job, name)
-            except NotFlatError:
+        with contextlib.suppress(NotFlatError):
+            if file.is_group(group.encode()):
                 in_the_way = path
+                if not file.exists(path.encode()):
+                    return False, None
+                return True, self._look_up(job, name)
         self.known_tables.keep(key, None)
         if self._is_news(in_the_way, ""):
             log.warning("rows dropped, another object has their path: path=%s node=%s", self.path, in_the_way)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from colmet.collector.backends.hdf5.libhdf5 import ForeignDataError
 from colmet.collector.backends.hdf5.library import BACKEND_VERSION, cause, is_of_system, tables
 from colmet.collector.backends.hdf5.space import chunk_bytes
 from colmet.collector.columns import missing
@@ -38,6 +39,8 @@ def reading(path: str) -> Iterator[None]:
         yield
     except (Damaged, OutputUnavailable):
         raise
+    except ForeignDataError as err:
+        raise Damaged(f"{path}: {err}") from err
     except Exception as err:  # on a damaged file, PyTables raises anything
         if is_of_system(err):
             raise OutputUnavailable(f"cannot read {path}: {cause(err)}") from err

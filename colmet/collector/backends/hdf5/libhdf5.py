@@ -20,7 +20,7 @@ import numpy.typing as npt
 from colmet.collector.backends.hdf5.library import CHUNK_CACHE_BYTES, tables
 from colmet.collector.backends.hdf5.space import chunk_bytes
 
-_CHUNKED, _RDWR = 2, 1
+_CHUNKED, _VIRTUAL, _RDWR = 2, 3, 1
 _FILE, _GROUP, _DATASET = 1, 2, 5  # H5I_type_t
 _INTEGER, _FLOAT, _TIME, _STRING, _COMPOUND, _REFERENCE, _VLEN, _ARRAY = 0, 1, 2, 3, 6, 7, 9, 10  # H5T_class_t
 _BIG_ENDIAN = 1
@@ -119,6 +119,7 @@ _o_open_at = _function(
 _p_chunk = _function("H5Pget_chunk", _INT, _ID, _INT, _SIZES)
 _p_close = _function("H5Pclose", _INT, _ID)
 _p_create = _function("H5Pcreate", _ID, _ID)
+_p_external = _function("H5Pget_external_count", _INT, _ID)
 _p_filters = _function("H5Pget_nfilters", _INT, _ID)
 _p_layout = _function("H5Pget_layout", _INT, _ID)
 _p_get_metadata_cache = _function("H5Pget_mdc_config", _INT, _ID, _BYTES)
@@ -179,6 +180,19 @@ class _MetadataCache(ctypes.Structure):
 
 class NotFlatError(Exception):
     """An object is no table, or its columns have columns or no fixed size."""
+
+
+class ForeignDataError(NotFlatError):
+    """An object is a link, or its data are not in its file: a file shows nothing but itself."""
+
+    def __init__(self, path: str, what: str) -> None:
+        super().__init__(f"{path:.100} {what}; only what is in the file itself is read")
+
+
+def _check_storage(properties: int, path: bytes) -> None:
+    """Check that the data of a dataset are in its file; ForeignDataError if they are in others."""
+    if _p_layout(properties) == _VIRTUAL or _p_external(properties):
+        raise ForeignDataError(os.fsdecode(path), "has its rows in other files")
 
 
 class TableForm:
@@ -366,24 +380,45 @@ class OpenFile:
                 names.append(name.value)
         return names
 
+    def check_own(self, path: bytes) -> None:
+        """Check that the object at a path, if there is one, is in this file with all its data.
+
+        Raises:
+            ForeignDataError: it is a link or below one, or its data are in other files.
+        """
+        place = b""
+        for name in path.strip(b"/").split(b"/"):
+            if place and not self.is_group(place):
+                return
+            place += b"/" + name
+            if not self.exists(place):
+                return
+        with _closing(_o_open_at(self._id, self._link(place).target.place), _o_close) as found:
+            if _i_type(found) == _DATASET:
+                with _closing(_d_create_plist(found), _p_close) as properties:
+                    _check_storage(properties, path)
+
     def _link(self, path: bytes) -> _LinkInfo:
-        """Return what is at a path; a type other than 0 is a link to another path, maybe in another file."""
+        """Return what is at a path; ForeignDataError for a link to another path, maybe in another file."""
         info = _LinkInfo()
         _l_info(self._id, path, ctypes.byref(info), 0)
+        if info.type != 0:
+            raise ForeignDataError(os.fsdecode(path), "is a link")
         return info
 
     def is_group(self, path: bytes) -> bool:
-        """Return whether the object at a path is a group."""
-        if self._link(path).type != 0:
-            return False
-        with _closing(_o_open(self._id, path, 0), _o_close) as found:
+        """Return whether the object at a path is a group; ForeignDataError for a link."""
+        with _closing(_o_open_at(self._id, self._link(path).target.place), _o_close) as found:
             return _i_type(found) == _GROUP
 
     def find(self, path: bytes) -> Dataset:
-        """Return the table at a path; NotFlatError if the object there is another thing."""
+        """Return the table at a path.
+
+        Raises:
+            NotFlatError: the object there is another thing.
+            ForeignDataError: it is a link, or its data are in other files.
+        """
         link = self._link(path)
-        if link.type != 0:
-            raise NotFlatError
         with _closing(_o_open_at(self._id, link.target.place), _o_close) as found:
             if _i_type(found) != _DATASET:
                 raise NotFlatError
@@ -392,10 +427,11 @@ class OpenFile:
                 if _s_rank(space) != 1:
                     raise NotFlatError
                 _s_dims(space, rows, None)
-            return Dataset(self._id, link.target.place, self._form(found), int(rows[0]), _has_count(found))
+            return Dataset(self._id, link.target.place, self._form(found, path), int(rows[0]), _has_count(found))
 
-    def _form(self, dataset: int) -> TableForm:
+    def _form(self, dataset: int, path: bytes) -> TableForm:
         with _closing(_d_create_plist(dataset), _p_close) as plist, _closing(_d_type(dataset), _t_close) as kind:
+            _check_storage(plist, path)
             if _p_layout(plist) != _CHUNKED or _t_class(kind) != _COMPOUND:
                 raise NotFlatError
             chunk, size = _One(), ctypes.c_size_t()
@@ -478,6 +514,6 @@ class LibraryFile(OpenFile):
                 if _fits(attribute, kind, text):
                     _a_write(attribute, kind, text.ctypes.data)
             if key not in self._copied:
-                self._copied[key] = self._form(found), _has_count(found)
+                self._copied[key] = self._form(found, path), _has_count(found)
         form, has_count = self._copied[key]
         return Dataset(self._id, place, form, 0, has_count)

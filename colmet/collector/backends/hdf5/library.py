@@ -84,7 +84,7 @@ def open_library(path: str, mode: str, **options: Any) -> Any:
     """Open a file in PyTables with Colmet's settings, and options of PyTables."""
     # PyTables warns of column names that are not Python identifiers, such as 0.6's utilization-gpu.
     warnings.filterwarnings("ignore", category=tables.NaturalNameWarning)
-    return tables.open_file(
+    file = tables.open_file(
         path,
         mode,
         chunk_cache_size=CHUNK_CACHE_BYTES,
@@ -93,6 +93,24 @@ def open_library(path: str, mode: str, **options: Any) -> Any:
         max_columns=1 << 20,
         **options,
     )
+    if mode != "w":
+        _refuse_foreign_data(file)
+    return file
+
+
+def _refuse_foreign_data(file: Any) -> None:
+    """Let PyTables open no link, and nothing with data in other files: a file of others would show any file."""
+    # It calls the library that PyTables has loaded, by this module.
+    from colmet.collector.backends.hdf5.libhdf5 import OpenFile
+
+    manager, library = file._node_manager, OpenFile(file.root._v_objectid)
+    load = manager.node_factory
+
+    def load_own(path: str) -> Any:
+        library.check_own(os.fsencode(path))
+        return load(path)
+
+    manager.node_factory = load_own
 
 
 def close_library(file: Any) -> None:

@@ -1,9 +1,9 @@
-"""Removal of rows of jobs from a file that is no longer written."""
+"""Removal of rows of jobs from a file that is no longer written, in the process that reads it: `colmet.stored.rows`."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -12,10 +12,11 @@ import numpy as np
 
 from colmet.collector.backends.hdf5.chunk_backup import remove_tails
 from colmet.collector.backends.hdf5.file_lock import lock
-from colmet.collector.backends.hdf5.h5table import COPY_BYTES, FORMER_TIMES, group_path, reading
+from colmet.collector.backends.hdf5.h5table import COPY_BYTES, FORMER_TIMES, group_path
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
-from colmet.common.errors import OutputUnavailable
+from colmet.common.errors import ColmetError, OutputUnavailable
 from colmet.common.runtime.files import copy_owner, make_private, sync_directory
+from colmet.stored.rows import Reader, Unreadable, limit_time
 
 UNFINISHED = ".forgetting"  # behind the name of a file, while its copy is made
 
@@ -25,41 +26,71 @@ Intervals = Mapping[int, Sequence[tuple[int, int]]]  # of a job: first and last 
 class Removed(NamedTuple):
     """What was removed."""
 
-    jobs: frozenset[int]  # with rows in the file
+    jobs: Sequence[int]  # with rows in the file
     rows: int
 
 
-def rows_of_jobs(path: str, jobs: Intervals) -> Removed:
-    """Return the jobs with rows in a file in these intervals, and the number of rows.
+class Remover:
+    """Removes rows in a process of its own: the library can crash on a file of others. A context manager."""
 
-    Raises:
-        Damaged: the file cannot be read.
-        OutputUnavailable: an error of the system.
-    """
-    with reading(path), opened_library(path, "r") as file:
-        found = {job: _count(file, job, intervals) for job, intervals in jobs.items() if group_path(job) in file}
-    return Removed(frozenset([job for job, count in found.items() if count]), sum(found.values()))
+    def __init__(self) -> None:
+        self._reader = Reader({read.__name__: read for read in (rows_of_jobs, remove_rows)})
+
+    def count(self, path: str, jobs: Intervals) -> Removed:
+        """Return the jobs with rows in a file in these intervals, and the number of rows; ColmetError as `remove`."""
+        return self._ask(path, partial(rows_of_jobs, jobs=dict(jobs)))
+
+    def remove(self, path: str, jobs: Intervals) -> Removed:
+        """Remove the rows of jobs in some intervals: a copy without them replaces the file, when it is on disk.
+
+        Raises:
+            ColmetError: another process writes the file, it cannot be read, or the disk is full; it stays as it is.
+        """
+        try:
+            return self._ask(path, partial(remove_rows, jobs=dict(jobs)))
+        except ColmetError:
+            with contextlib.suppress(FileNotFoundError):  # of a process that has crashed
+                os.unlink(path + UNFINISHED)
+            raise
+
+    def _ask(self, path: str, read: partial[tuple[list[int], int]]) -> Removed:
+        try:
+            return Removed(*self._reader.ask(path, read))
+        except Unreadable as err:
+            raise ColmetError(str(err)) from err
+
+    def __enter__(self) -> Remover:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._reader.close()
 
 
-def remove_rows(path: str, jobs: Intervals) -> Removed:
-    """Remove the rows of jobs in some intervals: a copy without them replaces the file, when it is on disk.
+def rows_of_jobs(file: Any, jobs: Intervals) -> tuple[list[int], int]:
+    """Return the jobs with rows in an open file in these intervals, and the number of rows."""
+    found = {job: _count(file, job, intervals) for job, intervals in jobs.items() if group_path(job) in file}
+    return sorted([job for job, count in found.items() if count]), sum(found.values())
+
+
+def remove_rows(file: Any, jobs: Intervals) -> tuple[list[int], int]:
+    """Remove the rows of jobs in some intervals from the file that is open; see `Remover.remove`.
 
     Raises:
         ConfigError: another process writes the file.
-        Damaged: it cannot be read; it stays as it is.
         OutputUnavailable: an error of the system, such as a full disk; the file stays as it is.
     """
-    removed = rows_of_jobs(path, jobs)
-    if not removed.rows:
+    removed = rows_of_jobs(file, jobs)
+    if not removed[1]:
         return removed
+    path = str(file.filename)
     new = path + UNFINISHED
     descriptor = lock(path)
     try:
         status = os.fstat(descriptor)
         make_private(new)
-        with reading(path), opened_library(path, "r") as old, opened_library(new, "w") as copy:
-            _copy(old, copy, jobs)
-        shutil.copymode(path, new)
+        with opened_library(new, "w") as copy:
+            _copy(file, copy, jobs)
+        os.chmod(new, status.st_mode & 0o7777)
         copy_owner(new, status)
         os.utime(new, ns=(status.st_atime_ns, status.st_mtime_ns))  # --hdf5-keep goes by it
         with open(new, "rb") as written:
@@ -96,6 +127,7 @@ def _copy(old: Any, new: Any, jobs: Intervals) -> None:
 
 def _copy_table(table: Any, new: Any, group: str, removed: Callable[[Any], Any]) -> None:
     """Copy a table without the rows to be removed; one without rows is left out."""
+    limit_time()
     target = None
     step = max(1, COPY_BYTES // int(table.dtype.itemsize))
     for start in range(0, int(table.nrows), step):
