@@ -8,8 +8,10 @@ import re
 import threading
 import time
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Generic, TypeVar
+from xml.etree.ElementTree import Element
 
 from colmet.batch.model import BatchError
 from colmet.common.errors import CommandFailed
@@ -19,7 +21,7 @@ DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster needs s
 MAX_ANSWER = 32 << 20  # bytes of a command's output; a job is 0.6 to 6 kB in JSON
 MAX_TEXT = 255  # characters of a name: of a user, a queue, a job
 FRESH_S = 5.0  # seconds for which an answer is reused
-_SHOWN = 60  # characters of an answer in an error
+_SHOWN = 200  # characters of an answer in an error
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9})(?::([0-9]{1,9}))?)?")
 _MAX_DIGITS = 18  # of a number; more than any real one has, and within 64 bits
 
@@ -28,6 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 Part = TypeVar("Part")
 _running: dict[Command, threading.Thread] = {}
+_unread: Counter[str] = Counter()  # jobs in an unknown form, by batch system
 _given_up: weakref.WeakSet[threading.Thread] = weakref.WeakSet()  # threads whose answers are no longer needed
 
 
@@ -96,12 +99,15 @@ def cancel(of: threading.Thread | None = None) -> None:
 
 def unknown_form(command: str, text: str) -> BatchError:
     """Return the error for a whole answer in an unknown form; `command` as an administrator types it."""
-    shown = " ".join(text[:1000].split())
-    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "..."
     return BatchError(
-        f"{command}: prints what this version of Colmet does not know: {shown!r}; "
+        f"{command}: prints what this version of Colmet does not know: {_excerpt(text)!r}; "
         "run it by hand, and report it with the version of the batch system if it looks right"
     )
+
+
+def _excerpt(text: str) -> str:
+    words = " ".join(text[:1000].split())
+    return words if len(words) <= _SHOWN else words[:_SHOWN] + "..."
 
 
 def json_values(text: str, command: str) -> list[object]:
@@ -117,7 +123,8 @@ def json_values(text: str, command: str) -> list[object]:
             value, at = _DECODER.raw_decode(text, at)
             values.append(value)
     except (ValueError, RecursionError) as err:
-        raise unknown_form(command, text) from err
+        fault = err.pos if isinstance(err, json.JSONDecodeError) else 0
+        raise unknown_form(command, text[max(0, fault - _SHOWN // 2) :]) from err
 
 
 def _integer(digits: str) -> int | None:
@@ -151,9 +158,7 @@ def must(value: T | None, what: str) -> T:
     return value
 
 
-def parse_each(
-    parts: Iterable[Part], parse: Callable[[Part], T], system: str, command: str, text: str
-) -> tuple[list[T], int]:
+def parse_each(parts: Iterable[Part], parse: Callable[[Part], T], system: str, command: str) -> tuple[list[T], int]:
     """Return the parsed parts of an answer, and the number of those skipped because of an unknown form.
 
     Args:
@@ -161,22 +166,35 @@ def parse_each(
         parse: returns a part's value, or raises FormError.
         system: name of the batch system, for the log.
         command: as an administrator types it.
-        text: its output.
 
     Raises:
-        BatchError: no part is in a known form.
+        BatchError: no part is in a known form; the text shows the first one, and names its faulty field.
     """
     found: list[T] = []
+    first: BatchError | None = None
     left_out = 0
     for part in parts:
         try:
             found.append(parse(part))
         except FormError as err:
-            log.debug("job in a form that is not known system=%s job=%.40r lacks=%s", system, part, err)
+            first = first or unknown_form(command, f"{err} of {_text(part)}")
             left_out += 1
-    if left_out and not found:
-        raise unknown_form(command, text)
+    if first is not None and not found:
+        raise first
+    if first is not None:
+        before, _unread[system] = _unread[system], _unread[system] + left_out
+        if len(str(before)) < len(str(_unread[system])) or not before:  # at the first, the tenth, ...
+            log.warning("some jobs are skipped: system=%s jobs=%d: %s", system, _unread[system], first)
     return found, left_out
+
+
+def _text(part: object) -> str:
+    """Return a job as text: the fields of a line, or JSON."""
+    if isinstance(part, (list, tuple)) and all(isinstance(word, str) for word in part):
+        return "|".join(part)
+    if isinstance(part, Element):
+        return " ".join(part.itertext())
+    return part if isinstance(part, str) else repr(part)
 
 
 def task_range(text: str) -> range | None:

@@ -92,7 +92,7 @@ def given(text: str, command: str) -> tuple[int | None, int | None]:
     if text.lstrip().startswith(("[", "{")):
         pairs = [(ad.get("CpusProvisioned"), ad.get("MemoryProvisioned")) for ad in classads(text, command)]
     else:  # some versions ignore -json with -autoformat
-        pairs = [_pair(line, command, text) for line in text.splitlines() if line.strip()]
+        pairs = [_pair(line, command, text) for line in text.split("\n") if line.strip()]
     cores, memory_mb = ([whole(pair[n]) for pair in pairs if pair[n] is not None] for n in (0, 1))
     return total(cores or [None] * len(pairs)), total(memory_mb or [None] * len(pairs))
 
@@ -124,7 +124,7 @@ def condor_job(ad: dict[str, object], now: float) -> BatchJob:
 
 def condor_jobs(text: str, command: str, now: float) -> tuple[list[BatchJob], int]:
     """Return the printed jobs, and the number skipped because of an unknown form; raise BatchError if that is all."""
-    return parse_each(classads(text, command), lambda ad: condor_job(ad, now), "condor", command, text)
+    return parse_each(classads(text, command), lambda ad: condor_job(ad, now), "condor", command)
 
 
 def quoted(text: str) -> str:

@@ -8,6 +8,7 @@ All tasks of an array have one number. The accounts do not distinguish qdel from
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -33,7 +34,7 @@ from colmet.batch.records import (
     count,
     hosts_text,
     long_text,
-    moment,
+    moment_or_none,
     text,
     whole_below,
 )
@@ -88,14 +89,14 @@ def account(line: str) -> JobRecord | None:
     words = line.split(":")
     if len(words) < _FIELDS:
         raise FormError("fields")
-    number, started = must(count(words[_NUMBER]), "job_number"), _moment(words[_STARTED])
+    number, started = must(count(words[_NUMBER]), "job_number"), _moment(words[_STARTED], "start_time")
     if words[_PE_TASK] != "NONE" or started is None:
         return None
     task = count(words[_TASK]) or None
     slots = count(words[_SLOTS]) or 1
     asked = requests_of(":".join(words[_CATEGORY:_BEHIND]))
     failed, status = must(count(words[_FAILED]), "failed"), must(count(words[_EXIT]), "exit_status")
-    ended = max(started, must(_moment(words[_ENDED]), "end_time"))
+    ended = max(started, must(_moment(words[_ENDED], "end_time"), "end_time"))
     memory = _memory(asked, slots)
     signal = status - 128 if failed in (_LIMIT, _AFTER) and 128 < status < 193 else None
     is_out = memory is not None and _number(words[_MAXVMEM]) >= memory
@@ -113,11 +114,11 @@ def account(line: str) -> JobRecord | None:
         name=text(words[_NAME]),
         project=_given(words[_PROJECT]),
         queue=text(words[_QUEUE]),
-        submitted=_moment(words[_SUBMITTED]),
+        submitted=_moment(words[_SUBMITTED], "submission_time"),
         exit_code=status if signal is None else None,
         exit_signal=signal,
         reason=text(f"failed {failed}: {FAILURES.get(failed, 'see accounting(5)')}") if failed else None,
-        requested_cores=slots,
+        allocated_cores=slots,
         requested_memory=memory,
         requested_gpus=_gpus(asked),
         requested_walltime_s=_seconds(asked.get("h_rt")),
@@ -143,10 +144,11 @@ def _state(failed: int, status: int, signal: int | None, is_out: bool, is_over: 
 
 def running_task(element: Element) -> JobRecord | None:
     """Return the record of a <job_list> of qstat; None for one that does not run; FormError for another form."""
-    started = parse_time(child_text(element, "JAT_start_time"))
+    start = child_text(element, "JAT_start_time")
     queue, _, host = child_text(element, "queue_name").partition("@")
-    if started is None or not queue:
+    if not start or not queue:
         return None
+    started = must(parse_time(start), "JAT_start_time")
     number = must(count(child_text(element, "JB_job_number")), "JB_job_number")
     task = count(child_text(element, "tasks"))
     slots = count(child_text(element, "slots")) or 1
@@ -160,7 +162,7 @@ def running_task(element: Element) -> JobRecord | None:
         owner=must(name(child_text(element, "JB_owner")), "JB_owner"),
         name=text(child_text(element, "full_job_name")) or text(child_text(element, "JB_name")),
         queue=text(queue),
-        requested_cores=slots,
+        allocated_cores=slots,
         requested_memory=_memory(asked, slots),
         requested_gpus=_gpus(asked),
         requested_walltime_s=_seconds(asked.get("h_rt")),
@@ -202,9 +204,9 @@ def _reached(asked: Mapping[str, str], limits: Sequence[str], used_s: float) -> 
     return any(limit is not None and used_s >= limit for limit in [_seconds(asked.get(one)) for one in limits])
 
 
-def _moment(word: str) -> int | None:
+def _moment(word: str, field: str) -> int | None:
     found = count(word)
-    return moment(found // 1000 if found is not None and found > 10**11 else found)
+    return moment_or_none(found // 1000 if found is not None and found > 10**11 else word, field)
 
 
 def _number(word: str) -> float:
@@ -292,7 +294,9 @@ def _place_of(file: IO[bytes], since: float) -> int:
         file.seek(middle)
         file.readline(1 << 16)
         words = file.readline(1 << 16).decode(ENCODING, "replace").split(":")
-        ended = _moment(words[_ENDED]) if len(words) >= _FIELDS else None
+        ended = None
+        with contextlib.suppress(FormError):  # which is counted when it is read
+            ended = _moment(words[_ENDED], "end_time") if len(words) >= _FIELDS else None
         low, high = (middle, high) if ended is not None and ended < since else (low, middle)
     file.seek(low)
     if low:
@@ -326,9 +330,8 @@ class GridEngineRecords(RecordSource):
             return []
         command = " ".join(QSTAT)
         elements = list(read_elements(answer.encode(), ENCODING, command, ("job_info", "*", "job_list")))
-        records, skipped = parse_each(elements, running_task, SYSTEM, command, answer)
-        self.skip(skipped)
-        return [one for one in records if one is not None]
+        records, skipped = parse_each(elements, running_task, SYSTEM, command)
+        return self.accept(records, skipped)
 
     def ended(self, since: float, until: float) -> Sequence[JobRecord]:
         """Return the tasks of new lines; those of the last answer again, unless the interval has moved on since."""
@@ -336,9 +339,8 @@ class GridEngineRecords(RecordSource):
         if since > self._since:
             self._unsaved, self._since = [], since
         lines = self._accounts.read(since)
-        records, skipped = parse_each(lines, account, SYSTEM, self._accounts.path, "\n".join(lines[:1]))
-        self.skip(skipped)
-        self._unsaved += [one for one in records if one is not None]
+        records, skipped = parse_each(lines, account, SYSTEM, self._accounts.path)
+        self._unsaved += self.accept(records, skipped)
         return self._unsaved
 
     def close(self) -> None:

@@ -90,12 +90,12 @@ def oar_jobs(text: str, command: str, now: float) -> tuple[list[OarJob], int]:
         return [], 0
     if len(values) > 1 or not isinstance(values[0], dict):
         raise unknown_form(command, text)
-    return parse_each(values[0].items(), lambda item: oar_job(item[1], now), "oar", command, text)
+    return parse_each(values[0].items(), lambda item: oar_job(item[1], now), "oar", command)
 
 
 def oar_queues(text: str) -> list[str]:
     """Return all queues' names from the output of `oarnotify -l`: a name, and below it its properties, indented."""
-    lines = [line.rstrip() for line in text.splitlines()]
+    lines = [line.rstrip() for line in text.split("\n")]
     return [line for line in lines if name(line) and not line[0].isspace()]
 
 

@@ -6,7 +6,6 @@ known while the job waits for it only: OAR forgets it when the other job ends.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 import time
@@ -39,7 +38,7 @@ from colmet.batch.records import (
     exit_of,
     hosts_text,
     long_text,
-    moment,
+    moment_or_none,
     text,
     whole_below,
 )
@@ -83,7 +82,11 @@ CAUSES: Mapping[str, str] = {
     "FRAG_JOB_REQUEST": CANCELLED,
     "EXTERMINATE_JOB": NODE_FAILED,
 }
-_REST_NAMES = {"id": "Job_Id", "start_time": "startTime", "stop_time": "stopTime", "submission_time": "submissionTime"}
+# Names of the REST interface, and of OAR 3, whose oarstat prints those of its database, without resources.
+_OTHER_NAMES = {
+    **{"id": "Job_Id", "start_time": "startTime", "stop_time": "stopTime", "submission_time": "submissionTime"},
+    **{"user": "owner", "queue_name": "queue"},
+}
 _LEVEL = re.compile(r"([A-Za-z_]+)=([0-9]{1,6}|ALL|BEST|BESTHALF)")
 _GPU_LEVELS = ("gpu", "gpudevice", "gpu_id")
 
@@ -100,7 +103,7 @@ def job_record(content: object, heads: Collection[int] = ()) -> JobRecord | None
     """
     if not isinstance(content, dict):
         raise FormError("no object")
-    job: dict[str, object] = {_REST_NAMES.get(str(key), str(key)): value for key, value in content.items()}
+    job: dict[str, object] = {_OTHER_NAMES.get(str(key), str(key)): value for key, value in content.items()}
     number = must(count(job.get("Job_Id")), "Job_Id")
     said = must(name(job.get("state")), "state")
     if said in WAITING:
@@ -109,12 +112,12 @@ def job_record(content: object, heads: Collection[int] = ()) -> JobRecord | None
         raise FormError("state")
     if "startTime" not in job:
         raise FormError("startTime")
-    started = moment(job["startTime"])
+    started = moment_or_none(job["startTime"], "startTime")
     resources = job.get("assigned_resources", job.get("resources"))
-    if started is None or not resources:
+    if started is None or resources == []:
         return None  # never started: refused, or deleted while it waited
     is_over = said in OVER
-    ended = must(moment(job.get("stopTime")), "stopTime") if is_over else None
+    ended = must(moment_or_none(job.get("stopTime"), "stopTime"), "stopTime") if is_over else None
     status = count(job.get("exit_code")) if is_over else None
     code, signal = exit_of(status)
     state, reason = _end(said, status, job.get("events")) if is_over else (RUNNING, None)
@@ -131,11 +134,11 @@ def job_record(content: object, heads: Collection[int] = ()) -> JobRecord | None
         name=text(job.get("name")),
         project=text(job.get("project")),
         queue=text(job.get("queue")),
-        submitted=moment(job.get("submissionTime")),
+        submitted=moment_or_none(job.get("submissionTime"), "submissionTime"),
         exit_code=code,
         exit_signal=signal,
         reason=reason,
-        requested_cores=len(resources) if isinstance(resources, list) else None,
+        allocated_cores=len(resources) if isinstance(resources, list) else None,
         requested_gpus=gpus_of(wanted),
         requested_walltime_s=count(job.get("walltime")),
         array=array,
@@ -220,28 +223,17 @@ def gpus_of(wanted: str) -> int | None:
     return whole_below(total) or None
 
 
-def read_records(jobs: Collection[object], command: str, answer: str) -> tuple[list[JobRecord], int]:
-    """Return the records of jobs that ran, and the number of jobs skipped because of an unknown form.
-
-    Raises:
-        BatchError: all are in an unknown form.
-    """
-    heads = array_heads(jobs)
-    records, skipped = parse_each(jobs, lambda one: job_record(one, heads), SYSTEM, command, answer)
-    return [one for one in records if one is not None], skipped
-
-
 class _OarSource(RecordSource):
     """What both sources share."""
 
     name: ClassVar[str] = SYSTEM
 
-    def read(self, jobs: Collection[object], command: str, answer: str) -> list[JobRecord]:
-        """Return the records of jobs that ran; dependencies of those that wait are kept."""
+    def read(self, jobs: Collection[object], command: str, numbers: Collection[int] | None) -> list[JobRecord]:
+        """Return the records of jobs that ran, of these numbers if given; dependencies of those that wait are kept."""
         self.remember(dependencies_of(jobs))
-        records, skipped = read_records(jobs, command, answer)
-        self.skip(skipped)
-        return [self.with_dependency(one) for one in records]
+        heads = array_heads(jobs)
+        records, skipped = parse_each(jobs, lambda one: job_record(one, heads), SYSTEM, command)
+        return [self.with_dependency(one) for one in self.accept(records, skipped, numbers)]
 
 
 class OarRecords(_OarSource):
@@ -257,9 +249,9 @@ class OarRecords(_OarSource):
 
     def named(self, jobs: Collection[int]) -> Sequence[JobRecord]:
         """Return the records of these jobs."""
-        return self._ask(f"job_id IN ({','.join(map(str, jobs))})") if jobs else []
+        return self._ask(f"job_id IN ({','.join(map(str, jobs))})", jobs) if jobs else []
 
-    def _ask(self, condition: str) -> list[JobRecord]:
+    def _ask(self, condition: str, numbers: Collection[int] | None = None) -> list[JobRecord]:
         command = [*COMMAND, condition]
         answer, shown = ask(command, "OAR"), " ".join(COMMAND)
         values = json_values(answer, shown)
@@ -267,7 +259,7 @@ class OarRecords(_OarSource):
             return []
         if len(values) > 1 or not isinstance(values[0], dict):
             raise unknown_form(shown, answer)
-        return self.read(list(values[0].values()), shown, answer)
+        return self.read(list(values[0].values()), shown, numbers)
 
 
 class OarRestRecords(_OarSource):
@@ -307,10 +299,10 @@ class OarRestRecords(_OarSource):
         """Return the records of these jobs."""
         found: list[JobRecord] = []
         for numbers in _parts(sorted(jobs), 100):
-            found += self._ask(f"ids={':'.join(map(str, numbers))}")
+            found += self._ask(f"ids={':'.join(map(str, numbers))}", numbers=numbers)
         return found
 
-    def _ask(self, query: str, pages: int = MAX_PAGES) -> list[JobRecord]:
+    def _ask(self, query: str, pages: int = MAX_PAGES, numbers: Collection[int] | None = None) -> list[JobRecord]:
         jobs: list[object] = []
         end = time.monotonic() + DEADLINE_S
         for page in range(pages):
@@ -322,7 +314,7 @@ class OarRestRecords(_OarSource):
             if pages == MAX_PAGES:
                 self.skipped += 1
                 log.warning("OAR has more jobs than one query reads, the others are skipped: jobs=%d", len(jobs))
-        return self.read(jobs, self.url, json.dumps(jobs[:1]))
+        return self.read(jobs, self.url, numbers)
 
     def close(self) -> None:
         """Close the connections."""

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from colmet.batch.answers import MAX_TEXT, FormError, name
+from colmet.batch.answers import MAX_TEXT, FormError, must, name
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +41,9 @@ class JobRecord(NamedTuple):
     exit_code: int | None = None
     exit_signal: int | None = None
     reason: str | None = None
+    allocated_cores: int | None = None
+    allocated_memory: int | None = None
+    allocated_gpus: int | None = None
     requested_cores: int | None = None
     requested_memory: int | None = None
     requested_gpus: int | None = None
@@ -58,7 +61,7 @@ class RecordSource(ABC):
 
     Attributes:
         name: of the batch system.
-        skipped: number of records skipped so far because of an unknown form.
+        skipped: number of records skipped so far: of an unknown form, not asked for, or contradictory.
     """
 
     name: ClassVar[str]
@@ -83,11 +86,37 @@ class RecordSource(ABC):
     def close(self) -> None:  # noqa: B027 - most keep nothing open
         """Release everything; idempotent."""
 
-    def skip(self, records: int) -> None:
-        """Count skipped records."""
-        if records:
-            self.skipped += records
-            log.debug("records of an unknown form are skipped system=%s count=%d", self.name, records)
+    def accept(
+        self, records: Iterable[JobRecord | None], skipped: int = 0, jobs: Collection[int] | None = None
+    ) -> list[JobRecord]:
+        """Return the records of an answer that count, and count the others as skipped.
+
+        Two records of one run that name different users contradict each other: neither counts.
+
+        Args:
+            records: of one answer; None for what did not run.
+            skipped: number of records in an unknown form.
+            jobs: numbers that were asked for; None for all.
+        """
+        by_run: dict[tuple[int, int], list[JobRecord]] = {}
+        for record in records:
+            if record is None:
+                continue
+            if jobs is not None and record.job not in jobs:
+                skipped += 1
+                continue
+            by_run.setdefault((record.job, record.started), []).append(record)
+        accepted = []
+        for same in by_run.values():
+            if len({record.owner for record in same} - {None}) > 1:
+                skipped += len(same)
+                log.warning(
+                    "records of one run name several users, neither counts: system=%s job=%d", self.name, same[0].job
+                )
+                continue
+            accepted += same
+        self.skipped += skipped
+        return accepted
 
     def remember(self, dependencies: Mapping[int, str]) -> None:
         """Keep dependencies, by job, until the jobs run: the batch system forgets them."""
@@ -123,6 +152,19 @@ def moment(value: object) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 40:
         return None
     return value
+
+
+def moment_or_none(value: object, field: str, absent: Collection[object] = ()) -> int | None:
+    """Return seconds since 1970; None only for 0, nothing, or a word that says so; FormError for another form.
+
+    Args:
+        value: of the answer.
+        field: its name, for the error.
+        absent: words by which the batch system says that there is no time.
+    """
+    if value is None or value in ("", "0", 0) or value in absent:
+        return None
+    return must(moment(value), field)
 
 
 def count(value: object) -> int | None:

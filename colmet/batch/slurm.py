@@ -247,7 +247,7 @@ def json_entries(text: str, now: float) -> tuple[list[SqueueLine], int]:
     contents = answer.get("jobs")
     if not isinstance(contents, list):
         raise unknown_form(command, text)
-    return _unfinished(parse_each(contents, lambda content: json_entry(content, now), "slurm", command, text))
+    return _unfinished(parse_each(contents, lambda content: json_entry(content, now), "slurm", command))
 
 
 def _said(errors: object) -> str:
@@ -285,8 +285,8 @@ def text_entries(text: str) -> tuple[list[SqueueLine], int]:
     Raises:
         BatchError: no line is in a known form.
     """
-    lines = [line for line in text.splitlines() if line.strip()]
-    return _unfinished(parse_each(lines, text_entry, "slurm", " ".join(TEXT), text))
+    lines = [line for line in text.split("\n") if line.strip()]
+    return _unfinished(parse_each(lines, text_entry, "slurm", " ".join(TEXT)))
 
 
 def _unfinished(parsed: tuple[list[SqueueLine], int]) -> tuple[list[SqueueLine], int]:
@@ -297,7 +297,7 @@ def _unfinished(parsed: tuple[list[SqueueLine], int]) -> tuple[list[SqueueLine],
 def given_mb(text: str) -> dict[str, int]:
     """Return the memory of running jobs in MiB, by id, from the output of `GIVEN`; jobs without are skipped."""
     found = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         job, _, given = line.strip().partition(" ")
         memory_mb = size_mb(tres(given.strip()).get("mem"))
         if memory_mb is not None:
@@ -308,7 +308,7 @@ def given_mb(text: str) -> dict[str, int]:
 def ended_jobs(text: str, since: float) -> tuple[list[BatchJob], int]:
     """Return the jobs in the output of `ENDED` since then, and the number of lines skipped (unknown form)."""
     jobs, left_out = [], 0
-    for line in text.splitlines():
+    for line in filter(None, text.split("\n")):
         words = line.split("|")
         if len(words) != 5 or not all(map(name, words[:4])) or not words[2].isdecimal() or len(words[2]) > 12:
             left_out += 1
@@ -396,7 +396,7 @@ class Slurm(BatchSystem):
 
     def _partitions(self) -> list[str]:
         try:
-            lines = ask(PARTITIONS, "Slurm", env=ENVIRONMENT).splitlines()
+            lines = ask(PARTITIONS, "Slurm", env=ENVIRONMENT).split("\n")
         except AskError as err:
             log.warning("partitions without a job are not known system=slurm error=%s", err)
             return []

@@ -4,17 +4,22 @@ The text form of both commands has been the same since Slurm 20.11; their JSON c
 `squeue` shows an ended job for some minutes (MinJobAge), without a signal.
 
 A dependency is known while the job waits for it only, so it is remembered here.
+
+Names and accounts are texts of users, and both commands print them as they are, with line feeds and separators. So each
+field ends with a mark that is drawn at random for each question: no text can have it. The mark of squeue is in its
+environment, which other users cannot read.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import ClassVar, NamedTuple
 
-from colmet.batch.answers import AskError, FormError, ask, must, name, parse_each
+from colmet.batch.answers import AskError, FormError, ask, must, name, parse_each, unknown_form
 from colmet.batch.records import (
     CANCELLED,
     DONE,
@@ -31,7 +36,7 @@ from colmet.batch.records import (
     expand_hosts,
     hosts_text,
     long_text,
-    moment,
+    moment_or_none,
     text,
     whole_below,
 )
@@ -40,19 +45,19 @@ from colmet.batch.slurm import ENVIRONMENT, count_of, size_mb, tres
 log = logging.getLogger(__name__)
 
 SYSTEM = "slurm"
-# The name is last, as it may have the separator.
 ACCOUNTED = (
     *("JobIDRaw", "JobID", "User", "Account", "Partition", "Submit", "Start", "End", "State", "ExitCode"),
     *("TimelimitRaw", "ReqTRES", "AllocTRES", "NodeList", "JobName"),
 )
-SACCT = ["sacct", "--allusers", "--duplicates", "--allocations", "--parsable2", "--noheader"]
+SACCT = ["sacct", "--allusers", "--duplicates", "--allocations", "--parsable", "--noheader"]
 SACCT += [f"--format={','.join(ACCOUNTED)}"]
 OVER = "BF,CA,CD,DL,F,NF,OOM,PR,RQ,RV,TO"  # the states of ended runs
 NAMED_DAYS = 30  # how far back sacct looks for jobs by number
 NAMED_AT_ONCE = 500
 
 # id, id as printed, array, task, user, account, partition, submit, start, end, state, cores, limit, hosts, reason, name
-SQUEUE = ["squeue", "--all", "--noheader", "--format=%A|%i|%F|%K|%u|%a|%P|%V|%S|%e|%T|%C|%l|%N|%r|%j"]
+QUEUED = "AiFKuaPVSeTClNrj"
+SQUEUE = ["squeue", "--all", "--noheader"]
 SQUEUE_STATES = "R,S,CG,CF,ST,SI,SO,RS"
 SQUEUE_OVER = "CD,F,CA,TO,OOM,NF,PR,BF,DL"
 GIVEN = ["squeue", "--all", "--noheader", "--Format=JobID:20,exit_code:10,tres-alloc:255"]
@@ -73,33 +78,54 @@ STATES: Mapping[str, str] = {
 WAIT = ("PENDING", "REQUEUE_FED")
 _STATUS = re.compile(r"\([a-z]*\)")  # of a dependency, such as (unfulfilled)
 _NO_REASON = ("None", "", "(null)")
+_NO_TIME = ("Unknown", "None", "N/A", "NONE")
 
 
 class Given(NamedTuple):
     """What `GIVEN` prints of a job."""
 
     exit_code: int | None
-    requests: Mapping[str, str]  # by kind of resource
+    allocated: Mapping[str, str]  # by kind of resource
 
 
 # -- pure --
 
 
-def accounted(line: str) -> JobRecord | None:
-    """Return the record of a line of sacct; None if the job did not run; FormError for another form."""
-    words = line.split("|", len(ACCOUNTED) - 1)
-    if len(words) != len(ACCOUNTED):
-        raise FormError("fields")
+def records_of(answer: str, mark: str, fields: int, command: str) -> list[list[str]]:
+    """Return the fields of each record of an answer.
+
+    Args:
+        answer: of the command; every field ends with the mark, every record with a line feed as well.
+        mark: of this question.
+        fields: number of fields of a record.
+        command: as an administrator types it.
+
+    Raises:
+        BatchError: another form.
+    """
+    *words, rest = answer.split(mark)
+    records = [words[at : at + fields] for at in range(0, len(words), fields)]
+    for record in records[1:]:
+        if not record[0].startswith("\n"):
+            raise unknown_form(command, answer.replace(mark, "|"))
+        record[0] = record[0][1:]
+    if rest.strip("\n") or len(words) % fields:
+        raise unknown_form(command, answer.replace(mark, "|"))
+    return records
+
+
+def accounted(words: Sequence[str]) -> JobRecord | None:
+    """Return the record of a run from sacct's fields; None if the job did not run; FormError for another form."""
     of = dict(zip(ACCOUNTED, words))
-    job, started = must(count(of["JobIDRaw"]), "JobIDRaw"), moment(of["Start"])
+    job, started = must(count(of["JobIDRaw"]), "JobIDRaw"), moment_or_none(of["Start"], "Start", _NO_TIME)
+    ended, submitted = [moment_or_none(of[field], field, _NO_TIME) for field in ("End", "Submit")]
     if started is None or of["State"] in WAIT:
         return None
     state, reason = state_of(of["State"])
-    ended = moment(of["End"])
     if state != RUNNING and ended == started and not of["AllocTRES"]:
         return None  # cancelled while it waited
     code, signal = exit_code_of(of["ExitCode"]) if state != RUNNING else (None, None)
-    requests = tres(of["ReqTRES"]) or tres(of["AllocTRES"])
+    requested, allocated = tres(of["ReqTRES"]), tres(of["AllocTRES"])
     limit = count(of["TimelimitRaw"])
     array, index = array_of(of["JobID"])
     return JobRecord(
@@ -113,13 +139,16 @@ def accounted(line: str) -> JobRecord | None:
         name=text(of["JobName"]),
         project=text(of["Account"]),
         queue=text(of["Partition"]),
-        submitted=moment(of["Submit"]),
+        submitted=submitted,
         exit_code=code,
         exit_signal=signal,
         reason=reason,
-        requested_cores=count_of(requests.get("cpu")),
-        requested_memory=memory_of(requests),
-        requested_gpus=gpus_of(requests),
+        allocated_cores=count_of(allocated.get("cpu")),
+        allocated_memory=memory_of(allocated),
+        allocated_gpus=gpus_of(allocated),
+        requested_cores=count_of(requested.get("cpu")),
+        requested_memory=memory_of(requested),
+        requested_gpus=gpus_of(requested),
         requested_walltime_s=whole_below(None if limit is None else 60 * limit),
         array=array,
         array_index=index,
@@ -127,14 +156,11 @@ def accounted(line: str) -> JobRecord | None:
     )
 
 
-def queued(line: str, given: Mapping[int, Given]) -> JobRecord | None:
-    """Return the record of a line of squeue; None for a job that does not run; FormError for another form."""
-    words = line.split("|", 15)
-    if len(words) != 16:
-        raise FormError("fields")
+def queued(words: Sequence[str], given: Mapping[int, Given]) -> JobRecord | None:
+    """Return the record of a run from squeue's fields; None for a job that does not run; FormError for another form."""
     raw, shown, array, task, user, account, partition, submit, start, end, said, cores, limit, nodes, why, named = words
     job = must(count(raw), "id")
-    started = moment(start)
+    started, ended = moment_or_none(start, "start", _NO_TIME), moment_or_none(end, "end", _NO_TIME)
     if started is None or said in WAIT:
         return None  # of one that waits, the start is the planned one
     state, reason = state_of(said, why)
@@ -149,18 +175,18 @@ def queued(line: str, given: Mapping[int, Given]) -> JobRecord | None:
         batch_id=must(name(shown), "id"),
         state=state,
         started=started,
-        ended=must(moment(end), "end") if state != RUNNING else None,
+        ended=must(ended, "end") if state != RUNNING else None,
         owner=text(user),
         name=text(named),
         project=None if account == "(null)" else text(account),
         queue=text(partition),
-        submitted=moment(submit),
+        submitted=moment_or_none(submit, "submit", _NO_TIME),
         exit_code=code,
         exit_signal=signal,
         reason=reason,
-        requested_cores=count_of(more.requests.get("cpu")) or count(cores),
-        requested_memory=memory_of(more.requests),
-        requested_gpus=gpus_of(more.requests),
+        allocated_cores=count_of(more.allocated.get("cpu")) or count(cores),
+        allocated_memory=memory_of(more.allocated),
+        allocated_gpus=gpus_of(more.allocated),
         requested_walltime_s=limit_s(limit),
         array=text(array) if index is not None else None,
         array_index=index,
@@ -233,24 +259,30 @@ def hosts_of(nodes: str) -> str | None:
 
 
 def given_of(answer: str) -> dict[int, Given]:
-    """Return what `GIVEN` prints, by job; lines of another form are skipped."""
+    """Return what `GIVEN` prints, by job; lines of another form are skipped, BatchError if all are."""
     found = {}
-    for line in answer.splitlines():
+    for line in answer.split("\n"):
         words = line.split()
         job = count(words[0]) if len(words) in (2, 3) else None
         if job is not None:
             found[job] = Given(count(words[1]), tres(words[2]) if len(words) == 3 else {})
+    if answer.strip() and not found:
+        raise unknown_form(" ".join(GIVEN), answer)
     return found
 
 
 def dependencies_of(answer: str) -> dict[int, str]:
-    """Return the dependencies that `WAITING` prints, by job; those without have none."""
+    """Return the dependencies that `WAITING` prints, by job; those without have none. BatchError for another form."""
     found = {}
-    for line in answer.splitlines():
+    numbers = 0
+    for line in answer.split("\n"):
         job, _, on = line.partition("|")
         number, dependency = count(job), long_text(on)
+        numbers += number is not None
         if number is not None and dependency is not None and dependency != "(null)":
             found[number] = _STATUS.sub("", dependency)
+    if answer.strip() and not numbers:
+        raise unknown_form(" ".join(WAITING), answer)
     return found
 
 
@@ -273,11 +305,13 @@ class SlurmRecords(RecordSource):
     def running(self) -> Sequence[JobRecord]:
         """Return the jobs that run now; where Slurm keeps no accounts, also those that squeue shows as ended."""
         states = SQUEUE_STATES if self._has_accounts else f"{SQUEUE_STATES},{SQUEUE_OVER}"
-        answer = _ask([*SQUEUE, f"--states={states}"])
-        given = given_of(_ask([*GIVEN, f"--states={states}"])) if answer.strip() else {}
-        records = self._parsed(answer, "squeue", lambda line: queued(line, given))
+        mark = _draw_mark()
+        answer = _ask([*SQUEUE, f"--states={states}"], {"SQUEUE_FORMAT": "".join([f"%{key}{mark}" for key in QUEUED])})
+        fields = records_of(answer, mark, len(QUEUED), "squeue")
+        given = given_of(_ask([*GIVEN, f"--states={states}"])) if fields else {}
+        records, skipped = parse_each(fields, lambda words: queued(words, given), SYSTEM, "squeue")
         self.remember(dependencies_of(_ask(WAITING)))
-        return [self.with_dependency(one) for one in records]
+        return [self.with_dependency(one) for one in self.accept(records, skipped)]
 
     def ended(self, since: float, until: float) -> Sequence[JobRecord]:
         """Return the runs that ended in this interval, and did run; none if Slurm keeps no accounts."""
@@ -291,28 +325,30 @@ class SlurmRecords(RecordSource):
         numbers = sorted(jobs)
         for at in range(0, len(numbers), NAMED_AT_ONCE):
             part = ",".join(map(str, numbers[at : at + NAMED_AT_ONCE]))
-            found += self._accounts([f"--jobs={part}", f"--starttime=now-{NAMED_DAYS}days"])
+            found += self._accounts([f"--jobs={part}", f"--starttime=now-{NAMED_DAYS}days"], jobs)
         return found
 
-    def _accounts(self, arguments: Sequence[str]) -> list[JobRecord]:
+    def _accounts(self, arguments: Sequence[str], jobs: Collection[int] | None = None) -> list[JobRecord]:
+        """Return the records that sacct prints, of these jobs alone; none if Slurm keeps no accounts."""
         if not self._has_accounts:
             return []
+        mark = _draw_mark()
         try:
-            answer = _ask([*SACCT, *arguments])
+            answer = _ask([*SACCT, f"--delimiter={mark}", *arguments])
         except AskError as err:
             if err.why == "absent" or "accounting storage is disabled" in str(err):
                 self._sacct_from = time.monotonic() + NO_ACCOUNTS_S
                 log.info("Slurm keeps no accounts, ended jobs are those of squeue: %s", err)
                 return []
             raise
-        return [self.with_dependency(one) for one in self._parsed(answer, "sacct", accounted)]
-
-    def _parsed(self, answer: str, command: str, parse: Callable[[str], JobRecord | None]) -> list[JobRecord]:
-        lines = [line for line in answer.splitlines() if line.strip()]
-        records, skipped = parse_each(lines, parse, SYSTEM, command, answer)
-        self.skip(skipped)
-        return [one for one in records if one is not None]
+        fields = records_of(answer, mark, len(ACCOUNTED), "sacct")
+        records, skipped = parse_each(fields, accounted, SYSTEM, "sacct")
+        return [self.with_dependency(one) for one in self.accept(records, skipped, jobs)]
 
 
-def _ask(command: Sequence[str]) -> str:
-    return ask(command, "Slurm", env=ENVIRONMENT)
+def _draw_mark() -> str:
+    return f":{secrets.token_hex(16)}:"
+
+
+def _ask(command: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    return ask(command, "Slurm", env={**ENVIRONMENT, **(environment or {})})

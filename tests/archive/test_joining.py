@@ -305,7 +305,7 @@ def test_the_output_joins_and_shows_its_counters(tmp_path, monkeypatch):
     commands = Commands(tmp_path / "bin", monkeypatch)
     commands.answers(["squeue", None])
     line = f"7|7|ann|p|q|{NOW}|{int(time.time()) - 60}|{int(time.time()) - 50}|COMPLETED|0:0|5|cpu=1|cpu=1|n1|sleep"
-    commands.answers(["sacct", None], line + "\n")
+    commands.answers(["sacct", None], [line.split("|")])
     path = tmp_path / "a.sqlite"
     output = output_of(["--archive", str(path), "--archive-batch", "slurm", "--archive-batch-period", "0.05"])
     output.open(OutputState(str(tmp_path / "archive.json"), "ab" * 8, 1, 1))

@@ -57,7 +57,7 @@ def test_states_exit_codes_and_requests_are_those_of_the_accounts():
     of = {one.batch_id: one for one in records}
     assert of["1"][:6] == (1, "gridengine", "1", "done", 1795646479, 1795646480)
     assert (of["1"].requested_walltime_s, of["1"].requested_memory, of["1"].queue) == (600, 100 << 20, "main.q")
-    assert (of["9"].requested_cores, of["8.4"].array, of["8.4"].array_index) == (18, "8", 4)
+    assert (of["9"].allocated_cores, of["8.4"].array, of["8.4"].array_index) == (18, "8", 4)
     assert (of["1"].owner, of["1"].name, of["1"].project, of["1"].batch_hosts) == ("colmet-sge", "done1", None, "node2")
     assert of["5"].reason == "failed 37: limit enforced by the master"
 

@@ -10,7 +10,7 @@ import pytest
 
 from colmet.batch import oar_records
 from colmet.batch.model import BatchError
-from colmet.batch.oar_records import OarRecords, OarRestRecords, gpus_of, job_record, read_records
+from colmet.batch.oar_records import OarRecords, OarRestRecords, gpus_of, job_record
 from colmet.common.errors import ConfigError
 from tests.support.batch_commands import DATA, Commands
 
@@ -52,20 +52,25 @@ RUNNING = "state IN ({}) OR ({})".format(
 )
 
 
+def read_records(jobs):
+    source = OarRecords()
+    return source.read(jobs, "x", None), source.skipped
+
+
 @pytest.mark.parametrize("name", ["oarstat-ends.json", "rest-ends.json"])
 def test_states_and_exit_codes_are_what_the_jobs_did(name):
-    records, skipped = read_records(recorded(name), "x", "")
+    records, skipped = read_records(recorded(name))
     assert ends(records) == ENDS and not skipped
     first = min(records)
     assert first[:6] == (1, "oar", "1", "done", 1795646438, 1795646442)
     assert (first.owner, first.name, first.project, first.queue) == ("colmet-oar", "done1", "fluids", "default")
-    assert (first.submitted, first.requested_cores, first.requested_walltime_s) == (1795646436, 2, 300)
+    assert (first.submitted, first.allocated_cores, first.requested_walltime_s) == (1795646436, 2, 300)
     assert (first.batch_hosts, first.requested_memory, first.requested_gpus) == ("localhost", None, None)
     assert {one.job: one.array for one in records if one.array} == {7: "7", 8: "7"}
 
 
 def test_an_array_has_places_where_oarstat_prints_them():
-    records, _ = read_records(recorded("oarstat-ends.json"), "x", "")
+    records, _ = read_records(recorded("oarstat-ends.json"))
     assert {one.job: one.array_index for one in records if one.array} == {7: 1, 8: 2}
 
 
@@ -74,7 +79,7 @@ def test_oarstat_is_asked_in_bulk_and_a_dependency_is_kept_until_the_job_has_run
     commands.answers(
         command("state IN ('Terminated','Error') AND stop_time >= 5 AND stop_time <= 9"), RECORDED / "oarstat-ends.json"
     )
-    commands.answers(command("job_id IN (9,99)"), json.dumps({"9": recorded("oarstat-ends.json")[0]}))
+    commands.answers(command("job_id IN (9,99)"), json.dumps({"9": {**recorded("oarstat-ends.json")[0], "Job_Id": 9}}))
     source = OarRecords()
     assert {one.job: one.state for one in source.running()} == {5: "running"}, "others are launched"
     assert {one.job: one.dependency for one in source.ended(5.5, 9.5) if one.dependency} == {9: "6"}
@@ -143,7 +148,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize("hostile", HOSTILE)
 def test_a_job_in_an_unknown_form_is_skipped_and_counted(hostile):
-    records, skipped = read_records([*recorded("oarstat-ends.json"), *[hostile] * 30], "x", "")
+    records, skipped = read_records([*recorded("oarstat-ends.json"), *[hostile] * 30])
     assert (len(records), skipped) == (12, 30)
 
 
@@ -153,10 +158,32 @@ def test_a_job_in_an_unknown_form_is_skipped_and_counted(hostile):
 def test_no_value_of_a_field_is_worse_than_a_skipped_job(field):
     jobs = recorded("oarstat-ends.json")
     for value in (None, {}, [], "", -1, "a\nb\x1b[31m", "x" * 300, 1e300, [None], [{"type": []}]):
-        records, skipped = read_records([*jobs, {**jobs[0], field: value}], "x", "")
+        records, skipped = read_records([*jobs, {**jobs[0], field: value}])
         assert len(records) + skipped in (12, 13), value
         for record in records:
             assert all(not isinstance(word, str) or (word.isprintable() and len(word) < 300) for word in record), value
+
+
+def test_the_form_of_oar_3_gives_facts_without_resources(commands):
+    job = {
+        **{"id": 134921, "array_id": 134921, "array_index": 1, "user": "alice", "state": "Running", "stop_time": 0},
+        **{
+            "queue_name": "default",
+            "start_time": 1795646438,
+            "submission_time": 1795646436,
+            "cpuset_name": "alice_134921",
+        },
+    }
+    commands.answers(command(RUNNING), json.dumps({"134921": job}))
+    (record,) = OarRecords().running()
+    assert (record.job, record.owner, record.queue, record.state) == (134921, "alice", "default", "running")
+    assert (record.started, record.submitted, record.allocated_cores) == (1795646438, 1795646436, None)
+
+
+def test_times_in_another_form_are_an_error_that_shows_them():
+    job = {**recorded("oarstat-ends.json")[0], "startTime": "2026-11-28 04:00:00"}
+    with pytest.raises(BatchError, match=r"startTime of .*2026-11-28 04:00:00"):
+        read_records([job])
 
 
 class RestServer:

@@ -8,6 +8,7 @@ from colmet.batch import slurm_records
 from colmet.batch.answers import FormError
 from colmet.batch.model import BatchError
 from colmet.batch.records import expand_hosts, hosts_text
+from colmet.batch.records import text as records_text
 from colmet.batch.slurm_records import Given, SlurmRecords, accounted, gpus_of, limit_s, queued, state_of
 from tests.support.batch_commands import DATA, Commands
 
@@ -24,8 +25,9 @@ ENDS = {
 }
 
 
-def lines(name):
-    return (RECORDED / name).read_text().splitlines()
+def fields_of(name, fields=15):
+    """What was recorded with | as the mark: the last field, the name, may have it."""
+    return [line.split("|", fields - 1) for line in (RECORDED / name).read_text().splitlines()]
 
 
 def ends(records):
@@ -39,18 +41,18 @@ def commands(tmp_path, monkeypatch):
 
 def squeue(commands, over=False):
     states = slurm_records.SQUEUE_STATES + (f",{slurm_records.SQUEUE_OVER}" if over else "")
-    commands.answers([*slurm_records.SQUEUE, f"--states={states}"], RECORDED / "squeue-records-22.05.txt")
+    commands.answers([*slurm_records.SQUEUE, f"--states={states}"], fields_of("squeue-records-22.05.txt", 16))
     commands.answers([*slurm_records.GIVEN, f"--states={states}"], RECORDED / "squeue-given-22.05.txt")
     commands.answers(slurm_records.WAITING, RECORDED / "squeue-waiting-22.05.txt")
 
 
 def test_sacct_gives_states_exit_codes_and_requests():
-    records = [one for one in map(accounted, lines("sacct-ends-22.05.txt")) if one]
+    records = [one for one in map(accounted, fields_of("sacct-ends-22.05.txt")) if one]
     assert ends(records) == ENDS, "and 11 was cancelled while it waited: it did not run"
     of = {one.job: one for one in records}
     assert of[2].name == "fail|3 x"
     assert (of[1].requested_walltime_s, of[2].requested_walltime_s) == (300, None)
-    assert (of[7].requested_cores, of[7].requested_memory, of[7].batch_hosts) == (2, 200 << 20, "vm-a,vm-b")
+    assert (of[7].allocated_cores, of[7].requested_memory, of[7].batch_hosts) == (2, 200 << 20, "vm-a,vm-b")
     assert [(of[job].batch_id, of[job].array, of[job].array_index) for job in (14, 15, 6)] == [
         ("6_2", "6", 2),
         ("6_4", "6", 4),
@@ -64,7 +66,7 @@ def test_sacct_gives_states_exit_codes_and_requests():
 
 
 def test_a_run_that_was_requeued_has_ended_and_the_one_that_waits_has_no_record():
-    (run,) = [one for one in map(accounted, lines("sacct-requeued-22.05.txt")) if one]
+    (run,) = [one for one in map(accounted, fields_of("sacct-requeued-22.05.txt")) if one]
     assert (run.job, run.state, run.reason, run.ended) == (16, "cancelled", "REQUEUED", 1795646970)
 
 
@@ -73,7 +75,7 @@ def test_squeue_gives_running_jobs_with_their_requests_and_dependencies(commands
     sacct(commands, "sacct-ends-22.05.txt")
     source = SlurmRecords()
     running = [one for one in source.running() if one.state == "running"]
-    assert [(one.job, one.requested_memory, one.requested_walltime_s) for one in sorted(running)] == [
+    assert [(one.job, one.allocated_memory, one.requested_walltime_s) for one in sorted(running)] == [
         (10, 100 << 20, 60),
         (12, 50 << 20, 600),
     ]
@@ -84,8 +86,7 @@ def test_squeue_gives_running_jobs_with_their_requests_and_dependencies(commands
 
 
 def sacct(commands, name="", **answer):
-    command = ["sacct", None]
-    commands.answers(command, RECORDED / name if name else "", **answer)
+    commands.answers(["sacct", None], fields_of(name) if name else "", **answer)
 
 
 def test_without_accounts_ended_jobs_are_those_that_squeue_shows(commands):
@@ -97,7 +98,7 @@ def test_without_accounts_ended_jobs_are_those_that_squeue_shows(commands):
     assert source.ended(1000, 2000) == [] and source.named([1]) == []
     found = {one.job: one for one in source.running()}
     assert ends(one for one in found.values() if one.state != "running") == {**ENDS, 5: ("cancelled", None, 15)}
-    assert found[2].reason == "FAILED: NonZeroExitCode" and found[1].requested_memory == 100 << 20
+    assert found[2].reason == "FAILED: NonZeroExitCode" and found[1].allocated_memory == 100 << 20
     assert len(commands.asked("sacct")) == 1, "it is not asked again at once"
 
 
@@ -189,20 +190,136 @@ def test_lists_of_hosts_in_another_form_or_too_long_are_refused(expression):
     assert hosts_text(["a", "b,c", "x\n", None, "a"]) == "a"
 
 
-HOSTILE = [
-    *("", "|", "x", "1|2|3", "|" * 20, "x|x|u|a|p|1|2|3|COMPLETED|0:0|5|||n|name"),
-    *("1|1|u|a|p|1|2||COMPLETED|0:0|5|||n|name", "1|1|u|a|p|1|2|3|NEW_STATE|0:0|5|||n|name"),
-    "99999999999999999999|1|u|a|p|1|2|3|COMPLETED|0:0|5|||n|name",
-]
+WRONG_FIELDS = {
+    "JobIDRaw": ["", "x", "99999999999999999999", "-1"],
+    "State": ["", "NEW_STATE"],
+    **{name: ["2026-11-28T04:00:00", "x"] for name in ("Submit", "Start", "End")},
+}
 
 
-@pytest.mark.parametrize("line", HOSTILE)
-def test_a_line_in_an_unknown_form_is_skipped_and_counted(commands, line):
-    text = "\n".join([*lines("sacct-ends-22.05.txt"), *[line] * 30])
-    commands.answers(["sacct", None], text)
+@pytest.mark.parametrize(("name", "word"), [(name, word) for name, words in WRONG_FIELDS.items() for word in words])
+def test_a_record_in_an_unknown_form_is_skipped_and_counted(commands, caplog, name, word):
+    records = fields_of("sacct-ends-22.05.txt")
+    wrong = dict(zip(slurm_records.ACCOUNTED, records[0]))
+    commands.answers(["sacct", None], [*records, *[list({**wrong, name: word}.values())] * 30])
     source = SlurmRecords()
     assert ends(source.ended(1, 2)) == ENDS
-    assert source.skipped == (30 if line else 0)
+    assert source.skipped == 30
+
+
+@pytest.mark.parametrize("name", ["Submit", "Start", "End"])
+def test_times_in_another_form_are_an_error_that_shows_them(commands, name):
+    """As from a wrapper of sacct that drops the environment."""
+    place = slurm_records.ACCOUNTED.index(name)
+    records = fields_of("sacct-ends-22.05.txt")
+    for fields in records:
+        fields[place] = "2026-11-28T04:00:00"
+    commands.answers(["sacct", None], records)
+    with pytest.raises(BatchError, match=rf"sacct: prints what .*: '{name} of 1\|1\|.*2026-11-28T04:00:00"):
+        SlurmRecords().ended(1, 2)
+
+
+def test_an_answer_without_the_format_asked_for_is_an_error(commands):
+    squeue(commands)
+    commands.answers([*slurm_records.SQUEUE, f"--states={slurm_records.SQUEUE_STATES}"], "  12  bed  job  R  0:01\n")
+    with pytest.raises(BatchError, match=r"squeue: prints what this version .* know: '12 bed job R 0:01'"):
+        SlurmRecords().running()
+
+
+# All that str.splitlines() takes for the end of a line, and what separates fields.
+SEPARATORS = [*"\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", "\r\n", "|", ":", "\t", "\n|"]
+
+
+@pytest.mark.parametrize("place", ["name", "account"])
+@pytest.mark.parametrize(
+    ("known", "forged"),
+    [
+        ("squeue-records-22.05.txt", "77|77|77|N/A|mallory|acct|cpu|1|2|3|RUNNING|1|5:00|vm|None|x"),
+        ("sacct-ends-22.05.txt", "77|77|mallory|acct|cpu|1|2|3|FAILED|3:0|5|cpu=1|cpu=1|n1|x"),
+    ],
+)
+def test_a_text_of_a_user_is_no_record_of_another_job(commands, known, forged, place):
+    true = fields_of(known, 1 + forged.count("|"))[-1]
+    texts = [f"x{separator}{forged}{separator}" for separator in SEPARATORS]
+    records = []
+    for text in texts:
+        records.append(list(true))
+        records[-1][-1 if place == "name" else true.index("physics")] = text
+    squeue(commands)
+    if known.startswith("squeue"):
+        commands.answers([*slurm_records.SQUEUE, f"--states={slurm_records.SQUEUE_STATES}"], records)
+        answers = SlurmRecords().running()
+    else:
+        commands.answers(["sacct", None], records)
+        answers = SlurmRecords().ended(1, 2)
+    assert {(one.owner, one.job) for one in answers} == {("colmet-slurm", int(true[0]))}
+    assert [one.name if place == "name" else one.project for one in answers] == [records_text(text) for text in texts]
+
+
+def test_each_question_has_another_mark(commands):
+    sacct(commands, "sacct-ends-22.05.txt")
+    source = SlurmRecords()
+    source.ended(1, 2), source.ended(1, 2)
+    first, second = [line.partition("--delimiter=")[2].split()[0] for line in commands.asked("sacct")]
+    assert first != second and len(first) > 30
+
+
+def test_records_not_asked_for_are_refused_and_counted(commands):
+    sacct(commands, "sacct-ends-22.05.txt")
+    source = SlurmRecords()
+    assert {one.job for one in source.named({3, 5})} == {3, 5}
+    assert source.skipped == len(ENDS) - 2
+
+
+def test_of_two_records_of_one_run_with_two_users_neither_counts(commands, caplog):
+    records = fields_of("sacct-ends-22.05.txt")
+    other = list(records[0])
+    other[slurm_records.ACCOUNTED.index("User")] = "mallory"
+    commands.answers(["sacct", None], [*records, other])
+    source = SlurmRecords()
+    assert ends(source.ended(1, 2)) == {job: end for job, end in ENDS.items() if job != 1}
+    assert source.skipped == 2 and "name several users" in caplog.text
+
+
+def test_an_exclusive_job_holds_what_it_was_given(commands):
+    given = "billing=112,cpu=36,gres/gpu:x=4,gres/gpu=4,mem=180G,node=1"
+    fields = [
+        "1",
+        "1",
+        "alice",
+        "phys",
+        "cpu",
+        "1",
+        "2",
+        "9",
+        "COMPLETED",
+        "0:0",
+        "60",
+        "billing=2,cpu=1,mem=5G,node=1",
+    ]
+    record = accounted([*fields, given, "n1", "job"])
+    assert (record.allocated_cores, record.allocated_memory, record.allocated_gpus) == (36, 180 << 30, 4)
+    assert (record.requested_cores, record.requested_memory, record.requested_gpus) == (1, 5 << 30, None)
+    running = [
+        "1",
+        "1",
+        "1",
+        "N/A",
+        "alice",
+        "phys",
+        "cpu",
+        "1",
+        "2",
+        "N/A",
+        "RUNNING",
+        "36",
+        "1:00:00",
+        "n1",
+        "None",
+        "job",
+    ]
+    same = queued(running, slurm_records.given_of(f"1 0 {given}\n"))
+    assert (same.allocated_cores, same.allocated_memory, same.allocated_gpus) == (36, 180 << 30, 4)
 
 
 @pytest.mark.parametrize("word", ["", "-1", "\x1b[31m", "x" * 5000, "n[1-", "9" * 30, "é"])
@@ -210,14 +327,14 @@ def test_a_line_in_an_unknown_form_is_skipped_and_counted(commands, line):
     ("name", "parse"),
     [
         ("sacct-ends-22.05.txt", accounted),
-        ("squeue-records-22.05.txt", lambda line: queued(line, {1: Given(999, {})})),
+        ("squeue-records-22.05.txt", lambda words: queued(words, {1: Given(999, {})})),
     ],
 )
 def test_no_word_is_worse_than_a_skipped_line(name, parse, word):
-    words = lines(name)[2].split("|")
+    words = fields_of(name, 15 if parse is accounted else 16)[2]
     for place in range(len(words)):
         try:
-            record = parse("|".join([*words[:place], word, *words[place + 1 :]]))
+            record = parse([*words[:place], word, *words[place + 1 :]])
         except FormError:
             continue
         assert record is None or all(not isinstance(value, str) or value.isprintable() for value in record), place

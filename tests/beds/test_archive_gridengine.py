@@ -100,7 +100,7 @@ def test_exit_codes_and_all_else_are_those_that_qacct_prints(cell):
         )
         assert (row["owner"], row["queue"]) == (account["owner"], account["qname"]) == ("colmet-sge", "main.q")
         assert (row["name"], row["batch_hosts"]) == (account["jobname"], account["hostname"])
-        assert row["requested_cores"] == int(account["slots"])
+        assert row["allocated_cores"] == int(account["slots"])
         assert row["ended"] - row["started"] == pytest.approx(float(account["ru_wallclock"].rstrip("s")), abs=1)
 
 

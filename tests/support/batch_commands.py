@@ -7,6 +7,11 @@ import shlex
 from pathlib import Path
 
 DATA = Path(__file__).parents[1] / "data/batch"
+# The mark of a question to Slurm: of its environment, or an argument.
+_MARK = (
+    'mark="${SQUEUE_FORMAT#%?}"; mark="${mark%%%*}"; '
+    'for one; do case $one in --delimiter=*) mark="${one#*=}";; esac; done'
+)
 WRONG = 64  # how a script ends that is asked for something else
 
 
@@ -22,7 +27,7 @@ class Commands:
         self.directory = directory
         self._cases = {}
         directory.mkdir()
-        for program in ("sh", "cat", "sleep"):
+        for program in ("sh", "cat", "sleep", "sed"):
             (directory / program).symlink_to(Path("/bin") / program)
         monkeypatch.setenv("PATH", str(directory))
 
@@ -31,7 +36,8 @@ class Commands:
 
         Args:
             command: program and arguments; with None among them, they may be anything.
-            text: what it prints, or the file of it.
+            text: what it prints, or the file of it; a list of records, each a list of fields, is printed as squeue and
+                sacct print it, each field with the mark that is asked for.
             status: that it ends with.
             said: what it prints to standard error.
             slow_s: seconds before it prints.
@@ -41,9 +47,13 @@ class Commands:
         path = (
             text if isinstance(text, Path) else self.directory / f"answer-{program}-{len(os.listdir(self.directory))}"
         )
+        show = f"cat {shlex.quote(str(path))}"
+        if isinstance(text, list):
+            text = "".join(["".join([field + "\x01" for field in fields]) + "\n" for fields in text])
+            show = f'{_MARK}; sed "s/\x01/$mark/g" {shlex.quote(str(path))}'
         if path is not text:
-            path.write_text(text)
-        lines = [f"cat {shlex.quote(str(path))}", f"printf %s {shlex.quote(said)} >&2", f"exit {status}"]
+            path.write_text(text, newline="")
+        lines = [show, f"printf %s {shlex.quote(said)} >&2", f"exit {status}"]
         lines = [f"sleep {slow_s}", *lines] if slow_s else lines
         cases = self._cases.setdefault(program, {})
         cases.pop(pattern, None)
