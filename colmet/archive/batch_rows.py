@@ -85,6 +85,16 @@ def settle(database: sqlite3.Connection, job: int, records: Iterable[Known] = ()
     return change
 
 
+def settle_doubles(database: sqlite3.Connection) -> None:
+    """Make one summary of two of the same run, which earlier versions made of two records, within a transaction."""
+    doubles = database.execute(
+        "SELECT DISTINCT job FROM jobs AS alone WHERE last IS NULL "
+        "AND EXISTS (SELECT 1 FROM jobs AS other WHERE other.job = alone.job AND other.start <> alone.start)"
+    ).fetchall()
+    for row in doubles:
+        settle(database, row["job"])
+
+
 def settle_written(database: sqlite3.Connection, jobs: Iterable[object]) -> None:
     """Join what waited without rows to the summaries that were just written, within the same transaction."""
     for job in jobs:

@@ -36,6 +36,16 @@ class Derived(NamedTuple):
 _ENERGY = """CASE WHEN joules IS NULL THEN gpu_joules WHEN energy_source = 'rapl' THEN joules + coalesce(gpu_joules, 0)
     ELSE joules END"""
 
+# A job held the CPUs that the kernel let it use; fewer, if nothing confined it and its CPU time fits in those that
+# Slurm or Grid Engine gave it, with the 2 s by which whole seconds of times may be wrong. OAR counts resources.
+_PER_CPU_S = "coalesce(core_s / nullif(cpus, 0), wall_s)"
+_BATCH_HOSTS = "length(batch_hosts) - length(replace(batch_hosts, ',', '')) + 1"
+_IS_GIVEN = f"""system IN ('slurm', 'gridengine') AND allocated_cores > 0
+    AND coalesce(cpu_s, 0) <= ({_PER_CPU_S} + 2) * allocated_cores
+    AND (allocated_cores < cpus OR (cpus IS NULL AND hosts = {_BATCH_HOSTS}))"""
+_CPUS = f"CASE WHEN {_IS_GIVEN} THEN 1.0 * allocated_cores ELSE cpus END"
+_CORE_S = f"CASE WHEN {_IS_GIVEN} THEN {_PER_CPU_S} * allocated_cores ELSE core_s END"
+
 DERIVED = (
     Derived(JobColumn("user", TEXT, "", "User of the job."), 'coalesce(owner, "user")'),
     Derived(
@@ -53,6 +63,16 @@ DERIVED = (
         ),
         "coalesce(wall_s, 1.0 * (ended - started))",
     ),
+    Derived(JobColumn("cpus", REAL, "", "Cores that it held, the mean over time."), _CPUS),
+    Derived(JobColumn("core_s", REAL, "s", "Allocated CPU time: wall time times the cores that it held."), _CORE_S),
+    Derived(
+        JobColumn("cpu_ratio", REAL, "share", "CPU time used of the allocated."),
+        f"min(1.0, cpu_s / nullif({_CORE_S}, 0))",
+    ),
+    Derived(
+        JobColumn("wasted_core_s", REAL, "s", "Allocated CPU time less the CPU time used."),
+        f"max(0.0, ({_CORE_S}) - cpu_s)",
+    ),
     Derived(JobColumn("waited_s", INTEGER, "s", "Time from the submission to the start."), "started - submitted"),
     Derived(
         JobColumn("walltime_ratio", REAL, "share", "Wall time of the requested walltime."),
@@ -60,9 +80,11 @@ DERIVED = (
     ),
     Derived(
         JobColumn(
-            "memory_used_ratio", REAL, "share", "Memory peak of the requested memory; without a request, the limit."
+            *("memory_used_ratio", REAL, "share"),
+            "Memory peak of the allocated memory; without, of the requested, else of the limit.",
         ),
-        "coalesce(memory_peak / (1.0 * nullif(requested_memory, 0)), memory_ratio)",
+        "coalesce(memory_peak / (1.0 * coalesce(nullif(allocated_memory, 0), nullif(requested_memory, 0))), "
+        "memory_ratio)",
     ),
     Derived(
         JobColumn("gpu_ratio", REAL, "share", "Use of its GPUs, of the time that they were held."),

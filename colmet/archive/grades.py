@@ -1,4 +1,4 @@
-"""Grades of what a job used of its request, else of its allocation: the one definition for reports, lists and the page.
+"""Grades of what a job used of what it held: the one definition for reports, lists and the page.
 
 A grade is a word for people; colours follow from it. It is computed when a job is shown, and never stored.
 """
@@ -22,6 +22,7 @@ THRESHOLDS: Mapping[str, tuple[float, float]] = {
     GPUS: (0.5, GPU_USE),
     WALLTIME: (0.5, 0.1),
 }
+MOST_SHARE = 1.05  # of memory: beyond it, the job has used more than it was given
 _OVER = (DONE, ENDED)  # jobs with these states show how much walltime they need; others ended too early
 
 
@@ -43,7 +44,7 @@ def grade(what: str, share: Number, job: Judged) -> str:
 
     Args:
         what: ``cores``, ``memory``, ``gpus`` or ``walltime``.
-        share: of the requested or allocated amount; None if unknown.
+        share: of what the job held; of walltime, of the requested. None if unknown.
         job: the rest that counts.
     """
     if what == MEMORY and (job.is_killed or job.state == OUT_OF_MEMORY):
@@ -56,6 +57,8 @@ def grade(what: str, share: Number, job: Judged) -> str:
         is_judged = job.is_measured and job.wall_s >= LEAST_WALL_S and not (what == MEMORY and job.is_running)
     if share is None or not is_judged:
         return ""
+    if what == MEMORY and share > MOST_SHARE:
+        return EXCEEDED
     good, low = THRESHOLDS[what]
     return GOOD if share >= good else LOW if share >= low else POOR
 

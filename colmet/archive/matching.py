@@ -43,7 +43,10 @@ def plan(rows: Sequence[Summary], records: Iterable[Known]) -> JoinPlan:
         rows: all summaries of whole jobs with this number; of their columns `start`, `last` and those of `BATCH`.
         records: new ones; may be repeated.
     """
-    known = [{name: row.get(name) for name in NAMES} for row in rows if row.get("started") is not None]
+    known: list[dict[str, Value]] = []
+    for row in rows:
+        if row.get("started") is not None:
+            _add(known, {name: row.get(name) for name in NAMES})
     for record in records:
         _add(known, record)
     measured = [row for row in rows if row.get("last") is not None]
@@ -93,8 +96,13 @@ def _add(known: list[dict[str, Value]], record: Known) -> None:
         if _is_same(one, record):
             if one["ended"] is not None and record["ended"] is None:
                 return  # the answer is older
-            final = {name: record[name] for name in ("state", "started", "ended")}
-            one.update({name: value for name, value in record.items() if value is not None}, **final)
+            values: dict[str, Value] = {name: value for name, value in record.items() if value is not None}
+            is_partial = _is_fragment(record) and not _is_fragment(one)
+            if is_partial:
+                values = {name: value for name, value in values.items() if one[name] is None}
+            if one["ended"] is None or not is_partial:
+                values.update({name: record[name] for name in ("state", "started", "ended")})
+            one.update(values)
             return
         is_earlier = one["batch_id"] == record["batch_id"] and whole_of(one["started"]) < whole_of(record["started"])
         if one["state"] == RUNNING and is_earlier:
@@ -102,14 +110,31 @@ def _add(known: list[dict[str, Value]], record: Known) -> None:
     known.append(dict(record))
 
 
+def _is_fragment(record: Known) -> bool:
+    """Return whether a record lacks what the job held.
+
+    Slurm's database may have two records of one run of an array task: the first one was begun before the start was
+    reported, and has neither the array nor the resources, and "allocation" as its name.
+    """
+    return record["allocated_cores"] is None and record["requested_cores"] is None
+
+
 def _is_same(one: Known, other: Known) -> bool:
     """Return whether two records are of the same run."""
-    if one["system"] != other["system"] or one["batch_id"] != other["batch_id"]:
+    if one["system"] != other["system"] or not _is_same_id(str(one["batch_id"]), str(other["batch_id"])):
         return False
     first, second = sorted([one, other], key=lambda of: whole_of(of["started"]))
     began, follows = whole_of(first["started"]), whole_of(second["started"])
     is_behind = first["ended"] is not None and whole_of(first["ended"]) <= follows
-    return began == follows or (follows - began <= SAME_S and not is_behind)
+    if began == follows or (follows - began <= SAME_S and not is_behind):
+        return True
+    # two runs of one number do not overlap
+    return first["ended"] is not None and second["ended"] is not None and not is_behind
+
+
+def _is_same_id(one: str, other: str) -> bool:
+    """Return whether two ids of one job number may be of one run: "66" and "10_56" are, of two array tasks none."""
+    return one == other or one.isdecimal() or other.isdecimal()
 
 
 def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]:

@@ -153,12 +153,14 @@ def batch_of(job: Summary) -> BatchFacts | None:
         return None
     values: dict[str, Any] = {name: str(job.get(name) or "") for name in _TEXTS}
     values.update({name: _whole(job, name) for name in _NUMBERS})
-    return BatchFacts(**values, requested_memory_bytes=_whole(job, "requested_memory"))
+    values.update({f"{name}_bytes": _whole(job, name) for name in ("allocated_memory", "requested_memory")})
+    return BatchFacts(**values)
 
 
 _TEXTS = ("system", "batch_id", "state", "name", "project", "queue", "reason", "array", "dependency")
 _NUMBERS = (
-    *("submitted", "started", "ended", "exit_code", "exit_signal", "requested_cores", "requested_gpus"),
+    *("submitted", "started", "ended", "exit_code", "exit_signal", "allocated_cores", "allocated_gpus"),
+    *("requested_cores", "requested_gpus"),
     *("requested_walltime_s", "array_index"),
 )
 

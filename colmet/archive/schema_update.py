@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import closing
 
 
-def update(database: sqlite3.Connection, statements: Sequence[str], derived: str, refill: str) -> None:
-    """Create what is missing of an archive, within the caller's transaction.
+def update(database: sqlite3.Connection, statements: Sequence[str], derived: str, refill: str) -> bool:
+    """Create what is missing of an archive, within the caller's transaction; return whether tables got columns.
 
     Args:
         database: the file.
@@ -21,12 +21,13 @@ def update(database: sqlite3.Connection, statements: Sequence[str], derived: str
             model.execute(statement)
         triggers = _triggers(model)
         tables = {name: _columns(model, name) for name in _names(model, "table")}
-    is_stale = False
+    is_stale = is_earlier = False
     for table, columns in tables.items():
         before = _columns(database, table)
         for name in columns.keys() - before.keys() if before else ():
             database.execute(f'ALTER TABLE {table} ADD COLUMN "{name}" {columns[name]}')
             is_stale |= table == derived
+            is_earlier = True
     for name, text in _triggers(database).items():
         if name.startswith(f"{derived}_") and triggers.get(name) != text:
             database.execute(f"DROP TRIGGER {name}")
@@ -35,6 +36,7 @@ def update(database: sqlite3.Connection, statements: Sequence[str], derived: str
         database.execute(statement)
     if is_stale:
         database.execute(refill)
+    return is_earlier
 
 
 def _names(database: sqlite3.Connection, kind: str) -> list[str]:

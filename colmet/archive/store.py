@@ -160,7 +160,8 @@ class ArchiveStore:
         # states of folds are written again and again: of several transactions only the last goes to the file
         self.database.execute(f"PRAGMA wal_autocheckpoint = {LOG_BYTES // 4096}")
         with transaction(self.database):
-            schema_update.update(self.database, DDL, "listed", derived.FILL)
+            if schema_update.update(self.database, DDL, "listed", derived.FILL):
+                batch_rows.settle_doubles(self.database)
             self.database.execute(f"PRAGMA user_version = {FORM}")
 
     @property

@@ -76,7 +76,7 @@ LOOKS: Mapping[str, Look] = {
     "cpus": Look("Cores", cores),
     "cpu_ratio": Look("CPU", percent),
     "memory_peak": Look("Memory", size),
-    "memory_used_ratio": Look("of request", percent),
+    "memory_used_ratio": Look("of memory", percent),
     "energy_joules": Look("Energy", energy),
     "wasted_core_s": Look("Wasted core h", _core_hours),
     "core_s": Look("Core h", _core_hours),

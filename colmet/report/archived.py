@@ -12,8 +12,10 @@ from colmet.archive.queries import ArchivedJob, JobArchive, JobFilter
 from colmet.archive.reports import report_of
 from colmet.common.errors import ColmetError
 from colmet.common.tables.runs import RUN
+from colmet.report.advice import advise
 from colmet.report.collect import ENDED, RUNNING, UNKNOWN, gather
 from colmet.report.model import Report
+from colmet.report.requested import excesses, with_held_cores
 from colmet.stored.job_completeness import DELAY_S
 from colmet.stored.runs import StoredRun, jobs_of, stored_runs
 from colmet.stored.series import HeldRows, History, HostRows, Series
@@ -100,17 +102,21 @@ def joined(report: Report | None, found: ArchivedJob | None, is_part: bool) -> R
     if report is not None and archived.state == ENDED and not _is_same(report, archived):
         return report  # a later job with this number, which the archive does not have yet
     if report is None or (not is_part and _lacks_rows(report, archived)):
-        return archived
+        return replace(archived, warnings=(*archived.warnings, *excesses(archived)))
     # the rows show an end only when later ones have come
     is_known = archived.batch is not None and archived.batch.state not in ("", RUNNING, ENDED)
     is_over = archived.state == ENDED and (is_known or report.state == UNKNOWN)
-    return replace(
+    report = replace(
         report,
         batch=archived.batch,
         user=archived.user or report.user,
         starts=archived.starts,
         state=ENDED if is_over else report.state,
     )
+    held = with_held_cores(report, archived.cpu.cpus)
+    if held is not report and not held.advice_withheld:
+        held = replace(held, advice=advise(held))
+    return replace(held, warnings=(*held.warnings, *excesses(held)))
 
 
 def _is_same(report: Report, archived: Report) -> bool:

@@ -89,7 +89,7 @@ def _limit(report: Report) -> str:
 
 def _limit_bytes(report: Report) -> Number:
     if report.memory.limit_bytes is None and report.batch is not None:
-        return report.batch.requested_memory_bytes
+        return report.batch.allocated_memory_bytes or report.batch.requested_memory_bytes
     return report.memory.limit_bytes
 
 

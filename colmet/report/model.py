@@ -246,6 +246,9 @@ class BatchFacts:
     exit_code: Bound = None
     exit_signal: Bound = None
     reason: str = ""  # its own word for the end
+    allocated_cores: Bound = None  # of OAR, resources
+    allocated_memory_bytes: Bound = None  # on all hosts
+    allocated_gpus: Bound = None
     requested_cores: Bound = None
     requested_memory_bytes: Bound = None  # on all hosts
     requested_gpus: Bound = None
@@ -260,13 +263,14 @@ Batch = Optional[BatchFacts]  # None if the batch system was not asked, or does 
 
 @dataclass(frozen=True)
 class Use:
-    """The use of something requested or allocated."""
+    """The use of what a job held: of its walltime, of what it requested."""
 
     what: str  # ``cores``, ``memory``, ``gpus``, ``walltime``
     requested: Number  # CPUs, bytes, GPUs, seconds; None if it is allocated without a request
     used: Number  # likewise; of cores and GPUs, busy on average
-    ratio: Number  # used of requested, else of allocated
+    ratio: Number  # used of held
     grade: str = ""  # ``good``, ``low``, ``poor``, ``exceeded``; empty if it cannot be judged
+    held: Number = None  # what it was given, else what it requested; None for a limit that differs by host
 
 
 @dataclass(frozen=True)

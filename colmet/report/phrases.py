@@ -68,19 +68,22 @@ def _judged(use: Use, report: Report) -> str:
     share = "" if use.ratio is None else f" {rough_percent(use.ratio)}"
     of = ""
     if use.what == MEMORY and share:
-        if use.requested is not None:
-            of = f" of the requested {size(use.requested)}"
-        elif report.memory.limit_bytes is not None:
-            of = f" of the limit of {size(report.memory.limit_bytes)}"
+        of = (
+            f" of the requested {size(use.held)}" if use.requested is not None else f" of the limit of {size(use.held)}"
+        )
+        if report.batch is not None and report.batch.allocated_memory_bytes:
+            of = f" of {size(use.held)}"
     return f"{WORDS[use.what]}{share}{of}"
 
 
-def of_request(use: Use) -> str:
-    """Return what was used of a request."""
+def used_of_held(use: Use) -> str:
+    """Return what was used of what the job held, and what it requested, if that is not the same."""
+    is_count = use.what in (CORES, GPUS)
     amount = _AMOUNTS[use.what]
-    requested = count(use.requested) if use.what in (CORES, GPUS) else amount(use.requested)
-    mean = " on average" if use.what in (CORES, GPUS) else ""
-    return f"{'GPUs' if use.what == GPUS else use.what}: {amount(use.used)} of {requested}{mean}"
+    held, requested = [count(one) if is_count else amount(one) for one in (use.held, use.requested)]
+    mean = " on average" if is_count else ""
+    beside = f"; {requested} requested" if use.requested is not None and requested != held else ""
+    return f"{'GPUs' if use.what == GPUS else use.what}: {amount(use.used)} of {held}{mean}{beside}"
 
 
 def about(batch: BatchFacts, clock: Clock) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from colmet.archive.columns import CANCELLED, DONE, ENDED, RUNNING
+from colmet.archive.grades import CORES, GPUS, MEMORY
 from colmet.common.measures import PROCESSES, TASKS
 from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.runtime.plural import counted
@@ -26,7 +27,7 @@ from colmet.common.runtime.quantities import (
 )
 from colmet.report.ending import ending_of
 from colmet.report.model import BatchFacts, Energy, HostFigures, Number, Report, ratio
-from colmet.report.phrases import BARS, GRADE_STYLES, LONGEST_NAME, about, no_verdict, of_request, others, verdict
+from colmet.report.phrases import BARS, GRADE_STYLES, LONGEST_NAME, about, no_verdict, others, used_of_held, verdict
 from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
@@ -183,9 +184,11 @@ class Page:
                 yield Text(text_of(ending.remedy))
 
     def _request(self, report: Report) -> Iterator[Text]:
+        batch = report.batch or BatchFacts()
+        given = {CORES: batch.allocated_cores, MEMORY: batch.allocated_memory_bytes, GPUS: batch.allocated_gpus}
         for use in uses_of(report):
-            if use.requested is not None and use.ratio is not None:
-                line = self.bar(use.ratio, BARS[use.what]) + Text(of_request(use))
+            if use.ratio is not None and (use.requested is not None or given.get(use.what)):
+                line = self.bar(use.ratio, BARS[use.what]) + Text(used_of_held(use))
                 yield line.append(f", {use.grade}", GRADE_STYLES[use.grade]) if use.grade else line
 
     def _cpu(self, report: Report) -> Iterator[Text]:

@@ -112,3 +112,29 @@ def test_a_start_that_the_batch_system_corrects_is_the_same_run():
 def test_clocks_may_differ_by_a_minute():
     assert seen(after([run(200, 210)], [record(130, 140)])) == {200: ("done", 130, 140)}
     assert len(after([run(400, 410)], [record(130, 140)])) == 2
+
+
+def test_a_record_begun_before_its_start_and_the_whole_one_are_one_run():
+    """As slurmdbd keeps of some array tasks: the number, the name "allocation" and times alone."""
+    fragment = record(100, 103, batch_id="7", name="allocation", owner="alice", submitted=90)
+    whole = record(100, 103, batch_id="5_2", name="sim", owner="alice", submitted=90, array="5", allocated_cores=1)
+    running = record(100, batch_id="5_2", name="sim", owner="alice", submitted=90, array="5", allocated_cores=1)
+    for records in ([fragment], [whole]), ([whole], [fragment]), ([fragment, whole],), ([running], [fragment, whole]):
+        for rows in ([], [run(101, 103)]):
+            (found,) = after(rows, *records).values()
+            assert (found["name"], found["batch_id"], found["allocated_cores"]) == ("sim", "5_2", 1), records
+            assert (found["state"], found["ended"]) == (DONE, 103)
+
+
+def test_two_records_of_one_number_that_overlap_are_one_run_and_requeues_are_not():
+    first = record(100, 200, allocated_cores=1)
+    assert len(after([], [first, record(150, 200, allocated_cores=1)])) == 1
+    assert len(after([], [first, record(200, 300, allocated_cores=1), record(301, 310, allocated_cores=1)])) == 3
+
+
+def test_summaries_of_one_run_that_are_there_become_one():
+    whole = dict(record(100, 103, batch_id="5_2", name="sim", array="5", allocated_cores=1))
+    fragment = dict(record(100, 103, batch_id="7", name="allocation"))
+    rows = [run(101, 103, fragment), {**whole, "start": 100, "last": None}]
+    found = after(rows, [])
+    assert list(found) == [101] and (found[101]["name"], found[101]["array"]) == ("sim", "5")

@@ -114,16 +114,25 @@ def test_where_rows_are_stored_they_count_with_what_the_batch_system_knows(kept,
     assert found["batch"]["project"] == "ab12" and found["batch"]["requested_memory_bytes"] == 16 * GIB
     assert found["ending"]["kind"] == "failed" and found["ending"]["text"] == "Failed with exit code 2."
     uses = {one["what"]: one for one in found["uses"]}
-    assert uses["cores"]["ratio"] == pytest.approx(0.25) and uses["cores"]["grade"] == "low"
+    assert uses["cores"]["ratio"] == pytest.approx(0.5) and uses["cores"]["grade"] == "good", (
+        "of the cores that it held"
+    )
     assert uses["memory"]["ratio"] == pytest.approx(0.25) and uses["memory"]["grade"] == "low"
     assert uses["walltime"] == {
-        **{"what": "walltime", "requested": 3600, "used": 605.0, "ratio": pytest.approx(605 / 3600), "grade": ""}
+        **{
+            "what": "walltime",
+            "requested": 3600,
+            "used": 605.0,
+            "ratio": pytest.approx(605 / 3600),
+            "grade": "",
+            "held": 3600,
+        }
     }, "a job that failed shows not how much walltime it needs"
     text = report(JOB, "--archive", archive)[1]
     for part in (
-        "CPU efficiency 25 %: low. Memory 25 % of the requested 16.0 GiB: low.\n",
+        "CPU efficiency 50 %: good. Memory 25 % of the requested 16.0 GiB: low.\n",
         "End      Failed with exit code 2.",
-        "cores: 2.0 of 8 on average, low",
+        "cores: 2.0 of 4 on average; 8 requested, good",
         "memory: 4.00 GiB of 16.0 GiB, low",
         "walltime: 10 min 5 s of 1 h 0 min",
     ):
@@ -372,7 +381,9 @@ def test_nothing_is_made_up_of_the_end(made):
     ("facts", "grades"),
     [
         ({"requested_cores": 4}, {"cores": "good", "memory": "good"}),
-        ({"requested_cores": 20, "requested_memory_bytes": 100 * GIB}, {"cores": "poor", "memory": "poor"}),
+        ({"requested_cores": 1, "requested_memory_bytes": 100 * GIB}, {"cores": "good", "memory": "poor"}),
+        ({"requested_memory_bytes": 5 * GIB, "allocated_memory_bytes": 100 * GIB}, {"cores": "good", "memory": "poor"}),
+        ({"allocated_memory_bytes": GIB}, {"cores": "good", "memory": "exceeded"}),
         ({"state": "out_of_memory", "oom_kills": 1}, {"cores": "good", "memory": "exceeded"}),
         ({"state": "done", "requested_walltime_s": 1000}, {"cores": "good", "memory": "good", "walltime": "good"}),
         ({"state": "done", "requested_walltime_s": 86400}, {"cores": "good", "memory": "good", "walltime": "poor"}),
@@ -390,7 +401,7 @@ def test_use_of_a_request_has_a_grade(made, facts, grades):
 def test_a_short_or_running_job_has_no_grade_that_may_change(made):
     asked = {"requested_cores": 8, "requested_memory_bytes": 64 * GIB, "requested_walltime_s": 10**5, "state": "done"}
     running = {one.what: one.grade for one in uses_of(replace(made(**asked), state="running"))}
-    assert running == {"cores": "low", "memory": "", "walltime": ""}
+    assert running == {"cores": "good", "memory": "", "walltime": ""}
     short = {one.what: one.grade for one in uses_of(replace(made(**asked), wall_s=20.0))}
     assert short["cores"] == short["memory"] == ""
     withheld = replace(made(**asked), advice_withheld="too few samples")
@@ -492,7 +503,7 @@ class Terminal(io.StringIO):
 def test_grades_are_coloured_on_a_terminal_unless_no_color_is_set(made, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    asked = made(state="failed", exit_code=3, requested_cores=20)
+    asked = made(state="failed", exit_code=3, requested_memory_bytes=100 * GIB)
     found = []
     for _ in range(2):
         terminal = Terminal()
@@ -500,15 +511,15 @@ def test_grades_are_coloured_on_a_terminal_unless_no_color_is_set(made, monkeypa
         found.append(terminal.getvalue())
         monkeypatch.setenv("NO_COLOR", "1")
     coloured, plain = found
-    assert re.search(r"\x1b\[[0-9;]*31mCPU efficiency 10 %: poor", coloured)
+    assert re.search(r"\x1b\[[0-9;]*31mMemory 4 % of the requested 100 GiB: poor", coloured)
     assert re.search(r"\x1b\[[0-9;]*31mFailed with exit code 3", coloured)
-    assert re.search(r"\x1b\[[0-9;]*32mMemory 50 % of the limit of 8.00 GiB: good", coloured)
-    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain) and "CPU efficiency 10 %: poor" in plain
+    assert re.search(r"\x1b\[[0-9;]*32mCPU efficiency 50 %: good", coloured)
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", plain) and "requested 100 GiB: poor" in plain
 
 
 def test_grades_are_words_and_colours_on_the_page(made):
-    text = page.html(made(requested_cores=20)).decode()
-    assert '<b class="poor">CPU efficiency 10 %: poor.</b>' in text
+    text = page.html(made(requested_memory_bytes=100 * GIB)).decode()
+    assert '<b class="poor">Memory 4 % of the requested 100 GiB: poor.</b>' in text
 
 
 def test_hostile_texts_of_a_batch_system_stay_text(kept, report):
@@ -519,6 +530,7 @@ def test_hostile_texts_of_a_batch_system_stay_text(kept, report):
 
 
 def test_every_fact_of_the_batch_system_is_in_the_report_or_left_out_on_purpose():
-    left_out = {"owner": "the user", "batch_hosts": "the hosts", "requested_memory": "requested_memory_bytes"}
+    left_out = {"owner": "the user", "batch_hosts": "the hosts"}
+    left_out.update({name: f"{name}_bytes" for name in ("allocated_memory", "requested_memory")})
     names = {column.name for column in BATCH} - set(left_out)
     assert names <= set(BatchFacts.__dataclass_fields__)

@@ -21,7 +21,7 @@ export const STATES = [
 /** The values of a row. */
 export const VALUES = [
   "job", "start", "end", "batch_id", "user", "name", "project", "queue", "state", "reason", "exit_code", "exit_signal",
-  "hosts", "cpus", "wall_s", "cpu_ratio", "cpu_grade", "memory_peak", "memory_used_ratio", "requested_memory", "memory_limit",
+  "hosts", "cpus", "wall_s", "cpu_ratio", "cpu_grade", "memory_peak", "memory_used_ratio", "allocated_memory", "requested_memory", "memory_limit",
   "gpus", "energy_joules",
 ].join(",");
 const HEIGHT = 20; // of a small chart, without unit
@@ -42,11 +42,11 @@ export const ARCHIVED_COLUMNS = [
     { rank: 1, long: "cores allocated; of a running job also those in use now" }),
   column("wall_s", "Wall time", (row) => lasting(row.live?.last == null ? row.wall_s : row.live.last - row.start), { rank: 1 }),
   column("footprint", "Over time", () => "", { left: true, sorts: false, show: draw,
-    long: "CPU, memory, GPU over the job's life: CPU up to the allocated cores, memory up to the requested memory, GPUs up to those allocated" }),
+    long: "CPU, memory, GPU over the job's life: CPU up to the allocated cores, memory up to what it held, GPUs up to those allocated" }),
   graded("cpu_ratio", "CPU efficiency", (row) => share(row.cpu_ratio), (row) => row.cpu_ratio, (row) => row.cpu_grade ?? "",
     { long: "CPU time used, as a share of the allocated CPU time" }),
   column("memory_used_ratio", "Memory", ofMemory,
-    { rank: 1, long: "highest memory use, as a share of the requested memory; without a request, of the limit" }),
+    { rank: 1, long: "highest memory use, as a share of the memory that the job held" }),
   column("energy_joules", "Energy", (row) => energy(row.energy_joules), { rank: 3, optional: true, long: "its share of its nodes' energy, and its GPUs'" }),
   column("start", "Started", (row) => minute(row.start), { rank: 1 }),
   column("end", "Ended", (row) => (row.state === "running" ? "runs" : minute(row.end)), { rank: 3 }),
@@ -63,21 +63,21 @@ function ended(row) {
   return [String(row.state ?? NONE).replaceAll("_", " "), why].filter(Boolean).join(", ");
 }
 
-/** The memory of all hosts that was requested, else the limit on the only one; null for the limits of several hosts. */
-function requested(row) {
-  return row.requested_memory ?? (row.hosts === 1 ? row.memory_limit : null);
+/** The memory of all hosts that the job held, else requested, else the limit on the only one; null for several limits. */
+function held(row) {
+  return row.allocated_memory ?? row.requested_memory ?? (row.hosts === 1 ? row.memory_limit : null);
 }
 
-/** The peak of memory of a job, as a share of its request or limit. */
+/** The peak of memory of a job, as a share of what it held. */
 function ofMemory(row) {
   if (row.memory_used_ratio == null) return row.memory_peak == null ? NONE : `${size(row.memory_peak)}, no limit known`;
-  const whole = requested(row);
+  const whole = held(row);
   return `${share(row.memory_used_ratio)} of ${whole == null ? "the limit" : size(whole)}`;
 }
 
 const CURVES = [
   ["cpu", "CPU", (row) => row.cpus, (value) => `${cores(value)} cores`],
-  ["memory", "Memory", (row) => row.requested_memory ?? row.memory_limit, size],
+  ["memory", "Memory", (row) => row.allocated_memory ?? row.requested_memory ?? row.memory_limit, size],
   ["gpu", "GPU", (row) => row.gpus, (value) => `${cores(value)} GPUs`],
 ];
 const drawn = new WeakMap(); // cell -> the curves in it

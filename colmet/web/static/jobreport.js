@@ -73,7 +73,7 @@ export class JobReport {
     this.verdict = el("p", { class: "judged" });
     this.advice = el("ul", { class: "advice" });
     this.none = el("p", { class: "soft" });
-    this.uses = el("dl", { class: "uses", "aria-label": "Used of requested" });
+    this.uses = el("dl", { class: "uses", "aria-label": "Used of what it held" });
     this.facts = new Facts("Facts of the job");
     this.starts = el("p", { class: "soft" });
     this.table = new Table("Hosts of the job, over its whole time", HOST_COLUMNS, (row) => row.host, { sort: "cpu_used_ratio", reverse: true }, () => this.#list());
@@ -154,7 +154,7 @@ export class JobReport {
     });
     this.none.hidden = advice.length > 0;
     say(this.none, withheld ? `No advice: ${withheld}.` : "No advice: none of the rules applies.");
-    this.#uses(uses, report);
+    this.#uses(uses);
     this.facts.show(facts(report));
     this.#others(report.starts ?? []);
     const several = report.hosts.length > 1;
@@ -168,16 +168,15 @@ export class JobReport {
     this.table.show(this.table.arranged(this.report.hosts));
   }
 
-  #uses(uses, { cpu, memory }) {
-    const whole = { cores: cpu.cpus, memory: memory.limit_bytes };
+  #uses(uses) {
     keep(this.uses, uses, (use) => use.what, (use) => el("div", {}, el("dt", { text: NAMES[use.what] }), el("dd", {}, bar(), el("b"), el("span"))), (node, use) => {
       const [box, part, text] = node.lastElementChild.children;
       mark(node, "data-grade", use.grade || null);
       fill(box, use.ratio);
       say(part, use.ratio == null ? NONE : `${share(use.ratio)} ${use.grade}`);
       const amount = AMOUNTS[use.what];
-      const all = use.requested ?? whole[use.what];
-      const of = all == null ? "" : use.requested != null ? `, of ${amount(all)} requested` : use.what === "memory" ? `, of a limit of ${amount(all)}` : `, of ${amount(all)} allocated`;
+      const beside = use.requested == null || use.requested === use.held ? "" : `; ${amount(use.requested)} requested`;
+      const of = use.held == null ? "" : `, of ${amount(use.held)}${beside}`;
       say(text, use.used == null ? "not measured" : `${amount(use.used)}${FOLDS[use.what] ?? ""}${of}`);
     });
   }
