@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing
-from typing import Protocol
+from typing import Any, Protocol
 
 from colmet.archive.batch_rows import Joined
 from colmet.batch.answers import cancel
@@ -83,6 +83,8 @@ class Joiner:
         self._joined = self._alone = self._failures = 0
         self._backoffs = [Backoff(period_s, max(period_s, MAX_PAUSE_S), monotonic) for _ in sources]
         self._late = [_Late(monotonic) for _ in sources]
+        self._monotonic = monotonic
+        self._troubles: dict[str, tuple[str, float]] = {}  # by batch system: why it does not answer, since when
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -113,6 +115,14 @@ class Joiner:
             "batch_skipped": sum([source.skipped for source in self.sources]),
         }
 
+    def states(self) -> list[dict[str, Any]]:
+        """Return of each batch system its name, why the last question had no answer ("": it had), and for how long."""
+        found = []
+        for source in self.sources:
+            why, since = self._troubles.get(source.name, ("", 0.0))
+            found.append({"name": source.name, "why": why, "failing_s": self._monotonic() - since if why else 0.0})
+        return found
+
     def _run(self) -> None:
         while not self._stop.is_set():
             self.turn()
@@ -132,12 +142,15 @@ class Joiner:
             if backoff.failures:
                 log.log(self._level, "batch system answers again system=%s failures=%d", source.name, backoff.failures)
             backoff.reset()
+            self._troubles.pop(source.name, None)
 
     def _fail(self, source: RecordSource, backoff: Backoff, err: Exception) -> None:
         if self._stop.is_set():
             return
         self._failures += 1
         pause_s = backoff.fail()
+        _, since = self._troubles.get(source.name, ("", self._monotonic()))
+        self._troubles[source.name] = str(err) or type(err).__name__, since
         if powers_of_ten(backoff.failures):
             is_known = isinstance(err, ColmetError)
             log.log(

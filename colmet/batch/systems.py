@@ -24,6 +24,7 @@ RECORDS = {
     "oar": ("colmet.batch.oar_records", "OarRecords"),
     "slurm": ("colmet.batch.slurm_records", "SlurmRecords"),
 }
+COMMANDS = {"oar": "oarstat", "slurm": "squeue"}  # without which records cannot be had
 
 
 def find_systems(names: Iterable[str], condor_queues: Sequence[tuple[str, str]] = ()) -> list[BatchSystem]:
@@ -76,4 +77,4 @@ def _is_here(name: str) -> bool:
     if name == "gridengine":
         path = importlib.import_module(RECORDS[name][0]).accounts_path(os.environ)
         return os.path.isabs(path) and os.path.exists(path)
-    return shutil.which({"oar": "oarstat", "slurm": "squeue"}[name]) is not None
+    return shutil.which(COMMANDS[name]) is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.runtime.cli import Options
@@ -104,6 +104,10 @@ class OutputBackend(ABC):
         Raises:
             OutputUnavailable: not now; it continues at `OutputState.position` later.
         """
+
+    def details(self) -> Mapping[str, Any]:
+        """Return what else the status of the collector shows of it, for any thread; JSON values by name."""
+        return {}
 
     def reopen(self) -> None:  # noqa: B027 - most outputs have nothing to reopen
         """Start the next file after SIGHUP, for outputs with files."""

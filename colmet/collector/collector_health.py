@@ -34,6 +34,7 @@ _LOSSES = {
     "rows_lost": "lost_rows",
     "rows_left_out": "unwritten_rows",
     "values_left_out": "unwritten_values",
+    "batch_skipped": "unread_batch_records",
 }
 # End of the metric's name, kind, help.
 _OF_OUTPUTS = {
@@ -245,6 +246,7 @@ class CollectorHealth:
             "away_s": round(self._monotonic() - worker.away_since, 1) if why else 0.0,
             "behind_s": self._backlog.behind_s(self._journal.end, worker.waiting),
             **worker.counters(),
+            **worker.output.details(),
             "all_failures": worker.all_failures,
         }
 

@@ -233,6 +233,7 @@ _OF_ARCHIVE = {
     "unshared": "wait for the database",
     "share_refused": "refused by the database",
     "batch_failures": "failed questions to the batch system",
+    "batch_skipped": "unread records of the batch system",
 }
 
 

@@ -238,11 +238,13 @@ def test_failures_are_counted_logged_seldom_and_retried_ever_less_often(bed, cap
         bed.monotonic += pauses[-1] + 1
     assert pauses[:4] == [60, 120, 240, 480] and pauses[-1] == 3600
     assert bed.joiner.counters()["batch_failures"] == 10
+    (state,) = bed.joiner.states()
+    assert (state["name"], state["why"]) == ("slurm", "squeue: returned 1: no controller") and state["failing_s"] > 3600
     said = [one.getMessage() for one in caplog.records]
     assert len(said) == 2 and "no controller" in said[0] and caplog.records[0].levelno == logging.WARNING
     bed.source.fails = None
     bed.joiner.turn()
-    assert "answers again" in caplog.records[-1].getMessage()
+    assert "answers again" in caplog.records[-1].getMessage() and bed.joiner.states()[0]["why"] == ""
 
 
 def test_a_defect_ends_neither_the_thread_nor_other_batch_systems(bed, caplog):

@@ -1163,6 +1163,17 @@ def test_a_database_that_is_away_is_reported(machine):
     assert finding.level == FAIL and "refused" in finding.found and "waits in the journal" in finding.remedy
 
 
+def test_batch_systems_answer_or_are_named_with_a_remedy(machine, monkeypatch):
+    target = machine.target("collector", "--archive-batch", "slurm")
+    monkeypatch.setenv("PATH", "/nowhere")
+    finding = problem(network.check_batch_systems, target)
+    assert finding.level == WARN and "squeue is not in PATH" in finding.found and "PATH of the unit" in finding.remedy
+    asked = [{"name": "slurm", "why": "", "failing_s": 0.0}, {"name": "oar", "why": "returned 2", "failing_s": 9.0}]
+    target.status = changed(COLLECTOR, "outputs.0.batch_systems", asked)
+    well, wrong = network.check_batch_systems(target)
+    assert (well.level, well.found, wrong.level) == (PASS, "slurm answers", WARN) and "oar=URL" in wrong.remedy
+
+
 # -- keys --
 
 

@@ -134,6 +134,22 @@ def test_the_thresholds_count():
     assert judge(changed(COLLECTOR, "outputs.0.behind_s", 301), 60, 400).level == OK
 
 
+@pytest.mark.parametrize(
+    ("name", "why", "remedy"),
+    [
+        ("slurm", "squeue: no such program", "Environment=PATH=/opt/slurm/bin"),
+        ("slurm", "squeue: returned 1: no controller", "`sudo -u colmet squeue`"),
+        ("oar", "oarstat: returned 2", 'archive-batch = "oar=URL"'),
+    ],
+)
+def test_a_batch_system_that_does_not_answer_is_a_warning_with_a_remedy(name, why, remedy):
+    asked = [{"name": "gridengine", "why": "", "failing_s": 0.0}, {"name": name, "why": why, "failing_s": 600.0}]
+    verdict = judge(changed(COLLECTOR, "outputs.0.batch_systems", asked), 60, 300)
+    (finding,) = verdict.findings
+    assert (verdict.level, finding.found) == (WARNING, f"batch system {name} has not answered for 10 min: {why}")
+    assert remedy in finding.remedy
+
+
 def test_the_check_has_figures_behind_a_bar():
     assert judge(NODE, 60, 300).line("node") == (
         "COLMET NODE OK - last sample 1.2 s ago, 3 jobs | age=1.2s tick=0.012s jobs=3"

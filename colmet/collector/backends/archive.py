@@ -13,7 +13,7 @@ import sqlite3
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 from colmet.archive.archiver import COUNTS, Archiver
 from colmet.archive.expiry import ArchiveExpiry
@@ -297,6 +297,10 @@ class ArchiveOutput(OutputBackend):
             "files_damaged": self._damaged,
             "size_bytes": sum([_size(self.path + suffix) for suffix in ("", "-wal")]),
         }
+
+    def details(self) -> Mapping[str, Any]:
+        """Return the states of the batch systems that are asked."""
+        return {"batch_systems": self._joiner.states() if self._joiner is not None else []}
 
     def close(self) -> None:
         """Write the summaries of all running jobs, and close the file; idempotent."""

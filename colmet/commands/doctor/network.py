@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import re
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,7 @@ from colmet.commands.doctor.target import Target
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.checks import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.common.runtime.plural import counted
-from colmet.common.runtime.status_checks import judge_keys, shared_remedy
+from colmet.common.runtime.status_checks import judge_batch_systems, judge_keys, shared_remedy
 from colmet.node.system.host import Host
 
 if TYPE_CHECKING:
@@ -288,6 +289,25 @@ def check_databases(target: Target) -> Iterator[Finding]:
             )
         else:
             yield good(f"--elastic-host {url}: accepts connections")
+
+
+def check_batch_systems(target: Target) -> Iterator[Finding]:
+    """Check that each asked batch system answers; before the start, that the commands of those named are in PATH."""
+    from colmet.batch.systems import COMMANDS, find_record_sources
+
+    if target.status is not None:
+        for output in target.status["outputs"]:
+            yield from judge_batch_systems(output)
+        return
+    named = target.options.archive_batch
+    for source in find_record_sources(named) if named != "auto" else ():
+        command = COMMANDS.get(source.name, "")
+        if f"{source.name}=" not in named and command and shutil.which(command) is None:
+            yield warn(
+                f"archive-batch = {named}: {command} is not in PATH, so jobs get no names, states and requests",
+                "install it, or put its directory into the PATH of the unit; of OAR, archive-batch = oar=URL asks its "
+                "REST interface",
+            )
 
 
 # -- keys --

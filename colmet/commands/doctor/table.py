@@ -36,6 +36,7 @@ CHECKS = (
     Check("network", "collectors", _NODE, network.check_collectors, bound_s=30.0),
     Check("network", "ports", SIDES, network.check_ports, "none is listened on"),
     Check("network", "databases", _COLLECTOR, network.check_databases, "none is written to", bound_s=30.0),
+    Check("network", "batch systems", _COLLECTOR, network.check_batch_systems, "none is asked"),
     Check("network", "keys", SIDES, network.check_keys),
     Check("network", "nodes", _COLLECTOR, network.check_senders, "nothing is wrong with them"),
     Check("machine", "disk", SIDES, storage.check_disk),

@@ -36,6 +36,8 @@ _OUTPUT_REMEDIES = (
     ),
     (r"No space left", "make room: see under disk in `colmet doctor`"),
 )
+# A question to a batch system, as an administrator types it.
+_QUESTIONS = {"slurm": "squeue", "oar": "oarstat", "gridengine": "qstat"}
 _LOG = "journalctl -u colmet-collector"
 _CLOCKS = "synchronise the clocks of these nodes and of this machine (chrony, systemd-timesyncd)"
 
@@ -128,6 +130,7 @@ def _judge_collector(
         elif output["behind_s"] > max_behind_s:
             remedy = "its disk or database is slower than the rows come; they wait in the journal"
             found.append(warn(f"{name} is {duration(output['behind_s'])} behind", remedy))
+        found += [finding for finding in judge_batch_systems(output) if finding.level > Level.PASS]
     if not senders["heard"] + senders["silent"] and status["uptime_s"] > max_age_s:
         remedy = "`colmet doctor` on a node names the cause: its --zeromq-uri, a firewall, or keys"
         found.append(warn(f"no node has been heard in the {duration(status['uptime_s'])} since the start", remedy))
@@ -177,6 +180,28 @@ def _judge_collector(
 def output_remedy(why: str) -> str:
     """Return the remedy for the reason that an unavailable output reports; "" for another reason."""
     return next((text for pattern, text in _OUTPUT_REMEDIES if re.search(pattern, why)), "")
+
+
+def judge_batch_systems(output: Mapping[str, Any]) -> Iterator[Finding]:
+    """Yield a finding for each batch system that an output asks."""
+    for one in output.get("batch_systems", ()):
+        name, why = one["name"], one["why"]
+        if not why:
+            yield good(f"{name} answers")
+            continue
+        remedy = f"`sudo -u colmet {_QUESTIONS.get(name, name)}` shows how it answers the collector's user"
+        if "no such program" in why:
+            remedy = (
+                "`systemctl edit colmet-collector`, then Environment=PATH=/opt/slurm/bin:/usr/bin:/bin with the "
+                "directory of its commands"
+            )
+        if name == "oar":
+            remedy = (
+                'oarstat cannot work in the sandbox of the unit: archive-batch = "oar=URL" asks OAR\'s REST interface, '
+                "such as http://oar-server/oarapi"
+            )
+        text = f"batch system {name} has not answered for {duration(one['failing_s'])}: {why}"
+        yield warn(text, f"{remedy} ({document('outputs/archive.md')})")
 
 
 def shared_remedy(host: str) -> str:
