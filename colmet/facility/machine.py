@@ -191,7 +191,7 @@ def parse_mounts(text: str) -> dict[str, str]:
     Of several mounts on one path the last one, the visible one, counts.
     """
     found = {}
-    for line in text.splitlines():
+    for line in text.split("\n"):
         words = line.split(" ")
         if len(words) >= 2:
             device, path = map(_plain, words[:2])
@@ -201,7 +201,7 @@ def parse_mounts(text: str) -> dict[str, str]:
 
 def parse_self_binds(text: str) -> set[str]:
     """Return paths in /proc/self/mountinfo mounted only on themselves, as /home by ProtectHome= of a unit."""
-    lines = [words for line in text.splitlines() if len(words := line.split(" ")) >= 5]
+    lines = [words for line in text.split("\n") if len(words := line.split(" ")) >= 5]
     mounts = {number: (device, _plain(root), _plain(path)) for number, _, device, root, path, *_ in lines}
     self_binds: set[str] = set()
     others: set[str] = set()

@@ -251,8 +251,10 @@ def test_devices_are_those_of_the_table_of_mounts():
         "/dev/sdb1 /scratch xfs rw 0 0\n"
         "/dev/sdc1 /my\\040disk xfs rw 0 0\n"
         "odd\n"
+        "fuse /home/u\u2028/dev/sda1 / ext4 rw 0 0\n"
     )
     assert parse_mounts(text) == {
+        "/home/u\u2028/dev/sda1": "fuse",
         "/home": "mapper/vg-home",
         "/data": "server:/export/data",
         "/scratch": "sdb1",

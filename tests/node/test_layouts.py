@@ -119,6 +119,8 @@ def test_mounts_are_read_with_their_controllers_and_escapes():
         b"cgroup2 /sys/fs/cgroup/unified cgroup2 rw,nsdelegate 0 0\n"
         b"cgroup\n"
         b"\xff /odd ext4 rw 0 0\n"
+        b"fuse /home/u\rx\x0bcgroup2 fuse rw 0 0\n"
+        b"fuse /home/a\rcgroup /forged cgroup rw,cpu 0 0\n"
     )
     assert parse_mounts(text) == [
         CgroupMount("/sys/fs/cgroup/cpu,cpuacct", 1, ("cpu", "cpuacct")),

@@ -236,7 +236,7 @@ def _mount(host: Host, path: str) -> tuple[str, str]:
     """Return kind and mount point of a directory's file system."""
     real, best = host.resolve(path), ("", "/")
     try:
-        lines = host.read("/proc/self/mounts").decode("utf-8", "surrogateescape").splitlines()
+        lines = host.read("/proc/self/mounts").decode("utf-8", "surrogateescape").split("\n")
     except OSError as err:
         raise Unchecked(f"/proc/self/mounts: {err.strerror}") from err
     for line in lines:

@@ -95,7 +95,7 @@ def parse_mount_points(text: bytes) -> dict[str, bytes | None]:
     A line of /proc/mounts: ``10.0.0.1@o2ib:10.0.0.2@o2ib:/scratch /mnt/scratch lustre rw,flock 0 0``.
     """
     points: dict[str, bytes | None] = {}
-    for line in text.splitlines():
+    for line in text.split(b"\n"):
         parts = line.split(b" ")
         if len(parts) < 3 or parts[2] != b"lustre" or b":/" not in parts[0]:
             continue

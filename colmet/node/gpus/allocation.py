@@ -93,7 +93,7 @@ def parse_resources(text: str, host_name: str) -> Devices | None:
 
     A line a resource: `` gpudevice = '0' , host = 'node-1' , type = 'default'``.
     """
-    resources = [dict(_PROPERTY.findall(line)) for line in text.splitlines()]
+    resources = [dict(_PROPERTY.findall(line)) for line in text.split("\n")]
     resources = [one for one in resources if one.get("type", "default") == "default" and "gpudevice" in one]
     names = {one.get("network_address") or one.get("host") or "" for one in resources}
     if len(names) > 1:  # of several nodes; this one may have its domain in one of the two names only

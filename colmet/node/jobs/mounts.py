@@ -34,7 +34,7 @@ def unescape(field: bytes) -> bytes:
 def parse_mounts(data: bytes) -> list[CgroupMount]:
     """Return the cgroup mounts in the text of ``/proc/<pid>/mounts``; lines of another form are skipped."""
     found = []
-    for line in data.splitlines():
+    for line in data.split(b"\n"):
         fields = line.split(b" ")
         if len(fields) < 4 or fields[2] not in (b"cgroup", b"cgroup2"):
             continue

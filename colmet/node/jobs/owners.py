@@ -31,7 +31,7 @@ def owner_of(host: Host, pid: int) -> int | None:
     if not uid:
         return None
     try:
-        lines = host.read_start(SUBUIDS, _MOST_OF_FILE).decode("utf-8", "replace").splitlines()
+        lines = host.read_start(SUBUIDS, _MOST_OF_FILE).decode("utf-8", "replace").split("\n")
     except OSError:
         return uid
     for line in lines:
