@@ -61,7 +61,7 @@ class RecordSource(ABC):
 
     Attributes:
         name: of the batch system.
-        skipped: number of records skipped so far: of an unknown form, not asked for, or contradictory.
+        skipped: number of records skipped so far: of an unknown form, or contradictory.
     """
 
     name: ClassVar[str]
@@ -89,9 +89,10 @@ class RecordSource(ABC):
     def accept(
         self, records: Iterable[JobRecord | None], skipped: int = 0, jobs: Collection[int] | None = None
     ) -> list[JobRecord]:
-        """Return the records of an answer that count, and count the others as skipped.
+        """Return the records of an answer that count.
 
-        Two records of one run that name different users contradict each other: neither counts.
+        Two records of one run that name different users contradict each other: neither counts, and both are counted as
+        skipped. A job that was not asked for is no error: Slurm adds the other tasks of an array.
 
         Args:
             records: of one answer; None for what did not run.
@@ -100,10 +101,7 @@ class RecordSource(ABC):
         """
         by_run: dict[tuple[int, int], list[JobRecord]] = {}
         for record in records:
-            if record is None:
-                continue
-            if jobs is not None and record.job not in jobs:
-                skipped += 1
+            if record is None or (jobs is not None and record.job not in jobs):
                 continue
             by_run.setdefault((record.job, record.started), []).append(record)
         accepted = []

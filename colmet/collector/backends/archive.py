@@ -53,7 +53,7 @@ DESCRIBED: Mapping[str, tuple[str, str]] = {
     "batch_joined": ("counter", "Summaries that got a record of a batch system."),
     "batch_alone": ("counter", "Records of batch systems of jobs without rows."),
     "batch_failures": ("counter", "Questions to batch systems that failed."),
-    "batch_skipped": ("counter", "Records of batch systems in an unknown form, not asked for, or contradictory."),
+    "batch_skipped": ("counter", "Records of batch systems in an unknown form, or contradictory."),
     "unshared": ("gauge", "Summaries that wait for the shared archive."),
     "shared": ("counter", "Summaries sent to the shared archive."),
     "conflicts": ("counter", "Jobs that another collector changed in the shared archive at the same time."),
