@@ -15,6 +15,7 @@ from colmet.archive.columns import HOST_COLUMNS, LARGE, RUNNING
 from colmet.archive.derived import ANSWERS, LISTED
 from colmet.archive.documents import HOST_NAMES, HOSTS, JOBS, LOWER_NAME, RULE_WORDS, row_of
 from colmet.archive.queries import (
+    Deadline,
     ArchivedJob,
     JobArchive,
     JobFilter,
@@ -57,15 +58,19 @@ class ElasticArchive(JobArchive):
         prefix: of the names of all indices.
     """
 
-    def __init__(self, client: DatabaseClient, prefix: str) -> None:
+    def __init__(self, client: DatabaseClient, prefix: str, limit_s: float = math.inf) -> None:
         self._client = client
         self._prefix = prefix
+        self._deadline = Deadline(limit_s)
 
     @classmethod
-    def from_options(cls, options: argparse.Namespace) -> ElasticArchive:
-        """Return the archive for the options of `database_client.add_options`; ConfigError for invalid ones."""
+    def from_options(cls, options: argparse.Namespace, limit_s: float = math.inf) -> ElasticArchive:
+        """Return the archive for the options of `database_client.add_options`; ConfigError for invalid ones.
+
+        `limit_s` is as in `LocalArchive`.
+        """
         prefix = database_client.checked_prefix(options)
-        return cls(database_client.open_client(options, warns=False), prefix)
+        return cls(database_client.open_client(options, warns=False), prefix, limit_s)
 
     def close(self) -> None:
         """Close all connections; idempotent."""
@@ -145,7 +150,9 @@ class ElasticArchive(JobArchive):
 
         Raises:
             ArchiveError: the server does not answer, or not as expected.
+            QueryError: the time for answers is over.
         """
+        self._deadline.check()
         path = f"/{self._prefix}{index}/_search?{_WHERE}"
         try:
             answer = self._client.ask("POST", path, json.dumps(query).encode())

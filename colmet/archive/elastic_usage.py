@@ -15,7 +15,7 @@ from colmet.archive.columns import HOST_COLUMNS, Value, whole_of
 from colmet.archive.derived import ANSWERS
 from colmet.archive.documents import HOSTS, JOBS, WHOLE, row_of
 from colmet.archive.elastic import ElasticArchive, Filters, filters_of, from_on, unexpected
-from colmet.archive.queries import SPANS, SUMS, JobFilter, Span, UsageGroup, by_size, spans
+from colmet.archive.queries import SPANS, SUMS, JobFilter, Span, UsageGroup, by_size, check_count, spans
 
 GROUPS_AT_ONCE = 1000
 JOBS_AT_ONCE = 1000  # whose hosts are read together
@@ -45,6 +45,7 @@ class _Sums:
         """Add values to a group, given by word; None for a missing one."""
         keys = tuple([part if word in SPANS else "" if of[word] is None else str(of[word]) for word in self._by])
         group = self._found.setdefault(keys, [0, *[None] * len(SUMS)])
+        check_count(len(self._found))
         group[0] += jobs
         for n, value in enumerate(values, 1):
             if isinstance(value, (int, float)):

@@ -11,9 +11,11 @@ from typing import Any
 from colmet.archive.columns import HOST_COLUMNS, LARGE, RUNNING, TEXT, JobColumn, fitting
 from colmet.archive.derived import ANSWERS, DERIVED, LISTED, sql_of
 from colmet.archive.queries import (
+    MAX_GROUPS,
     SPANS,
     SUMS,
     ArchivedJob,
+    Deadline,
     JobArchive,
     JobFilter,
     JobPage,
@@ -21,6 +23,7 @@ from colmet.archive.queries import (
     Span,
     UsageGroup,
     by_size,
+    check_count,
     check_groups,
     check_page,
     spans,
@@ -28,6 +31,8 @@ from colmet.archive.queries import (
 )
 from colmet.archive.store import ArchiveError, ArchiveStore
 
+_FOREVER = 10**12  # seconds: beyond every time
+_STEPS = 10_000  # of SQLite's machine between two looks at the clock: some 0.1 ms
 _INFINITE = (math.inf, -math.inf)  # sums of a damaged file
 _LARGE = frozenset(column.name for column in LARGE)
 # Energy of a host: a meter of the whole node includes its GPUs.
@@ -36,8 +41,8 @@ _HOST_SQL = {
     "THEN h.joules + coalesce(h.gpu_joules, 0) ELSE h.joules END"
 }
 _OF_JOBS = "listed AS l", "l.start", 'l."end"'
-_OF_HOSTS = (
-    'listed AS l JOIN hosts AS h ON h.job = l.job AND h.start BETWEEN l.start AND l."end"',
+_OF_HOSTS = (  # in this order: `hosts` is read by job, `listed` is not
+    'listed AS l CROSS JOIN hosts AS h ON h.job = l.job AND h.start BETWEEN l.start AND l."end"',
     *("h.start", "h.last"),
 )
 Where = tuple[str, list[Any]]  # a condition in SQL, and its values
@@ -48,13 +53,16 @@ class LocalArchive(JobArchive):
 
     Args:
         path: of the file.
+        limit_s: seconds for all answers from now on; later questions raise QueryError.
 
     Raises:
         ArchiveError: it cannot be read.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, limit_s: float = math.inf) -> None:
         self._store = ArchiveStore(path)
+        self._deadline = Deadline(limit_s)
+        self._store.database.set_progress_handler(self._deadline.is_over, _STEPS)
 
     def close(self) -> None:
         """Close the file; idempotent."""
@@ -113,16 +121,18 @@ class LocalArchive(JobArchive):
         where.check()
         check_groups(by)
         span = next((word for word in by if word in SPANS), None)
-        longest_s = self._longest_s()
-        if span is None:
-            return by_size(self._sums(where, by, None, longest_s))
-        first, last = self._extent(where)
-        if first is None or last is None:
-            return []
-        found: list[UsageGroup] = []
-        for part in spans(span, first, last):
-            found += self._sums(where, by, part, longest_s)
-        return by_size(found)
+        parts = [Span("", -_FOREVER, _FOREVER)]
+        if span is not None:
+            first, last = self._extent(where)
+            parts = spans(span, first, last) if first is not None and last is not None else []
+        since = -_FOREVER if where.since is None else where.since
+        until = _FOREVER if where.until is None else where.until
+        self._ask("CREATE TEMP TABLE IF NOT EXISTS parts (since REAL PRIMARY KEY, until REAL, name TEXT)", [])
+        self._ask("DELETE FROM parts", [])
+        for one in parts:
+            values = [max(one.since, since), min(one.until, until), one.name]
+            self._ask("INSERT INTO parts VALUES (?, ?, ?)", values)
+        return by_size(self._sums(where, by))
 
     def _extent(self, where: JobFilter) -> tuple[float | None, float | None]:
         """Return the first and the last moment of the jobs within the interval; None without jobs."""
@@ -136,56 +146,42 @@ class LocalArchive(JobArchive):
         first = first if where.since is None else max(first, where.since)
         return first, last if where.until is None else min(last, where.until)
 
-    def _sums(self, where: JobFilter, by: Sequence[str], part: Span | None, longest_s: float) -> list[UsageGroup]:
-        """Return the sums of one part of the interval, or of all of it; no job is longer than `longest_s`."""
-        since, until = where.since, where.until
-        if part is not None:
-            since = part.since if since is None else max(since, part.since)
-            until = part.until if until is None else min(until, part.until)
-        condition, values = _where(where._replace(since=since, until=until))
-        if since is not None:  # the key of `listed` begins with the start
-            condition, values = f"{condition} AND l.start >= ?", [*values, since - longest_s]
+    def _sums(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
+        """Return the sums of all parts of the interval, in one pass: each job is read once, and joined to its parts."""
+        condition, values = _where(where)
         of_hosts = "host" in by
         source, start, end = _OF_HOSTS if of_hosts else _OF_JOBS
         if of_hosts and where.only_own_hosts:
             condition = f"{condition} AND coalesce(h.user, '') IN ('', {_marks(where.users)})"
             values = [*values, *where.users]
-        share, shared = _share(start, end, since, until)
-        words = [word for word in by if word not in SPANS]
-        groups = [f"{'h.host' if word == 'host' else f'l.{_quoted(word)}'} AS g{n}" for n, word in enumerate(words)]
+        groups = [f"{_key(word)} AS g{n}" for n, word in enumerate(by)]
         columns = [f"{_of(name, of_hosts)} AS {name}" for name in SUMS]
-        inner = ", ".join([*groups, "l.job AS job, l.start AS start", *columns, f"{share} AS part"])
-        keys = ", ".join([f"g{n}" for n in range(len(words))])
+        inner = ", ".join([*groups, "l.job AS job, l.start AS start", *columns, f"{_share(start, end)} AS part"])
+        keys = ", ".join([f"g{n}" for n in range(len(by))])
         counted = "count(DISTINCT job || '.' || start)" if of_hosts else "count(*)"
         sums = [f"sum({name} * part) AS {name}" for name in SUMS]
+        first = f"coalesce((SELECT max(since) FROM parts WHERE since <= {start}), {-_FOREVER})"
         rows = self._ask(
-            f"SELECT {', '.join([*([keys] if keys else []), f'{counted} AS jobs', *sums])} FROM "
-            f"(SELECT {inner} FROM {source} WHERE {condition}) WHERE part > 0{f' GROUP BY {keys}' if keys else ''}",
-            [*shared, *values],
+            f"SELECT {keys}, {counted} AS jobs, {', '.join(sums)} FROM (SELECT {inner} FROM {source} "
+            f"CROSS JOIN parts AS p ON p.since BETWEEN {first} AND max({start}, {end}) WHERE {condition}) "
+            f"WHERE part > 0 GROUP BY {keys} LIMIT {MAX_GROUPS + 1}",
+            values,
         )
-        found = []
-        for row in rows:
-            if not row["jobs"]:
-                continue
-            of = {word: row[f"g{n}"] for n, word in enumerate(words)}
-            names = [part.name if part is not None and word in SPANS else of[word] for word in by]
-            found.append(
-                UsageGroup(
-                    tuple(["" if name is None else str(name) for name in names]),
-                    row["jobs"],
-                    {name: None if row[name] in _INFINITE else row[name] for name in SUMS},
-                )
+        check_count(len(rows))
+        return [
+            UsageGroup(
+                tuple(["" if row[n] is None else str(row[n]) for n in range(len(by))]),
+                row["jobs"],
+                {name: None if row[name] in _INFINITE else row[name] for name in SUMS},
             )
-        return found
-
-    def _longest_s(self) -> float:
-        """Return the duration of the longest job. It reads all of `listed`: once for a question."""
-        return float(self._ask('SELECT max("end" - start) AS s FROM listed', [])[0]["s"] or 0)
+            for row in rows
+        ]
 
     def _ask(self, question: str, values: Sequence[Any]) -> list[sqlite3.Row]:
         try:
             return self._store.database.execute(question, values).fetchall()
         except sqlite3.Error as err:
+            self._deadline.check()
             raise ArchiveError(f"{self._store.path}: {err}; is the disk readable, and the archive whole?") from err
 
 
@@ -219,11 +215,15 @@ def _of(name: str, of_hosts: bool) -> str:
     return _HOST_SQL.get(name, f"h.{name}") if of_hosts else f"l.{name}"
 
 
-def _share(start: str, end: str, since: float | None, until: float | None) -> tuple[str, list[Any]]:
-    """Return the share of a job's time within an interval, and its values; without duration, its start counts."""
-    first, last = (-1e18 if since is None else since), (1e18 if until is None else until)
-    whole = f"1.0 * max(0, min({end}, ?) - max({start}, ?)) / ({end} - {start})"
-    return f"CASE WHEN {end} > {start} THEN {whole} ELSE {start} >= ? AND {start} < ? END", [last, first, first, last]
+def _key(word: str) -> str:
+    """Return the column of a group."""
+    return "p.name" if word in SPANS else "h.host" if word == "host" else f"l.{_quoted(word)}"
+
+
+def _share(start: str, end: str) -> str:
+    """Return the share of a job's time within a part of the interval; without duration, its start counts."""
+    whole = f"1.0 * max(0, min({end}, p.until) - max({start}, p.since)) / ({end} - {start})"
+    return f"CASE WHEN {end} > {start} THEN {whole} ELSE {start} >= p.since AND {start} < p.until END"
 
 
 def _where(where: JobFilter) -> Where:

@@ -17,6 +17,7 @@ from colmet.common.runtime.suggestions import did_you_mean
 MAX_ROWS = 10_000  # of a page
 MAX_TEXT = 255  # characters of a text to search for
 MAX_VALUES = 1000  # of one condition
+MAX_GROUPS = 10_000  # of the answer to one question of usage
 MAX_SPANS = 1200  # months, weeks or days of one question
 
 SORTS = tuple(LISTED)
@@ -39,6 +40,37 @@ Row = dict[str, Any]  # values by name of `ANSWERS`; None for a missing one
 
 class QueryError(ColmetError):
     """A question that cannot be answered as it is; the message suggests a remedy."""
+
+
+class Deadline:
+    """The time by which an archive has to have answered.
+
+    Args:
+        limit_s: seconds from now; infinite for none.
+    """
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._end = time.monotonic() + limit_s
+
+    def is_over(self) -> bool:
+        """Return whether the time is over."""
+        return time.monotonic() > self._end
+
+    def check(self) -> None:
+        """Raise QueryError if the time is over."""
+        if self.is_over():
+            raise QueryError(
+                f"the answer takes longer than {self._limit_s:g} s; ask for a shorter interval, or fewer jobs or groups"
+            )
+
+
+def check_count(groups: int) -> None:
+    """Raise QueryError for too many groups."""
+    if groups > MAX_GROUPS:
+        raise QueryError(
+            f"usage has more than {MAX_GROUPS} groups; ask for a shorter interval, or fewer or larger groups"
+        )
 
 
 class JobFilter(NamedTuple):

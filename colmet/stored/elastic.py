@@ -231,6 +231,7 @@ class ElasticHistory(History):
 
     def _ask(self, path: str, query: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
         body = None if query is None else json.dumps(query).encode()
+        self.left_s()
         answer = self._client.ask("POST", path, body)
         why = ": ".join(answer.error)
         if answer.status == 403:

@@ -96,6 +96,7 @@ class Hdf5History(History):
         self.warnings: list[str] = []
         self._files: list[HeldFile] = []
         self._reader = Reader()
+        self._reader.left_s = self.left_s
         self._spooled = 0  # tables in the spool
         seen = set()
         for path in paths:

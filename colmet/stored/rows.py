@@ -80,21 +80,26 @@ class Reader:
 
     Args:
         reads: the functions that it may be asked for, by name; READS by default.
+
+    Attributes:
+        left_s: returns the seconds left for reading; raises after the deadline.
     """
 
     def __init__(self, reads: Mapping[str, Callable[..., Any]] | None = None) -> None:
         self._reads = reads or READS
+        self.left_s: Callable[[], float] = lambda: QUIET_S
         self._child = 0
         self._pipes: list[IO[bytes]] = []
         self._spool: IO[bytes] | None = None
 
     def ask(self, path: str, read: partial[T], progress: Callable[[float], None] = lambda _: None) -> T:
         """Return the result of one of READS, with its arguments, for a file; raise Unreadable with the cause."""
+        limit_s = min(self.left_s(), QUIET_S)
         if not self._child:
             self._start()
         questions, answers = self._pipes
         try:
-            messages.send(questions, [path, read.func.__name__, read.keywords])
+            messages.send(questions, [path, read.func.__name__, read.keywords, limit_s])
             found = messages.receive(answers, ANSWERS)
             while isinstance(found, _Progress):
                 progress(found.share)
@@ -102,6 +107,8 @@ class Reader:
         except (EOFError, BrokenPipeError, ValueError) as err:
             status = self._end(signal.SIGTERM)
             if status & 127 == signal.SIGALRM:
+                if limit_s < QUIET_S:
+                    self.left_s()  # raises, or the process was only slower to start than the clock is exact
                 raise Unreadable(f"it is damaged: reading it comes to no end in {QUIET_S:g} s") from err
             if status & 127 == signal.SIGKILL:  # not a signal of the library's own
                 raise Unreadable("the process that reads was killed, as the system does where memory is short") from err
@@ -114,6 +121,7 @@ class Reader:
 
     def spooled(self, offset: int, size: int) -> bytes:
         """Return a part of the spool; raise Unreadable if it is not there."""
+        self.left_s()
         data = os.pread(self._spool.fileno(), size, offset) if self._spool is not None else b""
         if len(data) != size:
             raise Unreadable("the reading process did not keep its rows")
@@ -203,10 +211,10 @@ def _serve(
     files = _Files()
     while True:
         try:
-            path, name, arguments = messages.receive(questions, {})
+            path, name, arguments, limit_s = messages.receive(questions, {})
         except EOFError:
             return
-        limit_time()
+        limit_time(limit_s)
         read = partial(reads[name], **arguments)
         if name == spool_of.__name__:
             read = partial(read, spool=spool, answers=answers)
@@ -215,9 +223,9 @@ def _serve(
         messages.send(answers, found)
 
 
-def limit_time() -> None:
-    """End this process after `QUIET_S` from now on; the client may be gone before."""
-    signal.setitimer(signal.ITIMER_REAL, QUIET_S)
+def limit_time(limit_s: float = QUIET_S) -> None:
+    """End this process after some seconds from now on; the client may be gone before."""
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
 
 
 class _Files:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from colmet.common.errors import ColmetError
 from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
 from colmet.common.schema import MISSING_INT
 
@@ -105,6 +108,13 @@ class HeldRows(HostRows):
         return [replace(one, columns={n: v for n, v in one.columns.items() if n in columns}) for one in found]
 
 
+class ReadingTooSlow(ColmetError):
+    """A reading has reached its deadline. The message names no file or host."""
+
+    def __init__(self, limit_s: float) -> None:
+        super().__init__(f"reading takes longer than {limit_s:g} s; ask for a shorter interval, or fewer hosts or columns")
+
+
 class History(ABC):
     """The stored rows. Also a context manager that closes it.
 
@@ -117,6 +127,18 @@ class History(ABC):
 
     warnings: Sequence[str] = ()
     progress: Callable[[str, float], None] = staticmethod(lambda _what, _share: None)
+    _limit_s = _deadline = math.inf
+
+    def allow(self, limit_s: float) -> None:
+        """Let reading take so many seconds from now; later it raises `ReadingTooSlow`."""
+        self._limit_s, self._deadline = limit_s, time.monotonic() + limit_s
+
+    def left_s(self) -> float:
+        """Return the seconds left for reading; infinite without a limit, ReadingTooSlow after the deadline."""
+        left_s = self._deadline - time.monotonic()
+        if left_s <= 0:
+            raise ReadingTooSlow(self._limit_s)
+        return left_s
 
     @abstractmethod
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:

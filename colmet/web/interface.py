@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from colmet.common.errors import ColmetError
+from colmet.stored.series import ReadingTooSlow
+
 FOLDS = ("mean", "min", "max", "last")
 SOURCES = ("auto", "memory", "stored")
 FACILITY = "facility_"  # prefix of tables of colmet-facility: without a node, some with user names
@@ -14,6 +17,11 @@ class StoreWarning(str):
     """A store's own message. It may name files and hosts, so only administrators see it."""
 
     __slots__ = ()
+
+
+def warning_of(err: ColmetError) -> str:
+    """Return the warning of a store that could not be read: its own message, or for everybody that it is too slow."""
+    return str(err) if isinstance(err, ReadingTooSlow) else StoreWarning(err)
 
 
 class RowPage(NamedTuple):

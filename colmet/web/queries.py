@@ -31,7 +31,7 @@ from colmet.stored.series import NODE
 from colmet.web.absent import reasons
 from colmet.web.catalogue import declared, load_catalogue
 from colmet.web.health import CollectorReport, health_answer, spools_of
-from colmet.web.interface import HistoryQuery, JobsQuery, NodesQuery, RowPage, SeriesQuery, StoreWarning
+from colmet.web.interface import HistoryQuery, JobsQuery, NodesQuery, RowPage, SeriesQuery, warning_of
 from colmet.web.node_history import HistoryMemory
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
@@ -304,7 +304,7 @@ class Queries:
             except ColmetError as err:
                 if not is_here:
                     raise
-                warnings.append(StoreWarning(err))
+                warnings.append(warning_of(err))
         if not is_here and not stored:
             return None
         rows = self._by_host(found, chosen)
@@ -338,7 +338,7 @@ class Queries:
         try:
             return [] if self._store is None else list(self._store.tables(job).warnings)
         except ColmetError as err:
-            return [StoreWarning(err)]
+            return [warning_of(err)]
 
     def _by_host(self, found: _Snapshot, chosen: Any) -> list[dict[str, Any]]:
         rows = found.jobs.by_host(chosen)

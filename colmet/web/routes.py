@@ -25,6 +25,7 @@ from colmet.web.interface import (
     SeriesQuery,
     StoreWarning,
     earliest,
+    warning_of,
 )
 from colmet.web.local_zone import local_zone
 from colmet.web.middleware import CLIENT, visitor_of
@@ -67,7 +68,7 @@ class Routes:
         self._has_archive = has_archive
         self._is_archived = is_archived
         self._memory = Workers("memory", 4, 256, 128, LATE_S)
-        self._store = Workers("store", 16, 64, 32, LATE_S)
+        self._store = Workers("store", 4, 64, 8, LATE_S)
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
@@ -186,7 +187,7 @@ class Routes:
                 if found is None:
                     raise HTTPException(404, NO_JOB.format(job))
             except ColmetError as err:
-                return _without_samples(job, only, [StoreWarning(err)])
+                return _without_samples(job, only, [warning_of(err)])
             except HTTPException:
                 if not self._is_archived(job, only):
                     raise
@@ -214,7 +215,7 @@ class Routes:
             try:
                 own = self.own(job, only)
             except ColmetError as err:
-                return _no_series(query, [StoreWarning(err)])
+                return _no_series(query, [warning_of(err)])
             query = query._replace(since=later(options.since, own), own=own)
             return self._series(query, only, f"job {job} has no {metric}, or you may not see it")
 
@@ -235,7 +236,7 @@ class Routes:
                 found = self._queries.completeness(job, later(since, own), until, own)
             except ColmetError as err:
                 nothing = dict.fromkeys(("share", "expected", "present"))
-                return {"job": job, **nothing, "hosts": [], "warnings": [StoreWarning(err)]}
+                return {"job": job, **nothing, "hosts": [], "warnings": [warning_of(err)]}
             if found is None:
                 raise HTTPException(404, NO_JOB.format(job))
             return found
@@ -382,7 +383,7 @@ class Routes:
         try:
             found = self._queries.series(query)
         except ColmetError as err:
-            return _no_series(query, [StoreWarning(err)])
+            return _no_series(query, [warning_of(err)])
         if found is None:
             raise HTTPException(404, lacking)
         return found

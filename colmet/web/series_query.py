@@ -17,7 +17,7 @@ from colmet.stored.capacity import ceilings
 from colmet.stored.groups import groups_of
 from colmet.stored.series import NODE, HeldRows, HostRows
 from colmet.web.catalogue import declared, labels_of
-from colmet.web.interface import SeriesQuery, StoreWarning
+from colmet.web.interface import SeriesQuery, warning_of
 from colmet.web.ownership import Ownership
 from colmet.web.recent_cache import RecentCache, RecentJob
 from colmet.web.series import (
@@ -252,7 +252,7 @@ class SeriesReader:
         except ColmetError as err:
             if recent.schema is None:
                 raise
-            warnings = [StoreWarning(err)]
+            warnings = [warning_of(err)]
             return use(_Stored(warnings=warnings, ceilings=self._ceilings(query, span, None, warnings)))
 
     def _covers(self, query: SeriesQuery, span: _Span, recent: _Recent) -> bool:

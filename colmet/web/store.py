@@ -1,7 +1,7 @@
 """Queries of the JSON interface to the store: files or a database.
 
-Reading a store can be slow, and needs memory. So two readers run at a time, and a repeated query is answered from a
-cache or by the one in progress. `workers` bounds the requests waiting for the store.
+Reading a store can be slow, and needs memory. So each reading has a deadline, and a repeated query is answered from a
+cache or by the one in progress. `workers` bounds the number of readings, and shares them among users.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from colmet.stored.series import HeldRows, History, HostRows, Series
 from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
-READERS = 2
+READ_S = 30.0  # deadline of a reading: below that of a request, so that its client gets the reason
 OPEN_S = 30.0  # a store is opened again after this time: files are added and removed
 # How long the cache keeps an answer:
 KEEP_S = 30.0  # rows, capacities, completeness
@@ -87,13 +87,15 @@ def opener(options: argparse.Namespace) -> Callable[[], History] | None:
 def archive_opener(options: argparse.Namespace) -> Callable[[], JobArchive | None]:
     """Return a function to open the job archive of a collector with these options; it returns None without one."""
     path = path_of(options)
+    # each request opens it
+    limit_s = READ_S
 
     def opened() -> JobArchive | None:
         if is_shared(options):
-            return ElasticArchive.from_options(options)
+            return ElasticArchive.from_options(options, limit_s)
         if not path or (getattr(options, "archive", None) is None and not os.path.exists(path)):
             return None
-        return LocalArchive(path)
+        return LocalArchive(path, limit_s)
 
     return opened
 
@@ -124,19 +126,17 @@ class EmptyHistory(History):
 class StoreReader:
     """Queries a store, from any thread.
 
-    A query is answered from the cache, by the same query in progress, or by one of `readers` after a wait for it. Every
-    method raises `colmet.common.errors.ColmetError` if the store cannot be read.
+    A query is answered from the cache, by the same query in progress, or from the store. Every method raises
+    `colmet.common.errors.ColmetError` if the store cannot be read, `ReadingTooSlow` if it takes longer than `READ_S`.
     """
 
     def __init__(
         self,
         open_history: Callable[[], History],
-        readers: int = READERS,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._open_history = open_history
         self._monotonic = monotonic
-        self._readers = threading.Semaphore(readers)
         self._lock = threading.Lock()
         self._idle: list[tuple[float, History]] = []
         self._kept: OrderedDict[Any, _CachedAnswer] = OrderedDict()
@@ -166,8 +166,8 @@ class StoreReader:
     ) -> tuple[T, tuple[str, ...]]:
         """Return the result of `use` for some columns of a job's rows in a table, and warnings of the store.
 
-        The interval is slightly longer than requested. `use` may run while one of the readers is taken: it must not ask
-        the store. More than `MAX_HELD_ROWS` rows are read by groups of hosts, and not kept.
+        The interval is slightly longer than requested. `use` may run while another caller waits for the same query: it must
+        not ask the store. More than `MAX_HELD_ROWS` rows are read by groups of hosts, and not kept.
         """
         limits = (*_wider(since, until), None if hosts is None else tuple(sorted(hosts)))
         key = ("read", job, table, tuple(columns), *limits)
@@ -263,24 +263,25 @@ class StoreReader:
         return answer
 
     def _read_by(self, work: Callable[[History], Any]) -> StoreAnswer:
-        with self._readers:
-            opened, history = self._take()
-            try:
-                self._read += 1
-                answer = StoreAnswer(work(history), tuple(map(StoreWarning, history.warnings)))
-            except MemoryError as err:
-                history.close()
-                raise ColmetError(
-                    "not enough memory for this request; ask for fewer columns or hosts, or a shorter interval"
-                ) from err
-            except BaseException:
-                history.close()
-                raise
-            if isinstance(history, EmptyHistory):  # a file may appear any time
-                return answer
+        opened, history = self._take()
+        history.allow(READ_S)
+        try:
             with self._lock:
-                self._idle.append((opened, history))
+                self._read += 1
+            answer = StoreAnswer(work(history), tuple(map(StoreWarning, history.warnings)))
+        except MemoryError as err:
+            history.close()
+            raise ColmetError(
+                "not enough memory for this request; ask for fewer columns or hosts, or a shorter interval"
+            ) from err
+        except BaseException:
+            history.close()
+            raise
+        if isinstance(history, EmptyHistory):  # a file may appear any time
             return answer
+        with self._lock:
+            self._idle.append((opened, history))
+        return answer
 
     def _take(self) -> tuple[float, History]:
         """Return the time of opening of a store, and the store."""

@@ -14,7 +14,7 @@ from colmet.report.document import document_of
 from colmet.report.own import UNREADABLE, without_others
 from colmet.web import archive_models, models, parameters
 from colmet.web.archive_routes import HTML, Opener, curves_of, names_of
-from colmet.web.interface import StoreWarning
+from colmet.web.interface import warning_of
 from colmet.web.limits import Busy
 from colmet.web.openapi import ARCHIVE, PAGE, PICTURE, REPORTS
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
@@ -79,7 +79,7 @@ class StoredRoutes:
                 own = self._routes.own(job, only)
                 found = None if self._rows is None else self._rows.tables(job, later(since, own))
             except ColmetError as err:
-                return {"job": job, "tables": {}, "warnings": [StoreWarning(err)]}
+                return {"job": job, "tables": {}, "warnings": [warning_of(err)]}
             if found is None:
                 raise HTTPException(404, NO_JOB.format(job))
             return {**found, "tables": own_tables(found["tables"], only)}
@@ -113,7 +113,7 @@ class StoredRoutes:
                 return self._rows.page(query)
             except ColmetError as err:
                 nothing: dict[str, Any] = {"total": 0, "first": None, "last": None, "kinds": {}, "rows": []}
-                return {"job": job, "table": table, **nothing, "next": None, "warnings": [StoreWarning(err)]}
+                return {"job": job, "table": table, **nothing, "next": None, "warnings": [warning_of(err)]}
 
         return await self._routes.respond(self._reading, request, work)
 

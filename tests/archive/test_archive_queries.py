@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 
+from colmet.archive import local, queries
 from colmet.archive.columns import ENDED, RUNNING
 from colmet.archive.derived import ANSWERS, LISTED
 from colmet.archive.elastic import ElasticArchive
@@ -214,3 +217,32 @@ def test_an_empty_archive_has_no_jobs_and_no_usage(tmp_path):
     with LocalArchive(path) as archive:
         assert archive.jobs(JobFilter()) == (0, []) and archive.usage(JobFilter(), ["month"]) == []
         assert archive.usage(JobFilter(), ["user"]) == [] and archive.job(1) is None
+
+
+@pytest.mark.parametrize("by", [["day"], ["user", "day"], ["host", "day"]])
+def test_days_are_summed_in_one_pass_also_with_a_job_of_more_than_a_year(tmp_path, by):
+    path = str(tmp_path / "a.sqlite")
+    with contextlib.closing(ArchiveStore(path, writable=True)) as store:
+        long = {"job": 1, "start": 0, "last": 400 * 86400, "core_s": 400.0, "user": "alice"}
+        short = [
+            {"job": 2 + n, "start": n * 3600, "last": n * 3600 + 60, "core_s": 1.0, "user": "bob"} for n in range(2400)
+        ]
+        hosts = [{**job, "host": "n"} for job in (long, *short)]
+        store.write(Changes(hosts, [long, *short], {}), None)
+    steps = []
+    with LocalArchive(path) as archive:
+        archive._store.database.set_progress_handler(lambda: steps.append(1) and False, 10_000)
+        found = archive.usage(JobFilter(), by)
+    assert sum(group.sums["core_s"] for group in found) == pytest.approx(2800)
+    assert sum(group.jobs for group in found if by != ["day"] or group.keys[0] == "1970-01-02") >= 25
+    assert len(steps) < 200, "each job is read once, not once for each day"
+
+
+def test_too_many_groups_and_too_long_an_answer_are_refused_with_a_remedy(archive, made, monkeypatch):
+    monkeypatch.setattr(queries, "MAX_GROUPS", 3)
+    monkeypatch.setattr(local, "MAX_GROUPS", 3)
+    with pytest.raises(QueryError, match="more than 3 groups; ask for a shorter interval"):
+        archive.usage(JobFilter(), ["name", "day"])
+    monkeypatch.setattr(archive._deadline, "_end", 0.0)
+    with pytest.raises(QueryError, match="the answer takes longer than inf s; ask for a shorter interval"):
+        archive.usage(JobFilter(), ["user", "day"])

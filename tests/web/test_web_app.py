@@ -682,7 +682,7 @@ def test_a_store_that_hangs_does_not_keep_memory_from_answering(page):
     quick, slow = asyncio.run(talk())
     assert quick.status == 200
     statuses = [answer.status for answer in slow]
-    assert statuses.count(200) == 80 and statuses.count(429) == 20
+    assert statuses.count(200) == 4 * 8 and statuses.count(429) == 100 - 4 * 8
 
 
 def test_who_asks_does_not_wait_for_ever():
@@ -703,29 +703,79 @@ def test_who_asks_does_not_wait_for_ever():
     assert asyncio.run(talk()) == 42
 
 
-def test_one_who_asks_much_leaves_room_for_others(page, users):
+def started(workers, client, function, *args):
+    return asyncio.ensure_future(workers.run(client, function, *args))
+
+
+def test_the_last_idle_thread_is_for_another_client():
     release = threading.Event()
-
-    class Hanging(MadeUpFacts):
-        def series(self, asked):
-            release.wait(30)
-            return super().series(asked)
-
-    app = make(Hanging(40, 40), users, folder=page)
+    workers = Workers("test", 3, 100, 50, 30.0)
 
     async def talk():
-        target = f"/series?{METRIC}"
-        await asking(app, "/api/v1/whoami", [ALICE])  # one password is checked at a time
-        mine = [asyncio.ensure_future(asking(app, f"/api/v1/jobs/{ALICES}{target}", [ALICE])) for _ in range(50)]
-        await asyncio.sleep(0.1)
-        other = asyncio.ensure_future(asking(app, f"/api/v1/jobs/{BOBS}{target}", [BOB]))
-        await asyncio.sleep(0.1)
+        much = [started(workers, "alice", release.wait, 30) for _ in range(40)]
+        await asyncio.sleep(0)
+        assert await workers.run("bob", lambda: "at once") == "at once"
         release.set()
-        return await other, await asyncio.gather(*mine)
+        return await asyncio.gather(*much)
 
-    other, mine = asyncio.run(talk())
-    assert other.status == 200
-    assert [answer.status for answer in mine].count(429) == 50 - 32
+    assert asyncio.run(talk()) == [True] * 40
+
+
+def test_clients_take_turns():
+    inside, release, order = threading.Event(), threading.Event(), []
+    workers = Workers("test", 1, 100, 50, 30.0)
+
+    async def talk():
+        first = started(workers, "alice", lambda: inside.set() or release.wait(30))
+        while not inside.is_set():
+            await asyncio.sleep(0.001)
+        clients = ["alice", "alice", "alice", "bob", "bob", "carol"]
+        others = []
+        for client in clients:
+            await asyncio.sleep(0)
+            others.append(started(workers, client, order.append, client))
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(first, *others)
+
+    asyncio.run(talk())
+    assert order == ["alice", "bob", "carol", "alice", "bob", "alice"]
+
+
+def test_a_full_queue_costs_the_client_with_the_most():
+    release = threading.Event()
+    workers = Workers("test", 1, 4, 50, 30.0)
+
+    async def talk():
+        alice = [started(workers, "alice", release.wait, 30) for _ in range(5)]
+        await asyncio.sleep(0)
+        assert workers.pending == 5
+        with pytest.raises(Busy, match="too many requests at once"):
+            await workers.run("alice", release.wait, 30)
+        bob = started(workers, "bob", lambda: "bob's")
+        await asyncio.sleep(0)
+        release.set()
+        return await bob, await asyncio.gather(*alice, return_exceptions=True)
+
+    bob, alice = asyncio.run(talk())
+    assert bob == "bob's"
+    assert [type(one) for one in alice] == [bool] * 4 + [Busy], "the newest one makes room"
+
+
+def test_a_request_that_was_given_up_leaves_its_place():
+    release = threading.Event()
+    workers = Workers("test", 1, 2, 50, 30.0)
+
+    async def talk():
+        first, second = [started(workers, "alice", release.wait, 30) for _ in range(2)]
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait([second])
+        assert workers.pending == 1
+        release.set()
+        return await first
+
+    assert asyncio.run(talk())
 
 
 def test_what_a_thread_raises_reaches_who_asked():

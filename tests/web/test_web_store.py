@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 
 import numpy as np
 import pytest
+import tables
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.user_names import NO_NAME_S, UserNames
 from colmet.stored import groups
+from colmet.stored import rows as rows_module
+from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.series import ReadingTooSlow
 from colmet.web import store as store_module
-from colmet.web.interface import JobsQuery, NodesQuery, earliest
+from colmet.web.interface import JobsQuery, NodesQuery, earliest, warning_of
 from colmet.web.queries import NO_STORE, Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.store import EmptyHistory, StoreReader
@@ -47,7 +52,7 @@ def test_the_same_question_is_read_once_in_a_while(store, history, clock):
     assert store.counters()["read"] == 2 and history.closed, "opened again: there may be another file"
 
 
-def test_two_read_at_a_time_and_the_same_question_waits_with_the_first(history):
+def test_the_same_question_waits_with_the_first(history):
     job_rows(history)
     inside, go_on, most = threading.Semaphore(0), threading.Event(), []
     tables = history.tables
@@ -59,20 +64,36 @@ def test_two_read_at_a_time_and_the_same_question_waits_with_the_first(history):
         return tables(*asked)
 
     history.tables = slow
-    store = StoreReader(lambda: history, readers=2)
+    store = StoreReader(lambda: history)
     found = []
-    threads = [threading.Thread(target=lambda n=n: found.append(store.tables(n).value)) for n in (42, 43, 44, 42)]
+    threads = [threading.Thread(target=lambda n=n: found.append(store.tables(n).value)) for n in (42, 43, 42)]
     for thread in threads:
         thread.start()
     assert inside.acquire(timeout=30) and inside.acquire(timeout=30)
-    while store.counters()["asked"] < 4:
+    while store.counters()["asked"] < 3:
         pass
-    assert len(most) == 2, "the third waits for a reader"
+    assert len(most) == 2
     go_on.set()
     for thread in threads:
         thread.join()
-    assert len(found) == 4 and sum("cgroup_default" in one for one in found) == 2
-    assert store.counters() == {"asked": 4, "read": 3, "failures": 0}
+    assert len(found) == 3 and sum("cgroup_default" in one for one in found) == 2
+    assert store.counters() == {"asked": 3, "read": 2, "failures": 0}
+
+
+def test_a_reading_ends_at_its_deadline_with_advice_for_the_user(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_module, "READ_S", 0.2)
+    monkeypatch.setitem(rows_module.READS, "tables_of", endless)
+    with tables.open_file(str(tmp_path / "rows.hdf5"), "w") as file:
+        file.create_group("/", "job_42")
+    store = StoreReader(lambda: Hdf5History([str(tmp_path / "rows.hdf5")]))
+    with pytest.raises(ReadingTooSlow, match="longer than 0.2 s; ask for a shorter interval") as raised:
+        store.tables(42)
+    assert type(warning_of(raised.value)) is str, "ordinary users see it, too"
+    store.close()
+
+
+def endless(_file, job):
+    signal.pause()
 
 
 def test_a_store_that_cannot_be_read_is_an_error_for_all_who_ask_and_tried_again(history, clock):
