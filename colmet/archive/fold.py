@@ -50,14 +50,17 @@ from colmet.archive.state import (
     T_ROWS,
     T_STEP,
     T_TIME,
+    MOST_FOLDS,
     USER,
     WRITTEN,
     FoldState,
 )
+from colmet.common.live.shares import Shares
 from colmet.common.measures import CGROUP_TABLE, CPU_USED, JOB_GPUS, MEMORY, PROCESSES_TABLE, TASKS_TABLE, ZONES
 from colmet.common.schema import MISSING_INT, Batch, Schema, Table
 from colmet.common.tables.runs import RUN as RUN_COLUMN
 from colmet.common.tables.runs import UPTIME as UPTIME_COLUMN
+from colmet.common.wire.limits import MAX_JOBS
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 # For rows without the number of their run: rows of a job after such a pause are of another run, unless its first task
@@ -70,6 +73,7 @@ NO_LIST_PERIODS, NO_LIST_S = 3, 60  # after the last row, a job on a node that l
 SILENT_S = 3600  # by the time of reception, after which a job on a silent node is over
 KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late
 KEPT_SILENT_S = 4 * DAY_S  # and of a silent node, by the time of reception: its agent may be away over a weekend
+KEPT_HEARD_S = DAY_S  # and of a node that goes on sending without rows of the job, whatever its clock
 MOST_READERS = 1000
 FEW_ROWS = 64  # looked up one by one
 _NEVER = (-1,)  # no list of jobs
@@ -114,18 +118,21 @@ class Fold:
         self._listed: dict[int, tuple[int, ...] | None] = {}  # jobs of the host's last batch
         self._changed: set[int] = set()  # hosts with other slots since then
         self._index: SlotIndex | None = None  # of `open_on`; None after a change
+        self._shares = Shares(MOST_FOLDS)  # by host, with the dropped slots
+        self._now = 0  # the time of reception of the wave
 
     # -- rows --
 
     def wave(self, batches: Sequence[Batch], seen: Sequence[int]) -> None:
         """Fold batches, at most one of each host; `seen` are the times of their reception, seconds since 1970."""
-        found = [self.nodes.index(batch.host) for batch in batches]
+        found = self._hosts([batch.host for batch in batches])
         if -1 in found:
             self.counts["rows_left_out"] += sum([one.row_count for one, host in zip(batches, found) if host < 0])
             is_known = [host >= 0 for host in found]
             batches, seen = list(compress(batches, is_known)), list(compress(seen, is_known))
             found = list(compress(found, is_known))
         hosts, seen_s = np.array(found, np.int64), np.array(seen, np.int64)
+        self._now = max(seen, default=self._now)
         parts = self._parts(batches, hosts, seen_s)
         self.nodes.read_cpus([part for part in parts if part.name == layout.NODE_CPU_TABLE])
         touched = self._jobs([part for part in parts if part.name in JOB_TABLES])
@@ -298,12 +305,12 @@ class Fold:
             return
         if self.open_on.get(host, {}).get(job, -1) >= 0:
             return
-        slot = self.state.take()
+        slot = self._take(host)
         if slot < 0:
             return
         is_known = first - OLDEST_S < btime <= first + 1
         row = self.state.head[slot]
-        row[[JOB, HOST, FIRST, LAST]] = job, host, first, first
+        row[[JOB, HOST, FIRST, LAST, SEEN]] = job, host, first, first, self._now
         row[START], row[BEGAN] = (min(btime, first), btime) if is_known else (first, 0)
         if before is not None:
             self.state.runs[slot, FORMER_RUN] = before[0]
@@ -311,6 +318,40 @@ class Fold:
         self.open_on.setdefault(host, {})[job] = slot
         self._index = None
         self._changed.add(host)
+
+    def _take(self, host: int) -> int:
+        """Take a slot for a new job on a host; -1 for none before the next `release`.
+
+        A host has as many unfinished folds as jobs at a time, and no more than it leaves free for others: beyond, its
+        own oldest ends. That one keeps its slot until it is written.
+        """
+        there, name = self.open_on.get(host, {}), self.nodes.names[host]
+        if there and (len(there) >= MAX_JOBS or self._shares.room(name) <= 0):
+            slots = np.array(list(there.values()))
+            head = self.state.head[slots]
+            oldest = int(slots[np.lexsort((head[:, SEEN], head[:, OVER] == 0))[0]])
+            self._end(oldest)
+            self._forget(oldest)
+        if self._shares.room(name) <= 0 or self._shares.held(name) >= 2 * MAX_JOBS:
+            return -1
+        slot = self.state.take()
+        if slot >= 0:
+            self._shares.hold(name, 1)
+        return slot
+
+    def _hosts(self, names: Sequence[str]) -> list[int]:
+        """Return the indices of hosts; where there are too many, the longest silent ones without jobs make room."""
+        found: list[int] = []
+        for name in names:
+            index = self.nodes.index(name)
+            if index < 0:
+                busy = {*found, *self.open_on, *self.state.head[self.dropped, HOST].tolist()}
+                for idle in self.nodes.forget(busy):
+                    self._listed.pop(idle, None)
+                    self._changed.discard(idle)
+                index = self.nodes.index(name)
+            found.append(index)
+        return found
 
     def _fold(self, table: TableLayout, slots: Ints, part: TablePart, rows: Ints) -> Ints:
         """Fold rows of one table, each of another slot; return the slots whose rows are not late."""
@@ -479,7 +520,11 @@ class Fold:
             self._changed.add(int(head[slot, HOST]))
         host_time = self.nodes.times(head[:, HOST])
         old = state.used & (head[:, OVER] > 0)
-        old &= (host_time - self._last_times() > KEPT_S) | (now - head[:, SEEN] > KEPT_SILENT_S)
+        old &= (
+            (host_time - self._last_times() > KEPT_S)
+            | (now - head[:, SEEN] > KEPT_SILENT_S)
+            | (self.nodes.seen(head[:, HOST]) - head[:, SEEN] > KEPT_HEARD_S)
+        )
         for slot in np.flatnonzero(old).tolist():
             self._forget(slot)
 
@@ -508,8 +553,10 @@ class Fold:
     def resume(self, job: int, host: str, packed: bytes) -> int:
         """Continue a packed fold; return its slot, -1 for too many. ValueError if it is damaged."""
         at = self.nodes.index(host)
-        slot = self.state.unpack(packed, at) if at >= 0 else -1
+        is_full = len(self.open_on.get(at, ())) >= MAX_JOBS
+        slot = self.state.unpack(packed, at) if at >= 0 and not is_full else -1
         if slot >= 0:
+            self._shares.hold(host, 1)
             self.open_on.setdefault(at, {})[job] = slot
             self._index = None
         return slot
@@ -528,5 +575,7 @@ class Fold:
 
     def release(self) -> None:
         """Free the slots of dropped folds."""
+        for host in self.state.head[self.dropped, HOST].tolist():
+            self._shares.hold(self.nodes.names[host], -1)
         self.state.release(self.dropped)
         self.dropped = []

@@ -6,7 +6,7 @@ and no job has used since the first of them, as the report does from stored rows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from colmet.common.measures import NODE_CPU, NODE_CPU_COUNT, NODE_MEAN_POWER, PO
 from colmet.common.schema import MISSING_INT
 
 MOST_HOSTS = 100_000
+FORGET = 1000  # hosts at once
 RAPL_TABLE = "RAPLstats_default"
 _CPUS_BUSY = [NODE_CPU[kind].best for kind in ("user", "nice", "system", "irq", "softirq")]
 _POWER = [source.column for source in NODE_MEAN_POWER.sources]
@@ -60,17 +61,31 @@ class NodeFolds:
         self.names: list[str] = []
         self.rows: Ints = np.empty((0, len(_EMPTY)), np.int64)
         self._index: dict[str, int] = {}
+        self._free: list[int] = []  # indices of forgotten hosts
 
     def index(self, host: str) -> int:
         """Return the index of a host; -1 for too many."""
         found = self._index.get(host, -1)
-        if found < 0 and len(self.names) < MOST_HOSTS:
+        if found < 0 and self._free:
+            found = self._index[host] = self._free.pop()
+            self.names[found] = host
+        elif found < 0 and len(self.names) < MOST_HOSTS:
             found = self._index[host] = len(self.names)
             self.names.append(host)
             if found >= len(self.rows):
                 more = np.repeat(_EMPTY[None], max(64, len(self.rows)), axis=0)
                 self.rows = np.concatenate([self.rows, more])
         return found
+
+    def forget(self, busy: Collection[int]) -> list[int]:
+        """Make room for other hosts: forget those that were heard longest ago, except the busy ones; return them."""
+        idle = np.setdiff1d(np.arange(len(self.names)), list(busy))
+        oldest = idle[np.argsort(self.rows[idle, _SEEN], kind="stable")][:FORGET]
+        for index in oldest.tolist():
+            del self._index[self.names[index]]
+            self.rows[index] = _EMPTY
+        self._free += oldest.tolist()
+        return oldest.tolist()
 
     def pack(self) -> tuple[list[str], bytes]:
         """Return the names and the states of all hosts."""
@@ -90,6 +105,10 @@ class NodeFolds:
     def times(self, hosts: Ints) -> Ints:
         """Return the time of the last batch of hosts."""
         return self.rows[hosts, _TIME] if len(self.names) else np.zeros(len(hosts), np.int64)
+
+    def seen(self, hosts: Ints) -> Ints:
+        """Return when the last batch of hosts was received."""
+        return self.rows[hosts, _SEEN] if len(self.names) else np.zeros(len(hosts), np.int64)
 
     def heard(self, hosts: Ints, times: Ints, seen: Ints) -> list[bool]:
         """Note a batch of each host; return which are not older than another one of their host."""

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colmet.archive import footprint
+from colmet.archive import fold, footprint, nodes, state
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
 from colmet.report.collect import gather
 from colmet.stored.stays import JobInterval
-from tests.support.archives import Archive, records_of, replayed
+from tests.support.archives import Archive, Record, records_of, replayed
 from tests.support.made_up_history import GIB, START, MadeUp, S, job_rows, node_rows
 
 CGROUP, TASKS, NODE = (schemas()[f"{name}_default"] for name in ("cgroup", "taskstats", "procstats"))
@@ -456,3 +456,78 @@ def test_a_job_whose_hosts_name_several_users_has_none(tmp_path):
         archive.end()
         (job,) = archive.jobs()
         assert job["user"] == (None if b"bob" in users else "alice")
+
+
+# -- shares --
+
+
+@pytest.fixture
+def few_slots(monkeypatch):
+    """Room for 40 jobs, at most 10 of a host."""
+    monkeypatch.setattr(state, "MOST_FOLDS", 40)
+    monkeypatch.setattr(fold, "MOST_FOLDS", 40)
+    monkeypatch.setattr(fold, "MAX_JOBS", 10)
+
+
+def flood(archive, ticks, time_of=lambda n: 0, listed=lambda jobs: None, hosts=("evil",)):
+    """Five new jobs of each host at every tick."""
+    for n in range(ticks):
+        jobs = tuple(range(1000 + 5 * n, 1005 + 5 * n))
+        batches = [tick(time_of(n), jobs, host)._replace(seq=n + 1, jobs=listed(jobs)) for host in hosts]
+        archive.take([Record(archive.archiver.until, (START + 5 * n) * S, tuple(batches))])
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {},
+        {"time_of": lambda n: 10**6 + n},
+        {"listed": lambda jobs: jobs},
+        {"listed": lambda jobs: tuple(range(1000, 1300))},
+        {"hosts": ("evil", "e2", "e3", "e4", "e5", "e6")},
+    ],
+    ids=["one time", "future", "listed", "listed for ever", "six of them"],
+)
+def test_a_flood_of_jobs_costs_its_sender_alone(tmp_path, few_slots, others):
+    archive = Archive(tmp_path / "a.sqlite")
+    flood(archive, 8, **others)
+    for n in range(2):
+        archive.take([Record(archive.archiver.until, (START + 151 + n) * S, (tick(n, (42,), "honest"),))])
+    assert [job["job"] for job in archive.jobs() if job["job"] == 42] == [42]
+    assert archive.archiver.fold.state.count <= 40
+    restarted = Archive(tmp_path / "a.sqlite")
+    restarted.take([Record(restarted.archiver.until, (START + 160) * S, (tick(2, (42, 43), "honest"),))])
+    assert {42, 43} <= {job["job"] for job in restarted.jobs()}
+
+
+def test_a_sender_loses_its_oldest_job_that_is_over(tmp_path, few_slots):
+    archive = Archive(tmp_path / "a.sqlite")
+    archive.take(records_of([tick(1, range(1, 11)), tick(2, range(2, 11)), tick(3, range(2, 12)), tick(4, range(2, 12))]))
+    assert {job for jobs in archive.archiver.fold.open_on.values() for job in jobs} == set(range(2, 12))
+    assert [job["job"] for job in archive.jobs() if not job["is_running"]] == [1]
+
+
+def test_new_jobs_replace_the_former_ones_of_their_sender(tmp_path, few_slots):
+    archive = Archive(tmp_path / "a.sqlite")
+    for n in range(4):
+        archive.take(records_of([tick(n, range(10 * n + 1, 10 * n + 11))], n))
+    assert archive.archiver.counters()["rows_left_out"] == 0 and len(archive.jobs()) == 40
+
+
+def test_a_fold_of_a_node_that_goes_on_without_the_job_ends_by_the_time_of_reception(tmp_path):
+    archive = Archive(tmp_path / "a.sqlite")
+    for n in range(30):
+        batch = tick(0, (42,) if n == 0 else ())._replace(seq=n + 1, jobs=None)
+        archive.take([Record(n, (START + 3600 * n) * S, (batch,))])
+    assert archive.archiver.fold.state.count == 0
+
+
+def test_hosts_that_are_silent_make_room_for_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(nodes, "MOST_HOSTS", 4)
+    monkeypatch.setattr(nodes, "FORGET", 1)
+    archive = Archive(tmp_path / "a.sqlite")
+    for n in range(1, 7):
+        archive.take(records_of([tick(n, (n,) if n == 1 else (), f"n{n}")._replace(seq=1)], n))
+    assert archive.archiver.counters()["rows_left_out"] == 0
+    assert archive.archiver.fold.nodes.names[0] == "n1", "it has a job"
+    assert {"n1", "n6"} <= set(archive.archiver.fold.nodes.names)

@@ -30,6 +30,10 @@ class Shares:
         else:
             self._held.pop(sender, None)
 
+    def held(self, sender: str) -> int:
+        """Return a sender's part."""
+        return self._held.get(sender, 0)
+
     def room(self, sender: str) -> int:
         """Return how much more a sender may store; below 0 beyond its share."""
         free = self.size - self.total

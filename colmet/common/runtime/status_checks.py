@@ -17,6 +17,7 @@ JUST_STARTED = ("not heard of yet",)
 MAX_AGE_S, MAX_BEHIND_S = 60.0, 300.0  # the defaults of `colmet status --check`
 MAX_NAMED = 3  # senders of refused messages
 MAX_PROBES = 10  # unremarkable connections without a key: `colmet doctor` on a node makes two
+LOSSES = frozenset({"unwritten_rows"})  # rows that an output did not take: of jobs beyond a sender's share, mostly
 HARMLESS = frozenset({"jobs_without_rows", "placement_failures", "reads_unanswered"})
 
 # Pattern of the reason reported by an unavailable output, and the remedy.
@@ -63,7 +64,9 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Daemo
         f"`colmet status {status['daemon']} --all` shows all counters; {document('messages.md')}: messages of the log"
     )
     found += [
-        warn(f"{counted(value, plain(name))} in the last hour", more)
+        Finding(
+            Level.FAIL if name in LOSSES else Level.WARN, f"{counted(value, plain(name))} in the last hour", more
+        )
         for name, value in status.get("last_hour", {}).items()
         if value and name not in HARMLESS and name not in status  # these are named one by one
     ]
