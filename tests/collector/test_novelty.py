@@ -51,6 +51,17 @@ def test_a_sender_begins_a_number_of_tables_at_once_then_a_number_per_second(clo
     assert novelty.admits("a", 1, batch(TASKSTATS, range(10))) == (None, 0), "another table of a job is new as well"
 
 
+def test_the_new_tables_of_a_sender_in_a_day_are_bounded(clock, monkeypatch):
+    monkeypatch.setattr(module, "TABLES_PER_DAY", 1000)
+    novelty, admitted = Novelty(100, clock), 0
+    for n in range(480):
+        taken, _ = novelty.admits("a", 1, batch(CGROUP, range(50 * n, 50 * n + 50)))
+        admitted += 50 if taken is not None else 0
+        clock.now += 360
+    assert 2000 < admitted <= 3000, "what is saved, and two days"
+    assert novelty.admits("b", 1, batch(CGROUP, range(100)))[0] is not None, "others have their own"
+
+
 def test_jobs_that_come_again_within_a_while_are_not_new(clock):
     novelty = Novelty(1, clock)
     old, young = batch(CGROUP, range(60)), batch(CGROUP, range(60, 100))

@@ -85,6 +85,10 @@ UNHEARD = {"collectors.0.there": False, "collectors.0.state": "not heard of yet"
         (COLLECTOR, {"outputs.0.available": False, "outputs.0.away_s": 500}, CRITICAL, "hdf5 away for 8 min"),
         (COLLECTOR, {"journal.why": "No space left on device"}, CRITICAL, "journal cannot be written to: No space"),
         (COLLECTOR, {"journal.full": True}, CRITICAL, "nothing is received, the journal is full"),
+        (
+            *(COLLECTOR, {"last_hour.limited_messages": 2, "senders.worst.0.limited": 7}, WARNING),
+            "2 limited messages in the last hour, most from ",
+        ),
         (COLLECTOR, {"last_hour.unwritten_rows": 2}, CRITICAL, "2 unwritten rows in the last hour"),
         (COLLECTOR, {"last_hour.missing_batches": 1200}, WARNING, "1,200 missing batches in the last hour"),
     ],

@@ -15,6 +15,9 @@ from colmet.common.tables import column_types, is_declared
 
 # Burst of --max-new-tables. A job has 3 to 8 tables: by default some 15 jobs a second, and more than 1,000 at once.
 TABLES_BURST_S = 100.0
+# Also by day, as each new table needs room on the disk, in HDF5 some 77 kB for one row, which nothing else bounds. A
+# node has fewer than 10,000 jobs a day.
+TABLES_PER_DAY, DAY_S = 100_000.0, 86400.0
 # Undeclared columns, of a later version or a site's own, for each job: 40 tables of 30 columns at once. HDF5 needs
 # 0.2 kB for each column, and for a table as much as for 64 columns.
 COLUMNS_PER_S, COLUMNS_AT_ONCE = 100.0, 4096.0
@@ -131,6 +134,7 @@ class Novelty:
     def __init__(self, per_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
         self._tables = Budget(INFINITE, INFINITE, monotonic)
+        self._daily = Budget(INFINITE, INFINITE, monotonic)
         self._columns = Budget(INFINITE, INFINITE, monotonic)
         self._senders: OrderedDict[str, _RecentTables] = OrderedDict()
         self._undeclared = _UndeclaredTables(monotonic)
@@ -140,6 +144,7 @@ class Novelty:
         """Limit new tables of jobs to this many a second from now on; 0 is no limit."""
         self._is_limited = bool(per_s)
         self._tables.limit(per_s or INFINITE, per_s * TABLES_BURST_S or INFINITE)
+        self._daily.limit(TABLES_PER_DAY / DAY_S if per_s else INFINITE, TABLES_PER_DAY if per_s else INFINITE)
         self._columns.limit(COLUMNS_PER_S if per_s else INFINITE, COLUMNS_AT_ONCE if per_s else INFINITE)
 
     def knows(self, sender: str, batch: Batch) -> bool:
@@ -171,8 +176,10 @@ class Novelty:
         if not found:
             return without(batch, out) if out else (batch, 0)
         count = sum([len(new.jobs) for new in found if not new.price])
-        tables, columns = self._tables.left(sender, nodes), self._columns.left(sender, nodes)
-        if count > tables and (count <= self._tables.at_once * nodes or tables < 1 or batch.epoch is None):
+        tables = min(self._tables.left(sender, nodes), self._daily.left(sender, nodes))
+        columns = self._columns.left(sender, nodes)
+        at_once = min(self._tables.at_once, self._daily.at_once)
+        if count > tables and (count <= at_once * nodes or tables < 1 or batch.epoch is None):
             return None, 0
         for new in found:
             room = columns / new.price if new.price else tables
@@ -187,6 +194,7 @@ class Novelty:
             else:
                 tables -= len(new.jobs)
                 self._tables.use(sender, len(new.jobs), nodes)
+                self._daily.use(sender, len(new.jobs), nodes)
         return without(batch, out) if out else (batch, 0)
 
     def _known(self, sender: str) -> _RecentTables:

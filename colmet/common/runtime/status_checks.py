@@ -65,7 +65,9 @@ def judge(status: StatusOrError, max_age_s: float, max_behind_s: float) -> Daemo
     )
     found += [
         Finding(
-            Level.FAIL if name in LOSSES else Level.WARN, f"{counted(value, plain(name))} in the last hour", more
+            Level.FAIL if name in LOSSES else Level.WARN,
+            f"{counted(value, plain(name))} in the last hour{_most_limited(status, name)}",
+            more,
         )
         for name, value in status.get("last_hour", {}).items()
         if value and name not in HARMLESS and name not in status  # these are named one by one
@@ -178,6 +180,13 @@ def _judge_collector(
     figures: _Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
     figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
     return found, f"{counted(senders['heard'], 'nodes')} heard", figures
+
+
+def _most_limited(status: Mapping[str, Any], event: str) -> str:
+    """Return which sender has sent most beyond its limits, since the start of the collector; "" for another event."""
+    senders = status.get("senders", {}).get("worst", ()) if event == "limited_messages" else ()
+    most: Mapping[str, Any] = max(senders, key=lambda one: one.get("limited", 0), default={})
+    return f", most from {most['name']}" if most.get("limited") else ""
 
 
 def output_remedy(why: str) -> str:
