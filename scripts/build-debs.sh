@@ -27,9 +27,8 @@ cp packaging/sysusers/colmet-node.conf "$tree/debian/colmet-node.sysusers"
 cp packaging/udev/colmet-node.rules "$tree/debian/colmet-node.udev"
 cp packaging/systemd/colmet-facility.service "$tree/debian/"
 cp packaging/default/colmet-facility "$tree/debian/colmet-facility.default"
-for package in collector facility; do
-    cp packaging/sysusers/colmet.conf "$tree/debian/colmet-$package.sysusers"
-done
+cp packaging/sysusers/colmet.conf "$tree/debian/colmet-collector.sysusers"
+cp packaging/sysusers/colmet-facility.conf "$tree/debian/colmet-facility.sysusers"
 
 when=${SOURCE_DATE_EPOCH:-$(source_time)}
 cat >"$tree/debian/changelog" <<CHANGELOG

@@ -256,9 +256,17 @@ class Round:
         """Send one mail, unless its recipient had too many; return why it failed, else an empty string."""
         state, limit = self._state, self._settings.options.mails_per_day
         recipient, day = f"{audience} {user}", self._settings.calendar.day(self._now)
-        if state.mails(recipient, day) >= limit:
-            state.suppress(recipient, day, len(keys))
-            self._settle(keys, SUPPRESSED)
+        free = limit - state.mails(recipient, day)
+        # one user may cause as many mails to administrators as are left for the jobs of others
+        causes = {one.user: f"{audience} on {one.user}" for one in notices} if audience == ADMINISTRATORS else {}
+        spent = {name for name, cause in causes.items() if state.mails(cause, day) >= free}
+        beyond = [key for one, key in zip(notices, keys) if free <= 0 or one.user in spent]
+        if beyond:
+            state.suppress(recipient, day, len(beyond))
+            self._settle(beyond, SUPPRESSED)
+            notices = [one for one, key in zip(notices, keys) if key not in beyond]
+            keys = [key for key in keys if key not in beyond]
+        if not notices:
             return ""
         mail = head.digest(addresses, notices, audience == USER, self._now, state.suppressed(recipient), limit)
         state.tried(keys)
@@ -273,6 +281,8 @@ class Round:
         if refused:
             log.warning("the mail server refuses some addresses: addresses=%s", ",".join(refused))
         state.mailed(recipient, day)
+        for name in {one.user for one in notices} & causes.keys():
+            state.mailed(causes[name], day)
         self._settle(keys, SENT)
         return ""
 

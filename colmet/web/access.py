@@ -190,6 +190,8 @@ class Access:
             name = check_name(value.encode("latin-1").decode("utf-8"))
         except ValueError:
             raise NotNamed(f"the proxy does not name the user: it has to set the header {header}, once") from None
+        if "," in name or any(map(str.isspace, name)):  # a proxy that joins two headers, of which one is the client's
+            raise NotNamed(f"the proxy names several users: it has to set the header {header}, and drop the client's")
         return await self._visitor(_CheckedLogin(name, frozenset(), 0.0))
 
     async def login_token(self, headers: Sequence[str], address: str) -> tuple[str, int]:

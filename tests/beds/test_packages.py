@@ -341,7 +341,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     typed = FACILITY.replace("install ", "echo TOKEN | install ").replace("editor", f"echo 'OPTIONS=\"{options}\"' >")
     machine.run(KEYS_OF_FACILITY)
     machine.run(typed)
-    assert machine.run("runuser -u colmet -- cat /etc/colmet/facility.token") == "TOKEN\n"
+    assert machine.run("runuser -u colmet-facility -- cat /etc/colmet/facility.token") == "TOKEN\n"
     machine.wait_for("systemctl show -P StatusText colmet-facility | grep -qx 'runs: 1, incomplete: 0'")
     assert not machine.run("systemd-analyze verify --man=no colmet-facility.service")
     line = re.search(r"colmet-facility.service +([0-9.]+) ", machine.run("systemd-analyze security --no-pager"))

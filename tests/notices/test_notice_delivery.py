@@ -199,6 +199,18 @@ def test_no_recipient_gets_more_mails_than_a_day_allows_and_the_next_one_counts_
     assert "2 suppressed" in site.run("--dry-run")[1]
 
 
+def test_jobs_of_one_user_leave_mails_to_administrators_for_those_of_others(site, server):
+    site.mail(server, mails_per_day=4)
+    for n in range(5):
+        site.jobs(idle(n + 1))
+        site.run(now=NOW + n)
+    assert [one.recipients for one in server.mails].count([OPS]) == 2
+    site.jobs(idle(9, user="bob"))
+    site.run(now=NOW + 9)
+    (mail,) = [one for one in server.mails[-2:] if one.recipients == [OPS]]
+    assert "Job 9" in mail.text and "Suppressed before: 3 notices" in mail.text
+
+
 def test_in_quiet_hours_nothing_is_sent_and_afterwards_what_still_holds(site, server):
     site.jobs(idle(1), idle(2, user="bob"))
     site.mail(server, quiet_hours="12:30-14:00", time_zone="Europe/Paris")  # 13:00 there

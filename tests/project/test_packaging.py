@@ -84,6 +84,12 @@ def test_each_daemons_unit_has_a_user_that_the_package_makes(daemon):
     }
 
 
+def test_no_other_program_runs_as_the_collectors_user():
+    """Its keys and its data are that user's."""
+    of = {path.name for path in (PACKAGING / "systemd").glob("*.service") if "\nUser=colmet\n" in path.read_text()}
+    assert of <= {"colmet-collector.service", "colmet-thin.service"}
+
+
 def test_devices_that_programs_of_the_agent_open_are_its_groups():
     rules = (PACKAGING / "udev/colmet-node.rules").read_text()
     groups = re.findall(r'^SUBSYSTEM=="(\w+)", .*GROUP="([\w-]+)", MODE="0660"$', rules, re.M)

@@ -524,7 +524,9 @@ def test_on_a_unix_socket_the_proxy_names_the_user(facts, tmp_path):
         for name, is_admin in (("alice", False), ("root", True), ("Zoë", False)):
             status, answer = ask_unix(path, b"x-remote-user: " + name.encode() + b"\r\n")
             assert (status, answer["user"], answer["admin"]) == (200, name, is_admin)
-        for headers in (b"", b"X-Remote-User:\r\n", b"X-Remote-User: alice\r\nX-Remote-User: root\r\n"):
+        two = b"X-Remote-User: alice\r\nX-Remote-User: root\r\n"
+        joined = b"X-Remote-User: alice, root\r\n", b"X-Remote-User: alice root\r\n", b"X-Remote-User: alice,root\r\n"
+        for headers in (b"", b"X-Remote-User:\r\n", two, *joined):
             status, answer = ask_unix(path, b"Authorization: Basic cm9vdDpyb290\r\n" + headers)
             assert status == 403 and "X-Remote-User" in answer["error"]
     assert not path.exists()
