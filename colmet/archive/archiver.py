@@ -17,7 +17,7 @@ from colmet.archive.state import FORM as FOLD_FORM
 from colmet.archive.state import HOST, JOB, LAST, START, WRITTEN, form_of
 from colmet.archive.store import AWAY, ArchiveStore, Changes, HostKey
 from colmet.archive.summaries import host_summaries, samples_of
-from colmet.archive.whole import job_summary, runs_of
+from colmet.archive.whole import job_summary, keyed_runs, moves_of
 from colmet.common.errors import OutputUnavailable, is_later, later_form
 from colmet.common.schema import Batch
 
@@ -205,17 +205,13 @@ class Archiver:
             has_others = any(key not in fresh for key in self._store.keys_of(job))
             others = self._store.hosts_of(job) if has_others else []
             others = [one for one in others if (one["host"], one["start"]) not in fresh]
-            runs = runs_of([*fresh.values(), *others])
-            starts = {min([whole_of(one["start"]) for one in run]) for run in runs}
-            before = self._store.starts_of(job)
-            for run in runs:
-                keys = {(one["host"], one["start"]) for one in run}
-                if keys & fresh.keys():
-                    summary = job_summary(run)
-                    jobs.append(summary)
-                    own = {one["start"] for one in run}
-                    start = whole_of(summary["start"])
-                    moves += [(job, old, start) for old in before if old in own and old not in starts]
+            keyed = keyed_runs([*fresh.values(), *others], self._store.records_of(job))
+            moves += [(job, *move) for move in moves_of(self._store.measured_starts(job), keyed)]
+            # another user's job may have the start of one that is written
+            begins = {min([whole_of(one["start"]) for one in run]) for run in keyed.values()}
+            for start, run in keyed.items():
+                if len(begins) < len(keyed) or any((one["host"], one["start"]) in fresh for one in run):
+                    jobs.append({**job_summary(run), "start": start})
         return jobs, moves
 
     # -- the state of a restart --

@@ -17,7 +17,7 @@ MOST_UNSETTLED = 2000  # jobs of one answer
 LONGEST_S = 60 * 86400  # of a job that is looked up by its number after its end
 
 _COLUMNS = ", ".join([f'"{name}"' for name in NAMES])
-_READ = f'SELECT "start", "last", {_COLUMNS} FROM jobs WHERE job = ?'
+_READ = f'SELECT "start", "last", "user", {_COLUMNS} FROM jobs WHERE job = ?'
 _SETS = ", ".join([f'"{name}" = ?' for name in NAMES])
 _UPDATE = f"UPDATE jobs SET {_SETS} WHERE job = ? AND start = ?"
 
@@ -27,6 +27,7 @@ class Joined(NamedTuple):
 
     joined: int = 0  # summaries with rows that have a record now
     alone: int = 0  # summaries without rows, new
+    jobs: Collection[int] = ()  # numbers with another record
 
 
 def join(
@@ -38,11 +39,14 @@ def join(
 ) -> Joined:
     """Join records within a transaction; see `ArchiveStore.join`."""
     joined = alone = 0
+    changed: set[int] = set()
     by_job = sorted(records, key=lambda one: one.job)
     for job, some in groupby(by_job, key=lambda one: one.job):
         change = settle(database, job, [columns_of(one) for one in some])
         joined += change.joined
         alone += len(change.inserts)
+        if change.updates:
+            changed.add(job)
     database.executemany(
         "UPDATE jobs SET state = NULL WHERE job = ? AND system = ? AND state = ? AND is_running = 0",
         [(job, system, RUNNING) for job in unknown],
@@ -52,7 +56,7 @@ def join(
             "INSERT INTO asked VALUES (?, ?) ON CONFLICT (system) DO UPDATE SET until = excluded.until",
             (system, int(asked_until)),
         )
-    return Joined(joined, alone)
+    return Joined(joined, alone, changed)
 
 
 def unsettled(database: sqlite3.Connection, since: float, until: float) -> list[int]:
@@ -96,7 +100,11 @@ def settle_doubles(database: sqlite3.Connection) -> None:
 
 
 def settle_written(database: sqlite3.Connection, jobs: Iterable[object]) -> None:
-    """Join what waited without rows to the summaries that were just written, within the same transaction."""
-    for job in jobs:
-        if database.execute("SELECT 1 FROM jobs WHERE job = ? AND last IS NULL LIMIT 1", (job,)).fetchone():
+    """Join records to the summaries that were just written, within the same transaction.
+
+    They waited without rows, or are with the hosts of another user, which came first.
+    """
+    question = "SELECT count(*) > 1 AND count(started) > 0 FROM jobs WHERE job = ?"
+    for job in {*jobs}:
+        if database.execute(question, (job,)).fetchone()[0]:
             settle(database, int(str(job)))

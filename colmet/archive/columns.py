@@ -83,7 +83,7 @@ START = JobColumn("start", INTEGER, "date", "Start of the first task; if unknown
 MEASURED = (
     JobColumn("last", INTEGER, "date", "Time of the last row.", MAX),
     JobColumn("is_running", INTEGER, "", "1 while rows are expected, else 0.", MAX),
-    JobColumn("user", TEXT, "", "User of the job, from its cgroup; missing if hosts differ.", SAME),
+    JobColumn("user", TEXT, "", "User of the job, from its cgroup; missing if its hosts differ.", SAME),
     JobColumn("hosts", INTEGER, "", "Number of hosts with rows of the job.", SUM),
     JobColumn("wall_s", REAL, "s", "Time from the start to the last row."),
     JobColumn("host_s", REAL, "s", "Wall time, summed over hosts.", SUM),

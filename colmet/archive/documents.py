@@ -33,7 +33,7 @@ from colmet.archive.derived import ANSWERS, DERIVED, sql_of
 from colmet.archive.matching import plan
 from colmet.archive.queries import SPANS, spans
 from colmet.archive.store import HostKey, with_rules
-from colmet.archive.whole import job_summary, runs_of
+from colmet.archive.whole import hosts_of_job, job_summary, keyed_runs
 
 HOSTS, JOBS, STATE = "archive-hosts", "archive-jobs", "archive-state"  # names of indices, behind the prefix
 MAX_TEXT = 1024  # characters of a text that can be searched for and sorted by
@@ -181,7 +181,8 @@ class Facts(NamedTuple):
 
 def job_documents(job: int, hosts: Sequence[Summary], facts: Sequence[Facts], answers: Answers) -> dict[int, Document]:
     """Return the documents of all jobs with one number, by their starts, from all summaries of its hosts."""
-    rows = [dict(with_rules(job_summary(run))) for run in runs_of(hosts)]
+    keyed = keyed_runs(hosts, [one.values for one in facts])
+    rows = [dict(with_rules({**job_summary(run), "start": start})) for start, run in keyed.items()]
     change = plan(rows, [{**_NO_FACTS, **one.values} for one in facts])
     known = dict(change.updates)
     rows = [{**row, **known.get(int(str(row["start"])), {})} for row in rows]
@@ -194,7 +195,8 @@ def job_document(row: Mapping[str, Value], hosts: Sequence[Summary], answers: An
     """Return the document of a whole job's row, with summaries of all hosts with its number."""
     whole = {**row, **answers.of(row)}
     start, end = int(str(row["start"])), int(str(whole["end"]))
-    names = {str(one["host"]) for one in hosts if start <= int(str(one["start"])) <= end}
+    within = [one for one in hosts if start <= int(str(one["start"])) <= end]
+    names = {str(one["host"]) for one in hosts_of_job(row, within)}
     found = {name: _json(value) for name, value in whole.items() if value is not None}
     found.update({field: name for span, field in WHOLE.items() for name in _whole(span, start, end)})
     return {**found, HOST_NAMES: sorted(names)} if names else found

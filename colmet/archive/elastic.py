@@ -15,8 +15,8 @@ from colmet.archive.columns import HOST_COLUMNS, LARGE, RUNNING
 from colmet.archive.derived import ANSWERS, LISTED
 from colmet.archive.documents import HOST_NAMES, HOSTS, JOBS, LOWER_NAME, RULE_WORDS, row_of
 from colmet.archive.queries import (
-    Deadline,
     ArchivedJob,
+    Deadline,
     JobArchive,
     JobFilter,
     JobPage,
@@ -27,6 +27,7 @@ from colmet.archive.queries import (
     task_parts,
 )
 from colmet.archive.store import ArchiveError
+from colmet.archive.whole import hosts_of_job
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime import database_client
 from colmet.common.runtime.database_client import DatabaseClient
@@ -133,7 +134,7 @@ class ElasticArchive(JobArchive):
         hosts: list[Row] = [
             row_of(hit.source, HOST_COLUMNS, names) for hit in self.pages(HOSTS, [*filters, while_there], order, names)
         ]
-        return ArchivedJob(summary, hosts, starts)
+        return ArchivedJob(summary, list(hosts_of_job(summary, hosts)), starts)
 
     def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
         """Return sums by groups; see `JobArchive.usage`."""

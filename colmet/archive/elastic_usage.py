@@ -159,7 +159,7 @@ def _add_hosts(
 ) -> None:
     """Add the hosts of all jobs."""
     users = (None, "", *where.users) if where.only_own_hosts else None
-    columns = [*_TIMES, *[word for word in by if word not in SPANS and word != "host"]]
+    columns = [*_TIMES, *{"user", *[word for word in by if word not in SPANS and word != "host"]}]
     some: list[Mapping[str, Value]] = []
     for hit in archive.pages(JOBS, filters_of(where), _ORDER, columns):
         row = row_of(hit.source, ANSWERS, columns)
@@ -201,9 +201,9 @@ def _add_hosts_of(
             continue
         start, last = whole_of(row["start"]), whole_of(row["last"])
         values = {**row, "energy_joules": _energy(row)}
-        for job in by_number.get(row["job"], ()):
-            if not whole_of(job["start"]) <= start <= whole_of(job["end"]):
-                continue
+        of_number = by_number.get(row["job"], ())
+        there = [one for one in of_number if whole_of(one["start"]) <= start <= whole_of(one["end"])]
+        for job in [one for one in there if one["user"] == row["user"]] or there:
             for part, share in _shares(parts, start, last):
                 key = (job["job"], job["start"], row["host"], part)
                 sums.add({**job, "host": row["host"]}, part, key not in counted, _times(values, share))

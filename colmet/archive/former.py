@@ -9,9 +9,12 @@ from typing import NamedTuple
 
 from colmet.archive.columns import BATCH
 from colmet.archive.store import TABLES, ArchiveStore, Changes, escaped
-from colmet.archive.whole import job_summary, runs_of
+from colmet.archive.whole import job_summary, keyed_runs
 
 _OVERLAP = "{a}.start <= {b}.last AND {b}.start <= {a}.last"
+
+
+_OF_SEVERAL_HOSTS = "SELECT job FROM main.hosts GROUP BY job HAVING count(*) > 1"
 
 
 class KeptSummaries(NamedTuple):
@@ -33,8 +36,11 @@ def keep_former(store: ArchiveStore, path: str) -> KeptSummaries:
         kept = _hosts(database)
         mixed = _whole(database)
         for job in mixed:
-            store.write(Changes((), [job_summary(run) for run in runs_of(store.hosts_of(job))], {}), None)
+            keyed = keyed_runs(store.hosts_of(job), store.records_of(job))
+            rows = [{**job_summary(run), "start": start} for start, run in keyed.items()]
+            store.write(Changes((), rows, {}), None)
         _batch(database)
+        store.divide([row["job"] for row in database.execute(_OF_SEVERAL_HOSTS).fetchall()])
         _others(database)
         jobs = int(database.execute("SELECT count(*) FROM temp.alone").fetchone()[0])
     finally:

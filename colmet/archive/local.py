@@ -30,6 +30,7 @@ from colmet.archive.queries import (
     task_parts,
 )
 from colmet.archive.store import ArchiveError, ArchiveStore
+from colmet.archive.whole import hosts_of_job
 
 _FOREVER = 10**12  # seconds: beyond every time
 _STEPS = 10_000  # of SQLite's machine between two looks at the clock: some 0.1 ms
@@ -41,10 +42,14 @@ _HOST_SQL = {
     "THEN h.joules + coalesce(h.gpu_joules, 0) ELSE h.joules END"
 }
 _OF_JOBS = "listed AS l", "l.start", 'l."end"'
-_OF_HOSTS = (  # in this order: `hosts` is read by job, `listed` is not
-    'listed AS l CROSS JOIN hosts AS h ON h.job = l.job AND h.start BETWEEN l.start AND l."end"',
-    *("h.start", "h.last"),
-)
+# A host with rows of several jobs' number is of the one whose hosts name its user, else of that of the batch system.
+_FIT = "2 * ({0}.user IS h.user) + ({0}.started NOT NULL)"
+# In this order: `hosts` is read by job, `listed` is not.
+_HOSTS_OF_JOBS = f"""listed AS l CROSS JOIN hosts AS h ON h.job = l.job AND h.start BETWEEN l.start AND l."end"
+    AND NOT EXISTS (SELECT 1 FROM jobs AS j JOIN jobs AS o
+    ON o.job = j.job AND o.start <> j.start AND h.start BETWEEN o.start AND o.last
+    WHERE j.job = l.job AND j.start = l.start AND {_FIT.format("o")} > {_FIT.format("j")})"""
+_OF_HOSTS = _HOSTS_OF_JOBS, "h.start", "h.last"
 Where = tuple[str, list[Any]]  # a condition in SQL, and its values
 
 
@@ -114,7 +119,7 @@ class LocalArchive(JobArchive):
         last = max(of, summary["end"] or of)
         hosts = [_fitting(HOST_COLUMNS, one) for one in self._store.hosts_of(job)]
         hosts = [one for one in hosts if of <= (one["start"] or 0) <= last]
-        return ArchivedJob(summary, hosts, starts)
+        return ArchivedJob(summary, list(hosts_of_job(summary, hosts)), starts)
 
     def usage(self, where: JobFilter, by: Sequence[str]) -> list[UsageGroup]:
         """Return sums by groups; see `JobArchive.usage`."""

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.archive.columns import BATCH, RUNNING, Summary, Value, whole_of
+from colmet.archive.whole import NEAR_S, named_user
 from colmet.batch.records import JobRecord
 
 NAMES = tuple(column.name for column in BATCH)
-NEAR_S = 120  # between two intervals that may still be one job's: clocks of nodes and of the batch system differ
 SAME_S = 5  # between two starts that the batch system reports of one run
 _END = 1 << 60
 
@@ -40,14 +40,13 @@ def plan(rows: Sequence[Summary], records: Iterable[Known]) -> JoinPlan:
     """Return what follows from new records for the summaries with one job number.
 
     Args:
-        rows: all summaries of whole jobs with this number; of their columns `start`, `last` and those of `BATCH`.
+        rows: all summaries of whole jobs with this number; of their columns `start`, `last`, `user` and those of
+            `BATCH`.
         records: new ones; may be repeated.
     """
     known: list[dict[str, Value]] = []
-    for row in rows:
-        if row.get("started") is not None:
-            _add(known, {name: row.get(name) for name in NAMES})
-    for record in records:
+    joined_records = [{name: row.get(name) for name in NAMES} for row in rows if row.get("started") is not None]
+    for record in [*joined_records, *records]:
         _add(known, record)
     measured = [row for row in rows if row.get("last") is not None]
     found = _assigned(measured, known)
@@ -137,9 +136,15 @@ def _is_same_id(one: str, other: str) -> bool:
     return one == other or one.isdecimal() or other.isdecimal()
 
 
+def _difference(run: Summary, record: Known) -> int:
+    """Return 0 if a run's hosts name the owner, 1 if they name nobody or there is none, 2 if they name another user."""
+    user, owner = named_user(run.get("user")), named_user(record.get("owner"))
+    return 1 if not user or not owner else 0 if user == owner else 2
+
+
 def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]:
-    """Return the place of the record of each run, by the run's place: the nearest pairs first."""
-    pairs: list[tuple[bool, int, int, int]] = []
+    """Return the place of the record of each run, by the run's place: the owner's runs first, then the nearest."""
+    pairs: list[tuple[int, bool, int, int, int]] = []
     for at, run in enumerate(runs):
         start, last = whole_of(run["start"]), whole_of(run["last"])
         for of, record in enumerate(known):
@@ -149,10 +154,10 @@ def _assigned(runs: Sequence[Summary], known: Sequence[Known]) -> dict[int, int]
             )
             apart = max(0, started - last, start - ended)
             if apart <= NEAR_S:
-                pairs.append((apart > 0, abs(start - started), at, of))
+                pairs.append((_difference(run, record), apart > 0, abs(start - started), at, of))
     found: dict[int, int] = {}
     used: set[int] = set()
-    for _, _, at, of in sorted(pairs):
+    for _, _, _, at, of in sorted(pairs):
         if at not in found and of not in used:
             found[at] = of
             used.add(of)

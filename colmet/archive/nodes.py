@@ -80,12 +80,12 @@ class NodeFolds:
     def forget(self, busy: Collection[int]) -> list[int]:
         """Make room for other hosts: forget those that were heard longest ago, except the busy ones; return them."""
         idle = np.setdiff1d(np.arange(len(self.names)), list(busy))
-        oldest = idle[np.argsort(self.rows[idle, _SEEN], kind="stable")][:FORGET]
-        for index in oldest.tolist():
+        oldest: list[int] = idle[np.argsort(self.rows[idle, _SEEN], kind="stable")][:FORGET].tolist()
+        for index in oldest:
             del self._index[self.names[index]]
             self.rows[index] = _EMPTY
-        self._free += oldest.tolist()
-        return oldest.tolist()
+        self._free += oldest
+        return oldest
 
     def pack(self) -> tuple[list[str], bytes]:
         """Return the names and the states of all hosts."""

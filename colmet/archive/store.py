@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from colmet.archive import batch_rows, derived, schema_update
+from colmet.archive import batch_rows, derived, schema_update, whole
 from colmet.archive.batch_rows import Joined
 from colmet.archive.columns import BATCH, BLOB, HOST, JOB, LARGE, MEASURED, RULES, START, JobColumn, Summary, Value
 from colmet.batch.records import JobRecord
@@ -249,9 +249,42 @@ class ArchiveStore:
         """
         try:
             with transaction(self.database):
-                return batch_rows.join(self.database, system, records, asked_until, unknown)
+                joined = batch_rows.join(self.database, system, records, asked_until, unknown)
+                self._divide(joined.jobs)
+                return joined
         except sqlite3.Error as err:
             raise OutputUnavailable(f"cannot write {self.path}: {err}") from err
+
+    def divide(self, jobs: Iterable[int]) -> None:
+        """Make the summaries of jobs with several hosts again, by what the batch system knows of them."""
+        with transaction(self.database):
+            self._divide(jobs)
+
+    def _divide(self, jobs: Iterable[int]) -> None:
+        for job in jobs:
+            hosts = self.hosts_of(job)
+            if len(hosts) < 2 or not self.records_of(job):
+                continue
+            batch_rows.settle(self.database, job)
+            runs = whole.owned_runs(hosts, self.records_of(job))
+            if [sorted(map(_host_key, run)) for run in runs] == [
+                sorted(map(_host_key, run)) for run in whole.owned_runs(hosts, ())
+            ]:
+                continue  # nodes and the batch system agree
+            keyed = whole.keyed_runs(hosts, self.records_of(job))
+            rows = [{**whole.job_summary(run), "start": start} for start, run in keyed.items()]
+            moves = [(job, *move) for move in whole.moves_of(self.measured_starts(job), keyed)]
+            self._write(Changes((), rows, {}, moves))
+
+    def records_of(self, job: int) -> list[Summary]:
+        """Return what batch systems know of the jobs with a number, for `keyed_runs`."""
+        question = "SELECT owner, batch_hosts, started, ended, state, last FROM jobs WHERE job = ? AND started NOT NULL"
+        return [dict(row) for row in self.database.execute(f"{question} ORDER BY start", (job,))]
+
+    def measured_starts(self, job: int) -> list[int]:
+        """Return the starts of all summaries of a whole job with rows, in order."""
+        question = "SELECT start FROM jobs WHERE job = ? AND last NOT NULL ORDER BY start"
+        return [row["start"] for row in self.database.execute(question, (job,))]
 
     def folds(self) -> dict[HostKey, bytes]:
         """Return the states of all unfinished folds."""
@@ -285,6 +318,10 @@ class ArchiveStore:
     def close(self) -> None:
         """Close the file; idempotent."""
         self.database.close()
+
+
+def _host_key(host: Summary) -> tuple[str, int]:
+    return str(host["host"]), int(str(host["start"]))
 
 
 def with_rules(row: Summary) -> Summary:

@@ -112,7 +112,7 @@ class ReadingTooSlow(ColmetError):
     """A reading has reached its deadline. The message names no file or host."""
 
     def __init__(self, limit_s: float) -> None:
-        super().__init__(f"reading takes longer than {limit_s:g} s; ask for a shorter interval, or fewer hosts or columns")
+        super().__init__(f"reading takes longer than {limit_s:g} s; ask for a shorter interval, fewer hosts or columns")
 
 
 class History(ABC):

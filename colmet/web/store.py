@@ -166,8 +166,8 @@ class StoreReader:
     ) -> tuple[T, tuple[str, ...]]:
         """Return the result of `use` for some columns of a job's rows in a table, and warnings of the store.
 
-        The interval is slightly longer than requested. `use` may run while another caller waits for the same query: it must
-        not ask the store. More than `MAX_HELD_ROWS` rows are read by groups of hosts, and not kept.
+        The interval is slightly longer than requested. `use` may run while another caller waits for the same query: it
+        must not ask the store. More than `MAX_HELD_ROWS` rows are read by groups of hosts, and not kept.
         """
         limits = (*_wider(since, until), None if hosts is None else tuple(sorted(hosts)))
         key = ("read", job, table, tuple(columns), *limits)

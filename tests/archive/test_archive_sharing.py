@@ -132,7 +132,7 @@ def found(database):
 
 def test_a_job_on_hosts_of_two_collectors_is_one_job(database, collectors, one_for_all):
     a, b = collectors("a"), collectors("b")
-    hosts = [host(1, "n1", YEAR_START), host(1, "n2", YEAR_START + 3, 200, user="bob")]
+    hosts = [host(1, "n1", YEAR_START), host(1, "n2", YEAR_START + 3, 200)]
     a.write(hosts[0])
     a.push()
     b.write(hosts[1])

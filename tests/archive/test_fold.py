@@ -448,16 +448,6 @@ def test_growth_is_whole_while_a_clock_is_set(tmp_path, cpus, off_s, until):
     assert (job["cpu_s"], job["samples"]) == (100 * cpus, 20)
 
 
-def test_a_job_whose_hosts_name_several_users_has_none(tmp_path):
-    for number, users in enumerate(((b"alice", b"alice"), (b"alice", b"bob"), (b"alice", b""))):
-        archive = Archive(tmp_path / f"{number}.sqlite")
-        hosts = zip(("n1", "n2"), users)
-        archive.take(records_of([tick(n, host=host, user=user) for host, user in hosts for n in range(5)]))
-        archive.end()
-        (job,) = archive.jobs()
-        assert job["user"] == (None if b"bob" in users else "alice")
-
-
 # -- shares --
 
 
@@ -502,7 +492,9 @@ def test_a_flood_of_jobs_costs_its_sender_alone(tmp_path, few_slots, others):
 
 def test_a_sender_loses_its_oldest_job_that_is_over(tmp_path, few_slots):
     archive = Archive(tmp_path / "a.sqlite")
-    archive.take(records_of([tick(1, range(1, 11)), tick(2, range(2, 11)), tick(3, range(2, 12)), tick(4, range(2, 12))]))
+    archive.take(
+        records_of([tick(1, range(1, 11)), tick(2, range(2, 11)), tick(3, range(2, 12)), tick(4, range(2, 12))])
+    )
     assert {job for jobs in archive.archiver.fold.open_on.values() for job in jobs} == set(range(2, 12))
     assert [job["job"] for job in archive.jobs() if not job["is_running"]] == [1]
 

@@ -28,7 +28,7 @@ from colmet.web.workers import Workers
 from tests.support.web_client import ask, asking, basic
 from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
 from tests.support.web_stored import stored_of
-from tests.support.web_users import ALICE, BOB, METRIC, ROOT, got, make, refused
+from tests.support.web_users import ALICE, METRIC, ROOT, got, make, refused
 
 ALICES, BOBS = FIRST, FIRST + 1  # jobs
 ENDED = FIRST - 1  # alice's

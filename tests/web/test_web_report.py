@@ -448,7 +448,7 @@ def test_long_reads_of_rows_do_not_delay_the_summary_of_a_job(bed, users, page, 
     async def all_of_it():
         asked = [
             asking(app, f"/api/v1/jobs/{JOB}/rows?table=cgroup_default&since={at}", [ROOT])
-            for at in (START, START + 300)
+            for at in (START,)  # of one client, more read one after the other
         ]
         reads = [asyncio.ensure_future(one) for one in asked]
         try:

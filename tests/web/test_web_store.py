@@ -86,7 +86,7 @@ def test_a_reading_ends_at_its_deadline_with_advice_for_the_user(tmp_path, monke
     with tables.open_file(str(tmp_path / "rows.hdf5"), "w") as file:
         file.create_group("/", "job_42")
     store = StoreReader(lambda: Hdf5History([str(tmp_path / "rows.hdf5")]))
-    with pytest.raises(ReadingTooSlow, match="longer than 0.2 s; ask for a shorter interval") as raised:
+    with pytest.raises(ReadingTooSlow, match=r"longer than 0\.2 s; ask for a shorter interval") as raised:
         store.tables(42)
     assert type(warning_of(raised.value)) is str, "ordinary users see it, too"
     store.close()
