@@ -10,6 +10,7 @@ from collections.abc import Sequence
 # Ends the errors on files of a later version: an earlier one neither changes nor removes them.
 _LATER = "is of a later Colmet (form {form}, this version reads up to {reads}); install that version again, or {remedy}"
 _LONG = 100  # characters of a command line in an error
+LONGEST_TEXT = 200  # characters of a text in an error
 
 
 class ColmetError(Exception):
@@ -44,9 +45,16 @@ class Undescribed(WireError):
 
 
 class ParseError(ColmetError):
-    """A file with another form than its source documents."""
+    """A file or an answer with another form than its source documents.
+
+    Args:
+        path: of the file, or the command.
+        text: the part that cannot be read, such as a line; its start is shown.
+    """
 
     def __init__(self, path: str, text: object) -> None:
+        if isinstance(text, (str, bytes)):
+            text = text[:LONGEST_TEXT]
         super().__init__(f"{path}: cannot parse {text!r}")
 
 

@@ -813,9 +813,6 @@ def test_nvidia_smi_that_loses_the_driver_later_is_unavailable(smi, fake):
         ("gpus", V100.replace("0, GPU-", "9" * 30 + ", GPU-")),
         ("gpus", V100.replace("0, GPU-", "x, GPU-")),
         ("gpus", V100.replace("GPU-", "gpu ")),
-        ("processes", "GPU-5a10d111-aaaa, 500"),
-        ("processes", "GPU-5a10d111-aaaa, many, 900"),
-        ("processes", "500, GPU-5a10d111-aaaa, 900"),
     ],
 )
 def test_another_form_of_nvidia_smi_is_a_parse_error(smi, fake, what, text):
@@ -824,6 +821,69 @@ def test_another_form_of_nvidia_smi_is_a_parse_error(smi, fake, what, text):
     smi.prints(what, text)
     with pytest.raises(ParseError, match="nvidia-smi"):
         machine.sample()
+
+
+INFOROM = "WARNING: infoROM is corrupted at gpu 0000:B3:00.0"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "processes", "status"),
+    [
+        (f"{V100}\n{SECOND}\n{INFOROM}", "GPU-5a10d111-aaaa, 500, 900", 0),
+        (f"{V100}\n{SECOND}", f"GPU-5a10d111-aaaa, 500, 900\n{INFOROM}", 0),
+        (f"{INFOROM}\n{V100}\n{SECOND}\n{INFOROM}", f"{INFOROM}\nGPU-5a10d111-aaaa, 500, 900", 14),
+    ],
+)
+def test_a_warning_of_nvidia_smi_is_logged_once_and_takes_no_gpu_away(smi, fake, caplog, gpus, processes, status):
+    smi.prints("gpus", gpus)
+    smi.prints("processes", processes)
+    fake.write("/status", str(status))
+    machine = Node(fake)
+    machine.backend.open()
+    for _ in range(2):
+        jobs, rows, _ = machine.sample(machine.job(42, 500))
+        assert [row["processes"] for row in rows.values()] == [1, 0]
+        assert jobs[42]["gpus"] == 1
+    assert caplog.text.count(INFOROM) == 1
+    assert machine.backend.counters()["part_failures"] == 0
+
+
+def test_a_gpu_in_an_unknown_form_is_left_out_and_named(smi, fake, caplog):
+    lost = "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost."
+    smi.prints("gpus", f"{V100}\n{lost}")
+    machine = Node(fake)
+    machine.backend.open()
+    assert list(machine.sample()[1]) == ["GPU-5a10d111-aaaa"]
+    assert caplog.text.count(lost) == 1
+    assert machine.backend.counters()["part_failures"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "unknown"),
+    [
+        ("GPU-5a10d111-aaaa, [N/A], [N/A]", {"GPU-5a10d111-aaaa"}),
+        ("GPU-5a10d111-aaaa, 500", {"GPU-5a10d111-aaaa", "GPU-6b10d111-bbbb"}),
+        ("GPU-5a10d111-aaaa, many, 900", {"GPU-5a10d111-aaaa", "GPU-6b10d111-bbbb"}),
+        ("500, GPU-5a10d111-aaaa, 900", {"GPU-5a10d111-aaaa", "GPU-6b10d111-bbbb"}),
+        ("no such query", {"GPU-5a10d111-aaaa", "GPU-6b10d111-bbbb"}),
+    ],
+)
+def test_a_process_that_cannot_be_read_leaves_the_gpus_and_no_wrong_number(smi, fake, caplog, line, unknown):
+    smi.prints("gpus", f"{V100}\n{SECOND}")
+    smi.prints("processes", f"GPU-6b10d111-bbbb, 700, 900\n{line}")
+    machine = Node(fake)
+    machine.backend.open()
+    _, rows, _ = machine.sample()
+    assert {uuid for uuid, row in rows.items() if row["processes"] is None} == unknown
+    assert all(row["temperature"] == 36 for row in rows.values())
+    assert caplog.text.count(line) == 1
+    assert machine.backend.counters()["part_failures"] == 1
+
+
+def test_the_line_that_cannot_be_read_is_shown(smi, fake):
+    smi.prints("gpus", "\n".join([INFOROM, V100.replace("43.61", "lots")]))
+    with pytest.raises(ParseError, match="lots"):
+        NvidiaBackend(fake.host).open()
 
 
 def test_nvidia_smi_that_hangs_is_killed(smi, fake, monkeypatch):

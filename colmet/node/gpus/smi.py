@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import NamedTuple
 
-from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.errors import LONGEST_TEXT, BackendUnavailable, CommandFailed, ParseError
+from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Value
 from colmet.node.gpus.reading import Gpu, GpuReader, Process, read_number
 from colmet.node.system.command import Command
@@ -17,6 +19,9 @@ log = logging.getLogger(__name__)
 PROGRAM = "nvidia-smi"
 DEADLINE_S = 20.0  # without persistence mode, the driver initialises each GPU for each run
 MIB = 1 << 20
+MOST_REMARKS = 100  # different ones to log; a node has at most some ten GPUs
+_REMARK = "WARNING:"
+_WARNED = 14  # its exit status with a remark on an infoROM; its values are right
 
 _IDENTITY = ("index", "uuid", "name", "pci.bus_id")
 # column: its name there, and the factor from its unit to that of the column
@@ -68,32 +73,44 @@ def parse_value(text: str, factor: int, of_reals: bool) -> Value:
     return number if of_reals else int(number)
 
 
-def parse_gpus(text: str, columns: Sequence[str]) -> list[Gpu]:
-    """Return the GPUs in the output of ``--query-gpu``, one a line: their identity, then the queried columns.
+class Answer(NamedTuple):
+    """The lines of an answer of nvidia-smi, which prints its warnings between its values."""
+
+    rows: list[str]
+    remarks: list[str]  # such as "WARNING: infoROM is corrupted at gpu 0000:B3:00.0"
+
+    @classmethod
+    def split(cls, text: str) -> Answer:
+        """Return the lines of a text."""
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        remarks = [line for line in lines if line.startswith(_REMARK)]
+        return cls([line for line in lines if not line.startswith(_REMARK)], remarks)
+
+
+def parse_gpu(line: str, columns: Sequence[str]) -> Gpu:
+    """Return the GPU in a line of ``--query-gpu``: its identity, then the queried columns; ValueError otherwise."""
+    index, uuid, name, pci, *cells = [cell.strip() for cell in line.split(",")]
+    if len(cells) != len(columns) or not uuid.startswith("GPU-") or not re.fullmatch(r"[0-9]{1,4}", index):
+        raise ValueError(line)
+    values = {column: parse_value(cell, _QUERIES[column][1], column in _REALS) for column, cell in zip(columns, cells)}
+    return Gpu(uuid, name, pci, int(index), values=values)
+
+
+def parse_process(line: str) -> tuple[str, Process | None]:
+    """Return uuid and process of a line of ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory``.
+
+    The process is None if the driver does not say its number: ``[N/A]``.
 
     Raises:
         ValueError: another form.
     """
-    gpus = []
-    for line in text.splitlines():
-        index, uuid, name, pci, *cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) != len(columns) or not uuid.startswith("GPU-") or not re.fullmatch(r"[0-9]{1,4}", index):
-            raise ValueError(line)
-        values = {
-            column: parse_value(cell, _QUERIES[column][1], column in _REALS) for column, cell in zip(columns, cells)
-        }
-        gpus.append(Gpu(uuid, name, pci, int(index), values=values, processes=[]))
-    return gpus
-
-
-def parse_processes(text: str) -> Iterator[tuple[str, Process]]:
-    """Return uuid and process of each line of ``--query-compute-apps=gpu_uuid,pid,used_gpu_memory``."""
-    for line in text.splitlines():
-        uuid, pid, used = [cell.strip() for cell in line.split(",")]
-        if not uuid.startswith("GPU-"):
-            raise ValueError(line)
-        memory = parse_value(used, MIB, of_reals=False)
-        yield uuid, Process(int(pid), memory if isinstance(memory, int) else None)
+    uuid, pid, used = [cell.strip() for cell in line.split(",")]
+    if not uuid.startswith("GPU-"):
+        raise ValueError(line)
+    number, memory = parse_value(pid, 1, of_reals=False), parse_value(used, MIB, of_reals=False)
+    if number is None:
+        return uuid, None
+    return uuid, Process(int(number), memory if isinstance(memory, int) else None)
 
 
 class SmiReader(GpuReader):
@@ -102,6 +119,7 @@ class SmiReader(GpuReader):
     def __init__(self, host: Host) -> None:
         self._host = host
         self._columns = list(_QUERIES)
+        self._remarks: set[str] = set()  # that have been logged
         self._ask_gpus = self._query()
         self._ask_processes = self._command("--query-compute-apps=gpu_uuid,pid,used_gpu_memory")
 
@@ -115,37 +133,72 @@ class SmiReader(GpuReader):
             raise BackendUnavailable(f"{err}; {_REMEDY}") from err
 
     def read(self) -> list[Gpu]:
-        """Return all GPUs; none is marked lost, as the program fails as a whole in that case."""
-        gpus = {gpu.uuid: gpu for gpu in self._gpus()}
-        answer = self._ask_processes.run()
-        processes: dict[str, list[Process]] = {uuid: [] for uuid in gpus}
-        try:
-            for uuid, process in parse_processes(answer):
-                if uuid in processes:
-                    processes[uuid].append(process)
-        except ValueError as err:
-            raise ParseError(str(self._ask_processes), answer[:200]) from err
-        for uuid, gpu in gpus.items():
-            gpu.processes = processes[uuid]
-        return list(gpus.values())
+        """Return all GPUs; none is marked lost, as the program fails as a whole in that case.
+
+        A GPU whose line cannot be read is left out. A process whose line cannot be read may be on any GPU, so that no
+        GPU's processes are known.
+        """
+        gpus = self._gpus()
+        processes: dict[str, list[Process] | None] = {gpu.uuid: [] for gpu in gpus}
+        answer = self._heard(self._ask_processes.run())
+        for line in answer.rows:
+            try:
+                uuid, process = parse_process(line)
+            except ValueError:
+                self._unread(line, "the processes on GPUs are unknown")
+                processes = dict.fromkeys(processes)
+                break
+            on_it = processes.get(uuid)
+            if process is None and uuid in processes:
+                self._unread(line, "the processes on this GPU are unknown")
+                processes[uuid] = None
+            elif process is not None and on_it is not None:
+                on_it.append(process)
+        for gpu in gpus:
+            gpu.processes = processes[gpu.uuid]
+        return gpus
+
+    def _heard(self, text: str) -> Answer:
+        """Return the lines of an answer; each remark is logged once."""
+        answer = Answer.split(text)
+        for remark in answer.remarks[:MOST_REMARKS]:
+            if remark not in self._remarks and len(self._remarks) < MOST_REMARKS:
+                self._remarks.add(remark)
+                log.warning("%s has a remark: %s", PROGRAM, remark[:LONGEST_TEXT])
+        return answer
+
+    def _unread(self, line: str, so: str) -> None:
+        self.failures += 1
+        if powers_of_ten(self.failures):
+            log.error(
+                "cannot read a line of %s failures=%d: %s: %r", PROGRAM, self.failures, so, line[:LONGEST_TEXT]
+            )
 
     def _query(self) -> Command:
         names = [*_IDENTITY, *[_QUERIES[column][0] for column in self._columns]]
         return self._command(f"--query-gpu={','.join(names)}")
 
     def _command(self, query: str) -> Command:
-        made = self._host.command([PROGRAM, query, "--format=csv,noheader,nounits"], DEADLINE_S)
+        words = [PROGRAM, query, "--format=csv,noheader,nounits"]
+        made = self._host.command(words, DEADLINE_S, statuses=(0, _WARNED))
         self.programs = (*self.programs, made)
         return made
 
     def _gpus(self) -> list[Gpu]:
-        answer = self._run()
-        try:
-            gpus = parse_gpus(answer, self._columns)
-        except ValueError as err:
-            if _ABSENT.search(answer):
-                raise BackendUnavailable(f"{PROGRAM}: {' '.join(answer.split())[:200]}") from err
-            raise ParseError(PROGRAM, answer[:200]) from err
+        text = self._run()
+        answer = self._heard(text)
+        gpus, unread = [], []
+        for line in answer.rows:
+            try:
+                gpus.append(parse_gpu(line, self._columns))
+            except ValueError:
+                unread.append(line)
+        if not gpus and unread:
+            if _ABSENT.search(text):
+                raise BackendUnavailable(f"{PROGRAM}: {' '.join(unread)[:LONGEST_TEXT]}")
+            raise ParseError(PROGRAM, unread[0])
+        for line in unread:
+            self._unread(line, "its GPU is left out")
         if not gpus:
             raise BackendUnavailable(f"{PROGRAM} finds no NVIDIA GPU on this node")
         for gpu in gpus:

@@ -45,6 +45,7 @@ class Command:
         max_answer: largest output in bytes.
         sift: called once for each run; returns a function from a part of standard output to its kept bytes. None
             keeps all. Only kept bytes count towards `max_answer`.
+        statuses: exit statuses with a valid answer.
 
     Attributes:
         runs: programs started.
@@ -60,6 +61,7 @@ class Command:
         hide: Iterable[str] = (),
         max_answer: int = MAX_ANSWER,
         sift: Callable[[], Callable[[bytes], bytes]] | None = None,
+        statuses: Sequence[int] = (0,),
     ) -> None:
         self.argv = list(argv)
         self.deadline_s = deadline_s
@@ -68,6 +70,7 @@ class Command:
         self._env = env or {}
         self._max_answer = max_answer
         self._sift = sift
+        self._statuses = statuses
         self._hide = sorted(filter(None, hide), key=len, reverse=True)
         self._lock = threading.Lock()  # a process is reaped or killed, not both at once; never locked for long
         self._process: Popen[bytes] | None = None
@@ -87,7 +90,7 @@ class Command:
             given: its standard input, from a file without a name, so that no program has to read it.
 
         Raises:
-            CommandFailed: it cannot be started, returns a status other than 0, exceeds its deadline, or prints more
+            CommandFailed: it cannot be started, returns another status, exceeds its deadline, or prints more
                 than `max_answer` bytes; the text has the reason and the program's own message.
         """
         process = self._start(given)
@@ -105,7 +108,7 @@ class Command:
             self.killed += 1
             left = "" if gone else f"; {_HELD}"
             raise self._failure(f"did not end within {self.deadline_s:g} s and was killed{left}", "late")
-        if process.returncode != 0:
+        if process.returncode not in self._statuses:
             raise self._failure(
                 _ending(process.returncode, self._shown((said or out).decode("utf-8", "replace"))), "status"
             )

@@ -313,7 +313,12 @@ class Host:
             self.kept -= count
 
     def command(
-        self, argv: Sequence[str], deadline_s: float, env: Mapping[str, str] | None = None, hide: Iterable[str] = ()
+        self,
+        argv: Sequence[str],
+        deadline_s: float,
+        env: Mapping[str, str] | None = None,
+        hide: Iterable[str] = (),
+        statuses: Sequence[int] = (0,),
     ) -> Command:
         """Return a program for repeated runs; a name without a path is searched in PATH and the usual directories.
 
@@ -322,8 +327,9 @@ class Host:
             deadline_s: longest duration of one run in seconds.
             env: added to the environment.
             hide: words masked in every text of this command, such as passwords.
+            statuses: exit statuses with a valid answer.
         """
-        made = Command(argv, deadline_s, self.program, env, hide)
+        made = Command(argv, deadline_s, self.program, env, hide, statuses=statuses)
         with self._commands_lock:
             self._commands.add(made)
             if self._commands_stopped:
