@@ -13,7 +13,7 @@ import pytest
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends import ipmipower
-from colmet.node.backends.ipmipower import SCHEMA, IpmipowerBackend, Sensor, parse, parse_sensors, secrets, watts
+from colmet.node.backends.ipmipower import SCHEMA, IpmipowerBackend, NoPower, Sensor, parse, parse_sensors, secrets, watts
 
 DATA = Path(__file__).parents[1] / "data/ipmi"
 DELL_5S = ["ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower"]
@@ -45,8 +45,6 @@ A_SENSOR = values(240, 240)
         ("ipmitool-sdr-list", A_SENSOR),
         ("ipmitool-sdr-get", A_SENSOR),
         ("ipmitool-sensor-reading", A_SENSOR),
-        ("ipmi-dcmi-off", {}),
-        ("ipmitool-dcmi-off", {}),
         ("bmc-info", {}),
     ],
 )
@@ -71,12 +69,24 @@ def test_what_the_tools_printed_is_understood(name, expected):
         ("no such command", {}),
         ("207\n208\n", {}),
         ("-207", {}),
-        ("Power reading state is: deactivated\nCurrent Power : 5 W\n", {}),
-        ("Current Power : 5 W\nPower Measurement : Not Available\n", {}),
     ],
 )
 def test_other_answers_are_what_they_say_and_nothing_more(text, expected):
     assert parse(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "state"),
+    [
+        (recorded("ipmi-dcmi-off"), "not available"),
+        (recorded("ipmitool-dcmi-off"), "deactivated"),
+        ("Power reading state is: deactivated\nCurrent Power : 5 W\n", "deactivated"),
+        ("Current Power : 5 W\nPower Measurement : Not Available\n", "not available"),
+    ],
+)
+def test_a_bmc_that_does_not_measure_has_no_power(text, state):
+    with pytest.raises(NoPower, match=f"power measurement is '{state}'"):
+        parse(text)
 
 
 @pytest.mark.parametrize(
@@ -393,6 +403,47 @@ def test_what_is_wrong_is_reported_with_its_remedy(tools, freeipmi, ipmitool, te
     for remark in (freeipmi, ipmitool):
         assert (remark or "") in said
     assert "\n" not in said and len(said) < 2000
+
+
+# ipmitool on a BMC of OpenBMC, which prints this state always.
+DEACTIVATED = """
+    Instantaneous power reading:                   360 Watts
+    Minimum during sampling period:                360 Watts
+    Maximum during sampling period:                360 Watts
+    Average power reading over sample period:      360 Watts
+    IPMI timestamp:                           Thu Jan  1 00:00:00 1970
+    Sampling period:                          00000000 Seconds.
+    Power reading state is:                   deactivated
+"""
+
+
+@pytest.mark.parametrize(
+    ("tool", "answers", "why"),
+    [
+        ("ipmitool", {"dcmi": DEACTIVATED}, "the BMC says that its power measurement is 'deactivated'"),
+        ("ipmitool", {"dcmi": DEACTIVATED.replace("360 W", "215,5 W")}, "reading:                   215,5 Watts'"),
+        (
+            "ipmitool",
+            {"list": "Pwr Consumption | 5 Watts | ok\n", "get": "Sensor Reading : 5 Watts\nSensor Reading : 6 Watts\n"},
+            "Sensor Reading : 6 Watts (a second value)",
+        ),
+        (
+            "ipmi-dcmi",
+            {"get": "Current Power : 0 Watts\nPower Measurement : Not Available\n"},
+            "the BMC says that its power measurement is 'not available'",
+        ),
+    ],
+)
+def test_an_answer_without_power_says_why_and_a_tool_that_is_there_need_not_be_installed(tools, tool, answers, why):
+    tools.has(tool, **{word: f"echo {shlex.quote(text)}" for word, text in answers.items()})
+    if tool != "ipmitool":
+        tools.has("bmc-info", get=prints("bmc-info"))
+        tools.has("ipmi-oem", dell=says(NO_POWER))
+    with pytest.raises(BackendUnavailable) as failed:
+        tools.backend().open()
+    assert why in str(failed.value)
+    remedy = str(failed.value).rpartition(" Remedy: ")[2]
+    assert "--ipmipower-sensor" in remedy and "--ipmipower-cmd" in remedy and "install" not in remedy
 
 
 def test_a_password_on_the_command_line_is_in_no_text(tools, caplog):

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
+from colmet.common.errors import BackendUnavailable, ColmetError, CommandFailed, ConfigError, ParseError
 from colmet.common.runtime.cli import Options, Rare, positive_seconds
 from colmet.common.runtime.configuration import require
 from colmet.common.schema import Sample
@@ -61,6 +61,10 @@ _MANUFACTURER = re.compile(r"^Manufacturer ID *:.*?\b([0-9]{1,8})\)?$", re.ASCII
 Values = Mapping[str, "int | None"]
 
 
+class NoPower(ColmetError):
+    """An answer in a known form, without a power; the text has the reason."""
+
+
 def watts(text: str, form: re.Pattern[str] = _WATTS) -> int | None:
     """Return a printed power in whole W, None for "no value"; ValueError if it is no power, or above `MAX_WATTS`."""
     text = " ".join(text.split())
@@ -80,13 +84,14 @@ def _of_a_sensor(value: int | None) -> dict[str, int | None]:
 
 
 def parse(text: str) -> dict[str, int | None]:
-    """Return the values in a tool's output, by column; empty without power, or if the tool does not measure now.
+    """Return the values in a tool's output, by column; empty without power.
 
     Understands the output of `ipmi-oem dell`, `ipmi-dcmi`, `ipmitool dcmi`, `ipmitool sdr get`, and, for one sensor
     alone, of `ipmitool sensor reading` and `ipmi-sensors`; also a number alone.
 
     Raises:
-        ValueError: a value is no power, or occurs twice.
+        NoPower: the BMC does not measure now.
+        ValueError: a value is no power, or occurs twice; the text is its line.
     """
     found: dict[str, int | None] = {}
     for line in text.splitlines():
@@ -95,10 +100,10 @@ def parse(text: str) -> dict[str, int | None]:
         if not colon:
             continue
         if value.lower() != _STATES.get(key, value.lower()):
-            return {}
+            raise NoPower(f"the BMC says that its power measurement is {value.lower()[:_SHOWN]!r}")
         columns = _of_a_sensor(None) if key == _SENSOR else {_COLUMNS[key]: None} if key in _COLUMNS else {}
         if columns.keys() & found.keys():
-            raise ValueError(line)
+            raise ValueError(f"{line.strip()} (a second value)")
         try:
             found.update(dict.fromkeys(columns, watts(value)) if columns else {})
         except ValueError:
@@ -171,9 +176,12 @@ _REMEDIES = {
     "agent's user open /dev/ipmi0; if this node has no BMC, leave out --enable-ipmipower",
     r"timeout|did not end|unable to establish|hostname|connect": "see that the BMC answers at its address, to "
     "that user and password; --ipmipower-timeout gives it longer",
-    r"no such program": "install freeipmi-tools (freeipmi) or ipmitool",
 }
-_ELSE = "name a sensor with --ipmipower-sensor, as `ipmi-sensors` lists them, or a command with --ipmipower-cmd"
+_INSTALL = "install freeipmi-tools (freeipmi) or ipmitool"
+_ELSE = (
+    "name a sensor with --ipmipower-sensor, as `ipmi-sensors` or `ipmitool sdr list full` lists them, or a command "
+    "with --ipmipower-cmd"
+)
 _ELSE_OF_A_COMMAND = "see what the command of --ipmipower-cmd prints when root runs it in /"
 
 
@@ -185,15 +193,22 @@ class _Source(NamedTuple):
     command: Command
 
     def ask(self) -> Values:
-        """Return its current values; CommandFailed, or ParseError if its output has no power."""
+        """Return its current values; CommandFailed, NoPower, or ParseError for an output in another form."""
         text = self.command.run()
         try:
             values = parse(text)
+        except NoPower as err:
+            raise NoPower(f"{self.command}: {err}") from None
         except ValueError as err:
-            raise ParseError(str(self.command), str(err)[:_SHOWN]) from err
+            raise ParseError(str(self.command), str(err)) from err
+        if not values:
+            raise ParseError(str(self.command), text)
         if all(value is None for value in values.values()):
-            raise ParseError(str(self.command), text[:_SHOWN])
+            raise NoPower(f"{self.command}: the BMC has no value of its power now")
         return values
+
+
+_FAILURES = (CommandFailed, NoPower, ParseError)
 
 
 class IpmipowerBackend(InputBackend):
@@ -226,6 +241,7 @@ class IpmipowerBackend(InputBackend):
         self._failures = 0
         self._troubles: list[str] = []  # of an open(): failures and their messages
         self._said = ""  # the same without the command lines: they may name a password file
+        self._is_any_there = False  # whether a program of them is on this node
         self._off: set[str] = set()  # tools that are disabled or do not work
 
     @classmethod
@@ -291,14 +307,15 @@ class IpmipowerBackend(InputBackend):
 
     def open(self) -> None:
         """Find a source of the power by trying all; if none works, BackendUnavailable has the message of each tool."""
-        self._troubles, self._said = [], ""
+        self._troubles, self._said, self._is_any_there = [], "", False
         self._off = {tool for tool, options in self._options.items() if options is None}
         for source in self._sources():
             try:
                 values = source.ask()
-            except (CommandFailed, ParseError) as err:
+            except _FAILURES as err:
                 self._note(err, source.tool)
                 continue
+            self._is_any_there = True
             if not any(values.values()):  # usual for a BMC without a power meter
                 self._troubles.append(f"{source.command}: says 0 W")
                 continue
@@ -307,14 +324,15 @@ class IpmipowerBackend(InputBackend):
             log.info("power of the node: source=%s command=%s", source.label, source.command)
             return
         troubles = "; ".join(self._troubles)
-        raise BackendUnavailable(f"nothing says the power: {troubles}. Remedy: {self._remedy(self._said)}")
+        remedy = self._remedy(self._said) if self._words or self._is_any_there else _INSTALL
+        raise BackendUnavailable(f"nothing says the power: {troubles}. Remedy: {remedy}")
 
     def sample(self, jobs: Sequence[Any]) -> Iterable[Sample]:
         """Return one row of the node; after the 5th failure in a row, the BMC is left alone until a retry."""
         assert self._source is not None
         try:
             values = self._source.ask()
-        except (CommandFailed, ParseError) as err:
+        except _FAILURES as err:
             self._failures += 1
             if self._failures < _FAILURES_IN_A_ROW:
                 raise
@@ -370,17 +388,23 @@ class IpmipowerBackend(InputBackend):
         """Return the output of a program; None if it fails, or its tool is off."""
         for source in self._of("", program, *arguments, deadline_s=deadline_s):
             try:
-                return source.command.run()
+                answer = source.command.run()
+                self._is_any_there = True
+                return answer
             except CommandFailed as err:
                 self._note(err, source.tool)
         return None
 
-    def _note(self, err: CommandFailed | ParseError, tool: str) -> None:
+    def _note(self, err: ColmetError, tool: str) -> None:
         self._troubles.append(str(err))
+        why = err.why if isinstance(err, CommandFailed) else ""
+        if why in ("absent", "late"):
+            self._off.add(tool)  # its other commands would fail, too
+        if why == "absent":
+            return
+        self._is_any_there = True
         if isinstance(err, CommandFailed):
             self._said += f" {err.text}"
-            if err.why in ("absent", "late"):
-                self._off.add(tool)  # its other commands would fail, too
 
     def _remedy(self, said: str) -> str:
         for form, remedy in _REMEDIES.items():
