@@ -6,6 +6,7 @@ import errno
 import grp
 import json
 import sys
+import time
 
 import pytest
 
@@ -120,12 +121,45 @@ def test_first_words_are_users():
     assert parse("") == []
 
 
-def test_the_last_two_lines_are_cut_off():
+def test_the_start_of_the_file_is_no_login():
     assert parse_last("bob pts/0\nrebootx tty1\n\nwtmp begins Sat Nov 21\n") == ["bob", "rebootx"]
     assert parse_last(LAST) == ["bob", "eve"]
     assert parse_last(LAST, only_users=False) == ["bob", "reboot", "eve"]
     assert parse_last("\nwtmp begins Sat Nov 21\n") == []
-    assert parse_last("") == []
+    assert parse_last("/var/lib/wtmpdb/wtmp.db has no entries\n") == []
+
+
+# Debian 13's `last`, of wtmpdb.
+WTMPDB = """bob         pts/0        192.0.2.7        Fri Nov 28 04:01 - still logged in
+soft-reboot system boot  6.11.10-amd64    Fri Nov 28 04:00 - still running
+reboot      system boot  6.11.10-amd64    Fri Nov 28 03:58 - 04:00  (00:02)
+
+/var/lib/wtmpdb/wtmp.db begins Fri Nov 28 03:58:01 2026
+"""
+
+
+def test_entries_of_the_machine_are_no_users():
+    assert parse_last(WTMPDB) == ["bob"]
+
+
+def test_last_is_given_a_time_that_each_of_its_kinds_knows(tmp_path):
+    script = 'case $1 in 20??-??-??\\ ??:??:??) date -d "$1" +%s >asked; echo "$0";; *) exit 1;; esac'
+    last = ["sh", "-c", f"cd {tmp_path}; {script}", WTMPDB.replace("bob", "eve")]
+    logins = Logins(True, 5, who=["echo", "bob pts/0"], last=last)
+    assert logins.users() == ["bob", "eve"]
+    assert 295 <= time.time() - int((tmp_path / "asked").read_text()) <= 330
+
+
+@pytest.mark.parametrize("text", ["", "usage: last [OPTION]", "bob pts/0\neve pts/1"])
+def test_a_last_of_another_form_is_reported_with_its_line(caplog, text):
+    logins = Logins(True, 5, who=["echo", "bob pts/0"], last=["sh", "-c", f"echo '{text}'"])
+    assert logins.users() == ["bob"] and logins.failures == 1
+    assert f"cannot parse {text.split(chr(10))[-1]!r}" in caplog.text
+
+
+def test_a_who_of_another_form_is_a_failure():
+    with pytest.raises(SourceFailed, match=r"cannot parse 'what\?'; the users that are logged in are not known"):
+        Logins(False, 5, who=["echo", "what?"]).users()
 
 
 def test_without_who_nothing_can_be_reported():
@@ -142,4 +176,4 @@ def test_without_last_the_others_are_reported(caplog):
     logins = Logins(True, 5, who=["echo", "bob pts/0"], last=["false"])
     assert logins.users() == ["bob"]
     assert logins.failures == 1
-    assert "logins of the last five minutes are missing: false: returned 1" in caplog.text
+    assert "logins of the last five minutes are missing: false" in caplog.text

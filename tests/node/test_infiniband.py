@@ -261,6 +261,25 @@ def test_another_ibstat_is_refused(text):
         parse_ibstat(text)
 
 
+def test_a_port_without_a_state_in_the_answer_is_no_silent_port():
+    with pytest.raises(ValueError, match="no state of port mlx5_0/1"):
+        parse_ibstat("CA 'mlx5_0'\n\tPort 1:\n\t\tLogical state: Active\n")
+
+
+def test_counters_that_perfquery_does_not_print_are_named_once(fake, tools, caplog):
+    tools.active("mlx5_0", "mlx5_1")
+    tools.say("perfquery", f"{{ {CAPTURED}; }} | sed s/SymbolErrorCounter/SymbolErrors/")
+    _, ports = rows(opened(fake, "--infiniband-perfquery"))
+    assert all("symbol_error" not in port and "link_downed" in port for port in ports.values())
+    assert caplog.text.count("SymbolErrorCounter") == 1
+
+
+def test_the_line_of_perfquery_that_cannot_be_read_is_shown(fake, tools):
+    tools.say("perfquery", f"{{ {CAPTURED}; }} | sed s/^VL15Dropped.*/VL15Dropped:...many/")
+    with pytest.raises(ParseError, match=r"VL15Dropped:\.\.\.many"):
+        opened(fake, "--infiniband-perfquery")
+
+
 @pytest.mark.parametrize("text", ["", "rubbish", "PortXmitData:....many", "PortXmitData:....-1"])
 def test_another_perfquery_is_refused(text):
     with pytest.raises(ValueError, match="counter"):

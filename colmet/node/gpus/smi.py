@@ -164,15 +164,13 @@ class SmiReader(GpuReader):
         for remark in answer.remarks[:MOST_REMARKS]:
             if remark not in self._remarks and len(self._remarks) < MOST_REMARKS:
                 self._remarks.add(remark)
-                log.warning("%s has a remark: %s", PROGRAM, remark[:LONGEST_TEXT])
+                log.warning("nvidia-smi has a remark: %s", remark[:LONGEST_TEXT])
         return answer
 
     def _unread(self, line: str, so: str) -> None:
         self.failures += 1
         if powers_of_ten(self.failures):
-            log.error(
-                "cannot read a line of %s failures=%d: %s: %r", PROGRAM, self.failures, so, line[:LONGEST_TEXT]
-            )
+            log.error("cannot read a line of nvidia-smi failures=%d: %s: %r", self.failures, so, line[:LONGEST_TEXT])
 
     def _query(self) -> Command:
         names = [*_IDENTITY, *[_QUERIES[column][0] for column in self._columns]]
