@@ -1,16 +1,17 @@
 """Grades of what a job used of what it held: the one definition for reports, lists and the page.
 
-A grade is a word for people; colours follow from it. It is computed when a job is shown, and never stored.
+A bad grade comes with a sentence that says what to do (`colmet.report.grade_advice`), and a good one is not said of what
+an advice blames. A grade is a word for people; colours follow from it. It is computed when a job is shown, and never stored.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.archive.columns import DONE, ENDED, OUT_OF_MEMORY, RUNNING, TEXT, TIMEOUT, JobColumn, Summary
 from colmet.archive.queries import JobArchive, JobFilter, JobPage, Row, UsageGroup
-from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_WALL_S, MEMORY_LOW
+from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_WALL_S, MEMORY_LOW, WAITING
 from colmet.report.model import Number
 
 GOOD, LOW, POOR, EXCEEDED = "good", "low", "poor", "exceeded"
@@ -23,6 +24,15 @@ THRESHOLDS: Mapping[str, tuple[float, float]] = {
     WALLTIME: (0.5, 0.1),
 }
 MOST_SHARE = 1.05  # of memory: beyond it, the job has used more than it was given
+# The rules of advice that blame a thing, and those that explain a bad grade of it.
+_SHORT_OF_MEMORY = frozenset(("oom", "memory-high", "swap", "reclaim"))
+BLAMES: Mapping[str, frozenset[str]] = {
+    CORES: frozenset(("one-core", "idle", "cpu-low", "host-idle", "imbalance", "idle-end")),
+    MEMORY: _SHORT_OF_MEMORY | {"memory-low", "memory-exceeded"},
+    GPUS: frozenset(("gpu-idle", "gpu-low")),
+    WALLTIME: frozenset(("walltime-low", "walltime-exceeded")),
+}
+EXPLAINS: Mapping[str, frozenset[str]] = {**BLAMES, CORES: BLAMES[CORES] | {*WAITING}}
 _OVER = (DONE, ENDED)  # jobs with these states show how much walltime they need; others ended too early
 
 
@@ -34,13 +44,14 @@ class Judged(NamedTuple):
     wall_s: float
     is_measured: bool  # whether its samples suffice for advice
     is_killed: bool  # whether the kernel killed processes of it for lack of memory
+    rules: Collection[str] = ()  # names of the rules of advice that apply
 
 
 def grade(what: str, share: Number, job: Judged) -> str:
     """Return the grade of a used share; empty if it cannot be judged.
 
-    There is none without enough samples or half a minute of wall time, of memory and walltime while the job runs, and
-    of walltime if the job failed or was cancelled.
+    There is none without enough samples or half a minute of wall time, of memory and walltime while the job runs, of
+    walltime if the job failed or was cancelled, and where an advice says the opposite.
 
     Args:
         what: ``cores``, ``memory``, ``gpus`` or ``walltime``.
@@ -60,7 +71,12 @@ def grade(what: str, share: Number, job: Judged) -> str:
     if what == MEMORY and share > MOST_SHARE:
         return EXCEEDED
     good, low = THRESHOLDS[what]
+    if (BLAMES[what] if share >= good else _OPPOSITE.get(what, frozenset())).intersection(job.rules):
+        return ""
     return GOOD if share >= good else LOW if share >= low else POOR
+
+
+_OPPOSITE = {MEMORY: _SHORT_OF_MEMORY}  # of a bad grade: it has to ask for more, and not for less
 
 
 def grade_of_usage(group: UsageGroup) -> str | None:
@@ -100,6 +116,7 @@ def grades_of(row: Summary) -> Row:
         wall_s=float(wall_s) if isinstance(wall_s, (int, float)) else 0.0,
         is_measured=row["rules"] is not None,
         is_killed=isinstance(kills, (int, float)) and kills > 0,
+        rules=str(row["rules"] or "").split(),
     )
     found: Row = {}
     for one in _GRADED:

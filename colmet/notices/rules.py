@@ -159,10 +159,12 @@ def _gpu_idle(case: Case, limits: Thresholds) -> str | None:
     if grown is None or not held:
         return None
     use, unused = grown.share("gpu_busy_s", "gpu_s"), grown.share("gpu_idle_s", "gpu_s")
-    is_low = use is not None and use < limits.gpu_idle_use
-    if not is_low and (unused is None or unused < GPU_IDLE):
-        return None
     gpus = held / grown.elapsed_s
+    is_low = use is not None and use < limits.gpu_idle_use
+    # of several GPUs some may be used and others not; more use than that is of processes that are not seen as the job's
+    is_partly = use is None or (gpus >= 1.05 and unused is not None and use + unused <= 1)
+    if not is_low and not (is_partly and unused is not None and unused >= GPU_IDLE):
+        return None
     what = f"its {count(round(gpus, 1))} GPUs were" if gpus >= 1.05 else "its GPU was"
     figures = [f"used {percent(use)}"] if use is not None else []
     figures += [f"without a process {percent(unused)} of the time"] if unused else []
@@ -222,7 +224,8 @@ IDLE = Rule(
 )
 GPU_UNUSED = Rule(
     *("gpu-idle", "GPU idle"),
-    "in the last gpu-idle-after, its GPUs were used less than gpu-idle-use, or had no process for half of the time",
+    "in the last gpu-idle-after, its GPUs were used less than gpu-idle-use, or had no process for half of the time, as "
+    "far as their use allows",
     _gpu_idle,
 )
 MEMORY_HIGH = Rule(

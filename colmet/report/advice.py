@@ -55,7 +55,7 @@ def _rule(
     return lambda text: AdviceRule(name, because, text, unless)
 
 
-_WAITING = ("cpu-wait", "throttled", "block-io", "swap", "reclaim")
+WAITING = ("cpu-wait", "throttled", "block-io", "swap", "reclaim")
 _WALL, _CPU_MINUTE = "(30 s of wall time or more)", "(1 min of CPU time or more)"
 _RAN = "of the CPU time that they used"
 
@@ -134,9 +134,15 @@ def _one_core(report: Report) -> str | None:
     )
 
 
-@_rule("idle", f"less than {percent(IDLE)} of wall time by cores was used {_WALL}", _WAITING)
+def _computes_on_gpus(report: Report) -> bool:
+    return any((gpu.use_ratio or 0.0) >= GPU_USE for gpu in report.gpus)
+
+
+@_rule("idle", f"less than {percent(IDLE)} of wall time by cores was used, and no GPU {_WALL}", WAITING)
 def _idle(report: Report) -> str | None:
     if report.cpu.used_ratio is None or report.cpu.used_ratio >= IDLE or report.wall_s < LEAST_WALL_S:
+        return None
+    if _computes_on_gpus(report):
         return None
     cpus = report.cpu.cpus
     return (
@@ -145,7 +151,7 @@ def _idle(report: Report) -> str | None:
     )
 
 
-@_rule("cpu-low", f"{percent(IDLE)} to {percent(CPU_LOW)} of wall time by 2 or more cores was used {_WALL}", _WAITING)
+@_rule("cpu-low", f"{percent(IDLE)} to {percent(CPU_LOW)} of wall time by 2 or more cores was used {_WALL}", WAITING)
 def _cpu_low(report: Report) -> str | None:
     used, working = report.cpu.used_ratio, _hosts(report, idle=False)
     if used is None or not IDLE <= used < CPU_LOW or report.wall_s < LEAST_WALL_S:
@@ -191,11 +197,11 @@ def _imbalance(report: Report) -> str | None:
 
 
 @_rule(
-    "idle-end", f"no host used {TAIL_CORES} cores for the last {percent(TAIL)} of the wall time, and for 10 min or more"
+    "idle-end", f"no host used {TAIL_CORES} cores for the last {percent(TAIL)} of the wall time, and for 10 min or more, and no GPU"
 )
 def _tail(report: Report) -> str | None:
     curve = next((curve for curve in report.curves if curve.name == "cpu"), None)
-    if curve is None or len(curve.lines) < len(report.hosts) or _idle.text(report):
+    if curve is None or len(curve.lines) < len(report.hosts) or _idle.text(report) or _computes_on_gpus(report):
         return None  # a host without values may have been busy
     busy = [float(line.times[line.values > TAIL_CORES].max(initial=0)) for line in curve.lines]
     idle_s = report.end - max(max(busy), float(report.start))
@@ -308,10 +314,17 @@ def _small_io(report: Report) -> str | None:
     )
 
 
-@_rule("gpu-idle", "a GPU held for 5 min or more had no process for half of it, or was used less than 10 %")
+@_rule(
+    "gpu-idle",
+    f"a GPU held for 5 min or more was used less than {percent(GPU_USE)}, or had no process for half of the time, if its "
+    "use is unknown",
+)
 def _gpu_idle(report: Report) -> str | None:
     def is_idle(gpu: GpuUse) -> bool:
-        return over(gpu.idle_s, gpu.held_s, GPU_IDLE) or (gpu.use_ratio is not None and gpu.use_ratio < GPU_USE)
+        # a GPU that is used without a process of the job is used by it in a container, or by others: not for nothing
+        if gpu.use_ratio is not None:
+            return gpu.use_ratio < GPU_USE
+        return over(gpu.idle_s, gpu.held_s, GPU_IDLE)
 
     held = [gpu for gpu in report.gpus if (gpu.held_s or 0) >= GPU_HELD_S]
     unused = [gpu for gpu in held if is_idle(gpu)]

@@ -9,6 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from colmet.common.errors import ColmetError
 from colmet.report import model
 from colmet.report.ending import ending_of
+from colmet.report.grade_advice import complete_advice
 from colmet.report.model import Report, shown
 from colmet.report.phrases import verdict
 from colmet.report.requested import uses_of
@@ -26,6 +27,7 @@ def document_of(report: Report) -> dict[str, Any]:
     document["time"]["shares"] = asdict(report.shares)
     ending = ending_of(report)
     document["ending"] = None if ending is None else asdict(ending)
+    document["advice"] = [asdict(one) for one in complete_advice(report)]
     document["uses"] = [asdict(one) for one in uses_of(report)]
     document["verdict"] = [asdict(one) for one in verdict(report)]
     for host, of_it in zip(document["hosts"], report.hosts):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Number = Optional[float]  # None: unknown
 Bound = Optional[int]  # of an interval, seconds since 1970; None without one
+_ALL_GPU_TIME = 1.05  # of a GPU's time: samples of processes and of use are not of one moment
 MAX_NAME = 40  # characters shown of a host's or a GPU's name
 
 
@@ -164,6 +165,11 @@ class GpuUse:
     memory_peak_bytes: Number = None  # used memory, the largest sample
     memory_bytes: Number = None  # installed memory
     energy_joules: Number = None  # during the allocation, divided by the number of jobs sharing the GPU
+
+    @property
+    def is_used_by_others(self) -> bool:
+        """Whether it was used for longer than the job had a process on it."""
+        return (self.use_ratio or 0.0) + (ratio(self.idle_s, self.held_s) or 0.0) > _ALL_GPU_TIME
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from colmet.common.runtime.quantities import percent
 from colmet.common.units import UNITS, Unit
 from colmet.report import charts
 from colmet.report.charts import TextRow
+from colmet.report.grade_advice import complete_advice, no_advice
 from colmet.report.model import Curve, HostFigures, Number, Report, shown
 from colmet.report.phrases import no_verdict, verdict
 from colmet.report.style import NO_ICON, POLICY, STYLE
@@ -150,20 +151,20 @@ def _line(line: Said) -> str:
 
 
 def _advice(report: Report) -> Iterator[str]:
+    advice = complete_advice(report)
+    withheld = no_advice(report, advice)
+    if not advice and not withheld:
+        return
     yield "<section>\n<h2>Advice</h2>"
-    if report.advice:
+    if advice:
         yield '<ul class="advice">'
-        for one in report.advice:
+        for one in advice:
             rule = f"{shown(one.rule)}: {shown(one.because, LONGEST)}"
             yield f"<li>{escape(capital(one.text))}<br><small>{escape(rule)}</small></li>"
         yield "</ul>"
-    else:
-        yield f"<p>{escape(_no_advice(report))}</p>"
+    if withheld:
+        yield f"<p>{escape(shown(withheld, LONGEST))}</p>"
     yield "</section>"
-
-
-def _no_advice(report: Report) -> str:
-    return f"None: {shown(report.advice_withheld or 'none of the rules applies', LONGEST)}."
 
 
 def _charts(report: Report, clock: Clock) -> Iterator[str]:
@@ -229,8 +230,10 @@ def text_rows(report: Report, clock: Clock = UTC) -> list[TextRow]:
     rows += _rows("", about)
     for label, lines in words.sections(report):
         rows += _rows(label, [said(line) for line in lines])
-    advice = [capital(one.text) for one in report.advice] or [_no_advice(report)]
-    rows += _rows("Advice", [Said(one) for one in advice])
+    advice = complete_advice(report)
+    rows += _rows("Advice", [Said(capital(one.text)) for one in advice])
+    withheld = no_advice(report, advice)
+    rows += _rows("" if advice else "Advice", [Said(shown(withheld, LONGEST))] if withheld else [])
     return rows + _rows("Warning", [Said(shown(one, LONGEST)) for one in report.warnings[:MOST_LINES]])
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from colmet.archive.columns import RUNNING
-from colmet.archive.grades import CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
+from colmet.archive.grades import BLAMES, CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
 from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
 from colmet.report.advice import LEAST_WALL_S
@@ -55,6 +55,8 @@ def _ungraded(report: Report) -> Iterator[str]:
     for use in uses:
         if use.used is None:
             yield _UNMEASURED[use.what]
+        elif BLAMES[use.what].intersection([one.rule for one in report.advice]):
+            yield f"on its {_JUDGED[use.what]}, see the advice"
         elif use.ratio is None:
             yield f"how much it had of its {_JUDGED[use.what]} is unknown"
         elif report.state == RUNNING:

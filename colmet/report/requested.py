@@ -34,6 +34,7 @@ def _graded(report: Report, what: str, requested: Number, held: Number, used: Nu
         wall_s=report.wall_s,
         is_measured=not report.advice_withheld,
         is_killed=bool(report.memory.oom_kills),
+        rules=[one.rule for one in report.advice],
     )
     return Use(what, requested, used, part, grade(what, part, job), held)
 

@@ -26,6 +26,7 @@ from colmet.common.runtime.quantities import (
     size,
 )
 from colmet.report.ending import ending_of
+from colmet.report.grade_advice import complete_advice, no_advice
 from colmet.report.model import BatchFacts, Energy, HostFigures, Number, Report, ratio
 from colmet.report.phrases import BARS, GRADE_STYLES, LONGEST_NAME, about, no_verdict, others, used_of_held, verdict
 from colmet.report.requested import uses_of
@@ -305,6 +306,8 @@ class Page:
             name = text_of(gpu.name or gpu.uuid or "all of its GPUs")
             host = f" on {self._name(gpu.host)}" if len(report.hosts) > 1 else ""
             idle = f", no process of the job for {duration(gpu.idle_s)}" if gpu.idle_s else ""
+            if gpu.is_used_by_others:
+                idle += ": it was used by processes outside of the job, such as of a container"
             of = f" of {size(gpu.memory_bytes)}" if gpu.memory_bytes is not None else ""
             memory = f", memory {size(gpu.memory_peak_bytes)}{of}" if gpu.memory_peak_bytes is not None else ""
             yield self.bar(gpu.use_ratio, "blue") + Text(f"{name}{host}{memory}{idle}")
@@ -362,18 +365,19 @@ class Page:
         return table
 
     def _advice(self, report: Report) -> Iterator[RenderableType]:
-        yield ""
-        if report.advice_withheld:
-            yield Text(f"No advice: {report.advice_withheld}.")
-            return
-        if not report.advice:
-            yield Text("No advice: none of the rules applies.")
+        advice = complete_advice(report)
+        withheld = no_advice(report, advice)
+        if advice or withheld:
+            yield ""
+        if withheld:
+            yield Text(withheld)
+        if not advice:
             return
         yield Text("Advice", style="bold")
         grid = Table.grid(padding=(0, 1, 0, 0))
         grid.add_column(no_wrap=True)
         grid.add_column()
-        for one in report.advice:
+        for one in advice:
             rule = (f" [{one.rule}: {one.because}]", "dim")
             grid.add_row("*", Text.assemble(text_of(one.text), *([rule] if self._verbose else [])))
         yield grid

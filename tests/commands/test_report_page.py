@@ -177,16 +177,19 @@ def test_a_report_of_which_little_is_known_is_a_page_too():
     assert page.png(nothing)
 
 
-def test_the_picture_says_why_there_is_no_advice_and_what_could_not_be_read(monkeypatch):
+def test_the_picture_says_why_advice_is_withheld_and_what_could_not_be_read(monkeypatch):
     texts = []
     draw = page.charts.draw
     monkeypatch.setattr(page.charts, "draw", lambda *a, **more: texts.append(more["text"]) or draw(*a, **more))
-    report = replace(made(), curves=(), advice=(), warnings=("jobs.hdf5: cannot be read",))
+    report = replace(made(), curves=(), advice=(), gpus=(), warnings=("jobs.hdf5: cannot be read",))
+    report = replace(report, cpu=replace(report.cpu, used_s=900.0))
     for why in ("", "only 90 % of its samples are there"):
         page.png(replace(report, advice_withheld=why))
-    assert [text[-2:] for text in texts] == [
-        [TextRow("Advice", f"None: {why}."), TextRow("Warning", "jobs.hdf5: cannot be read")]
-        for why in ("none of the rules applies", "only 90 % of its samples are there")
+    warning = TextRow("Warning", "jobs.hdf5: cannot be read")
+    assert all(text[-1] == warning for text in texts)
+    assert [[row for row in text if "dvice" in row.label + row.text] for text in texts] == [
+        [],
+        [TextRow("Advice", "No advice: only 90 % of its samples are there.")],
     ]
 
 

@@ -72,6 +72,10 @@ def test_gpus_without_use_and_gpus_without_a_process_are_idle():
     assert "used 25 %, without a process 75 % of the time" in found
     assert text("gpu-idle", job(**held, gpu_busy_s=4.0 * HOUR, gpu_idle_s=0.0)) is None
     assert text("gpu-idle", job(**held)) is None  # neither is known
+    one = {"gpu_s": 2.0 * HOUR, "gpu_idle_s": 2.0 * HOUR}
+    assert "without a process 100 %" in text("gpu-idle", job(**one))
+    assert text("gpu-idle", job(**one, gpu_busy_s=1.9 * HOUR)) is None, "a process outside of the job uses it"
+    assert text("gpu-idle", job(**held, gpu_busy_s=7.6 * HOUR, gpu_idle_s=8.0 * HOUR)) is None
     assert text("gpu-idle", job()) is None
     assert "its GPU was" in text("gpu-idle", job(gpu_s=2.0 * HOUR, gpu_busy_s=0.0))
 

@@ -152,8 +152,8 @@ export class JobReport {
       say(node.firstElementChild, sentence(one.text));
       say(node.lastElementChild, `Because ${one.because}.`);
     });
-    this.none.hidden = advice.length > 0;
-    say(this.none, withheld ? `No advice: ${withheld}.` : "No advice: none of the rules applies.");
+    this.none.hidden = !withheld;
+    say(this.none, withheld ? `No ${advice.length ? "other " : ""}advice: ${withheld}.` : "");
     this.#uses(uses);
     this.facts.show(facts(report));
     this.#others(report.starts ?? []);
