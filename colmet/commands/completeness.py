@@ -19,6 +19,7 @@ from colmet.commands.times import shown
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import percent
 from colmet.stored import sources
 from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
 from colmet.stored.hdf5 import BURST_S, ask, is_live
@@ -80,18 +81,16 @@ def _marks(reader: Reader, path: str, host: str | None) -> Iterator[Marks]:
             return
 
 
-def percent(here: int, due: int) -> str:
+def stored_percent(here: int, due: int) -> str:
     """Return a share in percent; 100 % only for all."""
-    if here >= due:
-        return "100 %"
-    return f"{min(99.9999, 100 * here / due):.4f}".rstrip("0").rstrip(".") + " %"
+    return percent(1.0 if here >= due else here / due)
 
 
 def text_of(lines: Sequence[TableOnHost], what: str) -> Iterator[str]:
     """Yield the answer as text."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
-    yield f"{percent(here, due)} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
+    yield f"{stored_percent(here, due)} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
     if unknown:
         tables = counted(len(lines), "tables")
         yield f"{unknown} of {tables} without a ledger: samples missing from them cannot be noticed"
@@ -101,7 +100,7 @@ def text_of(lines: Sequence[TableOnHost], what: str) -> Iterator[str]:
     yield ""
     for line in lines:
         found = line.found
-        said = percent(found.here, line.due) if found.until else "no ledger"
+        said = stored_percent(found.here, line.due) if found.until else "no ledger"
         more = f"  more than were taken: {found.twice}" if found.twice else ""
         until = f"  up to {shown(found.until)}" if found.until else ""
         yield f"{line.host:{widths[0]}}  {line.table:{widths[1]}}  {said:>9}  {found.here} of {line.due}{until}{more}"

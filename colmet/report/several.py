@@ -28,6 +28,8 @@ SPREAD = (
 )
 COMPARED = ("wall_s", "cpu_ratio", "memory_peak", "gpu_ratio")  # of the jobs of an array
 FEWEST, FAR, FACTOR = 5, 5.0, 1.5  # jobs to compare; unusual: deviations from the median, and factor to it
+# The least difference that counts: a minute, five points, and an amount of memory that a request would name.
+LEAST = {"wall_s": 60.0, "cpu_ratio": 0.05, "memory_peak": 16 << 20, "gpu_ratio": 0.05}
 MOST_UNUSUAL = 10
 AT_ONCE = 200  # numbers of one question: of a URL
 
@@ -167,7 +169,7 @@ def _unusual(rows: Sequence[Row]) -> list[Unusual]:
         deviation = float(median([abs(one - middle) for one in values]))
         for row in rows:
             value = row[name]
-            if value is None or abs(value - middle) <= FAR * deviation:
+            if value is None or abs(value - middle) <= max(FAR * deviation, LEAST[name]):
                 continue
             if middle / FACTOR <= value <= middle * FACTOR:
                 continue

@@ -22,6 +22,7 @@ from colmet.common.runtime.quantities import (
     energy,
     percent,
     power,
+    rough_count,
     rough_percent,
     size,
 )
@@ -287,7 +288,7 @@ class Page:
         asked = ("read", io.asked_read_bytes, io.read_calls), ("wrote", io.asked_written_bytes, io.write_calls)
         for did, amount, calls in asked:
             if amount:
-                how_often = f" in {count(calls)} calls" if calls else ""
+                how_often = f" in {rough_count(calls)} calls" if calls else ""
                 yield Text(f"programs {did} {size(amount)}{how_often}, page cache included")
 
     def _nodes(self, report: Report) -> Iterator[Text]:

@@ -333,7 +333,7 @@ def test_the_command_says_it_in_words(tmp_path, capsys):
     node.lines(tmp_path)
     status, out = run(tmp_path, capsys, "--job", "2")
     assert status == 1
-    assert "99.9021 % of the samples of job 2 are stored: 1,020 of 1,021, 1 missing" in out
+    assert "99.90 % of the samples of job 2 are stored: 1,020 of 1,021, 1 missing" in out
     assert "2023-11-14T23:36:40Z .. 2023-11-14T23:36:40Z  dropped at the node" in out
     status, out = run(tmp_path, capsys, "--job", "2", "--json", "--host", "node-1")
     assert (json.loads(out)["here"], json.loads(out)["missing"]) == (1020, 1)
@@ -410,9 +410,9 @@ def test_the_command_refuses_what_it_cannot_read(tmp_path):
         completeness.read([str(tmp_path / "none.hdf5")])
 
 
-@pytest.mark.parametrize(("here", "due", "text"), [(10, 10, "100 %"), (9999999, 10**7, "99.9999 %"), (1, 2, "50 %")])
+@pytest.mark.parametrize(("here", "due", "text"), [(10, 10, "100 %"), (9999999, 10**7, "99.99 %"), (20, 22, "91 %")])
 def test_a_hundred_percent_is_all(here, due, text):
-    assert completeness.percent(here, due) == text
+    assert completeness.stored_percent(here, due) == text
 
 
 @pytest.mark.parametrize("table", [JOBS.name, "completeness_default"])

@@ -629,6 +629,16 @@ def test_the_text_says_what_the_job_did(history):
     assert "\x1b" not in text
 
 
+@pytest.mark.parametrize(
+    ("calls", "text"),
+    [(2048, "in some 2,000 calls,"), (1024, "in some 1,000 calls"), (2047, "in 2,047 calls,"), (3 << 20, "3.15 million")],
+)
+def test_calls_that_the_kernel_cuts_to_multiples_of_1024_are_about_as_many(history, calls, text):
+    report = report_of(full(history))
+    report = replace(report, io=replace(report.io, asked_read_bytes=45 << 10, read_calls=calls))
+    assert text in " ".join(text_of(report).split())
+
+
 def test_many_hosts_are_the_first_and_the_last_few(history):
     text = text_of(report_of(full(history, 64, "dahu-{}.site.example.org")))
     assert "64 hosts of site.example.org" in text and "... 56 more" in text

@@ -17,7 +17,7 @@ from colmet.archive.queries import JobFilter
 from colmet.archive.store import ArchiveStore, Changes
 from colmet.commands import colmet
 from colmet.report.jobs_page import MOST_ROWS, html
-from colmet.report.several import COLUMNS, SPREAD, document_of_jobs, gather_jobs, task_of
+from colmet.report.several import COLUMNS, SPREAD, document_of_jobs, gather_jobs, made_of, task_of
 from colmet.report.style import POLICY
 from tests.support.archive_data import YEAR_START
 
@@ -114,6 +114,15 @@ def test_an_array_has_sums_and_spread_of_its_jobs(archive):
         values = [row[name] for row in ended]
         assert found.spread[name] == (min(values), pytest.approx(np.median(values)), max(values))
     assert "gpu_ratio" not in found.spread and set(found.spread) <= set(SPREAD)
+
+
+def test_no_job_is_named_for_a_difference_that_means_nothing():
+    usual = {"array": "66", "state": "done", "wall_s": 3.0, "cpu_ratio": 0.01, "memory_peak": 13.5 * (1 << 20)}
+    rows = [{**dict.fromkeys(COLUMNS), **usual, "job": n, "start": n} for n in range(1, 10)]
+    rows[0].update(wall_s=14.0, cpu_ratio=0.02, memory_peak=20 * (1 << 20))
+    rows[1].update(wall_s=90.0, cpu_ratio=0.2, memory_peak=63.6 * (1 << 20))
+    unusual = made_of(rows).unusual
+    assert {(one.job, one.what) for one in unusual} == {(2, "wall_s"), (2, "cpu_ratio"), (2, "memory_peak")}
 
 
 def test_jobs_far_from_the_others_of_their_array_are_named(archive):

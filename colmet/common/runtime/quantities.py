@@ -44,6 +44,15 @@ def count(value: float) -> str:
 
 
 @_or_dash
+def rough_count(value: float) -> str:
+    """Return a count of the kernel, which cuts it to multiples of 1,024 for each task: some 2,000."""
+    if value % 1024 or value >= 1e6:
+        return count(value)
+    step = 10.0 ** max(0, len(f"{value:.0f}") - 2)
+    return f"some {step * math.floor(value / step + 0.5):,.0f}"
+
+
+@_or_dash
 def size(value: float) -> str:
     """Return bytes with a unit of powers of 1024."""
     units = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
