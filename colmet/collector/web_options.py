@@ -31,7 +31,7 @@ ADMIN_GROUP = "admin"
 LIBRARIES = ("fastapi", "uvicorn")
 # files read by the process, apart from stored data
 _READ = (
-    *("config", "http_users", "http_tls_cert", "http_tls_key", "http_credentials"),
+    *("config", "http_users", "http_leaders", "http_tls_cert", "http_tls_key", "http_credentials"),
     *("elastic_api_key_file", "elastic_ca_file", "elastic_client_cert", "elastic_client_key"),
 )
 MAX_PATH_BYTES = 107  # of a Unix socket (sun_path, with its end)
@@ -84,6 +84,14 @@ def add_options(parser: cli.Options) -> None:
         help=cli.Rare(
             "show all jobs to members of this group, in --http-users or on this machine; others see their own "
             "(default: %(default)s)"
+        ),
+    )
+    parser.add_argument(
+        "--http-leaders",
+        metavar="FILE",
+        help=cli.Rare(
+            "show the archived jobs of a project to its leaders, too: lines of PROJECT: USER, USER; coordinators of "
+            "Slurm's accounts are leaders without it"
         ),
     )
     parser.add_argument("--http-tls-cert", metavar="FILE", help="serve https with this certificate chain (PEM)")
@@ -275,7 +283,7 @@ def check(options: argparse.Namespace) -> None:
         raise ConfigError(
             f"--http-listen requires the Python modules {' and '.join(missing)}: {how_to_install(*missing)}"
         )
-    for name in ("http_users", "http_tls_cert", "http_tls_key"):
+    for name in ("http_users", "http_leaders", "http_tls_cert", "http_tls_key"):
         path = getattr(options, name)
         if path is not None:
             _check_readable(f"--{name.replace('_', '-')}", path)

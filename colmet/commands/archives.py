@@ -17,8 +17,10 @@ from colmet.archive.queries import JobArchive, JobFilter
 from colmet.archive.store import ArchiveError
 from colmet.commands import remote
 from colmet.commands.remote_archive import RemoteArchive
+from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.plural import some_of
 from colmet.stored.sources import add_config, configured
 
 _OTHERS = "--archive PATH, --url URL"
@@ -120,13 +122,40 @@ def own_name() -> str:
         return str(number)
 
 
-def users_of(options: argparse.Namespace) -> list[str]:
-    """Return the users whose jobs are wanted: those of --user, else root's choice of all, else one's own."""
+class Scope(NamedTuple):
+    """The users whose jobs are asked for."""
+
+    users: list[str]  # empty for all whose jobs the archive shows
+    note: str  # that these are not all; else empty
+
+
+def scope_of(options: argparse.Namespace, archive: JobArchive) -> Scope:
+    """Return the users of --user, else root's choice of all, else oneself; at an interface, those that it shows.
+
+    Raises:
+        ConfigError: --all-users where the interface shows own jobs only.
+    """
+    visitor = archive.visitor() if isinstance(archive, RemoteArchive) else None
+    if visitor is not None and visitor.user is not None and not visitor.is_admin:
+        if options.project and visitor.projects.issuperset(options.project):
+            return Scope(list(options.user), "")
+        led = f", and leads {some_of(sorted(visitor.projects), 5)}: --project" if visitor.projects else ""
+        if options.all_users:
+            raise ConfigError(f"--all-users: {clean(visitor.user)} sees the own jobs only at {options.url}{clean(led)}")
+        return Scope(list(options.user), f"jobs of {clean(visitor.user)} only")
     if options.user:
-        return list(options.user)
+        return Scope(list(options.user), "")
     if options.all_users or os.geteuid() == 0:
-        return []
-    return list(dict.fromkeys((own_name(), str(os.geteuid()))))  # nodes that do not know the name report the number
+        return Scope([], "")
+    name = own_name()
+    # nodes that do not know the name report the number
+    return Scope(list(dict.fromkeys((name, str(os.geteuid())))), f"jobs of {name} only; --all-users has all")
+
+
+def print_note(note: str, is_table: bool) -> None:
+    """Print a note behind a table; else on standard error, beside an answer for programs."""
+    if note:
+        print(note, file=sys.stdout if is_table else sys.stderr)
 
 
 def add_users(parser: cli.Options) -> None:

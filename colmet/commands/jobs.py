@@ -158,18 +158,19 @@ def run(options: argparse.Namespace) -> int:
     if options.json and options.csv:
         raise ConfigError("--json and --csv: choose one")
     selection.check_interval(options)
-    where = archives.filter_of(options, archives.users_of(options))
-    where = where._replace(
-        jobs=[] if options.job is None else [options.job],
-        states=[RUNNING] if options.running else where.states,
-        rule=options.rule,
-        efficiency_below=None if options.efficiency_below is None else options.efficiency_below / 100,
-    )
     is_table = not options.json and not options.csv
     names = columns_of(options.columns, DEFAULT if is_table else (*DEFAULT, *GRADES))
     grades = [GRADED[name] for name in names if is_table and name in GRADED]
     limit = options.limit if options.limit is not None else LIMIT if is_table else 10_000
     with archives.open_archive(options) as archive:
+        scope = archives.scope_of(options, archive)
+        where = archives.filter_of(options, scope.users)
+        where = where._replace(
+            jobs=[] if options.job is None else [options.job],
+            states=[RUNNING] if options.running else where.states,
+            rule=options.rule,
+            efficiency_below=None if options.efficiency_below is None else options.efficiency_below / 100,
+        )
         page = graded_jobs(archive, where, [*names, *grades], options.sort, not options.reverse, 0, limit)
     if options.json:
         print(json.dumps({"total": page.total, "jobs": page.rows}, allow_nan=False))
@@ -178,6 +179,7 @@ def run(options: argparse.Namespace) -> int:
     else:
         width = archives.width() if options.columns is None else None
         _print_table(names, page, options.sort, width, Clock(options.utc))
+    archives.print_note(scope.note, is_table)
     return 0
 
 

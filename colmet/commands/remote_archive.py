@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from colmet.archive.columns import INTEGER, REAL
 from colmet.archive.derived import ANSWERS, LISTED
@@ -24,6 +24,14 @@ from colmet.common.errors import ColmetError
 
 PAGE = 1000  # rows of an answer
 _KINDS: Mapping[str, tuple[type, ...]] = {INTEGER: (int,), REAL: (int, float)}
+
+
+class Visitor(NamedTuple):
+    """The user of a client, as the interface knows it."""
+
+    user: str | None  # None where the interface is open to all
+    is_admin: bool
+    projects: frozenset[str]  # that the user leads
 
 
 class RemoteArchive(JobArchive):
@@ -85,6 +93,14 @@ class RemoteArchive(JobArchive):
             ]
         except (KeyError, TypeError, ValueError, AttributeError) as err:
             raise self._broken() from err
+
+    def visitor(self) -> Visitor:
+        """Return whom the interface takes the user for."""
+        found = self._get("whoami", {})
+        user, is_admin, projects = found.get("user"), found.get("admin"), found.get("projects", [])
+        if not isinstance(user, (str, type(None))) or not isinstance(is_admin, bool) or not isinstance(projects, list):
+            raise self._broken()
+        return Visitor(user, is_admin, frozenset(map(str, projects)))
 
     def close(self) -> None:
         """Close the connection."""

@@ -108,7 +108,7 @@ def _selection(options: argparse.Namespace, archive: JobArchive) -> tuple[JobFil
         tasks.append(task)
     numbers = [int(word) for word in options.words if not is_task(word)]
     is_named = bool(options.words or options.array)
-    users = list(options.user) if is_named else archives.users_of(options)
+    users = list(options.user) if is_named else archives.scope_of(options, archive).users
     return archives.filter_of(options, users)._replace(jobs=numbers), tasks
 
 

@@ -121,8 +121,9 @@ def run(options: argparse.Namespace) -> int:
     options.since = _month(now) if options.since is None else options.since
     options.until = now if options.until is None else options.until
     selection.check_interval(options)
-    where = archives.filter_of(options, archives.users_of(options))
     with archives.open_archive(options) as archive:
+        scope = archives.scope_of(options, archive)
+        where = archives.filter_of(options, scope.users)
         groups = archive.usage(where, by)
     figures = [*FIGURES, *([CO2] if known.co2_per_kwh is not None else []), *([COST] if _has_cost(known) else [])]
     span = next((n for n, word in enumerate(by) if word in SPANS), None)
@@ -138,6 +139,7 @@ def run(options: argparse.Namespace) -> int:
         _print_csv(groups, by, figures, known)
     elif options.chart is None:
         _print_table(groups, by, figures, known, interval)
+    archives.print_note(scope.note, not (options.json or options.csv))
     return 0
 
 

@@ -27,7 +27,11 @@ LATEST_OF_SEVERAL = "several jobs have this number, and this is the latest; the 
 
 
 def find(
-    archive: JobArchive, job: int, start: int | None = None, users: Sequence[str] | None = None
+    archive: JobArchive,
+    job: int,
+    start: int | None = None,
+    users: Sequence[str] | None = None,
+    projects: Sequence[str] = (),
 ) -> ArchivedJob | None:
     """Return a job in the archive with its hosts; None for an unknown one.
 
@@ -36,8 +40,20 @@ def find(
         job: its number.
         start: of several jobs with this number, the one that started then, or last before; None for the latest.
         users: names of the only user with visible jobs; None for all.
+        projects: those whose jobs are visible to this user, too.
     """
-    rows = archive.jobs(JobFilter(users=users or (), jobs=[job]), ["start"], limit=MOST_STARTS).rows
+    found = _find(archive, JobFilter(users=users or (), jobs=[job]), start, users)
+    if users is None or not projects or (found is not None and start in (None, found.summary["start"])):
+        return found
+    led = _find(archive, JobFilter(projects=projects, jobs=[job]), start, None)
+    return led if found is None or (led is not None and led.summary["start"] == start) else found
+
+
+def _find(
+    archive: JobArchive, where: JobFilter, start: int | None, users: Sequence[str] | None
+) -> ArchivedJob | None:
+    (job,) = where.jobs
+    rows = archive.jobs(where, ["start"], limit=MOST_STARTS).rows
     starts = [int(row["start"]) for row in rows]
     chosen = next((one for one in starts if start is None or one <= start), None)
     found = None if chosen is None else archive.job(job, chosen)

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from colmet.batch.coordinators import has_accounts, read_coordinators
+from colmet.batch.systems import find_record_sources
 from colmet.collector import main as collector
 from colmet.collector import web_options
 from colmet.common.errors import ColmetError, ConfigError
@@ -26,6 +28,7 @@ from colmet.common.runtime.configuration import Configuration
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.web.feed import Feed, FeedError, connected, inherited
 from colmet.web.health import CollectorReport
+from colmet.web.leaders import Projects
 from colmet.web.node_history import MINUTE_S
 from colmet.web.peers import Peers
 from colmet.web.queries import Queries, gridengine_of
@@ -73,6 +76,8 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
         options.http_admin_group,
         user_header=options.http_user_header,
         sign_out_url=options.http_sign_out_url,
+        leaders_path=options.http_leaders,
+        ask_leaders=leaders_source(options),
     )
     peers = Peers(options.http_trusted_proxy or (), kernel)
     reports = ReportProcesses(options)
@@ -115,6 +120,12 @@ def run(options: argparse.Namespace, feed_socket: socket.socket, kernel: socket.
         if store is not None:
             store.close()
         reports.close()
+
+
+def leaders_source(options: argparse.Namespace) -> Callable[[], Projects] | None:
+    """Return what asks Slurm for the coordinators of its accounts; None unless the archive has Slurm's records."""
+    is_asked = any(source.name == "slurm" for source in find_record_sources(options.archive_batch))
+    return read_coordinators if is_asked and has_accounts() else None
 
 
 def keep_history(record: Callable[[], None], ending: threading.Event) -> None:

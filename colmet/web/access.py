@@ -20,6 +20,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.web import users
 from colmet.web.credentials import MAX_SECRET, Credential, LoginToken, Password, check_name, token_digest
+from colmet.web.leaders import Leaders, Projects
 from colmet.web.limits import Busy, Failures, Turns, network
 from colmet.web.stats import Stats
 from colmet.web.workers import Workers
@@ -47,6 +48,7 @@ class Visitor(NamedTuple):
 
     user: str | None  # name of the user; None if the interface is open to all
     is_admin: bool  # whether the user sees all jobs
+    projects: frozenset[str] = frozenset()  # whose archived jobs the user sees, too, as their leader
 
     @property
     def only(self) -> str | None:
@@ -88,6 +90,8 @@ class Access:
         pause: waits; its argument is in seconds.
         user_header: name of the proxy's header for an authenticated user.
         sign_out_url: address at which the proxy ends a login; None without one.
+        leaders_path: path of the file of the leaders of projects; None without one.
+        ask_leaders: asks the batch system for them, in a thread; None without one.
 
     Attributes:
         header: name of the header for authentication, in lower case.
@@ -107,11 +111,14 @@ class Access:
         pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         user_header: str | None = None,
         sign_out_url: str | None = None,
+        leaders_path: str | None = None,
+        ask_leaders: Callable[[], Projects] | None = None,
     ) -> None:
         self._user_header = user_header
         self._sign_out_url = sign_out_url
         self.header = (user_header or "authorization").lower().encode("ascii")
         self.stats = Stats()
+        self._leaders = Leaders(leaders_path, ask_leaders, clock, self.stats.add)
         self._path = path
         self._group = group
         self._clock = clock
@@ -181,7 +188,7 @@ class Access:
         is_admin = await self._is_admin(known)
         if not is_admin and is_number(known.name) and await self._asking.run(known.name, is_of_another, known.name):
             raise NotNamed(f"{known.name} is the number of another user of this machine: log in with another name")
-        return Visitor(known.name, is_admin)
+        return Visitor(known.name, is_admin, frozenset() if is_admin else self._leaders.projects(known.name))
 
     async def _named(self, headers: Sequence[str], header: str) -> Visitor:
         """Return the user named by the proxy; an administrator if in the group of this machine."""

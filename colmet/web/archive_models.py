@@ -61,6 +61,9 @@ class ArchivedRow(ArchivedValues):
     footprint: Optional[ShortCurves] = Field(None, description="on request; null if the job was too short")
 
 
+ONLY: Any = Field(..., description="the only user whose jobs these are; null for those of all users")
+
+
 class ArchivedJobs(BaseModel):
     """A page of the jobs in the archive."""
 
@@ -68,6 +71,7 @@ class ArchivedJobs(BaseModel):
     offset: int
     limit: int
     items: list[ArchivedRow]
+    only: Optional[str] = ONLY
 
 
 class JobInArchive(BaseModel):
@@ -150,3 +154,4 @@ class UsageAnswer(BaseModel):
     sources: list[str] = Field(..., description="the factors of CO2 and cost, each with its source; a site's own")
     currency: Optional[str] = Field(..., description="of `cost`")
     warnings: list[str] = Field(..., description="such as unreadable factors")
+    only: Optional[str] = ONLY

@@ -1,9 +1,11 @@
-"""Answer the routes of the job archive: lists of jobs, one job, and usage; ordinary users get their own jobs."""
+"""Answer the routes of the job archive: lists of jobs, one job, and usage; ordinary users get their own jobs.
+
+The leader of a project gets all of its jobs, if the question names this project.
+"""
 
 import json
 import math
-import pwd
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, Optional
 
 from fastapi import Depends, FastAPI, Request
@@ -23,11 +25,13 @@ from colmet.report.own import UNREADABLE
 from colmet.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
 from colmet.report.style import POLICY
 from colmet.web import archive_models, parameters
+from colmet.web.access import Visitor
 from colmet.web.archive_models import SHOWN
+from colmet.web.middleware import visitor_of
 from colmet.web.openapi import ARCHIVE, PAGE
 from colmet.web.parameters import choose
 from colmet.web.responses import answer, failure, pack
-from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes
+from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, check_users, names_of
 from colmet.web.workers import Workers
 
 # Of an ordinary user's job: the energy of whole nodes has that of other jobs.
@@ -63,11 +67,22 @@ class ListOptions(NamedTuple):
     efficiency_below: Optional[float]
     rule: str
 
-    def where(self, only: Optional[str]) -> JobFilter:
-        """Return the conditions; `only` is the only user with visible jobs, None for all."""
+    def seen_by(self, visitor: Visitor) -> Optional[str]:
+        """Return the only user whose jobs the answer may have; None for all users."""
+        named = _listed(self.project)
+        return None if named and visitor.projects.issuperset(named) else visitor.only
+
+    def where(self, whose: Optional[str]) -> JobFilter:
+        """Return the conditions; `whose` is the only user with visible jobs, None for all.
+
+        Raises:
+            HTTPException: 403 for jobs of others.
+        """
+        asked = _listed(self.user)
+        check_users(asked, whose)
         return JobFilter(
             jobs=parameters.numbers_of(self.job),
-            users=_listed(self.user) if only is None else names_of(only),
+            users=asked if whose is None else names_of(whose),
             projects=_listed(self.project),
             queues=_listed(self.queue),
             states=_listed(self.state),
@@ -79,7 +94,7 @@ class ListOptions(NamedTuple):
             until=self.until,
             efficiency_below=self.efficiency_below,
             rule=self.rule,
-            only_own_hosts=only is not None,
+            only_own_hosts=whose is not None,
         )
 
     def is_empty(self) -> bool:
@@ -152,7 +167,8 @@ class ArchiveRoutes:
         limit: int = parameters.LIMIT,
         with_curves: bool = parameters.FOOTPRINTS,
     ) -> Response:
-        """Return jobs in the archive, running and ended. Ordinary users get their own jobs."""
+        """Return jobs in the archive, running and ended. Ordinary users get their own jobs, or of a project they lead."""
+        whose = conditions.seen_by(visitor_of(request.scope))
         choose("sort", sort, SORTS)
         if with_curves:
             limit = min(limit, parameters.MOST_FOOTPRINTS)
@@ -161,14 +177,14 @@ class ArchiveRoutes:
             choose("columns", name, tuple(SHOWN))
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
-            page = {"total": 0, "offset": offset, "limit": limit, "items": []}
+            page = {"total": 0, "offset": offset, "limit": limit, "items": [], "only": whose}
             if conditions.is_empty():
                 return page
             wanted = names if only is None else [name for name in names if name not in HIDDEN]
             if with_curves:
                 wanted = [*wanted, FOOTPRINT.name]
-            found = graded_jobs(archive, conditions.where(only), wanted, sort, not ascending, offset, limit)
-            items = [{**dict.fromkeys(names), **_own(row, only)} for row in found.rows]
+            found = graded_jobs(archive, conditions.where(whose), wanted, sort, not ascending, offset, limit)
+            items = [{**dict.fromkeys(names), **_own(row, only, whose)} for row in found.rows]
             for row in items if with_curves else ():
                 row[FOOTPRINT.name] = curves_of(row[FOOTPRINT.name], DIGITS)
             return {**page, "total": found.total, "items": items}
@@ -180,15 +196,20 @@ class ArchiveRoutes:
     ) -> Response:
         """Return a job in the archive with its hosts: the latest with this number, or that with this start."""
 
+        projects = sorted(visitor_of(request.scope).projects)
+
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
-            found = find(archive, job, start, None if only is None else names_of(only))
+            users = None if only is None else names_of(only)
+            own, found = find(archive, job, start, users), find(archive, job, start, users, projects)
+            is_own = own is not None and found is not None and own.summary["start"] == found.summary["start"]
+            whose = only if is_own else None
             if found is None or start not in (None, found.summary["start"]):
                 raise HTTPException(404, NO_JOB.format(job))
             return {
-                "job": {**_own(_narrow(found.summary), only), **grades_of(found.summary)},
+                "job": {**_own(_narrow(found.summary), only, whose), **grades_of(found.summary)},
                 "advice": _advice(found.summary.get("advice")),
                 "footprint": curves_of(found.summary.get("footprint")),
-                "hosts": [_own(_narrow(row), only) for row in found.hosts],
+                "hosts": [_own(_narrow(row), only, whose) for row in found.hosts],
                 "starts": found.starts,
             }
 
@@ -197,14 +218,15 @@ class ArchiveRoutes:
     async def usage(
         self, request: Request, by: str = parameters.GROUPED_BY, conditions: ListOptions = LIST
     ) -> Response:
-        """Return sums over jobs by groups. Ordinary users get those of their own jobs."""
+        """Return sums over jobs by groups. Ordinary users get those of their own jobs, or of a project they lead."""
+        whose = conditions.seen_by(visitor_of(request.scope))
         words = list(dict.fromkeys(_listed(by)))
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
             check_groups(words)
-            groups = [] if conditions.is_empty() else archive.usage(conditions.where(only), words)
-            if only is not None and "user" in words:
-                groups = _renamed(groups, words.index("user"), only)
+            groups = [] if conditions.is_empty() else archive.usage(conditions.where(whose), words)
+            if whose is not None and "user" in words:
+                groups = _renamed(groups, words.index("user"), whose)
             known, warnings = _factors(only)
             return {
                 "by": words,
@@ -213,6 +235,7 @@ class ArchiveRoutes:
                 "sources": known.sources,
                 "currency": known.currency or None,
                 "warnings": warnings,
+                "only": whose,
             }
 
         return await self._respond(request, work)
@@ -221,9 +244,10 @@ class ArchiveRoutes:
         self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
     ) -> Response:
         """Return the report of several jobs, such as an array. Ordinary users get that of their own jobs."""
+        whose = conditions.seen_by(visitor_of(request.scope))
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:
-            return document_of_jobs(_several(archive, conditions, only, limit))
+            return document_of_jobs(_several(archive, conditions, whose, limit))
 
         return await self._respond(request, work)
 
@@ -232,9 +256,10 @@ class ArchiveRoutes:
     ) -> Response:
         """Return the report of several jobs as a page with short curves."""
         packed = accepts_gzip(request)
+        whose = conditions.seen_by(visitor_of(request.scope))
 
         def page(archive: JobArchive, only: Optional[str]) -> Response:
-            report = _several(archive, conditions, only, limit, [FOOTPRINT.name])
+            report = _several(archive, conditions, whose, limit, [FOOTPRINT.name])
             return pack(jobs_page.html(report), packed, headers=HTML)
 
         return await self._run(request, page)
@@ -285,47 +310,41 @@ def has_archive(opener: Optional[Opener]) -> bool:
     return opened is not None
 
 
-def is_archived(opener: Optional[Opener], job: int, only: Optional[str]) -> bool:
-    """Return whether the archive has a job, for its user (None for all); False if it cannot be read."""
+def is_archived(opener: Optional[Opener], job: int, only: Optional[str], projects: Collection[str] = ()) -> bool:
+    """Return whether the archive has a job, for its user (None for all) or for the leader of some projects.
+
+    False if it cannot be read.
+    """
     try:
         archive = None if opener is None else opener()
         if archive is None:
             return False
         with archive:
-            return find(archive, job, None, None if only is None else names_of(only)) is not None
+            return find(archive, job, None, None if only is None else names_of(only), sorted(projects)) is not None
     except ColmetError:
         return False
 
 
 def _several(
-    archive: JobArchive, conditions: ListOptions, only: Optional[str], limit: int, more: Sequence[str] = ()
+    archive: JobArchive, conditions: ListOptions, whose: Optional[str], limit: int, more: Sequence[str] = ()
 ) -> SeveralJobs:
     """Return the report of the visible jobs that fulfil the conditions."""
     if conditions.is_empty():
         return made_of([])
-    found = gather_jobs(archive, conditions.where(only), limit, more=more)
-    return found if only is None else found._replace(rows=[{**row, "user": only} for row in found.rows])
-
-
-def names_of(user: str) -> Sequence[str]:
-    """Return the names of a user in the archive: nodes that do not know the name report the number."""
-    try:
-        number = pwd.getpwnam(user).pw_uid
-        return (user, str(number)) if pwd.getpwuid(number).pw_name == user else (user,)
-    except (KeyError, ValueError):
-        return (user,)
+    found = gather_jobs(archive, conditions.where(whose), limit, more=more)
+    return found if whose is None else found._replace(rows=[{**row, "user": whose} for row in found.rows])
 
 
 def _listed(text: str) -> Sequence[str]:
     return tuple([one for one in text.split(",") if one])
 
 
-def _own(row: Row, only: Optional[str]) -> Row:
-    """Return a row for its user."""
+def _own(row: Row, only: Optional[str], whose: Optional[str]) -> Row:
+    """Return a row for an ordinary user, as that of `whose`; None for all users."""
     if only is None:
         return row
     shown = {name: value for name, value in row.items() if name not in HIDDEN}
-    return {**shown, "user": only} if "user" in row else shown
+    return {**shown, "user": whose} if whose is not None and "user" in row else shown
 
 
 def _narrow(row: Row) -> Row:

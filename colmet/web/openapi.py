@@ -26,6 +26,7 @@ def _error(text: str, header: str = "", kind: str = "string") -> dict[str, Any]:
 ERRORS: dict[Any, dict[str, Any]] = {
     400: _error("A value cannot be used."),
     401: _error("The login is missing or wrong.", "WWW-Authenticate"),
+    403: _error("The question is for jobs that the user may not see."),
     405: _error("Only GET and HEAD are answered.", "Allow"),
     429: _error("Too many requests at once.", "Retry-After", "integer"),
 }

@@ -49,7 +49,7 @@ def report_of(
     try:
         archive = open_archive()
         with contextlib.nullcontext() if archive is None else archive:
-            found = None if archive is None else find(archive, query.job, query.start, query.users)
+            found = None if archive is None else find(archive, query.job, query.start, query.users, query.projects)
     except ColmetError as err:
         if query.start is not None:
             raise

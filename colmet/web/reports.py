@@ -38,6 +38,7 @@ class ReportQuery(NamedTuple):
     start: int | None = None  # of several jobs with this number, as in `colmet.report.archived.find`
     zone: str = ""  # of the times of a page or a picture, such as Europe/Paris; empty for UTC
     users: Sequence[str] | None = None  # names of the only user with visible summaries; None for all
+    projects: Sequence[str] = ()  # those whose summaries are visible to this user, too
     is_unread: bool = False  # whether the store of the rows of `own` cannot be read
 
 

@@ -1,7 +1,8 @@
 """Answer the routes of the JSON interface, each user only with permitted data."""
 
+import pwd
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Optional
 
 from fastapi import Depends, FastAPI, Request
@@ -48,7 +49,7 @@ class Routes:
     """The handlers of requests for JSON, one method for each path.
 
     Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs,
-    `is_archived` whether it has a job, for its user (None for all). For the other arguments see
+    `is_archived` whether it has a job, for its user (None for all) and for the leader of some projects. For the other arguments see
     `colmet.web.app.build_app`.
     """
 
@@ -59,7 +60,7 @@ class Routes:
         gridengine: bool,
         connections: Callable[[], int],
         has_archive: Callable[[], bool],
-        is_archived: Callable[[int, Optional[str]], bool],
+        is_archived: Callable[[int, Optional[str], Collection[str]], bool],
     ) -> None:
         self._queries = queries
         self._access = access
@@ -103,7 +104,7 @@ class Routes:
 
         def make(_only: Optional[str]) -> Response:
             more = {**about, **place, "archive": self._has_archive()}
-            return answer({"user": visitor.user, "admin": visitor.is_admin, **more})
+            return answer({"user": visitor.user, "admin": visitor.is_admin, "projects": sorted(visitor.projects), **more})
 
         return await self.run(self._memory, request, make)
 
@@ -170,6 +171,7 @@ class Routes:
         jobs = frozenset(numbers_of(job))
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
+            check_users([user] if user else [], only)
             whose = only if only is not None else user or None
             query = JobsQuery(whose, jobs, state, node, text, since, until, sort, reverse, offset, limit)
             page = self._queries.jobs(query)
@@ -179,6 +181,7 @@ class Routes:
 
     async def job(self, request: Request, job: int = parameters.JOB) -> Response:
         """Return a job, with its nodes and its tables; without any for a job in the archive alone."""
+        projects = visitor_of(request.scope).projects
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             try:
@@ -189,9 +192,10 @@ class Routes:
             except ColmetError as err:
                 return _without_samples(job, only, [warning_of(err)])
             except HTTPException:
-                if not self._is_archived(job, only):
+                is_own = self._is_archived(job, only, ())
+                if not is_own and not self._is_archived(job, only, projects):
                     raise
-                return _without_samples(job, only, self._queries.unread(job))
+                return _without_samples(job, only if is_own else None, self._queries.unread(job))
             if only is not None:  # other nodes may name other users
                 nodes = [{**row, "user": only} for row in found["nodes"]]
                 found = {**found, "job": {**found["job"], "user": only}, "nodes": nodes}
@@ -364,7 +368,7 @@ class Routes:
             if not own:
                 self._queries.seek(job)  # else the answer would reveal that the job is another user's
         except ColmetError:
-            if self._is_archived(job, only):
+            if self._is_archived(job, only, ()):
                 raise
             # without proof, the job counts as not the user's
         if not own:
@@ -393,6 +397,21 @@ def _for_administrators(request: Request, what: str) -> None:
     """Refuse ordinary users, with status 404."""
     if visitor_of(request.scope).only is not None:
         raise HTTPException(404, f"{what}: for administrators")
+
+
+def check_users(asked: Sequence[str], only: Optional[str]) -> None:
+    """Refuse the question of an ordinary user for jobs of others, with status 403."""
+    if only is not None and not set(asked).issubset(names_of(only)):
+        raise HTTPException(403, f"{only} sees the own jobs only: ask without other users, or for a project that you lead")
+
+
+def names_of(user: str) -> Sequence[str]:
+    """Return the names of a user in the archive: nodes that do not know the name report the number."""
+    try:
+        number = pwd.getpwnam(user).pw_uid
+        return (user, str(number)) if pwd.getpwuid(number).pw_name == user else (user,)
+    except (KeyError, ValueError):
+        return (user,)
 
 
 def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any]] = None) -> None:

@@ -17,7 +17,8 @@ KEYS = (
     "passwords_checked",  # by scrypt
     "passwords_slowed",  # of these, those delayed for earlier failures
     "users_reloads",
-    "users_failures",  # the changed file cannot be used; its former content stays in use
+    "users_failures",  # the changed file, of users or of leaders, cannot be used; its former content stays in use
+    "coordinators_failures",  # of asking Slurm for the coordinators of its accounts
     "groups_failures",  # timeouts in looking up members of the administrators' group
     "certificate_reloads",
     "certificate_failures",

@@ -13,13 +13,14 @@ from colmet.report.archived import find, joined
 from colmet.report.document import document_of
 from colmet.report.own import UNREADABLE, without_others
 from colmet.web import archive_models, models, parameters
-from colmet.web.archive_routes import HTML, Opener, curves_of, names_of
+from colmet.web.archive_routes import HTML, Opener, curves_of
 from colmet.web.interface import warning_of
 from colmet.web.limits import Busy
+from colmet.web.middleware import visitor_of
 from colmet.web.openapi import ARCHIVE, PAGE, PICTURE, REPORTS
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
 from colmet.web.responses import answer, failure, pack
-from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, later, own_tables
+from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, later, names_of, own_tables
 from colmet.web.stored_rows import Mark, RowsQuery, RowsReader
 from colmet.web.workers import Workers
 
@@ -121,11 +122,13 @@ class StoredRoutes:
         self, request: Request, job: int = parameters.JOB, start: Optional[int] = parameters.JOB_START
     ) -> Response:
         """Return the report of a job from the archive alone, within milliseconds; null if the archive lacks the job."""
+        projects = sorted(visitor_of(request.scope).projects)
 
         def work(only: Optional[str]) -> Mapping[str, Any]:
             archive = None if self._archive is None else self._archive()
             with contextlib.nullcontext() if archive is None else archive:
-                found = None if archive is None else find(archive, job, start, None if only is None else names_of(only))
+                users = None if only is None else names_of(only)
+                found = None if archive is None else find(archive, job, start, users, projects)
             report = joined(None, found, False)
             if found is None or report is None:
                 return {"report": None, "footprint": None}
@@ -187,10 +190,11 @@ class StoredRoutes:
 
     async def _report(self, request: Request, query: ReportQuery) -> Response:
         packed = accepts_gzip(request)
+        projects = sorted(visitor_of(request.scope).projects)
 
         def make(only: Optional[str]) -> Response:
             try:
-                visible = self._visible(query, only)
+                visible = self._visible(query._replace(projects=projects), only)
                 body = None if self._reporter is None else self._reporter(visible)
             except MissingLibrary as err:
                 return failure(501, str(err))
@@ -219,7 +223,7 @@ class StoredRoutes:
             if archive is None:
                 raise
             with archive:
-                if find(archive, query.job, query.start, users) is None:
+                if find(archive, query.job, query.start, users, query.projects) is None:
                     raise
         return query._replace(own=own, users=users, is_unread=unread)
 

@@ -31,7 +31,7 @@ def mark(path: str) -> Mark | None:
         found = os.stat(path)
     except OSError:
         return None
-    return _mark(found)
+    return mark_of(found)
 
 
 def read_users(path: str) -> tuple[Users, Mark]:
@@ -62,7 +62,7 @@ def read_users(path: str) -> tuple[Users, Mark]:
             passwords[line.name] = line
     secrets = [line.secret for line in passwords.values() if isinstance(line.secret, Password)]
     dearest = max(secrets, key=lambda one: one.n * one.r * one.p, default=None)
-    return Users(len(names), passwords, tokens, nobody(dearest), bool(found.st_mode & stat.S_IROTH)), _mark(found)
+    return Users(len(names), passwords, tokens, nobody(dearest), bool(found.st_mode & stat.S_IROTH)), mark_of(found)
 
 
 def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
@@ -91,5 +91,6 @@ def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
     return lines, found
 
 
-def _mark(found: os.stat_result) -> Mark:
+def mark_of(found: os.stat_result) -> Mark:
+    """Return the mark of a status."""
     return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

@@ -81,6 +81,11 @@ def test_users_see_their_own_jobs_unless_they_ask_for_all(path, capsys, monkeypa
     assert len(json.loads(out)["jobs"]) == 301
     _, out, _ = call(capsys, "usage", "--archive", path, "--json", "--since", "2026-01-01")
     assert [group["user"] for group in json.loads(out)["groups"]] == ["user2"]
+    for command in ("jobs", "usage"):
+        _, out, _ = call(capsys, command, "--archive", path)
+        assert out.endswith("\njobs of user2 only; --all-users has all\n")
+        _, out, _ = call(capsys, command, "--archive", path, "-a")
+        assert "only" not in out
 
 
 def test_own_jobs_are_also_those_of_nodes_that_know_the_number_alone(tmp_path, capsys, monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import defaultdict
 
 import pytest
 
@@ -72,7 +73,7 @@ def test_lists_are_those_of_the_file(url, archive, monkeypatch, where, page):
             assert read.jobs(where, names, *order, 3, 40) == expected
     mine = archive.jobs(where._replace(users=["alice"]), ["job", "user"], limit=1000)
     with asked(url, "alice") as read:
-        assert read.jobs(where._replace(users=["bob"]), ["job", "user"], limit=1000) == mine
+        assert read.jobs(where._replace(users=[]), ["job", "user"], limit=1000) == mine
 
 
 @pytest.mark.parametrize("by", [*[[one] for one in GROUPS if one != "day"], ["user", "month"]])
@@ -80,7 +81,7 @@ def test_usage_is_that_of_the_file(url, archive, by):
     with asked(url, "root") as read:
         assert read.usage(JobFilter(), by) == archive.usage(JobFilter(), by)
     with asked(url, "alice") as read:
-        assert read.usage(JobFilter(users=["bob"]), by) == archive.usage(JobFilter(users=["alice"]), by)
+        assert read.usage(JobFilter(), by) == archive.usage(JobFilter(users=["alice"]), by)
 
 
 def test_one_job_is_that_of_the_file_and_that_of_another_is_unknown(url, archive):
@@ -117,15 +118,40 @@ def run(capsys, monkeypatch, tmp_path, url):
     return run
 
 
-@pytest.mark.parametrize("more", [(), ("--all-users",), ("-u", "bob"), ("-u", "bob", "-u", "alice")])
+@pytest.mark.parametrize("more", [("--all-users",), ("-u", "bob"), ("-u", "bob", "-u", "alice")])
+@pytest.mark.parametrize("command", ["jobs", "usage"])
+def test_commands_refuse_the_jobs_of_others(run, command, more):
+    status, out, err = run("alice", command, *more)
+    assert status in (1, 2) and not out
+    assert "alice sees the own jobs only" in err
+    assert run("root", command, *more)[0] == 0
+
+
+def test_a_leader_sees_all_jobs_of_the_project(run, archive, monkeypatch):
+    users_of = defaultdict(set)
+    for row in archive.jobs(JobFilter(), ["project", "user"], limit=1000).rows:
+        users_of[row["project"]].add(row["user"])
+    led = next(project for project, names in users_of.items() if project and len(names) == 2)
+    monkeypatch.setattr("colmet.web.leaders.Leaders.projects", lambda _, user: frozenset({led}))
+    for words in (("--project", led), ("--project", led, "--all-users")):
+        status, out, err = run("alice", "jobs", "--json", "--limit", "1000", *words)
+        assert (status, err) == (0, "")
+        assert {row["user"] for row in json.loads(out)["jobs"]} == {"alice", "bob"}
+    status, _, err = run("alice", "jobs", "--all-users")
+    assert status == 2 and "alice sees the own jobs only" in err and f"and leads {led}: --project" in err
+
+
+@pytest.mark.parametrize("more", [(), ("-u", "alice")])
 def test_commands_show_a_user_the_own_jobs_and_an_administrator_all(run, more):
     status, out, err = run("alice", "jobs", "--json", "--limit", "1000", *more)
-    assert status == 0 and {row["user"] for row in json.loads(out)["jobs"]} == {"alice"} and not err
+    assert status == 0 and {row["user"] for row in json.loads(out)["jobs"]} == {"alice"}
+    assert err == "jobs of alice only\n"
     assert json.loads(out)["total"] == 48
     status, out, _ = run("alice", "usage", "--by", "user", "--since", "2026-01-01", "--json", *more)
     assert status == 0 and [group["user"] for group in json.loads(out)["groups"]] == ["alice"]
+    assert run("alice", "usage", "--by", "project", *more)[1].endswith("\njobs of alice only\n")
     _, out, _ = run("alice", "jobs", "-j", str(THEIRS), *more)
-    assert out == run("alice", "jobs", "-j", "9999", *more)[1] == "no jobs\n"
+    assert out == run("alice", "jobs", "-j", "9999", *more)[1] == "no jobs\njobs of alice only\n"
     status, out, _ = run("root", "jobs", "--csv", "--columns", "job,user", "--all-users")
     assert status == 0 and out.splitlines()[1:] and ",bob" in out and ",alice" in out
 
