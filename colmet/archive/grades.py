@@ -1,6 +1,6 @@
 """Grades of what a job used of what it held: the one definition for reports, lists and the page.
 
-A bad grade comes with a sentence that says what to do (`colmet.report.grade_advice`), and a good one is not said of what
+A bad grade comes with a sentence that says what to do (`grade_advice` of the report), and a good one is not said of what
 an advice blames. A grade is a word for people; colours follow from it. It is computed when a job is shown, and never stored.
 """
 

@@ -97,7 +97,7 @@ export class Jobs {
   }
 
   /** Make filters and the table for the archive, or for recent jobs. */
-  #build({ archive, admin }) {
+  #build({ archive, admin, projects }) {
     const source = archive ? ARCHIVE : RECENT;
     if (this.source === source) return;
     this.source = source;
@@ -105,11 +105,10 @@ export class Jobs {
     this.title = admin ? "Jobs" : "My jobs";
     say(this.heading, this.title);
     document.title = `${this.title} – Colmet`;
-    const filters = source.filters.filter((key) => admin || key !== "user");
+    const filters = source.filters.filter((key) => admin || projects.length || key !== "user");
     this.filters = new Filters(asked, source.states, source.sought, filters, source.suggests, () => this.#filtered(), () => this.context.again());
     const sort = source.columns.find((one) => one.sorts && one.key === asked.get("sort"))?.key ?? this.#sort();
     this.table = new Table(this.title, source.columns, source.keyOf, { sort, reverse: asked.get("reverse") === "true" }, () => this.#changed());
-    this.table.element.classList.toggle("own", !admin);
     this.table.element.classList.add("list");
     this.table.body.classList.add("rows");
     this.table.body.addEventListener("click", open);
@@ -165,6 +164,9 @@ export class Jobs {
     const { total, offset, items } = this.page;
     const { text, state } = this.filters.values;
     this.table.element.classList.toggle("running", state === "running");
+    const ofProject = !this.who.admin && this.page.only === null; // that the user leads
+    this.table.element.classList.toggle("own", !this.who.admin && !ofProject);
+    say(this.heading, ofProject ? "Jobs of the project" : this.title);
     this.table.show(items.map((row) => ({ ...row, live: (row.state === "running" && this.live.get(row.job)) || null })));
     this.table.element.hidden = !items.length && !this.table.element.contains(document.activeElement);
     const none = this.source.none(this.filters.values, this.filters.any, this.who.admin) + (this.who.gridengine ? ` ${GRIDENGINE}` : "");
