@@ -10,7 +10,16 @@ from colmet.batch import answers
 from colmet.batch.answers import unknown_form
 
 # Source: sacctmgr(1), "withcoord"; the coordinators of an account are those of its parents, too.
-COMMAND = ("sacctmgr", "--noheader", "--parsable2", "--readonly", "show", "account", "withcoord", "format=account,coord")
+COMMAND = (
+    "sacctmgr",
+    "--noheader",
+    "--parsable2",
+    "--readonly",
+    "show",
+    "account",
+    "withcoord",
+    "format=account,coord",
+)
 _NAME = re.compile(r"[^\s|,:#\x00-\x20\x7f][^|,:\x00-\x1f\x7f]{0,254}")
 
 

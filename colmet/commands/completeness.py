@@ -90,7 +90,8 @@ def text_of(lines: Sequence[TableOnHost], what: str) -> Iterator[str]:
     """Yield the answer as text."""
     here, due = sum(line.found.here for line in lines), sum(line.due for line in lines)
     unknown = sum(not line.found.until for line in lines)
-    yield f"{stored_percent(here, due)} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
+    share = stored_percent(here, due)
+    yield f"{share} of the samples of {what} are stored: {here:,} of {due:,}, {due - here:,} missing"
     if unknown:
         tables = counted(len(lines), "tables")
         yield f"{unknown} of {tables} without a ledger: samples missing from them cannot be noticed"

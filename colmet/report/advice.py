@@ -197,7 +197,9 @@ def _imbalance(report: Report) -> str | None:
 
 
 @_rule(
-    "idle-end", f"no host used {TAIL_CORES} cores for the last {percent(TAIL)} of the wall time, and for 10 min or more, and no GPU"
+    "idle-end",
+    f"no host used {TAIL_CORES} cores for the last {percent(TAIL)} of the wall time, and for 10 min or more, "
+    "and no GPU",
 )
 def _tail(report: Report) -> str | None:
     curve = next((curve for curve in report.curves if curve.name == "cpu"), None)
@@ -316,8 +318,8 @@ def _small_io(report: Report) -> str | None:
 
 @_rule(
     "gpu-idle",
-    f"a GPU held for 5 min or more was used less than {percent(GPU_USE)}, or had no process for half of the time, if its "
-    "use is unknown",
+    f"a GPU held for 5 min or more was used less than {percent(GPU_USE)}, or had no process for half of the time, if "
+    "its use is unknown",
 )
 def _gpu_idle(report: Report) -> str | None:
     def is_idle(gpu: GpuUse) -> bool:

@@ -49,9 +49,7 @@ def find(
     return led if found is None or (led is not None and led.summary["start"] == start) else found
 
 
-def _find(
-    archive: JobArchive, where: JobFilter, start: int | None, users: Sequence[str] | None
-) -> ArchivedJob | None:
+def _find(archive: JobArchive, where: JobFilter, start: int | None, users: Sequence[str] | None) -> ArchivedJob | None:
     (job,) = where.jobs
     rows = archive.jobs(where, ["start"], limit=MOST_STARTS).rows
     starts = [int(row["start"]) for row in rows]

@@ -167,7 +167,7 @@ class ArchiveRoutes:
         limit: int = parameters.LIMIT,
         with_curves: bool = parameters.FOOTPRINTS,
     ) -> Response:
-        """Return jobs in the archive, running and ended. Ordinary users get their own jobs, or of a project they lead."""
+        """Return jobs in the archive, running and ended. Ordinary users get their own, or a project they lead."""
         whose = conditions.seen_by(visitor_of(request.scope))
         choose("sort", sort, SORTS)
         if with_curves:
@@ -195,7 +195,6 @@ class ArchiveRoutes:
         self, request: Request, job: int = parameters.JOB, start: Optional[int] = parameters.JOB_START
     ) -> Response:
         """Return a job in the archive with its hosts: the latest with this number, or that with this start."""
-
         projects = sorted(visitor_of(request.scope).projects)
 
         def work(archive: JobArchive, only: Optional[str]) -> Mapping[str, Any]:

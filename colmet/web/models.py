@@ -57,7 +57,9 @@ class Whoami(BaseModel):
 
     user: Optional[str] = Field(..., description="null if the interface is open to all")
     admin: bool = Field(..., description="whether all jobs are visible")
-    projects: list[str] = Field(..., description="those that the user leads, with visible jobs of others in the archive")
+    projects: list[str] = Field(
+        ..., description="those that the user leads, with visible jobs of others in the archive"
+    )
     version: str
     time: float
     gridengine: bool = Field(..., description="whether /qhost and /qstat have Grid Engine's values")

@@ -49,8 +49,8 @@ class Routes:
     """The handlers of requests for JSON, one method for each path.
 
     Their docstrings are in the OpenAPI description. `has_archive` returns whether there is an archive of jobs,
-    `is_archived` whether it has a job, for its user (None for all) and for the leader of some projects. For the other arguments see
-    `colmet.web.app.build_app`.
+    `is_archived` whether it has a job, for its user (None for all) and for the leader of some projects. For the other
+    arguments see `colmet.web.app.build_app`.
     """
 
     def __init__(
@@ -104,7 +104,9 @@ class Routes:
 
         def make(_only: Optional[str]) -> Response:
             more = {**about, **place, "archive": self._has_archive()}
-            return answer({"user": visitor.user, "admin": visitor.is_admin, "projects": sorted(visitor.projects), **more})
+            return answer(
+                {"user": visitor.user, "admin": visitor.is_admin, "projects": sorted(visitor.projects), **more}
+            )
 
         return await self.run(self._memory, request, make)
 
@@ -402,7 +404,9 @@ def _for_administrators(request: Request, what: str) -> None:
 def check_users(asked: Sequence[str], only: Optional[str]) -> None:
     """Refuse the question of an ordinary user for jobs of others, with status 403."""
     if only is not None and not set(asked).issubset(names_of(only)):
-        raise HTTPException(403, f"{only} sees the own jobs only: ask without other users, or for a project that you lead")
+        raise HTTPException(
+            403, f"{only} sees the own jobs only: ask without other users, or for a project that you lead"
+        )
 
 
 def names_of(user: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""Verdicts and advice of many made-up jobs: each bad grade has a sentence that says what to do, and none contradicts."""
+"""Verdicts and advice of many made-up jobs: each bad grade has a sentence on what to do, none is contradicted."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ BUSY = busy_job()
 
 
 def random_job(number):
-    """A job with random figures: idle or busy, short or long, with and without a batch system, GPUs, limits and waits."""
+    """A job with random figures: idle or busy, short or long, with or without a batch system, GPUs and waits."""
     pick = random.Random(number)
     some = lambda *values: pick.choice((None, *values))  # noqa: E731
     share = lambda: pick.choice((0.0, 0.01, pick.random(), 0.5, 1.0))  # noqa: E731

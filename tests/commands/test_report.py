@@ -632,7 +632,12 @@ def test_the_text_says_what_the_job_did(history):
 
 @pytest.mark.parametrize(
     ("calls", "text"),
-    [(2048, "in some 2,000 calls,"), (1024, "in some 1,000 calls"), (2047, "in 2,047 calls,"), (3 << 20, "3.15 million")],
+    [
+        (2048, "in some 2,000 calls,"),
+        (1024, "in some 1,000 calls"),
+        (2047, "in 2,047 calls,"),
+        (3 << 20, "3.15 million"),
+    ],
 )
 def test_calls_that_the_kernel_cuts_to_multiples_of_1024_are_about_as_many(history, calls, text):
     report = report_of(full(history))

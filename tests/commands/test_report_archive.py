@@ -24,10 +24,10 @@ from colmet.report.collect import gather
 from colmet.report.document import document_of
 from colmet.report.document import report_of as read_back
 from colmet.report.ending import ending_of
+from colmet.report.grade_advice import BECAUSE
 from colmet.report.model import BatchFacts, Cpu, GpuUse, MemoryUse
 from colmet.report.phrases import no_verdict, verdict
 from colmet.report.requested import uses_of
-from colmet.report.grade_advice import BECAUSE
 from colmet.report.text import show
 from colmet.stored.stays import JobInterval
 from tests.support.archive_database import ArchiveDatabase, client_of, copied

@@ -13,7 +13,16 @@ import pytest
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends import ipmipower
-from colmet.node.backends.ipmipower import SCHEMA, IpmipowerBackend, NoPower, Sensor, parse, parse_sensors, secrets, watts
+from colmet.node.backends.ipmipower import (
+    SCHEMA,
+    IpmipowerBackend,
+    NoPower,
+    Sensor,
+    parse,
+    parse_sensors,
+    secrets,
+    watts,
+)
 
 DATA = Path(__file__).parents[1] / "data/ipmi"
 DELL_5S = ["ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower"]

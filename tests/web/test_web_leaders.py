@@ -1,4 +1,4 @@
-"""Leaders of projects: they see the archived jobs of their projects, if they ask for these, and nothing else of others."""
+"""Leaders of projects: they see the archived jobs of a project that they ask for, and nothing else of others."""
 
 from __future__ import annotations
 
@@ -95,7 +95,11 @@ def test_usage_and_the_report_of_a_project_are_of_all_its_jobs(app):
     found = got(app, "/api/v1/usage?by=user&project=physics", ALICE)
     assert {one["keys"][0]: one["jobs"] for one in found["groups"]} == {"alice": 1, "bob": 1, "carol": 1}
     assert found["only"] is None and got(app, "/api/v1/usage?by=project", ALICE)["only"] == "alice"
-    assert {row["user"] for row in got(app, "/api/v1/report?project=physics", ALICE)["jobs"]} == {"alice", "bob", "carol"}
+    assert {row["user"] for row in got(app, "/api/v1/report?project=physics", ALICE)["jobs"]} == {
+        "alice",
+        "bob",
+        "carol",
+    }
 
 
 def test_a_job_of_the_project_has_its_summary_and_no_samples(app):
@@ -142,7 +146,11 @@ def test_a_changed_file_is_read_again_and_a_wrong_one_leaves_the_former(tmp_path
     counts = []
     count = lambda name: counts.append(name) or len(counts)  # noqa: E731
     leaders = Leaders(leaders_file(tmp_path, "physics: alice\n"), clock=lambda: now[0], count=count)
-    for text, projects in (("physics: bob\nart: alice\n", {"art"}), ("physics\n", {"art"}), ("physics: alice\n", {"physics"})):
+    for text, projects in (
+        ("physics: bob\nart: alice\n", {"art"}),
+        ("physics\n", {"art"}),
+        ("physics: alice\n", {"physics"}),
+    ):
         leaders_file(tmp_path, text)
         now[0] += 2
         assert leaders.projects("alice") == projects
@@ -158,7 +166,9 @@ def test_coordinators_of_accounts_are_understood():
     assert parse_coordinators("") == {}
 
 
-@pytest.mark.parametrize("line", ["physics", "physics|alice|mallory", "|mallory", "physics|al\x1bice", "a,b|mallory", "root|"])
+@pytest.mark.parametrize(
+    "line", ["physics", "physics|alice|mallory", "|mallory", "physics|al\x1bice", "a,b|mallory", "root|"]
+)
 def test_an_answer_of_another_form_gives_no_right_at_all(line):
     with pytest.raises(BatchError, match="sacctmgr"):
         parse_coordinators(f"root|\nlife|carol\n{line}\n")
