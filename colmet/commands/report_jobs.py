@@ -69,9 +69,10 @@ def run(options: argparse.Namespace, client: InterfaceClient | None) -> None:
     if len(options.words) > MOST_NAMED:
         raise ConfigError(f"more than {MOST_NAMED} jobs are named; select them such as by --array")
     with RemoteArchive(client) if client is not None else archives.open_archive(options) as archive:
-        where, tasks = _selection(options, archive)
+        where, tasks, note = _selection(options, archive)
         has_curves = options.html is not None and client is None
         report = gather_jobs(archive, where, options.limit, tasks, [FOOTPRINT.name] if has_curves else [])
+        report = report._replace(notes=[*report.notes, *([note] if note else [])])
         if not report.rows:
             raise ColmetError("; ".join(["no such job is in the archive", *report.notes]))
         if options.html is not None:
@@ -98,8 +99,11 @@ def save(path: str, content: bytes) -> None:
         raise ColmetError(f"{path}: {err.strerror or err}") from err
 
 
-def _selection(options: argparse.Namespace, archive: JobArchive) -> tuple[JobFilter, list[tuple[int, int]]]:
-    """Return the conditions, and the tasks of arrays; who names jobs or an array means those of any user."""
+def _selection(options: argparse.Namespace, archive: JobArchive) -> tuple[JobFilter, list[tuple[int, int]], str]:
+    """Return the conditions, the tasks of arrays, and whose jobs these are if not of all.
+
+    Who names jobs or an array means those of any user.
+    """
     tasks: list[tuple[int, int]] = []
     for word in [word for word in options.words if is_task(word)]:
         task = task_of(archive, word)
@@ -108,8 +112,8 @@ def _selection(options: argparse.Namespace, archive: JobArchive) -> tuple[JobFil
         tasks.append(task)
     numbers = [int(word) for word in options.words if not is_task(word)]
     is_named = bool(options.words or options.array)
-    users = list(options.user) if is_named else archives.scope_of(options, archive).users
-    return archives.filter_of(options, users)._replace(jobs=numbers), tasks
+    scope = archives.Scope(list(options.user), "") if is_named else archives.scope_of(options, archive)
+    return archives.filter_of(options, scope.users)._replace(jobs=numbers), tasks, scope.note
 
 
 class _Column(NamedTuple):
