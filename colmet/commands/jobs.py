@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from colmet.archive.columns import CANCELLED, DONE, FAILED, FOOTPRINT, NODE_FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT
 from colmet.archive.derived import ANSWERS
-from colmet.archive.grades import GRADES, graded_jobs
+from colmet.archive.grades import EXCEEDED, GRADES, LOW, POOR, graded_jobs
 from colmet.archive.queries import JobPage
 from colmet.commands import archives, selection
 from colmet.commands.times import moment
@@ -195,6 +195,7 @@ def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | No
         print("no jobs" if page.total == 0 else f"{counted(page.total, 'jobs')}, none of them shown")
         return
     columns = []
+    graded: set[str] = set()
     dates = [name for name in names if ALL[name].unit == "date"]
     times = [float(row[name]) for name in dates for row in page.rows if row[name]]
     for name in names:
@@ -212,11 +213,14 @@ def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | No
         styles = [STYLES.get(str(row[name]), "") for row in page.rows] if name == "state" else []
         if name in GRADED:
             words = [str(row[GRADED[name]] or "") for row in page.rows]
+            graded.update(words)
             longest = max(map(len, words))
             cells = [f"{cell} {word:<{longest}}" if longest else cell for cell, word in zip(cells, words)]
             styles = [GRADE_STYLES.get(word, "") for word in words]
         rank = RANKS.index(name) if name in RANKS and name != sort else 0
         columns.append(archives.TableColumn(look.heading, cells, look.is_right, rank, styles))
     archives.print_table(columns, width, rest="--columns selects")
+    if graded.intersection((LOW, POOR, EXCEEDED)):
+        print("colmet report JOB: what to do about low and poor")
     if page.total > len(page.rows):
         print(f"{len(page.rows)} of {page.total:,} jobs; --limit and --since show others")

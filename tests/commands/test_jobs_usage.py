@@ -62,6 +62,13 @@ def test_shares_have_a_grade_in_words_and_times_their_zone_once(path, capsys, mo
     assert out.startswith("2026-01-01 00:00:00 to ") and out.splitlines()[0].endswith(" UTC")
 
 
+def test_a_list_with_a_bad_grade_says_where_the_advice_is(path, capsys):
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-a")
+    assert "poor" in out and out.count("colmet report JOB: what to do about low and poor\n") == 1
+    _, out, _ = call(capsys, "jobs", "--archive", path, "-a", "--columns", "job,name")
+    assert "colmet report" not in out
+
+
 def test_texts_of_others_reach_neither_the_terminal_nor_a_formula(path, capsys):
     status, out, _ = call(capsys, "jobs", "--archive", path, "-a", "-j", "9999", "--columns", "job,user,name,cpu_ratio")
     assert status == 0 and "\x1b" not in out and "\u202e" not in out and len(out.splitlines()) == 2
