@@ -11,6 +11,7 @@ from colmet.archive.fold import columns_read
 from colmet.archive.local import LocalArchive
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
+from colmet.common.tables.runs import RUN, UPTIME
 from colmet.common.wire import v1
 from tests.support.fleet import Collector, Node
 from tests.support.waiting import free_port
@@ -20,6 +21,7 @@ PERIOD_S = 5
 USERS = ("alice", "bob", "carol", "dave")
 GPUS = "nvidiastats_default"
 WITHIN_S = 240
+BOOTED_S = 1_700_000_000
 _COUNTERS = {(s.table, s.column) for c in MEASURED if c.how in (GROWN, OF_NODE) for m in c.measures for s in m.sources}
 
 
@@ -59,6 +61,8 @@ def _job_row(job, table, age, node, time_s, rng):
             user=job.user.encode(), cpu_usage=int(grown), cpus_allocated=job.cpus, pids_current=3, pids_peak=9
         )
         values.update(cpu_user=int(grown * 0.9), cpu_system=int(grown * 0.1))
+    if RUN in schemas()[table].name_set:
+        values.update({RUN: 100 * job.number + node, UPTIME: time_s - BOOTED_S})
     if table == "taskstats_default":
         values.update(ac_btime=time_s - PERIOD_S * age - 1, cpu_total=int(grown * 0.99))
     if rng.random() < 0.05:
