@@ -126,7 +126,7 @@ def worker(name="hdf5", **values):
         **{"why": "", "away_since": 0.0, "waiting": 0, "written": 5, "lost": 0, "dropped": 0, "all_failures": 0},
         **values,
     }
-    made = SimpleNamespace(output=SimpleNamespace(name=name), **values)
+    made = SimpleNamespace(output=SimpleNamespace(name=name, details=dict), **values)
     made.counters = lambda: {key: getattr(made, key) for key in ("written", "waiting", "lost", "dropped")}
     return made
 
@@ -224,7 +224,7 @@ def test_clocks_that_are_ahead_and_nodes_without_acknowledgements_are_in_the_sta
 
 
 def test_each_counter_of_the_last_hour_is_one_of_drops_or_of_events(served):
-    events = {"forgotten_senders", "journal_failures", "output_failures", "reload_failures"}
+    events = {"forgotten_senders", "journal_failures", "output_failures", "reload_failures", "unread_batch_records"}
     assert set(make(served)[0].status({})["last_hour"]) == DROPS | events
 
 

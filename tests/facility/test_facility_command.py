@@ -197,7 +197,7 @@ def gathered(**sources):
 
 
 def test_a_source_that_fails_does_not_cost_the_others(caplog):
-    found = gathered(logins=Logins(False, 5, who=["echo", "bob"]), batch=[Broken()])
+    found = gathered(logins=Logins(False, 5, who=["echo", "bob pts/0"]), batch=[Broken()])
     assert found.failed == ["queues of broken", "ended jobs of broken"]
     assert [(group.file, len(group.documents)) for group in found.groups] == [("ssh.json", 1), ("condor.json", 1)]
     assert "source failed: source=queues of broken: no answer; start it" in caplog.text
@@ -211,7 +211,7 @@ def test_a_source_that_gives_not_all_it_has_is_named():
 
 
 def test_where_who_answers_and_last_does_not_its_document_is_there(caplog):
-    found = gathered(logins=Logins(True, 5, who=["echo", "bob"], last=["false"]))
+    found = gathered(logins=Logins(True, 5, who=["echo", "bob pts/0"], last=["false"]))
     assert found.failed == ["ssh"]
     assert found.groups[0].documents[0]["users"] == ["bob"]
 
@@ -226,7 +226,7 @@ def test_a_slow_source_does_not_keep_a_program_from_ending():
             return []
 
     sources = Facility(
-        "X", "n", lambda: People("", plain), logins=Logins(False, 5, who=["echo", "bob"]), batch=[Slow()]
+        "X", "n", lambda: People("", plain), logins=Logins(False, 5, who=["echo", "bob pts/0"]), batch=[Slow()]
     )
     found = sources.gather(lambda: not asked.is_set())
     freed.set()

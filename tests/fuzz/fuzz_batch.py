@@ -6,6 +6,7 @@ import json
 
 from colmet.batch import gridengine_records, oar_records, slurm_records
 from colmet.batch.answers import FormError
+from colmet.batch.model import BatchError
 from colmet.batch.records import JobRecord
 
 _OAR = {
@@ -13,8 +14,8 @@ _OAR = {
     **{"wanted_resources": '-l "/host=2/gpu=1,walltime=1:0:0" ', "events": [{"type": "WALLTIME"}], "exit_code": 256},
     **{"array_id": 6, "array_index": 2, "dependencies": [3], "assigned_network_address": ["n1"], "walltime": 60},
 }
-_SACCT = b"14|6_2|ann|physics|bed|4|5|9|CANCELLED by 7|0:9|5|billing=1,cpu=1,mem=100M,gres/gpu:a=2|cpu=1|n[1-3],m7|a|b"
-_SQUEUE = b"14|6_2|6|2|ann|physics|bed|4|5|9|RUNNING|1|1-02:03:04|n[1-3]|None|a|b"
+_SACCT = b"14|6_2|ann|physics|bed|4|5|9|CANCELLED by 7|0:9|5|billing=1,cpu=1,mem=100M,gres/gpu:a=2|cpu=1|n[1-3],m7|a|"
+_SQUEUE = b"14|6_2|6|2|ann|physics|bed|4|5|9|RUNNING|1|1-02:03:04|n[1-3]|None|a|"
 _GIVEN = b"14  768  cpu=1,mem=100M,gres/gpu=1\n15 0\n"
 _ACCOUNT = (
     b"main.q:node2:g:ann:sleep:1:sge:0:4:5:9:100:137:1:0:0:0:0:0:0:0:2:0:0:0:8:0:0:0:5:0:NONE:d:NONE:2:3:0.5:0:0:"
@@ -28,7 +29,7 @@ def one(data: bytes) -> None:
     text = data[1:].decode("utf-8", "replace")
     try:
         record = _read(data[:1], text)
-    except FormError:
+    except (BatchError, FormError):
         return
     if record is None:
         return
@@ -49,9 +50,11 @@ def _read(kind: bytes, text: str) -> JobRecord | None:
         oar_records.dependencies_of([content])
         return oar_records.job_record(content, {7})
     if kind == b"a":
-        return slurm_records.accounted(text)
+        (*_, words) = slurm_records.records_of(text, "|", len(slurm_records.ACCOUNTED), "sacct") or [[]]
+        return slurm_records.accounted(words) if words else None
     if kind == b"q":
-        return slurm_records.queued(text, {14: slurm_records.Given(9, {"mem": text})})
+        (*_, words) = slurm_records.records_of(text, "|", len(slurm_records.QUEUED), "squeue") or [[]]
+        return slurm_records.queued(words, {14: slurm_records.Given(9, {"mem": text})}) if words else None
     if kind == b"g":
         slurm_records.given_of(text)
         slurm_records.dependencies_of(text)

@@ -34,7 +34,7 @@ COMMAND_S = 5.0
 CHECK_S = 30.0  # for --check-config, which loads all of the daemon
 # Modules are imported before the change of user: this Python's may be unreadable for the daemon's user.
 _CHECK = """
-import json
+import json, sys
 from colmet.common.runtime import capabilities
 from colmet.{side} import main
 main.load_backends()
