@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
@@ -235,7 +236,10 @@ def open_reception(
     guard = stack.enter_context(contextlib.closing(authenticator.Authenticator(pair, known, listeners)))
     pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, guard)))
     limits = rate_limit.RateLimit(options.max_rate, options.max_byte_rate)
-    novelty, fanout = Novelty(options.max_new_tables), Fanout()
+    files = getattr(options, "hdf5_filepath", None)
+    directory = os.path.dirname(files) or "." if files else parts.journal_dir
+    novelty = Novelty(options.max_new_tables, free_bytes=lambda: free_bytes(directory))
+    fanout = Fanout()
     receiver = Receiver(limits, novelty)
     server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, guard, parts.journal_dir)
     listeners.close()
@@ -250,6 +254,15 @@ def open_reception(
             pull.wake_on(link_port.claims.fd)
     uri = server.uri if server is not None else ""
     return Reception(guard, pull, receiver, limits, novelty, on_disk, fanout, link, link_port, uri)
+
+
+def free_bytes(directory: str) -> float:
+    """Return the free space of a file system in bytes; infinity without a directory, or where nothing is counted."""
+    try:
+        disk = os.statvfs(directory) if directory else None
+    except OSError:
+        disk = None
+    return disk.f_bavail * disk.f_frsize if disk is not None and disk.f_blocks else math.inf
 
 
 def open_storage(

@@ -207,3 +207,18 @@ def test_without_a_limit_there_is_none_on_further_tables_either(clock):
     novelty = Novelty(0, clock)
     for n in range(module.FURTHER_TABLES + 10):
         assert novelty.admits("a", 1, batch(site_schema(1, f"s{n}_default"), [1]))[1] == 0
+
+
+def test_little_free_space_leaves_each_sender_a_thousand_new_tables_a_day(clock, caplog):
+    free = [float(module.RESERVE_BYTES)]
+    novelty = Novelty(100, clock, lambda: free[0])
+    assert len(jobs_of(novelty.admits("flood", 1, batch(TASKSTATS, range(1, 2001)))[0])) == 2000
+    free[0] -= 1
+    clock.now += module.SPACE_PERIOD_S
+    assert novelty.admits("flood", 1, batch(TASKSTATS, range(5001, 5501))) == (None, 0)
+    assert len(jobs_of(novelty.admits("honest", 1, batch(TASKSTATS, range(1, 501)))[0])) == 500
+    assert novelty.knows("flood", batch(TASKSTATS, range(1, 2001))), "rows of known tables are taken as before"
+    assert caplog.text.count("little free space") == 1
+    free[0] += 1
+    clock.now += module.SPACE_PERIOD_S
+    assert len(jobs_of(novelty.admits("flood", 1, batch(TASKSTATS, range(5001, 5011)))[0])) == 10

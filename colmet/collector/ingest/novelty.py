@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -13,11 +14,16 @@ from colmet.common.live.shares import Shares
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.tables import column_types, is_declared
 
+log = logging.getLogger(__name__)
+
 # Burst of --max-new-tables. A job has 3 to 8 tables: by default some 15 jobs a second, and more than 1,000 at once.
 TABLES_BURST_S = 100.0
 # Also by day, as each new table needs room on the disk, in HDF5 some 77 kB for one row, which nothing else bounds. A
 # node has fewer than 10,000 jobs a day.
 TABLES_PER_DAY, DAY_S = 100_000.0, 86400.0
+# A reserve of free space for the other nodes: below it, a sender has so many new tables a day. The rest of its messages
+# waits on the node.
+RESERVE_BYTES, RESERVED_TABLES_PER_DAY, SPACE_PERIOD_S = 4 << 30, 1000.0, 10.0
 # Undeclared columns, of a later version or a site's own, for each job: 40 tables of 30 columns at once. HDF5 needs
 # 0.2 kB for each column, and for a table as much as for 64 columns.
 COLUMNS_PER_S, COLUMNS_AT_ONCE = 100.0, 4096.0
@@ -129,10 +135,19 @@ class Novelty:
 
     Args:
         per_s: new tables of jobs in a second; 0 is no limit, also not for undeclared columns.
+        free_bytes: returns the free space where tables are stored, in bytes.
     """
 
-    def __init__(self, per_s: float, monotonic: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        per_s: float,
+        monotonic: Callable[[], float] = time.monotonic,
+        free_bytes: Callable[[], float] = lambda: INFINITE,
+    ) -> None:
         self._monotonic = monotonic
+        self._free_bytes = free_bytes
+        self._is_scarce = False
+        self._space_at = -INFINITE  # time of the next look at the free space
         self._tables = Budget(INFINITE, INFINITE, monotonic)
         self._daily = Budget(INFINITE, INFINITE, monotonic)
         self._columns = Budget(INFINITE, INFINITE, monotonic)
@@ -142,9 +157,11 @@ class Novelty:
 
     def limit(self, per_s: float) -> None:
         """Limit new tables of jobs to this many a second from now on; 0 is no limit."""
+        self._per_s = per_s
         self._is_limited = bool(per_s)
         self._tables.limit(per_s or INFINITE, per_s * TABLES_BURST_S or INFINITE)
-        self._daily.limit(TABLES_PER_DAY / DAY_S if per_s else INFINITE, TABLES_PER_DAY if per_s else INFINITE)
+        per_day = RESERVED_TABLES_PER_DAY if self._is_scarce else TABLES_PER_DAY
+        self._daily.limit(per_day / DAY_S if per_s else INFINITE, per_day if per_s else INFINITE)
         self._columns.limit(COLUMNS_PER_S if per_s else INFINITE, COLUMNS_AT_ONCE if per_s else INFINITE)
 
     def knows(self, sender: str, batch: Batch) -> bool:
@@ -175,6 +192,7 @@ class Novelty:
                 found.append(_New(at, key, jobs, price(schema)))
         if not found:
             return without(batch, out) if out else (batch, 0)
+        self._keep_reserve()
         count = sum([len(new.jobs) for new in found if not new.price])
         tables = min(self._tables.left(sender, nodes), self._daily.left(sender, nodes))
         columns = self._columns.left(sender, nodes)
@@ -196,6 +214,22 @@ class Novelty:
                 self._tables.use(sender, len(new.jobs), nodes)
                 self._daily.use(sender, len(new.jobs), nodes)
         return without(batch, out) if out else (batch, 0)
+
+    def _keep_reserve(self) -> None:
+        """Limit new tables more while there is little free space."""
+        now = self._monotonic()
+        if now < self._space_at:
+            return
+        self._space_at = now + SPACE_PERIOD_S
+        is_scarce = self._free_bytes() < RESERVE_BYTES
+        if is_scarce != self._is_scarce:
+            self._is_scarce = is_scarce
+            self.limit(self._per_s)
+            if is_scarce:
+                log.warning(
+                    "little free space: new tables of each sender are limited: free_bytes_below=%d tables_per_day=%d",
+                    *(RESERVE_BYTES, RESERVED_TABLES_PER_DAY),
+                )
 
     def _known(self, sender: str) -> _RecentTables:
         now = self._monotonic()
