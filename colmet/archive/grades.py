@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from colmet.archive.columns import DONE, ENDED, OUT_OF_MEMORY, RUNNING, TEXT, TIMEOUT, JobColumn, Summary
 from colmet.archive.queries import JobArchive, JobFilter, JobPage, Row, UsageGroup
-from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_WALL_S, MEMORY_LOW, WAITING
+from colmet.report.advice import CPU_LOW, GPU_USE, LEAST_WALL_S, MEMORY_HIGH, MEMORY_LOW, WAITING
 from colmet.report.model import Number
 
 GOOD, LOW, POOR, EXCEEDED = "good", "low", "poor", "exceeded"
@@ -59,7 +59,7 @@ def grade(what: str, share: Number, job: Judged) -> str:
         share: of what the job held; of walltime, of the requested. None if unknown.
         job: the rest that counts.
     """
-    if what == MEMORY and (job.is_killed or job.state == OUT_OF_MEMORY):
+    if what == MEMORY and (job.state == OUT_OF_MEMORY or (job.is_killed and (share is None or share >= MEMORY_HIGH))):
         return EXCEEDED
     if what == WALLTIME:
         if job.state == TIMEOUT:

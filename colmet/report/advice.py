@@ -65,11 +65,15 @@ def out_of_memory(report: Report) -> str | None:
     kills = report.memory.oom_kills
     if not kills:
         return None
-    limit = f" (limit {size(report.memory.limit_bytes)})" if report.memory.limit_bytes else ""
-    return (
-        f"The kernel killed {count(kills)} process{'' if kills == 1 else 'es'} for lack of memory{limit}. Ask for more "
-        "memory, or have it use less; results may be incomplete."
-    )
+    killed = f"The kernel killed {count(kills)} process{'' if kills == 1 else 'es'} for lack of memory"
+    peak, limit = report.memory.peak_bytes, report.memory.limit_bytes
+    if limit and peak is not None and not report.memory.sampled and peak < MEMORY_HIGH * limit:
+        return (
+            f"{killed} at a limit inside the job, of a step or a container: the job itself used {size(peak)} of "
+            f"{size(limit)}. Raise that limit (srun --mem), or have it use less; results may be incomplete."
+        )
+    of_limit = f" (limit {size(limit)})" if limit else ""
+    return f"{killed}{of_limit}. Ask for more memory, or have it use less; results may be incomplete."
 
 
 _oom = _rule("oom", "the kernel killed a process of the job for lack of memory")(out_of_memory)

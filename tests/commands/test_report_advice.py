@@ -87,6 +87,13 @@ def until(busy_s, wall_s=2 * HOUR):
 FIRES = [
     ("oom", memory(oom_kills=2), memory(oom_kills=0), "killed 2 processes for"),
     ("oom", memory(oom_kills=1), memory(oom_kills=None), "killed 1 process for"),
+    (
+        "oom",
+        memory(oom_kills=1, peak_bytes=GIB / 16, limit_bytes=GIB),
+        memory(oom_kills=0),
+        "at a limit inside the job",
+    ),
+    ("oom", memory(oom_kills=1, peak_bytes=GIB, limit_bytes=GIB), memory(oom_kills=0), "Ask for more memory"),
     ("memory-high", memory(anon_peak_bytes=7.3 * GIB), memory(anon_peak_bytes=7.1 * GIB), "7.30 GiB of 8.00 GiB"),
     (
         "memory-high",
