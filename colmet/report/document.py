@@ -10,11 +10,9 @@ from colmet.common.errors import ColmetError
 from colmet.report import model
 from colmet.report.ending import ending_of
 from colmet.report.grade_advice import complete_advice
-from colmet.report.model import Report, shown
+from colmet.report.model import LONGEST, Report, shown
 from colmet.report.phrases import verdict
 from colmet.report.requested import uses_of
-
-LONGEST = 2000  # characters of a text
 
 
 def document_of(report: Report) -> dict[str, Any]:

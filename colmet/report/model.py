@@ -332,6 +332,9 @@ class HostFigures:
         return share(self.cores, self.cpus)
 
 
+LONGEST = 2000  # characters of a text
+
+
 def shown(text: str, longest: int = MAX_NAME) -> str:
     """Return text of unknown origin in a displayable form: without control characters, and not too long."""
     text = "".join([one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in text[: longest + 1]])

@@ -9,7 +9,7 @@ from colmet.archive.grades import BLAMES, CORES, EXCEEDED, GOOD, GPUS, LOW, MEMO
 from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
 from colmet.report.advice import LEAST_WALL_S
-from colmet.report.model import BatchFacts, Judgement, Report, Use
+from colmet.report.model import LONGEST, BatchFacts, Judgement, Report, Use, shown
 from colmet.report.requested import uses_of
 from colmet.stored.stays import text_of
 
@@ -36,7 +36,7 @@ def verdict(report: Report) -> list[Judgement]:
 def no_verdict(report: Report) -> str:
     """Return why there is no verdict, as a sentence."""
     if report.advice_withheld:
-        why = report.advice_withheld
+        why = shown(report.advice_withheld, LONGEST)
     elif report.wall_s < LEAST_WALL_S:
         why = f"the job has run for {duration(report.wall_s)}, and {duration(LEAST_WALL_S)} are required"
     else:

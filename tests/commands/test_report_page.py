@@ -76,7 +76,7 @@ def made(hosts=("node-1", "node-2"), samples=50):
         *(4242, "alice", "ended", START, START + 250, 250.0, None, None, samples, 5.0),
         cpu=Cpu(300.0, "cgroup", 200.0, 100.0, 1.0, cpus=8.0, available_s=1000.0),
         time=Whereabouts(300.0, 100.0, note="waits for swap are not counted"),
-        memory=MemoryUse(hosts[0], 3 << 30, limit_bytes=4 << 30, oom_kills=2),
+        memory=MemoryUse(hosts[0], 4 << 30, limit_bytes=4 << 30, oom_kills=2),
         io=InputOutput(1e9, 2e9, source="tasks"),
         nodes=Shared(network_sent_bytes=1e9),
         gpus=(GpuUse(hosts[0], "GPU-1", "H200", use_ratio=0.25),),

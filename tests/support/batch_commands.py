@@ -52,7 +52,7 @@ class Commands:
             text = "".join(["".join([field + "\x01" for field in fields]) + "\n" for fields in text])
             show = f'{_MARK}; sed "s/\x01/$mark/g" {shlex.quote(str(path))}'
         if path is not text:
-            path.write_text(text, newline="")
+            path.write_bytes(text.encode())
         lines = [show, f"printf %s {shlex.quote(said)} >&2", f"exit {status}"]
         lines = [f"sleep {slow_s}", *lines] if slow_s else lines
         cases = self._cases.setdefault(program, {})
