@@ -1,8 +1,8 @@
 #!/bin/bash
-# Runs the tests beside real batch systems, databases, tools and simulated hardware, in three parts at once: databases
-# compute and jobs are archived, pages are drawn and packages built, the others mostly wait. What pytest said is in
+# Runs the tests beside real batch systems, databases, tools and simulated hardware, in four parts at once: databases
+# compute and jobs are archived, pages are drawn, jobs run, the others mostly wait. What pytest said is in
 # .venvs/computing.log and so on.
-# With CI set, without the slow ones: kills of databases, the page's budget, requests made of its description.
+# With CI set, without the slow ones: more than one of a kind, kills of databases, the page's budget.
 #
 # usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
 set -euo pipefail
@@ -18,15 +18,17 @@ selection=()
 
 computing=()
 showing=()
+running=()
 waiting=()
 for path in tests/beds/test_*.py; do
     case $path in
     */test_elasticsearch.py | *_shared.py | *_database.py | */test_scale_out.py | */test_archive_*.py) computing+=("$path") ;;
-    */test_grafana*.py | */test_http.py | */test_packages.py | */test_page*.py) showing+=("$path") ;;
+    */test_grafana*.py | */test_http.py | */test_page*.py) showing+=("$path") ;;
+    */test_oar.py | */test_slurm.py | */test_gridengine.py) running+=("$path") ;;
     *) waiting+=("$path") ;;
     esac
 done
-parts=(computing showing waiting)
+parts=(computing showing running waiting)
 for part in "${parts[@]}"; do
     declare -n paths=$part
     start "$part" "$python" -v --durations=15 "${selection[@]}" "${paths[@]}" &

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import math
 import os
 import signal
 import sys
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 from colmet.collector import web_options
@@ -21,7 +20,7 @@ from colmet.collector.ingest import rate_limit
 from colmet.collector.ingest.fanout import Fanout, handler
 from colmet.collector.ingest.link import CollectorLink, DurableBatches
 from colmet.collector.ingest.linkport import LinkPort, open_link
-from colmet.collector.ingest.novelty import Novelty
+from colmet.collector.ingest.novelty import Novelty, is_space_scarce
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.check import check as check_journal
 from colmet.collector.journal.journal import Journal
@@ -238,7 +237,7 @@ def open_reception(
     limits = rate_limit.RateLimit(options.max_rate, options.max_byte_rate)
     files = getattr(options, "hdf5_filepath", None)
     directory = os.path.dirname(files) or "." if files else parts.journal_dir
-    novelty = Novelty(options.max_new_tables, free_bytes=lambda: free_bytes(directory))
+    novelty = Novelty(options.max_new_tables, is_space_scarce=partial(is_space_scarce, directory))
     fanout = Fanout()
     receiver = Receiver(limits, novelty)
     server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, guard, parts.journal_dir)
@@ -254,15 +253,6 @@ def open_reception(
             pull.wake_on(link_port.claims.fd)
     uri = server.uri if server is not None else ""
     return Reception(guard, pull, receiver, limits, novelty, on_disk, fanout, link, link_port, uri)
-
-
-def free_bytes(directory: str) -> float:
-    """Return the free space of a file system in bytes; infinity without a directory, or where nothing is counted."""
-    try:
-        disk = os.statvfs(directory) if directory else None
-    except OSError:
-        disk = None
-    return disk.f_bavail * disk.f_frsize if disk is not None and disk.f_blocks else math.inf
 
 
 def open_storage(

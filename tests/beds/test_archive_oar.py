@@ -13,7 +13,7 @@ from tests.beds.programs import Interface
 from tests.support.batch_commands import scripts_of
 from tests.support.waiting import free_port
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 NODES = ["localhost", "node2"]
 # Has an agent have the name of a node, and be in its mount namespace, which node2 has of its own.
 ON_FIRST = ("unshare", "--uts", "sh", "-ec", 'hostname localhost; exec "$@"', "sh")

@@ -9,7 +9,7 @@ from colmet.stored import by_time
 from tests.beds.search import KINDS, Server, available
 from tests.support.archive_fleet import cluster, collected, content
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module", params={KINDS[kind].vendor: kind for kind in available()}.values())

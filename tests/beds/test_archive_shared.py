@@ -32,7 +32,7 @@ from tests.support.exactly_once import NEVER, STATE, seed
 from tests.support.fleet import Collector
 from tests.support.waiting import free_port
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PREFIX = "colmet_"
 NODES, TICKS = 10, 120

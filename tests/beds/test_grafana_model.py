@@ -24,6 +24,8 @@ import json, sys
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
+
+pytestmark = pytest.mark.slow
 register_default_plugins()
 for line in sys.stdin:
     print(JSONEncoder().encode(Dashboard.from_json(json.loads(line))))

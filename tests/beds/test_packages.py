@@ -370,6 +370,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert machine.run("ls /var/lib/colmet/*.hdf5"), "what was measured is gone"
 
 
+@pytest.mark.slow
 def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(machine, packages):
     """As the machine `head`, which is node-001 as well; the inventory has only these."""
     names = {"hosts.ini": "[collector]\nhead\n[nodes]\nnode-001\n[all:vars]\nansible_connection=local\n"}
@@ -409,6 +410,7 @@ def test_the_playbooks_of_the_recipes_set_up_both_daemons_and_nagios_sees_them(m
     machine.run(f"hostname {name}; rm -rf /var/spool/colmet/*")  # batches of these names
 
 
+@pytest.mark.slow
 def test_the_recipes_of_keys_retention_and_logins_run(machine, packages, tmp_path):
     """As the machine `head`, which is node-001 as well."""
     (machine.root / "root/dist").mkdir(exist_ok=True)
@@ -428,6 +430,7 @@ def test_the_recipes_of_keys_retention_and_logins_run(machine, packages, tmp_pat
     machine.run(f"hostname {name}; rm -rf /var/spool/colmet/* /usr/local/bin/ssh")
 
 
+@pytest.mark.slow
 def test_pip_and_the_units_start_both_daemons_and_go_again(machine, wheel):
     (machine.root / "root/dist").mkdir(exist_ok=True)
     shutil.copy(wheel, machine.root / "root/dist")

@@ -20,6 +20,8 @@ from tests.support import web_facts
 from tests.support.web_jobs import ENDED_FIRST, jobs_in
 from tests.support.web_stored import archive_in, stored_of
 
+pytestmark = pytest.mark.slow
+
 ALONE, SPREAD, OTHER = web_facts.FIRST + 10, web_facts.FIRST + 50, web_facts.FIRST + 60  # on one node, on eight, on one
 CHART = "[...document.querySelectorAll('.chart')].find(e => e.ariaLabel === {!r})"
 CPU = CHART.format("CPU")

@@ -15,6 +15,8 @@ from tests.support.status_answers import COLLECTOR
 from tests.support.web_health import NODE_7, health_of
 from tests.support.web_jobs import jobs_in
 
+pytestmark = pytest.mark.slow
+
 CELLS = "[...document.querySelectorAll('.nodes a')]"
 
 

@@ -12,6 +12,8 @@ from colmet.web.files import FOLDER
 from tests.beds.pages import CHARTS, PASSWORD, served
 from tests.support.web_past import GONE, OLDER, OTHER, PAST, Past
 
+pytestmark = pytest.mark.slow
+
 CHART = "[...document.querySelectorAll('.chart')].find(e => e.ariaLabel === {!r})"
 LINES = f"({CHART.format('CPU')})?.querySelector('.lines')?.textContent ?? ''"
 MAIN = "document.querySelector('main').innerText"

@@ -19,7 +19,7 @@ from tests.support.archive_fleet import collected
 from tests.support.archives import replayed
 from tests.support.made_up_history import MadeUp, job_rows, node_rows
 
-pytestmark = pytest.mark.live
+pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 PAGE = Path(__file__).parents[2] / "docs/recipes.md"
 BLOCKS = {name: text for _, name, text in re.findall(r"^```(\w+) (\S+)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import types
+
 import pytest
 
 from colmet.collector.ingest import novelty as module
@@ -210,15 +213,24 @@ def test_without_a_limit_there_is_none_on_further_tables_either(clock):
 
 
 def test_little_free_space_leaves_each_sender_a_thousand_new_tables_a_day(clock, caplog):
-    free = [float(module.RESERVE_BYTES)]
-    novelty = Novelty(100, clock, lambda: free[0])
+    is_scarce = [False]
+    novelty = Novelty(100, clock, lambda: is_scarce[0])
     assert len(jobs_of(novelty.admits("flood", 1, batch(TASKSTATS, range(1, 2001)))[0])) == 2000
-    free[0] -= 1
+    is_scarce[0] = True
     clock.now += module.SPACE_PERIOD_S
     assert novelty.admits("flood", 1, batch(TASKSTATS, range(5001, 5501))) == (None, 0)
     assert len(jobs_of(novelty.admits("honest", 1, batch(TASKSTATS, range(1, 501)))[0])) == 500
     assert novelty.knows("flood", batch(TASKSTATS, range(1, 2001))), "rows of known tables are taken as before"
     assert caplog.text.count("little free space") == 1
-    free[0] += 1
+    is_scarce[0] = False
     clock.now += module.SPACE_PERIOD_S
     assert len(jobs_of(novelty.admits("flood", 1, batch(TASKSTATS, range(5001, 5011)))[0])) == 10
+
+
+@pytest.mark.parametrize(
+    ("free", "size", "is_scarce"), [(3 << 30, 1 << 40, True), (5 << 30, 1 << 40, False), (2 << 30, 8 << 30, False)]
+)
+def test_the_reserve_is_a_share_of_a_small_disk(monkeypatch, free, size, is_scarce):
+    disk = types.SimpleNamespace(f_bavail=free >> 12, f_blocks=size >> 12, f_frsize=1 << 12)
+    monkeypatch.setattr(os, "statvfs", lambda directory: disk)
+    assert module.is_space_scarce("/var/lib/colmet") == is_scarce

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
@@ -21,9 +22,10 @@ TABLES_BURST_S = 100.0
 # Also by day, as each new table needs room on the disk, in HDF5 some 77 kB for one row, which nothing else bounds. A
 # node has fewer than 10,000 jobs a day.
 TABLES_PER_DAY, DAY_S = 100_000.0, 86400.0
-# A reserve of free space for the other nodes: below it, a sender has so many new tables a day. The rest of its messages
-# waits on the node.
-RESERVE_BYTES, RESERVED_TABLES_PER_DAY, SPACE_PERIOD_S = 4 << 30, 1000.0, 10.0
+# A reserve of free space for the other nodes, in bytes and as a share of the file system, whichever is less. Below
+# it, a sender has so many new tables a day; the rest of its messages waits on the node.
+RESERVE_BYTES, RESERVE_SHARE = 4 << 30, 0.05
+RESERVED_TABLES_PER_DAY, SPACE_PERIOD_S = 1000.0, 10.0
 # Undeclared columns, of a later version or a site's own, for each job: 40 tables of 30 columns at once. HDF5 needs
 # 0.2 kB for each column, and for a table as much as for 64 columns.
 COLUMNS_PER_S, COLUMNS_AT_ONCE = 100.0, 4096.0
@@ -135,17 +137,17 @@ class Novelty:
 
     Args:
         per_s: new tables of jobs in a second; 0 is no limit, also not for undeclared columns.
-        free_bytes: returns the free space where tables are stored, in bytes.
+        is_space_scarce: returns whether the free space where tables are stored is the reserve, see `is_space_scarce`.
     """
 
     def __init__(
         self,
         per_s: float,
         monotonic: Callable[[], float] = time.monotonic,
-        free_bytes: Callable[[], float] = lambda: INFINITE,
+        is_space_scarce: Callable[[], bool] = lambda: False,
     ) -> None:
         self._monotonic = monotonic
-        self._free_bytes = free_bytes
+        self._is_space_scarce = is_space_scarce
         self._is_scarce = False
         self._space_at = -INFINITE  # time of the next look at the free space
         self._tables = Budget(INFINITE, INFINITE, monotonic)
@@ -221,14 +223,14 @@ class Novelty:
         if now < self._space_at:
             return
         self._space_at = now + SPACE_PERIOD_S
-        is_scarce = self._free_bytes() < RESERVE_BYTES
+        is_scarce = self._is_space_scarce()
         if is_scarce != self._is_scarce:
             self._is_scarce = is_scarce
             self.limit(self._per_s)
             if is_scarce:
                 log.warning(
-                    "little free space: new tables of each sender are limited: free_bytes_below=%d tables_per_day=%d",
-                    *(RESERVE_BYTES, RESERVED_TABLES_PER_DAY),
+                    "little free space: new tables of each sender are limited: tables_per_day=%d",
+                    RESERVED_TABLES_PER_DAY,
                 )
 
     def _known(self, sender: str) -> _RecentTables:
@@ -242,6 +244,15 @@ class Novelty:
             self._senders.move_to_end(sender)
             known.turn(now)
         return known
+
+
+def is_space_scarce(directory: str) -> bool:
+    """Return whether no more than the reserve is free in the file system of a directory; False if that is unknown."""
+    try:
+        disk = os.statvfs(directory)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < min(RESERVE_BYTES, RESERVE_SHARE * disk.f_blocks * disk.f_frsize)
 
 
 def price(schema: Schema) -> int:
