@@ -97,8 +97,8 @@ class Interface(NamedTuple):
 def default_interface() -> Interface | None:
     """Return the interface for commands that name no source; None for this machine's collector, or without any.
 
-    It is that of COLMET_URL, of the only kept login, or of the site's file, where no configuration of a collector can
-    be read.
+    It is that of COLMET_URL; where no configuration of a collector can be read, that of the only kept login, or of the
+    site's file.
 
     Raises:
         ConfigError: the site's file cannot be used.
@@ -106,10 +106,12 @@ def default_interface() -> Interface | None:
     site = _site_interface()
     if os.environ.get(URL):
         return site._replace(url=os.environ[URL])
+    if os.access(_collector_file(), os.R_OK):
+        return None  # who may read the archive needs no login, which may have expired
     login_url = logins.only_url()
     if login_url:
         return site._replace(url=login_url, allow_http=True)  # it was checked by `colmet login`
-    return site if site.url and not os.access(_collector_file(), os.R_OK) else None
+    return site if site.url else None
 
 
 def _collector_file() -> str:

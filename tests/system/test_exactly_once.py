@@ -1,6 +1,6 @@
 """Whatever happens to the collector, what it has acknowledged is in every output once.
 
-COLMET_SEED=N repeats a run, as far as the machine lets it; COLMET_ROUNDS=1 kills it at a third of the places that 3 has.
+COLMET_SEED=N repeats a run, as far as the machine lets it; COLMET_ROUNDS=1 kills it at a third of the places of 3.
 """
 
 from __future__ import annotations
