@@ -413,7 +413,6 @@ def test_exchanges_that_hang_for_ever_do_not_pile_up(endpoint, make, monkeypatch
     assert make(timeout_s=0.15, tries=50, deadline_s=1e6).send(documents(1)).kept == 1
     hanging = [thread for thread in set(threading.enumerate()) - before if thread.name == "exchange"]
     assert len(hanging) == 3
-    assert endpoint.hanging <= 3  # one that has not come so far hangs in between
 
 
 @pytest.mark.live
