@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.place import cannot_run
 
+pytestmark = pytest.mark.slow
+
 DASHBOARDS = sorted((Path(__file__).parents[2] / "packaging/grafana/dashboards").rglob("*.json"))
 VERSIONS = {"10.4": "1769699796!10.4.0", "11.6": "1769699379!11.6.0"}
 # of later versions; earlier ones pass over it
@@ -25,7 +27,6 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-pytestmark = pytest.mark.slow
 register_default_plugins()
 for line in sys.stdin:
     print(JSONEncoder().encode(Dashboard.from_json(json.loads(line))))
