@@ -68,7 +68,8 @@ OLDEST_S = 400 * 86400  # an older start is not believed
 DAY_S = 86400
 STEP_S = 3  # a clock that was set by less changes no figure
 WITH_RUNS = (CGROUP_TABLE, TASKS_TABLE, PROCESSES_TABLE)
-NO_RUN, FORMER = -1, -2  # in place of a slot: of a row of no known run, and of a row of the run before, which is late
+# In place of the slot of a row: no fold has its run, or its run has ended and the row is late.
+NO_RUN, FORMER = -1, -2
 NO_LIST_PERIODS, NO_LIST_S = 3, 60  # after the last row, a job on a node that lists no jobs is over
 SILENT_S = 3600  # by the time of reception, after which a job on a silent node is over
 KEPT_S = 600  # a fold is kept so long after the job's last row, for rows that are late

@@ -325,7 +325,7 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
     """Wait until a collector is named; return False if a signal comes first.
 
     The configuration is read again meanwhile, on SIGHUP and every few seconds; this changes `options`. The control
-    socket is open, so `colmet status` tells what the node waits for.
+    socket is open: `colmet status` prints what the node waits for.
 
     Raises:
         ConfigError: the configuration or the files of keys cannot be used.

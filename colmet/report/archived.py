@@ -153,7 +153,7 @@ def _lacks_rows(report: Report, archived: Report) -> bool:
 class OneRun(History):
     """A history with the rows of one of several jobs with the same number.
 
-    Rows have the number of their run. Those of older nodes, and tables without it, are told apart by their times.
+    The column `run` of the rows separates runs. Rows without it, of older nodes or other tables, are separated by time.
 
     Args:
         history: all rows; not closed by `close`.

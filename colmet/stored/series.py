@@ -130,7 +130,7 @@ class History(ABC):
     _limit_s = _deadline = math.inf
 
     def allow(self, limit_s: float) -> None:
-        """Let reading take so many seconds from now; later it raises `ReadingTooSlow`."""
+        """Limit reading to `limit_s` seconds from now on; after that it raises `ReadingTooSlow`."""
         self._limit_s, self._deadline = limit_s, time.monotonic() + limit_s
 
     def left_s(self) -> float:

@@ -1,4 +1,4 @@
-"""A job number that is used again at once: two runs in one file, told apart in the archive and in reports of both."""
+"""A job number that is used again at once: archive and reports keep the two runs in one file apart."""
 
 from __future__ import annotations
 

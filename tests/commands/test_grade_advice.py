@@ -38,8 +38,13 @@ BUSY = busy_job()
 def random_job(number):
     """A job with random figures: idle or busy, short or long, with or without a batch system, GPUs and waits."""
     pick = random.Random(number)
-    some = lambda *values: pick.choice((None, *values))  # noqa: E731
-    share = lambda: pick.choice((0.0, 0.01, pick.random(), 0.5, 1.0))  # noqa: E731
+
+    def some(*values):
+        return pick.choice((None, *values))
+
+    def share():
+        return pick.choice((0.0, 0.01, pick.random(), 0.5, 1.0))
+
     wall_s = pick.choice((3.0, 29.0, 31.0, 72.0, 600.0, 7200.0, 86400.0))
     hosts = []
     for n in range(pick.choice((1, 1, 2, 4))):

@@ -39,7 +39,10 @@ class Bed:
         self.latest = LatestTables(TABLES, monotonic=lambda: self.now)
         heard_now = None if heard is None else lambda: self.heard
         now_ns = lambda: int((self.now + 500) * NS)  # noqa: E731
-        names = lambda user: {"995": "alice"}.get(user, user)  # noqa: E731
+
+        def names(user):
+            return {"995": "alice"}.get(user, user)
+
         self.top = Top(DaemonIdentity("collector"), self.latest, heard_now, now_ns, lambda: self.now, names)
         self.latest.look()
 

@@ -144,7 +144,11 @@ def test_a_file_that_cannot_be_meant_is_refused(tmp_path, text, mode, why):
 def test_a_changed_file_is_read_again_and_a_wrong_one_leaves_the_former(tmp_path, caplog):
     now = [0.0]
     counts = []
-    count = lambda name: counts.append(name) or len(counts)  # noqa: E731
+
+    def count(name):
+        counts.append(name)
+        return len(counts)
+
     leaders = Leaders(leaders_file(tmp_path, "physics: alice\n"), clock=lambda: now[0], count=count)
     for text, projects in (
         ("physics: bob\nart: alice\n", {"art"}),

@@ -22,8 +22,8 @@ TABLES_BURST_S = 100.0
 # Also by day, as each new table needs room on the disk, in HDF5 some 77 kB for one row, which nothing else bounds. A
 # node has fewer than 10,000 jobs a day.
 TABLES_PER_DAY, DAY_S = 100_000.0, 86400.0
-# A reserve of free space for the other nodes, in bytes and as a share of the file system, whichever is less. Below
-# it, a sender has so many new tables a day; the rest of its messages waits on the node.
+# With less free space than this, in bytes and as a share of the file system, each sender may have 1,000 new tables a
+# day. Messages with more wait on their node.
 RESERVE_BYTES, RESERVE_SHARE = 4 << 30, 0.05
 RESERVED_TABLES_PER_DAY, SPACE_PERIOD_S = 1000.0, 10.0
 # Undeclared columns, of a later version or a site's own, for each job: 40 tables of 30 columns at once. HDF5 needs

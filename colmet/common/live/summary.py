@@ -241,7 +241,7 @@ class JobUsage(NamedTuple):
     values: dict[str, Floats]  # by key
 
     def named(self, name_of: Callable[[str], str]) -> JobUsage:
-        """Return the same with names in place of numbers: Slurm's and OAR 3's cgroups have the number."""
+        """Return a copy with user names: cgroups of Slurm and OAR 3 have the number of the user."""
         return self._replace(user=[name_of(user) for user in self.user])
 
     def selected(self, asked: TopQuery) -> Indices:
