@@ -266,7 +266,7 @@ def test_what_a_kill_does_not_end_is_not_piled_up(monkeypatch, tmp_path):
 
 
 def test_what_it_started_and_a_kill_does_not_end_is_not_piled_up_either(monkeypatch, tmp_path):
-    """A script is killed, its program is not: setsid takes that out of the process group, as if no signal reached it."""
+    """A script is killed, its program is not: setsid takes it out of the process group, out of reach of the signal."""
     monkeypatch.setattr(module, "_REAP_S", 0.05)
     pids, before = tmp_path / "pids", open_files()
     command, text = late(f"setsid sh -c 'echo $$ >> {pids}; exec sleep {LONG}'; true", pids)
