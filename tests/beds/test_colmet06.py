@@ -22,6 +22,7 @@ PERIOD_S = 1
 IN_FLIGHT = (
     3  # rows of a node that a collector of 0.6 may have received and not written when it ends: it has no account
 )
+NODES, RESTARTS, RUN_S = 12, 4, 7  # of 0.6, beside a collector that is stopped and started again
 WAITS_S = 25  # a node without keys knows a collector of 0.6 after 15 s
 INTERPRETERS = ("python3.11", "python3.10", "python3.9")  # it imports asyncore, which left Python with 3.12
 
@@ -103,10 +104,10 @@ class Site:
         collector.said("listening")
         return collector
 
-    def old_node(self):
-        (self.directory / "cpuset").mkdir()
+    def old_node(self, host="old-node"):
+        (self.directory / "cpuset").mkdir(exist_ok=True)
         line = ("-vvv", "-s", PERIOD_S, "--zeromq-uri", self.uri, "--cpuset_rootpath", self.directory / "cpuset")
-        return self._start(self._old / "colmet-node", *line, host="old-node")
+        return self._start(self._old / "colmet-node", *line, host=host)
 
     def new_node(self, *options):
         """With the start-up line of 0.6; the other options keep it apart from an agent of this machine."""
@@ -114,10 +115,10 @@ class Site:
         apart = ("--control-socket", "", "--state-dir", "", "--spool-dir", self.directory / "spool")
         return self._start(sys.executable, "-m", "colmet.node.main", *line, *apart, *options, host="new-node")
 
-    def rows(self, host):
+    def rows(self, host, files=None):
         """Samples of this host in the files, in their order: the second, and counters that differ between samples."""
         found = []
-        for path in self.files:
+        for path in self.files if files is None else files:
             with tables.open_file(path) as file:
                 if "/job_0/procstats_default" in file:
                     found += [
@@ -182,6 +183,34 @@ def test_upgrade_in_either_order_and_back(site):
     assert in_first >= 15 and in_both - in_first >= 5 and len(rows) - in_both >= 60
     of_old = site.rows("old-node")
     assert len(set(of_old)) == len(of_old) >= 30
+
+
+def count_missing_samples(rows):
+    """Count the samples of one node that its rows lack between the first and the last, by their seconds."""
+    seconds = [row[0] for row in rows]
+    return seconds[-1] - seconds[0] + 1 - len(set(seconds))
+
+
+def test_restarts_of_a_collector_lose_no_sample_of_06_that_06_itself_would_keep(site):
+    """Nodes of 0.6 keep what they cannot send; what a collector has taken and not written when it stops is lost."""
+    hosts = [f"old-node-{number}" for number in range(NODES)]
+    missing = {}
+    nodes = [site.old_node(host) for host in hosts]
+    for name, start in (("0.6", site.old_collector), ("this", site.new_collector)):
+        first_file = len(site.files)
+        for _ in range(RESTARTS):
+            collector = start()
+            assert eventually(site.files[-1].exists, 60), collector.log.read_text()
+            time.sleep(RUN_S)
+            assert collector.runs, collector.log.read_text()
+            collector.stop()
+        files = site.files[first_file:]
+        rows = {host: site.rows(host, files) for host in hosts}
+        assert all(len(rows[host]) >= (RESTARTS - 1) * RUN_S for host in hosts), rows
+        missing[name] = sum(count_missing_samples(rows[host]) for host in hosts)
+        print(f"{name}: {sum(map(len, rows.values()))} rows, {missing[name]} missing")
+    assert all(node.runs for node in nodes)
+    assert missing["this"] <= missing["0.6"]
 
 
 def test_an_enrolled_node_goes_back_once_its_keys_are_gone(site):
