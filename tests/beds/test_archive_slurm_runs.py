@@ -11,6 +11,7 @@ from collections import Counter, defaultdict
 import pytest
 
 from colmet.archive.store import SUFFIX
+from colmet.batch import coordinators
 from colmet.batch.slurm_records import state_of
 from tests.beds.archived import Archive
 from tests.beds.bed import Bed, burn, eventually, running
@@ -196,3 +197,20 @@ def test_no_text_of_a_user_was_a_record(site):
     assert len(names) == len(SEPARATORS) * len(FORGED)
     log = site.colmet.collector.log.read_text()
     assert "are skipped" not in log and "neither counts" not in log and "not joined" not in log
+
+
+def test_coordinators_of_an_account_and_of_its_parent_are_read(site):
+    for words in (
+        "add account physics",
+        "add account optics parent=physics",
+        f"add user {OTHER_USER} account=optics",
+        "add user root account=physics",
+        f"add coordinator accounts=optics names={OTHER_USER}",
+        "add coordinator accounts=physics names=root",
+    ):
+        site.bed.inside("sacctmgr", "--immediate", *words.split(), **environment(site.bed))
+    text = site.bed.inside(*coordinators.COMMAND, **environment(site.bed))
+    assert coordinators.parse_coordinators(text) == {
+        "optics": frozenset({OTHER_USER, "root"}),
+        "physics": frozenset({"root"}),
+    }, text

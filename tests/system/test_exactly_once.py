@@ -146,5 +146,5 @@ def test_every_place_is_one_of_the_program():
 @pytest.mark.slow
 @pytest.mark.parametrize("part", [0, 1])  # beside each other, where there are CPUs
 def test_kills_everywhere(tmp_path, part):
-    rounds = 8 * int(os.environ.get("COLMET_ROUNDS", "3"))
+    rounds = 4 * int(os.environ.get("COLMET_ROUNDS", "3"))
     assert len(run_rounds(tmp_path, rounds, print, PLACES[part::2])) <= 2  # of about 20 that are planned
