@@ -191,6 +191,7 @@ def count_missing_samples(rows):
     return seconds[-1] - seconds[0] + 1 - len(set(seconds))
 
 
+@pytest.mark.slow  # two minutes
 def test_restarts_of_a_collector_lose_no_sample_of_06_that_06_itself_would_keep(site):
     """Nodes of 0.6 keep what they cannot send; what a collector has taken and not written when it stops is lost."""
     hosts = [f"old-node-{number}" for number in range(NODES)]
