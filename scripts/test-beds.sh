@@ -4,7 +4,8 @@
 # .venvs/computing.log and so on.
 # With CI set, without the slow ones: more than one of a kind, kills of databases, the page's budget.
 #
-# usage: test-beds.sh PYTHON [PYTEST ARGUMENT...]    with arguments: all in one run, on the terminal
+# usage: [PARTS="computing waiting"] test-beds.sh PYTHON [PYTEST ARGUMENT...]
+# With arguments: all in one run, on the terminal.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$1
@@ -28,7 +29,7 @@ for path in tests/beds/test_*.py; do
     *) waiting+=("$path") ;;
     esac
 done
-parts=(computing showing running waiting)
+read -r -a parts <<<"${PARTS:-computing showing running waiting}"
 for part in "${parts[@]}"; do
     declare -n paths=$part
     start "$part" "$python" -v --durations=15 "${selection[@]}" "${paths[@]}" &
