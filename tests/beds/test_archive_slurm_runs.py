@@ -201,16 +201,14 @@ def test_no_text_of_a_user_was_a_record(site):
 
 def test_coordinators_of_an_account_and_of_its_parent_are_read(site):
     for words in (
-        "add account physics",
         "add account optics parent=physics",
         f"add user {OTHER_USER} account=optics",
-        "add user root account=physics",
         f"add coordinator accounts=optics names={OTHER_USER}",
-        "add coordinator accounts=physics names=root",
+        "add coordinator accounts=physics names=colmet-slurm",
     ):
         site.bed.inside("sacctmgr", "--immediate", *words.split(), **environment(site.bed))
     text = site.bed.inside(*coordinators.COMMAND, **environment(site.bed))
     assert coordinators.parse_coordinators(text) == {
-        "optics": frozenset({OTHER_USER, "root"}),
-        "physics": frozenset({"root"}),
+        "optics": frozenset({OTHER_USER, "colmet-slurm"}),
+        "physics": frozenset({"colmet-slurm"}),
     }, text
