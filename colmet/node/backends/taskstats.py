@@ -50,14 +50,8 @@ has counted wrongly, it cannot grow by more than the time between two readings. 
 counted (`delays_implausible` of `agent_default`) and logged once; later growth counts again. `*_count` is not
 corrected.
 
-Since Linux 6.12 the kernel may count block I/O waits wrongly. The scheduler may defer the dequeue of a blocked task.
-The task is then dequeued while another task runs, and `__block_task()` starts the clock of the wait for that other task
-(`delayacct_blkio_start()` writes to `current`). At the end of its wait the first task is charged with the time since an
-earlier wait, or since boot. Linux 6.18 was measured; 6.12 follows from its source, the first with deferred dequeue. On
-6.18, with short processes that write and fsync, four on one CPU, nearly all waits were charged with the uptime; under
-`SCHED_RR`, which does not defer, none. No version is known to correct this. On such a kernel the remaining delays are
-too small by the dropped waits, and may be too large by the time that a task slept between two readings. `colmet doctor`
-tests the kernel.
+Since Linux 6.12 the kernel may count block I/O waits wrongly (`colmet doctor` tests it). The remaining delays are then
+too small by the dropped waits, and may be too large by the time that a task slept between two readings.
 
 The kernel cuts `*_char` and `*_syscalls` of each task to multiples of 1,024: a task with fewer calls has 0."""
 
