@@ -1483,17 +1483,6 @@ def test_ctrl_c_ends_the_programs_that_were_asked(monkeypatch):
     assert ended.wait(30), "it goes on"
 
 
-def test_the_page_has_the_table_of_checks():
-    page = (Path(__file__).resolve().parents[2] / "docs/tools/doctor.md").read_text()
-    rows = [
-        tuple(cell.strip() for cell in line.strip("|").split("|"))
-        for line in page.splitlines()
-        if line.startswith("| ")
-    ]
-    table = [row for row in rows if len(row) == 4 and row[0] not in ("group", "---")]
-    assert table == [(check.group, check.name, ", ".join(check.sides), check.about) for check in CHECKS]
-
-
 @pytest.mark.live
 @pytest.mark.slow
 def test_nothing_fails_where_both_daemons_run(tmp_path, capsys, root):
