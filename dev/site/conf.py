@@ -32,6 +32,8 @@ NAVIGATION = (
         "Administrators",
         (
             *(
+                "sites/slurm",
+                "sites/oar",
                 "administrator",
                 "sizing",
                 "install",
@@ -47,7 +49,7 @@ NAVIGATION = (
                 "health",
             ),
             *("tools/doctor", "troubleshooting", "messages", "tools/notices", "retention", "tools/archive"),
-            *("tools/http", "tools/grafana", "tools/oar", "tools/mem", "tools/facility"),
+            *("tools/http", "tools/grafana", "tools/mem", "tools/facility"),
         ),
     ),
     (

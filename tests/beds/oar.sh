@@ -99,7 +99,7 @@ start_second_node() {
 }
 
 # Its packaged configuration is for a host of its own under suexec; here all of Apache is OAR's user. What refuses that
-# which a shell would obey is what docs/tools/oar.md has.
+# which a shell would obey is what docs/sites/oar.md has.
 start_api() {
     local module
     {
@@ -110,7 +110,7 @@ start_api() {
         done
         printf '%s\n' "ScriptAlias /oarapi /usr/lib/cgi-bin/oarapi/oarapi.cgi" "<Directory /usr/lib/cgi-bin/oarapi>" \
             "SetEnv OARCONFFILE /etc/oar/oar.conf" "Require local" "</Directory>"
-        sed -n '/^ *```apache$/,/^ *```$/{/```/!p}' "$here/../../docs/tools/oar.md"
+        sed -n '/^ *```apache$/,/^ *```$/{/```/!p}' "$here/../../docs/sites/oar.md"
     } >"$BED/httpd.conf"
     daemon apache apache2 -f "$BED/httpd.conf" -D FOREGROUND
     until_true 20 inside bash -c ': </dev/tcp/127.0.0.1/6668' || die "OAR's API does not start"

@@ -339,7 +339,7 @@ def test_the_api_says_readably_what_it_has_not(site, measured):
 @pytest.mark.parametrize("name", ["from", "to", "metrics"])
 @pytest.mark.parametrize("run", [";id", "%3Bid", "$(id)", "%24%28id%29", "`id`", "%60id%60", "|id", "%0Aid", "&id;id"])
 def test_what_a_shell_would_obey_does_not_come_to_oar(site, measured, name, run):
-    """With what docs/tools/oar.md has for Apache; OAR hands it to a shell."""
+    """With what docs/sites/oar.md has for Apache; OAR hands it to a shell."""
     job, _ = measured
     status, _, body = site.bed.get(f"/colmet/job/{job}?{name}=1{run}")
     assert status == 400 and b"uid=" not in body and b"Command was" not in body

@@ -110,7 +110,7 @@ def assert_measures(machine):
     pid = machine.run("systemctl show -P MainPID colmet-collector").strip()
     status = machine.run(f"cat /proc/{pid}/status")
     assert re.search(r"^CapEff:\t0+$", status, re.M) and not re.search(r"^Uid:\t0", status, re.M)
-    # as OAR's REST API asks, under a user who is in the collector's group (docs/tools/oar.md); others cannot read
+    # as OAR's REST API asks, under a user who is in the collector's group (docs/sites/oar.md); others cannot read
     machine.run("id oar 2>/dev/null || useradd -r oar; usermod -aG colmet oar")
     assert machine.run("runuser -u nobody -- ls /var/lib/colmet 2>&1 || true").endswith("Permission denied\n")
     prefix, arguments = "/var/lib/colmet/colmet", "0 0 9999999999 loadavg_1min,meminfo_memtotal"
