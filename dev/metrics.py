@@ -33,7 +33,8 @@ HDF5 a table is `/job_<id>/<table>`, or `/job_0/<table>` for the node itself; in
   `lustrestats_default`, `ipmipowerstats_default`): the jobs on the node at that time; in HDF5 the text of a JSON list,
   of 8,192 bytes at most.
 
-A *counter* only grows, over the life of a job or from the start of the agent. A *gauge* is the value at that time, or
+A column is a *counter* where its line names no other kind: it only grows, over the life of a job or from the start of
+the agent. A *gauge* is the value at that time, or
 over the last period if its text says so. A *label* identifies the subject of the row. The last brackets have the
 source. A missing value is -1 in HDF5,
 and in Elasticsearch in the columns of Colmet 0.6; elsewhere it is absent. It is never 0. Values of tasks are summed
@@ -72,6 +73,21 @@ def _join_texts(texts: Sequence[str]) -> str:
     return "".join(", ".join(dict.fromkeys(values)) for values in parts)
 
 
+def _shorten_repeats(texts: Sequence[str]) -> Iterator[str]:
+    """Yield texts, with "as above" for clauses at the end that the text before has, too."""
+    before: list[str] = []
+    for text in texts:
+        words = text.split()
+        same = 0
+        while words[-1 - same :] == before[-1 - same :]:
+            same += 1
+        while same and not words[-1 - same].endswith((",", ".")):
+            same -= 1
+        head = words[: len(words) - same]
+        yield " ".join([*head, "as above." if head[-1][-1] == "," else "As above."]) if same > 5 else text
+        before = words
+
+
 def _columns(schema: Schema) -> Iterator[tuple[str, str, str]]:
     """Yield names, description and source of the columns; numbered columns of one kind together."""
     groups: dict[tuple[str, ...], list[Field]] = {}
@@ -84,9 +100,11 @@ def _columns(schema: Schema) -> Iterator[tuple[str, str, str]]:
         text, _, source = _join_texts([one.help for one in fields]).partition("Source: ")
         if schema.scope == "job" and field.fold in _FOLDS:
             text = f"{text.strip()} {_FOLDS[field.fold]}"
-        unit = "" if field.unit in ("none", "count") else f", {field.unit}"
+        kind = "" if field.kind == "counter" else field.kind
+        unit = "" if field.unit in ("none", "count") else field.unit
+        brackets = ", ".join(filter(None, (kind, unit)))
         names = ", ".join(f"`{one.name}`" for one in fields)
-        yield names, f"{names} ({field.kind}{unit}): {_plain(text)}", source.strip().rstrip(".")
+        yield names, f"{names}{f' ({brackets})' if brackets else ''}: {_plain(text)}", source.strip().rstrip(".")
 
 
 def _table(schema: Schema, about: str) -> Iterator[str]:
@@ -99,7 +117,8 @@ def _table(schema: Schema, about: str) -> Iterator[str]:
     if usual:
         yield f"\nSource, where no other is named: {_plain(usual)}."
     yield ""
-    for (_, text, source), place in zip(columns, places):
+    texts = _shorten_repeats([text for _, text, _ in columns])
+    for text, (_, _, source), place in zip(texts, columns, places):
         yield f"* {text}" if place == usual else f"* {text.rstrip('.')} ({_plain(source)})."
 
 

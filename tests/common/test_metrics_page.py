@@ -25,7 +25,8 @@ def test_every_table_and_column_is_on_it_once():
         for schema in (cls.schema, *cls.others):
             part = text.split(f"\n## {schema.name}\n")[1].split("\n## ")[0]
             for field in schema.fields:
-                names = rf"^\* (?:`\w+`, )*`{field.name}`(?:, `\w+`)* \({field.kind}[,)]"
+                kind = r"(?: \(\w+(?:-\w+)?\))?:" if field.kind == "counter" else rf" \({field.kind}[,)]"
+                names = rf"^\* (?:`\w+`, )*`{field.name}`(?:, `\w+`)*{kind}"
                 assert len(re.findall(names, part, re.M)) == 1
                 assert field.help.partition("Source: ")[2]
 

@@ -131,7 +131,7 @@ def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
         part = page.split(f"\n## {schema.name}\n")[1].split("\n## ")[0]
         assert schema.scope == "node"
         for field in schema.fields:
-            assert field.help.partition("Source: ")[2] and part.count(f"\n* `{field.name}` (") == 1
+            assert field.help.partition("Source: ")[2] and part.count(f"\n* `{field.name}` ({field.kind}") == 1
 
 
 def options_of(uri, tmp_path, *arguments):
