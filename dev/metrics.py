@@ -34,11 +34,10 @@ HDF5 a table is `/job_<id>/<table>`, or `/job_0/<table>` for the node itself; in
   of 8,192 bytes at most.
 
 A column is a *counter* where its line names no other kind: it only grows, over the life of a job or from the start of
-the agent. A *gauge* is the value at that time, or
-over the last period if its text says so. A *label* identifies the subject of the row. The last brackets have the
-source. A missing value is -1 in HDF5,
-and in Elasticsearch in the columns of Colmet 0.6; elsewhere it is absent. It is never 0. Values of tasks are summed
-over the job unless the text says otherwise.
+the agent. A *gauge* is the value at that time, or over the last period if its text says so. A *label* identifies the
+subject of the row. The last brackets have the source. A missing value is -1 in HDF5, and in Elasticsearch in the
+columns of Colmet 0.6; elsewhere it is absent. It is never 0. Values of tasks are summed over the job unless the text
+says otherwise.
 """
 MEASURES_HEAD = """\
 Measures are the quantities that people read of jobs and nodes. `colmet top`, the report, `colmet plot`, the page and
