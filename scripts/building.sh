@@ -19,7 +19,7 @@ source_time() {
     { [[ -e .git ]] && git log -1 --format=%ct 2>/dev/null; } || stat -c %Y colmet/__init__.py
 }
 
-# package_version: 1.0.0.dev0 comes before 1.0.0.
+# package_version: 1.0.0rc1 becomes 1.0.0~rc1, which comes before 1.0.0.
 package_version() {
     sed -nE 's/^__version__ = "(.*)"$/\1/p' colmet/__init__.py | sed -E 's/\.?(dev|a|b|rc)([0-9])/~\1\2/'
 }
