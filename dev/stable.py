@@ -1,10 +1,11 @@
-"""What sites rely on, as lists: options, columns of tables, answers of the JSON interface (docs/stability.md).
+"""What sites rely on, as lists (docs/stability.md): options, columns of tables, answers of the JSON interface.
 
 `python -m dev.stable tests/data/stable` adds what is new to the lists there; it removes nothing.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -12,19 +13,39 @@ from typing import Any
 
 from colmet.commands.programs import COMMANDS, PROGRAMS
 from colmet.common.tables import schemas
-from colmet.notices.options import build_parser
 from colmet.web.access import Access
 from colmet.web.app import build_app
 from colmet.web.openapi import described
 
+GUIDE = Path(__file__).resolve().parents[1] / "docs/guide.md"
+OPTIONS_06 = {
+    "colmet-node": """--cgroup --cpuset_rootpath --disable-procstats --enable-infiniband --enable-ipmipower
+        --enable-jobproc --enable-lustre --enable-nvidia --enable-perfhw --enable-RAPL --enable-temperature --help --ipmipower-cmd
+        --lustre-prefix --omnipath --perfhw-list --pid --regex_job_id --sample-period --tid --verbose --version
+        --zeromq-hwm --zeromq-linger --zeromq-uri""",
+    "colmet-collector": """--buffer-size --elastic-host --elastic-index-prefix --enable-stdout-backend --hdf5-complevel
+        --hdf5-complib --hdf5-filepath --help --http-credentials --no-check-certificates --sample-period --verbose
+        --version --zeromq-bind-uri --zeromq-hwm --zeromq-linger""",
+}
+
+
+def _promised() -> dict[str, set[str]]:
+    """Return the options of each program that 0.6 had or that a command of the user guide has."""
+    promised = {program: set(names.split()) for program, names in OPTIONS_06.items()}
+    for command, arguments in re.findall(r"^(?:\$ )?(colmet [a-z]+)(.*)", re.sub("`", "\n", GUIDE.read_text()), re.M):
+        options = re.findall(r" (--?[a-z][a-z-]*)", arguments.partition("#")[0])
+        promised.setdefault(command, set()).update(options)
+    return promised
+
 
 def options() -> Iterator[str]:
-    """Yield each option of each program and command, and whether it has a value."""
-    parsers = {name: program.build() for name, program in {**PROGRAMS, **COMMANDS}.items()}
-    for name, parser in {**parsers, "notices.toml": build_parser()}.items():
-        for action in parser._actions:
-            for option in action.option_strings:
-                yield f"{name} {option}{'' if action.nargs == 0 else ' VALUE'}"
+    """Yield each promised option of each program and command, and whether it has a value."""
+    programs = {**PROGRAMS, **COMMANDS}
+    for name, promised in _promised().items():
+        for action in programs[name].build()._actions if promised else ():
+            if promised & set(action.option_strings):
+                for option in action.option_strings:
+                    yield f"{name} {option}{'' if action.nargs == 0 else ' VALUE'}"
 
 
 def columns() -> Iterator[str]:
