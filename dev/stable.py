@@ -19,13 +19,17 @@ from colmet.web.openapi import described
 
 GUIDE = Path(__file__).resolve().parents[1] / "docs/guide.md"
 OPTIONS_06 = {
-    "colmet-node": """--cgroup --cpuset_rootpath --disable-procstats --enable-infiniband --enable-ipmipower
-        --enable-jobproc --enable-lustre --enable-nvidia --enable-perfhw --enable-RAPL --enable-temperature --help
-        --ipmipower-cmd --lustre-prefix --omnipath --perfhw-list --pid --regex_job_id --sample-period --tid --verbose --version
-        --zeromq-hwm --zeromq-linger --zeromq-uri""",
-    "colmet-collector": """--buffer-size --elastic-host --elastic-index-prefix --enable-stdout-backend --hdf5-complevel
-        --hdf5-complib --hdf5-filepath --help --http-credentials --no-check-certificates --sample-period --verbose
-        --version --zeromq-bind-uri --zeromq-hwm --zeromq-linger""",
+    "colmet-node": """
+        --cgroup --cpuset_rootpath --disable-procstats --enable-infiniband --enable-ipmipower --enable-jobproc
+        --enable-lustre --enable-nvidia --enable-perfhw --enable-RAPL --enable-temperature --help --ipmipower-cmd
+        --lustre-prefix --omnipath --perfhw-list --pid --regex_job_id --sample-period --tid --verbose --version
+        --zeromq-hwm --zeromq-linger --zeromq-uri
+    """,
+    "colmet-collector": """
+        --buffer-size --elastic-host --elastic-index-prefix --enable-stdout-backend --hdf5-complevel --hdf5-complib
+        --hdf5-filepath --help --http-credentials --no-check-certificates --sample-period --verbose --version
+        --zeromq-bind-uri --zeromq-hwm --zeromq-linger
+    """,
 }
 
 
