@@ -196,6 +196,7 @@ def _add_people(group: cli.Options) -> None:
 
 def _add_outputs(parser: cli.Parser, program: Program) -> None:
     group = parser.add_argument_group("where the documents go")
+    # No default but that of the alias: user names must not reach a third party by a forgotten option.
     group.add_argument(
         "-u",
         "--url",

@@ -1,4 +1,8 @@
-"""Listings of directories, read again only after inotify has reported a change."""
+"""Listings of directories, read again only after inotify has reported a change.
+
+A removed cgroup sends no event itself and keeps its watch (Linux 6.18), so the parent directory is watched. pyinotify
+places watches only: a name that is not UTF-8 makes its reader lose its buffer, and users choose names.
+"""
 
 from __future__ import annotations
 
