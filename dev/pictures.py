@@ -120,7 +120,6 @@ FIRST = [Picture("doctor.svg", "doctor --node --control-socket {folder}/node-1.s
 LIVE = [
     Picture("top.svg", TOP, keys=[(9, "q")]),
     Picture("top-job.svg", f"{TOP} --job {JOB}", keys=[(20, "q")]),
-    Picture("top-nodes.svg", f"{TOP} --nodes", keys=[(9, "q")]),
 ]
 STORED = [Picture("report.svg", f"report {JOB} --hdf5 {{folder}}/jobs")]
 
@@ -336,13 +335,8 @@ def draw(folder: Path, output: Path) -> None:
     """Make the pictures of stored data."""
     take(STORED, folder, output)
     store = f"--utc --hdf5 {folder}/jobs"
-    calls = {
-        "plot.svg": f"plot {JOB} cpu_usage memory_current io_write_bytes {store} --width 800",
-        "plot.png": f"plot {OTHER_JOB} cpu_usage nvcsw {store} --width 800",
-    }
-    for name, arguments in calls.items():
-        subprocess.run(colmet(f"{arguments} --output {output / name}"), check=True)
-    shrink(output / "plot.png")
+    plot = f"plot {JOB} cpu_usage memory_current io_write_bytes {store} --width 800 --output {output / 'plot.svg'}"
+    subprocess.run(colmet(plot), check=True)
     page = folder / "report.html"
     for option in (f"--html {page}", f"--png {output / 'report.png'}"):
         subprocess.run(colmet(f"report {JOB} --hdf5 {folder}/jobs {option}"), check=True, stdout=subprocess.DEVNULL)

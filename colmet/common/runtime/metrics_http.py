@@ -1,8 +1,8 @@
 """An HTTP server for one page, `/metrics`: a thread of its own, a few connections, each with a deadline.
 
 A client can block others for the time of these deadlines, but do no other harm. `http.server` reads a request without a
-deadline and has no bound on threads. `prometheus_client` formats the labels of each sample and makes a whole page before
-its first byte: more than ten times the CPU time, and 150 MB for a collector with 5,000 jobs.
+deadline and has no bound on threads. `prometheus_client` formats the labels of each sample and makes a whole page
+before its first byte: more than ten times the CPU time, and 150 MB for a collector with 5,000 jobs.
 """
 
 from __future__ import annotations
