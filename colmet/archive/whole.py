@@ -32,7 +32,6 @@ from colmet.archive.columns import (
 )
 from colmet.archive.footprint import Footprint
 from colmet.archive.reports import footprints_of, report_of
-from colmet.common.live.namesakes import base_of, counted_once
 from colmet.common.measures import ALL, MAX, SUM
 from colmet.report.advice import advise, withheld
 
@@ -130,7 +129,7 @@ def _listed(record: Summary, hosts: Sequence[Summary]) -> Collection[str]:
 
 
 def _short(host: Summary) -> str:
-    return base_of(str(host["host"])).partition(".")[0]
+    return str(host["host"]).partition(".")[0]
 
 
 @lru_cache(maxsize=4096)
@@ -146,9 +145,8 @@ def named_user(user: Value) -> str:
 
 
 def job_summary(run: Sequence[Summary]) -> dict[str, Value]:
-    """Return the summary of a job from those of all its hosts; two agents on one machine count once."""
-    names = set(counted_once([str(one["host"]) for one in run]))
-    hosts = sorted([one for one in run if one["host"] in names], key=lambda one: str(one["host"]))
+    """Return the summary of a job from those of all its hosts."""
+    hosts = sorted(run, key=lambda one: str(one["host"]))
     start = min(whole_of(one.get("start")) for one in run)
     found: dict[str, Value] = {"job": run[0]["job"], "start": start}
     for column in MEASURED:

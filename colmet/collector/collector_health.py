@@ -15,7 +15,6 @@ from colmet.collector.output_worker import OutputWorker
 from colmet.common.errors import Refused
 from colmet.common.live.job_metrics import JobMetrics
 from colmet.common.live.latest_tables import LatestTables
-from colmet.common.live.namesakes import is_namesake
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import NOTE_S, Backlog, DaemonIdentity, RecentGrowth, families_of, single
@@ -47,7 +46,7 @@ _OF_OUTPUTS = {
     "lost": ("lost_records_total", "counter", "Messages that were gone when their turn came."),
     "dropped": ("dropped_rows_total", "counter", "Rows left out because of a defect."),
 }
-_BAD = ("rejects", "foreign", "limited", "left_out", "conflicts")
+_BAD = ("rejects", "foreign", "limited", "left_out", "conflicts", "second_machine")
 
 
 class CollectorHealth:
@@ -119,7 +118,7 @@ class CollectorHealth:
         wrong = [counted(count, name.replace("_", " ")) for name, count in self._recent.growth().items() if count]
         parts = [f"{counted(heard, 'nodes')} heard in the last minute"]
         shared = self._receiver.shared_names()
-        parts += [f"more than one agent: {', '.join(list(shared)[:5])}"] if shared else []
+        parts += [f"two machines of one name: {', '.join(list(shared)[:5])}"] if shared else []
         parts += [f"unavailable: {', '.join(away)}"] if away else []
         parts += [f"journal: {self._journal.why}"] if self._journal.why else []
         parts += [f"last hour: {', '.join(wrong)}"] if wrong else []
@@ -142,9 +141,8 @@ class CollectorHealth:
         received: dict[str, Any] = {count: sum([sender[count] for sender in senders]) for count in COUNTS}
         for sender in senders:
             age_s = sender["seen_age_s"] if sender["batches"] or _is_node(sender["name"]) else None
-            most_s = max_age_s if is_namesake(sender["name"]) else GONE_S  # a second agent is not expected back
-            sender["silent"] = age_s is not None and max_age_s < age_s <= most_s
-            sender["gone"] = age_s is not None and age_s > most_s
+            sender["silent"] = age_s is not None and max_age_s < age_s <= GONE_S
+            sender["gone"] = age_s is not None and age_s > GONE_S
         senders.sort(key=_badness, reverse=True)
         heard = [sender for sender in senders if sender["batches"] and not sender["silent"] and not sender["gone"]]
         lags = [sender["lag_s"] for sender in heard]
@@ -290,7 +288,8 @@ class CollectorHealth:
         workers = [worker.counters() for worker in self._workers]
         return {
             "missing_batches": sum([sender.missing for sender in senders]),
-            "refused_messages": self._receiver.rejects + sum([sender.foreign for sender in senders]),
+            "refused_messages": self._receiver.rejects
+            + sum([sender.foreign + sender.second_machine for sender in senders]),
             "forgotten_senders": self._receiver.forgotten,
             "limited_messages": sum([sender.limited for sender in senders]),
             "left_out_rows": sum([sender.left_out for sender in senders]),
@@ -316,7 +315,6 @@ def _number(request: Mapping[str, Any], key: str, default: float) -> float:
 def _badness(sender: Mapping[str, Any]) -> tuple[Any, ...]:
     return (
         sender["silent"],
-        is_namesake(sender["name"]) and not sender["gone"],
         sum([sender[name] for name in ("missing", *_BAD)]) > 0,
         sender["seen_age_s"] if sender["silent"] else 0,
         sender["missing"],

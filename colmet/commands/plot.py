@@ -38,7 +38,7 @@ from colmet.stored.capacity import capacities, ceilings
 from colmet.stored.curves import averaged, is_rate, lines, thinned, unit_of
 from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.names import names_of, near
-from colmet.stored.series import NODE, HeldRows, History, HostRows, Series, of_one_agent
+from colmet.stored.series import NODE, HeldRows, History, HostRows, Series
 
 KINDS = ("png", "svg")
 PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
@@ -269,10 +269,7 @@ def gather(
     made: list[list[tuple[Line, Choice]]] = [[] for _ in chosen]
     rated = [is_rate(choice.field) if rates is None else rates for choice in chosen]
     for done, group in enumerate(groups):
-        series = {
-            key: rows.read(group) if key[0] == NODE else of_one_agent(rows.read(group))
-            for key, (rows, _) in read.items()
-        }
+        series = {key: rows.read(group) for key, (rows, _) in read.items()}
         there: dict[int, dict[str, Capacity]] = {}
         for choice, rate, drawn in zip(chosen, rated, made):
             found_lines = _lines_of(grouped, choice, rate, series, wanted._replace(hosts=group), there)

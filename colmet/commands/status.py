@@ -284,8 +284,8 @@ def _senders(senders: Mapping[str, Any]) -> list[str]:
 
 
 def _refused(counts: Mapping[str, Any]) -> str:
-    """Return the number of messages refused as undecodable, or for the key of another host."""
-    return count(counts["rejects"] + counts["foreign"])
+    """Return the number of messages refused: undecodable, with the key of another host, or of a second machine."""
+    return count(counts["rejects"] + counts["foreign"] + counts.get("second_machine", 0))
 
 
 def _ago(age_s: float | None) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.common.errors import ColmetError
-from colmet.common.live.namesakes import base_of
 from colmet.stored.series import History, HostRows, Series
 
 ROW_VALUES = 3  # of a row besides its columns, in memory
@@ -68,31 +67,27 @@ class GroupedRows(History):
 def groups_of(tables: Iterable[tuple[HostRows, int]]) -> list[list[str]]:
     """Return the hosts with rows in some tables, in groups of limited size, sorted; `tables` have numbers of columns.
 
-    Agents that share a host name are in one group.
-
     Raises:
         ColmetError: the rows of one host are too many.
     """
     sizes: Counter[str] = Counter()
-    hosts: dict[str, dict[str, None]] = {}
     for rows, columns in tables:
         for host, count in rows.counts.items():
-            sizes[base_of(host)] += count * 8 * (ROW_VALUES + columns)
-            hosts.setdefault(base_of(host), {})[host] = None
+            sizes[host] += count * 8 * (ROW_VALUES + columns)
     groups: list[list[str]] = []
     room = 0
-    for base in sorted(hosts):
-        if sizes[base] > MAX_HOST_BYTES:
-            name = base if base.isprintable() else ascii(base)
+    for host in sorted(sizes):
+        if sizes[host] > MAX_HOST_BYTES:
+            name = host if host.isprintable() else ascii(host)
             raise ColmetError(
-                f"the rows on {name} require {sizes[base] >> 20} MiB, and the limit is {MAX_HOST_BYTES >> 20} MiB; ask "
+                f"the rows on {name} require {sizes[host] >> 20} MiB, and the limit is {MAX_HOST_BYTES >> 20} MiB; ask "
                 "for a shorter interval"
             )
-        if sizes[base] > room:
+        if sizes[host] > room:
             groups.append([])
             room = GROUP_BYTES
-        groups[-1] += hosts[base]
-        room -= sizes[base]
+        groups[-1].append(host)
+        room -= sizes[host]
     return groups
 
 

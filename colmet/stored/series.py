@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import ColmetError
-from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
 from colmet.common.schema import MISSING_INT
 
 NODE = 0  # the job number of the node's own rows
@@ -226,28 +225,3 @@ def by_host(
             values = {column: values[rows] for column, values in columns.items()}
             found.append(Series(table, name, job, times[rows], values))
     return found
-
-
-def of_one_agent(found: Sequence[Series]) -> list[Series]:
-    """Return the series of a job in a table, one for each host name, also if several agents share it (docs/link.md).
-
-    Two agents on one machine see the same job: where both have rows, those of the lowest name count.
-    """
-    if not any(is_namesake(series.host) for series in found):
-        return list(found)
-    kept = in_turn({series.host: series.times for series in found})
-    made: dict[str, Series] = {}
-    for series in sorted(found, key=lambda one: place_of(one.host)):
-        keep, base = kept[series.host], base_of(series.host)
-        columns = {name: column[keep] for name, column in series.columns.items()}
-        other = made.get(base)
-        if not keep.any():
-            continue
-        if other is None:
-            made[base] = replace(series, times=series.times[keep], columns=columns)
-            continue
-        times = np.concatenate([other.times, series.times[keep]])
-        order = np.argsort(times, kind="stable")
-        both = {name: np.concatenate([other.columns[name], columns[name]]) for name in columns if name in other.columns}
-        made[base] = replace(other, times=times[order], columns={name: one[order] for name, one in both.items()})
-    return sorted(made.values(), key=lambda one: one.host)

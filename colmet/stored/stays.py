@@ -24,7 +24,7 @@ from colmet.report.model import Number
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.groups import GroupedRows, groups_of
-from colmet.stored.series import NODE, History, Series, of_one_agent
+from colmet.stored.series import NODE, History, Series
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 OUTLINE_COLUMNS = columns_of([START])
@@ -397,7 +397,7 @@ class JobRows(GroupedRows):
         found: dict[str, dict[str, Series]] = {}
         for table, rows in self._tables.items():
             wanted = None if columns is None else columns.get(table, ())
-            for series in of_one_agent(rows.read(hosts, wanted)):
+            for series in rows.read(hosts, wanted):
                 if len(series):
                     found.setdefault(series.host, {})[table] = series
         return [Stay(host, found[host], self._asked.since) for host in sorted(found)]

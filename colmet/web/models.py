@@ -256,7 +256,6 @@ class Node(BaseModel):
     jobs: list[JobNodeRow]
     tables: dict[str, list[Column]]
     absent: dict[str, str] = Field(..., description=_ABSENT)
-    warnings: list[str]
 
 
 class OneSeries(BaseModel):

@@ -12,14 +12,12 @@ import numpy as np
 
 from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import ColmetError
-from colmet.common.live.namesakes import base_of, is_namesake
 from colmet.common.live.summary import (
     DEVICE_KEYS,
     HEARD_S,
     JOB_KEYS,
     JobUsage,
     arranged,
-    machines_of,
     measure_devices,
     measure_jobs,
     measure_nodes,
@@ -171,7 +169,7 @@ class Queries:
         running = found.running
         if user is not None:
             running = frozenset([job for jobs in self._on(found, user).values() for job in jobs])
-        machines = machines_of(found.nodes)
+        machines = found.nodes
         busy = [row["cpu"] for row in machines if row["cpu"] is not None and not row["silent"]]
         sums = {key: total(machines, key) for key in ("memory", "memory_total", "load")}
         return {
@@ -194,7 +192,7 @@ class Queries:
             "kept_s": round(self._recent.kept_s(), 3),
             "warnings": [
                 *self._warnings(),
-                *([*_shared(found.nodes), *self._gridengine_warnings()] if user is None else []),
+                *(self._gridengine_warnings() if user is None else []),
             ],
         }
 
@@ -384,13 +382,11 @@ class Queries:
                 rows.append({**dict.fromkeys(JOB_KEYS), "job": job, "user": user, "nodes": 1, "node": name})
         tables = _columns(self._recent.tables([name]), {})
         latest = [one for one in self._recent.look().hosts if one[0] == name and not row["silent"]]
-        warnings = _shared([one for one in found.nodes if base_of(one["node"]) == base_of(name)])
         return {
             "node": row,
             "jobs": sorted(rows, key=lambda one: one["job"]),
             "tables": tables,
             "absent": reasons("node", latest, tables),
-            "warnings": warnings,
         }
 
     # -- values over time --
@@ -536,13 +532,3 @@ def _columns(tables: Mapping[str, Schema], stored: Mapping[str, Sequence[str]]) 
         ]
         for table, columns in sorted(kinds.items())
     }
-
-
-def _shared(nodes: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each host name shared by several sending agents."""
-    live = [str(row["node"]) for row in nodes if not row["silent"]]
-    shared = sorted({base_of(name) for name in live if is_namesake(name)})
-    apart = [sorted(name for name in live if base_of(name) == host) for host in shared]
-    several = [names for names in apart if len(names) > 1]
-    found = [f"several agents send as {names[0]}: stored as {', '.join(names)}" for names in several[:5]]
-    return [*found, f"and {len(several) - 5} other names"] if len(several) > 5 else found

@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from colmet.common.growth import gaps
 from colmet.common.growth import rates as rates_of
-from colmet.common.live.namesakes import base_of, in_turn, is_namesake, place_of
 from colmet.common.schema import MISSING_INT, Field
 from colmet.common.units import UNITS
 from colmet.stored.curves import broken, once, text
@@ -98,20 +97,6 @@ def joined(parts: Iterable[RawSeries]) -> list[RawSeries]:
         if len(raw.times):
             of_hosts.setdefault(raw.host, []).append(raw)
     return [_one(host, found) for host, found in sorted(of_hosts.items())]
-
-
-def of_one_agent(raws: Sequence[RawSeries]) -> list[RawSeries]:
-    """Return the columns of a job, one for each host name shared by several agents (docs/link.md)."""
-    if not any(is_namesake(raw.host) for raw in raws):
-        return list(raws)
-    kept = in_turn({raw.host: raw.times for raw in raws})
-    lowest: dict[str, str] = {}
-    for host in sorted(kept, key=place_of):
-        if kept[host].any():
-            lowest.setdefault(base_of(host), host)
-    return joined(
-        [_picked(raw, kept[raw.host])._replace(host=lowest[base_of(raw.host)]) for raw in raws if kept[raw.host].any()]
-    )
 
 
 def _picked(raw: RawSeries, keep: npt.NDArray[Any]) -> RawSeries:

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
-from colmet.common.live.namesakes import base_of
 from colmet.common.measures import CGROUP_TABLE
 from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
@@ -30,7 +29,6 @@ from colmet.web.series import (
     json_values,
     keys_of,
     levels,
-    of_one_agent,
     of_samples,
     of_series,
     parts_of,
@@ -129,7 +127,7 @@ class _Rows:
             self.has_later = self.has_later or bool(later)
             self.has_earlier = self.has_earlier or any(len(raw.times) for raw in earlier)
             whole = joined([*earlier, *later])
-            found = whole if query.job == NODE else of_one_agent(whole)
+            found = whole
             if len(self._groups) == 1:
                 self._held = [found]
             yield found
@@ -332,10 +330,10 @@ def _origin(is_recent: bool, is_stored: bool) -> str:
 def _groups(recent: _Recent, stored: _Stored) -> Groups:
     """Return the hosts in the store and in the recent cache, in groups of limited size."""
     groups = groups_of([(stored.rows, ROW_VALUES)]) or [[]]
-    group_of = {base_of(host): group for group in groups for host in group}
+    group_of = {host: group for group in groups for host in group}
     for host in recent.begins:
         if host not in stored.rows.counts:
-            group_of.setdefault(base_of(host), groups[-1]).append(host)
+            group_of.setdefault(host, groups[-1]).append(host)
     return groups
 
 

@@ -136,7 +136,7 @@ def made():
     """Batches of three nodes with jobs that come and go, values that are missing, and a counter that starts again."""
     draw = random.Random(5)
     batches = []
-    for host in ("n1", "n2", "n3~2"):
+    for host in ("n1", "n2", "n3"):
         for n in range(1, 61):
             jobs = tuple(job for job, first, last in LIVES if first <= n <= last)
             more = {"memory_peak": None if draw.random() < 0.5 else 2 * GIB + n}
@@ -418,13 +418,6 @@ def test_a_host_that_comes_later_joins_the_job_and_an_earlier_one_moves_its_star
     (job,) = archive.jobs()
     assert (job["start"], job["hosts"], job["name"]) == (START, 2, "x"), "with what the batch system knows"
     assert job["cpu_s"] == pytest.approx(15 + 25), "n1 cannot have used 5 s of its 2 CPUs before its first row"
-
-
-def test_agents_that_share_a_machine_count_once(tmp_path):
-    archive = Archive(tmp_path / "a.sqlite")
-    archive.take(records_of([tick(n, host=host) for n in range(1, 5) for host in ("n1", "n1~2")]))
-    (job,) = archive.jobs()
-    assert len(archive.hosts()) == 2 and (job["hosts"], job["cpu_s"]) == (1, 20)
 
 
 def test_late_rows_are_counted_and_do_no_harm(tmp_path):

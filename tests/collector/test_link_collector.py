@@ -92,31 +92,19 @@ def test_a_node_that_connects_again_is_answered_there(world):
     assert world.said() == [("new", (1, 2, 2))]
 
 
-def test_two_nodes_of_one_name_both_get_their_acknowledgements(world, caplog):
+def test_a_second_machine_is_answered_and_nothing_of_it_is_acknowledged(world):
+    world.hello(epoch=1, caller=b"a")
+    world.said()
     for n in range(5):
         world.take(n, epoch=1, time_s=1000 + n)
-        world.take(n, epoch=2, time_s=1000 + n)
-        world.sync()
-        world.said()
-        world.hello((1, n, n), epoch=1, caller=b"a")
-        assert world.said() == [("a", (1, n, n))]
-        world.hello((2, n, n), epoch=2, caller=b"b")
-        assert world.said() == [("b", (2, n, n))]
-    assert sum(world.receiver.senders[name].batches for name in ("node-1", "node-1~2")) == 10
-    assert world.link.counters()["namesakes"] == 1 and caplog.text.count("several agents send as one host") == 1
-
-
-def test_what_comes_while_both_call_is_acknowledged_to_the_one_that_sent_it(world):
-    world.hello(epoch=1, caller=b"a")
-    world.hello(epoch=2, caller=b"b")
-    world.said()
-    for n in range(3):
-        world.take(n, epoch=1, time_s=1000 + n)
-        world.take(n, epoch=2, time_s=1000 + n)
+        world.take(n, epoch=2, time_s=1000 + n, peer="10.0.0.2")
     world.sync()
-    assert sorted(world.said()) == [("a", (1, 0, 2)), ("b", (2, 0, 2))]
-    world.take(1, epoch=1, time_s=1001)
-    assert world.said() == [("a", (1, 1, 1))], "what comes twice is known under whichever name it is stored"
+    assert world.said() == [("a", (1, 0, 4))]
+    for epoch in (2, 1):  # that of a machine which was copied while its agent ran is the same one
+        world.hello((epoch, 0, 4), epoch=epoch, caller=b"b", peer="10.0.0.2")
+        assert world.said() == [("b",)]
+    assert world.link._by_host == {"node-1": [b"a"]} and world.link.counters()["shared_names"] == 1
+    assert not world.link.ask("node-2", 1, b"") and world.link.ask("node-1", 1, b"")
 
 
 def test_nodes_that_have_gone_are_forgotten_and_none_is_remembered_without_bound(world, monkeypatch):
@@ -169,7 +157,7 @@ def test_what_a_hello_may_cost_is_bounded(world, monkeypatch):
         world.take(*range(0, 2000, 2), epoch=epoch)
     world.sync()
     world.said()
-    world.hello(*[(epoch, 0, 1 << 40) for epoch in range(1, 7)])
+    world.hello(*[(epoch, 0, 1 << 40) for epoch in range(1, 7)], epoch=6)
     ((_, *ranges),) = world.said()
     assert len(ranges) == wire.MAX_RANGES, "one message"
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import logging
 import random
-import zlib
 
 import msgpack
 import pytest
@@ -268,12 +267,10 @@ def test_a_short_message_is_taken_by_who_knows_its_tables_and_refused_else(caplo
     assert take(receiver, 3) == [3], "it comes in full"
 
 
-def test_a_short_message_with_the_key_or_the_name_of_another_is_refused_as_ever():
+def test_a_short_message_with_the_key_of_another_is_refused():
     receiver = Receiver()
     assert receiver.take(SHORT[1], "10.0.0.1", "other") == [] and not receiver.undescribed
     assert receiver.senders["other"].foreign == 1
-    named = v1.rename(SHORT[1], ONE.host, ONE.host + "~2")
-    assert receiver.take(named, "10.0.0.1") == [] and not receiver.undescribed and receiver.rejects == 1
 
 
 @pytest.mark.parametrize("first", ["short", "full"])
@@ -290,25 +287,6 @@ def test_both_forms_are_one_batch_also_after_a_restart(first):
         assert take(other, 0) == ([0] if restored_from[1] else [])
         assert other.take(again, "10.0.0.1") == [] and [one.seq for one in other.again] == [1]
     assert receiver.senders[ONE.host].conflicts == 0
-
-
-def test_a_batch_kept_by_an_earlier_version_is_known_by_the_checksum_of_its_message():
-    former = Receiver()
-    former.sender(ONE.host).note(ONE.epoch, ONE.seq, zlib.crc32(v1.encode(ONE)))
-    receiver = Receiver()
-    receiver.restore(former.dump_senders(), [])
-    assert take(receiver, 1) == [] and [one.seq for one in receiver.again] == [1]
-
-
-def test_a_short_message_of_a_second_agent_is_stored_under_its_name():
-    receiver = Receiver()
-    assert take(receiver, 0, 1) == [0, 1]
-    other = batch(1)._replace(time_ns=batch(1).time_ns + 1)
-    (kept,) = receiver.take(v1.encode(other, is_short=True), "10.0.0.1")
-    assert kept.host == ONE.host + "~2"
-    ((message, _),) = receiver.messages
-    assert len(message) < len(v1.encode(other)) and v1.decode(message, receiver._decoder._schemas)[0].host == kept.host
-    assert receiver.take(v1.encode(other), "10.0.0.1") == [] and len(receiver.again) == 1
 
 
 @pytest.mark.parametrize("rows", [0, 1])
@@ -341,7 +319,7 @@ def messages_of_agents(rng, count):
         agent[3] = "10.0.0.9" if kind < 0.005 else agent[3]
         if kind > 0.99:
             agent[1], agent[2] = agent[1] + 12, 0
-        host, epoch, seq = agent[0] if rng.random() > 0.01 else "n1~2", agent[1], max(0, agent[2])
+        host, epoch, seq = agent[0], agent[1], max(0, agent[2])
         job = rng.choice([1, 1, 1, 1, 1, n % 50])
         one = declared(seq, host, epoch, job, 10**18 + n * 10**9, rng.choice([1, 1, 1, 30]))
         user = rng.choice([*[""] * 20, "n2", "n3"]) if host != "n3" else host
@@ -363,7 +341,7 @@ def test_a_batch_that_follows_is_taken_as_any_other(seed, monkeypatch):
         monkeypatch.setattr(Receiver, "_follows", lambda *of, way=way: followed.append(way(*of)) or followed[-1])
         now[0] = 10**18
         receiver = Receiver(RateLimit(1000, 0, lambda: now[0] / 1e9), Novelty(0.1, lambda: now[0] / 1e9))
-        receiver._numbered = 1, 0
+        receiver._epoch = 1
         looks = []
         for first in range(0, len(messages), 16):
             now[0] += 16 * 10**9

@@ -1288,7 +1288,12 @@ def test_the_pair_of_another_host_is_reported_before_anything_is_sent(machine, k
         ("connections", {"unknown_key": 3}, "3 connections with an unknown key refused", "why=unknown_key"),
         ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` shows from where"),
         ("senders.worst.0.foreign", 1, "1 message with the key of node-1", "'key of another host'` names it"),
-        ("senders.shared_names", {"n1": ["n1", "n1~2"]}, "send as n1: they are stored as n1, n1~2", "hostnamectl"),
+        (
+            "senders.shared_names",
+            {"n1": ["[10.0.0.1] a", "[10.0.0.2] b"]},
+            "two machines send as n1: [10.0.0.1] a",
+            "hostnamectl",
+        ),
     ],
 )
 def test_what_the_collector_knows_of_its_nodes_is_reported_with_the_remedy(machine, path, value, found, remedy):

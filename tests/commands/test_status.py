@@ -73,7 +73,7 @@ UNHEARD = {"collectors.0.there": False, "collectors.0.state": "not heard of yet"
         (COLLECTOR, {"senders.without_acknowledgements": 1}, WARNING, "1 node without acknowledgements"),
         (COLLECTOR, {"link_failed": "Address in use"}, WARNING, "nothing is acknowledged, Address in use"),
         (COLLECTOR, {"http": {"running": 0}}, WARNING, "process of the JSON interface and the page does not run"),
-        (COLLECTOR, {"senders.shared_names": {"n1": ["n1", "n1~2"]}}, WARNING, "several agents send as n1"),
+        (COLLECTOR, {"senders.shared_names": {"n1": ["[10.0.0.1]", "[10.0.0.2]"]}}, WARNING, "two machines send as n1"),
         (COLLECTOR, {"last_hour.refused_documents": 1}, WARNING, "1 refused document in the last hour"),
         (COLLECTOR, {"outputs.0.behind_s": 301}, WARNING, "hdf5 is 5 min behind"),
         (

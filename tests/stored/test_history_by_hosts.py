@@ -144,7 +144,6 @@ def cluster():
         ledger_rows(history, host=host, lost=number % 2)
     times, columns = history.rows[42, "cgroup_default"]["node-3"]
     columns["cpu_usage"] = np.where(np.arange(len(times)) > 60, columns["cpu_usage"] // 3, columns["cpu_usage"])
-    job_rows(history, host="node-5~2", cores=9, count=140)
     return history
 
 
@@ -172,8 +171,8 @@ def test_rows_of_other_hosts_of_the_cluster_are_not_read(cluster, monkeypatch):
     monkeypatch.setattr(cluster, "read", lambda *limits: asked.append(limits) or read(*limits))
     job_rows(cluster, job=43, host="elsewhere")
     node_rows(cluster, host="elsewhere", jobs=(43,))
-    job_rows(cluster, host="node-7~2", count=9)  # the rows of the first agent are in no file
-    node_rows(cluster, host="node-7~2", jobs=(42, 43))
+    job_rows(cluster, host="node-7", count=9)  # the rows of the first agent are in no file
+    node_rows(cluster, host="node-7", jobs=(42, 43))
     found = gather(cluster, JobInterval(42), START + 10**6)
     assert found.energy.others_joules > 0 and all(host.energy_joules for host in found.hosts)
     others = [limits for limits in asked if limits[0] != 42]

@@ -42,11 +42,11 @@ class World:
         )
         self.written = []
 
-    def take(self, *numbers, host="node-1", epoch=1, time_s=None):
+    def take(self, *numbers, host="node-1", epoch=1, time_s=None, peer="10.0.0.1"):
         """Batches come in; those of a start after those of the one before, where no time is given."""
         for seq in numbers:
             time_ns = (epoch * 10**4 + seq if time_s is None else time_s) * 10**9
-            fresh = self.receiver.take(v1.encode(Batch(host, epoch, seq, time_ns, (), ())), "10.0.0.1")
+            fresh = self.receiver.take(v1.encode(Batch(host, epoch, seq, time_ns, (), ())), peer)
             self.link.took(fresh, self.receiver.again)
             if fresh:
                 self.written.append(JournalRecord(0, 0, tuple(fresh)))
@@ -56,9 +56,9 @@ class World:
         self.durable.put(self.written)
         self.written = []
 
-    def hello(self, *held, host="node-1", epoch=1, coming=100, caller=None):
+    def hello(self, *held, host="node-1", epoch=1, coming=100, caller=None, peer="10.0.0.1"):
         message = wire.Hello(host, epoch, coming, "1.2", tuple([wire.Range(*one) for one in held]))
-        self.server.inbox.append(Called(caller or host.encode(), wire.encode(message), "10.0.0.1"))
+        self.server.inbox.append(Called(caller or host.encode(), wire.encode(message), peer))
 
     def said(self):
         """What it says now: to whom, and the ranges."""

@@ -463,7 +463,7 @@ def test_administrators_see_that_grid_engine_gives_no_answer(clock):
 )
 def test_series_of_very_many_rows_are_made_by_groups_of_hosts(bed, monkeypatch, asked):
     job_rows(bed.history, job=1000, host="n7", count=50)
-    job_rows(bed.history, job=1000, host="n7~2", count=70)
+    job_rows(bed.history, job=1000, host="n8", count=70)
     bed.go(10, take=False)
     bed.go(10)
     whole = bed.series(**asked)

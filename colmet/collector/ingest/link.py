@@ -15,7 +15,6 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
 from colmet.common.errors import WireError
-from colmet.common.live.namesakes import base_of, is_namesake
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.schema import Batch
@@ -29,7 +28,7 @@ RATE, BYTE_RATE = 500, 4 << 20  # per second of one node, with one Hello every f
 FORGET_S = 60.0  # of silence of a node
 ASK_S = 1.0  # between two requests for descriptions to one node
 READS = f"{__version__} {wire.SHORT}"
-MAX_NAMESAKES = 8  # nodes of one host name: those heard last
+MAX_CALLERS = 8  # of one host name: those heard last
 Key = tuple[str, int, int]  # host, epoch and number
 
 
@@ -161,12 +160,10 @@ class CollectorLink:
                 if isinstance(message, wire.Hello):
                     if called.user not in ("", message.host):
                         raise WireError(f"link: {message.host} says Hello with the key of {called.user}")
-                    if is_namesake(message.host):
-                        raise WireError(f"link: {message.host} is a name that a collector gives, not that of a host")
                     if not self._receiver.admits_host(message.host, called.peer, called.user):
                         self._limit(called)
                         continue
-                    self._greet(called.caller, message)
+                    self._greet(called, message)
                 elif isinstance(message, wire.Answer):
                     self._take_answer(called, message)
                 else:
@@ -193,24 +190,32 @@ class CollectorLink:
                 if not waiting:
                     del self._pending[name]
         for name, epoch, seq in [*keys, *again]:
-            for caller in self._by_host.get(base_of(name), ()):
+            for caller in self._by_host.get(name, ()):
                 if epoch in self._callers[caller].epochs:
                     by_caller.setdefault(caller, []).append((epoch, seq))
         for caller, numbers in by_caller.items():
             self._send(caller, wire.joined(numbers))
 
     def _send(self, caller: bytes, ranges: Sequence[wire.Range]) -> None:
-        duplicates = self._receiver.sender(self._callers[caller].host).duplicates
+        known = self._callers.get(caller)
+        duplicates = 0 if known is None else self._receiver.sender(known.host).duplicates
         for start in range(0, max(1, len(ranges)), wire.MAX_RANGES):
             some = tuple(ranges[start : start + wire.MAX_RANGES])
             ack = wire.Ack(READS, self._started, self._on_disk, duplicates, some)
             if not self._server.send(caller, wire.encode(ack)):
                 self.unsent += 1
-                self._forget(caller)
+                if known is not None:
+                    self._forget(caller)
                 return
 
-    def _greet(self, caller: bytes, hello: wire.Hello) -> None:
+    def _greet(self, called: Called, hello: wire.Hello) -> None:
         self.hellos += 1
+        caller = called.caller
+        if not self._receiver.hello(hello, called.peer, called.user):
+            if caller in self._callers:
+                self._forget(caller)
+            self._send(caller, ())  # answered, so that it keeps its batches; none is acknowledged
+            return
         now = self._monotonic()
         for known in list(self._by_host.get(hello.host, ())):
             if known == caller or self._callers[known].epoch == hello.epoch:  # reconnected
@@ -221,33 +226,31 @@ class CollectorLink:
         self._callers[caller] = Caller(hello.host, now, hello.epoch, epochs)
         same = self._by_host.setdefault(hello.host, [])
         same.append(caller)
-        if len(same) > MAX_NAMESAKES:
+        if len(same) > MAX_CALLERS:
             self._forget(same[0])
         while len(self._callers) > MAX_SENDERS or next(iter(self._callers.values())).heard_at < now - FORGET_S:
             self._forget(next(iter(self._callers)))
-        self._receiver.hello(hello)
         self._send(caller, self._known(hello.host, hello.held))
 
     def _known(self, host: str, held: Iterable[wire.Range]) -> list[wire.Range]:
         """Return the part of these ranges on disk, at most `wire.MAX_RANGES`: the node asks for the others again."""
         found: list[wire.Range] = []
-        for name in self._receiver.names(host):
-            pending: dict[int, list[int]] = {}
-            for epoch, seq in sorted(self._pending.get(name, ())):
-                pending.setdefault(epoch, []).append(seq)
-            sender = self._receiver.sender(name)
-            for epoch, first, last in held:
-                waiting = pending.get(epoch, [])
-                for low, high in sender.seen(epoch, first, last):
-                    start = low
-                    for seq in waiting[bisect_left(waiting, low) : bisect_right(waiting, high)]:
-                        if start < seq:
-                            found.append(wire.Range(epoch, start, seq - 1))
-                        start = seq + 1
-                    if start <= high:
-                        found.append(wire.Range(epoch, start, high))
-                if len(found) >= wire.MAX_RANGES:
-                    break
+        pending: dict[int, list[int]] = {}
+        for epoch, seq in sorted(self._pending.get(host, ())):
+            pending.setdefault(epoch, []).append(seq)
+        sender = self._receiver.sender(host)
+        for epoch, first, last in held:
+            waiting = pending.get(epoch, [])
+            for low, high in sender.seen(epoch, first, last):
+                start = low
+                for seq in waiting[bisect_left(waiting, low) : bisect_right(waiting, high)]:
+                    if start < seq:
+                        found.append(wire.Range(epoch, start, seq - 1))
+                    start = seq + 1
+                if start <= high:
+                    found.append(wire.Range(epoch, start, high))
+            if len(found) >= wire.MAX_RANGES:
+                break
         return found[: wire.MAX_RANGES]
 
     def _forget(self, caller: bytes) -> None:
@@ -293,6 +296,6 @@ class CollectorLink:
             "limited": self.limited,
             "unsent": self.unsent,
             "asked": self.asked,
-            "namesakes": len(self._receiver.shared_names()),
+            "shared_names": len(self._receiver.shared_names()),
             "waiting": sum([len(waiting) for waiting in self._pending.values()]),
         }

@@ -6,15 +6,14 @@ import json
 import logging
 import time
 from collections.abc import Collection, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from colmet.collector.ingest.namesakes import Namesakes
+from colmet.collector.ingest.host_holder import HostHolder
 from colmet.collector.ingest.novelty import Novelty
 from colmet.collector.ingest.rate_limit import RateLimit, SenderUse
 from colmet.collector.ingest.refusals import Refusals
 from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
 from colmet.common.errors import OverBudget, Undescribed, WireError
-from colmet.common.live.namesakes import MOST, base_of, is_namesake, name_of, place_of
 from colmet.common.live.summary import Heard
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
@@ -32,6 +31,7 @@ ROOM_S = 10.0  # between two removals of senders, an eighth each
 # Over all senders. Beyond it the limits of each are FEW: (starts, ranges).
 MAX_ALL_RUNS = 1 << 18
 FEW = (4, 16)
+REMEDY = "give each machine a host name of its own, or stop the second colmet-node"
 _LOGGED_AS = {"rejects": "refused", "skipped": "skipped_values", "left_out": "left_out_rows"}
 LOOK_EVERY = 10_000  # messages, and starts named in Hellos, between two checks of the number of ranges
 
@@ -48,20 +48,19 @@ class Taken(NamedTuple):
 class Receiver:
     """Decoder of messages, with counts by sender.
 
-    Several agents sending under one host name are stored under separate names: that of the host, then `host~2` and so
-    on (`Namesakes`). The batches and the stored messages have these names.
+    Of several machines with one host name, one is received (`HostHolder`). The batches of the others are refused: they
+    are not acknowledged, so they stay there.
 
     Args:
         novelty: limits on new tables; none by default.
 
     Attributes:
-        senders: by stored name, or by address for messages without a host; at most `MAX_SENDERS` and one for all
+        senders: by host name, or by address for messages without a host; at most `MAX_SENDERS` and one for all
             others.
         again: the duplicate batches of the latest message.
         messages: the latest message for the outputs: each message with its decoded batches.
         refusals: the latest refused messages, by host or address.
         forgotten: senders forgotten for lack of room; their counts are added to the others.
-        apart: batches stored under another name than that of their host.
         undescribed: host and start of the latest message, if it lacks a description that has not come.
     """
 
@@ -73,12 +72,11 @@ class Receiver:
         self.dialects: dict[str, int] = {}
         self.rejects = 0
         self.refusals = Refusals()
-        self.apart = 0
         self.undescribed: set[tuple[str, int]] = set()
         self.again: list[Batch] = []
         self.messages: list[tuple[bytes, list[Batch]]] = []
-        self._namesakes: dict[str, Namesakes] = {}  # by host
-        self._numbered = time.time_ns(), 0  # epoch and number for batches of older nodes stored apart
+        self._holders: dict[str, HostHolder] = {}  # by host
+        self._epoch, self._number = time.time_ns(), 0  # for batches of older nodes that came with refused ones
         self._since_look = 0
         self._room_at = 0.0
         self.forgotten = 0
@@ -151,9 +149,6 @@ class Receiver:
                 message, decoded.batches[0], 0, decoded.dialect, peer, user, used, taken
             ):
                 return
-            for batch in decoded.batches:
-                if is_namesake(batch.host):
-                    raise WireError(f"{batch.host} is a name that a collector gives, not that of a host")
             self._fresh(message, decoded, peer, user, used, taken)
         except OverBudget as err:
             self._rates.limited[err.budget] += 1
@@ -161,8 +156,6 @@ class Receiver:
         except Undescribed as err:
             if user and err.host != user:
                 self._refuse_foreign(err.host, peer, user)
-            elif is_namesake(err.host):
-                self._reject(err, message, peer)
             else:
                 self._refuse_undescribed(err, peer)
                 taken.undescribed.add((err.host, err.epoch))
@@ -180,40 +173,36 @@ class Receiver:
         used: SenderUse,
         taken: Taken,
     ) -> bool:
-        """Add the batch of a message that follows the last one of the only agent of a known host, as most do.
+        """Add the batch of a message that follows the last one of the agent that holds a host's name, as most do.
 
-        Return False for any other batch, which `_fresh` decides about: nothing is noted.
+        Return False for any other batch, which `_fresh` decides about: it is not counted.
         """
         host, epoch, number = batch.host, batch.epoch, batch.seq
-        sender, namesakes = self.senders.get(host), self._namesakes.get(host)
-        if sender is None or namesakes is None or (user and user != host):
+        sender, holder = self.senders.get(host), self._holders.get(host)
+        if sender is None or holder is None or (user and user != host):
             return False
         if not self._novelty.knows(used.sender, batch):
             return False
         now_ns = time.time_ns()
-        if epoch is None or number is None:
-            start = namesakes.alone(dialect, peer, now_ns)
-        else:
-            start = namesakes.alone(epoch, "" if user else peer, now_ns)
-            if start is not None and not sender.follow(epoch, number, checksum, self._bounds[1]):
-                start = None
-        if start is None:
+        start = dialect if epoch is None or number is None else epoch
+        if not holder.continues(start, peer, bool(user), batch.time_ns, now_ns):
             return False
-        start.note(batch.time_ns, now_ns)
+        if not (epoch is None or number is None or sender.follow(epoch, number, checksum, self._bounds[1])):
+            return False
         self.dialects[dialect] = self.dialects.get(dialect, 0) + 1
-        self._count(sender, batch, host, dialect, now_ns)
+        self._count(sender, batch, dialect, now_ns)
         taken.kept.append((message, [batch], used.sender))
         taken.fresh.append(batch)
         return True
 
-    def _count(self, sender: Sender, batch: Batch, name: str, dialect: str, now_ns: int) -> None:
-        """Count a new batch, stored under this name."""
+    def _count(self, sender: Sender, batch: Batch, dialect: str, now_ns: int) -> None:
+        """Count a new batch."""
         rows = batch.row_count
         sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, dialect
         sender.batches += 1
         sender.rows += rows
         if self._is_verbose:
-            log.debug("batch received host=%s rows=%d seq=%s dialect=%s", name, rows, batch.seq, dialect)
+            log.debug("batch received host=%s rows=%d seq=%s dialect=%s", batch.host, rows, batch.seq, dialect)
 
     def _fresh(self, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken) -> None:
         """Count the batches of a message, and add the new ones.
@@ -242,85 +231,80 @@ class Receiver:
     def _keep(
         self, came: bytes, message: bytes, decoded: Decoded, peer: str, user: str, used: SenderUse, taken: Taken
     ) -> None:
-        """Note the batches of a message; add the new ones, each with its stored name.
+        """Note the batches of a message; add the new ones.
 
         `came` is the message as received, `message` and `decoded` lack dropped rows.
         """
         now_ns = time.time_ns()
         fresh = []
         for batch in decoded.batches:
-            host = batch.host
-            name: str | None = host
-            sender = self.senders.get(host) or self.sender(host)
-            if host in self.senders:  # names beyond the limit are counted together: each batch is accepted
-                name = self._name(came, batch, decoded, peer, bool(user), now_ns, taken.again)
-                if name and name != host:
-                    sender = self.sender(name)
-            if name is None:
-                sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
-                continue
-            self._count(sender, batch, name, decoded.dialect, now_ns)
-            fresh.append(batch if name == host else self._renamed(batch, name))
+            sender = self.sender(batch.host)
+            if batch.host in self.senders:  # names beyond the limit are counted together: each batch is accepted
+                if not self._is_admitted(batch, decoded.dialect, peer, bool(user), now_ns):
+                    continue
+                if not self._is_new(batch, decoded.checksum, peer, bool(user)):
+                    taken.again.append(batch)
+                    sender.seen_ns, sender.lag_ns, sender.dialect = now_ns, now_ns - batch.time_ns, decoded.dialect
+                    continue
+            self._count(sender, batch, decoded.dialect, now_ns)
+            fresh.append(batch)
         if not fresh:
             return
         if tuple(fresh) == decoded.batches:
             taken.kept.append((message, fresh, used.sender))
         else:
-            fresh = [self._renamed(batch, batch.host) for batch in fresh]
-            whole = v1.rename(message, decoded.batches[0].host, fresh[0].host) if len(decoded.batches) == 1 else None
-            taken.kept.extend([(whole or v1.encode(batch), [batch], used.sender) for batch in fresh])
+            fresh = [self._numbered(batch) for batch in fresh]
+            taken.kept.extend([(v1.encode(batch), [batch], used.sender) for batch in fresh])
         taken.fresh.extend(fresh)
 
-    def _name(
-        self, came: bytes, batch: Batch, decoded: Decoded, peer: str, keyed: bool, now_ns: int, again: list[Batch]
-    ) -> str | None:
-        """Return the stored name for a batch; None for a duplicate, or for one that cannot be kept."""
-        host, epoch, number = batch.host, batch.epoch, batch.seq
-        namesakes = self._namesakes.get(host)
-        if namesakes is None:
-            namesakes = self._namesakes[host] = Namesakes(host)
-        if epoch is None or number is None:
-            name = name_of(host, namesakes.place(decoded.dialect, peer, batch.time_ns, now_ns))
-        else:
-            crc = decoded.checksum
-            for name in namesakes.names:
-                sender = self.senders.get(name)
-                if sender is not None and sender.has(epoch, number, crc, came, keyed):
-                    sender.duplicates += 1
-                    again.append(batch if name == host else batch._replace(host=name))
-                    log.debug("batch came twice host=%s epoch=%s seq=%s", name, epoch, number)
-                    return None
-            # a start with a key belongs to one agent, at any address
-            place = namesakes.place(epoch, "" if keyed else peer, batch.time_ns, now_ns)
-            free = self._free(host, place, epoch, number)
-            if free != place:
-                self._note_conflict(batch, peer, kept=free is not None)
-            if free is None:
-                return None
-            name = name_of(host, free)
-            sender = self.sender(name)
-            if name in self.senders:
-                sender.note(epoch, number, crc, *self._bounds)
-        if name != host:
-            namesakes.add(name)
-            self._note_apart(host, name, peer)
-        return name
+    def _numbered(self, batch: Batch) -> Batch:
+        """Return a batch that can be encoded; one without a number gets a number of this collector."""
+        if batch.epoch is not None and batch.seq is not None:
+            return batch
+        self._number += 1
+        return batch._replace(epoch=self._epoch, seq=self._number)
 
-    def _free(self, host: str, place: int, epoch: int, number: int) -> int | None:
-        """Return this place, or the next one without a stored batch of this number; None if all have one."""
-        for at in range(place, MOST):
-            sender = self.senders.get(name_of(host, at))
-            if sender is None or not sender.knows(epoch, number):
-                return at
-        return None
+    def _is_admitted(self, batch: Batch, dialect: str, peer: str, is_keyed: bool, now_ns: int) -> bool:
+        """Return whether the agent of a batch may send as its host; otherwise count and log it."""
+        host, epoch = batch.host, batch.epoch
+        start = dialect if epoch is None or batch.seq is None else epoch
+        holder = self._holders.get(host)
+        if holder is None:
+            self._holders[host] = HostHolder(start, peer, batch.time_ns, now_ns)
+            return True
+        sender = self.sender(host)
+        is_held = isinstance(start, int) and sender.holds(start)
+        if holder.admits(start, peer, is_keyed, batch.time_ns, now_ns, is_held):
+            return True
+        sender.second_machine += 1
+        if powers_of_ten(sender.second_machine):
+            first, *others = holder.agents(now_ns)
+            log.warning(
+                "message refused, two machines send as one host, or two agents on one: host=%s held by=%s, refused=%s "
+                "batches=%d; nodes with acknowledgements keep theirs: %s",
+                *(host, first, " and ".join(others), sender.second_machine, REMEDY),
+            )
+        return False
 
-    def _renamed(self, batch: Batch, name: str) -> Batch:
-        """Return a batch under another name, numbered if it was not: it is stored in a message of its own."""
+    def _is_new(self, batch: Batch, checksum: int, peer: str, is_keyed: bool) -> bool:
+        """Note a batch; return False for a duplicate."""
         if batch.epoch is None or batch.seq is None:
-            epoch, number = self._numbered
-            self._numbered = epoch, number + 1
-            return batch._replace(host=name, epoch=epoch, seq=number)
-        return batch._replace(host=name)
+            return True
+        sender = self.sender(batch.host)
+        if sender.has(batch.epoch, batch.seq, checksum, is_keyed):
+            sender.duplicates += 1
+            log.debug("batch came twice host=%s epoch=%s seq=%s", batch.host, batch.epoch, batch.seq)
+            return False
+        if sender.knows(batch.epoch, batch.seq):
+            sender.conflicts += 1
+            if powers_of_ten(sender.conflicts):
+                log.warning(
+                    "batch has the number of another batch, both are kept: host=%s epoch=%s seq=%s from=[%s] "
+                    "conflicts=%d; another sender uses this host's name, or the machine went back to a snapshot",
+                    *(batch.host, batch.epoch, batch.seq, peer or "local", sender.conflicts),
+                )
+        sender.note(batch.epoch, batch.seq, checksum, *self._bounds)
+        return True
 
     def _affordable(self, batch: Batch, used: SenderUse) -> Batch:
         """Return a batch without its rows beyond the largest burst of its sender."""
@@ -331,29 +315,22 @@ class Receiver:
             self._leave_out(batch.host, rows, "too many new tables, or columns that this version does not know")
         return taken
 
-    def hello(self, hello: Hello) -> None:
-        """Note the batches still to come, from a node's Hello."""
-        self._look(1 + len(hello.held))
-        names = self.names(hello.host)
-        others = self._namesakes[hello.host].live(time.time_ns()) if len(names) > 1 else ()
-        for name in names:
-            sender = self.sender(name)
-            if name == hello.host or sender.expects(hello.epoch):
-                sender.hello(hello, self._bounds[0], others)
+    def hello(self, hello: Hello, peer: str = "", user: str = "") -> bool:
+        """Note the batches still to come, from a node's Hello.
 
-    def names(self, host: str) -> Sequence[str]:
-        """Return the stored names of a host's agents; its own first."""
-        namesakes = self._namesakes.get(host)
-        return namesakes.names if namesakes is not None else [host]
+        Return False for a machine whose batches would be refused, as another one sends as this host: nothing is noted.
+        """
+        self._look(1 + len(hello.held))
+        holder, sender = self._holders.get(hello.host), self.sender(hello.host)
+        if holder is not None and not holder.listens_to(hello.epoch, peer, bool(user), time.time_ns()):
+            return False
+        sender.hello(hello, self._bounds[0])
+        return True
 
     def shared_names(self) -> dict[str, list[str]]:
-        """Return the host names in use by more than one live agent, each with its stored names."""
+        """Return the host names used by several live agents, each with these; the received one first."""
         now_ns = time.time_ns()
-        return {
-            host: names
-            for host, namesakes in self._namesakes.items()
-            if len(namesakes.names) > 1 and len(names := namesakes.live_names(now_ns)) > 1
-        }
+        return {host: agents for host, holder in self._holders.items() if (agents := holder.agents(now_ns))}
 
     def _look(self, more: int) -> None:
         """Check the number of ranges in memory after every `LOOK_EVERY` messages, and limit it."""
@@ -365,29 +342,20 @@ class Receiver:
 
     def dump_senders(self) -> bytes:
         """Return which batches have come, as JSON for `restore`."""
-        known: dict[str, Any] = {}
-        more: dict[str, Any] = {"checksums": {}, "unchecked": {}}
-        for name, sender in self.senders.items():
-            for parts, part in zip((known, more["checksums"], more["unchecked"]), sender.dump()):
-                if part:
-                    parts[name] = part
-        more["agents"] = {host: namesakes.state() for host, namesakes in self._namesakes.items()}
-        known[""] = more  # last: earlier versions read only the entries before it
-        return json.dumps(known).encode()
+        known = {name: sender.dump() for name, sender in self.senders.items()}
+        holders = {host: holder.state() for host, holder in self._holders.items()}
+        return json.dumps({"senders": known, "holders": holders}).encode()
 
     def restore(self, senders: bytes, messages: Iterable[bytes]) -> None:
         """Restore the received batches after a restart, from a dump of the senders and the messages after it."""
         now_ns = time.time_ns()
         if senders:
             try:
-                known = json.loads(senders)
-                more = known.pop("", {})
-                checksums, unchecked = more.get("checksums"), more.get("unchecked", {})
-                for name, epochs in known.items():
-                    kept = None if checksums is None else checksums.get(name, {})
-                    self.sender(name).restore(epochs, kept, unchecked.get(name, {}))
-                for host, state in more.get("agents", {}).items():
-                    self._namesakes[host] = Namesakes.restored(host, state, now_ns)
+                state = json.loads(senders)
+                for name, known in state["senders"].items():
+                    self.sender(name).restore(*known)
+                for host, holder in state["holders"].items():
+                    self._holders[host] = HostHolder.restored(holder, now_ns)
             except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as err:
                 log.error("state of the senders unreadable, duplicates may be stored: %r", err)
         for message in messages:
@@ -405,17 +373,13 @@ class Receiver:
         sender = self.sender(batch.host)
         if batch.host not in self.senders:
             return
-        host = base_of(batch.host)
-        namesakes = self._namesakes.get(host)
-        if namesakes is None:
-            namesakes = self._namesakes[host] = Namesakes(host)
-        namesakes.add(batch.host)
-        if batch.epoch is None or batch.seq is None:
-            namesakes.replay(place_of(batch.host), decoded.dialect, batch.time_ns, now_ns)
-        else:
+        start = decoded.dialect if batch.epoch is None else batch.epoch
+        holder = self._holders.get(batch.host)
+        if holder is None or not holder.continues(start, "", True, batch.time_ns, now_ns):
+            self._holders[batch.host] = HostHolder(start, "", batch.time_ns, now_ns)
+        if batch.epoch is not None and batch.seq is not None:
             shortened = v1.shortened_from(message)
             sender.note(batch.epoch, batch.seq, decoded.checksum if shortened is None else shortened)
-            namesakes.replay(place_of(batch.host), batch.epoch, batch.time_ns, now_ns)
 
     def sender(self, name: str) -> Sender:
         """Return the counts of one sender."""
@@ -444,7 +408,7 @@ class Receiver:
         names = [name for _, _, name in ranked[: max(2, MAX_SENDERS // 8)]]
         for name in names:
             others.add(self.senders.pop(name))
-            self._namesakes.pop(name, None)
+            self._holders.pop(name, None)
         before, self.forgotten = self.forgotten, self.forgotten + len(names)
         if powers_of_ten(self.forgotten, before):
             log.warning("senders forgotten, there are too many forgotten=%d", self.forgotten)
@@ -510,26 +474,6 @@ class Receiver:
                 *(host, sender.skipped),
             )
 
-    def _note_apart(self, host: str, name: str, peer: str) -> None:
-        self.apart += 1
-        if powers_of_ten(self.apart):
-            log.warning(
-                "several agents send as one host, each is stored under its own name: do two nodes share a name, or "
-                "does an older colmet-node still run? host=%s name=%s from=[%s] batches=%d",
-                *(host, name, peer or "local", self.apart),
-            )
-
-    def _note_conflict(self, batch: Batch, peer: str, kept: bool) -> None:
-        sender = self.sender(batch.host)
-        sender.conflicts += 1
-        sender.overfull += not kept
-        if powers_of_ten(sender.conflicts) or (not kept and powers_of_ten(sender.overfull)):
-            log.warning(
-                "batch has the number of another batch, both are kept up to a limit: host=%s epoch=%s seq=%s "
-                "from=[%s] conflicts=%d refused=%d; another sender uses this host's name, or a node's spool was copied",
-                *(batch.host, batch.epoch, batch.seq, peer or "local", sender.conflicts, sender.overfull),
-            )
-
     def _limit(self, peer: str, user: str) -> None:
         name = user or f"[{peer or 'local'}]"
         sender = self.sender(name)
@@ -547,12 +491,13 @@ class Receiver:
         Batches missing from a node with acknowledgements are not lost: it sends them again.
         """
         senders = self.senders.values()
-        total = f"received senders={len(senders)} forgotten={self.forgotten} {_counts(senders)} apart={self.apart}"
+        total = f"received senders={len(senders)} forgotten={self.forgotten} {_counts(senders)}"
         wrong = [
             f"sender {name} {_counts([s])}"
             for name, s in sorted(self.senders.items())
             if (s.missing and not s.version)
             or any((s.duplicates, s.rejects, s.skipped, s.foreign, s.limited, s.left_out, s.conflicts, s.undescribed))
+            or s.second_machine
         ]
         return [total, *wrong]
 

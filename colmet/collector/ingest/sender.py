@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from zlib import crc32
 
 from colmet.collector.ingest.checksums import Checksums
 from colmet.common.ranges import Ranges
@@ -34,7 +33,7 @@ COUNTS = {
     "limited": ("counter", "Messages beyond what is taken from one sender, left out."),
     "left_out": ("counter", "Rows left out, of tables that do not fit or are beyond what one sender may make."),
     "conflicts": ("counter", "Batches with the number of one that had come and other content; both are kept."),
-    "overfull": ("counter", "Batches beyond eight of one number, refused and not acknowledged."),
+    "second_machine": ("counter", "Batches of another machine or agent with its host name, refused; they stay there."),
     "undescribed": ("counter", "Messages without a description that has not come either, refused; they come again."),
 }
 
@@ -54,7 +53,6 @@ class Sequence64:
     def __init__(self, floor: int = -1) -> None:
         self.floor = floor
         self.checksums = Checksums()
-        self.unchecked = 0  # numbers below it are of an earlier version, without checksums
         self._seen = Ranges()
         self._forgotten = 0  # missing between forgotten ranges
 
@@ -100,11 +98,6 @@ class Sequence64:
         """Return the count of numbers from `first` to `last` that have not come."""
         return max(0, last + 1 - first - sum([b - a + 1 for a, b in self._seen.within(first, last)]))
 
-    @property
-    def end(self) -> int:
-        """Return the number after the last received one; 0 without any."""
-        return int(self._seen.last) + 1 if self._seen.count else 0
-
     def seen(self, first: int, last: int) -> list[tuple[int, int]]:
         """Return the received numbers from `first` to `last`, in ranges."""
         return self._seen.within(first, last)
@@ -146,7 +139,7 @@ class Sender:
     limited: int = 0  # messages beyond the limits of one sender, dropped
     left_out: int = 0  # rows dropped from accepted batches, as their tables do not fit
     conflicts: int = 0  # batches with the number of an earlier one and other content; both are kept
-    overfull: int = 0  # batches beyond the copies kept of one number, refused and not acknowledged
+    second_machine: int = 0  # batches of another machine with this host name, refused and not acknowledged
     undescribed: int = 0  # messages in the short form with a table unknown here, refused and not acknowledged
     _forgotten_missing: int = 0
     _epochs: dict[int, Sequence64] = field(default_factory=dict)
@@ -186,19 +179,20 @@ class Sender:
         sequence = self._epochs.get(epoch)
         return sequence is not None and number in sequence
 
-    def has(self, epoch: int, number: int, crc: int, message: bytes, keyed: bool = False) -> bool:
-        """Return whether exactly this batch has come: by the checksum of its content, or the one of an earlier version.
+    def has(self, epoch: int, number: int, crc: int, is_keyed: bool) -> bool:
+        """Return whether exactly this batch has come, by number and content.
 
-        Without a checksum in memory, the number alone decides: the batch is a duplicate if no other agent can have used
-        the number, as its sender has a key, or if the number is older than the checksums.
+        Where the content is forgotten, the number decides with a key: nobody else can have used it.
         """
         sequence = self._epochs.get(epoch)
         if sequence is None or number not in sequence:
             return False
         kept = sequence.checksums.get(number)
-        if kept is None:
-            return keyed or number < sequence.unchecked
-        return kept == crc or kept == crc32(message)  # earlier versions kept that of the message
+        return is_keyed if kept is None else kept == crc
+
+    def holds(self, epoch: int) -> bool:
+        """Return whether the node has said that batches of this start are still to come."""
+        return epoch in self._held
 
     def note(self, epoch: int, number: int, crc: int, epochs: int = MAX_EPOCHS, runs: int = MAX_RUNS) -> None:
         """Note a new batch.
@@ -229,11 +223,8 @@ class Sender:
         while sum([len(self._epochs[epoch].checksums) for epoch in self._checked]) > MAX_CHECKSUMS:
             self._epochs[self._checked.pop(0)].checksums = Checksums()
 
-    def hello(self, hello: Hello, epochs: int = MAX_EPOCHS, others: Container[int | str] = ()) -> None:
-        """Note the batches still to come, from a Hello; at most `epochs` starts are kept.
-
-        It is not applied to the starts of `others`, agents sending under the same host name.
-        """
+    def hello(self, hello: Hello, epochs: int = MAX_EPOCHS) -> None:
+        """Note the batches still to come, from a Hello; at most `epochs` starts are kept."""
         self.version = hello.version
         self.seen_ns = time.time_ns()
         floors = {epoch: first for epoch, first, _ in hello.held[-epochs:]}
@@ -243,35 +234,26 @@ class Sender:
             self._epochs.setdefault(epoch, Sequence64()).floor = floor
         self._bound(epochs, hello.epoch)
         for epoch, sequence in self._epochs.items():
-            if epoch < hello.epoch and epoch not in floors and epoch not in others:
+            if epoch < hello.epoch and epoch not in floors:
                 sequence.floor = END
-
-    def expects(self, epoch: int) -> bool:
-        """Return whether batches of this start have come."""
-        return epoch in self._epochs
 
     def seen(self, epoch: int, first: int, last: int) -> list[tuple[int, int]]:
         """Return the received batches from `first` to `last`, in ranges."""
         sequence = self._epochs.get(epoch)
         return sequence.seen(first, last) if sequence is not None else []
 
-    def dump(self) -> tuple[dict[int, list[Any]], dict[int, str], dict[int, int]]:
-        """Return the state for `restore`: counts, checksums, ends of the numbers without checksums, each by epoch."""
+    def dump(self) -> tuple[dict[int, list[Any]], dict[int, str]]:
+        """Return the state for `restore`: numbers and checksums, each by epoch."""
         checked = [(epoch, self._epochs[epoch]) for epoch in self._checked if epoch in self._epochs]
         return (
             {epoch: sequence.state() for epoch, sequence in self._epochs.items()},
             {epoch: state for epoch, one in checked if (state := one.checksums.state(one.floor))},
-            {epoch: sequence.unchecked for epoch, sequence in self._epochs.items() if sequence.unchecked},
         )
 
-    def restore(
-        self, epochs: Mapping[str, Sequence[Any]], checksums: Mapping[str, str] | None, unchecked: Mapping[str, int]
-    ) -> None:
-        """Continue from the result of `dump`; `checksums` is None for one of a version without them."""
+    def restore(self, epochs: Mapping[str, Sequence[Any]], checksums: Mapping[str, str]) -> None:
+        """Continue from the result of `dump`."""
         self._epochs = {int(epoch): Sequence64.restored(state) for epoch, state in epochs.items()}
-        for epoch, sequence in self._epochs.items():
-            sequence.unchecked = sequence.end if checksums is None else int(unchecked.get(str(epoch), 0))
-        for key, state in (checksums or {}).items():
+        for key, state in checksums.items():
             if int(key) in self._epochs:
                 self._epochs[int(key)].checksums = Checksums.restored(state)
                 self._checked.append(int(key))

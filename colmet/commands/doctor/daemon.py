@@ -180,7 +180,7 @@ def _judge_other(target: Target, other: OtherDaemon) -> Finding:
     if other.is_contained or (mine and other.places and not mine & other.places):
         return good(f"{text}, with another host name or another collector")
     return warn(
-        f"{text}. Both measure this machine: what it sends is stored under a name of its own, {os.uname().nodename}~2",
+        f"{text}. Both measure this machine: the collector refuses the rows of one of them",
         f"if it is left over, one of Colmet 0.6 perhaps: `systemctl disable --now {other.unit}`"
         if other.unit
         else f"see what it is: `ps -fp {other.pid}`; if it is left over, one of Colmet 0.6 perhaps, stop it",

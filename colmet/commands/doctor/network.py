@@ -17,7 +17,7 @@ from colmet.commands.doctor.target import Target
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.checks import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.common.runtime.plural import counted
-from colmet.common.runtime.status_checks import judge_batch_systems, judge_keys, shared_remedy
+from colmet.common.runtime.status_checks import judge_batch_systems, judge_keys, shared_remedy, shared_text
 from colmet.node.system.host import Host
 
 if TYPE_CHECKING:
@@ -389,8 +389,8 @@ def check_senders(target: Target) -> Iterator[Finding]:
 
 def _judge_senders(target: Target, status: Mapping[str, Any]) -> Iterator[Finding]:
     log = f"journalctl -u {target.program} -g"
-    for host, names in status["senders"].get("shared_names", {}).items():
-        yield warn(f"several agents send as {host}: they are stored as {', '.join(names)}", shared_remedy(host))
+    for host, agents in status["senders"].get("shared_names", {}).items():
+        yield warn(shared_text(host, agents), shared_remedy(host))
     for one in target.senders:
         if one["foreign"]:
             yield warn(

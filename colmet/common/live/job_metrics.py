@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
 from colmet.common.live.latest_tables import HostTables, LatestTables, TablePair
-from colmet.common.live.namesakes import is_namesake, repeated
 from colmet.common.live.shares import Shares
 from colmet.common.runtime.prometheus_text import Family, Number, labels, named
 from colmet.common.schema import Field, Rows, Schema, present
@@ -49,7 +48,6 @@ class JobMetrics:
     def _parts(self, hosts: Hosts) -> dict[str, list[_HostRows]]:
         """Return the rows of each table, for each host, up to the bounds."""
         users = _users(hosts)
-        twice = _seen_twice(hosts)
         shares = Shares(self._max_rows)
         parts: dict[str, list[_HostRows]] = {}
         left_out = 0
@@ -57,7 +55,7 @@ class JobMetrics:
             for name, pair in kept.tables.items():
                 if pair.latest.schema.scope != "job":
                     continue
-                for schema, rows in _current(pair, kept.jobs, twice.get(host, ())):
+                for schema, rows in _current(pair, kept.jobs):
                     kept_rows = rows[: max(0, shares.room(kept.sender))]
                     shares.hold(kept.sender, len(kept_rows))
                     left_out += len(rows) - len(kept_rows)
@@ -67,14 +65,14 @@ class JobMetrics:
         return parts
 
 
-def _current(pair: TablePair, jobs: tuple[int, ...] | None, twice: Collection[int]) -> Iterator[tuple[Schema, Rows]]:
-    """Yield the newest rows of each job: of `later`, then those of the other running jobs, without jobs of `twice`."""
+def _current(pair: TablePair, jobs: tuple[int, ...] | None) -> Iterator[tuple[Schema, Rows]]:
+    """Yield the newest rows of each job: of `later`, then those of the other running jobs."""
     newer: set[int] = set()
     for table in (pair.later, pair.latest):
         if table is None:
             continue
         numbers = table.rows["job_id"].tolist()
-        skipped = newer.union(twice)
+        skipped = set(newer)
         if table is pair.latest and jobs is not None:
             skipped |= {*numbers} - {*jobs, 0}
         rows = table.rows
@@ -145,19 +143,6 @@ def _users(hosts: Hosts) -> dict[tuple[str, int], str]:
                     for number, user in zip(table.rows["job_id"].tolist(), table.rows["user"].tolist()):
                         users[host, number] = user.decode(errors="replace")
     return users
-
-
-def _seen_twice(hosts: Hosts) -> dict[str, set[int]]:
-    """Return the jobs of second agents of a host name that the first one sees, too, by the agent's name."""
-    jobs: dict[str, set[int]] = {}
-    if any(is_namesake(host) for host, _ in hosts):
-        for host, kept in hosts:
-            tables = [pair.latest for pair in kept.tables.values() if pair.latest.schema.scope == "job"]
-            jobs[host] = {job for table in tables for job in table.rows["job_id"].tolist()} - {0}
-    found: dict[str, set[int]] = {}
-    for host, job in repeated(jobs):
-        found.setdefault(host, set()).add(job)
-    return found
 
 
 def _help(table: str, field: Field) -> str:

@@ -18,7 +18,6 @@ from colmet.common import measures
 from colmet.common.errors import Refused
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables, TablePair
-from colmet.common.live.namesakes import counted_once, is_namesake, repeated
 from colmet.common.live.user_names import UserNames
 from colmet.common.measures import CGROUP_TABLE, Measure
 from colmet.common.runtime.daemon_health import DaemonIdentity
@@ -134,7 +133,7 @@ class Top:
         }
         if asked.view == "nodes":
             rows = [row for row in measure_nodes(fresh, now, now_ns, heard) if asked.text in row["node"]]
-            machines = machines_of(rows)
+            machines = rows
             busy = [row["cpu"] for row in machines if row["cpu"] is not None]
             answer["totals"] = {
                 "silent": sum([row["silent"] for row in rows]),
@@ -213,12 +212,6 @@ def ordered(items: Iterable[T], value: Callable[[T], Any], key: str, reverse: bo
             known.append((found, item))
     known.sort(key=lambda pair: pair[0], reverse=(key not in _TEXTS) != reverse)
     return [item for _, item in known] + unknown
-
-
-def machines_of(nodes: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of nodes, one for each machine: of several agents on one, only the first."""
-    once = set(counted_once([row["node"] for row in nodes if not row["silent"]]))
-    return [row for row in nodes if row["silent"] or row["node"] in once]
 
 
 def total(rows: Iterable[Mapping[str, Any]], key: str) -> float | None:
@@ -365,22 +358,15 @@ def _rounded(values: Floats, key: str = "") -> list[Any]:
 
 
 def measure_jobs(hosts: Sequence[tuple[str, HostTables]]) -> JobUsage:
-    """Return usage of each job on each node from the kept tables; of two agents of one host name, only one counts."""
+    """Return usage of each job on each node from the kept tables."""
     names = [host for host, _ in hosts]
     parts = [part for table in JOB_TABLES for part in _parts(table, hosts)]
     here = [None if kept.jobs is None else {*kept.jobs, 0} for _, kept in hosts]
-    twice: set[tuple[str, int]] = set()
-    if any(map(is_namesake, names)):
-        of_names: dict[str, set[int]] = {}
-        for part in parts:
-            for at, job in part.keys:
-                of_names.setdefault(names[at], set()).update({job} - {0})
-        twice = repeated(of_names)
     keys: Keys = {}
     for part in parts:
         for key in part.keys:
             jobs = here[key[0]]
-            if (jobs is None or key[1] in jobs) and (not twice or (names[key[0]], key[1]) not in twice):
+            if jobs is None or key[1] in jobs:
                 keys.setdefault(key, len(keys))
     values = _measured(parts, JOB_MEASURES, keys, _capacity([*parts, *_parts(NODE_CPUS[0], hosts)], keys))
     values["time"] = np.full(len(keys), np.nan)

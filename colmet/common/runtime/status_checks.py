@@ -172,11 +172,11 @@ def _judge_collector(
         why = f": {page_failed}" if page_failed else ""
         remedy = "correct it; its process is tried again every minute"
         found.append(warn(f"the process of the JSON interface and the page does not run{why}", remedy))
-    shared = _shared(senders)
+    shared = [shared_text(host, agents) for host, agents in senders.get("shared_names", {}).items()]
     if shared:
         more = f" and {counted(len(shared) - 3, 'others')}" if len(shared) > 3 else ""
         remedy = shared_remedy(next(iter(senders["shared_names"])))
-        found.append(warn(f"several agents send as {'; '.join(shared[:3])}{more}", remedy))
+        found.append(warn(f"{'; '.join(shared[:3])}{more}", remedy))
     figures: _Figures = [("nodes", senders["heard"], ""), ("silent", senders["silent"], "")]
     figures += [(f"{output['name']}_behind", output["behind_s"], "s") for output in status["outputs"]]
     return found, f"{counted(senders['heard'], 'nodes')} heard", figures
@@ -217,10 +217,11 @@ def judge_batch_systems(output: Mapping[str, Any]) -> Iterator[Finding]:
 
 
 def shared_remedy(host: str) -> str:
-    """Return the remedy for several agents that send as one host."""
+    """Return the remedy for several machines that send as one host."""
     return (
         "give each machine a host name of its own (`hostnamectl set-hostname NAME` on a cloned one), or stop the "
-        f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both"
+        f"second agent on {host}, one of Colmet 0.6 perhaps: `pgrep -af colmet-node` there shows both; a silence of "
+        "some minutes of the first one releases the name"
     )
 
 
@@ -253,9 +254,10 @@ def _old(senders: Mapping[str, Any], max_behind_s: float) -> dict[str, float]:
     return {name: s for name, s in lags.items() if s > max_behind_s} or {"a node": senders["lag_max_s"]}
 
 
-def _shared(senders: Mapping[str, Any]) -> list[str]:
-    """Return the host names used by several agents, each with the names of its stored rows."""
-    return [f"{host}: stored as {', '.join(names)}" for host, names in senders.get("shared_names", {}).items()]
+def shared_text(host: str, agents: Sequence[str]) -> str:
+    """Return that several agents send as one host: the received one, the others, and where their batches are."""
+    held, *others = agents
+    return f"two machines send as {host}: {held} is received, {' and '.join(others)} refused, and keeps its batches"
 
 
 def plain(name: str) -> str:

@@ -13,9 +13,8 @@ import msgpack
 
 from colmet.common.errors import WireError
 
-# Host names are used in file columns and log lines: no control characters, no separators. Only the collector adds ~2
-# and so on, to the names of agents with the same name (`colmet.common.live.namesakes`).
-HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}(?:~[2-9])?", re.ASCII)
+# Host names are used in file columns and log lines: no control characters, no separators.
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:-]{0,254}", re.ASCII)
 MAX_JOBS = 4096  # on one node at a time
 # msgpack without its C extension applies this to headers and skipped values too; its lists grow as they fill.
 _CONTAINER = 1 << 20 if msgpack.Unpacker.__module__ == "msgpack.fallback" else 0

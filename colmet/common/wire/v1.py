@@ -27,7 +27,6 @@ KEYS = frozenset({"v", "host", "epoch", "seq", "time", "jobs", "tables"})
 _VALUES = itemgetter("v", "host", "epoch", "seq", "time", "jobs", "tables")
 NIL = b"\xc0"
 FIXMAP_OF_ALL_KEYS = 0x80 + len(KEYS)
-BEGIN = b"\xa1v\x01\xa4host"  # start of a message from `encode`, behind the number of keys; the host follows
 SHORT_BYTES = 8  # of a digest in a table without its description
 LEFT_OUT: Any = object()  # in place of the description
 CAME = b"\xa4came\xce"  # ends a shortened message, with the CRC-32 of the original behind it; readers skip it
@@ -235,12 +234,6 @@ def shortened_from(message: bytes) -> int | None:
     if message[0] != FIXMAP_OF_ALL_KEYS + 1 or message[-len(CAME) - 4 : -4] != CAME:
         return None
     return int.from_bytes(message[-4:], "big")
-
-
-def rename(message: bytes, host: str, name: str) -> bytes | None:
-    """Return a message with another host name; None if it does not start as `encode` would."""
-    head = BEGIN + msgpack.packb(host)
-    return message[:1] + BEGIN + msgpack.packb(name) + message[1 + len(head) :] if message.startswith(head, 1) else None
 
 
 def _read(message: bytes) -> dict[str, Any]:

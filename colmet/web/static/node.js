@@ -2,7 +2,7 @@
 
 import { ask, now } from "./api.js";
 import { JOB_COLUMNS, encoded, nodeFacts } from "./columns.js";
-import { Facts, Warnings, el, say } from "./dom.js";
+import { Facts, el, say } from "./dom.js";
 import { line, load, sum } from "./measures.js";
 import { Panels } from "./panels.js";
 import { Table } from "./table.js";
@@ -39,7 +39,6 @@ export class Host {
     this.path = `api/v1/nodes/${encoded(context.what)}`;
     this.about = el("p", { class: "soft" });
     this.facts = new Facts("The node now");
-    this.warnings = new Warnings();
     this.rows = [];
     this.table = new Table("Jobs on the node", COLUMNS, (row) => row.job, { sort: "cpu", reverse: false }, () => this.#list());
     this.none = el("p", { class: "soft", text: "No job runs here now.", hidden: true });
@@ -49,7 +48,7 @@ export class Host {
     this.element = el("div", {},
       el("p", { class: "crumbs" }, el("a", { href: "#/nodes", text: "← Nodes" })),
       el("h1", { text: `Node ${this.title}`, tabindex: "-1" }),
-      this.about, this.warnings.element, this.facts.element,
+      this.about, this.facts.element,
       el("section", { "aria-labelledby": "jobs-title" },
         el("h2", { id: "jobs-title", text: "Jobs now" }), this.none, this.table.element),
       this.below);
@@ -65,10 +64,9 @@ export class Host {
   }
 
   async refresh(signal) {
-    const { node, jobs, tables, absent, warnings } = await ask(this.path, {}, signal);
+    const { node, jobs, tables, absent } = await ask(this.path, {}, signal);
     say(this.about, node.silent ? "Silent: it has sent nothing for a while; its last values are shown." : "");
     this.facts.show(nodeFacts(node));
-    this.warnings.show(warnings ?? []);
     this.rows = jobs;
     this.none.hidden = jobs.length > 0;
     this.table.element.hidden = !jobs.length;

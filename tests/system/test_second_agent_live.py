@@ -1,4 +1,4 @@
-"""Two agents on one machine, each with what it is of: a job's CPU time is counted once, and status warns."""
+"""Two agents on one machine: rows of one of them are stored, and status warns."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def eventually(found, timeout_s=60):
 
 
 @pytest.mark.parametrize("wire", ["v1", "colmet06"])
-def test_a_job_that_two_agents_see_is_counted_once(tmp_path, root_directory, wire):
-    control = str(tmp_path / "c.sock")
+def test_rows_of_one_agent_are_stored_and_those_of_the_other_wait(tmp_path, root_directory, wire):
+    control, other_control = str(tmp_path / "c.sock"), str(tmp_path / "n.sock")
     options = ["--cpuset_rootpath", str(root_directory.path), "-s", "0.5", "--control-socket", ""]
     output = ["--hdf5-filepath", str(tmp_path / "x"), "--hdf5-max-delay", "0.2", "--control-socket", control]
     daemons = Daemons(tmp_path, options, output)
@@ -72,46 +72,34 @@ def test_a_job_that_two_agents_see_is_counted_once(tmp_path, root_directory, wir
         process = job.start([sys.executable, "-S", "-c", WORK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         daemons.wait_for_row(lambda row: row.get("job_id") == JOB)
         first = daemons.node
-        daemons._node_options = [*options, "--wire", wire]
+        daemons._node_options = [*options[:-1], other_control, "--wire", wire]
         daemons.start_node()
         other, daemons.node = daemons.node, first
 
         def status():
             return ask(control, "collector", {"command": "status", "senders": -1})
 
-        def look():
-            return ask(control, "collector", {"command": "top", "view": "jobs"})
-
         shared = eventually(lambda: (found := status())["senders"]["shared_names"] and found)
-        assert shared["senders"]["shared_names"] == {HOST: [HOST, f"{HOST}~2"]}
+        assert len(shared["senders"]["shared_names"][HOST]) == 2
         verdict = judge(shared, 60, 300)
-        assert verdict.level == Level.WARN and f"several agents send as {HOST}" in verdict.line("collector")
-        assert any("several agents send as" in line for line in verdict.lines("collector"))
+        assert verdict.level == Level.WARN and f"two machines send as {HOST}" in verdict.line("collector")
+        if wire == "v1":
+            assert eventually(lambda: ask(other_control, "node", {"command": "status"})["spool"]["held"] > 2)
 
-        look()
         process.stdin.write("go\n")
         process.stdin.flush()
-        seen = eventually(lambda: [row for row in look()["rows"] if row["job"] == JOB and row["cpu"]])
-        assert (seen[0]["nodes"], seen[0]["cpu"] <= 1.3) == (1, True), "one process has one CPU"
         assert process.stdout.readline() == "done\n"
         used_s = job.cpu_ns() / NS
-        assert used_s >= 2.9
 
         def report():
             with Hdf5History([str(tmp_path / "x")]) as history:
                 found = gather(history, JobInterval(JOB), time.time())
                 return found if found.cpu.used_s >= 0.97 * used_s else None
 
-        found = eventually(report)
-        assert found.cpu.used_s == pytest.approx(used_s, rel=0.03)
-        assert len(found.hosts) == 1
+        assert eventually(report).cpu.used_s == pytest.approx(used_s, rel=0.03)
         with Hdf5History([str(tmp_path / "x")]) as history:
-            stored = {series.host: series for series in history.read(JOB, "taskstats_default", ["cpu_total"])}
-        assert set(stored) == {HOST, f"{HOST}~2"}, "and nothing is lost"
-        for series in stored.values():
-            used = series.values("cpu_total")
-            used = used[~np.isnan(used)]  # Colmet 0.6 has no such column
-            assert (used[1:] >= used[:-1]).all(), "under each name one agent"
+            (series,) = history.read(JOB, "taskstats_default", ["cpu_total"])
+        assert series.host == HOST and (np.diff(series.values("cpu_total")) >= 0).all()
         process.stdin.write("end\n")
         process.stdin.flush()
         process.wait(timeout=30)
