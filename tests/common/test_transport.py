@@ -23,7 +23,6 @@ from colmet.common.transport import (
     wait,
     waiting,
 )
-from colmet.common.transport.authenticator import _timeout_ms
 from colmet.common.transport.outgoing import Outgoing
 from tests.support.waiting import free_port, wait_for
 
@@ -343,16 +342,3 @@ def test_an_attempt_that_nobody_answers_is_distinguished_from_one_that_is_refuse
     assert "something listens" in events(outgoing, zmq.EVENT_CONNECTED), "and says nothing"
     assert events(outgoing, zmq.EVENT_HANDSHAKE_SUCCEEDED) == ""
     outgoing.close()
-
-
-def test_connections_are_checked_while_there_are_any_and_no_thread_wakes_without(pull):
-    guarded = pull._authenticator._guarded
-    assert _timeout_ms(guarded, time.monotonic() + 5, None) is None, "an event wakes"
-    assert _timeout_ms(guarded, time.monotonic() + 5, 0.5) == 501
-    push = Push(pull.uri, 1, 0)
-    wait_for(lambda: guarded[0].connections.known)
-    assert 4000 < _timeout_ms(guarded, time.monotonic() + 5, None) <= 5001
-    assert _timeout_ms(guarded, time.monotonic() + 5, 0.5) == 501
-    push.close()
-    wait_for(lambda: not guarded[0].connections.known)
-    assert _timeout_ms(guarded, time.monotonic() - 5, None) is None

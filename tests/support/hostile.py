@@ -31,7 +31,7 @@ from colmet.common.runtime.keys import read_pair, read_public, write_pair
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import Client, Push, new_pair
 from colmet.common.wire import v1
-from tests.support.zmtp import address, frame, greeting, huge_command, read, ready
+from tests.support.zmtp import address, greeting, huge_command
 
 COMMAND = (sys.executable, "-m", "tests.support.hostile")
 SCHEMA = Schema("number_default", "job", [Field("number", "count", "counter")])
@@ -203,20 +203,6 @@ def parts(uri, keys, until):
         stay_s=0.5,
         most=2,
     )
-
-
-def endless(uri, keys, until):
-    """Messages whose parts never end; the collector that is asked has no keys."""
-    count, part = 0, frame(bytes(1 << 20), more=1)
-    while time.monotonic() < until:
-        with contextlib.suppress(OSError, EOFError), contextlib.closing(raw(uri)) as one:
-            one.sendall(greeting())
-            read(one, 64)
-            one.sendall(ready())
-            while time.monotonic() < until:
-                one.sendall(part)
-                count += 1
-    return count
 
 
 MEMBERS = (foreign, small, large, parts)

@@ -6,7 +6,6 @@ import re
 
 import pytest
 
-from tests.support import hostile
 from tests.support.hostile import EVIL, MEMBERS, NODES, OUTSIDERS, Site, besiege
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
@@ -62,14 +61,3 @@ def test_outsiders_get_nothing_in_and_nobody_out(site):
     stored, counts = check(under, most_mb)
     assert not stored
     assert counts["unknown_key"] and counts["handshake_failed"]
-
-
-def test_messages_without_an_end_fill_no_memory_where_there_are_no_keys(site):
-    under = site(locked=False)
-    for seconds in (4, 16, 60):  # until more was sent than may be held
-        done, most_mb = besiege(under, [hostile.endless], seconds)
-        if done["endless"] > MOST_MB:
-            break
-    assert done["endless"] > MOST_MB, f"only {done['endless']} MB were sent: that could have been held"
-    stored, counts = check(under, most_mb)
-    assert not stored and counts["closed"]

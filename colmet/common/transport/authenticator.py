@@ -1,19 +1,15 @@
-"""Authenticate the peers of listening sockets, and bound their connections.
+"""Authenticate the peers of listening sockets, and bound the number of their connections.
 
-Access control uses CURVE and ZeroMQ's authentication protocol (RFC 27/ZAP). Memory and number of connections are
-bounded.
+Access control uses CURVE and ZeroMQ's authentication protocol (RFC 27/ZAP). Messages are bounded by the sockets'
+options (ZMQ_MAXMSGSIZE, high-water marks), handshakes by ZMQ_HANDSHAKE_IVL.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
-import resource
 import struct
 import threading
-import time
-from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -24,19 +20,16 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.keys import DIRECTORY, NODES, KeyPair, KnownKeys, default
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
-from colmet.common.transport.connection_limit import Crowd, spare
-from colmet.common.transport.connections import Connections, Readings
+from colmet.common.transport.connection_limit import ConnectionLimit
 from colmet.common.transport.curve import HANDSHAKE_MS, KeyFiles, key_files, read_own_pair
 from colmet.common.transport.inherited import Listeners
 from colmet.common.transport.waiting import monitor_address
 
 log = logging.getLogger(__name__)
 
-BACKLOG_SHARE = 1 / 8  # of the spare descriptors: connections in the backlog are still accepted in a pause
-MAX_BACKLOG = 4096  # net.core.somaxconn limits it, too
-CHECK_S = 0.25
+BACKLOG = 1024  # new connections that wait; net.core.somaxconn limits it, too
+KEYS_MS = 2000  # between two searches for withdrawn keys
 ASKED_S = 0.05  # between two searches for unknown keys
-CHECK_SHARE = 0.02  # maximum part of a CPU for checks of connections
 MAX_EVENTS = 256  # at a time
 REPORTED = 20  # addresses with refusals
 MAX_ADDRESSES = 1024  # with separate counts of refusals; a peer may come from many
@@ -45,7 +38,7 @@ _ZAP = "inproc://zeromq.zap.01"
 _DOMAIN = b"colmet"
 _FAILURES = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL  # ZAP counts its own
 # without accept failures: lacking descriptors, libzmq would report them endlessly
-_EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | _FAILURES
+_EVENTS = zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | _FAILURES
 _EVENT = struct.Struct("=HI")  # its kind, and a descriptor or an error
 
 
@@ -54,21 +47,17 @@ class Guarded:
 
     Attributes:
         monitor: reports its connections.
-        readings: the reader notes each message here.
-        connections: those to it; none is known unless it listens on TCP.
         failed: whether the next connection to end does so for lack of an accepted key.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes], unheard: Counter[str]) -> None:
+    def __init__(self, socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
         self.socket = socket
         self.monitor = monitor
-        self.readings = Readings()
-        self.connections = Connections(self.readings, unheard)
         self.failed = False
 
 
 class Authenticator:
-    """Accepts connections, in a thread of its own, and bounds their memory and number.
+    """Accepts connections, in a thread of its own, and bounds their number.
 
     Without keys it accepts all.
 
@@ -79,7 +68,6 @@ class Authenticator:
 
     Attributes:
         context: of all its sockets.
-        waiting: whether the thread that reads all of them waits for a message on any.
     """
 
     def __init__(
@@ -87,7 +75,6 @@ class Authenticator:
     ) -> None:
         self.context = zmq.Context()
         self._listeners = listeners or Listeners()
-        self.waiting = False
         self._pair = pair
         self._known = known
         self._guarded: list[Guarded] = []
@@ -95,8 +82,7 @@ class Authenticator:
         self._lock = threading.Lock()
         self._refused: dict[tuple[str, str], int] = {}
         self._counts = dict.fromkeys(("let_in", "unknown_key", "key_withdrawn", "handshake_failed"), 0)
-        self._closed_before = 0
-        self._crowd = Crowd()
+        self._limit = ConnectionLimit()
         self._wakeup = Wakeup()
         self._zap: zmq.Socket[bytes] | None = None
         if pair is not None:
@@ -115,6 +101,7 @@ class Authenticator:
     def guard(self, socket: zmq.Socket[bytes]) -> Guarded:
         """Set up a socket of `context`, before it is bound."""
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
         # a peer switched off is detected after minutes, not after the hours of the kernel's defaults
         socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, 120)
@@ -131,7 +118,7 @@ class Authenticator:
         monitor.setsockopt(zmq.LINGER, 0)
         monitor.setsockopt(zmq.RCVHWM, 0)  # if this is full, libzmq waits, and all connections with it
         monitor.connect(address)
-        guarded = Guarded(socket, monitor, self._crowd.unheard)
+        guarded = Guarded(socket, monitor)
         with self._lock:
             self._guarded.append(guarded)
         self._wakeup.wake()
@@ -150,35 +137,23 @@ class Authenticator:
         """Release a socket about to be closed."""
         with self._lock:
             self._guarded.remove(guarded)
-            self._closed_before += guarded.connections.closed
-            with contextlib.suppress(OSError):
-                guarded.connections.admit(True)  # a process that inherits the socket must accept
             guarded.socket.disable_monitor()
             self._ended.append(guarded.monitor)
         self._wakeup.wake()
 
-    def user(self, frame: zmq.Frame, guarded: Guarded) -> str | None:
+    def user(self, frame: zmq.Frame) -> str | None:
         """Return the owner of a message's key; '' without keys, None if the key is no longer known."""
-        descriptor = int(frame.get("__fd"))
-        guarded.readings.note(descriptor, frame.more)
         if self._known is None:
             return ""
         user = self._known.owner(str(frame.get("User-Id")))
         if user is None:
-            peer = str(frame.get("Peer-Address"))
-            self._refuse("key_withdrawn", peer)
-            guarded.connections.hang_up(descriptor, peer)
+            self._refuse("key_withdrawn", str(frame.get("Peer-Address")))
         return user
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of accepted, refused and closed connections since the start, and of those open."""
-        with self._lock:
-            watched = [one.connections for one in self._guarded]
-            closed = self._closed_before + sum(connections.closed for connections in watched)
         known = {} if self._known is None else {"keys": len(self._known), "broken_keys": self._known.broken}
-        connections = sum(len(one.known) for one in watched)
-        pauses = self._crowd.pauses
-        return {**self._counts, "closed": closed, "pauses": pauses, "connections": connections, **known}
+        return {**self._counts, "closed": self._limit.closed, "connections": len(self._limit.known), **known}
 
     def refusals(self) -> list[tuple[str, str, int]]:
         """Return why, from where and how often connections were refused since the start: the most frequent first."""
@@ -200,7 +175,6 @@ class Authenticator:
         self.context.term()
 
     def _run(self) -> None:
-        check_at = time.monotonic()
         while not self._stopping:
             poller = zmq.Poller()
             poller.register(self._wakeup.fd, zmq.POLLIN)
@@ -211,7 +185,7 @@ class Authenticator:
                 self._close_ended()
             for one in guarded:
                 poller.register(one.monitor, zmq.POLLIN)
-            came = {source for source, _ in poller.poll(_timeout_ms(guarded, check_at, self._crowd.pause_left_s))}
+            came = {source for source, _ in poller.poll(None if self._known is None else KEYS_MS)}
             if self._wakeup.fd in came:
                 self._wakeup.clear()
             if self._known is not None:
@@ -221,14 +195,7 @@ class Authenticator:
             for one in guarded:
                 if one.monitor in came:
                     self._note(one)
-            ports = [one.connections for one in guarded]
-            if time.monotonic() >= check_at:
-                began = time.thread_time()  # on a busy machine a check is slow, and needed all the more
-                for port in ports:
-                    port.check(self.waiting)
-                self._crowd.count_others(ports)
-                check_at = time.monotonic() + max(CHECK_S, (time.thread_time() - began) / CHECK_SHARE)
-            self._crowd.look(ports)
+            self._limit.enforce()
 
     def _close_ended(self) -> None:
         while self._ended:
@@ -289,26 +256,18 @@ class Authenticator:
             kind, value = _EVENT.unpack(event)
             if kind == zmq.EVENT_LISTENING:
                 if endpoint.startswith(b"tcp:"):
-                    spared = spare(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-                    guarded.connections.listening(value, max(1, min(MAX_BACKLOG, int(spared * BACKLOG_SHARE))))
+                    self._limit.listening(value)
             elif kind == zmq.EVENT_ACCEPTED:
-                guarded.connections.accepted(value)
+                self._limit.accepted(value)
+            elif kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._limit.greeted(value)
             elif kind == zmq.EVENT_DISCONNECTED:
-                ended = guarded.connections.known.get(value)
-                guarded.connections.gone(value)
+                peer = self._limit.gone(value)
                 if guarded.failed and self._pair is not None:
-                    self._refuse("handshake_failed", ended.peer if ended is not None else "")
+                    self._refuse("handshake_failed", peer)
                 guarded.failed = False
             else:  # the event of this connection's end comes next
                 guarded.failed = True
-
-
-def _timeout_ms(guarded: Sequence[Guarded], check_at: float, pause_s: float | None) -> int | None:
-    """Return the time until a check of connections or the end of a pause is due; None without any: an event wakes."""
-    due_s = [] if pause_s is None else [pause_s]
-    if any(one.connections.known for one in guarded):
-        due_s.append(check_at - time.monotonic())
-    return max(0, int(1000 * min(due_s))) + 1 if due_s else None
 
 
 def add_options(parser: cli.Options) -> None:

@@ -140,13 +140,11 @@ class TcpServer(Listening):
     def receive(self) -> ReceivedRequest | None:
         """Wait for the next request and return it; None once `wake` was called."""
         while True:
-            self._authenticator.waiting = True
             ready = self._poller.poll()
-            self._authenticator.waiting = False
             if any(source == self._wakeup.fd for source, _ in ready):
                 return None
             frames = self._socket.recv_multipart(copy=False)
-            if self._authenticator.user(frames[-1], self._guarded):
+            if self._authenticator.user(frames[-1]):
                 # too many parts for a client of ours: refused as one bad message
                 parts = [frame.bytes for frame in frames] if len(frames) <= MAX_FRAMES else [frames[0].bytes, b""]
                 return ReceivedRequest(parts[:-1], parts[-1])

@@ -88,9 +88,7 @@ class Pull(Listening):
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for a message, at most `timeout_s`; return whether one is there."""
-        self._authenticator.waiting = True
         came = self._poller.poll(max(0, int(timeout_s * 1000)))
-        self._authenticator.waiting = False
         return any(source is self._socket for source, _ in came)
 
     def receive(self) -> Received | None:
@@ -99,9 +97,8 @@ class Pull(Listening):
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
-                self._guarded.readings.emptied += 1
                 return None
-            user = self._authenticator.user(frame, self._guarded)
+            user = self._authenticator.user(frame)
             if user is not None:
                 return Received(frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
 

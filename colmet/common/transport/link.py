@@ -90,11 +90,10 @@ class LinkServer(Listening):
             try:
                 caller = self._socket.recv(zmq.NOBLOCK)
             except zmq.Again:
-                self._guarded.readings.emptied += 1
                 return None
             frame = self._socket.recv(copy=False)
             self._rest = frame.more
-            user = self._authenticator.user(frame, self._guarded)
+            user = self._authenticator.user(frame)
             if user is not None:
                 return Called(caller, frame.bytes, str(frame.get("Peer-Address")) if self._is_tcp else "", user)
         return None
