@@ -135,8 +135,14 @@ class CollectorHealth:
         """
         max_age_s = _number(request, "max_age_s", MAX_AGE_S)
         most = int(_number(request, "senders", WORST))
-        senders, shared, parts, refusals = self._errands.call(
-            lambda: (self._senders(), self._receiver.shared_names(), self._counted(), self._refusals_now())
+        senders, shared, most_new_jobs, parts, refusals = self._errands.call(
+            lambda: (
+                self._senders(),
+                self._receiver.shared_names(),
+                self._receiver.most_new_jobs(),
+                self._counted(),
+                self._refusals_now(),
+            )
         )
         received: dict[str, Any] = {count: sum([sender[count] for sender in senders]) for count in COUNTS}
         for sender in senders:
@@ -158,6 +164,7 @@ class CollectorHealth:
                 "silent": sum([sender["silent"] for sender in senders]),
                 "gone": sum([sender["gone"] for sender in senders]),
                 "shared_names": shared,
+                "most_new_jobs": dict(zip(("name", "jobs"), most_new_jobs)),
                 "ahead": {name: -lag_s for lag_s, name in ahead},
                 "without_acknowledgements": len(mute),
                 "versions": dict(Counter([one["version"] or one["dialect"] for one in heard]).most_common(WORST)),

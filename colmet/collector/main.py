@@ -20,7 +20,7 @@ from colmet.collector.ingest import rate_limit
 from colmet.collector.ingest.fanout import Fanout, handler
 from colmet.collector.ingest.link import CollectorLink, DurableBatches
 from colmet.collector.ingest.linkport import LinkPort, open_link
-from colmet.collector.ingest.novelty import Novelty, is_space_scarce
+from colmet.collector.ingest.new_tables import NewTables, is_space_scarce
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.check import check as check_journal
 from colmet.collector.journal.journal import Journal
@@ -43,9 +43,7 @@ NO_PAGE = "the page and the JSON interface do not run, all else does; they start
 ARENAS = 2  # pools of memory, see `tame_malloc`
 
 
-def changes(
-    journal: Journal, workers: Sequence[OutputWorker], limits: rate_limit.RateLimit, novelty: Novelty
-) -> dict[str, Prepare]:
+def changes(journal: Journal, workers: Sequence[OutputWorker]) -> dict[str, Prepare]:
     """Return the options that can change while the collector runs."""
 
     def gather(**how: Any) -> None:
@@ -56,9 +54,6 @@ def changes(
         "sample_period": at_once(lambda period_s: gather(max_age_s=period_s)),
         "buffer_size": at_once(lambda rows: gather(max_rows=rows)),
         "journal_size": at_once(journal.limit),
-        "max_rate": at_once(lambda per_s: limits.limit(per_s=per_s)),
-        "max_byte_rate": at_once(lambda per_s: limits.limit(bytes_per_s=per_s)),
-        "max_new_tables": at_once(novelty.limit),
     }
 
 
@@ -165,7 +160,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         reception = open_reception(options, parts, listeners, stack)
         signals = stack.enter_context(Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)))
         journal, workers, unstarted = open_storage(options, parts, reception, stack)
-        settings.add(changes(journal, workers, reception.limits, reception.novelty))
+        settings.add(changes(journal, workers))
         startup.tune_garbage_collector()
         tame_malloc(ARENAS)
         log_start(options, parts, reception)
@@ -219,7 +214,6 @@ class Reception(NamedTuple):
     pull: Pull  # the socket of the data
     receiver: Receiver  # decodes messages, and counts by sender
     limits: rate_limit.RateLimit  # rate limits
-    novelty: Novelty  # limits of new tables
     on_disk: DurableBatches  # batches written by the journal, for the link
     fanout: Fanout  # requests to nodes
     link: CollectorLink | None  # acknowledges batches on disk; None if its port is unavailable
@@ -234,12 +228,11 @@ def open_reception(
     pair, known = parts.keys or (None, None)
     guard = stack.enter_context(contextlib.closing(authenticator.Authenticator(pair, known, listeners)))
     pull = stack.enter_context(contextlib.closing(Pull(options.zeromq_bind_uri, options.zeromq_hwm, guard)))
-    limits = rate_limit.RateLimit(options.max_rate, options.max_byte_rate)
+    limits = rate_limit.RateLimit(rate_limit.MESSAGES_PER_S, rate_limit.BYTES_PER_S)
     files = getattr(options, "hdf5_filepath", None)
     directory = os.path.dirname(files) or "." if files else parts.journal_dir
-    novelty = Novelty(options.max_new_tables, is_space_scarce=partial(is_space_scarce, directory))
     fanout = Fanout()
-    receiver = Receiver(limits, novelty)
+    receiver = Receiver(limits, NewTables(is_space_scarce=partial(is_space_scarce, directory)))
     server, link_port = open_link(options.zeromq_link_bind_uri, pull.uri, guard, parts.journal_dir)
     listeners.close()
     link, on_disk = None, stack.enter_context(contextlib.closing(DurableBatches()))
@@ -252,7 +245,7 @@ def open_reception(
             stack.callback(link_port.claims.close)
             pull.wake_on(link_port.claims.fd)
     uri = server.uri if server is not None else ""
-    return Reception(guard, pull, receiver, limits, novelty, on_disk, fanout, link, link_port, uri)
+    return Reception(guard, pull, receiver, limits, on_disk, fanout, link, link_port, uri)
 
 
 def open_storage(

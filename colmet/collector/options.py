@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from colmet.collector import web_options
 from colmet.collector.backend import OutputBackend
-from colmet.collector.ingest import rate_limit
 from colmet.common.runtime import cli, control, metrics_http, startup
 from colmet.common.transport import authenticator
 
@@ -64,7 +63,6 @@ def _add_receiving(receiving: cli.Options) -> None:
     )
     startup.add_queue_options(receiving)
     authenticator.add_options(receiving)
-    rate_limit.add_options(receiving)
 
 
 def _add_journal(journal: cli.Options) -> None:

@@ -219,10 +219,16 @@ def _collector(status: Mapping[str, Any]) -> list[str]:
         + (f", {counted(received['forgotten'], 'senders')} forgotten" if received.get("forgotten") else "")
         + (f", {count(received['conflicts'])} with the number of another one" if received.get("conflicts") else ""),
         kept,
+        *_most_new_jobs(senders),
         "",
     ]
     lines += [*_outputs(status["outputs"]), ""]
     return lines + _senders(senders) if senders["worst"] else lines
+
+
+def _most_new_jobs(senders: Mapping[str, Any]) -> list[str]:
+    most = senders.get("most_new_jobs", {})
+    return [f"most new jobs in two hours: {count(most['jobs'])}, of {most['name']}"] if most.get("name") else []
 
 
 _OF_ARCHIVE = {

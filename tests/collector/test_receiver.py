@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colmet.collector.ingest import new_tables as new_tables_module
 from colmet.collector.ingest import receiver as module
-from colmet.collector.ingest.novelty import Novelty
+from colmet.collector.ingest.new_tables import NewTables
 from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import OTHERS, Receiver
 from colmet.collector.ingest.sender import Sequence64
@@ -333,6 +334,8 @@ def messages_of_agents(rng, count):
 @pytest.mark.parametrize("seed", range(3))
 def test_a_batch_that_follows_is_taken_as_any_other(seed, monkeypatch):
     """With and without the short way of batches that follow: the same rows, names, counts and state."""
+    monkeypatch.setattr(new_tables_module, "TABLES_AT_ONCE", 10.0)
+    monkeypatch.setattr(new_tables_module, "TABLES_PER_DAY", 8640.0)
     messages = messages_of_agents(random.Random(seed), 800)
     now = [10**18]
     monkeypatch.setattr(module.time, "time_ns", lambda: now[0])
@@ -340,7 +343,7 @@ def test_a_batch_that_follows_is_taken_as_any_other(seed, monkeypatch):
     for way in (Receiver._follows, lambda *of: False):
         monkeypatch.setattr(Receiver, "_follows", lambda *of, way=way: followed.append(way(*of)) or followed[-1])
         now[0] = 10**18
-        receiver = Receiver(RateLimit(1000, 0, lambda: now[0] / 1e9), Novelty(0.1, lambda: now[0] / 1e9))
+        receiver = Receiver(RateLimit(1000, 0, lambda: now[0] / 1e9), NewTables(lambda: now[0] / 1e9))
         receiver._epoch = 1
         looks = []
         for first in range(0, len(messages), 16):

@@ -67,10 +67,10 @@ def test_both_daemons_read_their_file_again(started, tmp_path):
     hang_up(node, "sample-period: 3600.0 -> 0.1")
     node.said("WARNING colmet.common.runtime.reload: configuration needs a restart: perfhw-list")  # perfhw is not on
     on_collector.write_text(
-        collector_text.replace("PERIOD", "0.1") + "buffer-size = 1\njournal-size = '1G'\nverbose = 2\nmax-rate = 7\n"
+        collector_text.replace("PERIOD", "0.1") + "buffer-size = 1\njournal-size = '1G'\nverbose = 2\n"
     )
     hang_up(collector, "sample-period: 3600.0 -> 0.1")
-    for change in ("buffer-size: 100 -> 1", "journal-size: 4294967296 -> 1073741824", "max-rate: 1000 -> 7"):
+    for change in ("buffer-size: 100 -> 1", "journal-size: 4294967296 -> 1073741824"):
         assert change in collector.log.read_text()
     assert "verbose: " not in collector.log.read_text()  # the command line says it, and counts
     row = json.loads(collector.process.stdout.readline())  # there would be none within the hour

@@ -46,7 +46,7 @@ def check(site, most_mb):
 
 
 def test_members_that_flood_it_cost_the_others_nothing(site):
-    under = site("--max-rate", "100")
+    under = site()
     done, most_mb = besiege(under, MEMBERS, 6)
     assert all(done.values()), done
     stored, counts = check(under, most_mb)

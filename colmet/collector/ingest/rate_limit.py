@@ -6,9 +6,10 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from colmet.common.runtime import cli
 from colmet.common.runtime.pacing import TokenBucket
 
+# Of one node in a second. A node sends a few messages a second at most, of some 10 kB.
+MESSAGES_PER_S, BYTES_PER_S = 1000.0, float(32 << 20)
 BURST_S = 10.0  # largest burst: the admitted amount of this time
 MAX_SENDERS = 16384  # in memory; those silent for longest are forgotten, and may send a burst again
 # Without keys a sender is an address, possibly of many nodes: containers, or a gateway.
@@ -101,22 +102,16 @@ class RateLimit:
         self, per_s: float = 0, bytes_per_s: float = 0, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
         self._monotonic = monotonic
-        self._per_s = self._bytes_per_s = INFINITE
+        self._per_s, self._bytes_per_s = per_s or INFINITE, bytes_per_s or INFINITE
         self._used: OrderedDict[str, SenderUse] = OrderedDict()
         self._fields = Budget(NEW_FIELDS_PER_S, NEW_FIELDS_AT_ONCE, monotonic)
         self._hosts = Budget(NEW_HOSTS_PER_S, NEW_HOSTS_AT_ONCE, monotonic)
         self.limited = dict.fromkeys(("messages", "bytes", "work", "fields", "tables", "hosts", "journal"), 0)
         self._has_room: Callable[[str, int], bool] = lambda sender, size: True
-        self.limit(per_s, bytes_per_s)
 
     def store_in(self, has_room: Callable[[str, int], bool]) -> None:
         """Admit a message only if `has_room` returns True for its sender and size."""
         self._has_room = has_room
-
-    def limit(self, per_s: float | None = None, bytes_per_s: float | None = None) -> None:
-        """Set the limits of one node; 0 is no limit, None leaves a limit unchanged."""
-        self._per_s = self._per_s if per_s is None else per_s or INFINITE
-        self._bytes_per_s = self._bytes_per_s if bytes_per_s is None else bytes_per_s or INFINITE
 
     def admits(self, user: str, peer: str, size: int) -> bool:
         """Return whether a message of this size is admitted from a user or, without keys, from an address."""
@@ -178,39 +173,3 @@ def sender_of(user: str, peer: str) -> tuple[str, int]:
 def _work_s(nodes: int) -> float:
     """Return the limit of CPU time for these nodes in a second."""
     return WORK_S if nodes == 1 else WORK_OF_AN_ADDRESS_S
-
-
-def add_options(parser: cli.Options) -> None:
-    """Declare the options of the rate limits."""
-    parser.add_argument(
-        "--max-rate",
-        metavar="N",
-        type=cli.whole_number(0),
-        default=1000,
-        help=cli.Rare(
-            f"limit of messages per second from a node (without keys: {NODES_OF_AN_ADDRESS} N from an address); "
-            "further ones are dropped, counted, and sent again by nodes with acknowledgements; 0: no limit (default: "
-            "%(default)s)"
-        ),
-    )
-    parser.add_argument(
-        "--max-byte-rate",
-        metavar="SIZE",
-        type=_size_or_none,
-        default=32 << 20,
-        help=cli.Rare("the same in bytes a second; 0: no limit (default: 32M)"),
-    )
-    parser.add_argument(
-        "--max-new-tables",
-        metavar="N",
-        type=cli.whole_number(0),
-        default=100,
-        help=cli.Rare(
-            "limit of new tables per second from a node (a job has 3 to 8), and of 100 N at once; without keys: "
-            f"{NODES_OF_AN_ADDRESS} N from an address; 0: no limit, nor one of unknown columns (default: %(default)s)"
-        ),
-    )
-
-
-def _size_or_none(text: str) -> int:
-    return 0 if text.strip() == "0" else cli.size_bytes(text)

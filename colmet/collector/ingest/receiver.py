@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from colmet.collector.ingest.host_holder import HostHolder
-from colmet.collector.ingest.novelty import Novelty
+from colmet.collector.ingest.new_tables import NewTables
 from colmet.collector.ingest.rate_limit import RateLimit, SenderUse
 from colmet.collector.ingest.refusals import Refusals
 from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
@@ -52,7 +52,7 @@ class Receiver:
     are not acknowledged, so they stay there.
 
     Args:
-        novelty: limits on new tables; none by default.
+        new_tables: the budgets of new tables.
 
     Attributes:
         senders: by host name, or by address for messages without a host; at most `MAX_SENDERS` and one for all
@@ -64,9 +64,9 @@ class Receiver:
         undescribed: host and start of the latest message, if it lacks a description that has not come.
     """
 
-    def __init__(self, rates: RateLimit | None = None, novelty: Novelty | None = None) -> None:
+    def __init__(self, rates: RateLimit | None = None, new_tables: NewTables | None = None) -> None:
         self._rates = rates or RateLimit()
-        self._novelty = novelty or Novelty(0)
+        self._new_tables = new_tables or NewTables()
         self._decoder = Decoder()
         self.senders: dict[str, Sender] = {}
         self.dialects: dict[str, int] = {}
@@ -181,7 +181,7 @@ class Receiver:
         sender, holder = self.senders.get(host), self._holders.get(host)
         if sender is None or holder is None or (user and user != host):
             return False
-        if not self._novelty.knows(used.sender, batch):
+        if not self._new_tables.knows(used.sender, batch):
             return False
         now_ns = time.time_ns()
         start = dialect if epoch is None or number is None else epoch
@@ -308,7 +308,7 @@ class Receiver:
 
     def _affordable(self, batch: Batch, used: SenderUse) -> Batch:
         """Return a batch without its rows beyond the largest burst of its sender."""
-        taken, rows = self._novelty.admits(used.sender, used.nodes, batch)
+        taken, rows = self._new_tables.admits(used.sender, used.nodes, batch)
         if taken is None:
             raise OverBudget("more tables of jobs than a sender may begin now", "tables")
         if rows:
@@ -417,6 +417,10 @@ class Receiver:
         """Return whether a host is admitted: it is known, has a key, or is within the limit of its address."""
         return bool(user) or host in self.senders or self._rates.admits_host(peer)
 
+    def most_new_jobs(self) -> tuple[str, int]:
+        """Return the sender with the most new jobs in the last one to two hours, and their number; "" without any."""
+        return self._new_tables.most_new_jobs()
+
     def heard(self) -> dict[str, Heard]:
         """Return the sending nodes. For any thread."""
         senders = list(self.senders.items())
@@ -480,8 +484,7 @@ class Receiver:
         sender.limited += 1
         if powers_of_ten(sender.limited):
             log.warning(
-                "messages dropped, beyond --max-rate, --max-byte-rate or another limit of one sender from=%s "
-                "left_out=%d (%s of all senders)",
+                "messages dropped, beyond a limit of one sender from=%s left_out=%d (%s of all senders)",
                 *(name, sender.limited, " ".join([f"{name}={n}" for name, n in self._rates.limited.items() if n])),
             )
 

@@ -391,6 +391,9 @@ def _judge_senders(target: Target, status: Mapping[str, Any]) -> Iterator[Findin
     log = f"journalctl -u {target.program} -g"
     for host, agents in status["senders"].get("shared_names", {}).items():
         yield warn(shared_text(host, agents), shared_remedy(host))
+    most = status["senders"].get("most_new_jobs", {})
+    if most.get("name"):
+        yield good(f"most new jobs in two hours: {most['jobs']:,}, of {most['name']}")
     for one in target.senders:
         if one["foreign"]:
             yield warn(

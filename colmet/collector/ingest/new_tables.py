@@ -1,11 +1,15 @@
-"""Limits on new tables: each new table of a job costs every output something."""
+"""A budget of new tables of jobs for each sender, as each costs every output something.
+
+A sender may begin 20,000 tables at once and 100,000 a day; 1,000 a day while the disk has less free space than the
+reserve. A table is new if its sender had none such for this job in the last ten minutes.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
 from typing import NamedTuple, Union
 
@@ -17,19 +21,14 @@ from colmet.common.tables import column_types, is_declared
 
 log = logging.getLogger(__name__)
 
-# Burst of --max-new-tables. A job has 3 to 8 tables: by default some 15 jobs a second, and more than 1,000 at once.
-TABLES_BURST_S = 100.0
-# Also by day, as each new table needs room on the disk, in HDF5 some 77 kB for one row, which nothing else bounds. A
-# node has fewer than 10,000 jobs a day.
-TABLES_PER_DAY, DAY_S = 100_000.0, 86400.0
-# With less free space than this, in bytes and as a share of the file system, each sender may have 1,000 new tables a
-# day. Messages with more wait on their node.
+# A job has 3 to 8 tables, a node fewer than 10,000 jobs a day, and 4096 at once.
+TABLES_PER_DAY, TABLES_AT_ONCE, DAY_S, HOUR_S = 100_000.0, 20_000.0, 86400.0, 3600.0
+# With less free space than this, in bytes and as a share of the file system. Messages with more wait on their node.
 RESERVE_BYTES, RESERVE_SHARE = 4 << 30, 0.05
 RESERVED_TABLES_PER_DAY, SPACE_PERIOD_S = 1000.0, 10.0
-# Undeclared columns, of a later version or a site's own, for each job: 40 tables of 30 columns at once. HDF5 needs
-# 0.2 kB for each column, and for a table as much as for 64 columns.
-COLUMNS_PER_S, COLUMNS_AT_ONCE = 100.0, 4096.0
-COLUMNS_OF_A_TABLE, COLUMNS_OF_A_CHANGE = 64, 8
+# Undeclared columns, of a later version or a site's own: HDF5 needs 0.2 kB for each, and for these as much as for a
+# table.
+COLUMNS_OF_A_TABLE = 64
 # Undeclared columns and tables over all senders, each with its share: columns of Colmet's own tables (by kind of type),
 # and other tables. A database has a permanent field or index for each.
 FURTHER_COLUMNS, FURTHER_TABLES = 512, 256
@@ -47,7 +46,7 @@ class _New(NamedTuple):
     at: int  # index of the table in the batch
     key: _Key  # identifies the table's columns
     jobs: set[int]  # their numbers
-    price: int  # columns for each job; 0 for a table declared by Colmet
+    price: int  # of the table of a job: 1, and more for undeclared columns
 
 
 class _RecentTables:
@@ -132,39 +131,26 @@ def _undeclared(schema: Schema) -> tuple[str, list[str]]:
     return schema.name, [f"{field.name}:{field.dtype[0]}" for field in schema.fields if field.name not in types]
 
 
-class Novelty:
-    """Limits on the new tables of each sender.
+class NewTables:
+    """The budget of new tables of each sender.
 
     Args:
-        per_s: new tables of jobs in a second; 0 is no limit, also not for undeclared columns.
         is_space_scarce: returns whether the free space where tables are stored is the reserve, see `is_space_scarce`.
     """
 
     def __init__(
-        self,
-        per_s: float,
-        monotonic: Callable[[], float] = time.monotonic,
-        is_space_scarce: Callable[[], bool] = lambda: False,
+        self, monotonic: Callable[[], float] = time.monotonic, is_space_scarce: Callable[[], bool] = lambda: False
     ) -> None:
         self._monotonic = monotonic
         self._is_space_scarce = is_space_scarce
         self._is_scarce = False
         self._space_at = -INFINITE  # time of the next look at the free space
-        self._tables = Budget(INFINITE, INFINITE, monotonic)
-        self._daily = Budget(INFINITE, INFINITE, monotonic)
-        self._columns = Budget(INFINITE, INFINITE, monotonic)
+        self._budget = Budget(TABLES_PER_DAY / DAY_S, TABLES_AT_ONCE, monotonic)
         self._senders: OrderedDict[str, _RecentTables] = OrderedDict()
         self._undeclared = _UndeclaredTables(monotonic)
-        self.limit(per_s)
-
-    def limit(self, per_s: float) -> None:
-        """Limit new tables of jobs to this many a second from now on; 0 is no limit."""
-        self._per_s = per_s
-        self._is_limited = bool(per_s)
-        self._tables.limit(per_s or INFINITE, per_s * TABLES_BURST_S or INFINITE)
-        per_day = RESERVED_TABLES_PER_DAY if self._is_scarce else TABLES_PER_DAY
-        self._daily.limit(per_day / DAY_S if per_s else INFINITE, per_day if per_s else INFINITE)
-        self._columns.limit(COLUMNS_PER_S if per_s else INFINITE, COLUMNS_AT_ONCE if per_s else INFINITE)
+        self._new_jobs: Counter[str] = Counter()  # of each sender, since `_counted_since`
+        self._new_jobs_before: Counter[str] = Counter()  # in the hour before
+        self._counted_since = monotonic()
 
     def knows(self, sender: str, batch: Batch) -> bool:
         """Return whether all tables of a batch are declared ones, and a sender had them for its jobs before."""
@@ -185,7 +171,7 @@ class Novelty:
         out: dict[int, set[int]] = {}
         for at, table in enumerate(batch.tables):
             schema = table.schema
-            if schema.undeclared and self._is_limited and not self._undeclared.admits(sender, schema):
+            if schema.undeclared and not self._undeclared.admits(sender, schema):
                 out[at] = set(table.job_ids)
                 continue
             key = schema.digest if schema.undeclared else schema.name
@@ -195,27 +181,42 @@ class Novelty:
         if not found:
             return without(batch, out) if out else (batch, 0)
         self._keep_reserve()
-        count = sum([len(new.jobs) for new in found if not new.price])
-        tables = min(self._tables.left(sender, nodes), self._daily.left(sender, nodes))
-        columns = self._columns.left(sender, nodes)
-        at_once = min(self._tables.at_once, self._daily.at_once)
-        if count > tables and (count <= at_once * nodes or tables < 1 or batch.epoch is None):
+        cost = sum([len(new.jobs) * new.price for new in found])
+        left = self._budget.left(sender, nodes)
+        if cost > left and (cost <= self._budget.at_once * nodes or left < 1 or batch.epoch is None):
             return None, 0
+        began: set[int] = set()
         for new in found:
-            room = columns / new.price if new.price else tables
+            room = int(left / new.price)
             if room < len(new.jobs):
-                beyond = sorted(new.jobs)[max(0, int(room)) :]
+                beyond = sorted(new.jobs)[max(0, room) :]
                 out[new.at] = set(beyond)
                 new.jobs.difference_update(beyond)
             known.add(new.key, new.jobs)
-            if new.price:
-                columns -= len(new.jobs) * new.price
-                self._columns.use(sender, len(new.jobs) * new.price, nodes)
-            else:
-                tables -= len(new.jobs)
-                self._tables.use(sender, len(new.jobs), nodes)
-                self._daily.use(sender, len(new.jobs), nodes)
+            left -= len(new.jobs) * new.price
+            self._budget.use(sender, len(new.jobs) * new.price, nodes)
+            began |= new.jobs
+        self._count_jobs(sender, known, began)
         return without(batch, out) if out else (batch, 0)
+
+    def _count_jobs(self, sender: str, known: _RecentTables, jobs: set[int]) -> None:
+        """Count the jobs that are new in all tables of the sender."""
+        self._turn_hour()
+        new = known.new("", jobs - {0})
+        known.add("", new)
+        self._new_jobs[sender] += len(new)
+
+    def _turn_hour(self) -> None:
+        passed_s = self._monotonic() - self._counted_since
+        if passed_s >= HOUR_S:
+            self._new_jobs_before = self._new_jobs if passed_s < 2 * HOUR_S else Counter()
+            self._new_jobs, self._counted_since = Counter(), self._monotonic()
+
+    def most_new_jobs(self) -> tuple[str, int]:
+        """Return the sender with the most new jobs in the last one to two hours, and their number; "" without any."""
+        self._turn_hour()
+        both = self._new_jobs + self._new_jobs_before
+        return both.most_common(1)[0] if both else ("", 0)
 
     def _keep_reserve(self) -> None:
         """Limit new tables more while there is little free space."""
@@ -226,7 +227,8 @@ class Novelty:
         is_scarce = self._is_space_scarce()
         if is_scarce != self._is_scarce:
             self._is_scarce = is_scarce
-            self.limit(self._per_s)
+            per_day = RESERVED_TABLES_PER_DAY if is_scarce else TABLES_PER_DAY
+            self._budget.limit(per_day / DAY_S, per_day if is_scarce else TABLES_AT_ONCE)
             if is_scarce:
                 log.warning(
                     "little free space: new tables of each sender are limited: tables_per_day=%d",
@@ -256,10 +258,8 @@ def is_space_scarce(directory: str) -> bool:
 
 
 def price(schema: Schema) -> int:
-    """Return the cost of a new table of a job, in undeclared columns; 0 if Colmet declares all its columns."""
-    if not schema.undeclared:
-        return 0
-    return schema.undeclared + (COLUMNS_OF_A_CHANGE if is_declared(schema.name) else COLUMNS_OF_A_TABLE)
+    """Return the cost of a new table of a job: one, and one for each 64 undeclared columns."""
+    return 1 + schema.undeclared // COLUMNS_OF_A_TABLE
 
 
 def without(batch: Batch, jobs: dict[int, set[int]]) -> tuple[Batch, int]:
