@@ -22,13 +22,12 @@ from colmet.common.schema import Field, Sample, Table, Value
 from colmet.common.tables.agent import SCHEMA as ACCOUNT
 from colmet.common.units import UNITS
 from colmet.node import once_brief
-from colmet.node.agent import Runner
 from colmet.node.backend import InputBackend
-from colmet.node.job_values import connect
 from colmet.node.jobs.controllers import distinct_controllers
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, NAMED, PlaceState
 from colmet.node.jobs.source import JobSource
+from colmet.node.runner import Runner, connect
 from colmet.node.selfmetrics.agent_stats import AgentStats
 from colmet.node.system import privileges
 from colmet.node.system.host import Host

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.collector.ingest.checksums import KEPT, Checksums
 from colmet.collector.ingest.host_holder import HostHolder
 from colmet.collector.ingest.receiver import Receiver
+from colmet.collector.ingest.sender import KEPT, Checksums
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import colmet06, v1
 from colmet.common.wire.link import Hello, Range

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from colmet.collector.collector_health import CollectorHealth
-from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
-from colmet.collector.ingest.refusals import LASTS_S
+from colmet.collector.ingest.receiver import LASTS_S, MAX_SENDERS, Receiver
 from colmet.commands.status import describe
 from colmet.common.errors import Refused
 from colmet.common.live.job_metrics import JobMetrics

@@ -14,10 +14,11 @@ from colmet.common.runtime.signals import Signals
 from colmet.common.schema import Sample, Schema
 from colmet.common.tables.runs import RUN_FIELDS
 from colmet.common.wire import Decoder, v1
-from colmet.node.agent import DRAINS, FIRST_RETRY_S, LAST_RETRY_S, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace, Runner
+from colmet.node.agent import DRAINS, WORK_AT_ONCE_S, WORK_SHARE, Agent, Pace
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobScan, JobSource
+from colmet.node.runner import FIRST_RETRY_S, LAST_RETRY_S, Runner
 from colmet.node.schedule import Schedule
 from colmet.node.system.processes import Processes
 from colmet.stored.hdf5 import Hdf5History

@@ -15,12 +15,13 @@ from colmet.common.runtime.startup import load
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.common.wire import Decoder, colmet06, v1
-from colmet.node.agent import Agent, Runner
+from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.options import build_parser
+from colmet.node.runner import Runner
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import _ROW, SCHEMA, AgentStats, Meter
 from colmet.node.system.host import Host

@@ -9,9 +9,9 @@ import pytest
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Field, Sample, Schema
-from colmet.node.agent import FIRST_RETRY_S, Runner
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
+from colmet.node.runner import FIRST_RETRY_S, Runner
 from colmet.node.system.command import Command
 from tests.support.waiting import Clock, wait_for
 

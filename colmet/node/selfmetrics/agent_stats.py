@@ -17,7 +17,7 @@ from colmet.node.system.host import Host
 from colmet.node.system.processes import Processes
 
 if TYPE_CHECKING:
-    from colmet.node.agent import Runner
+    from colmet.node.runner import Runner
 
 AGENT = b"agent"  # the label of the row of the agent as a whole
 _ROW = struct.Struct("<q" + "".join(["q" if field.dtype == "i8" else f"{field.dtype[1:]}s" for field in SCHEMA.fields]))

@@ -17,7 +17,7 @@ from colmet.common.tables.agent import SCHEMA
 from colmet.node.delivery.uplink import Uplink, UplinkState
 
 if TYPE_CHECKING:
-    from colmet.node.agent import Runner
+    from colmet.node.runner import Runner
 
 # The agent's counters of failures.
 WRONG = ("overruns", "discovery_failures", "jobs_without_rows", "placement_failures", "reads_unanswered")

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import random
 
-from colmet.node.delivery import delivery_stats as module
-from colmet.node.delivery.delivery_stats import DeliveryStats
+from colmet.node.delivery import outbox as module
+from colmet.node.delivery.outbox import DeliveryStats
 
 SETS = [("a",), ("a", "b"), (), ("b", "c")]
 

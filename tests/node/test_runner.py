@@ -7,7 +7,7 @@ import pytest
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.startup import load
 from colmet.node.backends import NAMES
-from colmet.node.job_values import connect
+from colmet.node.runner import connect
 
 
 class Backend:
