@@ -314,7 +314,7 @@ class Bed:
 
     def start(self, *node_options: str) -> Daemons:
         """Start both daemons, at a period of a second, with a file for the rows and the page for this machine."""
-        options = ["-s", "1", "--enable-jobproc", "--state-dir", "", "--ledger-period", "2", *node_options]
+        options = ["-s", "1", "--enable-jobproc", "--state-dir", "", *node_options]
         page = ["--http-listen", self.address, "--http-open"] if self.address else []
         output = ["--hdf5-filepath", str(self.hdf5), "--hdf5-max-delay", "1"]
         daemons = Daemons(self.folder, options, [*output, *page])

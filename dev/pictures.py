@@ -150,7 +150,7 @@ class Run:
             self._roots.append(root)
             node = [sys.executable, "-m", "colmet.node.main", "-s", "1", "--zeromq-uri", self._uri, "--state-dir", ""]
             node += ["--spool-dir", f"{self._folder}/spool-{name}", "--cpuset_rootpath", str(root.path)]
-            node += ["--ledger-period", "5", "--control-socket", f"{self._folder}/{name}.sock", "--enable-jobproc"]
+            node += ["--control-socket", f"{self._folder}/{name}.sock", "--enable-jobproc"]
             self._daemons.append(self._start(name, node))
 
     def _start(self, host: str, command: Sequence[str]) -> subprocess.Popen[str]:

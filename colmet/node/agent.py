@@ -26,7 +26,7 @@ from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.source import JobScan, JobSource
 from colmet.node.runner import Runner, connect
-from colmet.node.schedule import Schedule
+from colmet.node.schedule import Schedule, self_metrics_period_s
 from colmet.node.selfmetrics.agent_stats import AgentStats, Meter
 from colmet.node.selfmetrics.completeness import CompletenessStats
 from colmet.node.selfmetrics.mapping import CounterNames
@@ -160,10 +160,11 @@ class Agent:
             self._schedule.change(period_s)
             for runner in self.runners:
                 runner.pace(period_s)
+            for own in (self._agent_stats, self._completeness):
+                if own is not None:
+                    own.change(self_metrics_period_s(period_s))
 
         found: dict[str, Prepare] = {"sample_period": at_once(pace)}
-        if self._agent_stats is not None:
-            found["agent_stats_period"] = at_once(self._agent_stats.change)
         for runner in self.runners:
             for name, prepare in runner.changes().items():
                 found[name] = functools.partial(self._prepare, runner, prepare)

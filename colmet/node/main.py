@@ -19,7 +19,7 @@ from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.malloc import tame_malloc, trim_malloc
-from colmet.common.runtime.reload import Settings, at_once
+from colmet.common.runtime.reload import Settings
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
 from colmet.common.tables.agent import SCHEMA as AGENT
@@ -39,7 +39,7 @@ from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import OAR2_ROOTS, JobSource
 from colmet.node.options import build_parser
-from colmet.node.schedule import Schedule
+from colmet.node.schedule import Schedule, self_metrics_period_s
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
 from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.node.system import placement, privileges
@@ -196,7 +196,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     parts = build(options, classes, host)
     if not options.keep_privileges:
         privileges.drop(name for backend in parts.backends for name in backend.capabilities)
-    place = placement.Placement(host, options.nice, not options.no_affinity)
+    place = placement.Placement(host)
     if parts.security is None:
         log.warning("%s", curve.OFF)
     with contextlib.ExitStack() as stack:
@@ -224,7 +224,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
         stack.callback(host.stop_commands)
         startup.tune_garbage_collector()
         trim_malloc()
-        settings.add({**agent.changes(), "spool_rate": at_once(sending.link.pace)})
+        settings.add(agent.changes())
         with Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
             with control.Errands() as errands:
                 asked.handlers["status"] = health.status
@@ -279,7 +279,6 @@ def open_sending(
         take=queue.take,
         wake_fd=queue.fd,
         window=options.zeromq_hwm,
-        rate=options.spool_rate,
         times=times,
         requests=Requests(remote.answer),
     )
@@ -314,10 +313,10 @@ def make_agent(
         sending.queue,
         Schedule(options.sample_period),
         placement=place,
-        agent_stats=None if options.disable_agent_stats else agent_stats.AgentStats(host, options.agent_stats_period),
+        agent_stats=agent_stats.AgentStats(host, self_metrics_period_s(options.sample_period)),
         mapping=mapping.CounterNames(host, options.mapping_dir),
         health=health,
-        completeness=open_completeness(options, sending.queue, sending.uplinks),
+        completeness=open_completeness(options.sample_period, sending.queue, sending.uplinks),
     )
 
 
@@ -374,11 +373,9 @@ def _find_collector(options: argparse.Namespace, settings: Settings, state: dict
 
 
 def open_completeness(
-    options: argparse.Namespace, queue: SendQueue, uplinks: Sequence[Uplink]
-) -> completeness.CompletenessStats | None:
-    """Return the counts of completeness; None with --disable-ledger."""
-    if options.disable_ledger:
-        return None
+    sample_period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]
+) -> completeness.CompletenessStats:
+    """Return the counts of completeness."""
 
     def delivery_totals() -> completeness.DeliveryTotals:
         return completeness.DeliveryTotals(
@@ -388,7 +385,9 @@ def open_completeness(
             sum(uplink.duplicates for uplink in uplinks),
         )
 
-    return completeness.CompletenessStats(delivery_totals, options.ledger_period, (AGENT.name, MAPPING.name))
+    return completeness.CompletenessStats(
+        delivery_totals, self_metrics_period_s(sample_period_s), (AGENT.name, MAPPING.name)
+    )
 
 
 def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:

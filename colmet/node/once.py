@@ -291,7 +291,7 @@ def report(
         ConfigError: the options of a backend cannot work.
     """
     tried: list[_Trial] = []
-    agent_stats = None if options.disable_agent_stats else AgentStats(host)
+    agent_stats = AgentStats(host)
     try:
         for cls in classes:
             tried.append(_Trial(cls, options, host))  # noqa: PERF401 - those before one that raises are closed
@@ -333,8 +333,7 @@ def report(
             lines += format_table(table, only_known=only_known, counters=counters)
         return "\n".join(lines).rstrip() + "\n", status
     finally:
-        if agent_stats is not None:
-            agent_stats.close()
+        agent_stats.close()
         for one in tried:
             if one.runner is not None:
                 one.runner.close()

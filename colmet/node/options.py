@@ -10,8 +10,8 @@ from colmet.node import live_config, once, rust_configuration
 from colmet.node.backend import InputBackend
 from colmet.node.delivery import link
 from colmet.node.jobs.places import DEFAULT_PATTERN
-from colmet.node.selfmetrics import agent_stats, completeness, mapping
-from colmet.node.system import placement, privileges
+from colmet.node.selfmetrics import mapping
+from colmet.node.system import privileges
 
 # Options of Colmet 0.6: its command lines may abbreviate these.
 OPTIONS_06 = frozenset(
@@ -53,14 +53,11 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     for backend in backends:
         backend.add_options(group)
     mapping.add_options(group)
-    agent_stats.add_options(group)
-    completeness.add_options(group)
     daemon = parser.add_argument_group("how colmet-node runs")
     control.add_options(daemon, "node")
     metrics_http.add_options(daemon)
     live_config.add_options(daemon)
     rust_configuration.add_options(daemon)
-    placement.add_options(daemon)
     privileges.add_options(daemon)
     return parser
 

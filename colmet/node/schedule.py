@@ -60,6 +60,11 @@ class Schedule:
         return self._next - first
 
 
+def self_metrics_period_s(sample_period_s: float) -> float:
+    """Return the time between two rows of the agent's own tables: twelve samples, a minute at most."""
+    return min(60.0, 12 * sample_period_s)
+
+
 class Every:
     """Timer for work due at most once a period, checked from tick to tick; due at once the first time.
 

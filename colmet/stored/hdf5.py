@@ -20,7 +20,7 @@ from colmet.stored.series import History, HostRows, Series, by_host, missing_val
 
 SUFFIX = ".hdf5"
 # A file has the rows received while it was written. Late rows come from nodes that could not send: they keep them for
-# --spool-age, by default this long. Early rows come from nodes with a fast clock.
+# A node keeps batches this long. Early rows come from nodes with a fast clock.
 LATE_S = 7 * 86400
 EARLY_S = 300
 # A file being written can be read in the middle of a burst: it is read again.

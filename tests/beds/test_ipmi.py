@@ -244,12 +244,13 @@ def test_while_the_bmc_does_not_answer_the_ticks_of_the_agent_stay_on_time(bmc, 
     one.says(213, 180, 260, 207)
     pull = Pull("tcp://127.0.0.1:*", 1000)
     ticks = Ticks(pull)
-    options = ["--zeromq-uri", pull.uri, "--wire", "v1", "-s", "1", "--agent-stats-period", "1"]
+    options = ["--zeromq-uri", pull.uri, "--wire", "v1", "-s", "1"]
     options += ["--state-dir", "", "--spool-dir", ""]
-    options += ["--enable-ipmipower", f"--ipmipower-freeipmi={one.freeipmi}", "--ipmipower-timeout", "10"]
+    command = f"ipmi-oem {one.freeipmi} dell power-monitoring-over-interval 5 systempower"
+    options += ["--enable-ipmipower", "--ipmipower-cmd", command]
     node = Daemon("colmet.node.main", tmp_path / "node.log", *options)
     try:
-        node.said("source=dell")
+        node.said("source=command")
         ticks.take(4)
         before = len(ticks.power())
         assert before >= 2 and ticks.power()[-1][2]["average_power_consumption"] == 207

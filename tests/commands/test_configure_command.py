@@ -117,7 +117,7 @@ def test_a_node_that_runs_ticks_at_the_configured_period(tmp_path, socket, capsy
         )
         node = Daemon(
             *("colmet.node.main", tmp_path / "node", "--zeromq-uri", uri, "-s", "3600", "--state-dir", ""),
-            *("--mapping-dir", "", "--spool-dir", "", "--control-socket", socket, "--agent-stats-period", "0.01"),
+            *("--mapping-dir", "", "--spool-dir", "", "--control-socket", socket),
         )
         for daemon in (node, collector):
             stack.callback(daemon.process.communicate)

@@ -137,7 +137,6 @@ def completed(made, words):
         (["colmet", "report", "--html", "b"], {"bash"}),
         (["colmet-extract", "--h"], {"--help", "--help-all"}),
         (["colmet-node", "--wire", ""], {"auto", "colmet06", "v1"}),
-        (["colmet-node", "--no-a"], {"--no-affinity"}),
         (["colmet-node", "--sample-period", ""], set()),
         (["qmemview", "--own"], {"--owner"}),
     ],
@@ -165,4 +164,4 @@ def test_other_shells_can_read_it(made, shell):
 def test_the_command_prints_all_of_it(shell, capsys):
     assert colmet.main(["completion", shell]) == 0
     out = capsys.readouterr().out
-    assert all(name in out for name in ["enable-infiniband", "colmet", "qmemview", "afmetrics_collector", "spool-rate"])
+    assert all(name in out for name in ["enable-infiniband", "colmet", "qmemview", "afmetrics_collector", "spool-size"])

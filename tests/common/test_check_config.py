@@ -30,7 +30,7 @@ REFUSED = [
     (
         "node",
         "--enable-ipmipower --ipmipower-cmd x --ipmipower-sensor y",
-        "--ipmipower-cmd excludes the other --ipmipower options",
+        "--ipmipower-cmd excludes --ipmipower-sensor",
     ),
     ("node", "--zeromq-curve-secret {tmp}/no.secret --zeromq-curve-collector {tmp}/no.key", "no.secret: No such file"),
     ("node", "--zeromq-curve-secret {tmp}/no.secret", "--zeromq-curve-collector is missing"),

@@ -46,7 +46,6 @@ def test_the_nodes_defaults_are_those_of_06():
     assert node_main.OAR2_ROOTS[0] == "/dev/oar_cgroups_links/cpuset/oar/"
     assert node_main.DEFAULT_PATTERN == r"_(\d+)$"
     assert not options.disable_procstats and not options.enable_jobproc
-    assert (options.nice, options.no_affinity) == (5, False)
 
 
 def abbreviations(names):
@@ -122,8 +121,6 @@ def test_each_v_says_more(count, level, monkeypatch):
         (node, ["-p", "me"]),
         (node, ["-t", "0"]),
         (node, ["--wire", "v2"]),
-        (node, ["--nice", "20"]),
-        (node, ["--nice", "-1"]),
         (node, ["--cpuset"]),
         (node, ["stray"]),
         (collector, ["--buffer-size", "-1"]),

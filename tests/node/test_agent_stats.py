@@ -194,11 +194,6 @@ def test_a_statm_of_another_form_is_reported(fake, caplog):
     assert "statm" in caplog.text
 
 
-def test_the_switch_turns_it_off():
-    parse = build_parser(load(NAMES)).parse_args
-    assert not parse([]).disable_agent_stats and parse(["--disable-agent-stats"]).disable_agent_stats
-
-
 def test_rows_are_packed_as_the_schema_says():
     assert _ROW.size == SCHEMA.dtype.itemsize
     for field in SCHEMA.fields:

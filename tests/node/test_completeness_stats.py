@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import threading
 import time
 
@@ -214,7 +213,7 @@ def test_the_row_of_whole_batches_counts_those_of_this_start_alone(tmp_path):
     queue.outbox.acknowledge(1, 0, 3)
     queue.outbox.drop(Dropped(1, 4, 4, 0, 0, "age"))
     queue.outbox.sent((2, 0))
-    kept = main.open_completeness(argparse.Namespace(disable_ledger=False, ledger_period=60.0), queue, [])
+    kept = main.open_completeness(5.0, queue, [])
     delivery = kept._delivery()
     assert queue.acknowledged == 4 and queue.dropped == 1, "all, for the log"
     assert dict(delivery.batches) == {"taken": 1, "sent": 1, "acknowledged": 0, "dropped": 0}

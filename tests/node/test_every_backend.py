@@ -26,7 +26,7 @@ TICKS = 600
 LATE_S = 0.05
 OPTIONS = ("--enable-jobproc", "--enable-RAPL", "--enable-temperature", "--enable-infiniband", "--infiniband-perfquery")
 OPTIONS += ("--enable-lustre", "--enable-ipmipower", "--enable-nvidia", "--enable-perfhw")
-OPTIONS += ("--perfhw-list", "page_faults", "task_clock", "--agent-stats-period", "0.05")
+OPTIONS += ("--perfhw-list", "page_faults", "task_clock")
 
 # What programs say while they are well.
 SAID = {

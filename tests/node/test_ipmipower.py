@@ -338,27 +338,10 @@ def test_no_shell_sees_the_command(dell, fake):
     assert "; touch" in dell.calls()[0] and not (fake.path / "made").exists()
 
 
-def test_options_reach_the_tool_that_they_are_for_and_the_other_is_not_used(dell):
-    backend = opened(dell.backend("--ipmipower-freeipmi=-h bmc1 --config-file '/etc/my bmc.conf'"))
-    row(backend)
-    assert set(dell.calls()) == {
-        "bmc-info -h bmc1 --config-file /etc/my bmc.conf --get-device-id",
-        "ipmi-oem -h bmc1 --config-file /etc/my bmc.conf " + " ".join(DELL_5S[1:]),
-    }
-    backend = opened(dell.backend("--ipmipower-ipmitool", "-I lanplus -H bmc1 -f /etc/secret"))
-    row(backend)
-    assert set(dell.calls()) == {"ipmitool -I lanplus -H bmc1 -f /etc/secret dcmi power reading"}
-    dell.has("bmc-info")
-    opened(dell.backend("--ipmipower-ipmitool=-H one", "--ipmipower-freeipmi=-h two"))
-    assert dell.calls() == ["bmc-info -h two --get-device-id", "ipmitool -H one dcmi power reading"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--ipmipower-cmd", "x", "--ipmipower-sensor", "y"], "excludes the other"),
-        (["--ipmipower-cmd", "x", "--ipmipower-freeipmi=-h y"], "excludes the other"),
-        (["--ipmipower-cmd", "x", "--ipmipower-ipmitool="], "excludes the other"),
+        (["--ipmipower-cmd", "x", "--ipmipower-sensor", "y"], "excludes --ipmipower-sensor"),
         (["--ipmipower-cmd", "x 'y"], "No closing quotation"),
         (["--ipmipower-cmd", ""], "name a program"),
         (["--ipmipower-cmd", "", "x"], "name a program"),
@@ -367,13 +350,6 @@ def test_options_reach_the_tool_that_they_are_for_and_the_other_is_not_used(dell
 def test_options_that_cannot_be_meant_are_refused(tools, arguments, text):
     with pytest.raises(ConfigError, match=text):
         tools.backend(*arguments)
-
-
-@pytest.mark.parametrize("arguments", [["--ipmipower-timeout", "0"], ["--ipmipower-freeipmi=-h 'x"]])
-def test_values_that_are_none_are_refused(tools, arguments, capsys):
-    with pytest.raises(SystemExit):
-        tools.backend(*arguments)
-    assert arguments[0].partition("=")[0] in capsys.readouterr().err
 
 
 # What the tools of Debian 12 said when it went wrong.
@@ -405,8 +381,7 @@ def test_what_is_wrong_is_reported_with_its_remedy(tools, freeipmi, ipmitool, te
     if ipmitool is not None:
         tools.has("ipmitool", **{"": says(ipmitool)})
     with pytest.raises(BackendUnavailable, match="nothing says the power: ") as failed:
-        # names of files, short and long, say nothing of what is wrong
-        tools.backend("--ipmipower-freeipmi=-f /etc/password", f"--ipmipower-ipmitool=-f {90 * '/password'}").open()
+        tools.backend().open()
     said = str(failed.value)
     assert text in said.rpartition(" Remedy: ")[2]
     for remark in (freeipmi, ipmitool):
@@ -459,7 +434,7 @@ def test_a_password_on_the_command_line_is_in_no_text(tools, caplog):
     caplog.set_level(logging.DEBUG)
     tools.has("ipmitool", **{"": says("hunter2 is not it")})
     with pytest.raises(BackendUnavailable) as failed:
-        tools.backend("--ipmipower-ipmitool=-H bmc -P hunter2").open()
+        tools.backend("--ipmipower-cmd", "ipmitool -H bmc -P hunter2").open()
     assert "hunter2" not in str(failed.value) + caplog.text and "-P ***" in str(failed.value)
     tools.has("power", secret="echo 207")
     opened(tools.backend("--ipmipower-cmd", "power -p secret"))
@@ -499,8 +474,9 @@ def test_a_failure_leaves_a_row_out_and_five_in_a_row_give_the_bmc_a_rest(dell):
 def test_a_tool_that_does_not_answer_is_killed_and_its_others_are_not_tried(dell):
     for name in ("bmc-info", "ipmitool"):
         dell.has(name, **{"": "sleep 60"})
-    backend = dell.backend("--ipmipower-timeout", "0.2")
-    with pytest.raises(BackendUnavailable, match=r"did not end within 0\.2 s and was killed.*--ipmipower-timeout"):
+    backend = dell.backend()
+    backend._timeout_s = 0.2
+    with pytest.raises(BackendUnavailable, match=r"did not end within 0\.2 s and was killed"):
         backend.open()
     assert dell.calls() in (
         ["bmc-info --get-device-id", "ipmitool dcmi power reading"],
@@ -511,14 +487,13 @@ def test_a_tool_that_does_not_answer_is_killed_and_its_others_are_not_tried(dell
 
 
 def test_what_it_may_take_is_more_than_all_that_an_open_can_take(dell):
-    backend = dell.backend("--ipmipower-timeout", "30")
-    assert backend.deadline_s >= 6 * 30 + 2 * ipmipower._LIST_S
+    assert dell.backend().deadline_s >= 6 * ipmipower.TIMEOUT_S + 2 * ipmipower._LIST_S
 
 
 def test_a_list_of_all_sensors_may_take_longer_than_an_answer(dell):
-    backend = opened(dell.backend("--ipmipower-sensor", "Pwr Consumption", "--ipmipower-timeout", "3"))
+    backend = opened(dell.backend("--ipmipower-sensor", "Pwr Consumption"))
     listing, asking = backend._commands.values()
-    assert (listing.deadline_s, asking.deadline_s) == (ipmipower._LIST_S, 3)
+    assert (listing.deadline_s, asking.deadline_s) == (ipmipower._LIST_S, ipmipower.TIMEOUT_S)
 
 
 def test_commands_are_built_once(dell):

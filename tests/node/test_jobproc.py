@@ -396,13 +396,13 @@ def test_the_cgroup_backend_says_what_a_job_s_cgroups_count(fake):
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [([], False), (["--enable-jobproc"], True), (["--disable-jobproc"], None)],
+    [([], False), (["--enable-jobproc"], True)],
 )
-def test_it_stands_in_unless_it_is_asked_for_or_turned_off(fake, given, expected):
+def test_it_stands_in_unless_it_is_asked_for(fake, given, expected):
     parser = argparse.ArgumentParser()
     JobprocBackend.add_options(parser)
     backend = JobprocBackend.from_options(parser.parse_args(given), fake.host)
-    assert (backend and backend.every) is expected
+    assert backend.every is expected
 
 
 # On the running kernel

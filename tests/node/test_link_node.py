@@ -621,7 +621,7 @@ def test_a_default_spool_that_cannot_be_used_leaves_batches_in_memory_and_says_s
     def refuse(path):
         raise OSError(errno.EROFS, "Read-only file system", path)
 
-    options = argparse.Namespace(spool_dir=None, spool_age=1, spool_size=1 << 20)
+    options = argparse.Namespace(spool_dir=None, spool_size=1 << 20)
     host = Host(str(tmp_path))
     (tmp_path / "var/spool").mkdir(parents=True)
     open_outbox(options, host, "node-1").close()

@@ -223,7 +223,7 @@ def test_what_measures_an_interval_is_given_one(fake, monkeypatch):
 
     job(fake, "bob_42")
     rate = fake_class("rate", sample=sample, of_interval=True)
-    text, _ = report(fake, fake_class("total", sample=sample), rate, arguments=["--disable-agent-stats"])
+    text, _ = report(fake, fake_class("total", sample=sample), rate)
     assert asked == [("rate", 0), ("total", 1), ("rate", 1)] and slept == [once.INTERVAL_S]
     assert "3 s" in text and "1 s" not in text, "the first of its samples is not shown"
     slept.clear()
@@ -242,7 +242,7 @@ def test_backends_before_one_that_refuses_the_options_are_closed(fake):
 
 
 def test_without_jobs_it_says_what_a_job_is(fake):
-    text, _ = report(fake, fake_class("one", rows=0), arguments=["--disable-agent-stats"])
+    text, _ = report(fake, fake_class("one", rows=0))
     assert "none found" in text and "--cpuset_rootpath" in text and "agent_default" not in text
 
 
@@ -357,7 +357,7 @@ def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("arguments", [[], ["--disable-procstats", "--disable-cgroup", "--disable-jobproc"]])
+@pytest.mark.parametrize("arguments", [[], ["--disable-procstats", "--disable-cgroup"]])
 def test_without_root_it_says_what_is_missing(root, arguments):
     code = (
         "import locale, os, sys, colmet.node.jobs.watches\nimport colmet.node.main as main\n"

@@ -188,13 +188,6 @@ def test_a_file_that_is_no_list_is_counted_and_reported_once(fake, job, caplog):
     assert threads.calls == 0
 
 
-def test_it_can_be_turned_off(fake, job):
-    threads = Threads(fake)
-    threads.placement(affinity=False).update([job(1, "0")])
-    threads.placement(nice=0).lower_priority()
-    assert threads.calls == 0 and set(threads.nices.values()) == {0}
-
-
 def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake, job, caplog):
     threads = Threads(fake, refuse=dict.fromkeys((10, 11, 12), errno.EPERM))
     placement = threads.placement()
@@ -202,7 +195,7 @@ def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake,
     for n in range(1, 5):
         placement.update([job(n, str(n))])
     assert placement.failures == 3 + 4 * 3
-    assert caplog.text.count("--no-affinity") == 1 and caplog.text.count("--nice 0") == 1
+    assert caplog.text.count("run on the CPUs") == 1 and caplog.text.count("lower priority") == 1
     assert placement.cpus == frozenset(range(8))
 
 
@@ -292,8 +285,6 @@ def test_the_daemon_lowers_its_priority_with_that_of_its_threads():
         "0.1",
         "--cpuset_rootpath",
         "/none",
-        "--nice",
-        "12",
         "--state-dir",
         "",
         "--spool-dir",
@@ -307,4 +298,4 @@ def test_the_daemon_lowers_its_priority_with_that_of_its_threads():
         nices = {os.getpriority(os.PRIO_PROCESS, tid) for tid in tids}
         process.terminate()
         process.communicate()
-    assert len(tids) >= 3 and nices == {12}
+    assert len(tids) >= 3 and nices == {5}

@@ -170,7 +170,7 @@ def test_all_rights_are_kept_where_that_is_asked_for(node):
 
 def once(*options, prefix=()):
     """For each column of the job, whether it is known."""
-    command = [*prefix, sys.executable, "-m", "colmet.node.main", "--once", "--disable-agent-stats", "--enable-jobproc"]
+    command = [*prefix, sys.executable, "-m", "colmet.node.main", "--once", "--enable-jobproc"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, check=True, timeout=60)
     return {
         (match[1], match[2] == "-")

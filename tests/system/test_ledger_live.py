@@ -19,9 +19,8 @@ def test_an_outage_beyond_the_bound_and_a_kill_are_reported_row_by_row(start, st
     stored = ("--hdf5-filepath", prefix, "--hdf5-max-delay", "0.2", "-s", "0.1")
     collector = start_collector(*stored)
     command = (
-        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.01", "--ledger-period", "0.5", "--mapping-dir", ""),
+        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.01", "--mapping-dir", ""),
         *("--cpuset_rootpath", "/none", "--spool-dir", str(tmp_path / "spool"), "--spool-size", "1M"),
-        *("--spool-rate", "5000", "--agent-stats-period", "5"),
     )
     node = start(*command)
 

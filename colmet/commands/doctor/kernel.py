@@ -94,15 +94,13 @@ def check_forks(target: Target) -> Finding:
     from colmet.node.kernel.forks import ForkEvents
     from colmet.node.kernel.netlink import Inbox
 
-    if target.options.no_fork_events:
-        return good("not asked for (--no-fork-events)")
     try:
         ForkEvents(Inbox(1, 1024)).close()
     except BackendUnavailable as err:
         return warn(
             f"{err}: some short tasks are attributed to no job",
             "start colmet-node on the machine itself with CAP_NET_ADMIN, or its container with --pid=host --net=host; "
-            "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`); or --no-fork-events",
+            "a kernel with CONFIG_PROC_EVENTS=y (`modprobe cn`)",
         )
     return good("the kernel reports forks")
 
@@ -320,7 +318,6 @@ def check_controllers(target: Target) -> Iterator[Finding]:
         source.close()
     if not found:
         yield from _check_machine(host)
-    stands_in = not target.options.disable_jobproc
     for one in found:
         lacks, fine = [], True
         for name in one.lacks:
@@ -333,7 +330,7 @@ def check_controllers(target: Target) -> Iterator[Finding]:
         missing = f"{one.text} have no {', '.join(lacks)} controller" if lacks else ""
         # only the memory controller has values without another source: the limit, the peak, page cache
         if "memory" in lacks or (lacks and one.version == 2):
-            instead = ": memory is that of their processes, from /proc" if stands_in and "memory" in lacks else ""
+            instead = ": memory is that of their processes, from /proc" if "memory" in lacks else ""
             yield warn(f"{missing}{instead}", one.remedy(lacks))
         elif fine:
             yield good(f"{one.text} are held by {', '.join(one.has)}{f', and {missing}' * bool(missing)}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.errors import BackendUnavailable, ColmetError, CommandFailed, ConfigError, ParseError
-from colmet.common.runtime.cli import Options, Rare, positive_seconds
+from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.configuration import require
 from colmet.common.schema import Sample
 from colmet.common.tables.ipmipower import SCHEMA
@@ -30,6 +30,7 @@ SENSORS = (
     *("System Power", "PW Consumption", "Power_Usage", "Avg Power"),
 )
 _FAILURES_IN_A_ROW = 5  # then the BMC is left alone until a retry
+TIMEOUT_S = 10.0  # of an answer
 _LIST_S = 60.0  # a list of all sensors is slow, especially the first time
 _SHOWN = 200  # characters shown of an answer that cannot be parsed
 
@@ -170,12 +171,12 @@ _REMEDIES = {
     r"permission": "start colmet-node as root, or its container with --device /dev/ipmi0; in its unit install "
     "ipmitool, or set User=root (`systemctl edit colmet-node`), as freeipmi's programs refuse other users",
     r"password|username|user name|privilege|authentication|cipher|RAKP": "give user and password in a file that "
-    "--config-file (freeipmi) or -f (ipmitool) names, in --ipmipower-freeipmi or --ipmipower-ipmitool, and let that "
+    "--config-file (freeipmi) or -f (ipmitool) names, in the command of --ipmipower-cmd, and let that "
     "user log in over the network",
     r"inband|in-band|/dev/ipmi|driver": "load the kernel's driver (`modprobe -a ipmi_si ipmi_devintf`) and let the "
     "agent's user open /dev/ipmi0; if this node has no BMC, leave out --enable-ipmipower",
     r"timeout|did not end|unable to establish|hostname|connect": "see that the BMC answers at its address, to "
-    "that user and password; --ipmipower-timeout gives it longer",
+    "that user and password",
 }
 _INSTALL = "install freeipmi-tools (freeipmi) or ipmitool"
 _ELSE = (
@@ -217,7 +218,6 @@ class IpmipowerBackend(InputBackend):
     Args:
         host: the machine with the tools and the BMC.
         words: the command to run; empty: the first working one of those that the tools provide.
-        tools: options of freeipmi's programs and of ipmitool; None disables a tool.
         sensor: name of the only sensor to read; "" for any source.
         timeout_s: of an answer.
     """
@@ -227,13 +227,10 @@ class IpmipowerBackend(InputBackend):
     blocking = True
     capabilities = frozenset(("CAP_SYS_RAWIO",))  # freeipmi without the kernel's driver: the BMC's I/O ports, /dev/mem
 
-    def __init__(
-        self, host: Host, words: Sequence[str], tools: Mapping[str, Sequence[str] | None], sensor: str, timeout_s: float
-    ) -> None:
+    def __init__(self, host: Host, words: Sequence[str], sensor: str, timeout_s: float = TIMEOUT_S) -> None:
         self.deadline_s = 6 * timeout_s + 4 * _LIST_S  # of an open() that tries all; each command also has its own
         self._host = host
         self._words = words
-        self._options = tools
         self._sensor = sensor
         self._timeout_s = timeout_s
         self._commands: dict[tuple[str, ...], Command] = {}
@@ -242,7 +239,7 @@ class IpmipowerBackend(InputBackend):
         self._troubles: list[str] = []  # of an open(): failures and their messages
         self._said = ""  # the same without the command lines: they may name a password file
         self._is_any_there = False  # whether a program of them is on this node
-        self._off: set[str] = set()  # tools that are disabled or do not work
+        self._off: set[str] = set()  # tools that do not work
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -261,27 +258,6 @@ class IpmipowerBackend(InputBackend):
         parser.add_argument(
             "--ipmipower-sensor", metavar="NAME", default="", help=Rare("read only this sensor of the BMC")
         )
-        for tool, example in (
-            ("freeipmi", "-h bmc1 --config-file /etc/colmet/bmc.conf"),
-            ("ipmitool", "-I lanplus -H bmc1 -U colmet -f /etc/colmet/bmc-password"),
-        ):
-            parser.add_argument(
-                f"--ipmipower-{tool}",
-                metavar="OPTIONS",
-                type=_words,
-                help=Rare(
-                    f"options of {tool} for the BMC, as one word after =: --ipmipower-{tool}='{example}'; disables "
-                    "the other tool, unless it has options, too. No passwords here: all users can read the command "
-                    "line"
-                ),
-            )
-        parser.add_argument(
-            "--ipmipower-timeout",
-            metavar="S",
-            type=positive_seconds,
-            default=10.0,
-            help=Rare("kill a tool that does not answer within S seconds (default: %(default)g)"),
-        )
         require(parser, "--enable-ipmipower", "--ipmipower-")
 
     @classmethod
@@ -289,11 +265,9 @@ class IpmipowerBackend(InputBackend):
         """Return the backend if it is turned on; ConfigError for an invalid command, or more than one source."""
         if not options.enable_ipmipower:
             return None
-        tools = {"freeipmi": options.ipmipower_freeipmi, "ipmitool": options.ipmipower_ipmitool}
-        is_any = all(given is None for given in tools.values())
         words = options.ipmipower_cmd or []
-        if words and (options.ipmipower_sensor or not is_any):
-            raise ConfigError("--ipmipower-cmd excludes the other --ipmipower options: put them into the command")
+        if words and options.ipmipower_sensor:
+            raise ConfigError("--ipmipower-cmd excludes --ipmipower-sensor: put it into the command")
         if len(words) == 1:
             try:
                 words = _words(words[0])
@@ -301,14 +275,12 @@ class IpmipowerBackend(InputBackend):
                 raise ConfigError(f"--ipmipower-cmd: {err}") from err
         if options.ipmipower_cmd and not (words and words[0]):
             raise ConfigError("--ipmipower-cmd: name a program")
-        if is_any:
-            tools = {tool: [] for tool in tools}
-        return cls(host, words, tools, options.ipmipower_sensor, options.ipmipower_timeout)
+        return cls(host, words, options.ipmipower_sensor)
 
     def open(self) -> None:
         """Find a source of the power by trying all; if none works, BackendUnavailable has the message of each tool."""
         self._troubles, self._said, self._is_any_there = [], "", False
-        self._off = {tool for tool, options in self._options.items() if options is None}
+        self._off = set()
         for source in self._sources():
             try:
                 values = source.ask()
@@ -371,10 +343,9 @@ class IpmipowerBackend(InputBackend):
 
     def _of(self, label: str, program: str, *arguments: str, deadline_s: float = 0.0) -> Iterator[_Source]:
         """Yield the source of one of the tools' programs, unless the tool is off."""
-        tool = program if program in self._options else "freeipmi"
+        tool = program if program == "ipmitool" else "freeipmi"
         if tool not in self._off:
-            words = [program, *(self._options[tool] or ()), *arguments]
-            yield _Source(tool, label, self._command(words, deadline_s))
+            yield _Source(tool, label, self._command([program, *arguments], deadline_s))
 
     def _command(self, words: Sequence[str], deadline_s: float = 0.0) -> Command:
         """Return the command of these words, always the same object: it knows its own process that has not ended."""

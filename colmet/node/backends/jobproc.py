@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from colmet.common.errors import ParseError
-from colmet.common.runtime.cli import Options, Rare
+from colmet.common.runtime.cli import Options
 from colmet.common.runtime.logs import OnceLog
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.common.tables.jobproc import CPU_FIELD, IO_FIELDS, SCHEMA
@@ -364,19 +364,17 @@ class JobprocBackend(InputBackend):
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
-        """Declare the option for all jobs, and the one to turn the backend off."""
+        """Declare the option for all jobs."""
         text = (
             "measure I/O, memory and tasks of all jobs in /proc (default: memory and tasks of jobs that no cgroup "
             "counts)"
         )
         parser.add_argument("--enable-jobproc", action="store_true", help=text)
-        text = Rare("do not measure the jobs' processes in /proc")
-        parser.add_argument("--disable-jobproc", action="store_true", help=text)
 
     @classmethod
-    def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend | None:
+    def from_options(cls, options: argparse.Namespace, host: Host) -> JobprocBackend:
         """Return the backend: for all jobs with the option, else for jobs not counted by cgroups."""
-        return None if options.disable_jobproc else cls(host, every=options.enable_jobproc)
+        return cls(host, every=options.enable_jobproc)
 
     def use_value(self, name: str, value: JobValue) -> None:
         """Read `columns_counted`, the columns of memory and tasks that a job's cgroups count."""

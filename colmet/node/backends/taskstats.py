@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from colmet.common.errors import ParseError
-from colmet.common.runtime.cli import Options, Rare, whole_number
+from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.logs import OnceLog
 from colmet.common.schema import MISSING_INT, Sample, Schema
 from colmet.common.tables.taskstats import AGENT_COUNTERS, SCHEMA
@@ -154,29 +154,14 @@ class TaskstatsBackend(InputBackend):
                 f"RuntimeDirectory=, else {DIRECTORY})"
             ),
         )
-        parser.add_argument(
-            "--exit-buffer",
-            metavar="KIB",
-            type=whole_number(1, 1 << 20),
-            help=Rare(
-                "receive buffer for the kernel's exit records, for each CPU; raise it if agent_default counts lost "
-                "records (default: 2048 to 16384, by the number of CPUs)"
-            ),
-        )
-        parser.add_argument(
-            "--no-fork-events",
-            action="store_true",
-            help=Rare("ignore the kernel's fork events: attribute ended tasks only by their parents (less exact)"),
-        )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> TaskstatsBackend:
         """Return the backend: it is always on."""
-        buffer = None if options.exit_buffer is None else options.exit_buffer * 1024
         state_dir = options.state_dir
         if state_dir is None:
             state_dir = default_directory(os.environ.get("RUNTIME_DIRECTORY", ""))
-        return cls(host, state_dir, buffer, not options.no_fork_events)
+        return cls(host, state_dir)
 
     def open(self) -> None:
         """Connect to the kernel (see `TaskSource.open`); load the kept totals."""

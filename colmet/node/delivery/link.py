@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 DEFAULT_URI = "tcp://127.0.0.1:5556"
 SPOOL_DIRECTORY = "/var/spool/colmet"
+RATE = 200.0  # batches a second that wait after an outage, besides the new ones
 TOKEN_BYTES = 32 << 10  # a larger batch counts as several at the bounded rate
 FEW = 4  # unacknowledged batches on their way
 CALM = 0.75  # of the time between two questions: longest wait while nothing is urgent
@@ -78,20 +79,6 @@ def add_options(parser: cli.Options) -> None:
         default=1 << 30,
         help=cli.Rare("limit of --spool-dir; beyond it the oldest batches are dropped (default: 1G)"),
     )
-    parser.add_argument(
-        "--spool-age",
-        metavar="DAYS",
-        type=cli.whole_number(1, 3650),
-        default=int(MAX_AGE_S / 86400),
-        help=cli.Rare("drop batches that no collector acknowledged within DAYS days (default: %(default)s)"),
-    )
-    parser.add_argument(
-        "--spool-rate",
-        metavar="N",
-        type=cli.whole_number(1, 100_000),
-        default=200,
-        help=cli.Rare("after an outage, send N waiting batches a second, beside the new ones (default: %(default)s)"),
-    )
 
 
 def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outbox:
@@ -100,11 +87,10 @@ def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outb
     If the directory cannot be used, a warning is logged and batches stay in memory.
     """
     directory = SPOOL_DIRECTORY if options.spool_dir is None else options.spool_dir
-    max_age_s = options.spool_age * 86400.0
     now_ns = time.time_ns()
     if not directory:
         log.info("no --spool-dir: unacknowledged batches are lost when colmet-node ends")
-        return Outbox(now_ns, None, max_age_s=max_age_s)
+        return Outbox(now_ns, None)
     private = None
     try:
         private = host.private_directory(os.path.abspath(directory))
@@ -120,9 +106,9 @@ def open_outbox(options: argparse.Namespace, host: Host, host_name: str) -> Outb
             directory,
             why,
         )
-        return Outbox(now_ns, None, max_age_s=max_age_s)
-    spool = Spool(private, host_name, epoch, options.spool_size, max_age_s)
-    return Outbox(epoch, spool, max_age_s=max_age_s)
+        return Outbox(now_ns, None)
+    spool = Spool(private, host_name, epoch, options.spool_size, MAX_AGE_S)
+    return Outbox(epoch, spool)
 
 
 def collectors(options: argparse.Namespace) -> list[str]:
@@ -241,7 +227,7 @@ class NodeLink:
         take: Callable[[], list[EncodedBatch]],
         wake_fd: int,
         window: int = 1000,
-        rate: float = 200.0,
+        rate: float = RATE,
         times: Times | None = None,
         requests: Requests | None = None,
         monotonic: Callable[[], float] = time.monotonic,
@@ -270,11 +256,6 @@ class NodeLink:
         self._failures = 0
         self._stopping = False
         self._thread: threading.Thread | None = None
-
-    def pace(self, rate: float) -> None:
-        """Set the rate of batches that are not new, per second."""
-        self._rate = rate
-        self._tokens.limit(rate, _burst(rate))
 
     def counters(self) -> dict[str, int]:
         """Return the counters, by name. From any thread."""

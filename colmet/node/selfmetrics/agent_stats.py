@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from colmet.common.errors import ParseError
-from colmet.common.runtime import cli
 from colmet.common.schema import MISSING_INT, Table
 from colmet.common.tables.agent import SCHEMA
 from colmet.node.schedule import Every
@@ -60,18 +59,6 @@ class Meter:
 
     def _cpu_ns(self) -> int:
         return time.thread_time_ns() + (self._processes.cpu_ns if self._processes is not None else 0)
-
-
-def add_options(parser: cli.Options) -> None:
-    """Declare --agent-stats-period and --disable-agent-stats."""
-    parser.add_argument(
-        "--agent-stats-period",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=60.0,
-        help=cli.Rare("seconds between two rows of agent_default, colmet-node's self-metrics (default: %(default)g)"),
-    )
-    parser.add_argument("--disable-agent-stats", action="store_true", help=cli.Rare("do not send agent_default"))
 
 
 class AgentStats:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Sample, Schema, Table
 from colmet.common.tables.completeness import ALL, GAPS, SCHEMA
 from colmet.node.delivery.spool import Dropped
@@ -28,25 +27,6 @@ class DeliveryTotals(NamedTuple):
     by_table: Mapping[str, Mapping[str, int]]  # the same for batches with rows of each table
     dropped: Sequence[Dropped]  # the latest ranges of dropped batches
     duplicates: int  # batches that the collector reports as received more than once
-
-
-def add_options(parser: cli.Options) -> None:
-    """Declare --ledger-period and --disable-ledger."""
-    parser.add_argument(
-        "--ledger-period",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=60.0,
-        help=cli.Rare(
-            "seconds between two rows of completeness_default, which counts samples due, measured, sent and dropped "
-            "(default: %(default)g)"
-        ),
-    )
-    parser.add_argument(
-        "--disable-ledger",
-        action="store_true",
-        help=cli.Rare("do not send completeness_default and gaps_default: missing samples then remain unnoticed"),
-    )
 
 
 @dataclass
@@ -119,6 +99,10 @@ class CompletenessStats:
         self._reported: deque[tuple[int, list[_Gap]]] = deque(maxlen=MAX_REPORTED)  # by number of the batch
         self._dropped: dict[tuple[int, int], int] = {}  # reported ranges, by epoch and first number: the last one
         self._new_gaps: dict[tuple[str, str], int] = {}
+
+    def change(self, period_s: float) -> None:
+        """Set the period, in seconds."""
+        self._every.change(period_s)
 
     def begin_tick(self, time_ns: int) -> None:
         """Begin a tick; samples missed from now on belong to it."""

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 
-from colmet.common.runtime import cli
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cpus import parse_cpu_list
 from colmet.node.system.host import Host, is_gone
@@ -14,6 +13,7 @@ from colmet.node.system.host import Host, is_gone
 log = logging.getLogger(__name__)
 
 THREADS = "/proc/self/task"
+NICE = 5
 LOOKS = 20  # at a job whose CPUs may not have been set yet
 # By controller, as in Job.directory: the CPUs that the job may use, then, on old kernels, the CPUs it was given.
 CPU_FILES = {"cpuset": ("cpuset.effective_cpus", "cpuset.cpus"), "unified": ("cpuset.cpus.effective",)}
@@ -44,8 +44,7 @@ class Placement:
 
     Args:
         host: the machine.
-        nice: the lowest nice value of each thread; 0 changes nothing.
-        affinity: whether to avoid the jobs' CPUs.
+        nice: the lowest nice value of each thread.
         get_nice: returns a thread's nice value, `os.getpriority` for one thread.
         set_nice: sets it.
         get_cpus: returns a thread's CPUs, as `os.sched_getaffinity`; called once, for the CPUs of the start.
@@ -59,8 +58,7 @@ class Placement:
     def __init__(
         self,
         host: Host,
-        nice: int = 5,
-        affinity: bool = True,
+        nice: int = NICE,
         *,
         get_nice: Callable[[int], int] = lambda tid: os.getpriority(os.PRIO_PROCESS, tid),
         set_nice: Callable[[int, int], None] = lambda tid, nice: os.setpriority(os.PRIO_PROCESS, tid, nice),
@@ -69,7 +67,6 @@ class Placement:
     ) -> None:
         self._host = host
         self._nice = nice
-        self._affinity = affinity
         self._get_nice = get_nice
         self._set_nice = set_nice
         self._set_cpus = set_cpus
@@ -82,8 +79,7 @@ class Placement:
 
     def lower_priority(self) -> None:
         """Raise every thread's nice value to the configured one; later threads inherit it."""
-        if self._nice:
-            self._for_each_thread(self._lower, "run at a lower priority; --nice 0 leaves the priority as it is")
+        self._for_each_thread(self._lower, "run at a lower priority")
 
     def _lower(self, tid: int) -> None:
         if self._get_nice(tid) < self._nice:
@@ -94,7 +90,7 @@ class Placement:
 
         Cheap if no job came or went. A job of unknown CPUs blocks none.
         """
-        if not self._affinity or not (self._unsettled or self._jobs != list(jobs)):
+        if not (self._unsettled or self._jobs != list(jobs)):
             return
         former, self._cpus_of = self._cpus_of, {}
         for job in jobs:
@@ -117,9 +113,7 @@ class Placement:
         if cpus == self.cpus:
             return
         failures = self.failures
-        self._for_each_thread(
-            lambda tid: self._move(tid, cpus), "run on the CPUs that no job has; --no-affinity stops trying"
-        )
+        self._for_each_thread(lambda tid: self._move(tid, cpus), "run on the CPUs that no job has")
         self.cpus = cpus if self.failures == failures else self._all
         log.info("runs on cpus=%s", ",".join(map(str, sorted(self.cpus))))
 

@@ -38,7 +38,6 @@ sample-period = 0.5
 """
 REAL_NODE = """verbose = 1
 sample-period = 2
-ledger-period = 5
 """
 
 
