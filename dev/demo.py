@@ -316,7 +316,7 @@ class Bed:
         """Start both daemons, at a period of a second, with a file for the rows and the page for this machine."""
         options = ["-s", "1", "--enable-jobproc", "--state-dir", "", *node_options]
         page = ["--http-listen", self.address, "--http-open"] if self.address else []
-        output = ["--hdf5-filepath", str(self.hdf5), "--hdf5-max-delay", "1"]
+        output = ["--hdf5-filepath", str(self.hdf5), "-s", "0.1"]
         daemons = Daemons(self.folder, options, [*output, *page])
         self.cleanup.callback(daemons.stop)
         return daemons

@@ -74,7 +74,7 @@ class Daemons:
 
     def collector(self, *arguments: str) -> None:
         """Start the collector."""
-        database = ("--elastic-host", NOWHERE, "--elastic-reject-file", "")
+        database = ("--elastic-host", NOWHERE)
         hdf5 = ("--hdf5-filepath", HDF5, "--hdf5-complevel", "9")
         self.start("collector", "--zeromq-bind-uri", self._uri, *hdf5, *database, *arguments)
 
@@ -149,7 +149,7 @@ def make(tree: Path, out: Path) -> None:
         root.end(ended)
         time.sleep(2)
         daemons.end("collector", signal.SIGTERM)
-        daemons.collector("--sample-period", "3600", "--buffer-size", "1000000", "--hdf5-max-delay", "3600")
+        daemons.collector("--sample-period", "3600", "--buffer-size", "1000000")
         time.sleep(SECOND_S)
         daemons.end("collector", signal.SIGKILL)
         time.sleep(ALONE_S)

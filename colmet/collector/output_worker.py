@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 1.0
 LAST_RETRY_S = 60.0
+DELAY_PERIODS = 12  # of --sample-period: longest rest between two writes, so that writing costs little
 LAST_BURST_BYTES = 8 << 20  # at the end, for a timely stop
 
 
@@ -220,7 +221,9 @@ class OutputWorker:
         self._used_s += time.thread_time() - began
         if not self._left:
             pause_s = self._used_s * (1 / self.output.share - 1)
-            self._not_before = self._monotonic() + min(pause_s, self.output.max_delay_s)
+            self._not_before = self._monotonic() + min(
+                pause_s, self.output.max_delay_s, DELAY_PERIODS * self._max_age_s
+            )
             self._since, self._used_s = None, 0.0
 
     def _write_burst(self) -> None:

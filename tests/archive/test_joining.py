@@ -300,6 +300,7 @@ def output_of(words):
     parser = Parser(prog="x")
     ArchiveOutput.add_options(parser)
     parser.add_argument("--hdf5-filepath")
+    parser.add_argument("--sample-period", type=float, default=5.0)
     return ArchiveOutput.from_options(parser.parse_args(words))
 
 
@@ -309,7 +310,7 @@ def test_the_output_joins_and_shows_its_counters(tmp_path, monkeypatch):
     line = f"7|7|ann|p|q|{NOW}|{int(time.time()) - 60}|{int(time.time()) - 50}|COMPLETED|0:0|5|cpu=1|cpu=1|n1|sleep"
     commands.answers(["sacct", None], [line.split("|")])
     path = tmp_path / "a.sqlite"
-    output = output_of(["--archive", str(path), "--archive-batch", "slurm", "--archive-batch-period", "0.05"])
+    output = output_of(["--archive", str(path), "--archive-batch", "slurm", "--sample-period", "0.005"])
     output.open(OutputState(str(tmp_path / "archive.json"), "ab" * 8, 1, 1))
     output.recover()
     wait_for(lambda: output.counters()["batch_alone"] == 1)

@@ -226,7 +226,7 @@ class Colmet:
         self, directory, hdf5, *node_options, collector_options=(), settings=None, environment=None, nodes=((),)
     ):
         uri = f"tcp://127.0.0.1:{free_port()}"
-        output = ("--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1", "--hdf5-max-delay", "1")
+        output = ("--enable-stdout-backend", "--stdout-format", "json", "--buffer-size", "1", "-s", "0.1")
         output += tuple(collector_options)
         settings = {"zeromq_bind_uri": uri, "hdf5_filepath": hdf5, **(settings or {})}
         arguments = unit_arguments("colmet-collector", directory, output, **settings)

@@ -62,7 +62,7 @@ def cell(tmp_path_factory):
             assert eventually(lambda: len(accounts(bed)) == len(bed.kinds)), accounts(bed)
             bed.accounts = accounts(bed)
             options = ("--archive", str(path), "--archive-batch", f"gridengine={accounting}")
-            with serving(directory / "log", *options, "--archive-batch-period", "1") as interface:
+            with serving(directory / "log", *options, "-s", "0.2") as interface:
                 bed.archive = Archive(path, interface)
                 assert eventually(lambda: len(bed.archive.rows()) == len(bed.kinds)), interface.log.read_text()
                 yield bed

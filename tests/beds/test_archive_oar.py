@@ -89,7 +89,7 @@ def site(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("archive-oar")
     bed, port = Bed("oar", PYTHON=sys.executable, MEMORY=str(MEMORY_MB), RESOURCES="12", TWO_NODES="yes"), free_port()
     path = scripts_of(bed, ("oarstat",), directory / "bin")
-    options = ("--http-listen", str(port), "--http-open", "--archive-batch", "oar", "--archive-batch-period", "2")
+    options = ("--http-listen", str(port), "--http-open", "--archive-batch", "oar", "-s", "0.2")
     nodes = [ON_FIRST, ("sh", "-ec", ON_SECOND, "sh", str(bed.directory))]
     groups = "/sys/fs/cgroup/cpuset/oar/* /sys/fs/cgroup/cpuset/colmet-node2/oar/*"
     with running(

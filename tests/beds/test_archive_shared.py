@@ -110,7 +110,7 @@ class Site:
                 Collector(
                     *(fleet, directory / f"collector-{n}.log", "-v", "--zeromq-bind-uri", uri, "-s", "0.2"),
                     *("--buffer-size", "20", "--journal-dir", str(journal), "--journal-size", "64M"),
-                    *("--elastic-host", server.url, "--elastic-timeout", "10", "--archive-batch", "none"),
+                    *("--elastic-host", server.url, "--archive-batch", "none"),
                 )
             )
 

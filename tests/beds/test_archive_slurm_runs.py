@@ -84,7 +84,7 @@ def site(request, tmp_path_factory):
     directory = tmp_path_factory.mktemp("archive-slurm-runs")
     bed, port = Bed("slurm", GATHER="cgroup", ACCOUNTS="yes"), free_port()
     path = scripts_of(bed, ("squeue", "sacct"), directory / "bin", SLURM_CONF=str(bed.directory / "slurm.conf"))
-    options = ("--http-listen", str(port), "--http-open", "--archive-batch", "slurm", "--archive-batch-period", "5")
+    options = ("--http-listen", str(port), "--http-open", "--archive-batch", "slurm", "-s", "0.2")
     nodes = [("unshare", "--uts", "--mount", "sh", "-ec", ON_NODE, "sh", *pair) for pair in (NODES, NODES[::-1])]
     with running(
         *(request, directory, bed, "/sys/fs/cgroup/freezer/slurm*/uid_*/job", "freezer"), pause_s=0.5, nodes=nodes,

@@ -828,7 +828,7 @@ def test_a_server_that_does_not_answer_in_time_has_every_row_once(empty, tmp_pat
     """It gets a bulk, and writes it when nobody waits for it any more."""
     messages, rows_each = 40, 20
     records = records_of(numbered(messages, rows_each))
-    with Writer(empty.url, tmp_path, "--elastic-timeout", "2") as writer:
+    with Writer(empty.url, tmp_path) as writer:
         writer.write(records[:10])
         empty.pause()
         try:

@@ -600,7 +600,6 @@ def test_the_defaults_are_those_of_06():
     parsed = options()
     assert (parsed.elastic_host, parsed.elastic_index_prefix) == (None, "colmet_")
     assert (parsed.http_credentials, parsed.no_check_certificates) == (None, False)
-    assert parsed.elastic_timeout == 30
 
 
 @pytest.mark.parametrize(
@@ -767,12 +766,6 @@ def test_without_a_place_for_the_reject_file_what_is_refused_is_counted(tmp_path
     assert output.counters()["rejected"] == output.counters()["rejects_not_kept"] == 2
     assert "refused rows not kept" in caplog.text
     output.close()
-    path = tmp_path / "mine"
-    output = from_options("--elastic-host", elastic.url, "--elastic-reject-file", str(path))
-    output.open(OutputState("", JOURNAL, 0, 0))
-    output.write([record(1)])
-    assert len(path.read_text().splitlines()) == 2
-    output.close()
 
 
 # -- https --
@@ -878,4 +871,4 @@ def test_the_help_names_every_option(capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(["--help-all"])
     said = capsys.readouterr().out
-    assert "%Y.%m.%d" in said and "--elastic-reject-file" in said
+    assert "%Y.%m.%d" in said

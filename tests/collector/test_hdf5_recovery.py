@@ -930,13 +930,8 @@ def from_command_line(*words):
 
 
 def test_options_of_rotation():
-    output = from_command_line("--hdf5-filepath=x", "--hdf5-rotate=1d", "--hdf5-rotate=10G", "--hdf5-max-delay=7")
-    assert (output.rotation.period_s, output.rotation.max_bytes, output.max_delay_s, output.share) == (
-        86400,
-        10 << 30,
-        7,
-        0.005,
-    )
+    output = from_command_line("--hdf5-filepath=x", "--hdf5-rotate=1d", "--hdf5-rotate=10G")
+    assert (output.rotation.period_s, output.rotation.max_bytes, output.share) == (86400, 10 << 30, 0.005)
     with pytest.raises(ConfigError, match=r"ends in \.hdf5, so it is the one file.*give --hdf5-filepath x,"):
         from_command_line("--hdf5-filepath=x.hdf5", "--hdf5-rotate=1d")
     with pytest.raises(ConfigError, match="one period, one size"):

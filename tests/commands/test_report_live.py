@@ -47,7 +47,7 @@ def root_directory(root):
 @pytest.fixture
 def daemons(tmp_path, root_directory):
     node = ["--cpuset_rootpath", str(root_directory.path), "-s", "0.5", "--enable-jobproc"]
-    made = Daemons(tmp_path, node, ["--hdf5-filepath", str(tmp_path / "x"), "--hdf5-max-delay", "0.2"])
+    made = Daemons(tmp_path, node, ["--hdf5-filepath", str(tmp_path / "x"), "-s", "0.1"])
     yield made
     made.stop()
 

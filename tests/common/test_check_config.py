@@ -57,7 +57,7 @@ REFUSED = [
         "--hdf5-filepath {tmp}/x --stdout-format json",
         "no effect without --enable-stdout-backend: give that",
     ),
-    ("collector", "--hdf5-filepath {tmp}/x --elastic-timeout 3", "--elastic-timeout has no effect without --elastic-h"),
+    ("collector", "--hdf5-filepath {tmp}/x --elastic-keep 3d", "--elastic-keep has no effect without --elastic-h"),
     ("collector", "--elastic-host http://h --hdf5-rotate 1d", "--hdf5-rotate has no effect without --hdf5-filepath"),
     ("collector", "--hdf5-filepath {tmp}/x --http-memory 64M", "--http-memory has no effect without --http-listen"),
     ("collector", "--hdf5-filepath {tmp}/x --metrics-jobs", "--metrics-jobs has no effect without --metrics-listen"),
@@ -199,7 +199,7 @@ def test_an_option_of_0_6_without_an_effect_is_accepted_with_a_warning(daemon, l
 def test_what_a_file_turns_off_or_leaves_as_it_is_needs_no_effect(tmp_path, capsys):
     path = tmp_path / "collector.toml"
     path.write_text(
-        f"hdf5-filepath = '{tmp_path}/x'\nhttp-open = false\nelastic-timeout = 30\nstdout-format = 'text'\n"
+        f"hdf5-filepath = '{tmp_path}/x'\nhttp-open = false\nelastic-data-stream = false\nstdout-format = 'text'\n"
     )
     path.chmod(0o600)
     assert collector_main.main(["--config", str(path), "--check-config"]) == 0

@@ -158,7 +158,7 @@ def output(uri, tmp_path):
 @pytest.mark.live
 def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector, tmp_path):
     path = tmp_path / "x.hdf5"
-    collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
+    collector = start_collector("--hdf5-filepath", str(path), "-s", "0.1")
     one = output("--deadline", "300")
     one.put(DOCUMENTS, TIME_NS)
     assert one.finish() == Outcome(1, 0, 0, 0)
@@ -216,7 +216,7 @@ def test_runs_without_a_collector_end_soon_and_the_next_one_brings_all(output, s
         one.close()
     assert "collector has not acknowledged all rows waiting=3: they are sent again by the next run" in caplog.text
     path = tmp_path / "x.hdf5"
-    collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
+    collector = start_collector("--hdf5-filepath", str(path), "-s", "0.1")
     one = output("--deadline", "300")
     assert one.finish() == Outcome(3, 0, 0, 0), "also where a run has nothing of its own"
     one.close()

@@ -298,4 +298,4 @@ def test_the_daemon_lowers_its_priority_with_that_of_its_threads():
         nices = {os.getpriority(os.PRIO_PROCESS, tid) for tid in tids}
         process.terminate()
         process.communicate()
-    assert len(tids) >= 3 and nices == {5}
+    assert len(tids) >= 3 and nices == {max(5, os.getpriority(os.PRIO_PROCESS, 0))}

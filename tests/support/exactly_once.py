@@ -115,7 +115,7 @@ class World:
         self.collector = Collector(
             *(self.fleet, log or directory / "collector.log"),
             *("-v", "--zeromq-bind-uri", uri, "-s", "0.2", "--buffer-size", "20", "--journal-size", "64M"),
-            *("--hdf5-filepath", str(self.prefix), "--hdf5-max-delay", "0.5"),
+            *("--hdf5-filepath", str(self.prefix), "-s", "0.1"),
             *(("--elastic-host", database.url, "--no-shared-archive") if database else ()),
         )
 

@@ -32,7 +32,7 @@ class Bed:
         self.daemon = Daemon(
             *("colmet.collector.main", folder / "log", "--zeromq-bind-uri", uri, "--control-socket", str(self.control)),
             *("--hdf5-filepath", str(folder / "c"), "--http-open", "--http-listen", str(self.http)),
-            *("-s", "0.2", "--hdf5-max-delay", "0.2"),
+            *("-s", "0.1"),
             **({"env": {**os.environ, **environment}} if environment else {}),
         )
         self.push = Push(uri, 1000, 0)

@@ -49,7 +49,7 @@ def test_each_job_has_one_summary_after_kills(start_collector, tmp_path, monkeyp
         commands.answers(["sacct", None], accounts(now, JOBS * (n + 1) // ROUNDS))
         collector = start_collector(
             *("--journal-dir", str(tmp_path / "journal"), "--archive", path, "--archive-batch", "slurm"),
-            *("--archive-batch-period", "0.02", "--enable-stdout-backend"),
+            *("-s", "0.02", "--enable-stdout-backend"),
         )
         asked = len(commands.asked("sacct"))
         wait_for(lambda asked=asked: len(commands.asked("sacct")) > asked)
@@ -57,7 +57,7 @@ def test_each_job_has_one_summary_after_kills(start_collector, tmp_path, monkeyp
         collector.stop(signal.SIGKILL)
     collector = start_collector(
         *("--journal-dir", str(tmp_path / "journal"), "--archive", path, "--archive-batch", "slurm"),
-        *("--archive-batch-period", "0.02", "--enable-stdout-backend"),
+        *("-s", "0.02", "--enable-stdout-backend"),
     )
     wait_for(lambda: len(jobs_of(path)) == JOBS)
     assert collector.stop()[0] == 0

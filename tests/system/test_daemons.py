@@ -50,7 +50,7 @@ def test_a_real_job_is_measured_from_the_kernel_to_an_hdf5_file(start, start_col
 
     path = tmp_path / "x.hdf5"
     collector = start_collector(
-        *("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1"),
+        *("--hdf5-filepath", str(path), "-s", "0.1"),
         *("--enable-stdout-backend", "--stdout-format", "json"),
     )
     job = cgroups.job("jean-luc.p_4242")

@@ -70,7 +70,7 @@ class Site:
             self.collector = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "colmet.collector.main", "-v", "--zeromq-bind-uri", self.uri),
-                    *("--hdf5-filepath", str(folder / "c"), "-s", "0.2", "--hdf5-max-delay", "0.2"),
+                    *("--hdf5-filepath", str(folder / "c"), "-s", "0.2"),
                     *("--control-socket", self.control, *options),
                 ],
                 stderr=log,

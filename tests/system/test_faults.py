@@ -92,7 +92,7 @@ class Collector:
 
     def start(self):
         command = [sys.executable, "-m", "colmet.collector.main", "-v", "--zeromq-bind-uri", self.uri, "-s", "0.2"]
-        command += ["--hdf5-filepath", f"{self.prefix}.hdf5", "--hdf5-max-delay", "0.3", "--control-socket", ""]
+        command += ["--hdf5-filepath", f"{self.prefix}.hdf5", "-s", "0.1", "--control-socket", ""]
         self._log_start = len(self.log.read_text()) if self.log.exists() else 0
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(

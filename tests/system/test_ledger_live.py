@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.live, pytest.mark.slow]
 
 def test_an_outage_beyond_the_bound_and_a_kill_are_reported_row_by_row(start, start_collector, uri, tmp_path):
     prefix = str(tmp_path / "x")
-    stored = ("--hdf5-filepath", prefix, "--hdf5-max-delay", "0.2", "-s", "0.1")
+    stored = ("--hdf5-filepath", prefix, "-s", "0.1")
     collector = start_collector(*stored)
     command = (
         *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.01", "--mapping-dir", ""),

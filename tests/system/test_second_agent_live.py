@@ -64,7 +64,7 @@ def eventually(found, timeout_s=60):
 def test_rows_of_one_agent_are_stored_and_those_of_the_other_wait(tmp_path, root_directory, wire):
     control, other_control = str(tmp_path / "c.sock"), str(tmp_path / "n.sock")
     options = ["--cpuset_rootpath", str(root_directory.path), "-s", "0.5", "--control-socket", ""]
-    output = ["--hdf5-filepath", str(tmp_path / "x"), "--hdf5-max-delay", "0.2", "--control-socket", control]
+    output = ["--hdf5-filepath", str(tmp_path / "x"), "-s", "0.1", "--control-socket", control]
     daemons = Daemons(tmp_path, options, output)
     other = None
     try:

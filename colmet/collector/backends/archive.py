@@ -28,7 +28,7 @@ from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import database_client
-from colmet.common.runtime.cli import Options, Rare, period, positive_seconds
+from colmet.common.runtime.cli import Options, Rare, period
 from colmet.common.runtime.files import check_writable, make, reason_with_remedy
 
 log = logging.getLogger(__name__)
@@ -118,13 +118,6 @@ class ArchiveOutput(OutputBackend):
             ),
         )
         parser.add_argument(
-            "--archive-batch-period",
-            metavar="SECONDS",
-            type=positive_seconds,
-            default=PERIOD_S,
-            help=Rare(f"time between two questions to a batch system (default: {PERIOD_S:.0f})"),
-        )
-        parser.add_argument(
             "--archive-keep",
             metavar="PERIOD",
             type=period,
@@ -145,9 +138,8 @@ class ArchiveOutput(OutputBackend):
             return None
         named = options.archive_batch
         try:
-            joiner = joiner_of(
-                named, lambda: ArchiveStore(path, writable=True), options.archive_batch_period, named != AUTO
-            )
+            period_s = min(PERIOD_S, 12 * options.sample_period)
+            joiner = joiner_of(named, lambda: ArchiveStore(path, writable=True), period_s, named != AUTO)
         except ConfigError as err:
             raise ConfigError(f"--archive-batch: {err}") from err
         indices = None

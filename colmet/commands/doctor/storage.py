@@ -80,9 +80,6 @@ def places(target: Target) -> list[WritableDirectory]:
         if options.hdf5_filepath:
             folder = os.path.dirname(os.path.abspath(options.hdf5_filepath))
             found.append(WritableDirectory("--hdf5-filepath", folder, 0, parents=True))
-        if options.elastic_reject_file:
-            folder = os.path.dirname(os.path.abspath(options.elastic_reject_file))
-            found.append(WritableDirectory("--elastic-reject-file", folder, 0, made=False))
     return [place._replace(path=os.path.abspath(place.path)) for place in found if place.path]
 
 

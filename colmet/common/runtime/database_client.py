@@ -38,6 +38,7 @@ log = logging.getLogger(__name__)
 
 MAX_ANSWER_BYTES = 32 << 20
 CONNECT_S = 10.0
+TIMEOUT_S = 30.0  # of an answer
 MAX_HOST_REST_S = 300.0
 
 PREFIX = re.compile(r"(?:[a-z0-9][a-z0-9._-]{0,63})?", re.ASCII)
@@ -206,13 +207,6 @@ def add_options(parser: Options, purpose: str) -> None:
     parser.add_argument(
         "--elastic-client-key", metavar="FILE", help=cli.Rare("key of the client certificate, if in another file")
     )
-    parser.add_argument(
-        "--elastic-timeout",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=30.0,
-        help=cli.Rare("wait at most S seconds for an answer of the server (default: %(default)g)"),
-    )
     require(parser, "--elastic-host", "--elastic-", "--http-credentials", "--no-check-certificates")
 
 
@@ -297,7 +291,7 @@ def open_client(options: argparse.Namespace, warns: bool = True) -> DatabaseClie
         warns: whether it warns of unsafe ones; once is enough for a program.
     """
     urls = checked_urls(options)
-    return DatabaseClient(urls, open_http(options, urls, warns), options.elastic_timeout, threading.Event())
+    return DatabaseClient(urls, open_http(options, urls, warns), TIMEOUT_S, threading.Event())
 
 
 def _authorization(options: argparse.Namespace, warns: bool) -> str:

@@ -64,7 +64,6 @@ class ElasticsearchOutput(OutputBackend):
     Args:
         urls: of the hosts, in order of preference.
         use_templates: whether index templates may be created.
-        reject_file: for documents refused for good; None for a file beside the state.
         keep_s: rows of indices with a date may be removed by the database when they are older; 0 keeps all.
     """
 
@@ -77,9 +76,8 @@ class ElasticsearchOutput(OutputBackend):
         urls: Sequence[str],
         http: HttpClient,
         naming: IndexNaming,
-        timeout_s: float = 30.0,
+        timeout_s: float = database_client.TIMEOUT_S,
         use_templates: bool = True,
-        reject_file: str | None = None,
         keep_s: int = 0,
     ) -> None:
         self._stop = threading.Event()
@@ -87,7 +85,6 @@ class ElasticsearchOutput(OutputBackend):
         self._naming = naming
         self._retention = Retention(self._client, naming.prefix, naming.date_format, keep_s) if keep_s else None
         self._use_templates = use_templates
-        self._reject_file = reject_file
         self._bulk_bytes = MAX_BULK_BYTES
         self._bulks_in_a_row = 0
         self._templates: dict[bytes, bool] = {}  # by the schema's digest: whether it exists
@@ -130,14 +127,6 @@ class ElasticsearchOutput(OutputBackend):
             action="store_true",
             help=Rare("create no index templates (they require a privilege), but each index with its types"),
         )
-        parser.add_argument(
-            "--elastic-reject-file",
-            metavar="PATH",
-            help=Rare(
-                "write documents that the server refuses for good to this file (default: "
-                f"{REJECT_FILE} in the journal's directory)"
-            ),
-        )
 
     @classmethod
     def from_options(cls, options: argparse.Namespace) -> ElasticsearchOutput | None:
@@ -162,9 +151,8 @@ class ElasticsearchOutput(OutputBackend):
             urls,
             database_client.open_http(options, urls),
             IndexNaming(prefix, date_format, options.elastic_data_stream),
-            options.elastic_timeout,
+            database_client.TIMEOUT_S,
             not options.elastic_no_template,
-            options.elastic_reject_file,
             options.elastic_keep,
         )
 
@@ -172,10 +160,7 @@ class ElasticsearchOutput(OutputBackend):
         """Prepare the output without a request: the server may be unavailable."""
         self._state = state
         self._documents = Documents(self._naming, state.journal, self._mappings.fit)
-        path = self._reject_file
-        if path is None:
-            path = os.path.join(state.directory, REJECT_FILE) if state.directory else ""
-        self._dead_letters = DeadLetters(path)
+        self._dead_letters = DeadLetters(os.path.join(state.directory, REJECT_FILE) if state.directory else "")
         if not state.directory:
             log.warning("without a journal, rows that wait for the database are lost at the end; give --journal-dir")
 

@@ -91,16 +91,6 @@ def add_options(parser: Options) -> None:
         action="store_true",
         help=cli.Rare("add checksums (Fletcher-32) to new tables; readers check them"),
     )
-    parser.add_argument(
-        "--hdf5-max-delay",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=MAX_DELAY_S,
-        help=cli.Rare(
-            "write rows at most S seconds after their arrival; within this, they are collected until writing costs 2 "
-            "%% of the time (default: %(default)g)"
-        ),
-    )
     require(parser, "--hdf5-filepath", "--hdf5-")
 
 

@@ -133,7 +133,6 @@ class Hdf5Output(OutputBackend):
             rotate_s=rotate.get("s", 0),
             rotate_bytes=rotate.get("bytes", 0),
             keep_s=options.hdf5_keep,
-            max_delay_s=options.hdf5_max_delay,
         )
 
     def counters(self) -> dict[str, int]:
