@@ -177,6 +177,7 @@ def test_the_option_is_checked(tmp_path):
     parser = Parser(prog="x")
     ArchiveOutput.add_options(parser)
     parser.add_argument("--hdf5-filepath")
+    parser.add_argument("--sample-period", type=float, default=5.0)
     assert ArchiveOutput.from_options(parser.parse_args([])) is None
     for words, path in ((["--hdf5-filepath", "x"], "x.archive.sqlite"), (["--archive", "y"], "y")):
         assert ArchiveOutput.from_options(parser.parse_args(words)).path == path

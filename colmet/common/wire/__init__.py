@@ -66,23 +66,20 @@ class Decoder:
         """Return the number of fields in descriptions parsed for the latest message, decodable or not."""
         return self._schemas.new_fields
 
-    def decode(self, message: bytes, new_fields: int = v1.MAX_SCHEMA_FIELDS) -> Decoded:
-        """Return the batches of a message with at most `new_fields` fields in new descriptions.
+    def decode(self, message: bytes, new_fields: Callable[[], int] = lambda: v1.MAX_SCHEMA_FIELDS) -> Decoded:
+        """Return the batches of a message; `new_fields` returns how many fields its new descriptions may have.
 
         Raises:
             OverBudget: its descriptions have more new fields.
             Undescribed: it is in the short form, and one of its descriptions has not come.
             WireError: for any other defect; no other exception is raised.
         """
-        self._schemas.allow(new_fields)
-        return self._decoded(message, self._schemas)
-
-    def decode_known(self, message: bytes) -> tuple[Batch, int] | None:
-        """Return batch and checksum of a message in our own dialect that needs no description; None for most others.
-
-        It is cheaper than `decode`, which any other message needs, also one with a defect.
-        """
-        return v1.decode_known(message, self._schemas)
+        schemas = self._schemas
+        schemas.allow(new_fields)
+        if message.startswith(v1.START) and len(message) <= MAX_MESSAGE_BYTES:  # most do; as `_decoded`, but faster
+            batch, checksum = v1.decode(message, schemas)
+            return Decoded._make(("v1", (batch,), 0, schemas.unfit_rows, checksum, schemas.unfit_tables))
+        return self._decoded(message, schemas)
 
     def decode_together(self, messages: Sequence[bytes]) -> list[Decoded | WireError | None]:
         """Return what is cheaper to decode for many messages together: those of Colmet 0.6; None for each other one."""

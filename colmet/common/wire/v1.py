@@ -16,21 +16,24 @@ from zlib import crc32
 
 import msgpack
 import numpy as np
+from msgpack import unpackb
 
 from colmet.common.errors import OverBudget, Undescribed, WireError
 from colmet.common.schema import Batch, Schema, Table, digest_of
 from colmet.common.tables import misfits
-from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int, scalars
+from colmet.common.wire.limits import MAX_JOBS, at_most, checked_host, checked_int, scalars, shown
 
 VERSION = 1
 KEYS = frozenset({"v", "host", "epoch", "seq", "time", "jobs", "tables"})
 _VALUES = itemgetter("v", "host", "epoch", "seq", "time", "jobs", "tables")
 NIL = b"\xc0"
 FIXMAP_OF_ALL_KEYS = 0x80 + len(KEYS)
+START = bytes([FIXMAP_OF_ALL_KEYS]) + b"\xa1v\x01"  # of a message from `encode`
 SHORT_BYTES = 8  # of a digest in a table without its description
 LEFT_OUT: Any = object()  # in place of the description
 CAME = b"\xa4came\xce"  # ends a shortened message, with the CRC-32 of the original behind it; readers skip it
 MAX_SMALL_BYTES = 64 << 10
+TABLE_FORM = "a table is not a list of digest, description, time and rows"
 MAX_INT = (1 << 63) - 1
 MAX_KEYS = 64  # ours, and those of newer nodes, which are skipped
 MAX_TABLES = 256
@@ -83,7 +86,7 @@ class SchemaCache:
     def __init__(self) -> None:
         self.new_fields = self.unfit_tables = self.unfit_rows = 0
         self.unfit: dict[bytes, str] = {}
-        self._allowed = MAX_INT
+        self._allowed: Callable[[], int] = lambda: MAX_INT
         self._schemas: OrderedDict[bytes, Schema] = OrderedDict()
         self._by_start: dict[bytes, Schema] = {}  # the same, by the start of the digest
         self._fields = 0
@@ -91,8 +94,8 @@ class SchemaCache:
     def __len__(self) -> int:
         return len(self._schemas)
 
-    def allow(self, new_fields: int) -> None:
-        """Set the maximum number of fields in the descriptions to parse from now on."""
+    def allow(self, new_fields: Callable[[], int]) -> None:
+        """Set what returns the maximum number of fields in the descriptions to parse from now on."""
         self.new_fields = self.unfit_tables = self.unfit_rows = 0
         self._allowed = new_fields
 
@@ -114,8 +117,9 @@ class SchemaCache:
                 raise Undescribed(f"the description of table {digest[:SHORT_BYTES].hex()} has not come")
             text = inflated(description)
             fields = text.count(b"\n")
-            if self.new_fields + fields > self._allowed:
-                raise OverBudget(f"descriptions of more than {self._allowed} new fields", "fields")
+            allowed = self._allowed()
+            if self.new_fields + fields > allowed:
+                raise OverBudget(f"descriptions of more than {allowed} new fields", "fields")
             self.new_fields += fields
             schema = self._add(digest, text)
         return schema
@@ -263,140 +267,13 @@ def _read(message: bytes) -> dict[str, Any]:
 
 
 def _parts(unpack: Callable[[], Any], count: int) -> list[Any]:
-    if count == 3:
-        return [unpack(), LEFT_OUT, unpack(), unpack()]
-    if count != 4:
-        raise WireError("a table is not a list of digest, description, time and rows")
-    return [unpack(), unpack(), unpack(), unpack()]
+    if count not in (3, 4):
+        raise WireError(TABLE_FORM)
+    return [unpack() for _ in range(count)]
 
 
-def _table(parts: list[Any], batch_time_ns: int, schemas: SchemaCache) -> Table:
-    digest, description, time_ns, packed = parts
-    schema = schemas.get(digest, description)
-    size = schema.dtype.itemsize
-    if type(packed) is not bytes or len(packed) % size:
-        raise WireError(f"table {schema.name}: the rows are not whole rows of {size} bytes")
-    # the sign bits of the job ids, the first 8 bytes of each row
-    if not packed[7::size].isascii():
-        raise WireError(f"table {schema.name}: a job id is negative")
-    if len(packed) > size * MAX_JOBS:
-        at_most(MAX_JOBS, len(np.unique(np.frombuffer(packed, schema.dtype)["job_id"])), "jobs in a table")
-    time_ns = batch_time_ns if time_ns is None else checked_int(time_ns, "a table's time")
-    return Table(schema, time_ns, packed)
-
-
-def _checksum(fields: dict[str, Any]) -> int:
-    """Return a checksum of the measured content: one for both forms of a message, and for all names of its host."""
-    batch_time_ns = fields["time"]
-    crc: int = (batch_time_ns + sum(fields["jobs"] or ())) & 0xFFFFFFFF
-    for digest, _, time_ns, rows in fields["tables"]:
-        if time_ns is not None and time_ns != batch_time_ns:
-            crc = crc32(b"%d" % time_ns, crc)
-        crc = crc32(rows, crc32(digest[:SHORT_BYTES], crc))
-    return crc
-
-
-def _batch(fields: dict[str, Any], schemas: SchemaCache | None) -> Batch:
-    """Return the batch of a map's entries; every value is checked here, its type and its range.
-
-    Without a cache of schemas the batch has no tables. A table with one of Colmet's own names and other kinds of values
-    is dropped: its first sender would define columns unfit for the values of all others.
-    """
-    epoch, seq = checked_int(fields["epoch"], "epoch"), checked_int(fields["seq"], "seq")
-    time_ns, jobs = checked_int(fields["time"], "time"), fields["jobs"]
-    if jobs is not None:
-        jobs = tuple([checked_int(job, "a job id") for job in jobs])
-    tables = []
-    columns = 0
-    for parts in fields["tables"]:
-        if schemas is None:
-            break
-        table = _table(parts, time_ns, schemas)
-        columns += len(table.schema.names)
-        if columns > MAX_MESSAGE_FIELDS:
-            raise WireError(f"more than {MAX_MESSAGE_FIELDS} fields in the tables of a message")
-        if table.schema.digest in schemas.unfit:
-            schemas.unfit_tables += 1
-            schemas.unfit_rows += len(table)
-            continue
-        tables.append(table)
-    return Batch(checked_host(fields["host"]), epoch, seq, time_ns, jobs, tuple(tables))
-
-
-def decode_known(message: bytes, schemas: SchemaCache | None) -> tuple[Batch, int] | None:
-    """Return the result of `decode` for a small message in a node's usual form and with known tables, but faster.
-
-    None for any other one, also for any defect. This is the collector's innermost loop: one pass, without names for
-    the errors. The message's size bounds the memory allocated by `unpackb`.
-    """
-    if not message or len(message) > MAX_SMALL_BYTES or message[0] != FIXMAP_OF_ALL_KEYS:
-        return None
-    try:
-        version, host, epoch, seq, batch_time_ns, jobs, described = _VALUES(msgpack.unpackb(message))
-        if not (type(version) is type(epoch) is type(seq) is type(batch_time_ns) is int and version == VERSION):
-            return None
-        if (epoch | seq | batch_time_ns) >> 63:  # one of them is negative or above `MAX_INT`
-            return None
-        crc = batch_time_ns
-        if jobs is not None:
-            if type(jobs) is not list or len(jobs) > MAX_JOBS:
-                return None
-            for job in jobs:
-                if type(job) is not int or job >> 63:
-                    return None
-            crc += sum(jobs)
-            jobs = tuple(jobs)
-        if type(described) is not list or len(described) > MAX_TABLES:
-            return None
-        crc &= 0xFFFFFFFF
-        tables = []
-        columns = 0
-        for parts in described:
-            if type(parts) is not list:
-                return None
-            if len(parts) == 3:
-                digest, time_ns, packed = parts
-                description = LEFT_OUT
-            else:
-                digest, description, time_ns, packed = parts
-                if type(description) is not bytes:
-                    return None
-            if time_ns is None:
-                time_ns = batch_time_ns
-            elif type(time_ns) is not int or time_ns >> 63:
-                return None
-            elif time_ns != batch_time_ns:
-                crc = crc32(b"%d" % time_ns, crc)
-            crc = crc32(packed, crc32(digest[:SHORT_BYTES], crc))
-            if schemas is not None:
-                schema = schemas.known(digest, description)
-                if schema is None or type(packed) is not bytes or schema.digest in schemas.unfit:
-                    return None
-                size = schema.row_bytes
-                # the sign bits of the job ids, the first 8 bytes of each row
-                if len(packed) % size or len(packed) > size * MAX_JOBS or not packed[7::size].isascii():
-                    return None
-                columns += len(schema.names)
-                tables.append(Table(schema, time_ns, packed))
-        if columns > MAX_MESSAGE_FIELDS:
-            return None
-        # same as Batch(...), in a third of the time
-        return Batch._make((checked_host(host), epoch, seq, batch_time_ns, jobs, tuple(tables))), crc
-    except Exception:  # noqa: BLE001 - msgpack's own types, ValueError, KeyError, ...
-        return None
-
-
-def decode(message: bytes, schemas: SchemaCache | None) -> tuple[Batch, int]:
-    """Return the batch in a message and the checksum of its content; without a cache of schemas, it has no tables.
-
-    Raises:
-        Undescribed: it is in the short form, and `schemas` lacks one of its descriptions.
-        WireError: the message is not a whole, allowed batch of version 1.
-        OverBudget: its descriptions have more fields than `schemas` allows.
-    """
-    known = decode_known(message, schemas)
-    if known is not None:
-        return known
+def _read_values(message: bytes) -> tuple[Any, ...]:
+    """Return the values of a map under `KEYS`, of any type, in the order of `_VALUES`; WireError names a defect."""
     try:
         fields = _read(message)
     except WireError:
@@ -405,12 +282,96 @@ def decode(message: bytes, schemas: SchemaCache | None) -> tuple[Batch, int]:
         raise WireError(f"not a whole message of this dialect: {type(err).__name__} {err}") from err
     if KEYS - fields.keys():
         raise WireError(f"the map lacks {', '.join(sorted(KEYS - fields.keys()))}")
-    try:
-        batch = _batch(fields, schemas)
-    except Undescribed as err:
-        err.host, err.epoch = checked_host(fields["host"]), fields["epoch"]
-        raise
-    try:
-        return batch, _checksum(fields)
-    except (TypeError, ValueError, OverflowError) as err:  # without schemas the tables are unchecked
-        raise WireError(f"a table has parts of another type: {err}") from err
+    return tuple(_VALUES(fields))
+
+
+def decode(message: bytes, schemas: SchemaCache | None) -> tuple[Batch, int]:
+    """Return the batch in a message and the checksum of its content; without a cache of schemas, it has no tables.
+
+    Every value is checked here, its type and its range. The checksum is one for both forms of a message. A table with
+    one of Colmet's own names and other kinds of values is dropped, and counted by `schemas`: its first sender would
+    define columns unfit for the values of all others. This is the collector's innermost loop: one pass.
+
+    Raises:
+        Undescribed: it is in the short form, and `schemas` lacks one of its descriptions.
+        WireError: the message is not a whole, allowed batch of version 1.
+        OverBudget: its descriptions have more fields than `schemas` allows.
+    """
+    version = None
+    if message and len(message) <= MAX_SMALL_BYTES and message[0] == FIXMAP_OF_ALL_KEYS:
+        # a small message in a node's usual form: its size bounds the memory that this takes
+        try:
+            version, host, epoch, seq, batch_time_ns, jobs, described = _VALUES(unpackb(message))
+        except Exception:  # noqa: BLE001 - the careful reader names the defect
+            version = None
+    if version != VERSION or type(version) is not int:
+        _, host, epoch, seq, batch_time_ns, jobs, described = _read_values(message)
+    if not type(epoch) is type(seq) is type(batch_time_ns) is int or (epoch | seq | batch_time_ns) >> 63:
+        for value, what in ((epoch, "epoch"), (seq, "seq"), (batch_time_ns, "time")):
+            checked_int(value, what)
+    crc = batch_time_ns
+    if jobs is not None:
+        if type(jobs) is not list:
+            raise WireError(f"jobs is {shown(jobs)}, not a list")
+        if len(jobs) > MAX_JOBS:
+            at_most(MAX_JOBS, len(jobs), "jobs")
+        for job in jobs:
+            if type(job) is not int or job >> 63:
+                checked_int(job, "a job id")
+        crc += sum(jobs)
+        jobs = tuple(jobs)
+    if type(described) is not list:
+        raise WireError(f"tables is {shown(described)}, not a list")
+    if len(described) > MAX_TABLES:
+        at_most(MAX_TABLES, len(described), "tables")
+    crc &= 0xFFFFFFFF
+    tables = []
+    columns = 0
+    for parts in described:
+        if type(parts) is not list:
+            raise WireError(TABLE_FORM)
+        if len(parts) == 3:
+            digest, time_ns, packed = parts
+            description = LEFT_OUT
+            is_bytes = type(digest) is type(packed) is bytes
+        elif len(parts) == 4:
+            digest, description, time_ns, packed = parts
+            is_bytes = type(digest) is type(packed) is type(description) is bytes
+        else:
+            raise WireError(TABLE_FORM)
+        if not is_bytes:
+            raise WireError("a table's digest, description or rows are not a byte string")
+        if time_ns is None:
+            time_ns = batch_time_ns
+        elif type(time_ns) is not int or time_ns >> 63:
+            checked_int(time_ns, "a table's time")
+        elif time_ns != batch_time_ns:
+            crc = crc32(b"%d" % time_ns, crc)
+        crc = crc32(packed, crc32(digest[:SHORT_BYTES], crc))
+        if schemas is None:
+            continue
+        schema = schemas.known(digest, description)
+        if schema is None:
+            try:
+                schema = schemas.get(digest, description)
+            except Undescribed as err:
+                err.host, err.epoch = checked_host(host), epoch
+                raise
+        size = schema.row_bytes
+        if len(packed) % size:
+            raise WireError(f"table {schema.name}: the rows are not whole rows of {size} bytes")
+        # the sign bits of the job ids, the first 8 bytes of each row
+        if not packed[7::size].isascii():
+            raise WireError(f"table {schema.name}: a job id is negative")
+        if len(packed) > size * MAX_JOBS:
+            at_most(MAX_JOBS, len(np.unique(np.frombuffer(packed, schema.dtype)["job_id"])), "jobs in a table")
+        columns += len(schema.names)
+        if columns > MAX_MESSAGE_FIELDS:
+            raise WireError(f"more than {MAX_MESSAGE_FIELDS} fields in the tables of a message")
+        if schema.digest in schemas.unfit:
+            schemas.unfit_tables += 1
+            schemas.unfit_rows += len(packed) // size
+        else:
+            tables.append(Table(schema, time_ns, packed))
+    # same as Batch(...), in a third of the time
+    return Batch._make((checked_host(host), epoch, seq, batch_time_ns, jobs, tuple(tables))), crc
