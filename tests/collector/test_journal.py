@@ -812,20 +812,6 @@ def test_after_a_failed_write_the_tables_are_described_again(rig, monkeypatch):
     assert seqs(journal, 1) == [1, 2] and seqs(journal) == [0, 1, 2]
 
 
-def test_the_journal_of_an_earlier_version_is_continued_and_that_version_ends_at_this_one(rig):
-    path = Path(rig.directory) / store_module.NAME_FILE
-    journal = rig.open()
-    put(journal, 1)
-    rig.close()
-    path.write_bytes(path.read_bytes().replace(b'"form": 2', b'"form": 1'))
-    journal = rig.open()
-    put_short(journal, 2)
-    rig.close()
-    assert b'"form": 2' in path.read_bytes(), "which reads form 1 alone"
-    journal = rig.open()
-    assert seqs(journal) == [1, 2]
-
-
 def test_a_description_that_cannot_be_read_is_counted(rig, monkeypatch):
     message = v1.encode(batch(1))
     with monkeypatch.context() as patched:

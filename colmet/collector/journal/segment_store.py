@@ -25,8 +25,7 @@ from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 
-FORM = 2  # of the directory; 1: all messages in the full form
-FORMS = (1, FORM)
+FORM = 2  # of the directory
 AWAY = "move the directory away to start a new journal: its unwritten rows wait there for that version"
 NAME_FILE = "journal.json"
 JOURNAL = re.compile("[0-9a-f]{16}", re.ASCII)
@@ -113,13 +112,13 @@ class SegmentStore:
         for _, path in self.paths:
             if is_later(form := segments.form_of(path), segments.SEGMENT_FORM):
                 raise ConfigError(later_form(path, form, segments.SEGMENT_FORM, AWAY))
-        name, form = _read_name(self.directory)
+        name = read_name(self.directory)
         if name:
             self.journal = name
-        elif self.paths:  # under another name, its own records would be garbage to it
-            self.journal = _name_in(self.paths)
-            log.warning("journal: %s was missing, its segments name it: path=%s", NAME_FILE, self.directory)
-        if form != FORM:  # an earlier version ends at the form, instead of skipping messages in the short form
+        else:
+            if self.paths:  # under another name, its own records would be garbage to it
+                self.journal = _name_in(self.paths)
+                log.warning("journal: %s was missing, its segments name it: path=%s", NAME_FILE, self.directory)
             text = json.dumps({"form": FORM, "journal": self.journal})
             write_whole(os.path.join(self.directory, NAME_FILE), text.encode())
         self.sizes = {path: os.path.getsize(path) for _, path in self.paths}
@@ -335,11 +334,6 @@ def _unusable(directory: str, err: OSError) -> ConfigError:
 
 def read_name(directory: str) -> str:
     """Return the name of the journal in a directory; empty without one; ConfigError if the file is malformed."""
-    return _read_name(directory)[0]
-
-
-def _read_name(directory: str) -> tuple[str, int]:
-    """Return the same, and the form of the directory; 0 without one."""
     path = os.path.join(directory, NAME_FILE)
     try:
         with open(path, "rb") as file:
@@ -347,15 +341,15 @@ def _read_name(directory: str) -> tuple[str, int]:
         name, form = document["journal"], document["form"]
         if is_later(form, FORM):
             raise ConfigError(later_form(path, form, FORM, AWAY))
-        if form not in FORMS or not isinstance(name, str) or not JOURNAL.fullmatch(name):
+        if form != FORM or not isinstance(name, str) or not JOURNAL.fullmatch(name):
             raise ValueError(f"form {form!r}, journal {name!r}")
     except FileNotFoundError:
-        return "", 0
+        return ""
     except (ValueError, KeyError, TypeError, RecursionError) as err:
         raise ConfigError(
             f"{path}: not the name of a journal of this version ({err}); move the directory away to start a new journal"
         ) from err
-    return name, form
+    return name
 
 
 def read_positions(directory: str) -> dict[str, tuple[int, int]]:
