@@ -151,10 +151,9 @@ def page(backends: Sequence[type[InputBackend]]) -> str:
             about = "\n\n".join(filter(None, (f"{module} Backend {cls.name}: {switch(cls)}.", cls.notes)))
             add(schema, about if schema is cls.schema else f"Beside `{cls.schema.name}`.")
     add(MAPPING, "Names of numbered columns on a node; at the start, on change, hourly.")
-    off = "`--disable-agent-stats` turns it off."
-    add(AGENT, f"Costs and counters of the agent itself, once a minute; {off}")
+    add(AGENT, "Costs and counters of the agent itself, once a minute.")
     about = "Samples due, measured, sent and dropped, of each table, once a minute ([completeness](completeness.md))."
-    add(LEDGER, f"{about} `--disable-ledger` turns it off.")
+    add(LEDGER, about)
     add(GAPS, f"Beside `{LEDGER.name}`: gaps, with first and last time.")
     for schema in facility.SCHEMAS:
         add(schema, "Of `colmet-facility --zeromq-uri`: one row for each combination of its labels, at each run.")

@@ -168,7 +168,7 @@ def _why_no_memory(stays: Sequence[Stay]) -> tuple[str, str]:
         return "the job ended before the first sample of its processes, and no memory cgroup held it", ""
     return (
         "no memory cgroup held the job, and its processes were not measured",
-        "--disable-jobproc, or an older colmet-node. For OAR set Enable_mem_cg, for Slurm ConstrainRAMSpace",
+        "an older colmet-node. For OAR set Enable_mem_cg, for Slurm ConstrainRAMSpace",
     )
 
 

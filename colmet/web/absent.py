@@ -34,7 +34,7 @@ _NVIDIA = _Source("nvidia", "--enable-nvidia", "an NVIDIA GPU with its driver")
 _SOURCES = {
     "cgroup_default": _Source("cgroup", "--disable-cgroup", "a cgroup of the job"),
     "taskstats_default": _Source("taskstats", "", "the kernel's taskstats"),
-    "jobprocstats_default": _Source("jobproc", "--disable-jobproc", "a job without its own memory or pids cgroup"),
+    "jobprocstats_default": _Source("jobproc", "", "a job without its own memory or pids cgroup"),
     "nvidiastats_default": _NVIDIA,
     "nvidiajobs_default": _NVIDIA,
     "nvidiagpus_default": _NVIDIA,

@@ -1,8 +1,8 @@
 """CPU time, I/O, memory and tasks of each job's processes, from /proc.
 
 With --enable-jobproc, all values for all jobs. Without that option, only memory and tasks of jobs not counted by a
-cgroup, as with OAR 2 by default: one file for each process and tick, a third of the cost. --disable-jobproc turns that
-off. Values are of processes, not of threads: /proc/<tid>/io of a thread has the I/O of its whole process.
+cgroup, as with OAR 2 by default: one file for each process and tick, a third of the cost.
+Values are of processes, not of threads: /proc/<tid>/io of a thread has the I/O of its whole process.
 """
 
 from __future__ import annotations

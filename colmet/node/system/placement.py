@@ -13,28 +13,12 @@ from colmet.node.system.host import Host, is_gone
 log = logging.getLogger(__name__)
 
 THREADS = "/proc/self/task"
+# Nice 5 has a quarter of a core beside one task, a twentieth beside ten: enough for a tick of some milliseconds. At
+# nice 10 ticks were skipped on a node with ten runnable tasks a core.
 NICE = 5
 LOOKS = 20  # at a job whose CPUs may not have been set yet
 # By controller, as in Job.directory: the CPUs that the job may use, then, on old kernels, the CPUs it was given.
 CPU_FILES = {"cpuset": ("cpuset.effective_cpus", "cpuset.cpus"), "unified": ("cpuset.cpus.effective",)}
-
-
-def add_options(parser: cli.Options) -> None:
-    """Declare --nice and --no-affinity."""
-    # Nice 5 has a quarter of a core beside one task, a twentieth beside ten: enough for a tick of some milliseconds. At
-    # nice 10 ticks were skipped on a node with ten runnable tasks a core.
-    parser.add_argument(
-        "--nice",
-        metavar="N",
-        type=cli.whole_number(0, 19),
-        default=5,
-        help=cli.Rare("run at this priority, 0 (as started) to 19 (lowest) (default: %(default)s)"),
-    )
-    parser.add_argument(
-        "--no-affinity",
-        action="store_true",
-        help=cli.Rare("run on the CPUs of jobs, too (default: on CPUs without jobs)"),
-    )
 
 
 class Placement:
