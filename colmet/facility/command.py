@@ -27,7 +27,7 @@ from colmet.common.runtime.readable import readable
 from colmet.common.runtime.secretfile import read_safe_line
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
-from colmet.facility import collector_output, debugfiles, machine, obfuscation, options, sender
+from colmet.facility import collector_output, debugfiles, machine, obfuscation, options
 from colmet.facility.collect import ENDED_S, Facility
 from colmet.facility.collector_output import CollectorOutput
 from colmet.facility.deadlines import Deadlines
@@ -51,8 +51,8 @@ PROGRAM = Program(
     state_file=None,
     is_alias=False,
 )
-STATE_NAME = "network-{}.json"  # of a machine, in the directory of the spool: several may have one home directory
-WITHOUT_SPOOL = "/run/colmet-facility.json"
+STATE_NAME = "network-{}.json"  # of a machine: several may have one home directory
+SOURCE_TIMEOUT_S = 30.0  # of who, last, each disk, Kubernetes
 WAKE_S = 3600.0  # for one wait between two runs
 ENDED_MARGIN_S = 60  # jobs that ended during a long run are reported by the next one
 
@@ -206,7 +206,7 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
     if not (parsed.ssh or parsed.host or parsed.jupyter or systems) and not program.is_alias:
         raise ConfigError("no source is chosen; give one or more of --host, --ssh, --jupyter, --batch-system")
     if parsed.queue and "condor" not in systems and not program.is_alias:
-        raise ConfigError("-q names queues of HTCondor; add --batch-system condor")
+        raise ConfigError("--queue names queues of HTCondor; add --batch-system condor")
     if not parsed.cluster:
         raise ConfigError("no name of the facility is given; give --cluster NAME")
     if parsed.jupyter:
@@ -215,20 +215,14 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
         find_group(parsed.group)
     obscure = _obscure(program, parsed)
     deadlines = Deadlines()
-    wait_s = parsed.source_timeout
     jupyter = logins = network = disks = None
     if parsed.jupyter:
-        jupyter = Jupyter(parsed.kubeconfig, deadlines, wait_s), parsed.namespace, parsed.label
+        jupyter = Jupyter(deadlines, SOURCE_TIMEOUT_S), parsed.namespace, parsed.label
     if parsed.ssh:
-        logins = Logins(parsed.ssh_history, wait_s, each_once=not program.is_alias)
+        logins = Logins(parsed.ssh_history, SOURCE_TIMEOUT_S, each_once=not program.is_alias)
     if parsed.host:
-        sends = bool(parsed.url) and not parsed.debug  # then the sender warns of an unusable default directory
-        network = Network(
-            parsed.state_file or _state_file(program, parsed),
-            max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)),
-            level=logging.INFO if sends and not parsed.state_file else logging.WARNING,
-        )
-        disks = Disks(parsed.disk or DISKS, deadlines, wait_s, wanted=bool(parsed.disk))
+        network = Network(_state_file(program), max_age_s=max(MAX_AGE_S, 2 * (parsed.interval or 0)))
+        disks = Disks(parsed.disk or DISKS, deadlines, SOURCE_TIMEOUT_S, wanted=bool(parsed.disk))
     return Facility(
         parsed.cluster,
         obfuscation.host(machine.name(), parsed.obfuscate_hosts),
@@ -242,79 +236,60 @@ def facility_of(program: Program, parsed: argparse.Namespace) -> Facility:
     )
 
 
-def _state_file(program: Program, parsed: argparse.Namespace) -> str:
-    """Return the default path of the network counters."""
+def _state_file(program: Program) -> str:
+    """Return the path of the network counters."""
     file = program.state_file
     if file and (os.access(file, os.W_OK) if os.path.exists(file) else os.access(os.path.dirname(file), os.W_OK)):
         return file
-    directory = options.spool_directory(parsed)
-    return os.path.join(directory, STATE_NAME.format(machine.name())) if directory else WITHOUT_SPOOL
+    return os.path.join(options.find_state_directory(), STATE_NAME.format(machine.name()))
 
 
 def _obscure(program: Program, parsed: argparse.Namespace) -> Obscure:
     """Return the command line's function for names; raise ConfigError for an invalid choice or file."""
     if parsed.key_file is not None:
-        if parsed.salt or parsed.salt_file is not None:
-            raise ConfigError("--key-file excludes --salt and --salt-file: give one of them")
+        if parsed.salt_file is not None:
+            raise ConfigError("--key-file excludes --salt-file: give one of them")
         return obfuscation.keyed(obfuscation.read_key("--key-file", parsed.key_file))
-    if not parsed.obfuscate_users:
-        if parsed.salt or parsed.salt_file is not None:
-            log.warning("users' names are sent unchanged: a salt has no effect without -o")
-        return obfuscation.plain
-    salt: str = parsed.salt
     if parsed.salt_file is not None:
-        salt = read_safe_line("--salt-file", parsed.salt_file)
-    elif salt:
-        _warn_of_ps(program, "-z", "--salt-file")
-    elif not program.is_alias:
-        log.warning("users' names can be found by trying all names: -o without a key; see --make-key")
-    return obfuscation.salted(salt)
+        return obfuscation.salted(read_safe_line("--salt-file", parsed.salt_file))
+    if parsed.salt:
+        if not parsed.obfuscate_users:
+            log.warning("users' names are sent unchanged: a salt has no effect without -o")
+        _note_visible_secret("-z", "colmet-facility --salt-file")
+    return obfuscation.salted(parsed.salt) if parsed.obfuscate_users else obfuscation.plain
 
 
-def _warn_of_ps(program: Program, option: str, better: str) -> None:
+def _note_visible_secret(option: str, remedy: str) -> None:
     # cron sends a mail for each line, every five minutes; the old program was silent
-    level = logging.INFO if program.is_alias else logging.WARNING
-    log.log(level, "all users of this machine can read a secret on the command line: %s; use %s", option, better)
+    log.info("all users of this machine can read a secret on the command line: %s; use %s", option, remedy)
 
 
 def outputs_of(program: Program, parsed: argparse.Namespace, stopping: Callable[[], bool]) -> Outputs:
     """Return the destinations selected on the command line; raise ConfigError for none or an invalid one."""
     inherited = os.environ.pop(TOKEN_VARIABLE, "")  # so that child processes do not inherit it
     if parsed.token:
-        _warn_of_ps(program, "-t", "--token-file")
-    if parsed.debug and not program.is_alias and parsed.json_lines:
-        raise ConfigError("--json-lines has no effect with --debug, which writes files alone: choose one")
+        _note_visible_secret("-t", f"{TOKEN_VARIABLE} in the environment")
     if parsed.debug:
         return Outputs(debug=True, token=parsed.token)
-    prints = not program.is_alias and parsed.json_lines
-    if prints and sys.stdout is None:
+    if parsed.json_lines and sys.stdout is None:
         raise ConfigError("--json-lines: standard output is closed")
-    url = parsed.url
-    if not url and not parsed.zeromq_uri and not prints:
-        raise ConfigError("no destination is given; give --url, --zeromq-uri, --json-lines or --debug")
+    if not parsed.url and not parsed.zeromq_uri and not parsed.json_lines:
+        raise ConfigError("no destination is given; give --url, --zeromq-uri or --json-lines")
     with contextlib.ExitStack() as stack:
         collector = collector_output.from_options(parsed, stopping)
         if collector is not None:
             stack.callback(collector.close)
-        token = _token(parsed, inherited)
-        if url and token is None and parsed.token is None:
-            level = logging.INFO if program.is_alias else logging.WARNING
-            log.log(level, "documents are sent without a token: give --token-file, or --token '' if none is needed")
-        renew = None
-        if parsed.token is None and parsed.token_file is not None:
-            renew = functools.partial(read_safe_line, "--token-file", parsed.token_file)
-        documents = sender.from_options(parsed, url, token, stopping, renew) if url else None
+        token, read_token = parsed.token or inherited or None, None
+        if parsed.token_file is not None:
+            read_token = functools.partial(read_safe_line, "--token-file", parsed.token_file)
+            token = read_token()
+        if parsed.url and token is None:
+            log.info("documents are sent without a token")
+        documents = None
+        if parsed.url:
+            documents = DocumentSender(parsed.url, token, parsed.ca_file or None, stopping, read_token)
         stack.pop_all()
-    return Outputs(documents, collector, prints)
-
-
-def _token(parsed: argparse.Namespace, inherited: str) -> str | None:
-    """Return the token: of the command line, of a file, or of the environment."""
-    if parsed.token is not None:
-        return str(parsed.token) or None
-    if parsed.token_file is not None:
-        return read_safe_line("--token-file", parsed.token_file)
-    return inherited or None
+    return Outputs(documents, collector, parsed.json_lines)
 
 
 if __name__ == "__main__":

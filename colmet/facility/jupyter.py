@@ -72,9 +72,9 @@ def explain(status: int, said: str, namespace: str) -> str:
 class Jupyter:
     """Client of a Kubernetes cluster, for the users with pods.
 
+    Address and account are those of $KUBECONFIG or ~/.kube/config or, without one, of this program's pod.
+
     Args:
-        kubeconfig: file with the cluster's address and the account; "" for the one of $KUBECONFIG or ~/.kube/config or,
-            without one, the service account of this program's pod.
         deadlines: for plug-ins and networks that may block for ever.
         deadline_s: timeout in seconds for all pages of one namespace.
 
@@ -82,8 +82,7 @@ class Jupyter:
         odd: skipped pods.
     """
 
-    def __init__(self, kubeconfig: str, deadlines: Deadlines, deadline_s: float) -> None:
-        self._kubeconfig = kubeconfig
+    def __init__(self, deadlines: Deadlines, deadline_s: float) -> None:
         self._deadlines = deadlines
         self._deadline_s = deadline_s
         self.odd = 0
@@ -129,14 +128,16 @@ class Jupyter:
         configuration = client.Configuration()
         configuration.retries = False  # the next run retries
         try:
-            if self._kubeconfig or not _in_cluster(os.environ):
-                config.load_kube_config(self._kubeconfig or None, client_configuration=configuration)
+            if not _in_cluster(os.environ):
+                # the client itself reads the variable only when it is imported
+                file = os.environ.get("KUBECONFIG") or os.path.expanduser("~/.kube/config")
+                config.load_kube_config(file, client_configuration=configuration)
             else:
                 config.load_incluster_config(client_configuration=configuration)
         except Exception as err:  # an account's plug-in may raise anything
             raise SourceFailed(
-                f"no account for the Kubernetes cluster: {_one_line(str(err))}; --kubeconfig FILE, or KUBECONFIG in "
-                "the environment, names the file that has one"
+                f"no account for the Kubernetes cluster: {_one_line(str(err))}; KUBECONFIG in the environment names "
+                "the file that has one"
             ) from err
         return client.CoreV1Api(client.ApiClient(configuration))
 

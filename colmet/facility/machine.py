@@ -116,7 +116,6 @@ class Network:
         path: of the file, of the form {"sent": bytes, "received": bytes, "timestamp": milliseconds, "of": owner}.
         count: returns the present totals.
         max_age_s: of the previous measurement, in seconds.
-        level: of the log message if the file cannot be written.
 
     Attributes:
         failures: number of failed writes of the file.
@@ -127,12 +126,10 @@ class Network:
         path: str,
         count: Callable[[], Counted] = count_traffic,
         max_age_s: float = MAX_AGE_S,
-        level: int = logging.WARNING,
     ) -> None:
         self._path = Path(path)
         self._count = count
         self._max_age_s = max_age_s
-        self._level = level
         self._before: Counted | None = None
         self._of = counting()
         self.failures = 0
@@ -179,8 +176,8 @@ class Network:
         except (OSError, ValueError) as err:
             self.failures += 1
             if powers_of_ten(self.failures):
-                what = "network state cannot be written, runs have no traffic: file=%s: %s; give --state-file"
-                log.log(self._level, what, self._path, getattr(err, "strerror", None) or err)
+                text = "network state cannot be written, runs have no traffic: file=%s: %s; set STATE_DIRECTORY"
+                log.warning(text, self._path, getattr(err, "strerror", None) or err)
             return False
         return True
 

@@ -31,7 +31,7 @@ def documents(system):
         Name of the queue -> its document, and id of the job -> its document; all without the fields that every
         document has, which are looked at here.
     """
-    options = ("-c", CLUSTER, "--batch-system", system, "--json-lines", "--spool-dir", "")
+    options = ("--cluster", CLUSTER, "--batch-system", system, "--json-lines")
     out, said = run("colmet.facility.command", *options)
     assert said == ""
     queues, jobs = {}, {}

@@ -337,7 +337,9 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     state = "systemctl show -P UnitFileState -P ActiveState colmet-facility"
     assert sorted(machine.run(state).split()) == ["disabled", "inactive"]
     assert "/etc/colmet" in machine.run("dpkg -L colmet-facility").split(), "it may be the only package"
-    options = "-c MYSITE -s --host --disk / --zeromq-uri tcp://127.0.0.1:5556 --key-file /etc/colmet/facility.key"
+    options = (
+        "--cluster MYSITE --ssh --host --disk / --zeromq-uri tcp://127.0.0.1:5556 --key-file /etc/colmet/facility.key"
+    )
     typed = FACILITY.replace("install ", "echo TOKEN | install ").replace("editor", f"echo 'OPTIONS=\"{options}\"' >")
     machine.run(KEYS_OF_FACILITY)
     machine.run(typed)
@@ -348,7 +350,7 @@ def test_the_packages_start_both_daemons_and_go_again(machine, packages):
     assert float(line[1]) <= 2
     lines = re.findall(r" (?:WARNING|ERROR) [\w.]+: (.*)", machine.run("journalctl -b --no-pager -u colmet-facility"))
     assert not [text for text in lines if not text.startswith("encryption is off")], lines
-    command = "colmet-facility -c X --host --disk / --disk /home --json-lines --spool-dir '' --state-file /tmp/state"
+    command = "env STATE_DIRECTORY=/tmp colmet-facility --cluster X --host --disk / --disk /home --json-lines"
     said = machine.run(f"systemd-run --quiet --pipe -p ProtectHome=read-only -p PrivateTmp=yes {command}").splitlines()
     devices = {one["mount"]: one.get("device") for one in map(json.loads, said) if one["kind"] == "DISK"}
     assert devices["/"] and devices["/home"] is None, "the unit itself has made a mount of it"

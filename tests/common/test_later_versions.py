@@ -25,7 +25,6 @@ from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable, Wi
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
 from colmet.common.wire import Decoder, link, v1
-from colmet.facility.spool import DocumentSpool
 from colmet.node.accounting import kept_totals
 from colmet.node.delivery.spool import EncodedBatch, Spool
 from colmet.node.system.host import Host
@@ -215,20 +214,6 @@ def test_kept_logins(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=f"logins.json {SAYS}remove it, and log in again"):
             use("https://here")
     assert content(path.parent) == before
-
-
-def test_documents_of_the_facility(tmp_path, caplog):
-    with closing(DocumentSpool(str(tmp_path / "spool"))) as spool:
-        assert spool.put([b'{"n":1}']) == 1 and spool.acquire()
-        (name,) = (tmp_path / "spool").glob("*.documents")
-        later = name.with_name(f"{'0' * 20}-{'a' * 16}.documents2")  # the oldest
-        later.write_bytes(b"another form\n")
-        for _ in range(2):
-            assert spool.acquire()
-            assert [one.text for one in spool.entries()] == [b'{"n":1}'] and spool.drop_beyond() == spool.damaged == 0
-    assert later.read_bytes() == b"another form\n"
-    assert caplog.text.count("ERROR") == 1
-    assert "documents2 is of a later Colmet (form 2, this version reads up to 1)" in caplog.text
 
 
 def test_the_state_of_notices(tmp_path):

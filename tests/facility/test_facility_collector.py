@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
-import logging
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import h5py
 import pytest
 
-from colmet.common.errors import ConfigError
 from colmet.common.runtime.keys import write_pair
 from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
 from colmet.common.transport import new_pair
 from colmet.facility import collector_output, options
 from colmet.facility.rows import rows_of, tables_of
 from colmet.facility.sender import Outcome
-from colmet.node.delivery.uplink import Times
 from tests.support.bulk_server import Database
 
 TIME_S = int(time.time())  # rows of long ago are dropped for their age
@@ -134,20 +128,19 @@ def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
             assert field.help.partition("Source: ")[2] and part.count(f"\n* `{field.name}` ({field.kind}") == 1
 
 
-def options_of(uri, tmp_path, *arguments):
+def options_of(uri, *arguments):
     parser = argparse.ArgumentParser()
-    options.add_sending(parser)
     options.add_collector(parser)
-    base = ("--zeromq-uri", uri, "--spool-dir", str(tmp_path / "spool"), "--collector-host-name", "login1-facility")
-    return parser.parse_args([*base, *arguments])
+    return parser.parse_args(["--zeromq-uri", uri, *arguments])
 
 
 @pytest.fixture
-def output(uri, tmp_path):
+def output(uri, monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "login1")
     made = []
 
-    def run(*arguments, times=None):
-        made.append(collector_output.from_options(options_of(uri, tmp_path, *arguments), times=times))
+    def run(*arguments):
+        made.append(collector_output.from_options(options_of(uri, *arguments)))
         return made[-1]
 
     yield run
@@ -158,13 +151,14 @@ def output(uri, tmp_path):
 @pytest.mark.live
 def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector, tmp_path):
     path = tmp_path / "x.hdf5"
-    collector = start_collector("--hdf5-filepath", str(path), "-s", "0.1")
-    one = output("--deadline", "300")
+    collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
+    one = output()
     one.put(DOCUMENTS, TIME_NS)
-    assert one.finish() == Outcome(1, 0, 0, 0)
-    one._queue.overflowed += 2  # as where its disk is full
-    assert one.finish() == Outcome(0, 0, 0, 2)
-    assert one.finish() == Outcome(0, 0, 0, 0), "what one run lost is not counted for each that follows"
+    assert one.finish() == Outcome(1, 0, 0)
+    one._seq += 2
+    one._queue.overflowed += 2  # as while its thread is behind
+    assert one.finish() == Outcome(0, 0, 2)
+    assert one.finish() == Outcome(0, 0, 0), "what one run lost is not counted for each that follows"
     one.close()
     assert collector.stop()[0] == 0
     with h5py.File(path) as file:
@@ -190,7 +184,7 @@ def test_rows_reach_elasticsearch(output, start_collector, tmp_path):
     try:
         journal = ("--journal-dir", str(tmp_path / "journal"))
         collector = start_collector("--elastic-host", database.url, "-s", "0.1", *journal)
-        one = output("--deadline", "300")
+        one = output()
         one.put(DOCUMENTS, TIME_NS)
         assert one.finish().complete
         one.close()
@@ -206,55 +200,6 @@ def test_rows_reach_elasticsearch(output, start_collector, tmp_path):
 
 
 @pytest.mark.live
-def test_runs_without_a_collector_end_soon_and_the_next_one_brings_all(output, start_collector, tmp_path, caplog):
-    caplog.set_level(logging.WARNING, logger="colmet")
-    times = Times().faster(20)
-    for number in range(3):
-        one = output("--deadline", "86400", times=times)
-        one.put([{**DOCUMENTS[-1], "Id": f"{number}.0"}], TIME_NS + number)
-        assert one.finish() == Outcome(0, number + 1, 0, 0), "and not only at the deadline"
-        one.close()
-    assert "collector has not acknowledged all rows waiting=3: they are sent again by the next run" in caplog.text
-    path = tmp_path / "x.hdf5"
-    collector = start_collector("--hdf5-filepath", str(path), "-s", "0.1")
-    one = output("--deadline", "300")
-    assert one.finish() == Outcome(3, 0, 0, 0), "also where a run has nothing of its own"
-    one.close()
-    assert collector.stop()[0] == 0
-    with h5py.File(path) as file:
-        assert sorted(file["job_0/facility_jobs_default"]["id"]) == [b"0.0", b"1.0", b"2.0"]
-
-
-RUN = """
-import json, os, signal, sys, time
-sys.path.insert(0, "tests")
-from tests.facility.test_facility_collector import DOCUMENTS, TIME_NS, collector_output, options_of
-from pathlib import Path
-uri, folder = sys.argv[1:]
-one = collector_output.from_options(options_of(uri, Path(folder)))
-one.put(DOCUMENTS, TIME_NS)
-while not (one._is_taken and one._is_safe):
-    time.sleep(0.01)
-os.kill(os.getpid(), signal.SIGKILL)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.live
-def test_a_run_that_is_killed_leaves_its_rows_to_the_next(output, uri, start_collector, tmp_path):
-    root = Path(__file__).resolve().parents[2]
-    command = [sys.executable, "-c", RUN, uri, str(tmp_path)]
-    assert subprocess.run(command, cwd=root, timeout=60, check=False).returncode == -9
-    collector = start_collector("--enable-stdout-backend", "--stdout-format", "json")
-    one = output("--deadline", "300")
-    assert one.finish() == Outcome(1, 0, 0, 0)
-    one.close()
-    code, out = collector.stop()
-    assert code == 0
-    assert len([line for line in out.splitlines() if json.loads(line)["metric_backend"].startswith("facility_")]) == 13
-
-
-@pytest.mark.live
 def test_with_keys_its_name_is_the_one_of_its_pair(output, start_collector, tmp_path):
     pairs = {name: new_pair() for name in ("collector", "login1-facility")}
     (tmp_path / "known").mkdir()
@@ -267,42 +212,23 @@ def test_with_keys_its_name_is_the_one_of_its_pair(output, start_collector, tmp_
         *("--zeromq-curve-nodes", str(tmp_path / "known")),
     )
     one = output(
-        *("--deadline", "300", "--zeromq-curve-secret", str(tmp_path / "login1-facility.secret")),
+        *("--zeromq-curve-secret", str(tmp_path / "login1-facility.secret")),
         *("--zeromq-curve-collector", str(tmp_path / "collector.key")),
     )
     one.put(DOCUMENTS, TIME_NS)
-    assert one.finish() == Outcome(1, 0, 0, 0)
+    assert one.finish() == Outcome(1, 0, 0)
     one.close()
     assert collector.stop()[0] == 0
 
 
-def test_without_a_spool_what_no_collector_accepts_is_lost_and_reported(output, caplog):
-    one = output("--spool-dir", "", "--deadline", "0.3")
+def test_what_no_collector_accepts_is_lost_and_reported(output, caplog):
+    one = output()
     one.put(DOCUMENTS, TIME_NS)
-    assert one.finish() == Outcome(0, 0, 0, 1)
+    assert one.finish(deadline_s=0.3) == Outcome(0, 0, 1)
     assert "they are lost when this program ends" in caplog.text
 
 
-def test_a_second_run_does_not_wait_for_ever_for_the_first(output, monkeypatch, caplog):
-    monkeypatch.setattr(collector_output, "LOCK_S", 0.1)
-    output()
-    output()
-    assert "another colmet-facility uses it" in caplog.text
-
-
-def test_no_uri_is_no_output(tmp_path):
-    options = options_of("tcp://127.0.0.1:1", tmp_path)
+def test_no_uri_is_no_output():
+    options = options_of("tcp://127.0.0.1:1")
     options.zeromq_uri = None
     assert collector_output.from_options(options) is None
-
-
-@pytest.mark.parametrize("name", [socket.gethostname(), "a b", "x" * 300])
-def test_a_name_that_clashes_or_is_none_is_an_error_of_the_command_line(tmp_path, name):
-    with pytest.raises(ConfigError):
-        collector_output.from_options(options_of("tcp://127.0.0.1:1", tmp_path, "--collector-host-name", name))
-
-
-def test_its_name_is_the_machines_with_something_behind_it(tmp_path):
-    options = options_of("tcp://127.0.0.1:1", tmp_path)
-    options.collector_host_name = None
-    assert collector_output.host_name_of(options) == f"{socket.gethostname()}-facility"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import logging
 import os
@@ -19,7 +18,6 @@ from pathlib import Path
 import pytest
 
 from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
-from colmet.common.errors import ConfigError
 from colmet.facility import afmetrics, command, machine, options
 from colmet.facility.collect import Facility
 from colmet.facility.logins import Logins
@@ -27,6 +25,7 @@ from colmet.facility.obfuscation import plain
 from colmet.facility.people import People
 from tests.support.kubernetes_server import KubernetesServer, pod
 
+CONDOR_JOBS = ("--batch-system", "condor")
 CONDOR = Path(__file__).parents[1] / "data/facility/condor"
 ROOT = Path(__file__).parents[2]
 
@@ -76,13 +75,14 @@ def condor(tmp_path, monkeypatch):
     return asked
 
 
-def kept(tmp_path):
-    """Options that keep all that is written here."""
-    return ("--spool-dir", str(tmp_path / "spool"), "--state-file", str(tmp_path / "state.json"))
+@pytest.fixture(autouse=True)
+def _state(tmp_path, monkeypatch):
+    """The network counters are kept here."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
 
 
 def facility(*argv):
-    return command.main(["-c", "X", *argv])
+    return command.main(["--cluster", "X", *argv])
 
 
 def printed(capfd):
@@ -96,23 +96,12 @@ def test_all_documents_reach_the_endpoint_in_the_order_of_a_run(endpoint, condor
     with KubernetesServer() as kubernetes:
         kubernetes.pods["af-jupyter"] = [pod("af-jupyter", "nb", {"owner": "alice"})]
         kubernetes.pods["coffea-casa"] = [pod("coffea-casa", "nb", {"jhub_user": "bob"})]
-        monkeypatch.setenv("KUBECONFIG", "")
-        argv = [
-            "-sjb",
-            "--host",
-            "-t",
-            "secret",
-            "-u",
-            endpoint.url,
-            "--disk",
-            "/",
-            "-q",
-            "all:",
-            "-q",
-            'long:Q == "a::b"',
-        ]
-        config = kubernetes.kubeconfig(tmp_path / "kubeconfig")
-        assert facility(*argv, "--kubeconfig", config, *kept(tmp_path)) == 0
+        monkeypatch.setenv("KUBECONFIG", kubernetes.kubeconfig(tmp_path / "kubeconfig"))
+        monkeypatch.setenv("COLMET_FACILITY_TOKEN", "secret")
+        sources = ("--ssh", "--jupyter", "--batch-system", "condor", "--host", "--disk", "/")
+        queues = ("--queue", "all:", "--queue", 'long:Q == "a::b"')
+        assert facility(*sources, *queues, "--url", endpoint.url) == 0
+        assert "COLMET_FACILITY_TOKEN" not in os.environ  # so that no program that is started has it
     kinds = [document["kind"] for document in endpoint.taken]
     jobs = ["condorqueue"] * 2 + ["condorjob"] * 5
     assert kinds == ["jupyter-ml", "jupyter-coffea", "ssh", "CPU", "MEM", "NETWORK", "DISK", *jobs]
@@ -124,7 +113,7 @@ def test_all_documents_reach_the_endpoint_in_the_order_of_a_run(endpoint, condor
 
 
 def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capfd):
-    assert facility("-b", "-q", "all:", "-q", 'long:Queue == "a:b"', "--json-lines", *kept(tmp_path)) == 0
+    assert facility(*CONDOR_JOBS, "--queue", "all:", "--queue", 'long:Queue == "a:b"', "--json-lines") == 0
     queue = {"idle": 12, "running": 7, "held": 4, "allocated_cores": 13, "allocated_mem": 26432}
     head = {"token": None, "cluster": "X"}
     assert printed(capfd) == [
@@ -143,13 +132,16 @@ def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capfd):
 
 
 def test_without_queues_no_document_has_one(condor, tmp_path, capfd):
-    assert facility("-b", "--json-lines", *kept(tmp_path)) == 0
+    assert facility(*CONDOR_JOBS, "--json-lines") == 0
     assert {document["kind"] for document in printed(capfd)} == {"condorjob"}
 
 
 def test_names_of_jobs_and_hosts_are_others_where_that_is_wanted(condor, tmp_path, capfd):
-    argv = ["-b", "--host", "--disk", "/", "-o", "-z", "salt", "-O", "bnl.gov", "--json-lines", *kept(tmp_path)]
-    assert facility(*argv) == 0
+    salt = tmp_path / "salt"
+    salt.write_text("salt\n")
+    salt.chmod(0o600)
+    names = ("--salt-file", str(salt), "--obfuscate-hosts", "bnl.gov")
+    assert facility(*CONDOR_JOBS, "--host", "--disk", "/", *names, "--json-lines") == 0
     found = printed(capfd)
     jobs = [document["users"] for document in found if document["kind"] == "condorjob"]
     assert set(jobs) == {"3baa379b", "07a2341c"} and jobs.count("3baa379b") == 2
@@ -160,7 +152,7 @@ def test_names_of_jobs_and_hosts_are_others_where_that_is_wanted(condor, tmp_pat
 def test_a_key_makes_other_names_without_a_further_option(condor, tmp_path, capfd):
     key = str(tmp_path / "key")
     assert facility("--make-key", key) == 0
-    assert facility("-b", "--key-file", key, "--json-lines", *kept(tmp_path)) == 0
+    assert facility(*CONDOR_JOBS, "--key-file", key, "--json-lines") == 0
     names = {document["users"] for document in printed(capfd)}
     assert len(names) == 2 and all(re.fullmatch("[0-9a-f]{16}", name) for name in names)
 
@@ -210,12 +202,6 @@ def test_a_source_that_gives_not_all_it_has_is_named():
     assert [document.get("Runtime") for document in found.groups[0].documents] == [None, 5, 360]
 
 
-def test_where_who_answers_and_last_does_not_its_document_is_there(caplog):
-    found = gathered(logins=Logins(True, 5, who=["echo", "bob pts/0"], last=["false"]))
-    assert found.failed == ["ssh"]
-    assert found.groups[0].documents[0]["users"] == ["bob"]
-
-
 def test_a_slow_source_does_not_keep_a_program_from_ending():
     freed, asked = threading.Event(), threading.Event()
 
@@ -234,126 +220,52 @@ def test_a_slow_source_does_not_keep_a_program_from_ending():
     assert [document["kind"] for group in found.groups for document in group.documents] == ["ssh"]
 
 
-def test_the_watchdog_hears_of_a_program_whose_source_is_slow():
-    beats = []
-
-    class Slow(Odd):
-        def jobs(self):
-            while len(beats) < 8:
-                time.sleep(0.01)
-            return []
-
-    found = Facility("X", "n", lambda: People("", plain), batch=[Slow()]).gather(lambda: beats.append(1) or True)
-    assert "jobs of odd" not in found.failed
-
-
 def test_a_batch_system_that_is_not_there_makes_the_status_1(endpoint, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("PATH", "/nonexistent")
-    argv = ["-b", "-q", "all:", "--host", "--disk", "/", "-u", endpoint.url, *kept(tmp_path)]
+    argv = [*CONDOR_JOBS, "--queue", "all:", "--host", "--disk", "/", "--url", endpoint.url]
     assert facility(*argv) == 1
     assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
     assert "source failed: source=jobs of condor: condor_q" in caplog.text
 
 
-def test_without_psutil_the_others_are_sent(endpoint, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "psutil", None)
-    argv = ["--host", "--disk", "/", "-u", endpoint.url, *kept(tmp_path)]
-    assert facility(*argv) == 1
-    assert [document["kind"] for document in endpoint.taken] == ["CPU", "DISK"]
-    assert "source failed: source=MEM: --host requires the Python module psutil" in caplog.text
-
-
 def test_a_missing_disk_is_no_failure(endpoint, tmp_path, caplog):
-    argv = ["--host", "--disk", str(tmp_path), "--disk", "/none", "-u", endpoint.url, *kept(tmp_path)]
+    argv = ["--host", "--disk", str(tmp_path), "--disk", "/none", "--url", endpoint.url]
     assert facility(*argv) == 0
     assert [document["mount"] for document in endpoint.taken if document["kind"] == "DISK"] == [str(tmp_path)]
     assert "disk skipped: path=/none" in caplog.text
-
-
-def test_an_endpoint_that_is_away_gets_the_documents_later(endpoint, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        away = f"http://127.0.0.1:{free.getsockname()[1]}/"
-    argv = ["--host", "--disk", "/", "--tries", "1", *kept(tmp_path)]
-    assert facility(*argv, "-u", away, "-t", "one") == 1
-    assert facility(*argv, "-u", endpoint.url, "-t", "two") == 0
-    assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"] * 2
-    assert {document["token"] for document in endpoint.taken} == {"two"}
-
-
-# -- the token --
-
-
-def token_of(endpoint, tmp_path, *argv):
-    endpoint.taken.clear()
-    assert facility("--host", "--disk", "/", "-u", endpoint.url, *argv, *kept(tmp_path)) == 0
-    [token] = {document["token"] for document in endpoint.taken}
-    return token
-
-
-def test_the_token_is_of_the_command_line_a_file_or_the_environment(endpoint, tmp_path, monkeypatch, caplog):
-    path = tmp_path / "token"
-    path.write_text("of the file\n")
-    path.chmod(0o600)
-    assert token_of(endpoint, tmp_path) is None
-    monkeypatch.setenv("COLMET_FACILITY_TOKEN", "of the environment")
-    assert token_of(endpoint, tmp_path) == "of the environment"
-    assert "COLMET_FACILITY_TOKEN" not in os.environ  # so that no program that is started has it
-    assert token_of(endpoint, tmp_path, "--token-file", str(path)) == "of the file"
-    assert "can be seen by all users" not in caplog.text
-    assert token_of(endpoint, tmp_path, "-t", "of the line") == "of the line"
-    assert "all users of this machine can read a secret on the command line: -t; use --token-file" in caplog.text
 
 
 # -- the command line --
 
 
 @pytest.mark.parametrize(
-    ("argv", "why"),
+    ("argv", "reason"),
     [
         ([], "no source is chosen"),
-        (["--host"], "no destination is given; give --url, --zeromq-uri, --json-lines or --debug"),
-        (["--host", "--json-lines", "-d"], "--json-lines has no effect with --debug"),
-        (["--host", "--json-lines", "-S"], "--ssh-history has no effect without --ssh"),
-        (["-s", "--json-lines", "--disk", "/home"], "--disk has no effect without --host"),
-        (["-s", "--json-lines", "-n", "pods"], "--namespace has no effect without --jupyter"),
-        (["--host", "-u", "ftp://x/"], "--url: not an address"),
-        (["--host", "-c", "", "--json-lines"], "no name of the facility is given; give --cluster NAME"),
-        (["-s", "-g", "no-such-group", "--json-lines"], "this machine knows no group 'no-such-group'"),
-        (["-b", "-q", "all", "--json-lines"], "'all' is not of the form NAME:CONSTRAINT"),
-        (
-            ["--batch-system", "oar", "-q", "a:", "--json-lines"],
-            "-q names queues of HTCondor; add --batch-system condor",
-        ),
-        (["-b", "-q", ":x", "--json-lines"], "':x' is not of the form NAME:CONSTRAINT"),
+        (["--host"], "no destination is given; give --url, --zeromq-uri or --json-lines"),
+        (["--host", "--json-lines", "--ssh-history"], "--ssh-history has no effect without --ssh"),
+        (["--host", "--url", "ftp://x/"], "--url: not an address"),
+        (["--host", "--cluster", "", "--json-lines"], "no name of the facility is given; give --cluster NAME"),
+        (["--ssh", "--group", "no-such-group", "--json-lines"], "this machine knows no group 'no-such-group'"),
+        ([*CONDOR_JOBS, "--queue", "all", "--json-lines"], "'all' is not of the form NAME:CONSTRAINT"),
+        (["--batch-system", "oar", "--queue", "a:", "--json-lines"], "--queue names queues of HTCondor"),
         (["--batch-system", "pbs", "--json-lines"], "'pbs' is none of condor, gridengine, oar, slurm"),
         (["--host", "--disk", "home", "--json-lines"], "'home' is not an absolute path"),
-        (["-j", "-n", "a b", "--json-lines"], "-n: 'a b' is no name of a namespace"),
-        (["-s", "-t", "x", "--token-file", "/x", "-u", "http://x"], "not allowed with argument"),
-        (["-s", "--token-file", "/none", "-u", "http://x/"], "--token-file /none: No such file"),
-        (["-s", "--key-file", "/none", "--json-lines"], "--key-file /none: No such file"),
-        (["-s", "--key-file", "/none", "-z", "x", "--json-lines"], "--key-file excludes --salt and --salt-file"),
-        (["-s", "--key-file", "", "--json-lines"], "--key-file: names no file"),
-        (["-s", "--key-file", "", "-z", "x", "--json-lines"], "--key-file excludes --salt and --salt-file"),
-        (["-s", "-o", "--salt-file", "", "--json-lines"], "--salt-file: names no file"),
-        (
-            ["-s", "--key-file", "/none", "--salt-file", "", "--json-lines"],
-            "--key-file excludes --salt and --salt-file",
-        ),
-        (["-s", "--token-file", "", "-u", "http://127.0.0.1:1/"], "--token-file: names no file"),
-        (["--make-key", ""], "--make-key: names no file"),
-        (["-s", "--interval", "0.5", "--json-lines"], "'0.5' is not a number of seconds from 1 to 86400"),
-        (["-s", "--interval", "nan", "--json-lines"], "'nan' is not a number of seconds"),
+        (["--jupyter", "--namespace", "a b", "--json-lines"], "'a b' is no name of a namespace"),
+        (["--ssh", "--token-file", "/none", "--url", "http://x/"], "--token-file /none: No such file"),
+        (["--ssh", "--key-file", "", "--json-lines"], "--key-file: names no file"),
+        (["--ssh", "--key-file", "/none", "--salt-file", "/none", "--json-lines"], "--key-file excludes --salt-file"),
+        (["--ssh", "--interval", "0.5", "--json-lines"], "'0.5' is not a number of seconds from 1 to 86400"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_and_status_2(tmp_path, capsys, argv, why):
+def test_what_cannot_be_done_is_one_line_and_status_2(capsys, argv, reason):
     try:
-        status = facility(*argv, "--spool-dir", str(tmp_path / "spool"))
+        status = facility(*argv)
     except SystemExit as err:
         status = err.code
     said = capsys.readouterr()
     assert status == 2 and not said.out
-    assert why in said.err and said.err.count("\n") == 1 and said.err.startswith("colmet-facility: error: ")
+    assert reason in said.err and said.err.count("\n") == 1 and said.err.startswith("colmet-facility: error: ")
 
 
 def parsed(*argv):
@@ -362,7 +274,7 @@ def parsed(*argv):
 
 def test_the_alias_has_the_old_defaults():
     given = parsed()
-    assert (given.cluster, given.url, given.state_file) == ("UC-AF", "https://af.atlas-ml.org/", None)
+    assert (given.cluster, given.url) == ("UC-AF", "https://af.atlas-ml.org/")
     assert afmetrics.PROGRAM.state_file == "/run/afmetrics.json"
     assert (given.namespace, given.label, given.token, given.loglevel) == ("af-jupyter", "owner", None, None)
     assert (given.salt, given.group, given.obfuscate_hosts, given.queue) == ("", "", "", [])
@@ -389,7 +301,7 @@ def test_very_verbose_logs_each_document_and_answer_without_the_token(endpoint, 
     token = tmp_path / "token"
     token.write_text("s3cret-token\n")
     token.chmod(0o600)
-    argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--token-file", str(token), *kept(tmp_path)]
+    argv = ["--cluster", "X", "--host", "--disk", "/", "--url", endpoint.url, "--token-file", str(token)]
     for option, count in (("-v", 0), ("-vv", 4)):
         said = process("command", option, *argv, cwd=tmp_path).stderr
         found = re.findall(r"DEBUG \S+: document (.*)", said)
@@ -399,41 +311,15 @@ def test_very_verbose_logs_each_document_and_answer_without_the_token(endpoint, 
 
 @pytest.mark.parametrize(
     ("argv", "level"),
-    [(["-v"], 20), (["-vv"], 10), (["-vv", "-v"], 20), (["-v", "-vv"], 10), (["-sv"], 20), (["--very-verbose"], 10)],
+    [(["-v"], 20), (["-vv", "-v"], 20), (["-v", "-vv"], 10), (["-sv"], 20), (["--very-verbose"], 10)],
 )
 def test_the_last_level_of_the_log_counts(argv, level):
     assert parsed(*argv).loglevel == level
 
 
-def test_what_the_alias_keeps_is_not_sent_to_the_endpoint_of_the_other(monkeypatch):
-    other = options.build_parser(command.PROGRAM).parse_args([])
-    monkeypatch.setattr(options, "check_writable", lambda path: None)
-    assert options.spool_directory(parsed()) == "/var/spool/afmetrics_collector"
-    assert options.spool_directory(other) == "/var/spool/colmet-facility"
-
-
-@pytest.mark.parametrize("code", [errno.EACCES, errno.EROFS])
-def test_where_the_common_spool_cannot_be_written_it_is_the_user_s_be_it_root(monkeypatch, code):
-    def refuse(path):
-        raise OSError(code, os.strerror(code), path)
-
-    monkeypatch.setattr(options, "check_writable", refuse)
-    monkeypatch.setenv("XDG_STATE_HOME", "/home/alice/state")
-    assert options.spool_directory(parsed()) == "/home/alice/state/afmetrics_collector"
-
-
-def test_machines_with_one_home_directory_have_a_state_each(tmp_path, monkeypatch):
-    for name in ("login1", "login2"):
-        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
-        assert facility("--host", "--disk", "/", "--json-lines", "--spool-dir", str(tmp_path)) == 0
-    assert sorted(os.listdir(tmp_path)) == ["network-login1.json", "network-login2.json"]
-
-
 def test_traffic_of_an_interval_of_hours_is_reported(tmp_path):
     counts = iter([machine.Counted(0, 0, 0), machine.Counted(5, 6, 7200_500)])
-    given = options.build_parser(command.PROGRAM).parse_args(
-        ["-c", "X", "--host", "--interval", "7200", *kept(tmp_path)]
-    )
+    given = options.build_parser(command.PROGRAM).parse_args(["--cluster", "X", "--host", "--interval", "7200"])
     made = command.facility_of(command.PROGRAM, given)
     made._network._count = lambda: next(counts)
     documents = [made.gather().groups[0].documents for _ in range(2)]
@@ -441,13 +327,8 @@ def test_traffic_of_an_interval_of_hours_is_reported(tmp_path):
     assert traffic[1] == {"sent": 5, "received": 6, "interval": 7200.5}
 
 
-def test_nothing_wanted_of_the_alias_is_nothing_done(tmp_path):
-    assert afmetrics.main(["-u", "http://127.0.0.1:1/", "--spool-dir", str(tmp_path)]) == 0
-
-
-def test_disks_are_those_of_old_unless_others_are_named():
-    assert machine.DISKS == ("/home", "/data", "/scratch")
-    assert parsed("--disk", "/a/", "--disk", "/b").disk == ["/a", "/b"]
+def test_nothing_wanted_of_the_alias_is_nothing_done():
+    assert afmetrics.main(["-u", "http://127.0.0.1:1/"]) == 0
 
 
 # -- in processes of their own --
@@ -471,7 +352,7 @@ def test_the_alias_logs_to_standard_output_in_the_old_format(tmp_path):
 
 
 def test_the_alias_is_silent_where_all_is_well(endpoint, tmp_path):
-    argv = ["--host", "-s", "-o", "-z", "salt", "-t", "x", "-u", endpoint.url, *kept(tmp_path)]
+    argv = ["--host", "-s", "-o", "-z", "salt", "-t", "x", "--url", endpoint.url]
     done = process("afmetrics", *argv, cwd=tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert len(endpoint.taken) == 4 + len([path for path in machine.DISKS if os.path.exists(path)])
@@ -483,14 +364,18 @@ def test_debug_writes_the_files_of_old_and_sends_nothing(condor, tmp_path, monke
     monkeypatch.chdir(place)
     monkeypatch.setenv("HOME", str(tmp_path))
     with KubernetesServer() as kubernetes:
-        config = kubernetes.kubeconfig(tmp_path / "kubeconfig")
-        argv = ["-sjb", "--host", "--disk", "/", "-q", "all:", "-d", "-u", "http://127.0.0.1:1/"]
-        state = str(tmp_path / "state.json")
-        for one in ([*argv, "--kubeconfig", config, "--state-file", state], ["-s", "-d"]):
-            assert afmetrics.main(one) == 0 and capfd.readouterr() == ("", "")
+        monkeypatch.setenv("KUBECONFIG", kubernetes.kubeconfig(tmp_path / "kubeconfig"))
+        disks = len([path for path in machine.DISKS if os.path.exists(path)])
+        for argv in (["-sjb", "--host", "-q", "all:", "-d", "-u", "http://127.0.0.1:1/"], ["-s", "-d"]):
+            assert afmetrics.main(argv) == 0 and capfd.readouterr() == ("", "")
     assert not [line for line in caplog.records if line.levelno >= logging.WARNING]
     assert sorted(os.listdir(place)) == ["condor.json", "host.json", "jupyter-debug.json", "ssh.json"]
-    for name, count in (("condor.json", 6), ("host.json", 4), ("jupyter-debug.json", 2), ("ssh.json", 2)):
+    for name, count in (
+        ("condor.json", 6),
+        ("host.json", 3 + disks),
+        ("jupyter-debug.json", 2),
+        ("ssh.json", 2),
+    ):
         text = (place / name).read_text()
         decoder, at, found = json.JSONDecoder(), 0, []
         while at < len(text):
@@ -526,7 +411,7 @@ def test_the_version_is_printed(capsys):
 
 
 def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
-    script = '"$0" -m colmet.facility.command -c X --host --disk / --json-lines --spool-dir "" --state-file s | true'
+    script = '"$0" -m colmet.facility.command --cluster X --host --disk / --json-lines | true'
     done = subprocess.run(
         ["sh", "-c", script, sys.executable], cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=60, check=False,
@@ -537,51 +422,15 @@ def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):
 @pytest.mark.parametrize("reader", ["> /dev/full", "| true"])
 def test_what_cannot_be_printed_is_sent(endpoint, tmp_path, reader):
     script = f'"$0" "$@" {reader}; echo "${{PIPESTATUS[0]}}" > status'
-    argv = ["-m", "colmet.facility.command", "-c", "X", "--host", "--disk", "/", "--json-lines", "-t", "", "-u"]
+    argv = ["-m", "colmet.facility.command", "--cluster", "X", "--host", "--disk", "/", "--json-lines", "--url"]
     done = subprocess.run(
-        ["bash", "-c", script, sys.executable, *argv, endpoint.url, *kept(tmp_path)],
+        ["bash", "-c", script, sys.executable, *argv, endpoint.url],
         cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60,
         check=False,
     )  # fmt: skip
     assert [document["kind"] for document in endpoint.taken] == ["CPU", "MEM", "NETWORK", "DISK"]
     assert (tmp_path / "status").read_text() == "1\n"
     assert done.stderr.count("\n") == 1 and "ERROR __main__: documents cannot be printed: " in done.stderr
-
-
-def test_lines_take_a_standard_output(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "stdout", None)  # as Python has it where it is closed
-    assert facility("--host", "--json-lines", *kept(tmp_path)) == 2
-    assert capsys.readouterr().err == "colmet-facility: error: --json-lines: standard output is closed\n"
-
-
-def test_a_service_that_can_print_no_more_goes_on(endpoint, tmp_path):
-    argv = [
-        "-c",
-        "X",
-        "--host",
-        "--disk",
-        "/",
-        "--json-lines",
-        "-t",
-        "",
-        "-u",
-        endpoint.url,
-        "--interval",
-        "1",
-        *kept(tmp_path),
-    ]
-    with open("/dev/full", "w") as full, subprocess.Popen(
-        [sys.executable, "-m", "colmet.facility.command", *argv],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=full, stderr=subprocess.PIPE, text=True,
-    ) as running:  # fmt: skip
-        while len(endpoint.taken) < 8 and running.poll() is None:
-            time.sleep(0.01)
-        running.send_signal(signal.SIGTERM)
-        _, said = running.communicate(timeout=60)
-    assert running.returncode == 0
-    assert {line.partition("ERROR ")[2] for line in said.splitlines()} == {
-        "__main__: documents cannot be printed: No space left on device"
-    }
 
 
 def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path):
@@ -597,8 +446,8 @@ def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path)
     token = tmp_path / "token"
     token.write_text("one")
     token.chmod(0o600)
-    argv = ["-c", "X", "--host", "--disk", "/", "-u", endpoint.url, "--token-file", str(token)]
-    argv += ["--interval", "1", *kept(tmp_path)]
+    argv = ["--cluster", "X", "--host", "--disk", "/", "--url", endpoint.url, "--token-file", str(token)]
+    argv += ["--interval", "1"]
     with manager, subprocess.Popen(
         [sys.executable, "-m", "colmet.facility.command", *argv],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -622,7 +471,7 @@ def test_a_service_runs_again_and_again_and_ends_at_a_signal(endpoint, tmp_path)
 @pytest.mark.parametrize(
     ("option", "program"),
     [
-        ("-s", "who"),
+        ("--ssh", "who"),
         pytest.param("--batch-system=gridengine", "qstat", marks=pytest.mark.slow),
         pytest.param("--batch-system=slurm", "squeue", marks=pytest.mark.slow),
     ],
@@ -637,7 +486,7 @@ def test_a_command_that_hangs_does_not_outlive_a_program_that_is_to_end(tmp_path
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
         "HUNG": str(hung),
     }
-    argv = ["-c", "X", option, "--json-lines", *kept(tmp_path)]
+    argv = ["--cluster", "X", option, "--json-lines"]
     with subprocess.Popen(
         [sys.executable, "-m", "colmet.facility.command", *argv],
         cwd=tmp_path, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -660,13 +509,3 @@ def lives(pid):
         return not re.search(r"^State:\tZ", Path(f"/proc/{pid}/status").read_text(), re.M)
     except (FileNotFoundError, ProcessLookupError):
         return False
-
-
-def test_a_service_that_cannot_work_does_not_begin(capsys):
-    assert facility("--host", "--interval", "5") == 2
-    assert capsys.readouterr().err.startswith("colmet-facility: error: no destination is given")
-
-
-def test_an_error_of_the_command_line_is_of_the_commands_kind():
-    with pytest.raises(ConfigError):
-        command.facility_of(command.PROGRAM, options.build_parser(command.PROGRAM).parse_args([]))

@@ -22,9 +22,9 @@ def server():
 
 
 @pytest.fixture
-def asked(server, tmp_path):
-    path = server.kubeconfig(tmp_path / "kubeconfig")
-    return Jupyter(path, Deadlines(), 20)
+def asked(server, tmp_path, monkeypatch):
+    monkeypatch.setenv("KUBECONFIG", server.kubeconfig(tmp_path / "kubeconfig"))
+    return Jupyter(Deadlines(), 20)
 
 
 def test_users_are_the_values_of_the_label_each_once_in_the_order_of_the_pods(server, asked):
@@ -73,18 +73,19 @@ def test_a_wrong_token_is_reported(server, asked):
         asked.users("ns", "owner")
 
 
-def test_a_server_that_hangs_is_given_up(server, tmp_path):
+def test_a_server_that_hangs_is_given_up(server, tmp_path, monkeypatch):
     server.hang = True
-    asked = Jupyter(server.kubeconfig(tmp_path / "kubeconfig"), Deadlines(), 0.5)
+    monkeypatch.setenv("KUBECONFIG", server.kubeconfig(tmp_path / "kubeconfig"))
+    asked = Jupyter(Deadlines(), 0.5)
     with pytest.raises(SourceFailed, match=r"did not answer within 0\.5 s|does not answer"):
         asked.users("ns", "owner")
 
 
-def test_a_server_that_is_not_there_is_reported(tmp_path):
+def test_a_server_that_is_not_there_is_reported(tmp_path, monkeypatch):
     with KubernetesServer() as server:
-        path = server.kubeconfig(tmp_path / "kubeconfig")
+        monkeypatch.setenv("KUBECONFIG", server.kubeconfig(tmp_path / "kubeconfig"))
     with pytest.raises(SourceFailed, match=r"the Kubernetes cluster does not answer: .*refused"):
-        Jupyter(path, Deadlines(), 20).users("ns", "owner")
+        Jupyter(Deadlines(), 20).users("ns", "owner")
 
 
 @pytest.mark.parametrize(
@@ -131,11 +132,12 @@ def test_a_mark_where_a_list_goes_on_is_a_text():
 
 
 @pytest.mark.parametrize("text", ["", "{", "apiVersion: v1\nclusters: 5\n", "current-context: none\n"])
-def test_a_file_that_names_no_account_is_reported(tmp_path, text):
+def test_a_file_that_names_no_account_is_reported(tmp_path, monkeypatch, text):
     path = tmp_path / "kubeconfig"
     path.write_text(text)
-    with pytest.raises(SourceFailed, match=r"no account for the Kubernetes cluster: .*--kubeconfig FILE"):
-        Jupyter(str(path), Deadlines(), 20).users("ns", "owner")
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    with pytest.raises(SourceFailed, match=r"no account for the Kubernetes cluster: .*KUBECONFIG in the environment"):
+        Jupyter(Deadlines(), 20).users("ns", "owner")
 
 
 def test_without_any_file_and_pod_that_is_said(tmp_path, monkeypatch):
@@ -143,7 +145,7 @@ def test_without_any_file_and_pod_that_is_said(tmp_path, monkeypatch):
     monkeypatch.delenv("KUBECONFIG", raising=False)
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(SourceFailed, match="no account for the Kubernetes cluster"):
-        Jupyter("", Deadlines(), 20).users("ns", "owner")
+        Jupyter(Deadlines(), 20).users("ns", "owner")
 
 
 def test_in_a_pod_its_own_account_is_taken(tmp_path, monkeypatch):
@@ -152,7 +154,7 @@ def test_in_a_pod_its_own_account_is_taken(tmp_path, monkeypatch):
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "127.0.0.1")
     monkeypatch.setenv("KUBERNETES_SERVICE_PORT", "1")
     with pytest.raises(SourceFailed, match="Service token file does not exist"):
-        Jupyter("", Deadlines(), 20).users("ns", "owner")
+        Jupyter(Deadlines(), 20).users("ns", "owner")
 
 
 def test_names_that_cannot_be_asked_for_are_refused():

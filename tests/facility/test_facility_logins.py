@@ -17,7 +17,7 @@ from colmet.facility.people import People
 from tests.support.facility_machine import Machine
 
 LAST = "bob pts/0\nreboot   system boot  6.1.0-18-amd64\neve pts/1\n\nwtmp begins Sat Nov 21"
-COMMAND = (sys.executable, "-m", "colmet.facility.command", "-c", "X", "--json-lines", "--spool-dir", "")
+COMMAND = (sys.executable, "-m", "colmet.facility.command", "--cluster", "X", "--json-lines")
 
 
 @pytest.fixture
@@ -45,13 +45,13 @@ def here(request):
 
 def test_those_of_who_are_listed_once(machine, here):
     assert machine.shell("who | awk '{print $1}'").split() == ["bob", "carol", "bob"]
-    assert users(machine, "-s", cwd=here) == (["bob", "carol"], "")
+    assert users(machine, "--ssh", cwd=here) == (["bob", "carol"], "")
 
 
 def test_those_of_the_last_five_minutes_come_behind_them(machine, here):
     past = machine.shell("/usr/bin/last -w -s -5min | head -n -2 | awk '!seen[$1]++ {print $1}'").split()
     assert sorted(past) == ["alice", "bob"]
-    assert users(machine, "-s", "-S", cwd=here) == (["bob", "carol", "alice"], "")
+    assert users(machine, "--ssh", "--ssh-history", cwd=here) == (["bob", "carol", "alice"], "")
 
 
 def test_the_alias_lists_them_as_its_model_does(machine):
@@ -61,26 +61,30 @@ def test_the_alias_lists_them_as_its_model_does(machine):
 
 
 def test_nobody_is_logged_in(tmp_path, here):
-    assert users(Machine(tmp_path), "-s", "-S", cwd=here) == ([], "")
+    assert users(Machine(tmp_path), "--ssh", "--ssh-history", cwd=here) == ([], "")
 
 
 def test_only_members_of_the_group_are_reported(machine, here):
     machine.add_group("atlas", 500, ["bob", "erin", "alice"])
     for name, number, group in (("bob", 1001, 100), ("carol", 1002, 500), ("dave", 1003, 100)):
         machine.add_user(name, number, group)
-    found, log = users(machine, "-s", "-S", "-g", "atlas", "-v", cwd=here)
+    found, log = users(machine, "--ssh", "--ssh-history", "--group", "atlas", "-v", cwd=here)
     assert found == ["bob", "carol"]  # carol by the primary group; this machine does not know alice
     assert "users skipped, this machine does not know them: users=1" in log
 
 
-def test_the_filter_comes_before_other_names(machine, here):
+def test_the_filter_comes_before_other_names(machine, here, tmp_path):
     machine.add_group("atlas", 500, ["bob"])
     machine.add_user("bob", 1001, 100)
-    assert users(machine, "-s", "-S", "-o", "-z", "salt", "-g", "atlas", cwd=here)[0] == ["07a2341c"]
+    salt = tmp_path / "salt"
+    salt.write_text("salt\n")
+    salt.chmod(0o600)
+    argv = ["--ssh", "--ssh-history", "--salt-file", str(salt), "--group", "atlas"]
+    assert users(machine, *argv, cwd=here)[0] == ["07a2341c"]
 
 
 def test_a_group_that_is_not_there_is_reported(machine, here):
-    done = machine.run(*COMMAND, "-s", "-g", "atlas", cwd=here, check=False)
+    done = machine.run(*COMMAND, "--ssh", "--group", "atlas", cwd=here, check=False)
     assert done.returncode == 2 and not done.stdout
     assert done.stderr.splitlines() == [
         "colmet-facility: error: -g: this machine knows no group 'atlas'; `getent group` lists those that it knows"

@@ -287,11 +287,11 @@ def test_a_directory_that_is_mounted_on_itself_has_no_device(tmp_path, mounts):
     mkdir home data elsewhere own; mount -t tmpfs disk own
     mount --bind home home; mount -o remount,bind,ro home; mount --bind data elsewhere; mount --bind own own
     exec "$@" """
-    command = ["-m", "colmet.facility.command", "-c", "X", "--host", "--json-lines", "--spool-dir", ""]
+    command = ["-m", "colmet.facility.command", "--cluster", "X", "--host", "--json-lines"]
     places = [str(tmp_path / name) for name in ("home", "elsewhere", "own")]
     disks = [word for place in places for word in ("--disk", place)]
     argv = ["unshare", "-m", "sh", "-c", script, "sh", str(tmp_path), sys.executable, *command, *disks]
-    documents = [json.loads(line) for line in said(*argv, "--state-file", str(tmp_path / "state")).splitlines()]
+    documents = [json.loads(line) for line in said(*argv).splitlines()]
     devices = {document["mount"]: document.get("device") for document in documents if document["kind"] == "DISK"}
     home, elsewhere, own = (devices[place] for place in places)
     assert home is None and elsewhere and own == "disk"
