@@ -1,7 +1,4 @@
-"""Slurm's jobs from `squeue --json`, or from `squeue -o` if JSON is not built in or too large.
-
-Slurm's JSON changes: up to 22.05 numbers and states are plain; later a number is an object with flags for "set" and
-"infinite", and a state is a list of the state and its flags. Both forms are read here.
+"""Slurm's queues and jobs from `squeue -o`, whose form has been the same since Slurm 20.11; its JSON changes.
 
 A line of squeue is counted as squeue shows it: each part of a heterogeneous job ("12+0") is one, and a job waiting for
 one of several partitions waits in each of them. All waiting tasks of an array are one line; they are counted one by
@@ -14,16 +11,14 @@ import itertools
 import logging
 import re
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 from colmet.batch.answers import (
-    MAX_TEXT,
     AskError,
     Cached,
     FormError,
     ask,
-    json_values,
     must,
     name,
     parse_each,
@@ -32,11 +27,10 @@ from colmet.batch.answers import (
     unknown_form,
     whole,
 )
-from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
+from colmet.batch.model import BatchJob, BatchSystem, Queue
 
 log = logging.getLogger(__name__)
 
-JSON = ["squeue", "--all", "--json"]  # of all users and partitions; includes ended jobs for some minutes
 TEXT = ["squeue", "--all", "--noheader", "--format=%i|%P|%u|%T|%r|%M|%C"]
 GIVEN = [
     "squeue",
@@ -97,24 +91,15 @@ class SqueueLine(NamedTuple):
 # -- pure --
 
 
-def number(value: object) -> int | None:
-    """Return a number of Slurm's JSON, of any version; None if unset or infinite."""
-    if isinstance(value, dict):
-        return whole(value.get("number")) if value.get("set") is True and value.get("infinite") is not True else None
-    return whole(value)
-
-
-def state_of(states: Collection[str], reason: str = "", hold: bool = False) -> str:
-    """Return a state of `BatchJob` for Slurm's names: one, or the state and its flags; with the reason why it waits."""
-    said = set(states)
-    if said & HELD:
+def state_of(state: str, reason: str = "") -> str:
+    """Return a state of `BatchJob` for Slurm's; with the reason why it waits."""
+    if state in HELD:
         return "held"
-    if said & RUNNING:
+    if state in RUNNING:
         return "running"  # its cores are its own until the last process has ended
-    if said & WAITING:
-        held = hold or reason.startswith(("JobHeld", "JobHold")) or reason.endswith("held")
-        return "held" if held else "idle"
-    return next((ENDED_STATES[one] for one in sorted(said) if one in ENDED_STATES), "unknown")
+    if state in WAITING:
+        return "held" if reason.startswith(("JobHeld", "JobHold")) or reason.endswith("held") else "idle"
+    return ENDED_STATES.get(state, "unknown")
 
 
 def tasks_of(text: str) -> list[range]:
@@ -162,108 +147,13 @@ def elapsed_s(text: str) -> int:
     return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def json_entry(content: object, now: float) -> SqueueLine:
-    """Return the line of a JSON value of squeue; raise FormError with the missing field."""
-    if not isinstance(content, dict):
-        raise FormError("no object")
-    said = content.get("job_state")
-    states = [said] if isinstance(said, str) else said
-    if not isinstance(states, list) or not states or not all(map(name, states)):
-        raise FormError("job_state")
-    reason = content.get("state_reason")
-    state = state_of(states, reason if isinstance(reason, str) else "", content.get("hold") is True)
-    user = name(content.get("user_name"))
-    if user is None:  # this machine does not know the user
-        user = str(must(whole(content.get("user_id")), "user_name"))
-    tasks_text = content.get("array_task_string")
-    waits = state == "idle" or (state == "held" and "SUSPENDED" not in states)
-    tasks = tasks_of(tasks_text) if waits and isinstance(tasks_text, str) and tasks_text else []
-    cores = memory_mb = None
-    if state == "running":
-        given = tres(content.get("tres_alloc_str"))
-        cores = count_of(given.get("cpu"))
-        cores = number(content.get("cpus")) if cores is None else cores
-        memory_mb = size_mb(given.get("mem"))
-        memory_mb = _asked_mb(content, cores) if memory_mb is None else memory_mb
-    return SqueueLine(
-        BatchJob(
-            id=_id(content, bool(tasks)),
-            user=user,
-            state=state,
-            runtime_s=_runtime_s(content, states, now) if state == "running" or "SUSPENDED" in states else 0,
-            queue=must(name(content.get("partition")), "partition"),
-        ),
-        tasks,
-        cores,
-        memory_mb,
-    )
-
-
-def _id(content: dict[str, object], several: bool) -> str:
-    job = must(number(content.get("job_id")), "job_id")
-    array, task = number(content.get("array_job_id")), number(content.get("array_task_id"))
-    part = number(content.get("het_job_id"))
-    if array and several:
-        return str(array)
-    if array and task is not None:
-        return f"{array}_{task}"
-    if part:
-        return f"{part}+{must(number(content.get('het_job_offset')), 'het_job_offset')}"
-    return str(job)
-
-
-def _runtime_s(content: dict[str, object], states: Sequence[str], now: float) -> int:
-    """Return the run time as squeue computes it: without the time suspended."""
-    before = number(content.get("pre_sus_time")) or 0
-    if "SUSPENDED" in states:
-        return before
-    start = number(content.get("suspend_time")) or must(number(content.get("start_time")), "start_time")
-    end = number(content.get("end_time"))
-    until = min(now, end) if end and "RUNNING" not in states else now
-    return max(0, int(until) - start) + before if start else 0
-
-
-def _asked_mb(content: dict[str, object], cores: int | None) -> int | None:
-    """Return the requested memory, for a Slurm that does not allocate it; a request of 0 means all of the node's."""
-    node, core = number(content.get("memory_per_node")), number(content.get("memory_per_cpu"))
-    nodes = number(content.get("node_count"))
-    if node and nodes:
-        return node * nodes
-    return core * cores if core and cores else None
-
-
-def json_entries(text: str, now: float) -> tuple[list[SqueueLine], int]:
-    """Parse the output of `squeue --json`; return unfinished jobs, and the number skipped due to an unknown form.
-
-    Raises:
-        AskError: an error of Slurm's, printed as JSON with exit status 0.
-        BatchError: all of it is in another form.
-    """
-    command = " ".join(JSON)
-    values = json_values(text, command)
-    answer = values[0] if len(values) == 1 and isinstance(values[0], dict) else {}
-    if answer.get("errors"):
-        raise AskError(f"{command}: {_said(answer['errors'])}; run it by hand to see how Slurm answers", "status")
-    contents = answer.get("jobs")
-    if not isinstance(contents, list):
-        raise unknown_form(command, text)
-    return _unfinished(parse_each(contents, lambda content: json_entry(content, now), "slurm", command))
-
-
-def _said(errors: object) -> str:
-    """Return the text of the first of Slurm's errors."""
-    first = errors[0] if isinstance(errors, list) else errors
-    text = first.get("description") or first.get("error") if isinstance(first, dict) else first
-    return repr(text)[:MAX_TEXT]
-
-
 def text_entry(line: str) -> SqueueLine:
     """Parse a line of the output of `TEXT`; it lacks the memory of the job; raise FormError for another form."""
     words = line.split("|")
     if len(words) != 7:
         raise FormError("words")
     job, partition, user, said, reason, elapsed, cpus = (word.strip() for word in words)
-    state = state_of([said], reason)
+    state = state_of(said, reason)
     array = _LIST.fullmatch(job)
     return SqueueLine(
         BatchJob(
@@ -327,7 +217,6 @@ class Slurm(BatchSystem):
 
     def __init__(self) -> None:
         self._entries = Cached(self._ask)
-        self._json = True
 
     def queues(self) -> Sequence[Queue]:
         """Return every partition, also hidden ones."""
@@ -370,21 +259,6 @@ class Slurm(BatchSystem):
         return jobs
 
     def _ask(self) -> list[SqueueLine]:
-        if self._json:
-            try:
-                entries, left_out = json_entries(ask(JSON, "Slurm", env=ENVIRONMENT), time.time())
-                self.leave_out(left_out)
-            except BatchError as err:
-                if isinstance(err, AskError) and err.why in ("absent", "late"):
-                    raise
-                entries = self._ask_text()
-                # too large, or an unknown form, will not change; a failure may
-                self._json = isinstance(err, AskError) and err.why == "status"
-                log.info("squeue has no usable JSON, its text form is used error=%s", err)
-            return entries
-        return self._ask_text()
-
-    def _ask_text(self) -> list[SqueueLine]:
         entries, left_out = text_entries(ask(TEXT, "Slurm", env=ENVIRONMENT))
         self.leave_out(left_out)
         try:

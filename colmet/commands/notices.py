@@ -16,9 +16,9 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.owner import become_owner
 from colmet.common.runtime.quantities import utc
 from colmet.notices import addresses
+from colmet.notices.delivery import Mailer
 from colmet.notices.letter import Letterhead
-from colmet.notices.mail import Mailer
-from colmet.notices.options import DEFAULT_PATH, NoticeSettings
+from colmet.notices.options import DEFAULT_PATH, NoticeSettings, state_path
 from colmet.notices.round import Round
 from colmet.notices.state import State
 
@@ -58,9 +58,10 @@ def run(options: argparse.Namespace) -> int:
     now = time.time()
     if options.test_mail:
         return _test_mail(settings, options.test_mail, now)
-    if not options.dry_run and settings.options.state:
-        become_owner(settings.options.state)
-    with archives.open_archive(options) as archive, State(settings.options.state, not options.dry_run, now) as state:
+    path = state_path()
+    if not options.dry_run:
+        become_owner(path)
+    with archives.open_archive(options) as archive, State(path, not options.dry_run, now) as state:
         round_ = Round(settings, archive, state, now)
         notices = round_.notices()
         if options.dry_run:

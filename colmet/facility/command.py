@@ -87,7 +87,6 @@ def run_program(program: Program, argv: Sequence[str] | None) -> int:
         parser = options.build_parser(program)
         parsed = parser.parse_args(argv)
         set_up_logging(program, parsed.loglevel)
-        cli.warn_of_deprecated(parser.deprecated)
         check_effects(parser, parsed)
         if parsed.make_key is not None:
             obfuscation.make_key(parsed.make_key)

@@ -176,8 +176,8 @@ class Network:
         except (OSError, ValueError) as err:
             self.failures += 1
             if powers_of_ten(self.failures):
-                text = "network state cannot be written, runs have no traffic: file=%s: %s; set STATE_DIRECTORY"
-                log.warning(text, self._path, getattr(err, "strerror", None) or err)
+                message = "network state cannot be written, runs have no traffic: file=%s: %s; set STATE_DIRECTORY"
+                log.warning(message, self._path, getattr(err, "strerror", None) or err)
             return False
         return True
 

@@ -68,8 +68,9 @@ def build_parser(program: Program) -> cli.Parser:
         (("-v", "--verbose"), logging.INFO, "log what is done (INFO)"),
         (("-vv", "--very-verbose"), logging.DEBUG, "log details (DEBUG)"),
     ):
-        names = names if program.is_alias else names[:1]
-        parser.add_argument(*names, dest="loglevel", action="store_const", const=level, help=text)
+        parser.add_argument(
+            *(names if program.is_alias else names[:1]), dest="loglevel", action="store_const", const=level, help=text
+        )
     _add_common(parser, program)
     if program.is_alias:
         _add_old(parser)

@@ -57,12 +57,13 @@ def add_options(parser: cli.Parser) -> None:
     group.add_argument("-u", "--user", metavar="USER", dest="owner", default="", help="only the jobs of this user")
     group.add_argument("-d", "--details", action="store_true", help="show the jobs of each host (implied by -j and -u)")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
     parser.add_argument(
         "--interval", metavar="S", type=cli.positive_seconds, help="refresh every S seconds, until Ctrl-C"
     )
     sources.add_config(parser)
-    server.add_options(parser)
+    parser.add_argument(
+        "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -71,7 +72,7 @@ def run(options: argparse.Namespace) -> int:
     if default is not None:
         options.url, options.ca_file = default.url, options.ca_file or default.ca_file
     url = server.checked_address(options.url) if options.url else configured_url(options.config)
-    asked = QmemClient.from_options(url, options)
+    asked = QmemClient.with_login(url, options.ca_file)
     printing = Printing(options, text.SHORT_TITLES, "colmet mem")
     if options.interval is None:
         return printing.once(asked.fetch())
@@ -150,7 +151,7 @@ class Printing:
             from colmet.gridengine import screen
         except ModuleNotFoundError:  # print columns instead
             return False
-        screen.show(memory, self._details, self._titles, above, not getattr(self._options, "no_color", False))
+        screen.show(memory, self._details, self._titles, above)
         return True
 
     def _notes(self, fetched: Fetched, memory: MemoryReport) -> list[str]:

@@ -1,6 +1,6 @@
 """Show the memory that jobs reserved and used, by host.
 
-Compatible with qmemview of QmemTools; `colmet mem` has more options.
+Compatible with qmemview of QmemTools, with its options; `colmet mem` has more.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from colmet import __version__
 from colmet.commands.colmet import ended
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
@@ -42,13 +41,8 @@ def build_parser() -> cli.Parser:
         "-j", "--jobid", metavar="ID", default="", help="only this job, or this task of an array (17.3), with details"
     )
     group.add_argument("-o", "--owner", metavar="USER", default="", help="only the jobs of this user, with details")
-    group.add_argument("-u", "--details", action="store_true", help="show the jobs of each host")
-    parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.add_argument("--no-color", action="store_true", help="print no colours; NO_COLOR does the same")
-    parser.add_argument(
-        "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
-    )
-    server.add_options(parser)
+    group.add_argument("-u", dest="details", action="store_true", help="show the jobs of each host")
+    parser.set_defaults(json=False)
     return parser
 
 
@@ -66,12 +60,11 @@ def _run(argv: Sequence[str]) -> int:
         parser.print_help(sys.stderr)
         return cli.EXIT_CONFIG
     options = parser.parse_args(argv)
-    cli.warn_of_deprecated(parser.deprecated)
     status = FAILED  # of a wrong address
     try:
         url = server.checked_address(options.place)
         status = cli.EXIT_CONFIG
-        return Printing(options, text.TITLES, "qmemview").once(QmemClient.from_options(url, options).fetch())
+        return Printing(options, text.TITLES, "qmemview").once(QmemClient.with_login(url).fetch())
     except ColmetError as err:
         print(f"qmemview: {err}", file=sys.stderr)
         return status if isinstance(err, ConfigError) else FAILED

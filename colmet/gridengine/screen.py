@@ -16,14 +16,13 @@ def show(
     details: bool,
     titles: Sequence[str],
     above: Sequence[str] = (),
-    colours: bool = True,
     console: Console | None = None,
 ) -> None:
     """Print a table, `MemoryTable`.
 
     If there are lines above it, the screen is cleared, and the output cut to its height.
     """
-    console = console or Console(highlight=False, markup=False, emoji=False, no_color=None if colours else True)
+    console = console or Console(highlight=False, markup=False, emoji=False)
     table = text.MemoryTable(memory, details, console.width, titles).lines()
     lines = [*map(Text, above), *[Text.assemble(*[(part.text, part.style) for part in line]) for line in table]]
     if above:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
-import getpass
 import logging
 import os
 import re
 import socket
 import ssl
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,17 +15,14 @@ from colmet.batch.qmem import Hosts, Owners
 from colmet.commands import logins
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
 from colmet.common.runtime.http_client import (
     HttpClient,
     HttpFailure,
     HttpResponse,
     TlsOptions,
-    basic_authorization,
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.common.runtime.secretfile import read_line
 from colmet.gridengine.answers import AnswerError, parse_envelope, parse_hosts, parse_json, parse_owners
 
 log = logging.getLogger(__name__)
@@ -36,6 +30,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 TOKEN = "COLMET_TOKEN"  # of the environment
+TIMEOUT_S = 30.0  # of each answer
 MAX_ANSWER_BYTES = 64 << 20
 NOT_FOUND = 404
 _EXPECTED = "does a collector with --http-listen, or QmemTools' server, listen there?"
@@ -65,30 +60,6 @@ class Fetched(NamedTuple):
     knows_all: bool  # whether they are of all jobs; otherwise only of the logged-in user's jobs
 
 
-def add_options(parser: cli.Options) -> None:
-    """Declare the connection to the server, and the login."""
-    group = parser.add_argument_group("server and login")
-    group.add_argument(
-        "--timeout",
-        metavar="S",
-        type=cli.positive_seconds,
-        default=30.0,
-        help="wait at most S seconds for an answer (default: %(default)g)",
-    )
-    group.add_argument(
-        "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
-    )
-    group.add_argument(
-        "--token-file",
-        metavar="FILE",
-        help=f"file with one line, a token (default: ${TOKEN} of the environment, else that of `colmet login`)",
-    )
-    group.add_argument(
-        "--login", metavar="NAME", help="log in with this name; the password is in --password-file, or typed"
-    )
-    group.add_argument("--password-file", metavar="FILE", help="file with one line, the password of --login")
-
-
 def checked_address(text: str) -> str:
     """Return the address of a server, a URL or HOST:PORT without TLS, as a URL without a final slash.
 
@@ -101,7 +72,7 @@ def checked_address(text: str) -> str:
             raise ConfigError(f"{text!r:.200} is neither HOST:PORT nor a URL such as https://head.example.org:8080")
         return f"http://{text}"
     if "@" in text:
-        raise ConfigError("give no user and password in the URL; give --login NAME")
+        raise ConfigError("give no user and password in the URL; use `colmet login`")
     parts = parse_url(text)
     if parts is None or parts.query or parts.fragment or len(text) > 2000:
         raise ConfigError(f"{text!r:.200} is not a URL such as https://head.example.org:8080")
@@ -113,7 +84,6 @@ class QmemClient:
 
     Args:
         url: its address, from `checked_address`.
-        timeout_s: timeout of each answer.
         authorization: the header of that name; "" for none.
         tls: certificates.
     """
@@ -121,12 +91,10 @@ class QmemClient:
     def __init__(
         self,
         url: str,
-        timeout_s: float,
         authorization: str = "",
         tls: TlsOptions = TlsOptions(),  # noqa: B008 - a tuple
     ) -> None:
         self._url = url
-        self._timeout_s = timeout_s
         self._has_login = bool(authorization)
         headers = {"User-Agent": f"colmet/{__version__}", "Accept": "application/json", "Connection": "close"}
         if authorization:
@@ -134,14 +102,18 @@ class QmemClient:
         self._http = HttpClient(headers, tls, MAX_ANSWER_BYTES)
 
     @classmethod
-    def from_options(cls, url: str, options: argparse.Namespace) -> QmemClient:
-        """Return the client for the options of `add_options`; raise ConfigError for invalid ones."""
-        tls = TlsOptions(ca_file=options.ca_file or None)
+    def with_login(cls, url: str, ca_file: str | None = None) -> QmemClient:
+        """Return the client with the login of the environment or of `colmet login`.
+
+        Raises:
+            ConfigError: the file of certificates or the login cannot be used.
+        """
+        tls = TlsOptions(ca_file=ca_file or None)
         tls.check("--ca-file")
-        authorization = _authorization(options, url)
+        authorization = _authorization(url)
         if authorization and is_readable_on_the_way(url):
             log.warning("%s: password and token can be read on the way; use https", url)
-        return cls(url, options.timeout, authorization, tls)
+        return cls(url, authorization, tls)
 
     def fetch(self) -> Fetched:
         """Query the server; raise FetchError for no answer, an invalid one, or one without data."""
@@ -180,13 +152,13 @@ class QmemClient:
         """Return the body of an answer of status 200; raise FetchError without one."""
         url = f"{self._url}/{name}"
         try:
-            response = self._http.request("GET", url, timeout_s=self._timeout_s, deadline_s=self._timeout_s)
+            response = self._http.request("GET", url, timeout_s=TIMEOUT_S, deadline_s=TIMEOUT_S)
             why = self._refusal(response)
             if why:
                 raise FetchError(f"{url}: {why}", response.status)
             return response.body()
         except HttpFailure as err:
-            raise FetchError(f"{url}: {reason_of(err, f'{self._timeout_s:g} s (--timeout)', _EXPECTED)}") from err
+            raise FetchError(f"{url}: {reason_of(err, f'{TIMEOUT_S:g} s', _EXPECTED)}") from err
 
     def _refusal(self, response: HttpResponse) -> str:
         """Return why an answer is an error; "" for status 200."""
@@ -196,7 +168,7 @@ class QmemClient:
         if status == 401:
             if self._has_login:
                 return "it refused the login: wrong name, password or token"
-            return f"it requires a login: give --login, --token-file, or {TOKEN} in the environment"
+            return f"it requires a login: colmet login {self._url}, or {TOKEN} in the environment"
         if status == NOT_FOUND:
             return f"there is no such page; {_EXPECTED}"
         if status == 429:
@@ -227,33 +199,12 @@ def reason_of(err: HttpFailure, limit: str, expected: str) -> str:
     return f"no answer of HTTP ({clean(str(err)[:MAX_TEXT])})"
 
 
-def _authorization(options: argparse.Namespace, url: str) -> str:
-    """Return the header Authorization of a URL; "" without a login; raise ConfigError for invalid options."""
-    if options.password_file and not options.login:
-        raise ConfigError("--password-file requires --login")
-    if options.login and options.token_file:
-        raise ConfigError("--login and --token-file: give one of them")
-    if options.login:
-        if ":" in options.login or not options.login.isprintable():
-            raise ConfigError(f"--login {options.login!r:.100}: not the name of a user")
-        password = read_line("--password-file", options.password_file) if options.password_file else _typed()
-        return basic_authorization(f"{options.login}:{password}")
-    origin, token = f"{TOKEN} of the environment", os.environ.get(TOKEN, "")
-    if options.token_file:
-        origin, token = f"--token-file {options.token_file}", read_line("--token-file", options.token_file)
+def _authorization(url: str) -> str:
+    """Return the header Authorization of a URL; "" without a login; raise ConfigError for an invalid one."""
+    token = os.environ.get(TOKEN, "")
     if token and not _SECRET.fullmatch(token):
-        raise ConfigError(f"{origin}: not a token")
+        raise ConfigError(f"{TOKEN} of the environment: not a token")
     if token:
         return f"Bearer {token}"
     kept = logins.find(url)
     return "" if kept is None else kept.authorization
-
-
-def _typed() -> str:
-    """Return the password typed on the terminal."""
-    if not sys.stdin.isatty():
-        raise ConfigError("--login: no terminal to read the password from; give --password-file")
-    try:
-        return getpass.getpass("password: ")
-    except EOFError:
-        raise ConfigError("--login: no password was typed") from None

@@ -1,16 +1,14 @@
-"""Addresses of mail: their form, and those of users by a pattern, a file or a program. User names are hostile."""
+"""Addresses of mail: their form, and those of users by a pattern or a file. User names are hostile."""
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
-from colmet.common.errors import CommandFailed, ConfigError
-from colmet.node.system.command import Command
+from colmet.common.errors import ConfigError
 
 MAX_FILE = 16 << 20
-PROGRAM_S = 10.0  # deadline
 MARK = "%u"  # the user's name in a pattern
 
 _ADDRESS = re.compile(r"[A-Za-z0-9!#$&'*+/=?^_`{|}~.-]{1,64}@[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?", re.ASCII)
@@ -31,15 +29,15 @@ def address(text: str) -> str:
     return text
 
 
-def pattern(text: str) -> str:
-    """Convert a pattern of addresses, an option type: %u@site.org."""
-    if MARK not in text or not is_address(text.replace(MARK, "user")):
-        raise argparse.ArgumentTypeError(f"{text!r:.100} is not a pattern such as %u@site.org")
+def pattern_or_path(text: str) -> str:
+    """Convert a pattern of addresses, %u@site.org, or the absolute path of a file with them, an option type."""
+    if not text.startswith("/") and (MARK not in text or not is_address(text.replace(MARK, "user"))):
+        raise argparse.ArgumentTypeError(f"{text!r:.100} is not a pattern such as %u@site.org, nor the path of a file")
     return text
 
 
 def is_user(name: str) -> bool:
-    """Return whether a name may be a part of an address or an argument of a program."""
+    """Return whether a name may be a part of an address."""
     return bool(_USER.fullmatch(name))
 
 
@@ -63,35 +61,15 @@ def by_file(path: str) -> Lookup:
         with open(path, "rb") as file:
             content = file.read(MAX_FILE + 1)
     except OSError as err:
-        raise ConfigError(f"user-address-file {path}: {err.strerror}") from err
+        raise ConfigError(f"user-address {path}: {err.strerror}") from err
     if len(content) > MAX_FILE:
-        raise ConfigError(f"user-address-file {path}: larger than {MAX_FILE >> 20} MiB")
+        raise ConfigError(f"user-address {path}: larger than {MAX_FILE >> 20} MiB")
     known = {}
     for number, line in enumerate(content.decode("utf-8", "replace").splitlines(), 1):
         words = line.partition("#")[0].split()
         if not words:
             continue
         if len(words) != 2 or not is_address(words[1]):
-            raise ConfigError(
-                f"user-address-file {path}:{number}: not a user and an address, such as: alice a@site.org"
-            )
+            raise ConfigError(f"user-address {path}:{number}: not a user and an address, such as: alice a@site.org")
         known[words[0].rstrip(":")] = words[1]
     return known.get
-
-
-def by_program(argv: Sequence[str]) -> Lookup:
-    """Return the look-up of users by a program: it gets the user as its last argument, and prints the address.
-
-    The look-up raises CommandFailed if the program fails; an empty output means that there is no address.
-    """
-
-    def find(user: str) -> str | None:
-        if not is_user(user):
-            return None
-        command = Command([*argv, user], PROGRAM_S)
-        found = command.run().strip()
-        if found and not is_address(found):
-            raise CommandFailed(command.argv, f"printed no address: {found!r:.60}")
-        return found or None
-
-    return find

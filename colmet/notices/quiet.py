@@ -1,4 +1,4 @@
-"""Quiet hours, in a named time zone, also across midnight."""
+"""Quiet hours, in the time zone of this machine, also across midnight."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import argparse
 import datetime
 import re
 from typing import NamedTuple
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 _HOURS = re.compile(r"([01]?\d|2[0-3]):([0-5]\d) ?- ?([01]?\d|2[0-3]):([0-5]\d)", re.ASCII)
 
@@ -27,30 +26,21 @@ def hours(text: str) -> Hours:
     return Hours(begin, end)
 
 
-def zone(text: str) -> ZoneInfo:
-    """Convert the name of a time zone, an option type: Europe/Paris."""
-    try:
-        return ZoneInfo(text)
-    except (ZoneInfoNotFoundError, ValueError, OSError) as err:
-        raise argparse.ArgumentTypeError(
-            f"{text!r:.100} is no time zone of this machine, such as Europe/Paris; is tzdata installed?"
-        ) from err
+def local_time(now: float) -> datetime.datetime:
+    """Return a moment, in seconds since 1970, with the time zone of this machine."""
+    return datetime.datetime.fromtimestamp(now).astimezone()
 
 
 class Calendar(NamedTuple):
-    """The time of day and the date of a site."""
+    """The time of day and the date of a site, in the time zone of this machine."""
 
-    zone: datetime.tzinfo
-    quiet: Hours | None
-
-    def _local(self, now: float) -> datetime.datetime:
-        return datetime.datetime.fromtimestamp(now, self.zone)
+    quiet: Hours | None = None
 
     def is_quiet(self, now: float) -> bool:
         """Return whether a moment, in seconds since 1970, is in the quiet hours."""
         if self.quiet is None:
             return False
-        local = self._local(now)
+        local = local_time(now)
         minute = local.hour * 60 + local.minute
         begin, end = self.quiet
         return begin <= minute < end if begin < end else minute >= begin or minute < end
@@ -61,8 +51,8 @@ class Calendar(NamedTuple):
 
     def day(self, now: float) -> str:
         """Return the date of a moment, such as 2026-11-25."""
-        return self._local(now).date().isoformat()
+        return local_time(now).date().isoformat()
 
     def text(self, now: float) -> str:
         """Return a moment as text, with the name of the zone."""
-        return f"{self._local(now):%Y-%m-%d %H:%M} ({self.zone})"
+        return f"{local_time(now):%Y-%m-%d %H:%M (%Z)}"

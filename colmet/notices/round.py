@@ -11,19 +11,18 @@ from typing import NamedTuple
 from colmet.archive.columns import RUNNING
 from colmet.archive.queries import MAX_ROWS, MAX_VALUES, ArchivedJob, JobArchive, JobFilter, Row
 from colmet.archive.reports import report_of
-from colmet.common.errors import CommandFailed
-from colmet.notices import programs
-from colmet.notices.letter import Letterhead
-from colmet.notices.mail import Mailer, MailFailed, MailRefused
-from colmet.notices.notice import Notice, plain
+from colmet.notices import delivery
+from colmet.notices.delivery import Mailer, MailFailed, MailRefused
+from colmet.notices.letter import Letterhead, Notice, plain
 from colmet.notices.options import NoticeSettings
-from colmet.notices.rules import ADMINISTRATORS, COLUMNS, FAILURES, RULES, USER, Case, Rule, is_judged
+from colmet.notices.rules import ADMINISTRATORS, COLUMNS, FAILURES, LONGEST_S, RULES, USER, Case, Rule, is_judged
 from colmet.notices.state import FAILED, REFUSED, SENT, SUPPRESSED, UNADDRESSED, UNCERTAIN, Key, State
 from colmet.report.model import Report
 
 log = logging.getLogger(__name__)
 
 ENDED_S = 86400  # a job that ended earlier gets no notice
+MAILS_A_DAY = 10  # most mails to one recipient
 MAIL_S = 150.0  # after which a run begins no more mails
 MOST_LINE = 1000  # characters of a line of a dry run
 MAIL, WEBHOOK, COMMAND = "mail", "webhook", "command"  # ways of delivery
@@ -54,7 +53,6 @@ class Round:
     def __init__(self, settings: NoticeSettings, archive: JobArchive, state: State, now: float) -> None:
         self._settings, self._archive, self._state, self._now = settings, archive, state, now
         self.counts: Counter[str] = Counter()
-        self._addresses: dict[str, str | None] = {}
 
     # -- the rules --
 
@@ -67,7 +65,7 @@ class Round:
             for row in self._listed(JobFilter(states=FAILURES, since=since))
             if not row["is_running"] and _end(row) >= since
         ]
-        self._state.note([*running, *ended], running, self._settings.limits.longest_s)
+        self._state.note([*running, *ended], running, LONGEST_S)
         given_up = self._state.give_up()
         if given_up:
             self.counts[UNCERTAIN] += given_up
@@ -98,7 +96,7 @@ class Round:
             notice = Notice(row, rule, "", frozenset(audiences))
             if self._settings.has_ways and not any(self._state.is_open(one.key) for one in self._targets(notice)):
                 continue
-            text = rule.text(case, self._settings.limits)
+            text = rule.text(case)
             if text is None:
                 continue
             if USER in audiences and rule.only_administrators(case):
@@ -166,10 +164,7 @@ class Round:
     def _named(self, target: NoticeTarget) -> str:
         if target.way != MAIL:
             return target.way
-        try:
-            addresses = self._recipients(target.audience, target.user)
-        except CommandFailed as err:
-            return f"{target.audience} (no address: {err})"
+        addresses = self._recipients(target.audience, target.user)
         return f"{target.audience} <{' '.join(addresses)}>" if addresses else f"{target.audience} (no address)"
 
     def deliver(self, notices: Sequence[Notice]) -> list[str]:
@@ -180,10 +175,10 @@ class Round:
         failures = self._mail(notices)
         options = self._settings.options
         if options.webhook:
-            tls, secret = self._settings.webhook_tls, self._settings.webhook_secret
-            failures += self._program(WEBHOOK, notices, lambda body: programs.post(options.webhook, body, secret, tls))
+            secret = self._settings.webhook_secret
+            failures += self._program(WEBHOOK, notices, lambda body: delivery.post(options.webhook, body, secret))
         if options.command:
-            failures += self._program(COMMAND, notices, lambda body: programs.run(options.command, body))
+            failures += self._program(COMMAND, notices, lambda body: delivery.run(options.command, body))
         return failures
 
     def _settle(self, keys: Sequence[Key], status: str) -> None:
@@ -192,13 +187,13 @@ class Round:
 
     def _program(self, way: str, notices: Sequence[Notice], send: Callable[[bytes], None]) -> list[str]:
         waiting = [one for some in self._open(way, notices).values() for one in some]
-        for at in range(0, len(waiting), programs.MOST_NOTICES):
-            some = waiting[at : at + programs.MOST_NOTICES]
+        for at in range(0, len(waiting), delivery.MOST_NOTICES):
+            some = waiting[at : at + delivery.MOST_NOTICES]
             keys = [one.key(way) for one in some]
             self._state.tried(keys)
             try:
-                send(programs.document(some, self._settings.options.cluster, self._now))
-            except programs.DeliveryFailed as err:
+                send(delivery.document(some, self._settings.options.cluster, self._now))
+            except delivery.DeliveryFailed as err:
                 self._settle(keys, FAILED)
                 return [str(err)]
             self._settle(keys, SENT)
@@ -218,12 +213,7 @@ class Round:
                     failures.append(f"mails need more than {MAIL_S:g} s; the next run sends the others")
                     self._settle(keys, FAILED)
                     continue
-                try:
-                    addresses = self._recipients(audience, user)
-                except CommandFailed as err:
-                    failures.append(f"user-address-command: {err}")
-                    self._settle(keys, FAILED)
-                    continue
+                addresses = self._recipients(audience, user)
                 if not addresses:
                     log.warning("no address of a user, no notice sent: user=%s notices=%d", plain(user), len(some))
                     self._settle(keys, UNADDRESSED)
@@ -235,13 +225,8 @@ class Round:
     def _recipients(self, audience: str, user: str) -> list[str]:
         if audience == ADMINISTRATORS:
             return list(self._settings.options.administrators)
-        found = self._address(user)
+        found = self._settings.find(user) if self._settings.find else None
         return [found] if found else []
-
-    def _address(self, user: str) -> str | None:
-        if user not in self._addresses:
-            self._addresses[user] = self._settings.find(user) if self._settings.find else None
-        return self._addresses[user]
 
     def _send(
         self,
@@ -254,7 +239,7 @@ class Round:
         keys: list[Key],
     ) -> str:
         """Send one mail, unless its recipient had too many; return why it failed, else an empty string."""
-        state, limit = self._state, self._settings.options.mails_per_day
+        state, limit = self._state, MAILS_A_DAY
         recipient, day = f"{audience} {user}", self._settings.calendar.day(self._now)
         free = limit - state.mails(recipient, day)
         # one user may cause as many mails to administrators as are left for the jobs of others

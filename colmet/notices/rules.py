@@ -18,6 +18,12 @@ from colmet.report.model import Report
 
 USER, ADMINISTRATORS = "user", "administrators"  # audiences
 STALE_S = 900  # a running job without rows for longer is not judged
+IDLE_S, IDLE_CPU = 3600.0, 0.02  # of `idle`: time, and the share of the CPU time used in it
+GPU_IDLE_S, GPU_IDLE_USE = 3600.0, 0.1  # of `gpu-idle`
+MEMORY_SHARE = 0.9  # of `memory-high`: of the limit
+METADATA_S, METADATA_RATE = 900.0, 1000.0  # of `metadata`: time, and operations a second
+FAILED_WITHIN_S = 300.0  # of `failed-early`: wall time
+LONGEST_S = max(IDLE_S, GPU_IDLE_S, METADATA_S)  # that a rule looks back
 COPYING = 1 << 20  # bytes a second read and written: a job that copies is not idle
 FAILURES = (FAILED, OUT_OF_MEMORY, NODE_FAILED)  # states of `FAILED_EARLY`
 
@@ -31,24 +37,6 @@ COLUMNS = (
     *("wall_s", "started", "ended", "exit_code", "exit_signal", "reason", "memory_ratio", "oom_kills", "gpus"),
     *TOTALS,
 )
-
-
-class Thresholds(NamedTuple):
-    """The thresholds of a site; times in seconds, shares of 1."""
-
-    idle_s: float = 3600.0
-    idle_cpu: float = 0.02
-    gpu_idle_s: float = 3600.0
-    gpu_idle_use: float = 0.1
-    memory_share: float = 0.9
-    metadata_s: float = 900.0
-    metadata_rate: float = 1000.0
-    failed_within_s: float = 300.0
-
-    @property
-    def longest_s(self) -> float:
-        """Return the longest time that a rule looks back."""
-        return max(self.idle_s, self.gpu_idle_s, self.metadata_s)
 
 
 class TotalsReading(NamedTuple):
@@ -125,18 +113,18 @@ class Rule(NamedTuple):
     name: str
     title: str  # a few words, for the subject of a mail
     because: str  # the condition in words
-    text: Callable[[Case, Thresholds], str | None]  # None if the condition does not hold, or is unknown
+    text: Callable[[Case], str | None]  # None if the condition does not hold, or is unknown
     is_of_ended: bool = False  # whether it concerns jobs that have ended, else running ones
     only_administrators: Callable[[Case], bool] = lambda _: False  # whether the user is not to blame
 
 
-def _idle(case: Case, limits: Thresholds) -> str | None:
-    grown = case.growth(limits.idle_s)
+def _idle(case: Case) -> str | None:
+    grown = case.growth(IDLE_S)
     used = None if grown is None else grown.share("cpu_s", "core_s")
-    if grown is None or used is None or used >= limits.idle_cpu:
+    if grown is None or used is None or used >= IDLE_CPU:
         return None
     gpu_use = grown.share("gpu_busy_s", "gpu_s")
-    if gpu_use is not None and gpu_use >= limits.gpu_idle_use:
+    if gpu_use is not None and gpu_use >= GPU_IDLE_USE:
         return None
     moved = (grown.get("calls_read_bytes") or 0.0) + (grown.get("calls_written_bytes") or 0.0)
     if moved >= COPYING * grown.elapsed_s:
@@ -153,14 +141,14 @@ def _cores(number_of: float) -> str:
     return counted(rounded, "cores") if abs(rounded - number_of) < 0.05 else f"{number_of:.1f} cores"
 
 
-def _gpu_idle(case: Case, limits: Thresholds) -> str | None:
-    grown = case.growth(limits.gpu_idle_s)
+def _gpu_idle(case: Case) -> str | None:
+    grown = case.growth(GPU_IDLE_S)
     held = None if grown is None else grown.get("gpu_s")
     if grown is None or not held:
         return None
     use, unused = grown.share("gpu_busy_s", "gpu_s"), grown.share("gpu_idle_s", "gpu_s")
     gpus = held / grown.elapsed_s
-    is_low = use is not None and use < limits.gpu_idle_use
+    is_low = use is not None and use < GPU_IDLE_USE
     # of several GPUs some may be used and others not; more use than that is of processes that are not seen as the job's
     is_partly = use is None or (gpus >= 1.05 and unused is not None and use + unused <= 1)
     if not is_low and not (is_partly and unused is not None and unused >= GPU_IDLE):
@@ -174,20 +162,20 @@ def _gpu_idle(case: Case, limits: Thresholds) -> str | None:
     )
 
 
-def _memory_high(case: Case, limits: Thresholds) -> str | None:
+def _memory_high(case: Case) -> str | None:
     ratio, kills = number(case.row.get("memory_ratio")), number(case.row.get("oom_kills"))
-    if not kills and (ratio is None or ratio < limits.memory_share):  # page cache included, so this is not enough
+    if not kills and (ratio is None or ratio < MEMORY_SHARE):  # page cache included, so this is not enough
         return None
     report = case.report()
     if report is None:
         return None
-    return out_of_memory(report) or memory_high(report, limits.memory_share)
+    return out_of_memory(report) or memory_high(report, MEMORY_SHARE)
 
 
-def _metadata(case: Case, limits: Thresholds) -> str | None:
-    grown = case.growth(limits.metadata_s)
+def _metadata(case: Case) -> str | None:
+    grown = case.growth(METADATA_S)
     operations = None if grown is None else grown.get("lustre_metadata_ops")
-    if grown is None or operations is None or operations < limits.metadata_rate * grown.elapsed_s:
+    if grown is None or operations is None or operations < METADATA_RATE * grown.elapsed_s:
         return None
     others = ", with those of other jobs on its nodes" if case.is_shared() else ""
     return (
@@ -197,11 +185,11 @@ def _metadata(case: Case, limits: Thresholds) -> str | None:
     )
 
 
-def _failed_early(case: Case, limits: Thresholds) -> str | None:
+def _failed_early(case: Case) -> str | None:
     row = case.row
     began, ended = number(row.get("started")), number(row.get("ended"))
     ran_s = number(row.get("wall_s")) if began is None or ended is None else max(0.0, ended - began)
-    if row["state"] not in FAILURES or ran_s is None or ran_s >= limits.failed_within_s:
+    if row["state"] not in FAILURES or ran_s is None or ran_s >= FAILED_WITHIN_S:
         return None
     code, signal = number(row.get("exit_code")), number(row.get("exit_signal"))
     how = f"signal {signal:.0f}" if signal else f"exit code {code:.0f}" if code is not None else "no exit code"
@@ -218,31 +206,31 @@ def _failed_early(case: Case, limits: Thresholds) -> str | None:
 
 IDLE = Rule(
     *("idle", "idle"),
-    "in the last idle-after, less than idle-cpu of the allocated CPU time was used, its GPUs were not used, and it did "
+    "in the last hour, less than 2 % of the allocated CPU time was used, its GPUs were not used, and it did "
     "not read and write 1 MiB/s or more",
     _idle,
 )
 GPU_UNUSED = Rule(
     *("gpu-idle", "GPU idle"),
-    "in the last gpu-idle-after, its GPUs were used less than gpu-idle-use, or had no process for half of the time, as "
+    "in the last hour, its GPUs were used less than 10 %, or had no process for half of the time, as "
     "far as their use allows",
     _gpu_idle,
 )
 MEMORY_HIGH = Rule(
     *("memory-high", "memory near its limit"),
-    "memory without page cache reached memory-share of the limit or more on some host, or the kernel killed a process",
+    "memory without page cache reached 90 % of the limit or more on some host, or the kernel killed a process",
     _memory_high,
 )
 METADATA = Rule(
     *("metadata", "heavy metadata load"),
-    "in the last metadata-after, metadata-rate or more metadata operations of Lustre a second on its nodes; only to "
+    "in the last quarter of an hour, 1000 or more metadata operations of Lustre a second on its nodes; only to "
     "the administrators while other jobs run on these nodes",
     _metadata,
     only_administrators=lambda case: case.is_shared(),
 )
 FAILED_EARLY = Rule(
     *("failed-early", "failed soon after its start"),
-    "it failed, lost a node or ran out of memory within failed-within of its start, by the batch system, and ended in "
+    "it failed, lost a node or ran out of memory within 5 minutes of its start, by the batch system, and ended in "
     "the last day",
     _failed_early,
     is_of_ended=True,

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from colmet.batch import slurm
 from colmet.batch.slurm import Slurm
 from tests.beds.bed import Bed, assert_found_at_once, assert_whole, burn, eventually, running
 from tests.beds.programs import Interface, cpus_of, documents
@@ -115,10 +114,8 @@ def queued(site, tmp_path, monkeypatch):
     assert eventually(lambda: not listed())
 
 
-@pytest.mark.parametrize("form", ["json", "text"])
-def test_queues_and_jobs_are_those_that_squeue_lists(queued, monkeypatch, form):
-    if form == "text":
-        monkeypatch.setattr(slurm, "JSON", ["squeue", "--as-if-without-json"])
+@pytest.mark.usefixtures("queued")
+def test_queues_and_jobs_are_those_that_squeue_lists():
     system, plain = Slurm(), listed()
     assert {job.id: (job.state, job.user, job.queue) for job in system.jobs()} == {
         job: line[:3] for job, line in plain.items()

@@ -25,7 +25,8 @@ def test_killed_runs_send_each_notice_and_repeat_it_once_at_most(tmp_path):
     archive = write(tmp_path / "a.sqlite", *some)
     killed = 0
     with SmtpServer(tmp_path) as server:
-        rules = settings(tmp_path / "n.toml", **MAIL, mail_port=server.port, administrator_rules=None)
+        address = f"127.0.0.1:{server.port}"
+        rules = settings(tmp_path / "n.toml", **{**MAIL, "mail_server": address}, administrator_rules=None)
         command = [sys.executable, "-m", "colmet.commands.colmet", "notices", "--archive", archive, "--rules", rules]
         said = ""
         for _ in range(60):

@@ -7,10 +7,8 @@ import pytest
 from colmet.archive.columns import RUNNING
 from colmet.archive.reports import report_of
 from colmet.notices import rules
-from colmet.notices.rules import RULES, TOTALS, Case, Thresholds, TotalsReading, is_judged, reading_of
+from colmet.notices.rules import RULES, TOTALS, Case, TotalsReading, is_judged, reading_of
 from tests.support.notice_jobs import GIB, HOUR, NOW, failed, idle, job
-
-LIMITS = Thresholds()
 
 
 def case(row, *readings, hosts=(), shared=False):
@@ -25,15 +23,14 @@ def case(row, *readings, hosts=(), shared=False):
     return Case(row, earlier, lambda: report_of(row, [{**row, **one} for one in hosts]), lambda: shared)
 
 
-def text(name, *arguments, limits=LIMITS, **more):
-    return RULES[name].text(case(*arguments, **more), limits)
+def text(name, *arguments, **more):
+    return RULES[name].text(case(*arguments, **more))
 
 
 def test_a_job_that_used_next_to_nothing_since_it_began_an_hour_ago_is_idle():
     found = text("idle", idle(age_s=HOUR + 60))
     assert found.startswith("Almost idle: used 0.00 of 4 cores in the last 1 h 0 min.")
     assert text("idle", idle(age_s=HOUR - 60)) is None
-    assert text("idle", idle(age_s=HOUR - 60), limits=LIMITS._replace(idle_s=1800)) is not None
 
 
 def test_only_the_last_hour_counts():
@@ -86,7 +83,6 @@ def test_page_cache_is_not_memory_near_its_limit():
     two = [{"host": "node1"}, {"host": "node2", "memory_anon_peak": int(7.5 * GIB)}]
     found = text("memory-high", full, hosts=two)
     assert found.startswith("Needed 7.50 GiB of 8.00 GiB of memory on node2.")
-    assert text("memory-high", full, hosts=two, limits=LIMITS._replace(memory_share=0.95)) is None
 
 
 def test_a_process_that_was_killed_for_memory_is_noted_of_a_running_job():

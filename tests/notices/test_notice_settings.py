@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import re
 from pathlib import Path
 
@@ -25,28 +24,24 @@ NONE = {"user_rules": None, "administrator_rules": None}
         (NONE, "notices are off: neither user-rules nor administrator-rules names one of idle, gpu-idle"),
         ({}, "no way to send notices: give mail-server, webhook or command"),
         ({"user_rules": ["idel"]}, "user-rules: 'idel' is none of idle, gpu-idle"),
-        ({"idle_after": "soon"}, "idle-after: 'soon' is not a period"),
-        ({"idle_cpu": 101}, "idle-cpu: '101' is not a number of percent"),
         ({**MAIL, "mail_from": None}, "mail-server requires mail-from"),
         ({**MAIL, "mail_from": "a@b.org\nBcc: c@d.org"}, "is not an address"),
         ({**MAIL, "administrators": ["Ops <ops@site.org>"]}, "is not an address"),
         ({**MAIL, "administrators": None}, "administrator-rules has no effect"),
         ({**MAIL, "user_address": None}, "user-rules has no effect"),
         ({**MAIL, "user_address": "site.org"}, "is not a pattern such as %u@site.org"),
-        ({**MAIL, "user_address_file": "/x"}, "choose one"),
-        ({**MAIL, "user_address": None, "user_address_file": "/nowhere"}, "user-address-file /nowhere: No such file"),
+        ({**MAIL, "user_address": "/nowhere"}, "user-address /nowhere: No such file"),
         ({**MAIL, "mail_login": "{open}"}, "others can read it"),
-        ({**MAIL, "mail_server": "mail.site.org", "mail_tls": "none", "mail_login": "{login}"}, "shows mail-login"),
+        ({**MAIL, "mail_server": "smtp://mail.site.org", "mail_login": "{login}"}, "shows mail-login"),
         ({**MAIL, "mail_login": "{secret}"}, "not user:password"),
-        ({**MAIL, "mail_ca": "{secret}"}, "mail-ca"),
-        ({**MAIL, "mail_server": "smtp.site.org 25"}, "is not the name of a host"),
+        ({**MAIL, "mail_server": "smtp.site.org 25"}, "is not a server such as smtp.site.org"),
+        ({**MAIL, "mail_server": "http://smtp.site.org"}, "is not a server such as smtp.site.org"),
+        ({**MAIL, "mail_server": "smtp.site.org:99999"}, "is not a server such as smtp.site.org"),
         ({"webhook": "ftp://site.org"}, "is not an address such as https"),
         ({"webhook": "http://site.org/x"}, "webhook without https"),
         ({"webhook": "https://site.org/x", "webhook_secret": "{open}"}, "webhook-secret"),
         ({"command": ["true"], "webhook_secret": "{secret}"}, "webhook-secret has no effect"),
-        ({"command": ["true"], "quiet_hours": "22:00-07:00"}, "quiet-hours has no meaning without time-zone"),
         ({"command": ["true"], "quiet_hours": "22-7"}, "are not hours such as"),
-        ({"command": ["true"], "time_zone": "Europe/../../etc/passwd"}, "is no time zone of this machine"),
     ],
 )
 def test_a_configuration_that_cannot_work_is_refused_with_a_remedy(tmp_path, values, text):
@@ -64,10 +59,16 @@ def test_a_configuration_that_cannot_work_is_refused_with_a_remedy(tmp_path, val
 
 
 def test_the_server_is_encrypted_unless_it_is_this_machine(tmp_path):
-    for host, tls, port in (("smtp.site.org", "starttls", 587), ("localhost", "none", 25), ("::1", "none", 25)):
-        found = NoticeSettings(settings(tmp_path / "n.toml", **{**MAIL, "mail_server": host})).server
-        assert (found.tls, found.port) == (tls, port)
-    assert NoticeSettings(settings(tmp_path / "n.toml", **MAIL, mail_tls="tls")).server.port == 465
+    for given, host, scheme, port in (
+        ("smtp.site.org", "smtp.site.org", "starttls", 587),
+        ("localhost", "localhost", "smtp", 25),
+        ("::1", "::1", "smtp", 25),
+        ("[::1]:2525", "::1", "smtp", 2525),
+        ("smtps://smtp.site.org", "smtp.site.org", "smtps", 465),
+        ("smtp://relay:26", "relay", "smtp", 26),
+    ):
+        found = NoticeSettings(settings(tmp_path / "n.toml", **{**MAIL, "mail_server": given})).server
+        assert (found.host, found.scheme, found.port) == (host, scheme, port)
 
 
 def test_the_packaged_file_is_off_and_its_proposals_can_be_used(tmp_path):
@@ -87,7 +88,6 @@ def test_the_packaged_file_is_off_and_its_proposals_can_be_used(tmp_path):
     path.write_text(proposed)
     found = NoticeSettings(str(path))
     assert found.user_rules and found.webhook_secret == b"key" and found.server.password == "b"
-    assert found.limits == found.limits.__class__()  # what is proposed is the default
 
 
 def test_the_page_has_every_option_and_every_rule_with_its_condition():
@@ -102,7 +102,6 @@ def test_the_page_has_every_option_and_every_rule_with_its_condition():
     ("text", "is_good"),
     [
         ("alice@site.org", True),
-        ("a.b+c_d@x.y-z.org", True),
         ("alice", False),
         ("alice@", False),
         ("@site.org", False),
@@ -122,21 +121,22 @@ def test_addresses_have_no_room_for_tricks(text, is_good):
 @pytest.mark.parametrize("name", ["", "a b", "-x", "../x", "a@b", "x\n", "a%u", "\u00e9", "x" * 65, "%s"])
 def test_a_hostile_user_has_no_address(name):
     assert addresses.by_pattern("%u@site.org")(name) is None
-    assert addresses.by_program(["false"])(name) is None
 
 
-def test_quiet_hours_may_cross_midnight_and_follow_summer_time():
-    night = quiet.Calendar(quiet.zone("Europe/Paris"), quiet.hours("22:00-07:00"))
+def test_quiet_hours_may_cross_midnight_and_follow_summer_time(zone):
+    zone("Europe/Paris")
+    night = quiet.Calendar(quiet.hours("22:00-07:00"))
     winter, summer = 1_795_564_800, 1_783_036_800  # 2026-11-25 and 2026-07-03, 00:00 UTC
     for midnight, hours in ((winter, range(21, 30)), (summer, range(20, 29))):
         for hour in range(6, 40):
             expected = hour in hours or hour - 24 in hours
             assert night.is_quiet(midnight + hour * 3600) is expected, hour
-    day = quiet.Calendar(datetime.timezone.utc, quiet.hours("8:30 - 12:00"))  # needs no tzdata
+    assert night.quiet_until() == "07:00" and night.day(winter + 23.5 * 3600) == "2026-11-26"
+    zone("UTC")
+    day = quiet.Calendar(quiet.hours("8:30 - 12:00"))
     assert day.text(0) == "1970-01-01 00:00 (UTC)"
     assert [day.is_quiet(winter + 60 * m) for m in (509, 510, 719, 720)] == [False, True, True, False]
-    assert night.quiet_until() == "07:00" and night.day(winter + 23.5 * 3600) == "2026-11-26"
-    assert not quiet.Calendar(quiet.zone("UTC"), None).is_quiet(winter)
+    assert not quiet.Calendar().is_quiet(winter)
 
 
 @pytest.mark.parametrize("text", ["", "22:00", "24:00-01:00", "22:00-22:00", "22:61-07:00", "\u0662\u0662:00-07:00"])

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from colmet.commands import colmet, notices
-from colmet.notices.quiet import Calendar, hours, zone
+from colmet.notices.quiet import Calendar, hours
 from colmet.notices.rules import RULES
 from tests.support.archives import Archive
 from tests.support.notice_week import START, TICK_S, due, jobs_of, records_of
@@ -24,10 +24,10 @@ HEAD = re.compile(r"^Job (\d+) .*?\(rule ([a-z-]+);", re.M | re.S)
 
 def settings(path, port, quiet):
     rules = str(list(RULES))
-    lines = [f"user-rules = {rules}", f"administrator-rules = {rules}", f'state = "{path.parent}/notices.sqlite"']
-    lines += ['mail-server = "127.0.0.1"', f"mail-port = {port}", 'mail-from = "colmet@site.org"']
-    lines += [f'administrators = "{OPS}"', 'user-address = "%u@site.org"', "mails-per-day = 1000"]
-    lines += ['time-zone = "Europe/Paris"'] + ([f'quiet-hours = "{quiet}"'] if quiet else [])
+    lines = [f"user-rules = {rules}", f"administrator-rules = {rules}"]
+    lines += [f'mail-server = "127.0.0.1:{port}"', 'mail-from = "colmet@site.org"']
+    lines += [f'administrators = "{OPS}"', 'user-address = "%u@site.org"']
+    lines += [f'quiet-hours = "{quiet}"'] if quiet else []
     path.write_text("\n".join(lines) + "\n")
     return str(path)
 
@@ -68,7 +68,7 @@ def simulate(tmp_path, monkeypatch, server, jobs, until, quiet="", tick_s=TICK_S
 
 def check(sent, jobs, until, quiet):
     """Each rule once per job and recipient, none for a job that ended, none that does not apply, none missing."""
-    calendar = Calendar(zone("Europe/Paris"), hours(quiet) if quiet else None)
+    calendar = Calendar(hours(quiet) if quiet else None)
     known = {job.number: job for job in jobs}
     assert [one for one, count in collections.Counter([one[:3] for one in sent]).items() if count > 1] == []
     for user, number, rule, when in sent:
@@ -89,7 +89,9 @@ def check(sent, jobs, until, quiet):
 
 
 @pytest.mark.slow
-def test_three_days_of_150_jobs_have_each_notice_once_and_none_for_ended_jobs(tmp_path, monkeypatch):
+def test_three_days_of_150_jobs_have_each_notice_once_and_none_for_ended_jobs(tmp_path, monkeypatch, zone):
+    zone("Europe/Paris")
+    monkeypatch.setattr("colmet.notices.round.MAILS_A_DAY", 1000)
     jobs = jobs_of(150, 15, 2.5)
     until = START + 3 * 86400
     with SmtpServer(tmp_path) as server:
@@ -104,7 +106,9 @@ def test_three_days_of_150_jobs_have_each_notice_once_and_none_for_ended_jobs(tm
 
 
 @pytest.mark.slow
-def test_no_notice_comes_in_quiet_hours_and_what_still_holds_comes_after_them(tmp_path, monkeypatch):
+def test_no_notice_comes_in_quiet_hours_and_what_still_holds_comes_after_them(tmp_path, monkeypatch, zone):
+    zone("Europe/Paris")
+    monkeypatch.setattr("colmet.notices.round.MAILS_A_DAY", 1000)
     quiet = "22:00-07:00"
     jobs = jobs_of(48, 8, 1.3, seed=3)
     until = START + 36 * 3600

@@ -60,7 +60,6 @@ def settings(path, **values):
     rules = ["idle", "gpu-idle", "memory-high", "metadata", "failed-early"]
     known = {
         **{"user_rules": rules, "administrator_rules": rules, "administrators": [OPS]},
-        **{"state": str(path.parent / "state/notices.sqlite")},
         **values,
     }
     lines = [f"{name.replace('_', '-')} = {json.dumps(value)}" for name, value in known.items() if value is not None]

@@ -1,18 +1,30 @@
-"""Delivery by mail, to a configured SMTP server."""
+"""Delivery of notices: by mail to an SMTP server, and as one JSON document for each run to a webhook or a command."""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
+import json
 import smtplib
 import ssl
+from collections.abc import Sequence
 from email.message import EmailMessage
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from colmet.common.errors import ColmetError
+from colmet.common.errors import ColmetError, CommandFailed
+from colmet.common.runtime.http_client import HttpClient, HttpFailure, TlsOptions
+from colmet.node.system.command import Command
+from colmet.notices.letter import Notice
 
-TIMEOUT_S = 30.0  # of each step
-STARTTLS, TLS, NONE = "starttls", "tls", "none"
-PORTS = {STARTTLS: 587, TLS: 465, NONE: 25}
+TIMEOUT_S = 30.0  # of each step of a mail
+STARTTLS, TLS, PLAIN = "starttls", "smtps", "smtp"  # schemes of the address of a server
+PORTS = {STARTTLS: 587, TLS: 465, PLAIN: 25}
 PERMANENT = 500  # replies of SMTP from this one on: trying again is in vain
+FORM = 1  # of the document for programs
+STEP_S, DEADLINE_S = 10.0, 30.0  # of a request to a webhook
+COMMAND_S = 60.0
+MOST_NOTICES = 1000  # in one document
+SIGNATURE = "X-Colmet-Signature"
 
 
 class MailFailed(ColmetError):
@@ -28,8 +40,7 @@ class Server(NamedTuple):
 
     host: str
     port: int
-    tls: str  # STARTTLS, TLS or NONE
-    ca_file: str | None = None  # certificates of the accepted authorities; None for those of this machine
+    scheme: str  # STARTTLS, TLS or PLAIN
     user: str = ""
     password: str = ""
 
@@ -87,13 +98,13 @@ class Mailer:
 
     def _open(self) -> smtplib.SMTP:
         server = self._server
-        context = None if server.tls == NONE else ssl.create_default_context(cafile=server.ca_file)
-        if server.tls == TLS:
+        context = None if server.scheme == PLAIN else ssl.create_default_context()
+        if server.scheme == TLS:
             opened: smtplib.SMTP = smtplib.SMTP_SSL(server.host, server.port, timeout=TIMEOUT_S, context=context)
         else:
             opened = smtplib.SMTP(server.host, server.port, timeout=TIMEOUT_S)
         self._connection = opened
-        if server.tls == STARTTLS:
+        if server.scheme == STARTTLS:
             opened.starttls(context=context)
         if server.user:
             opened.login(server.user, server.password)
@@ -109,3 +120,48 @@ class Mailer:
             connection.quit()
         except (OSError, smtplib.SMTPException):
             connection.close()
+
+
+class DeliveryFailed(ColmetError):
+    """A document that was not delivered; a later try may help."""
+
+
+def document(notices: Sequence[Notice], cluster: str, now: float) -> bytes:
+    """Return the document with notices."""
+    found: dict[str, Any] = {
+        "form": FORM,
+        "time": int(now),
+        "cluster": cluster or None,
+        "notices": [notice.document() for notice in notices],
+    }
+    return json.dumps(found, allow_nan=False).encode()
+
+
+def signature(secret: bytes, body: bytes) -> str:
+    """Return the signature of a body: sha256= and the HMAC in hexadecimal digits."""
+    return "sha256=" + hmac.new(secret, body, hashlib.sha256).hexdigest()
+
+
+def post(url: str, body: bytes, secret: bytes) -> None:
+    """Send a document to a webhook; DeliveryFailed without a status of 2xx."""
+    headers = {"Content-Type": "application/json", "User-Agent": "colmet-notices"}
+    if secret:
+        headers[SIGNATURE] = signature(secret, body)
+    client = HttpClient(headers, TlsOptions(), max_bytes=1 << 16)
+    try:
+        response = client.request("POST", url, body, timeout_s=STEP_S, deadline_s=DEADLINE_S)
+    except HttpFailure as err:
+        raise DeliveryFailed(f"webhook: {err}") from err
+    finally:
+        client.close()
+    if not 200 <= response.status < 300:
+        said = response.start.decode("utf-8", "replace")
+        raise DeliveryFailed(f"webhook: status {response.status}: {said!r:.200}")
+
+
+def run(argv: Sequence[str], body: bytes) -> None:
+    """Run a program with a document as its standard input; DeliveryFailed unless it ends with status 0."""
+    try:
+        Command(argv, COMMAND_S).run_bytes(body)
+    except CommandFailed as err:
+        raise DeliveryFailed(f"command: {err}") from err
