@@ -38,7 +38,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "top": Subcommand("colmet.commands.top.command", "show the current use of jobs and nodes"),
     "jobs": Subcommand("colmet.commands.jobs", "list jobs with efficiency, memory, energy and waste"),
     "usage": Subcommand("colmet.commands.usage", "sum up core hours, energy and cost by user, project, month"),
-    "notices": Subcommand("colmet.commands.notices", "send notices on idle, failing and other jobs by mail"),
+    "notices": Subcommand("colmet.notices.command", "send notices on idle, failing and other jobs by mail"),
     "report": Subcommand("colmet.commands.report", "report a job's efficiency, with advice"),
     "plot": Subcommand("colmet.commands.plot", "draw a job's metrics over time"),
     "extract": Subcommand("colmet.commands.extract", "extract a job's rows as JSON, CSV, Parquet or HDF5"),

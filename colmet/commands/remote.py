@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import socket
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -24,13 +26,14 @@ from colmet.common.runtime.http_client import (
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.gridengine.server import TOKEN, reason_of
 
 TIMEOUT_S = 90.0  # of an answer; the interface has 60 s
 RETRIES, MAX_PAUSE_S = 5, 30.0  # after an answer 429
 MAX_BYTES = 128 << 20  # of an answer
 MAX_TEXT = 300  # characters of an error of the interface
 URL = "COLMET_URL"  # of the environment
+TOKEN = "COLMET_TOKEN"  # of the environment
+_OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 CLIENT = "/etc/colmet/client.toml"  # the site's, for its users
 # Options that name another source of a command.
 _SOURCES = ("archive", "hdf5", "elastic_host", "control_socket", "daemon")
@@ -251,3 +254,24 @@ def _text(value: object) -> str:
 def _pause_s(response: HttpResponse) -> float:
     given = response.headers.get("Retry-After", "")
     return min(MAX_PAUSE_S, float(given)) if given.isascii() and given.isdigit() and len(given) < 6 else 1.0
+
+
+def reason_of(err: HttpFailure, limit: str, expected: str) -> str:
+    """Return why there is no answer, with the remedy."""
+    cause = err.cause
+    if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10
+        return f"no whole answer within {limit}"
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        # an old urllib3 compares names by itself, and gives no code
+        is_other = getattr(cause, "verify_code", _OTHER_NAME[0]) in _OTHER_NAME
+        what = "give the URL with a name that is in it" if is_other else "--ca-file names who may vouch for it"
+        return f"its certificate: {clean(getattr(cause, 'verify_message', cause))}; {what}"
+    if isinstance(cause, ssl.SSLError):
+        return f"no TLS: {clean(cause.reason or cause)}"
+    if isinstance(cause, ConnectionRefusedError):
+        return f"{cause.strerror or cause}; {expected}"
+    if cause is None:
+        return str(err)
+    if isinstance(cause, OSError):
+        return clean(cause.strerror or cause)
+    return f"no answer of HTTP ({clean(str(err)[:MAX_TEXT])})"

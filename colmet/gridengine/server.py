@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import re
-import socket
-import ssl
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 from colmet import __version__
 from colmet.batch.qmem import Hosts, Owners
 from colmet.commands import logins
+from colmet.commands.remote import TOKEN, reason_of
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.http_client import (
@@ -29,15 +28,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TOKEN = "COLMET_TOKEN"  # of the environment
 TIMEOUT_S = 30.0  # of each answer
 MAX_ANSWER_BYTES = 64 << 20
 NOT_FOUND = 404
 _EXPECTED = "does a collector with --http-listen, or QmemTools' server, listen there?"
 MAX_TEXT = 200  # characters of an answer in an error
-_OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 _PLACE = re.compile(r"[^\s:/@?#\[\]]{1,255}:(\d{1,5})", re.ASCII)
-_SECRET = re.compile(r"[!-~]{1,4096}", re.ASCII)  # characters allowed in a header
 
 
 class FetchError(ColmetError):
@@ -178,31 +174,10 @@ class QmemClient:
         return f"status {status}"
 
 
-def reason_of(err: HttpFailure, limit: str, expected: str) -> str:
-    """Return why there is no answer, with the remedy."""
-    cause = err.cause
-    if err.is_late or isinstance(cause, socket.timeout):  # TimeoutError is another one before Python 3.10
-        return f"no whole answer within {limit}"
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        # an old urllib3 compares names by itself, and gives no code
-        is_other = getattr(cause, "verify_code", _OTHER_NAME[0]) in _OTHER_NAME
-        what = "give the URL with a name that is in it" if is_other else "--ca-file names who may vouch for it"
-        return f"its certificate: {clean(getattr(cause, 'verify_message', cause))}; {what}"
-    if isinstance(cause, ssl.SSLError):
-        return f"no TLS: {clean(cause.reason or cause)}"
-    if isinstance(cause, ConnectionRefusedError):
-        return f"{cause.strerror or cause}; {expected}"
-    if cause is None:
-        return str(err)
-    if isinstance(cause, OSError):
-        return clean(cause.strerror or cause)
-    return f"no answer of HTTP ({clean(str(err)[:MAX_TEXT])})"
-
-
 def _authorization(url: str) -> str:
     """Return the header Authorization of a URL; "" without a login; raise ConfigError for an invalid one."""
     token = os.environ.get(TOKEN, "")
-    if token and not _SECRET.fullmatch(token):
+    if token and not logins.SECRET.fullmatch(token):
         raise ConfigError(f"{TOKEN} of the environment: not a token")
     if token:
         return f"Bearer {token}"

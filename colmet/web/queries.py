@@ -454,7 +454,7 @@ class Queries:
         """Return hosts with their jobs, from Grid Engine if set, else from the nodes' data."""
         if self._gridengine is not None:
             return self._gridengine.hosts()
-        from colmet.gridengine.own import hosts_of
+        from colmet.web.memory_answers import hosts_of
 
         found = self._snapshot()
         hosts: Hosts = hosts_of(_owned(found), found.nodes)
@@ -464,7 +464,7 @@ class Queries:
         """Return owners with requests and usage of their jobs, from Grid Engine if set, else from the nodes' data."""
         if self._gridengine is not None:
             return self._gridengine.owners()
-        from colmet.gridengine.own import owners_of
+        from colmet.web.memory_answers import owners_of
 
         owners: Owners = owners_of(_owned(self._snapshot()))
         return owners

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ import pytest
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.transport import Pull
 from colmet.common.wire import Decoder
+from colmet.node.backends import ipmipower
 from colmet.node.backends.ipmipower import IpmipowerBackend, NoPower
 from colmet.node.system.host import Host
 from tests.beds.bed import Bed, eventually
@@ -95,14 +97,29 @@ def bmc(request):
         one.down()
 
 
-def made(words=(), tools=None, sensor="", timeout_s=10):
-    """A backend that runs a command, or these tools."""
-    return IpmipowerBackend(Host(), words, {"freeipmi": None, "ipmitool": None, **(tools or {})}, sensor, timeout_s)
+PROGRAMS = {"freeipmi": ("bmc-info", "ipmi-oem", "ipmi-dcmi", "ipmi-sensors"), "ipmitool": ("ipmitool",)}
 
 
-def backend(bmc, *tools, **options):
-    """A backend that asks this BMC with these tools."""
-    return made(tools={tool: getattr(bmc, tool).split() for tool in tools}, **options)
+@pytest.fixture
+def backend(tmp_path, monkeypatch):
+    """Return a function that makes a backend: its tools are led to a BMC, all others fail."""
+    path = os.environ["PATH"]
+
+    def make(tools):
+        for tool, programs in PROGRAMS.items():
+            for program in programs:
+                real = shutil.which(program, path=f"{path}:/usr/sbin")
+                script = f'exec {real} {tools[tool]} "$@"' if tool in tools else "exit 1"
+                (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
+                (tmp_path / program).chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{path}")
+        return IpmipowerBackend(Host(), ())
+
+    return make
+
+
+def led_to(bmc, *tools):
+    return {tool: getattr(bmc, tool) for tool in tools}
 
 
 def row(opened):
@@ -121,11 +138,11 @@ def row(opened):
     ],
 )
 def test_the_first_that_answers_is_asked_and_says_what_the_bmc_measures(
-    bmc, caplog, environment, tools, source, command
+    bmc, backend, caplog, environment, tools, source, command
 ):
     caplog.set_level(logging.INFO)
     one = bmc(**environment)
-    opened = backend(one, *tools)
+    opened = backend(led_to(one, *tools))
     one.says(400, 300, 500, 410)
     opened.open()
     assert re.search(rf"source={source} command={command} ", caplog.text)
@@ -137,27 +154,14 @@ def test_the_first_that_answers_is_asked_and_says_what_the_bmc_measures(
 
 
 @pytest.mark.parametrize("tool", ["freeipmi", "ipmitool"])
-@pytest.mark.parametrize("sensor", ["", "pwr consumption"])
-def test_a_bmc_that_has_a_sensor_only_is_asked_for_that(bmc, tool, sensor):
+def test_a_bmc_that_has_a_sensor_only_is_asked_for_that(bmc, backend, tool):
     one = bmc(MODULE="0")
-    opened = backend(one, tool, sensor=sensor)
+    opened = backend(led_to(one, tool))
     opened.open()
     for watts in (240, 300):
         wanted = ("sensor", one.sensor_says(watts))
         assert eventually(lambda wanted=wanted: row(opened) == wanted, 10), row(opened)  # it polls its file
     opened.close()
-
-
-def test_a_sensor_that_is_named_comes_before_all_else(bmc):
-    one = bmc()
-    opened = backend(one, "freeipmi", sensor="Pwr Consumption")
-    wanted = ("sensor", one.sensor_says(222))
-    opened.open()
-    assert eventually(lambda: row(opened) == wanted, 10), row(opened)
-    with pytest.raises(BackendUnavailable, match="no sensor Nothing in watts, there are: Pwr Consumption"):
-        backend(one, "freeipmi", "ipmitool", sensor="Nothing").open()
-    with pytest.raises(BackendUnavailable, match="no sensor Ambient in watts"):
-        backend(one, "freeipmi", "ipmitool", sensor="Ambient").open()
 
 
 def test_a_command_of_the_command_line_is_asked_as_it_is(bmc):
@@ -167,35 +171,34 @@ def test_a_command_of_the_command_line_is_asked_as_it_is(bmc):
         ("dell power-monitoring-over-interval 5 systempower", values(207)),
         ("dell power-monitoring-over-interval 60 systempower", values(207, None, 180, 260)),
     ):
-        opened = made(["ipmi-oem", *one.freeipmi.split(), *tail.split()])
+        opened = IpmipowerBackend(Host(), ["ipmi-oem", *one.freeipmi.split(), *tail.split()])
         opened.open()
         assert row(opened) == ("command", expected)
     for words in (
         ["ipmi-dcmi", *one.freeipmi.split(), "--get-system-power-statistics"],
         ["ipmitool", *one.ipmitool.split(), "dcmi", "power", "reading"],
     ):
-        opened = made(words)
+        opened = IpmipowerBackend(Host(), words)
         opened.open()
         assert row(opened) == ("command", wanted)
 
 
 @pytest.mark.parametrize("tool", ["freeipmi", "ipmitool"])
-def test_a_wrong_password_is_one_clear_remark_that_does_not_show_it(bmc, tool):
+def test_a_wrong_password_is_one_clear_remark(bmc, backend, tool):
     one = bmc()
-    opened = made(tools={tool: one.wrong[tool].split()}, timeout_s=5)
+    opened = backend({tool: one.wrong[tool]})
     with pytest.raises(BackendUnavailable) as failed:
         opened.open()
     said = str(failed.value)
     assert ("password invalid" if tool == "freeipmi" else "Unable to establish IPMI v2 / RMCP+ session") in said
     assert "Remedy: " in said and "password" in said.rpartition("Remedy: ")[2]
-    assert "not-it" not in said and "***" in said
 
 
-def test_a_bmc_that_switches_its_meter_off_has_no_row_and_no_zero(bmc):
+def test_a_bmc_that_switches_its_meter_off_has_no_row_and_no_zero(bmc, backend):
     one = bmc(VENDOR=OTHER_VENDOR)
     one.says(213, 180, 260, 207)
     for tool in ("freeipmi", "ipmitool"):
-        opened = backend(one, tool)
+        opened = backend(led_to(one, tool))
         opened.open()
         one._write("power", "0 0 0 0 0\n")
         with pytest.raises((NoPower, ParseError), match=r"not available|deactivated|cannot parse"):
@@ -204,9 +207,10 @@ def test_a_bmc_that_switches_its_meter_off_has_no_row_and_no_zero(bmc):
         assert row(opened)[1]["current_power"] == 213
 
 
-def test_a_bmc_that_does_not_answer_at_the_start_is_reported_within_the_deadlines(bmc):
+def test_a_bmc_that_does_not_answer_at_the_start_is_reported_within_the_deadlines(bmc, backend, monkeypatch):
+    monkeypatch.setattr(ipmipower, "_ANSWER_S", 1)
     one = bmc()
-    opened = backend(one, "freeipmi", "ipmitool", timeout_s=1)
+    opened = backend(led_to(one, "freeipmi", "ipmitool"))
     begun = time.monotonic()
     with one.silent(), pytest.raises(BackendUnavailable, match=r"did not end within 1 s and was killed.*Remedy: see"):
         opened.open()

@@ -20,18 +20,15 @@ from tests.support.gpu_records import V100
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 HERE = Path(__file__).parents[1]
-ANSWERS = HERE / "data/infiniband"
 PERIOD_S = 0.05
 TICKS = 600
 LATE_S = 0.05
-OPTIONS = ("--enable-jobproc", "--enable-RAPL", "--enable-temperature", "--enable-infiniband", "--infiniband-perfquery")
+OPTIONS = ("--enable-jobproc", "--enable-RAPL", "--enable-temperature", "--enable-infiniband")
 OPTIONS += ("--enable-lustre", "--enable-ipmipower", "--enable-nvidia", "--enable-perfhw")
 OPTIONS += ("--perfhw-list", "page_faults", "task_clock")
 
 # What programs say while they are well.
 SAID = {
-    "ibstat": f"cat {ANSWERS}/ibstat.txt",
-    "perfquery": f"case $1 in -x) cat {ANSWERS}/perfquery-x.txt;; *) cat {ANSWERS}/perfquery.txt;; esac",
     "lctl": "printf 'llite.lustre-ffff9440f1003000.stats=\\nsnapshot_time 1.5 secs.nsecs\\nopen 4 samples [regs]\\n'",
     "bmc-info": f"cat {HERE}/data/ipmi/bmc-info.txt",
     "ipmi-oem": "echo 'Average Power Consumption : 207 W'",
@@ -121,8 +118,7 @@ def test_ticks_are_on_time_and_nothing_piles_up_while_every_program_hangs(machin
     # all but one in a hundred: what else runs on this machine may hold up any of them
     assert quantiles(report["late_s"], n=100)[-1] <= LATE_S + sleeper.worst_s
     assert quantiles(report["took_s"], n=100)[-1] < DEADLINE_S, "no tick waits for a program"
-    for name in ("infiniband", "lustre"):
-        assert killed[name] >= 10 and left_out[name] > 200, "they did hang"
+    assert killed["lustre"] >= 10 and left_out["lustre"] > 200, "it did hang"
     assert killed["ipmipower"] >= 1 and killed["nvidia"] >= 1
 
     # at most moments every program hangs; at some, one has just been killed and the next is being started

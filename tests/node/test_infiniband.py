@@ -1,15 +1,13 @@
-"""InfiniBand, Omni-Path and RoCE ports, on whole trees of other machines and captured answers of the real tools."""
+"""InfiniBand, Omni-Path and RoCE ports, on whole trees of other machines."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-import shlex
-from pathlib import Path
 
 import pytest
 
-from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
+from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.node.backends.infiniband import (
@@ -17,12 +15,8 @@ from colmet.node.backends.infiniband import (
     PORTS,
     SCHEMA,
     InfinibandBackend,
-    parse_ibstat,
-    parse_perfquery,
 )
 
-ANSWERS = Path(__file__).parents[1] / "data/infiniband"
-QUOTED = shlex.quote(str(ANSWERS))
 MLX5 = "/sys/class/infiniband/mlx5_{}/ports/1"
 MLX4 = "/sys/class/infiniband/mlx4_0/ports/{}"
 
@@ -133,7 +127,7 @@ def test_a_full_32_bit_counter_is_missing_and_reported_once(fake, caplog):
     ]
     fake.write(f"{MLX4.format(1)}/state", "1: DOWN\n")
     assert rows(backend)[0].keys() == {"portXmitData", "portRcvData", "portXmitPkts", "portRcvPkts"}
-    assert "--infiniband-perfquery" in caplog.text
+    assert "perfquery -R" in caplog.text
 
 
 def test_roce_ports_count_and_a_function_without_counters_has_none(fake):
@@ -240,164 +234,6 @@ def test_no_fabric_is_reported_with_the_remedy(fake, made):
         backend.open()
     backend.close()
     backend.close()
-
-
-# -- perfquery --
-
-
-def test_captured_answers_of_the_real_tools_are_understood():
-    extended = parse_perfquery((ANSWERS / "perfquery-x.txt").read_text(), {"PortXmitData": "x", "PortRcvPkts": "r"})
-    assert extended == {"x": 123456789012, "r": 9}
-    first, second = parse_ibstat((ANSWERS / "ibstat.txt").read_text())
-    assert first.name == "ibsim0/1" and first.is_active
-    assert first.labels == {"state": "ACTIVE", "physical_state": "LinkUp", "rate": "10 Gb/sec", "link_layer": "IB"}
-    assert second.name == "ibsim1/1" and not second.is_active
-    assert (second.labels["state"], second.labels["physical_state"]) == ("DOWN", "Polling")
-
-
-@pytest.mark.parametrize("text", ["rubbish", "CA '../../x'\n", "CA '-R'\n", "\tPort 1:\n\t\tState: Active\n"])
-def test_another_ibstat_is_refused(text):
-    with pytest.raises(ValueError, match="device"):
-        parse_ibstat(text)
-
-
-def test_a_port_without_a_state_in_the_answer_is_no_silent_port():
-    with pytest.raises(ValueError, match="no state of port mlx5_0/1"):
-        parse_ibstat("CA 'mlx5_0'\n\tPort 1:\n\t\tLogical state: Active\n")
-
-
-def test_counters_that_perfquery_does_not_print_are_named_once(fake, tools, caplog):
-    tools.active("mlx5_0", "mlx5_1")
-    tools.say("perfquery", f"{{ {CAPTURED}; }} | sed s/SymbolErrorCounter/SymbolErrors/")
-    _, ports = rows(opened(fake, "--infiniband-perfquery"))
-    assert all("symbol_error" not in port and "link_downed" in port for port in ports.values())
-    assert caplog.text.count("SymbolErrorCounter") == 1
-
-
-def test_the_line_of_perfquery_that_cannot_be_read_is_shown(fake, tools):
-    tools.say("perfquery", f"{{ {CAPTURED}; }} | sed s/^VL15Dropped.*/VL15Dropped:...many/")
-    with pytest.raises(ParseError, match=r"VL15Dropped:\.\.\.many"):
-        opened(fake, "--infiniband-perfquery")
-
-
-@pytest.mark.parametrize("text", ["", "rubbish", "PortXmitData:....many", "PortXmitData:....-1"])
-def test_another_perfquery_is_refused(text):
-    with pytest.raises(ValueError, match="counter"):
-        parse_perfquery(text, {"PortXmitData": "x"})
-
-
-CAPTURED = f"case $1 in -x) cat {QUOTED}/perfquery-x.txt;; *) cat {QUOTED}/perfquery.txt;; esac"
-
-
-class Tools:
-    """ibstat and perfquery as shell scripts under the fake root, which say what was captured."""
-
-    def __init__(self, fake):
-        self._fake = fake
-        self.say("ibstat", f"cat {QUOTED}/ibstat.txt")
-        self.say("perfquery", CAPTURED)
-
-    def active(self, *devices):
-        """Have ibstat show these adapters, with an active port each."""
-        one = (ANSWERS / "ibstat.txt").read_text().partition("CA 'ibsim1'")[0]
-        text = "".join([one.replace("ibsim0", device) for device in devices])
-        self._fake.write("/active", text)
-        self.say("ibstat", f"cat {self._fake.path}/active")
-
-    def say(self, tool, script):
-        self._fake.write(f"/usr/sbin/{tool}", f"#!/bin/sh\n{script}\n").chmod(0o755)
-
-
-@pytest.fixture
-def tools(fake):
-    return Tools(fake)
-
-
-def test_perfquery_is_asked_for_each_active_port(fake, tools):
-    tools.say("perfquery", f'echo "$*" >>{fake.path}/asked; {CAPTURED}')
-    total, ports = rows(opened(fake, "--infiniband-perfquery"))
-    assert total == {
-        "portXmitData": 4 * 123456789012,
-        "portRcvData": 4 * 5000000000,
-        "portXmitPkts": 9,
-        "portRcvPkts": 9,
-    }
-    assert set((fake.path / "asked").read_text().splitlines()) == {"-x -C ibsim0 -P 1", "-C ibsim0 -P 1"}
-    port = ports["ibsim0/1"]
-    assert port["port_xmit_data"] == 4 * 123456789012  # and not what the 32-bit counters beside the errors say
-    assert (port["multicast_xmit_packets"], port["symbol_error"], port["VL15_dropped"]) == (4, 5, 6)
-    assert port["port_xmit_wait"] == 70000
-    assert ports["ibsim1/1"]["state"] == b"DOWN" and "port_xmit_data" not in ports["ibsim1/1"]
-
-
-def test_without_the_tools_the_remedy_is_to_install_them(fake, monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(BackendUnavailable, match=r"ibstat: no such program; install infiniband-diags"):
-        opened(fake, "--infiniband-perfquery")
-
-
-def test_no_fabric_is_reported_by_ibstat_as_well(fake, tools):
-    tools.say("ibstat", "exit 0")
-    with pytest.raises(BackendUnavailable, match=r"no InfiniBand"):
-        opened(fake, "--infiniband-perfquery")
-
-
-def test_perfquery_that_cannot_says_why(fake, tools):
-    tools.say("perfquery", "echo 'iberror: failed: Failed to open' >&2; exit 255")
-    with pytest.raises(BackendUnavailable, match=r"perfquery.*returned 255: iberror.*by hand"):
-        opened(fake, "--infiniband-perfquery")
-
-
-def test_a_tool_that_hangs_is_killed_and_its_port_is_not_asked_again_at_once(fake, tools, monkeypatch):
-    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 0.3)
-    backend = backend_of(fake, "--infiniband-perfquery")
-    tools.say("perfquery", "exec sleep 60")
-    with pytest.raises(BackendUnavailable, match=r"did not end within 0.3 s"):
-        backend.open()
-    with pytest.raises(CommandFailed):
-        backend.sample([])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("script", "said"), [("echo gone >&2; exit 1", "gone"), ("exec sleep 60", "within 2 s")])
-def test_one_port_that_perfquery_cannot_ask_leaves_the_other(fake, tools, caplog, monkeypatch, script, said):
-    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 2)
-    tools.active("ibsim0", "ibsim1")
-    backend = opened(fake, "--infiniband-perfquery")
-    before = rows(backend)[0]
-    tools.say("perfquery", f"case $* in *ibsim0*) {script};; esac; {CAPTURED}")
-    total, ports = rows(backend)
-    assert total == before
-    assert "port_xmit_data" in ports["ibsim1/1"] and "port_xmit_data" not in ports["ibsim0/1"]
-    assert backend.counters() == {"part_failures": 1}
-    assert "port=ibsim0/1" in caplog.text and said in caplog.text
-
-
-@pytest.mark.slow
-def test_many_ports_that_hang_are_given_up_after_two(fake, tools, monkeypatch):
-    monkeypatch.setattr("colmet.node.backends.infiniband.DEADLINE_S", 1)
-    tools.active(*[f"ibsim{n}" for n in range(8)])
-    tools.say("perfquery", f'echo "$*" >>{fake.path}/asked; exec sleep 60')
-    backend = backend_of(fake, "--infiniband-perfquery")
-    with pytest.raises(CommandFailed, match=r"ibsim1 -P 1: did not end"):
-        backend.sample([])
-    assert len((fake.path / "asked").read_text().splitlines()) == 2
-
-
-def test_an_answer_in_another_form_is_an_error_of_its_own(fake, tools):
-    backend = opened(fake, "--infiniband-perfquery")
-    tools.say("ibstat", "echo rubbish")
-    with pytest.raises(ParseError, match=r"ibstat"):
-        backend.sample([])
-
-
-def test_ethernet_ports_are_not_asked(fake, tools):
-    text = (ANSWERS / "ibstat.txt").read_text().replace("Link layer: IB", "Link layer: Ethernet")
-    fake.write("/roce", text)
-    tools.say("ibstat", f"cat {fake.path}/roce")
-    tools.say("perfquery", "exit 1")
-    _, ports = rows(opened(fake, "--infiniband-perfquery"))
-    assert ports["ibsim0/1"]["link_layer"] == b"Ethernet" and "port_xmit_data" not in ports["ibsim0/1"]
 
 
 # -- to the file --

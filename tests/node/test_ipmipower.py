@@ -282,14 +282,6 @@ def test_sensors_are_asked_for_by_their_record_or_name(dell):
     assert dell.calls() == ["ipmitool sdr get Pwr Consumption"]
 
 
-def test_a_named_sensor_is_all_that_is_asked(dell):
-    backend = opened(dell.backend("--ipmipower-sensor", "pwr consumption"))
-    assert row(backend) == ("sensor", A_SENSOR)
-    assert all(call.startswith("ipmi-sensors ") for call in dell.calls())
-    with pytest.raises(BackendUnavailable, match="no sensor PSU 9 in watts, there are: Pwr Consumption"):
-        dell.backend("--ipmipower-sensor", "PSU 9").open()
-
-
 def test_of_several_sensors_the_best_known_name_is_taken(dell):
     for name in ("bmc-info", "ipmitool"):
         dell.has(name)
@@ -310,7 +302,7 @@ def test_a_source_that_says_no_power_at_all_is_not_taken(dell):
     assert dell.calls()[-1] == "ipmitool dcmi power reading"
     for name in ("ipmitool", "ipmi-sensors"):
         dell.has(name)
-    with pytest.raises(BackendUnavailable, match=r"systempower: says 0 W; .*--ipmipower-sensor"):
+    with pytest.raises(BackendUnavailable, match=r"systempower: says 0 W; .*--ipmipower-cmd"):
         dell.backend().open()
 
 
@@ -341,7 +333,6 @@ def test_no_shell_sees_the_command(dell, fake):
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["--ipmipower-cmd", "x", "--ipmipower-sensor", "y"], "excludes --ipmipower-sensor"),
         (["--ipmipower-cmd", "x 'y"], "No closing quotation"),
         (["--ipmipower-cmd", ""], "name a program"),
         (["--ipmipower-cmd", "", "x"], "name a program"),
@@ -369,7 +360,7 @@ NO_POWER = "dell:power-monitoring-over-interval failed: Cannot execute command. 
         ("bmc-info: privilege level cannot be obtained for this user", "", "let that user log in"),
         ("bmc-info: connection timeout", "Error: Unable to establish IPMI v2 / RMCP+ session", "that the BMC answers"),
         ("bmc-info: permission denied", "", "start colmet-node as root"),
-        (NO_POWER + "not supported in present state.", "", "name a sensor with --ipmipower-sensor"),
+        (NO_POWER + "not supported in present state.", "", "name a command with --ipmipower-cmd"),
         (None, None, "install freeipmi-tools"),
         (None, NO_DEVICE, "modprobe"),
     ],
@@ -427,14 +418,14 @@ def test_an_answer_without_power_says_why_and_a_tool_that_is_there_need_not_be_i
         tools.backend().open()
     assert why in str(failed.value)
     remedy = str(failed.value).rpartition(" Remedy: ")[2]
-    assert "--ipmipower-sensor" in remedy and "--ipmipower-cmd" in remedy and "install" not in remedy
+    assert "--ipmipower-cmd" in remedy and "install" not in remedy
 
 
 def test_a_password_on_the_command_line_is_in_no_text(tools, caplog):
     caplog.set_level(logging.DEBUG)
     tools.has("ipmitool", **{"": says("hunter2 is not it")})
     with pytest.raises(BackendUnavailable) as failed:
-        tools.backend("--ipmipower-cmd", "ipmitool -H bmc -P hunter2").open()
+        tools.backend("--ipmipower-cmd", "ipmitool -H bmc -P hunter2 dcmi power reading").open()
     assert "hunter2" not in str(failed.value) + caplog.text and "-P ***" in str(failed.value)
     tools.has("power", secret="echo 207")
     opened(tools.backend("--ipmipower-cmd", "power -p secret"))
@@ -471,11 +462,11 @@ def test_a_failure_leaves_a_row_out_and_five_in_a_row_give_the_bmc_a_rest(dell):
     assert row(opened(backend)) == ("dcmi", ALL)
 
 
-def test_a_tool_that_does_not_answer_is_killed_and_its_others_are_not_tried(dell):
+def test_a_tool_that_does_not_answer_is_killed_and_its_others_are_not_tried(dell, monkeypatch):
+    monkeypatch.setattr(ipmipower, "_ANSWER_S", 0.2)
     for name in ("bmc-info", "ipmitool"):
         dell.has(name, **{"": "sleep 60"})
     backend = dell.backend()
-    backend._timeout_s = 0.2
     with pytest.raises(BackendUnavailable, match=r"did not end within 0\.2 s and was killed"):
         backend.open()
     assert dell.calls() in (
@@ -484,16 +475,6 @@ def test_a_tool_that_does_not_answer_is_killed_and_its_others_are_not_tried(dell
         [],
     )
     assert [(program.runs, program.killed) for program in backend.programs()] == [(1, 1), (1, 1)]
-
-
-def test_what_it_may_take_is_more_than_all_that_an_open_can_take(dell):
-    assert dell.backend().deadline_s >= 6 * ipmipower.TIMEOUT_S + 2 * ipmipower._LIST_S
-
-
-def test_a_list_of_all_sensors_may_take_longer_than_an_answer(dell):
-    backend = opened(dell.backend("--ipmipower-sensor", "Pwr Consumption"))
-    listing, asking = backend._commands.values()
-    assert (listing.deadline_s, asking.deadline_s) == (ipmipower._LIST_S, ipmipower.TIMEOUT_S)
 
 
 def test_commands_are_built_once(dell):

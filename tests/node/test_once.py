@@ -425,11 +425,11 @@ sys.exit(main.main())
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("command", [COMMAND, [sys.executable, "-c", SLOW_START, "--once"]], ids=["runs", "starts"])
 def test_a_signal_ends_it_and_the_program_that_it_waits_for(tmp_path, number, command):
-    program, pids = tmp_path / "ibstat", tmp_path / "pids"
+    program, pids = tmp_path / "power", tmp_path / "pids"
     program.write_text(f"#!/bin/sh\ntrap '' TERM INT\necho $$ >> {pids}\nexec sleep 600\n")
     program.chmod(0o755)
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    command = [*command, "--enable-infiniband", "--infiniband-perfquery"]
+    command = [*command, "--enable-ipmipower", "--ipmipower-cmd", "power"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
     ) as process:

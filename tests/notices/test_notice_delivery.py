@@ -10,8 +10,8 @@ import types
 
 import pytest
 
-from colmet.commands import colmet, notices
-from colmet.notices import delivery
+from colmet.commands import colmet
+from colmet.notices import command, delivery
 from tests.support.endpoint_server import Endpoint, certificate
 from tests.support.notice_jobs import MAIL, NOW, OPS, failed, idle, job, settings, write
 from tests.support.smtp_server import LOGIN, SmtpServer
@@ -50,7 +50,7 @@ class Site:
     def run(self, *words, now=NOW):
         """Exit status, standard output, and standard error with the log."""
         self._caplog.clear()
-        self._monkeypatch.setattr(notices, "time", types.SimpleNamespace(time=lambda: float(now)))
+        self._monkeypatch.setattr(command, "time", types.SimpleNamespace(time=lambda: float(now)))
         status = colmet.main(["notices", "--archive", str(self.archive), "--rules", str(self.rules), *words])
         printed = self._capsys.readouterr()
         return status, printed.out, printed.err + self._caplog.text
@@ -239,7 +239,7 @@ def test_a_dry_run_prints_notices_and_recipients_and_sends_and_notes_nothing(sit
 def test_a_dry_run_needs_no_configuration(site, monkeypatch, capsys):
     site.jobs(idle(1))
     monkeypatch.setattr("colmet.notices.options.DEFAULT_PATH", str(site.path / "none.toml"))
-    monkeypatch.setattr(notices, "time", types.SimpleNamespace(time=lambda: float(NOW)))
+    monkeypatch.setattr(command, "time", types.SimpleNamespace(time=lambda: float(NOW)))
     assert colmet.main(["notices", "--archive", str(site.archive), "--dry-run"]) == 0
     out = capsys.readouterr().out
     assert "job 1 of alice: idle, to administrators (no way to send), user (no way to send)" in out

@@ -8,7 +8,8 @@ import types
 
 import pytest
 
-from colmet.commands import colmet, notices
+from colmet.commands import colmet
+from colmet.notices import command
 from colmet.notices.quiet import Calendar, hours
 from colmet.notices.rules import RULES
 from tests.support.archives import Archive
@@ -59,7 +60,7 @@ def simulate(tmp_path, monkeypatch, server, jobs, until, quiet="", tick_s=TICK_S
             job = ends.popleft()
             failed = job.does.state == "failed"
             archive.store.database.execute(JOIN, (job.does.state, job.end, int(failed), job.number))
-        monkeypatch.setattr(notices, "time", types.SimpleNamespace(time=lambda now=now: float(now)))
+        monkeypatch.setattr(command, "time", types.SimpleNamespace(time=lambda now=now: float(now)))
         words = ["--archive", str(tmp_path / "a.archive.sqlite"), "--rules", path]
         statuses.append(colmet.main(["notices", *words]))
     archive.store.close()

@@ -24,7 +24,7 @@ LIBRARIES = {
     "urllib3": ("colmet.common.runtime.http_client", "colmet.facility.jupyter"),
     "rich": ("colmet.commands.", "colmet.gridengine.", "colmet.report."),
     "matplotlib": ("colmet.report.charts",),
-    "smtplib": ("colmet.notices.mail",),
+    "smtplib": ("colmet.notices.delivery",),
     "pyarrow": ("colmet.commands.",),
     "fastapi": ("colmet.web.",),
     "pydantic": ("colmet.web.",),
@@ -67,20 +67,23 @@ ROOMS = {
     "colmet.report": ("colmet.common", "colmet.stored", "colmet.archive"),
     "colmet.web": (
         *("colmet.common", "colmet.collector", "colmet.stored", "colmet.report", "colmet.archive", "colmet.batch"),
-        "colmet.gridengine.own",
     ),
     "colmet.facility": ("colmet.common", "colmet.batch", "colmet.node.delivery", "colmet.node.system"),
     "colmet.gridengine": ("colmet.common", "colmet.batch", "colmet.stored", "colmet.collector", "colmet.commands"),
-    "colmet.notices": ("colmet.common", "colmet.archive", "colmet.node.system", *REPORT_MODEL),
+    "colmet.notices": ("colmet.common", "colmet.archive", "colmet.node.system", "colmet.commands", *REPORT_MODEL),
     "colmet.commands": (
         *("colmet.common", "colmet.node", "colmet.collector", "colmet.batch", "colmet.stored", "colmet.web"),
-        *("colmet.facility", "colmet.gridengine", "colmet.report", "colmet.archive", "colmet.notices"),
+        *("colmet.report", "colmet.archive"),
     ),
 }
 
 
 # a program that another one starts: importer, what it starts
-LAUNCHERS = {("colmet.collector.web_launcher", "colmet.web"), ("colmet.collector.web_launcher", "colmet.web.__main__")}
+LAUNCHERS = {
+    *(("colmet.collector.web_launcher", "colmet.web"), ("colmet.collector.web_launcher", "colmet.web.__main__")),
+    *(("colmet.commands.colmet", f"colmet.{satellite}.command") for satellite in ("gridengine", "notices")),
+}
+SATELLITES = ("colmet.facility", "colmet.gridengine", "colmet.notices")  # nothing else imports them
 
 
 def room_of(module):
@@ -142,6 +145,11 @@ KNOWN = {name_of(path) for path in MODULES}
 def test_a_module_imports_only_what_its_layer_may():
     pairs = [(name_of(path), imported) for path in MODULES for imported in imports(path)]
     assert not {pair: why for pair in pairs if (why := forbidden(*pair))}
+
+
+def test_nothing_of_the_core_may_import_a_satellite():
+    allowed = {room: others for room, others in ROOMS.items() if room not in SATELLITES}
+    assert not [room for room, others in allowed.items() if any(inside(one, s) for one in others for s in SATELLITES)]
 
 
 @pytest.mark.parametrize(

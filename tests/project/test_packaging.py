@@ -21,7 +21,7 @@ from colmet.common.runtime.control import default_paths
 from colmet.common.transport import link_uri
 from colmet.node import main as node
 from colmet.node.system.privileges import CORE
-from colmet.notices.options import DEFAULT_STATE
+from colmet.notices.options import STATE_DIRECTORY
 from tests.support.place import require_programs, skip_refused
 from tests.support.project import extras, metadata, scripts
 
@@ -163,7 +163,7 @@ def test_notices_read_by_the_collectors_group_and_are_started_by_a_timer():
     users = (PACKAGING / "sysusers/colmet.conf").read_text()
     assert f"u {user} " in users and f"m {user} colmet\n" in users and "\nSupplementaryGroups=colmet\n" in text
     state = re.findall(r"^StateDirectory=(.+)$", text, re.M)[0]
-    assert DEFAULT_STATE.startswith(f"/var/lib/{state}/") and "[Install]" not in text
+    assert f"{STATE_DIRECTORY}/notices.sqlite".startswith(f"/var/lib/{state}/") and "[Install]" not in text
     assert "\nOnCalendar=" in (PACKAGING / "systemd/colmet-notices.timer").read_text()
 
 

@@ -31,13 +31,13 @@ DATA = Path(__file__).parents[1] / "data"
 
 
 def test_a_program_that_hangs_is_killed_when_the_node_ends(start, uri, tmp_path, monkeypatch):
-    program, pids = tmp_path / "ibstat", tmp_path / "pids"
+    program, pids = tmp_path / "power", tmp_path / "pids"
     program.write_text(f"#!/bin/sh\ntrap '' TERM\necho $$ >> {pids}\nexec sleep 600\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     node = start(
         *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.2", "--mapping-dir", ""),
-        *("--enable-infiniband", "--infiniband-perfquery"),
+        *("--enable-ipmipower", "--ipmipower-cmd", "power"),
     )
     wait_for(lambda: pids.exists() and pids.read_text().endswith("\n"))
     assert node.stop()[0] == 0

@@ -27,7 +27,7 @@ SCHEMA = Schema(
 
 
 def _port(name: str, text: str, unit: str = "count") -> Field:
-    return counter(name, unit, text, f"counters/{name} of the port, or perfquery")
+    return counter(name, unit, text, f"counters/{name} of the port")
 
 
 def _error(name: str, text: str, highest: int) -> Field:
@@ -62,10 +62,10 @@ PORTS = Schema(
     "node",
     [
         label("port", 80, "Device and number, mlx5_0/1.", DEVICES),
-        label("state", 32, "ACTIVE, or why no data can go through: DOWN, INIT, ARMED.", "state of the port, or ibstat"),
-        label("physical_state", 32, "LinkUp, Polling, Disabled, ...", "phys_state of the port, or ibstat"),
-        label("rate", 48, "100 Gb/sec (4X EDR).", "rate of the port, or ibstat"),
-        label("link_layer", 32, "InfiniBand, or Ethernet (RoCE).", "link_layer of the port, or ibstat"),
+        label("state", 32, "ACTIVE, or why no data can go through: DOWN, INIT, ARMED.", "state of the port"),
+        label("physical_state", 32, "LinkUp, Polling, Disabled, ...", "phys_state of the port"),
+        label("rate", 48, "100 Gb/sec (4X EDR).", "rate of the port"),
+        label("link_layer", 32, "InfiniBand, or Ethernet (RoCE).", "link_layer of the port"),
         *COUNTERS,
     ],
 )

@@ -30,7 +30,7 @@ SENSORS = (
     *("System Power", "PW Consumption", "Power_Usage", "Avg Power"),
 )
 _FAILURES_IN_A_ROW = 5  # then the BMC is left alone until a retry
-TIMEOUT_S = 10.0  # of an answer
+_ANSWER_S = 10.0  # then a tool is killed
 _LIST_S = 60.0  # a list of all sensors is slow, especially the first time
 _SHOWN = 200  # characters shown of an answer that cannot be parsed
 
@@ -171,18 +171,14 @@ _REMEDIES = {
     r"permission": "start colmet-node as root, or its container with --device /dev/ipmi0; in its unit install "
     "ipmitool, or set User=root (`systemctl edit colmet-node`), as freeipmi's programs refuse other users",
     r"password|username|user name|privilege|authentication|cipher|RAKP": "give user and password in a file that "
-    "--config-file (freeipmi) or -f (ipmitool) names, in the command of --ipmipower-cmd, and let that "
-    "user log in over the network",
+    "--config-file (freeipmi) or -f (ipmitool) names, in --ipmipower-cmd, and let that user log in over the network",
     r"inband|in-band|/dev/ipmi|driver": "load the kernel's driver (`modprobe -a ipmi_si ipmi_devintf`) and let the "
     "agent's user open /dev/ipmi0; if this node has no BMC, leave out --enable-ipmipower",
     r"timeout|did not end|unable to establish|hostname|connect": "see that the BMC answers at its address, to "
     "that user and password",
 }
 _INSTALL = "install freeipmi-tools (freeipmi) or ipmitool"
-_ELSE = (
-    "name a sensor with --ipmipower-sensor, as `ipmi-sensors` or `ipmitool sdr list full` lists them, or a command "
-    "with --ipmipower-cmd"
-)
+_ELSE = "name a command with --ipmipower-cmd, such as 'ipmitool sdr get NAME' of a sensor; `ipmitool sdr list full` lists them"
 _ELSE_OF_A_COMMAND = "see what the command of --ipmipower-cmd prints when root runs it in /"
 
 
@@ -217,9 +213,7 @@ class IpmipowerBackend(InputBackend):
 
     Args:
         host: the machine with the tools and the BMC.
-        words: the command to run; empty: the first working one of those that the tools provide.
-        sensor: name of the only sensor to read; "" for any source.
-        timeout_s: of an answer.
+        words: the command to run; empty: the first working one of those that freeipmi and ipmitool provide.
     """
 
     name = "ipmipower"
@@ -227,12 +221,11 @@ class IpmipowerBackend(InputBackend):
     blocking = True
     capabilities = frozenset(("CAP_SYS_RAWIO",))  # freeipmi without the kernel's driver: the BMC's I/O ports, /dev/mem
 
-    def __init__(self, host: Host, words: Sequence[str], sensor: str, timeout_s: float = TIMEOUT_S) -> None:
-        self.deadline_s = 6 * timeout_s + 4 * _LIST_S  # of an open() that tries all; each command also has its own
+    deadline_s = 6 * _ANSWER_S + 4 * _LIST_S  # of an open() that tries all; each command also has its own
+
+    def __init__(self, host: Host, words: Sequence[str]) -> None:
         self._host = host
         self._words = words
-        self._sensor = sensor
-        self._timeout_s = timeout_s
         self._commands: dict[tuple[str, ...], Command] = {}
         self._source: _Source | None = None
         self._failures = 0
@@ -255,27 +248,22 @@ class IpmipowerBackend(InputBackend):
                 "--ipmipower-cmd 'ipmi-oem -h bmc ...' (default: the first tool that works)"
             ),
         )
-        parser.add_argument(
-            "--ipmipower-sensor", metavar="NAME", default="", help=Rare("read only this sensor of the BMC")
-        )
         require(parser, "--enable-ipmipower", "--ipmipower-")
 
     @classmethod
     def from_options(cls, options: argparse.Namespace, host: Host) -> IpmipowerBackend | None:
-        """Return the backend if it is turned on; ConfigError for an invalid command, or more than one source."""
+        """Return the backend if it is turned on; ConfigError for an invalid command."""
         if not options.enable_ipmipower:
             return None
         words = options.ipmipower_cmd or []
-        if words and options.ipmipower_sensor:
-            raise ConfigError("--ipmipower-cmd excludes --ipmipower-sensor: put it into the command")
         if len(words) == 1:
             try:
-                words = _words(words[0])
-            except argparse.ArgumentTypeError as err:
-                raise ConfigError(f"--ipmipower-cmd: {err}") from err
+                words = shlex.split(words[0])
+            except ValueError as err:
+                raise ConfigError(f"--ipmipower-cmd: {words[0]!r}: {err}") from err
         if options.ipmipower_cmd and not (words and words[0]):
             raise ConfigError("--ipmipower-cmd: name a program")
-        return cls(host, words, options.ipmipower_sensor)
+        return cls(host, words)
 
     def open(self) -> None:
         """Find a source of the power by trying all; if none works, BackendUnavailable has the message of each tool."""
@@ -326,15 +314,14 @@ class IpmipowerBackend(InputBackend):
         if self._words:
             yield _Source("", "command", self._command(self._words))
             return
-        if not self._sensor:
-            manufacturer = self._look("bmc-info", "--get-device-id")
-            if manufacturer is None:
-                self._off.add("freeipmi")
-            # the effect of Dell's commands on other BMCs is unknown
-            elif any(int(number) == DELL for number in _MANUFACTURER.findall(manufacturer)):
-                yield from self._of("dell", "ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower")
-            yield from self._of("dcmi", "ipmi-dcmi", "--get-system-power-statistics")
-            yield from self._of("dcmi", "ipmitool", "dcmi", "power", "reading")
+        manufacturer = self._look("bmc-info", "--get-device-id")
+        if manufacturer is None:
+            self._off.add("freeipmi")
+        # the effect of Dell's commands on other BMCs is unknown
+        elif any(int(number) == DELL for number in _MANUFACTURER.findall(manufacturer)):
+            yield from self._of("dell", "ipmi-oem", "dell", "power-monitoring-over-interval", "5", "systempower")
+        yield from self._of("dcmi", "ipmi-dcmi", "--get-system-power-statistics")
+        yield from self._of("dcmi", "ipmitool", "dcmi", "power", "reading")
         table = ("--quiet-cache", "--sdr-cache-recreate", "--comma-separated-output", "--no-header-output")
         for sensor in self._wanted(self._look("ipmi-sensors", *table, deadline_s=_LIST_S)):
             yield from self._of("sensor", "ipmi-sensors", *table, f"--record-ids={sensor.record}")
@@ -351,7 +338,7 @@ class IpmipowerBackend(InputBackend):
         """Return the command of these words, always the same object: it knows its own process that has not ended."""
         key = tuple(words)
         if key not in self._commands:
-            deadline_s = max(deadline_s, self._timeout_s)
+            deadline_s = max(deadline_s, _ANSWER_S)
             self._commands[key] = self._host.command(words, deadline_s, hide=secrets(words))
         return self._commands[key]
 
@@ -392,17 +379,9 @@ class IpmipowerBackend(InputBackend):
         except ValueError as err:
             self._troubles.append(f"a sensor's power is {str(err)[:_SHOWN]!r}")
             return []
-        for name in [self._sensor] if self._sensor else SENSORS:
+        for name in SENSORS:
             if name.lower() in sensors:
                 return [sensors[name.lower()]]
         there = ", ".join(sorted(sensor.name for sensor in sensors.values()))[:_SHOWN] or "none"
-        self._troubles.append(f"no sensor {self._sensor or 'of a known name'} in watts, there are: {there}")
+        self._troubles.append(f"no sensor of a known name in watts, there are: {there}")
         return []
-
-
-def _words(text: str) -> list[str]:
-    """Split an option into words as a shell does, without any other expansion."""
-    try:
-        return shlex.split(text)
-    except ValueError as err:
-        raise argparse.ArgumentTypeError(f"{text!r}: {err}") from err

@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 
 from colmet.batch.qmem import BatchHost, Hosts, JobOnHost, Owner, Owners, RequestedJob
 from colmet.common.live.summary import JobUsage
-from colmet.gridengine.model import GIB, UNKNOWN
+
+UNKNOWN = "-"
+GIB = float(1 << 30)
 
 
 class _Row(NamedTuple):

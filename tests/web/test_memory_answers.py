@@ -12,7 +12,7 @@ import pytest
 from colmet.common.live.summary import measure_jobs, measure_nodes
 from colmet.gridengine.answers import parse_hosts, parse_owners
 from colmet.gridengine.model import GIB, Wanted, count
-from colmet.gridengine.own import hosts_of, owners_of, uid_of
+from colmet.web.memory_answers import hosts_of, owners_of, uid_of
 from tests.support.top_bed import Bed
 
 G = 1 << 30
