@@ -10,14 +10,12 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Sequence
 
 from colmet.commands import remote
 from colmet.commands.top.view import clean
-from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.dependencies import how_to_install
 from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.suggestions import did_you_mean
@@ -57,9 +55,6 @@ def add_options(parser: cli.Parser) -> None:
     group.add_argument("-u", "--user", metavar="USER", dest="owner", default="", help="only the jobs of this user")
     group.add_argument("-d", "--details", action="store_true", help="show the jobs of each host (implied by -j and -u)")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    parser.add_argument(
-        "--interval", metavar="S", type=cli.positive_seconds, help="refresh every S seconds, until Ctrl-C"
-    )
     sources.add_config(parser)
     parser.add_argument(
         "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
@@ -72,13 +67,8 @@ def run(options: argparse.Namespace) -> int:
     if default is not None:
         options.url, options.ca_file = default.url, options.ca_file or default.ca_file
     url = server.checked_address(options.url) if options.url else configured_url(options.config)
-    asked = QmemClient.with_login(url, options.ca_file)
-    printing = Printing(options, text.SHORT_TITLES, "colmet mem")
-    if options.interval is None:
-        return printing.once(asked.fetch())
-    if options.json or not sys.stdout.isatty():
-        raise ConfigError("--interval requires a terminal, and excludes --json")
-    return printing.watch(asked, options.interval)
+    fetched = QmemClient.with_login(url, options.ca_file).fetch()
+    return Printing(options, text.SHORT_TITLES, "colmet mem").print(fetched)
 
 
 def configured_url(path: str) -> str:
@@ -109,7 +99,7 @@ class Printing:
         self._details = options.details or bool(options.jobid or options.owner)
         self._wanted = Wanted(options.hostname, options.jobid, options.owner)
 
-    def once(self, fetched: Fetched) -> int:
+    def print(self, fetched: Fetched) -> int:
         """Print the answer; return the exit status."""
         memory = self._count(fetched)
         if self._options.json:
@@ -122,36 +112,18 @@ class Printing:
             print(f"{self._program}: {note}", file=sys.stderr)
         return 0
 
-    def watch(self, asked: QmemClient, period_s: float) -> int:
-        """Print the present figures repeatedly, until Ctrl-C.
-
-        Raises:
-            ColmetError: the first query fails. Later failures are shown and retried.
-        """
-        fetched, trouble = asked.fetch(), ""
-        while True:
-            notes = [trouble] if trouble else self._notes(fetched, self._count(fetched))
-            stamp = f"{time.strftime('%H:%M:%S')}, every {period_s:g} s (Ctrl-C ends)"
-            if not self._on_terminal(self._count(fetched), [stamp, *notes]):
-                raise ConfigError(f"--interval requires the Python module rich: {how_to_install('rich')}")
-            time.sleep(period_s)
-            try:
-                fetched, trouble = asked.fetch(), ""
-            except ColmetError as err:
-                trouble = f"{err}; these are the figures of before"
-
     def _count(self, fetched: Fetched) -> MemoryReport:
         return count(fetched.hosts, fetched.owners, self._wanted, fetched.knows_all)
 
-    def _on_terminal(self, memory: MemoryReport, above: Sequence[str] = ()) -> bool:
-        """Print a table, if there is a terminal and the library for it, with lines above it, cut to the screen."""
+    def _on_terminal(self, memory: MemoryReport) -> bool:
+        """Print a table, if there is a terminal and the library for it."""
         if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
             return False
         try:
             from colmet.gridengine import screen
         except ModuleNotFoundError:  # print columns instead
             return False
-        screen.show(memory, self._details, self._titles, above)
+        screen.show(memory, self._details, self._titles)
         return True
 
     def _notes(self, fetched: Fetched, memory: MemoryReport) -> list[str]:

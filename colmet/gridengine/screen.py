@@ -15,22 +15,12 @@ def show(
     memory: MemoryReport,
     details: bool,
     titles: Sequence[str],
-    above: Sequence[str] = (),
     console: Console | None = None,
 ) -> None:
-    """Print a table, `MemoryTable`.
-
-    If there are lines above it, the screen is cleared, and the output cut to its height.
-    """
+    """Print a table, `MemoryTable`."""
     console = console or Console(highlight=False, markup=False, emoji=False)
     table = text.MemoryTable(memory, details, console.width, titles).lines()
-    lines = [*map(Text, above), *[Text.assemble(*[(part.text, part.style) for part in line]) for line in table]]
-    if above:
-        more = len(lines) - (console.height - 1)
-        if more > 0:
-            del lines[console.height - 2 : -1]  # the legend stays
-            lines.insert(-1, Text(f"... {more + 1} more lines"))
-        console.clear()
+    lines = [Text.assemble(*[(part.text, part.style) for part in line]) for line in table]
     with console.capture() as captured:  # written at once, to avoid flicker
         for one in lines:
             console.print(one, no_wrap=True, overflow="crop", crop=True)

@@ -62,12 +62,6 @@ def test_each_queue_has_its_own_constraint(commands):
     ]
 
 
-def test_without_a_queue_nothing_is_asked(commands):
-    commands.answers(totals_command(), RECORDED / "totals.json")
-    assert HTCondor().queues() == []
-    assert commands.asked("condor_q") == []
-
-
 def test_cores_and_memory_are_missing_where_only_their_query_fails(commands):
     commands.answers(totals_command(), RECORDED / "totals.json")
     commands.answers(given_command(), status=1, said="-- Failed to fetch ads")
@@ -102,11 +96,6 @@ def test_where_the_schedd_does_not_answer_in_time_the_other_queues_are_not_asked
     assert len(asked) == 1
 
 
-def test_several_schedds_are_added_up():
-    text = (RECORDED / "totals-two-schedds.json").read_text()
-    assert totals(text, "condor_q") == (12 + 1, 7 + 2, 4)
-
-
 @pytest.mark.parametrize(
     "text", ["", "[]", "{}", '[{"Idle": 1, "Running": 2}]', '[{"Idle": 1, "Running": 2, "Held": "x"}]']
 )
@@ -119,14 +108,6 @@ def test_totals_without_the_counts_are_an_error_and_not_0(text):
 def test_what_running_jobs_were_given_is_added_up_in_both_forms(name):
     """The job without attributes is one that the schedd runs itself."""
     assert given((RECORDED / name).read_text(), "condor_q") == (13, 26432)
-
-
-def test_without_a_running_job_nothing_was_given():
-    assert given("", "condor_q") == given("[\n]\n", "condor_q") == (0, 0)
-
-
-def test_cores_that_no_running_job_has_are_missing():
-    assert given('[{"ClusterId": 1}, {"MemoryProvisioned": 10}]', "condor_q") == (None, 10)
 
 
 def test_an_expression_makes_the_sum_missing():
@@ -166,12 +147,6 @@ def test_the_run_of_now_is_part_of_the_runtime(commands):
     assert [job.runtime_s for job in HTCondor().jobs()] == [0, 100, 400, 42, 7200, 0, 0, 20, 1]
 
 
-def test_jobs_of_several_schedds_are_all_reported(commands):
-    commands.answers(JOBS, RECORDED / "jobs-two-schedds.json")
-    jobs = HTCondor().jobs()
-    assert len(jobs) == 10 and jobs[-1] == BatchJob("120.0", "erin", "running", 60)
-
-
 @pytest.mark.parametrize("text", ["", "\n", "[\n]\n"])
 def test_without_a_job_there_is_none(commands, text):
     commands.answers(JOBS, text)
@@ -195,13 +170,6 @@ def test_ended_jobs_are_those_that_completed_of_late(commands):
     ]
     condition = f"JobStatus == 4 && JobFinishedHookDone >= {NOW - 360} && {NOT_COFFEA}"
     assert commands.asked("condor_history") == [" ".join([*condor.HISTORY[1:], "-constraint", condition])]
-
-
-def test_jobs_are_asked_for_once_for_all_that_is_reported_together(commands):
-    commands.answers(JOBS, RECORDED / "jobs.json")
-    system = HTCondor()
-    assert system.jobs() == system.jobs()
-    assert len(commands.asked("condor_q")) == 1
 
 
 def test_an_owner_cannot_end_the_text_that_names_it():

@@ -8,9 +8,8 @@ import time
 import pytest
 
 from colmet.batch import oar
-from colmet.batch.answers import FormError
 from colmet.batch.model import BatchError, BatchJob, Queue
-from colmet.batch.oar import OAR, oar_job, oar_jobs, oar_queues
+from colmet.batch.oar import OAR, oar_job, oar_jobs
 from tests.support.batch_commands import DATA, Commands
 
 RECORDED = DATA / "oar"
@@ -72,12 +71,6 @@ def test_ended_jobs_are_those_that_ended_by_themselves(commands):
     ]
 
 
-def test_a_job_that_was_deleted_or_refused_is_neither_waiting_nor_running(commands):
-    commands.answers(oar.JOBS, RECORDED / "oarstat-ended.json")
-    assert OAR().jobs() == []
-    assert {queue.name for queue in OAR().queues()} == {"default", "admin", "besteffort"}
-
-
 def test_oarstat_prints_nothing_where_there_is_no_job(commands):
     commands.answers(oar.JOBS, "")
     commands.answers(ended_command(), "")
@@ -108,10 +101,6 @@ def test_states_are_those_of_all_batch_systems(said, state):
     assert oar_job({**recorded_jobs()["7"], "state": said}, NOW).job.state == state
 
 
-def test_a_job_that_waits_has_not_run_though_its_start_is_foreseen():
-    assert oar_job({**recorded_jobs()["8"], "startTime": NOW - 50}, NOW).job.runtime_s == 0
-
-
 def test_a_job_in_a_form_that_is_not_known_is_left_out_and_counted(commands):
     jobs = recorded_jobs()
     jobs["7"].pop("owner")
@@ -122,24 +111,12 @@ def test_a_job_in_a_form_that_is_not_known_is_left_out_and_counted(commands):
     assert system.left_out == 2
 
 
-@pytest.mark.parametrize("field", ["Job_Id", "owner", "state", "queue", "startTime", "assigned_resources"])
-@pytest.mark.parametrize("value", [None, {}, "", -1, "a\nb", "x" * 300])
-def test_no_value_of_a_field_is_worse_than_a_job_that_is_left_out(field, value):
-    with pytest.raises(FormError):
-        oar_job({**recorded_jobs()["7"], field: value}, NOW)
-
-
 @pytest.mark.parametrize(
     "text", ["[]", "3", '{"1": 2}', "{} {}", "oarstat: cannot connect", '{"7": {"state": "Running"}}']
 )
 def test_an_answer_in_another_form_is_an_error(text):
     with pytest.raises(BatchError, match="oarstat -J: prints what this version"):
         oar_jobs(text, "oarstat -J", NOW)
-
-
-def test_queues_are_the_lines_that_are_not_indented():
-    assert oar_queues((RECORDED / "oarnotify.txt").read_text()) == ["default", "admin", "besteffort"]
-    assert oar_queues("") == oar_queues("\n  priority = 10\n\x00x\n") == []
 
 
 def test_an_oar_that_is_not_there_or_fails_is_an_error(commands):

@@ -10,7 +10,7 @@ from colmet.batch.condor import HTCondor
 from colmet.batch.model import BatchError
 from colmet.batch.oar import OAR
 from colmet.batch.slurm import Slurm
-from colmet.batch.systems import SYSTEMS, find_systems
+from colmet.batch.systems import find_systems
 from colmet.common.errors import ConfigError
 from tests.support.batch_commands import Commands
 
@@ -20,10 +20,6 @@ def test_batch_systems_are_found_by_name_each_once_and_in_order():
     assert [type(system) for system in found] == [Slurm, HTCondor, OAR]
     assert [system.name for system in found] == ["slurm", "condor", "oar"]
     assert all(system.left_out == 0 for system in found)
-
-
-def test_there_is_a_name_for_each_batch_system():
-    assert sorted(SYSTEMS) == ["condor", "gridengine", "oar", "slurm"]
 
 
 def test_a_batch_system_that_is_not_known_is_an_error_that_names_those_that_are():

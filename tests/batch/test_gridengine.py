@@ -29,10 +29,9 @@ from colmet.batch.gridengine import (
     count_queues,
     parse_queue_names,
     parse_tasks,
-    pause_s,
 )
 from colmet.batch.gridengine_memory import parse_memory, parse_qhost, read_memory
-from colmet.batch.gridengine_xml import Sieve, read_elements
+from colmet.batch.gridengine_xml import Sieve
 from colmet.batch.model import BatchError, Queue
 from colmet.common.errors import ConfigError
 from tests.support.waiting import Clock
@@ -137,13 +136,6 @@ def test_a_job_that_asked_for_a_range_and_of_which_nothing_else_is_known_counts_
     assert (slots["node1", 7, ""], slots["node2", 7, ""]) == (3, 2)
 
 
-def test_nobody_is_asked_for_slots_that_are_known():
-    def fail():
-        raise AssertionError("asked")
-
-    of_the_cell(qstat=without(QSTAT, 7), granted=fail)
-
-
 def test_processors_and_memory_are_as_printed_and_the_host_global_is_none():
     hosts = of_the_cell().hosts
     assert {name: (host["num_proc"], host["mem_total"]) for name, host in hosts.items()} == {
@@ -190,32 +182,6 @@ def test_what_masters_and_slaves_used_adds_up_to_what_qstat_j_printed():
             assert total == pytest.approx(parse_memory(used), rel=2e-4), (number, task)
 
 
-def test_what_slaves_used_is_reported_for_their_own_hosts():
-    """By hand from qstat-j.xml: three PE tasks, two of them on node2."""
-    slaves = re.findall(
-        rb"<JG_qhostname>(node\d)<.*?<PET_scaled_usage>.*?<UA_name>maxvmem</UA_name>\s*<UA_value>([0-9.]+)<",
-        QSTAT[QSTAT.index(b"<JB_job_number>5<") : QSTAT.index(b"<JB_job_number>6<")],
-        re.S,
-    )
-    assert sorted(host for host, _ in slaves) == [b"node1", b"node2", b"node2"]
-    used = of_the_cell().owners[OWNER]["jobs"]["5"]["hostname"]
-    assert {host: sorted(roles) for host, roles in used.items()} == {"node1": ["master", "slave"], "node2": ["slave"]}
-    for host in ("node1", "node2"):
-        assert float(used[host]["slave"]) == sum(float(value) for name, value in slaves if name.decode() == host)
-
-
-def test_a_job_that_waits_is_on_no_host():
-    jobs = of_the_cell().owners[OWNER]["jobs"]
-    assert [jobs[number]["hostname"] for number in ("9", "10", "12")] == [{}, {}, {}]
-
-
-def test_a_cell_without_jobs_has_hosts_only():
-    empty = re.sub(rb" <job .*?</job>\n", b"", QHOST, flags=re.S)
-    memory = of_the_cell(qhost=empty, qstat=NONE)
-    assert {name: host["jobs"] for name, host in memory.hosts.items()} == {"node1": {}, "node2": {}}
-    assert memory.owners == {}
-
-
 def test_a_job_that_only_one_of_the_two_commands_knows_does_no_harm():
     memory = of_the_cell(qstat=without(QSTAT, 5))
     assert "5" in memory.hosts["node1"]["jobs"]
@@ -243,20 +209,6 @@ def test_a_request_for_the_whole_job_is_divided_by_its_slots():
     job = of_the_cell(qstat=per_job).owners[OWNER]["jobs"]["4"]
     assert job["requested_h_vmem_strval"] == "300M"
     assert job["requested_h_vmem_dblval"] == 100 * 2.0**20
-
-
-def test_only_hard_requests_count():
-    soft = QSTAT.replace(b"JB_hard_resource_list", b"JB_soft_resource_list")
-    assert {job["requested_h_vmem_strval"] for job in of_the_cell(qstat=soft).owners[OWNER]["jobs"].values()} == {""}
-
-
-@pytest.mark.parametrize("value", ["nan", "inf", "-1", "1e400", "1.797e308", "", "many"])
-def test_a_number_that_is_none_is_missing(value):
-    text = re.sub(rb"(<UA_name>maxvmem</UA_name>\s*<UA_value>)[0-9.]+", rb"\g<1>" + value.encode(), QSTAT)
-    text = re.sub(rb"(<CE_doubleval>)[0-9.]+", rb"\g<1>" + value.encode(), text)
-    jobs = of_the_cell(qstat=text).owners[OWNER]["jobs"]
-    assert all(job["hostname"] == {} for job in jobs.values())
-    assert jobs["5"]["requested_h_vmem_dblval"] == 200e6  # from its text
 
 
 @pytest.mark.parametrize(
@@ -297,24 +249,6 @@ def test_control_characters_do_no_harm():
     assert "ac\ufffdro\ufffdss" + "\ufffd" * 5 + "&\xe9\x7f" in names
 
 
-@given(st.integers(0, 40), st.integers(1, 40))
-def test_a_reference_is_replaced_wherever_a_part_ends(before, size):
-    data = b"<a><b>" + b"x" * before + b"&#1;&amp;&#65;</b></a>"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gridengine_xml, "_CHUNK", size)
-        (element,) = read_elements(data, "utf-8", "test", ("a", "b"))
-    assert element.text == "x" * before + "\ufffd&A"
-
-
-@given(st.integers(1, 30))
-def test_an_environment_is_left_out_wherever_a_part_ends(size):
-    data = b"<a><b>x<JB_env_list>&boo; <<< </b></JB_env_list>y<JB_env_list></JB_env_list>z</b></a>"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gridengine_xml, "_CHUNK", size)
-        (element,) = read_elements(data, "utf-8", "test", ("a", "b"))
-    assert "".join(element.itertext()) == "xyz"
-
-
 @pytest.mark.parametrize("tag", ["JB_env_list", "JB_job_args", "JB_context"])
 @given(st.integers(1, 30))
 def test_what_users_give_their_jobs_is_sieved_wherever_a_part_ends(tag, size):
@@ -324,12 +258,6 @@ def test_what_users_give_their_jobs_is_sieved_wherever_a_part_ends(tag, size):
     assert kept == f"<a>x<{tag}></{tag}>y<{tag}></{tag}>z</a><{tag}".encode()
     assert sieve.keep(b">" + b"x" * 100) == b">"
     assert sieve.keep(b"x" * 100) == b""
-
-
-def test_another_encoding_is_read_where_it_is_named():
-    latin = QHOST.replace(b">across<", b">\xe9t\xe9 \xa4<")
-    hosts = read_memory(latin, QSTAT, "iso-8859-15").hosts
-    assert hosts["node1"]["jobs"]["5"]["jobname"] == "\xe9t\xe9 \u20ac"
 
 
 def test_a_name_in_another_encoding_keeps_nobody_else_from_being_read():
@@ -348,11 +276,6 @@ def test_an_encoding_that_is_none_is_said(encoding):
         read_memory(QHOST, QSTAT, encoding)
     with pytest.raises(ConfigError, match="no encoding is named"):
         MemoryWatch(CommandSource(), encoding=encoding)
-
-
-def test_the_encoding_that_a_document_declares_does_not_count():
-    text = QHOST.replace(b"version='1.0'", b"version='1.0' encoding='utf-16'")
-    assert of_the_cell(qhost=text) == of_the_cell()
 
 
 def test_text_instead_of_xml_is_reported():
@@ -456,12 +379,6 @@ def test_jobs_are_lines_of_qstat():
     assert jobs["12.1-9:2"] == ("12.1-9:2", OWNER, "idle", 0, None)
 
 
-def test_a_start_is_a_local_time(monkeypatch):
-    printed = re.search(rb"<JAT_start_time>([^<]+)<", TASKS)[1].decode()
-    started = parse_tasks(TASKS)[0].started
-    assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(started)) == printed
-
-
 def line(state="r", number="7", slots="1", extra="", queue="main.q@n1"):
     return (
         f"<job_info><queue_info><job_list><JB_job_number>{number}</JB_job_number><JB_owner>u</JB_owner>"
@@ -492,10 +409,6 @@ def line(state="r", number="7", slots="1", extra="", queue="main.q@n1"):
 )
 def test_letters_are_states(letters, state):
     assert parse_tasks(line(letters))[0].job(0).state == state
-
-
-def test_a_job_that_is_being_deleted_runs_until_it_has_gone():
-    assert count_queues(["main.q"], parse_tasks(line("dr", slots="4")))[0] == ("main.q", 0, 1, 0, 4, None)
 
 
 @pytest.mark.parametrize(
@@ -590,17 +503,6 @@ def test_a_command_that_fails_is_said(commands):
         GridEngine().jobs()
 
 
-def test_warnings_of_a_command_are_not_its_answer(commands):
-    commands("qstat", f"echo beware >&2; cat {QUOTED}/qstat-r.xml")
-    assert len(GridEngine().jobs()) == 16
-
-
-def test_messages_are_in_english(commands, monkeypatch):
-    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
-    commands("qstat", f'[ "$LC_ALL" = C ] && cat {QUOTED}/qstat-r.xml')
-    assert len(GridEngine().jobs()) == 16
-
-
 def test_a_command_that_hangs_is_killed_with_all_that_it_started(commands, tmp_path, monkeypatch):
     monkeypatch.setattr(gridengine, "DEADLINE_S", 0.5)
     commands("qstat", f"sleep 600 & echo $! >{tmp_path}/child; wait")
@@ -644,15 +546,6 @@ def test_a_cell_with_large_environments_is_reported_and_needs_no_memory_for_them
     assert peak < 20 << 20
 
 
-def test_what_is_too_much_without_environments_is_said(commands, monkeypatch):
-    monkeypatch.setattr(gridengine, "MAX_BYTES", 10_000)
-    real(commands)
-    commands("qstat", large_cell(1000, 10))
-    watch = MemoryWatch(CommandSource())
-    assert not watch.refresh()
-    assert "printed more than 10000 bytes, skipped output not counted, and was killed" in watch.why
-
-
 def has_gone(pid):
     for _ in range(500):
         try:
@@ -690,11 +583,6 @@ class MadeUp(MemorySource):
         pass
 
 
-def test_before_the_first_answer_nothing_is_known():
-    watch = MemoryWatch(MadeUp())
-    assert (watch.hosts(), watch.owners()) == ({}, {})
-
-
 def test_after_a_failure_the_last_answer_stays_for_some_periods():
     clock = Clock()
     error = BatchError("boo")
@@ -718,22 +606,6 @@ def test_after_a_failure_the_last_answer_stays_for_some_periods():
     assert (watch.refreshes, watch.failures, watch.why) == (2, 3, "")
 
 
-def test_what_took_long_is_returned_until_the_next_answer_which_needs_as_long():
-    clock = Clock()
-
-    class Slow(MadeUp):
-        def read(self):
-            clock.now += 60
-            return super().read()
-
-    watch = MemoryWatch(Slow((QHOST, QSTAT)), 10, clock=clock)
-    assert watch.refresh()
-    clock.now += pause_s(10, 60, True) + 60
-    assert set(watch.hosts()) == {"node1", "node2"}
-    clock.now += 61
-    assert watch.hosts() == {}
-
-
 def test_failures_are_logged_when_they_begin_and_end(caplog):
     caplog.set_level("INFO")
     watch = MemoryWatch(MadeUp(BatchError("boo"), BatchError("boo"), OSError("disk"), (QHOST, QSTAT)))
@@ -742,18 +614,6 @@ def test_failures_are_logged_when_they_begin_and_end(caplog):
         "Grid Engine does not answer why=boo",
         "Grid Engine answers again failures=3",
     ]
-
-
-def test_one_failure_between_good_answers_is_counted_and_not_logged(caplog):
-    good = (QHOST, QSTAT)
-    watch = MemoryWatch(MadeUp(good, BatchError("boo"), good, BatchError("boo"), BatchError("far"), good))
-    assert [watch.refresh() for _ in range(4)] == [True, False, True, False]
-    assert (watch.failures, watch.warnings(), caplog.messages) == (2, [], [])
-    assert not watch.refresh()
-    assert caplog.messages == ["Grid Engine does not answer why=far"]
-    assert watch.warnings() == ["Grid Engine does not answer: far"]
-    assert watch.refresh()
-    assert watch.warnings() == []
 
 
 def test_a_defect_is_a_failure_as_others_are(caplog):
@@ -772,13 +632,6 @@ def test_an_answer_that_cannot_be_read_is_a_failure_and_asked_for_again():
     assert source.forgotten == 1
 
 
-def test_what_was_left_out_is_counted():
-    watch = MemoryWatch(MadeUp((QHOST.replace(b"<job name='1'>", b"<job name=''>"), QSTAT)))
-    assert watch.refresh()
-    assert watch.left_out == 1
-    assert watch.warnings() == ["jobs and tasks of Grid Engine that could not be read: 1"]
-
-
 def test_the_thread_refreshes_until_it_is_closed(commands):
     real(commands)
     watch = MemoryWatch(CommandSource(), 0.01)
@@ -789,18 +642,6 @@ def test_the_thread_refreshes_until_it_is_closed(commands):
     watch.close()
     assert watch.refreshes >= 2, watch.why
     assert not [thread for thread in threading.enumerate() if thread.name == "gridengine"]
-
-
-def test_closing_does_not_wait_for_a_command(commands, tmp_path):
-    commands("qhost", f"echo $$ >{tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; exec sleep 600")
-    watch = MemoryWatch(CommandSource(), 0.01)
-    watch.start()
-    until = time.monotonic() + 30
-    while not (tmp_path / "pid").exists() and time.monotonic() < until:
-        time.sleep(0.01)
-    watch.close()
-    assert has_gone(int((tmp_path / "pid").read_text()))
-    assert watch.failures == 0
 
 
 # files
@@ -817,28 +658,6 @@ def test_memory_comes_from_files(folder):
     watch = MemoryWatch(FileSource(str(folder)))
     assert watch.refresh(), watch.why
     assert (watch.hosts(), watch.owners()) == of_the_cell(granted=None)[:2]
-
-
-def test_files_that_have_not_changed_are_not_read_again(folder):
-    watch = MemoryWatch(FileSource(str(folder)))
-    assert watch.refresh()
-    hosts = watch.hosts()
-    assert watch.refresh()
-    assert watch.hosts() is hosts
-    (folder / "new").write_bytes(EMPTY)
-    (folder / "new").replace(folder / "qhost_qmem.xml")
-    assert watch.refresh()
-    assert watch.hosts() == {}
-
-
-def test_a_file_that_could_not_be_used_is_read_again(folder):
-    path = folder / "qstat_qmem.xml"
-    path.write_bytes(QSTAT[:-100])
-    watch = MemoryWatch(FileSource(str(folder)))
-    assert [watch.refresh(), watch.refresh()] == [False, False]
-    assert watch.why.startswith(f"{path}: no whole XML document")
-    path.write_bytes(QSTAT)
-    assert watch.refresh()
 
 
 def test_a_file_that_is_missing_is_said(folder):
@@ -867,35 +686,6 @@ def test_what_is_no_file_is_refused_at_once(folder, kind):
     watch = MemoryWatch(FileSource(str(folder)))
     assert not watch.refresh()
     assert "no regular file" in watch.why
-
-
-def test_a_file_that_is_too_large_is_refused(folder, monkeypatch):
-    monkeypatch.setattr(gridengine, "MAX_BYTES", 1000)
-    watch = MemoryWatch(FileSource(str(folder)))
-    assert not watch.refresh()
-    assert "more than 0 MiB, not counting jobs' environments; refused" in watch.why
-    monkeypatch.undo()
-    monkeypatch.setattr(gridengine, "MAX_FILE", 2 << 20)
-    with (folder / "qstat_qmem.xml").open("ab") as file:
-        file.truncate(2 << 20)
-    assert not watch.refresh()
-    assert watch.why.endswith("qstat_qmem.xml: 2 MiB or more; refused")
-
-
-def test_environments_in_files_do_not_count(folder, monkeypatch):
-    large = QSTAT.replace(b"<JB_env_list>", b"<JB_env_list>" + b"x" * (2 << 20), 1)
-    (folder / "qstat_qmem.xml").write_bytes(large)
-    monkeypatch.setattr(gridengine, "MAX_BYTES", len(QSTAT))
-    watch = MemoryWatch(FileSource(str(folder)))
-    assert watch.refresh(), watch.why
-    assert (watch.hosts(), watch.owners()) == of_the_cell(granted=None)[:2]
-
-
-def test_a_cell_that_is_slow_is_asked_half_of_the_time_and_one_that_is_silent_again_within_a_period():
-    assert pause_s(10, 1, True) == pause_s(10, 1, False) == 9
-    assert pause_s(10, 25, True) == 25
-    assert pause_s(10, 30, False) == 10
-    assert pause_s(1, 30, False) == 1
 
 
 @pytest.mark.parametrize("chunk", [16, 1 << 18])

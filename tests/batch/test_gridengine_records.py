@@ -9,7 +9,7 @@ import pytest
 
 from colmet.batch import gridengine_records
 from colmet.batch.answers import FormError
-from colmet.batch.gridengine_records import AccountsFile, GridEngineRecords, account, accounts_path
+from colmet.batch.gridengine_records import GridEngineRecords, account, accounts_path
 from colmet.batch.model import BatchError
 from tests.support.batch_commands import DATA, Commands
 
@@ -96,16 +96,6 @@ def test_parts_of_a_parallel_job_and_tasks_that_did_not_start_have_no_record():
     assert account(line(7, f9=0, f11=1).rstrip()) is None
 
 
-@pytest.mark.parametrize("word", ["", "-1", "x", "\x1b[31m", "9" * 40, "a" * 9999, "NONE", "1e400", "nan"])
-def test_no_word_is_worse_than_a_skipped_line(word):
-    for place in range(45):
-        try:
-            record = account(line(7, **{f"f{place}": word}).rstrip())
-        except FormError:
-            continue
-        assert record is None or all(not isinstance(value, str) or value.isprintable() for value in record), place
-
-
 def test_only_new_lines_are_read_also_across_a_rotation(tmp_path):
     path = tmp_path / "accounting"
     path.write_text("# Version: 8.1.9\n" + "".join(line(n, 10_000 + n) for n in range(3)))
@@ -136,27 +126,6 @@ def test_only_new_lines_are_read_also_across_a_rotation(tmp_path):
     assert numbers(10_006) == [7]
     assert source.skipped == 0
     source.close()
-
-
-def test_the_first_reading_begins_an_hour_before_the_last_answer(tmp_path):
-    path = tmp_path / "accounting"
-    path.write_text("".join(line(n, 100_000 + 60 * n) for n in range(2000)))
-    source = GridEngineRecords(str(path))
-    found = [one.job for one in source.ended(100_000 + 60 * 1900, 0)]
-    source.close()
-    assert found[-1] == 1999 and 1820 <= found[0] <= 1840
-
-
-def test_a_long_file_is_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr(gridengine_records, "MOST_BYTES", 1000)
-    path = tmp_path / "accounting"
-    path.write_text("".join(line(n) for n in range(30)))
-    accounts = AccountsFile(str(path))
-    found = []
-    while some := accounts.read(0):
-        found += some
-    accounts.close()
-    assert [one.split(":")[5] for one in found] == [str(n) for n in range(30)]
 
 
 def test_hostile_lines_are_skipped_and_counted(tmp_path):
@@ -205,3 +174,13 @@ def test_running_tasks_are_those_of_qstat(tmp_path, monkeypatch):
     commands.answers(gridengine_records.QSTAT, "error: commlib error: got select error\n")
     with pytest.raises(BatchError):
         source.running()
+
+
+@pytest.mark.parametrize("word", ["", "-1", "x", "\x1b[31m", "9" * 40, "a" * 9999, "NONE", "1e400", "nan"])
+def test_no_word_is_worse_than_a_skipped_line(word):
+    for place in range(45):
+        try:
+            record = account(line(7, **{f"f{place}": word}).rstrip())
+        except FormError:
+            continue
+        assert record is None or all(not isinstance(value, str) or value.isprintable() for value in record), place

@@ -87,11 +87,6 @@ def test_oarstat_is_asked_in_bulk_and_a_dependency_is_kept_until_the_job_has_run
     assert len(commands.asked("oarstat")) == 3 and source.skipped == 0
 
 
-def test_an_oar_without_jobs_prints_nothing(commands):
-    commands.answers(command(RUNNING), "")
-    assert OarRecords().running() == []
-
-
 def test_jobs_that_never_started_have_no_record():
     """Refused reservations, and jobs that were deleted while they waited, are in state Error."""
     old = recorded("oarstat-ended.json")
@@ -150,18 +145,6 @@ HOSTILE = [
 def test_a_job_in_an_unknown_form_is_skipped_and_counted(hostile):
     records, skipped = read_records([*recorded("oarstat-ends.json"), *[hostile] * 30])
     assert (len(records), skipped) == (12, 30)
-
-
-@pytest.mark.parametrize(
-    "field", ["Job_Id", "state", "owner", "stopTime", "startTime", "events", "exit_code", "walltime", "name", "nodes"]
-)
-def test_no_value_of_a_field_is_worse_than_a_skipped_job(field):
-    jobs = recorded("oarstat-ends.json")
-    for value in (None, {}, [], "", -1, "a\nb\x1b[31m", "x" * 300, 1e300, [None], [{"type": []}]):
-        records, skipped = read_records([*jobs, {**jobs[0], field: value}])
-        assert len(records) + skipped in (12, 13), value
-        for record in records:
-            assert all(not isinstance(word, str) or (word.isprintable() and len(word) < 300) for word in record), value
 
 
 def test_the_form_of_oar_3_gives_facts_without_resources(commands):
@@ -280,3 +263,15 @@ def test_an_answer_in_another_form_is_an_error(commands):
         commands.answers(command(RUNNING), text)
         with pytest.raises(BatchError, match="oarstat -J -f --sql: prints what this version of Colmet does not know"):
             OarRecords().running()
+
+
+@pytest.mark.parametrize(
+    "field", ["Job_Id", "state", "owner", "stopTime", "startTime", "events", "exit_code", "walltime", "name", "nodes"]
+)
+def test_no_value_of_a_field_is_worse_than_a_skipped_job(field):
+    jobs = recorded("oarstat-ends.json")
+    for value in (None, {}, [], "", -1, "a\nb\x1b[31m", "x" * 300, 1e300, [None], [{"type": []}]):
+        records, skipped = read_records([*jobs, {**jobs[0], field: value}])
+        assert len(records) + skipped in (12, 13), value
+        for record in records:
+            assert all(not isinstance(word, str) or (word.isprintable() and len(word) < 300) for word in record), value

@@ -112,14 +112,6 @@ def test_accounts_that_do_not_answer_are_an_error_and_are_asked_again(commands):
     assert len(commands.asked("sacct")) == 2
 
 
-def test_jobs_are_asked_for_by_number_in_parts(commands, monkeypatch):
-    monkeypatch.setattr(slurm_records, "NAMED_AT_ONCE", 2)
-    sacct(commands, "sacct-ends-22.05.txt")
-    SlurmRecords().named({5, 4, 3})
-    asked = commands.asked("sacct")
-    assert ["--jobs=3,4 " in asked[0], "--jobs=5 " in asked[1]] == [True, True]
-
-
 @pytest.mark.parametrize(
     ("said", "state"),
     [
@@ -322,6 +314,14 @@ def test_an_exclusive_job_holds_what_it_was_given(commands):
     assert (same.allocated_cores, same.allocated_memory, same.allocated_gpus) == (36, 180 << 30, 4)
 
 
+def test_all_of_another_form_is_an_error(commands):
+    commands.answers(["sacct", None], "a new form\nof output\n")
+    with pytest.raises(
+        BatchError, match="sacct: prints what this version of Colmet does not know: 'a new form of output'"
+    ):
+        SlurmRecords().ended(1, 2)
+
+
 @pytest.mark.parametrize("word", ["", "-1", "\x1b[31m", "x" * 5000, "n[1-", "9" * 30, "é"])
 @pytest.mark.parametrize(
     ("name", "parse"),
@@ -338,11 +338,3 @@ def test_no_word_is_worse_than_a_skipped_line(name, parse, word):
         except FormError:
             continue
         assert record is None or all(not isinstance(value, str) or value.isprintable() for value in record), place
-
-
-def test_all_of_another_form_is_an_error(commands):
-    commands.answers(["sacct", None], "a new form\nof output\n")
-    with pytest.raises(
-        BatchError, match="sacct: prints what this version of Colmet does not know: 'a new form of output'"
-    ):
-        SlurmRecords().ended(1, 2)

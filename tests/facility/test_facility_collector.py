@@ -112,13 +112,6 @@ def test_documents_without_a_table_are_counted():
     assert rows_of([{"kind": "unheard"}, {}, {"kind": "NETWORK", "network": 3}, DOCUMENTS[0]])[1] == 3
 
 
-def test_thousands_of_jobs_are_several_tables():
-    many = [{**DOCUMENTS[-1], "Id": f"{number}.0"} for number in range(2500)]
-    tables = list(tables_of(rows_of(many)[0], TIME_NS, 1000))
-    assert [len(table) for table in tables] == [1000, 1000, 500]
-    assert tables[2].rows["id"][-1] == b"2499.0"
-
-
 def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
     page = (Path(__file__).resolve().parents[2] / "docs/metrics.md").read_text()
     for schema in SCHEMAS:
@@ -226,9 +219,3 @@ def test_what_no_collector_accepts_is_lost_and_reported(output, caplog):
     one.put(DOCUMENTS, TIME_NS)
     assert one.finish(deadline_s=0.3) == Outcome(0, 0, 1)
     assert "they are lost when this program ends" in caplog.text
-
-
-def test_no_uri_is_no_output():
-    options = options_of("tcp://127.0.0.1:1")
-    options.zeromq_uri = None
-    assert collector_output.from_options(options) is None

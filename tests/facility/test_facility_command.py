@@ -131,11 +131,6 @@ def test_the_documents_of_htcondor_field_by_field(condor, tmp_path, capfd):
     assert '[CpusProvisioned] [MemoryProvisioned] [-json] [-constraint] [Queue == "a:b"]\n' in asked
 
 
-def test_without_queues_no_document_has_one(condor, tmp_path, capfd):
-    assert facility(*CONDOR_JOBS, "--json-lines") == 0
-    assert {document["kind"] for document in printed(capfd)} == {"condorjob"}
-
-
 def test_names_of_jobs_and_hosts_are_others_where_that_is_wanted(condor, tmp_path, capfd):
     salt = tmp_path / "salt"
     salt.write_text("salt\n")
@@ -309,24 +304,6 @@ def test_very_verbose_logs_each_document_and_answer_without_the_token(endpoint, 
         assert all(json.loads(text)["token"] is None for text in found) and "s3cret" not in said
 
 
-@pytest.mark.parametrize(
-    ("argv", "level"),
-    [(["-v"], 20), (["-vv", "-v"], 20), (["-v", "-vv"], 10), (["-sv"], 20), (["--very-verbose"], 10)],
-)
-def test_the_last_level_of_the_log_counts(argv, level):
-    assert parsed(*argv).loglevel == level
-
-
-def test_traffic_of_an_interval_of_hours_is_reported(tmp_path):
-    counts = iter([machine.Counted(0, 0, 0), machine.Counted(5, 6, 7200_500)])
-    given = options.build_parser(command.PROGRAM).parse_args(["--cluster", "X", "--host", "--interval", "7200"])
-    made = command.facility_of(command.PROGRAM, given)
-    made._network._count = lambda: next(counts)
-    documents = [made.gather().groups[0].documents for _ in range(2)]
-    traffic = [document["network"] for of_run in documents for document in of_run if document["kind"] == "NETWORK"]
-    assert traffic[1] == {"sent": 5, "received": 6, "interval": 7200.5}
-
-
 def test_nothing_wanted_of_the_alias_is_nothing_done():
     assert afmetrics.main(["-u", "http://127.0.0.1:1/"]) == 0
 
@@ -402,12 +379,6 @@ def test_only_colmet_itself_says_all_of_it(tmp_path, program):
     )  # fmt: skip
     said = done.stdout + done.stderr
     assert "of the library" not in said and said.count("of our own") == 2 and "it refreshes" in said
-
-
-def test_the_version_is_printed(capsys):
-    with pytest.raises(SystemExit, match=r"^0$"):
-        afmetrics.main(["--version"])
-    assert capsys.readouterr().out.startswith("afmetrics_collector ")
 
 
 def test_a_reader_of_the_lines_who_goes_away_is_no_traceback(tmp_path):

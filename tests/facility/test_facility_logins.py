@@ -6,12 +6,11 @@ import errno
 import grp
 import json
 import sys
-import time
 
 import pytest
 
 from colmet.facility.deadlines import SourceFailed
-from colmet.facility.logins import Logins, parse, parse_last
+from colmet.facility.logins import Logins, parse_last
 from colmet.facility.obfuscation import plain
 from colmet.facility.people import People
 from tests.support.facility_machine import Machine
@@ -58,10 +57,6 @@ def test_the_alias_lists_them_as_its_model_does(machine):
     logins = [Logins(True, 5, each_once, ["echo", "bob pts/0"], ["echo", LAST]) for each_once in (True, False)]
     assert logins[0].users() == ["bob", "eve"]
     assert logins[1].users() == ["bob", "bob", "reboot", "eve"]
-
-
-def test_nobody_is_logged_in(tmp_path, here):
-    assert users(Machine(tmp_path), "--ssh", "--ssh-history", cwd=here) == ([], "")
 
 
 def test_only_members_of_the_group_are_reported(machine, here):
@@ -120,11 +115,6 @@ def test_where_the_name_service_is_away_nobody_is_taken_for_unknown(monkeypatch,
 # -- the forms of their answers --
 
 
-def test_first_words_are_users():
-    assert parse("bob pts/0\n\n  alice tty1\nbob pts/9\n") == ["bob", "alice"]
-    assert parse("") == []
-
-
 def test_the_start_of_the_file_is_no_login():
     assert parse_last("bob pts/0\nrebootx tty1\n\nwtmp begins Sat Nov 21\n") == ["bob", "rebootx"]
     assert parse_last(LAST) == ["bob", "eve"]
@@ -146,24 +136,11 @@ def test_entries_of_the_machine_are_no_users():
     assert parse_last(WTMPDB) == ["bob"]
 
 
-def test_last_is_given_a_time_that_each_of_its_kinds_knows(tmp_path):
-    script = 'case $1 in 20??-??-??\\ ??:??:??) date -d "$1" +%s >asked; echo "$0";; *) exit 1;; esac'
-    last = ["sh", "-c", f"cd {tmp_path}; {script}", WTMPDB.replace("bob", "eve")]
-    logins = Logins(True, 5, who=["echo", "bob pts/0"], last=last)
-    assert logins.users() == ["bob", "eve"]
-    assert 295 <= time.time() - int((tmp_path / "asked").read_text()) <= 330
-
-
 @pytest.mark.parametrize("text", ["", "usage: last [OPTION]", "bob pts/0\neve pts/1"])
 def test_a_last_of_another_form_is_reported_with_its_line(caplog, text):
     logins = Logins(True, 5, who=["echo", "bob pts/0"], last=["sh", "-c", f"echo '{text}'"])
     assert logins.users() == ["bob"] and logins.failures == 1
     assert f"cannot parse {text.split(chr(10))[-1]!r}" in caplog.text
-
-
-def test_a_who_of_another_form_is_a_failure():
-    with pytest.raises(SourceFailed, match=r"cannot parse 'what\?'; the users that are logged in are not known"):
-        Logins(False, 5, who=["echo", "what?"]).users()
 
 
 def test_without_who_nothing_can_be_reported():

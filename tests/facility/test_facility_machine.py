@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.facility import deadlines, machine
+from colmet.facility import machine
 from colmet.facility.deadlines import Deadlines, SourceFailed
 from colmet.facility.documents import Traffic
 from colmet.facility.machine import (
@@ -27,12 +26,9 @@ from colmet.facility.machine import (
     parse_counted,
     parse_mounts,
     parse_self_binds,
-    since,
 )
 from tests.support.machine import fork
 from tests.support.place import require_programs
-
-OPEN = os.open
 
 
 def said(*command):
@@ -134,22 +130,6 @@ def test_the_counters_of_another_machine_or_boot_are_none_of_ours(tmp_path, monk
     assert json.loads(state.read_text())["of"] == "login2 another"
 
 
-def test_without_a_number_of_the_boot_machines_have_their_names(monkeypatch, tmp_path):
-    assert machine.counting() == f"{machine.name()} {Path('/proc/sys/kernel/random/boot_id').read_text().strip()}"
-    monkeypatch.setattr(machine, "BOOT_ID", str(tmp_path / "none"))
-    assert machine.counting() == f"{machine.name()} "
-
-
-def test_a_state_of_one_hour_still_counts():
-    assert since(Counted(1, 1, 96_400_000), Counted(10, 20, 100_000_000)) == Traffic(9, 19, 3600.0)
-
-
-def test_a_huge_number_is_no_time():
-    assert (
-        since(parse_counted(b'{"sent": 1, "received": 1, "timestamp": 1' + b"0" * 400 + b"}"), Counted(1, 1, 5)) is None
-    )
-
-
 def test_a_state_that_cannot_be_written_is_logged_once_and_kept_in_memory(tmp_path, caplog):
     (tmp_path / "file").write_text("")
     counts = iter([Counted(10, 20, 1000), Counted(15, 30, 61_000)])
@@ -158,22 +138,6 @@ def test_a_state_that_cannot_be_written_is_logged_once_and_kept_in_memory(tmp_pa
     assert network.traffic() == Traffic(5, 10, 60.0)
     assert network.failures == 2
     assert len(caplog.messages) == 1 and "network state cannot be written" in caplog.text
-
-
-def test_a_state_that_cannot_be_replaced_is_not_counted_from_again_and_again(tmp_path, monkeypatch):
-    path = tmp_path / "state"
-    counts = iter([Counted(10, 20, 1000), Counted(15, 30, 61_000), Counted(17, 33, 121_000)])
-    assert Network(str(path), lambda: next(counts)).traffic() == Traffic(0, 0, 0.0)
-
-    def refuse(*_, **__):
-        raise PermissionError(13, "Permission denied")
-
-    monkeypatch.setattr(machine, "write_whole", refuse)
-    monkeypatch.setattr(
-        machine.os, "open", lambda name, flags, *more: refuse() if flags & os.O_WRONLY else OPEN(name, flags)
-    )
-    for _ in range(2):  # two runs: these bytes were in neither
-        assert Network(str(path), lambda: next(counts)).traffic() == Traffic(0, 0, 0.0)
 
 
 def test_a_file_that_root_made_for_another_user_is_written_in_its_place(other_user, other_owner):
@@ -204,22 +168,6 @@ def test_a_link_in_the_place_of_the_state_is_not_followed(tmp_path):
     assert other.read_text() == "precious" and not state.is_symlink()
 
 
-def test_rights_are_given_to_the_state_alone_whoever_has_the_directory(tmp_path, monkeypatch):
-    other = tmp_path / "other"
-    other.touch(0o600)
-
-    def exchanged(path, flags, *mode, **options):
-        descriptor = OPEN(path, flags, *mode, **options)
-        if flags & os.O_EXCL:
-            os.unlink(path)
-            os.symlink(other, path)
-        return descriptor
-
-    monkeypatch.setattr(os, "open", exchanged)
-    Network(str(tmp_path / "state"), lambda: Counted(1, 2, 3)).traffic()
-    assert other.stat().st_mode & 0o777 == 0o600
-
-
 def test_the_state_can_be_read_by_all(tmp_path):
     Network(str(tmp_path / "state"), lambda: Counted(1, 2, 3)).traffic()
     assert (tmp_path / "state").stat().st_mode & 0o777 == 0o644
@@ -236,11 +184,6 @@ def test_a_disk_is_what_df_says():
     assert abs(space.used - int(used)) < 1 << 30 and abs(space.free - int(free)) < 1 << 30
     if source.startswith("/dev/"):
         assert space.device is not None and not space.device.startswith("/")
-
-
-def test_a_path_that_is_no_mount_has_no_device(tmp_path):
-    [space] = Disks([str(tmp_path)], Deadlines(), 10).spaces()
-    assert space.device is None and space.total > 0
 
 
 def test_devices_are_those_of_the_table_of_mounts():
@@ -311,18 +254,6 @@ def test_a_missing_disk_is_left_out_with_a_warning_at_first(tmp_path, caplog):
     assert "disk skipped" in caplog.text
 
 
-def test_a_disk_that_nobody_named_is_left_out_without_a_warning(tmp_path, caplog):
-    """Else cron would send a mail at each run from a machine that has no /scratch."""
-    caplog.set_level(logging.INFO)
-    assert Disks([str(tmp_path / "none")], Deadlines(), 10, wanted=False).spaces() == []
-    assert [record.levelname for record in caplog.records] == ["INFO"]
-
-
-def test_without_a_table_of_mounts_devices_are_left_out(tmp_path, caplog):
-    [space] = Disks(["/"], Deadlines(), 10, mtab=str(tmp_path / "none")).spaces()
-    assert space.device is None and "devices are missing" in caplog.text
-
-
 def test_a_file_system_that_does_not_answer_does_not_cost_the_others(tmp_path, monkeypatch):
     freed = threading.Event()
     usage = machine.shutil.disk_usage
@@ -353,16 +284,6 @@ def test_what_is_raised_within_a_deadline_is_raised_to_the_caller():
     assert Deadlines().call("x", 10, lambda: None) is None
     with pytest.raises(SourceFailed, match=r"x did not answer within 0\.01 s"):
         Deadlines().call("x", 0.01, lambda: time.sleep(1))
-
-
-def test_when_it_is_time_to_end_nobody_waits_for_the_deadline(monkeypatch):
-    monkeypatch.setattr(deadlines, "LOOK_S", 0.01)
-    monkeypatch.setattr(deadlines, "GRACE_S", 0.05)
-    hangs = threading.Event()
-    with pytest.raises(SourceFailed, match="x had not answered when it was time to end"):
-        Deadlines().call("x", 3600, lambda: hangs.wait(30), lambda: False)
-    hangs.set()
-    assert Deadlines().call("x", 3600, lambda: 5, lambda: False) == 5
 
 
 @given(st.binary(max_size=60) | st.dictionaries(st.text(), st.integers()).map(lambda held: json.dumps(held).encode()))

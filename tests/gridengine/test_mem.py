@@ -10,7 +10,6 @@ import re
 import ssl
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -146,12 +145,6 @@ def test_a_choice_of_jobs_has_details_with_it(server, capsys, argv, of_old, jobs
         assert err.partition(": ")[2].rstrip("\n") == said
 
 
-def test_hosts_without_a_job_of_the_user_are_not_shown(server, capsys):
-    mem(server.place, "-u", "carol")
-    qmemview.main([server.place, "-o", "carol"])
-    assert [row[0] for row in cells(capsys.readouterr().out) if row[0].startswith("node")] == ["node2", "node2"]
-
-
 def test_reservations_of_jobs_that_are_not_shown_are_in_the_bar_and_not_available(server, capsys):
     mem(server.place, "-u", "carol")
     rows = cells(capsys.readouterr().out)
@@ -280,7 +273,6 @@ def test_a_secret_that_goes_in_clear_to_another_machine_is_warned_of(monkeypatch
         ([], "x y", "COLMET_TOKEN of the environment: not a token"),
         (["--ca-file", "SECRET"], "", "--ca-file"),
         (["--ca-file", "/nowhere"], "", "No such file"),
-        (["--interval", "5"], "", "requires a terminal"),
     ],
 )
 def test_what_cannot_be_asked_with_is_one_line_and_status_2(server, capsys, tmp_path, monkeypatch, argv, token, said):
@@ -376,13 +368,6 @@ def test_no_server_is_one_line_and_status_1(capsys):
         place = gone.place
     assert "Connection refused; does a collector with --http-listen" in failed(capsys, place)
     assert qmemview.main([place]) == 1
-
-
-def test_where_nobody_has_a_job_there_are_hosts_all_the_same(server, capsys):
-    server.tell("qhost", {"n1": {"num_proc": "8", "mem_total": "16G", "jobs": {}}})
-    server.answers["/qstat"] = b'{"success": false, "message": "No data for qstat", "data": {}}'
-    assert mem(server.place) == 0
-    assert cells(capsys.readouterr().out)[1] == ["n1", "." * 40, "0.0", "0.00G", "0.00G", "16.00G", "16.00G", "0/8"]
 
 
 @pytest.fixture(scope="module")
@@ -487,12 +472,6 @@ def test_a_wrong_command_line_is_one_line_and_status_2(argv, capsys):
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_a_host_may_be_the_first_thing_that_is_given(server, capsys):
-    for run, option in ((mem, "--host"), (lambda *argv: qmemview.main(argv), "-h")):
-        assert run(option, "node2", server.place) == 0
-        assert [row[0] for row in cells(capsys.readouterr().out)[1:-1]] == ["node2"]
-
-
 def test_the_short_help_is_a_host_of_the_old_name_alone(capsys):
     for main, name in (
         (lambda: colmet.main(["mem", "-h"]), "-h, --help"),
@@ -539,23 +518,6 @@ def test_on_a_terminal_columns_are_below_each_other():
     assert len(shown[0]) == 80
 
 
-def test_the_old_name_has_the_old_titles_one_word_below_the_other():
-    shown = page(memory_of(host_of()), 120, titles=text.TITLES)
-    assert shown[0].split() == ["HOSTNAME", "USAGE", "PERCENTAGE", "MEMORY", "MEMORY", "TOTAL", "AVAILABLE", "SLOTS"]
-    assert shown[1].split() == ["NEEDED", "USED", "MEMORY", "MEM"]
-    assert "." * 40 in shown[2]
-
-
-@pytest.mark.parametrize("width", [20, 40, 60, 80, 100, 200])
-def test_any_width_will_do(width):
-    job = job_of(1234.5, 2000, "123456.789", "a" * 40, "n" * 40)
-    hosts = [host_of("h" * 60, 2048, [job], 256), host_of("n2", 4096, [], 256, reserved_by_all=5000 * GIB)]
-    shown = page(memory_of(*hosts), width, titles=text.TITLES)
-    assert len(shown) == 7
-    if width >= 80:
-        assert shown[2].endswith("1/256") and shown[3].endswith("1/256") and "-904.00G" in shown[4]
-
-
 @pytest.mark.parametrize(
     ("used", "reserved", "others", "expected"),
     [
@@ -580,32 +542,10 @@ def test_a_bar_has_what_is_used_what_is_reserved_beyond_it_and_what_is_left(used
     assert sum([length for _, length in text.bar(host, 10)]) == 10
 
 
-def test_what_a_job_uses_beyond_its_request_is_not_taken_from_anothers():
-    host = host_of(jobs=[job_of(4, None), job_of(0, 4)])
-    assert [(kind.sign, length) for kind, length in text.bar(host)] == [("#", 10), ("=", 10), (".", 20)]
-
-
 def test_whoever_sees_some_jobs_only_sees_no_available_memory():
     host = host_of(jobs=[job_of(4, 8)], knows_all=False)
     assert text.bar(host)[-1] == (text.HIDDEN, 20)
     assert page(memory_of(host))[-1] == "# Used  = Reserved  - Available, or other users'"
-
-
-def coloured(memory):
-    console = Console(width=80, file=io.StringIO(), force_terminal=True, color_system="standard")
-    screen.show(memory, False, text.SHORT_TITLES, console=console)
-    return console.file.getvalue().split("\n")
-
-
-def test_with_colours_the_parts_of_a_bar_differ_by_character_too_and_a_poor_use_is_red():
-    shown = coloured(memory_of(*[host_of(jobs=[job_of(used, 8)]) for used in (1, 4, 0)], host_of()))
-    poor, good, unused, empty = [line for line in shown if "n1" in line]
-    assert "\x1b[31m##\x1b[0m\x1b[34m==========\x1b[0m\x1b[32m....." in poor
-    assert "#" not in empty and "=" not in empty, "an empty host looks empty"
-    assert re.sub(r"\x1b\[[0-9;]*m", "", shown[-2]).split() == ["#", "Used", "=", "Reserved", ".", "Available"]
-    assert "\x1b[1;31mn1" in poor, "more than a quarter of the host is reserved"
-    assert re.search(r"\x1b\[1;31m +12\.5", poor) and re.search(r"\x1b\[1;34m +50\.0", good)
-    assert re.search(r"\x1b\[0m +0\.0|(?<!m) +0\.0", unused) and "\x1b[1mn1" in empty
 
 
 def on_terminal(argv, size="80", **environment):
@@ -626,8 +566,6 @@ def on_terminal(argv, size="80", **environment):
             if not piece:
                 break
             written += piece
-            if b"Ctrl-C" in written and written.count(b"HOSTNAME") > 1:
-                process.send_signal(2)
     os.close(leader)
     return process.returncode, written.decode()
 
@@ -661,49 +599,6 @@ def test_a_terminal_that_can_nothing_and_one_without_rich_get_what_a_pipe_gets(s
     monkeypatch.delattr("colmet.gridengine.screen")
     assert mem(server.place) == 0
     assert terminal.getvalue().count("HOSTNAME\tUSAGE\t") == 2
-    assert mem(server.place, "--interval", "1") == 2
-
-
-def test_watching_clears_the_screen_until_it_is_interrupted(server):
-    status, shown = on_terminal(["colmet.commands.colmet", "mem", server.place, "--interval", "0.05", "-d"])
-    assert status == 130 and shown.count("\x1b[2J") > 1
-    assert "more lines" in shown, "what does not fit the screen is not scrolled through"
-    assert [path for path, _ in server.asked].count("/qhost") > 1
-
-
-def test_while_watching_a_server_may_be_away_for_a_while(server, monkeypatch):
-    terminal_of(monkeypatch)
-    shown = []
-    monkeypatch.setattr(screen, "show", lambda _memory, _details, _titles, above: shown.append(above))
-
-    def sleep(_seconds):
-        if len(shown) == 1:
-            server.answers["/qhost"] = (500, {}, b"")
-        elif len(shown) == 2:
-            server.answers["/qhost"] = b'{"success": true, "message": "", "data": {}}'
-        else:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(time, "sleep", sleep)
-    assert mem(server.place, "--interval", "1") == 130
-    assert [len(above) for above in shown] == [1, 2, 1] and "status 500; these are the figures of before" in shown[1][1]
-
-
-def test_500_hosts_with_2000_jobs_are_shown_and_every_one_is_there(server, monkeypatch):
-    terminal = terminal_of(monkeypatch)
-    one = {"jobcount": 2, "master": True, "taskid": [], "owner": "u", "jobname": "x"}
-    request = {"requested_h_vmem_strval": "1G", "requested_h_vmem_dblval": GIB}
-    hosts, asked = {}, {}
-    for n in range(500):
-        jobs = [str(4 * n + k) for k in range(4)]
-        hosts[f"n{n}"] = {"num_proc": "8", "mem_total": "64G", "jobs": dict.fromkeys(jobs, one)}
-        asked.update({job: {**request, "hostname": {f"n{n}": {"master": "7"}}} for job in jobs})
-    server.tell("qhost", hosts)
-    server.tell("qstat", {"u": {"uid": "1", "jobs": asked}})
-    assert mem(server.place, "-d") == 0
-    shown = terminal.getvalue().splitlines()
-    assert len([line for line in shown if "  Master " in line]) == 2000
-    assert len([line for line in shown if " 8/8" in line]) == 500
 
 
 def test_the_page_that_documents_it_names_every_option():

@@ -71,13 +71,6 @@ def test_hosts_are_in_the_order_in_which_people_count():
     assert sorted(["17.10", "17.9", "9", "a", "²"], key=natural) == ["9", "17.9", "17.10", "a", "²"]
 
 
-def test_a_host_without_jobs_has_all_its_memory_and_one_that_reports_none_has_no_number():
-    hosts = by_name(counted())
-    empty, silent = hosts["node3"], hosts["node10"]
-    assert gib(empty.used, empty.reserved, empty.available) == (0, 0, 0.5) and empty.share == 0
-    assert (silent.total, silent.available, silent.processors) == (None, None, None)
-
-
 def test_a_job_with_master_and_slave_entries_on_a_host_reserves_once_for_each_slot():
     (job,) = counted(job="3", host="node1").hosts[0].jobs
     assert gib(job.reserved, job.used) == (12, 3) and job.slots == 3 and job.master
@@ -90,11 +83,6 @@ def test_a_job_without_a_request_counts_as_used_and_what_it_reserved_is_not_know
     assert gib(job.used, job.reserved) == (3, None) and job.share is None
     assert two.share == 0.75, "of the jobs that reserved something: what others use is no share of that"
     assert gib(two.claimed) == (12,), "what it uses is taken from the host, beside what others reserved"
-
-
-def test_a_host_whose_jobs_all_reserved_nothing_has_no_sum_of_it():
-    (host,) = of_one({"4": on_host()}, {"4": request(0, {"master": str(int(GIB))})}).hosts
-    assert host.reserved is None and host.share is None and gib(host.used, host.available) == (1, 16)
 
 
 def test_each_task_of_an_array_on_a_host_reserves_for_itself():
@@ -114,11 +102,6 @@ def test_an_array_whose_tasks_have_several_slots_reserves_for_all_of_them(jobcou
     (host,) = of_one({"7": on_host(jobcount, tasks)}, {"7": request(1, used)}).hosts
     assert [(job.job, job.slots) for job in host.jobs] == [("7.1", slots[0]), ("7.2", slots[1])]
     assert gib(host.reserved, host.used) == (sum(slots), 2)
-
-
-def test_a_job_that_has_no_slot_on_a_host_reserves_nothing_there():
-    (host,) = of_one({"7": on_host(0)}, {"7": request(1, {"master": "1024"})}).hosts
-    assert host.reserved == 0 and host.slots == 0
 
 
 def test_a_job_of_which_nobody_says_what_it_uses_is_shown_and_counted():
@@ -142,12 +125,6 @@ def test_a_size_that_is_no_number_is_not_known_and_counted(text):
     assert of_one({}, {}, mem_total=text).unread == of_one({}, {}, num_proc=text).unread == 1
 
 
-@pytest.mark.parametrize("text", ["1073741824", "1073741824.000000", "1.073741824e9", "1073741824."])
-def test_a_size_may_be_written_as_any_program_writes_numbers(text):
-    memory = of_one({"7": on_host()}, {"7": request(1, {"slave": text})})
-    assert memory.hosts[0].used == GIB and memory.unread == 0
-
-
 @pytest.mark.parametrize(
     ("text", "size"),
     [
@@ -163,12 +140,6 @@ def test_the_memory_of_a_host_is_read_with_its_unit(text, size):
 # -- what is shown --
 
 
-def test_with_a_job_hosts_without_it_are_left_out():
-    assert [host.host for host in counted(job="1").hosts] == ["node1"]
-    assert [job.job for host in counted(job="2.3").hosts for job in host.jobs] == ["2.3"]
-    assert not counted(job="17").hosts
-
-
 def test_with_an_owner_sums_are_of_the_owners_jobs_and_available_is_what_all_leave():
     hosts = by_name(counted(owner="alice"))
     one = hosts["node1"]
@@ -178,27 +149,8 @@ def test_with_an_owner_sums_are_of_the_owners_jobs_and_available_is_what_all_lea
     assert set(by_name(counted(owner="carol"))) == {"node2"}
 
 
-def test_with_a_host_there_is_no_other():
-    assert [host.host for host in counted(host="node2").hosts] == ["node2"]
-    assert [host.host for host in counted(host="node2", owner="bob").hosts] == ["node2"]
-    assert not counted(host="node").hosts
-
-
 def test_what_is_available_is_not_known_to_whoever_sees_some_jobs_only():
     assert {host.available for host in counted(knows_all=False).hosts} == {None}
-
-
-def test_a_host_is_crowded_where_more_than_a_quarter_of_it_is_reserved():
-    hosts = {
-        reserved: of_one({"7": on_host()}, {"7": request(reserved, {})}).hosts[0].is_crowded for reserved in (0, 4, 5)
-    }
-    assert hosts == {0: False, 4: False, 5: True}
-    assert not of_one({"7": on_host()}, {"7": request(5, {})}, mem_total="-").hosts[0].is_crowded
-
-
-def test_more_may_be_reserved_than_there_is():
-    (host,) = of_one({"7": on_host(4)}, {"7": request(5, {})}).hosts
-    assert gib(host.available) == (-4,)
 
 
 # -- answers --

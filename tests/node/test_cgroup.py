@@ -18,10 +18,9 @@ import pytest
 from colmet.common.schema import Table
 from colmet.common.tables.runs import RUN, UPTIME
 from colmet.common.wire.colmet_rs import CPU, MEMORY
-from colmet.node.backends import NAMES
 from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
 from colmet.node.jobs.job import Job
-from colmet.node.kernel.cgroupfiles import Blocks, Keyed, count_cpus, has_counted
+from colmet.node.kernel.cgroupfiles import has_counted
 from colmet.node.system.host import Host
 from tests.support.machine import cgroup_mount
 from tests.support.place import skip_refused
@@ -31,7 +30,6 @@ V1 = KERNEL / "cgroup-v1-linux-6.18"
 V2 = KERNEL / "cgroup-v2-linux-6.x"
 V1_CONTROLLERS = ("cpuacct", "cpu", "cpuset", "memory", "blkio", "pids")
 PRESSURE = {name for name in SCHEMA.names if "_pressure_" in name}
-COMPUTED = {"user", "cpu_unattributed"}
 
 
 class OneJob(Job):
@@ -213,13 +211,6 @@ def test_cpu_time_that_no_known_task_used(fake, backend):
     assert "cpu_unattributed" not in values_of(backend, no_cpuacct)
 
 
-def test_the_user_is_cut_to_its_column_and_missing_where_not_known(fake, backend):
-    directories = make_v1(fake, ("pids",)).directories
-    for user, expected in [("é" * 64, "é" * 32), ("x" + "é" * 64, "x" + "é" * 31), ("a\udcff", "a?"), ("", None)]:
-        values = values_of(backend, OneJob(fake.host, 42, user, **directories))
-        assert values.get("user") == (expected and expected.encode())
-
-
 def with_processes(fake, *uids):
     """A job of which no path says whose it is, and its processes; None for one that has ended."""
     job = make_v2(fake)
@@ -248,34 +239,6 @@ def test_a_process_under_a_subordinate_uid_is_its_owners(fake, backend, monkeypa
     job = with_processes(fake, uid)
     values_of(backend, job)
     assert job.user == user
-
-
-def test_a_job_of_root_is_nobodys_and_is_not_looked_at_for_ever(fake, backend):
-    job = make_v2(fake)
-    job.user, looks = "", []
-    job.pids = lambda: looks.append(1) or [7]
-    for _ in range(50):
-        assert "user" not in values_of(backend, job)
-    assert 0 < len(looks) < 30
-
-
-def test_it_runs_after_taskstats_whose_cpu_time_it_compares():
-    names = list(NAMES)
-    assert names.index("cgroup") > names.index("taskstats")
-
-
-def test_cpu_time_is_read_before_anything_else_of_any_job(fake, backend, monkeypatch):
-    jobs = [make_v1(fake, job_id=job_id) for job_id in (1, 2)]
-    read = []
-    real = os.pread
-
-    def pread(fd, size, offset):
-        read.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
-        return real(fd, size, offset)
-
-    monkeypatch.setattr(os, "pread", pread)
-    list(backend.sample(jobs))
-    assert read[:2] == ["cpuacct.usage"] * 2 and "cpuacct.usage" not in read[2:]
 
 
 # I/O of v1
@@ -375,14 +338,6 @@ def test_v2_io_of_a_job_that_did_none_is_zero(fake, backend):
     fake.write("/cgroup/oar.slice/bob_42/io.stat", "")
     values = values_of(backend, job)
     assert {values[name] for name in IO} == {0}
-
-
-def test_what_is_known_of_devices_is_bounded(fake):
-    blocks = Blocks(fake.host)
-    for number in range(3 * Blocks.MAX_DEVICES):
-        assert blocks.counts(f"8:{number}".encode())
-    assert len(blocks._known) <= Blocks.MAX_DEVICES
-    assert blocks.counts(b"\xff\0:1") and not blocks.counts(b"(unknown)")
 
 
 # Older kernels
@@ -501,84 +456,12 @@ def test_a_malformed_v2_file_loses_its_columns_alone(fake, backend, name, text, 
     assert backend._failures == 1
 
 
-def test_a_number_that_cannot_be_loses_its_column_alone(fake, backend, caplog):
-    job = make_v1(fake)
-    stat = (V1 / "memory/memory.stat").read_text().replace("total_writeback 0", "total_writeback 18446744073709547520")
-    fake.write("/cgroup/memory/oar/bob_42/memory.stat", stat)
-    assert values_of(backend, job) == {key: value for key, value in V1_VALUES.items() if key != "memory_writeback"}
-    assert "memory_writeback is out of range" in caplog.text
-
-
-def test_malformed_files_are_logged_at_powers_of_ten(fake, backend, caplog):
-    job = make_v1(fake)
-    fake.write("/cgroup/pids/oar/bob_42/pids.current", "?")
-    for _ in range(100):
-        list(backend.sample([job]))
-    assert len([record for record in caplog.records if record.levelno == logging.ERROR]) == 3
-
-
-def test_a_file_of_another_kernel_form_is_read_again():
-    parse = Keyed({"one": ("first", 1), "two": ("second", 10)})
-    for text, expected in [
-        (b"one 1\ntwo 2\n", {"first": 1, "second": 20}),
-        (b"two 2\nother 3\none 1\n", {"first": 1, "second": 20}),
-        (b"two 5\n", {"second": 50}),
-        (b"other 3\n", {}),
-    ]:
-        values: dict = {}
-        parse(text, values)
-        assert values == expected
-
-
 def test_controllers_that_come_later_are_found(fake, backend):
     job = make_v1(fake)
     late, job.directories = job.directories, {"cpuset": "/cgroup/cpuset/oar/bob_42"}
     assert set(values_of(backend, job)) == {"user", "cpus_allocated"}
     job.directories = late
     assert values_of(backend, job) == V1_VALUES
-
-
-def test_a_cpuset_that_is_set_up_later_is_counted(fake, backend):
-    job = make_v1(fake)
-    fake.write("/cgroup/cpuset/oar/bob_42/cpuset.effective_cpus", "\n")
-    assert "cpus_allocated" not in values_of(backend, job)
-    assert backend._failures == 0
-    fake.write("/cgroup/cpuset/oar/bob_42/cpuset.effective_cpus", "0-3\n")
-    list(backend.sample([job]))
-    assert values_of(backend, job)["cpus_allocated"] == 4
-
-
-def test_changed_limits_are_seen_before_long(fake, backend):
-    job = make_v2(fake)
-    for _ in range(5 * SLOW_TICKS):
-        list(backend.sample([job]))
-    fake.write("/cgroup/oar.slice/bob_42/pids.max", "5\n")
-    fake.write("/cgroup/oar.slice/bob_42/pids.current", "4\n")
-    values = values_of(backend, job)
-    assert values["pids_current"] == 4
-    for _ in range(SLOW_TICKS):
-        values = values_of(backend, job)
-    assert values["pids_limit"] == 5
-
-
-@pytest.mark.parametrize("name", ["cpuacct/oar/bob_42/cpuacct.usage", "memory/oar/bob_42/memory.usage_in_bytes"])
-def test_of_a_job_without_cpu_time_and_with_the_same_memory_few_files_are_read(fake, backend, name):
-    job = make_v1(fake)
-    for _ in range(5 * SLOW_TICKS):
-        list(backend.sample([job]))
-    fake.write("/cgroup/memory/oar/bob_42/memory.failcnt", "7\n")
-    fake.write("/cgroup/pids/oar/bob_42/pids.current", "4\n")
-    values = values_of(backend, job)
-    assert values["memory_limit_hits"] == 0 and values["pids_current"] == 4
-    fake.write(f"/cgroup/{name}", "5\n")
-    assert values_of(backend, job)["memory_limit_hits"] == 7
-    fake.write("/cgroup/memory/oar/bob_42/memory.failcnt", "8\n")
-    for _ in range(SLOW_TICKS):
-        values = values_of(backend, job)
-    assert values["memory_limit_hits"] == 8
-    fake.write("/cgroup/memory/oar/bob_42/memory.failcnt", "9\n")
-    backend.notice(job)
-    assert values_of(backend, job)["memory_limit_hits"] == 9
 
 
 class Removed:
@@ -608,14 +491,6 @@ def test_a_controller_whose_group_goes_is_missing_and_found_again(fake, backend,
     job.directories["memory"] = memory
     assert values_of(backend, job) == V1_VALUES
     assert backend._failures == 0
-
-
-def test_when_the_cpu_time_goes_the_rest_is_still_read(fake, backend, monkeypatch):
-    job = make_v1(fake)
-    list(backend.sample([job]))
-    Removed(monkeypatch, "/cpuacct/")
-    gone = {"cpu_usage", "cpu_user", "cpu_system"}
-    assert values_of(backend, job) == {key: value for key, value in V1_VALUES.items() if key not in gone}
 
 
 @pytest.mark.parametrize(
@@ -653,23 +528,6 @@ def test_a_job_that_is_gone_gives_its_descriptors_back(fake, backend):
     assert fake.host.kept == 0 and not backend._groups
 
 
-def test_a_job_that_was_missed_at_one_tick_goes_on(fake, backend):
-    job = make_v1(fake)
-    list(backend.sample([job]))
-    kept = fake.host.kept
-    list(backend.sample([]))
-    assert values_of(backend, job) == V1_VALUES and fake.host.kept == kept
-
-
-def test_it_works_without_descriptors_to_keep(fake):
-    fake.host.max_kept = 0
-    backend = CgroupBackend(fake.host)
-    job = make_v1(fake)
-    for _ in range(2 * SLOW_TICKS):
-        assert values_of(backend, job) == V1_VALUES
-    backend.close()
-
-
 # Between ticks, and at the end
 
 
@@ -699,16 +557,6 @@ def test_the_last_row_has_what_can_still_be_read_and_else_what_was_read_last(fak
     assert fake.host.kept == 0
 
 
-def test_the_last_row_may_be_asked_for_after_the_first_tick_without_the_job(fake, backend):
-    job = make_v1(fake)
-    list(backend.sample([job]))
-    list(backend.sample([]))
-    fake.write("/cgroup/pids/oar/bob_42/pids.current", "99\n")  # another job by the same name
-    left = {name: value for name, value in V1_VALUES.items() if name not in IN_USE}
-    assert backend.last(job).values == left
-    assert backend.last(job) is None
-
-
 def test_a_last_row_that_could_not_be_read_at_the_end_has_nothing_that_was_not_true_then(fake, backend):
     job = make_v1(fake)
     list(backend.sample([job]))
@@ -730,16 +578,6 @@ def test_a_last_row_is_whole_where_its_tasks_had_ended_when_it_was_read(fake, ba
     assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 4_000_000}
 
 
-@pytest.mark.parametrize(("then", "now"), [(1, 1), (1, 900_000), (70_000_000, 70_000_000)])
-def test_a_last_row_is_whole_where_tasks_add_up_to_a_little_more_than_the_group(fake, backend, then, now):
-    job = make_v1(fake)
-    backend.attributed[job] = V1_VALUES["cpu_usage"] + then
-    backend.notice(job)
-    list(backend.sample([]))
-    backend.attributed[job] = V1_VALUES["cpu_usage"] + now
-    assert backend.last(job).values == {**V1_VALUES, "cpu_unattributed": 0}
-
-
 def test_more_attributed_than_used_is_counted_and_reported(fake, backend, caplog):
     job = make_v1(fake)
     backend.attributed[job] = int(1.005 * V1_VALUES["cpu_usage"])
@@ -753,47 +591,6 @@ def test_more_attributed_than_used_is_counted_and_reported(fake, backend, caplog
 
 
 # Names
-
-
-NOT_HERE = {
-    # what memory.stat of v1 says of the group alone, without those below it; the total_ ones are here
-    **{name: "the group alone" for name in MEMORY if f"total_{name}" in MEMORY},
-}
-HERE = {
-    **{"total_cache": "memory_file", "total_rss": "memory_anon", "total_rss_huge": "memory_anon_thp"},
-    **{"hierarchical_memory_limit": "memory_limit", "hierarchical_memsw_limit": "memory_swap_limit"},
-    **{f"total_{name}": f"memory_{name}" for name in ("shmem", "mapped_file", "dirty", "writeback", "swap")},
-    **{f"total_{name}": f"memory_{name}" for name in ("pgpgin", "pgpgout", "pgfault", "pgmajfault", "unevictable")},
-    **{f"total_{name}": f"memory_{name}" for name in ("inactive_anon", "active_anon", "inactive_file", "active_file")},
-    **{name: name for name in CPU},
-}
-
-
-def test_every_quantity_of_the_rust_nodes_memory_and_cpu_backends_is_here(fake, backend):
-    """Its perfhw backend is not a cgroup's file, and not meant here."""
-    assert set(MEMORY + CPU) == set(HERE) | set(NOT_HERE)
-    assert not set(HERE) & set(NOT_HERE)
-    assert set(HERE.values()) <= set(SCHEMA.names)
-    for name, column in HERE.items():
-        text = {field.name: field.help for field in SCHEMA.fields}[column]
-        assert f"stat {name}" in text, name
-    # and they are what the files say under these names
-    job = make_v1(fake)
-    texts = (V1 / "memory/memory.stat").read_text() + (V1 / "cpu/cpu.stat").read_text()
-    said = dict(line.split() for line in texts.splitlines())
-    values = values_of(backend, job)
-    for name, column in HERE.items():
-        if "limit" not in name:
-            assert values[column] == int(said[name]), name
-
-
-@pytest.mark.parametrize(
-    ("text", "count"), [(b"0\n", 1), (b"0-1\n", 2), (b"0-3,8,10-11\n", 7), (b"\n", None), (b"", None)]
-)
-def test_lists_of_cpus_are_counted(text, count):
-    values: dict = {}
-    count_cpus(text, values)
-    assert values.get("cpus_allocated") == count
 
 
 # The running kernel
@@ -1000,3 +797,35 @@ def test_live_v2_gives_cpu_time_and_pressure(root):
                 break
             except OSError:
                 time.sleep(0.02)
+
+
+NOT_HERE = {
+    # what memory.stat of v1 says of the group alone, without those below it; the total_ ones are here
+    **{name: "the group alone" for name in MEMORY if f"total_{name}" in MEMORY},
+}
+HERE = {
+    **{"total_cache": "memory_file", "total_rss": "memory_anon", "total_rss_huge": "memory_anon_thp"},
+    **{"hierarchical_memory_limit": "memory_limit", "hierarchical_memsw_limit": "memory_swap_limit"},
+    **{f"total_{name}": f"memory_{name}" for name in ("shmem", "mapped_file", "dirty", "writeback", "swap")},
+    **{f"total_{name}": f"memory_{name}" for name in ("pgpgin", "pgpgout", "pgfault", "pgmajfault", "unevictable")},
+    **{f"total_{name}": f"memory_{name}" for name in ("inactive_anon", "active_anon", "inactive_file", "active_file")},
+    **{name: name for name in CPU},
+}
+
+
+def test_every_quantity_of_the_rust_nodes_memory_and_cpu_backends_is_here(fake, backend):
+    """Its perfhw backend is not a cgroup's file, and not meant here."""
+    assert set(MEMORY + CPU) == set(HERE) | set(NOT_HERE)
+    assert not set(HERE) & set(NOT_HERE)
+    assert set(HERE.values()) <= set(SCHEMA.names)
+    for name, column in HERE.items():
+        text = {field.name: field.help for field in SCHEMA.fields}[column]
+        assert f"stat {name}" in text, name
+    # and they are what the files say under these names
+    job = make_v1(fake)
+    texts = (V1 / "memory/memory.stat").read_text() + (V1 / "cpu/cpu.stat").read_text()
+    said = dict(line.split() for line in texts.splitlines())
+    values = values_of(backend, job)
+    for name, column in HERE.items():
+        if "limit" not in name:
+            assert values[column] == int(said[name]), name

@@ -58,12 +58,6 @@ def test_ports_beyond_the_bound_are_reported_and_in_no_sum(fake, caplog):
     assert caplog.text.count(f"{MAX_PORTS + 3} ports, and {MAX_PORTS} are measured") == 1
 
 
-def test_it_is_off_unless_asked_for(fake):
-    parser = argparse.ArgumentParser()
-    InfinibandBackend.add_options(parser)
-    assert InfinibandBackend.from_options(parser.parse_args(["--omnipath"]), fake.host) is None
-
-
 def test_two_ports_are_reported_each_and_summed(fake):
     fake.tree("infiniband-mlx5")
     total, ports = rows(opened(fake))
@@ -165,14 +159,6 @@ def test_what_a_port_had_counted_before_it_came_up_is_no_burst(fake):
     assert rows(backend)[0] == {**before, "portXmitData": before["portXmitData"] + 12}
 
 
-def test_no_sum_before_any_port_has_been_active(fake):
-    fake.tree("infiniband-hfi1")
-    fake.write("/sys/class/infiniband/hfi1_0/ports/1/state", "2: INIT\n")
-    backend = opened(fake)
-    total, ports = rows(backend)
-    assert total == {} and ports["hfi1_0/1"]["state"] == b"INIT"
-
-
 def test_a_reset_adapter_never_lowers_the_sum(fake):
     fake.tree("infiniband-mlx5")
     backend = opened(fake)
@@ -198,15 +184,6 @@ def test_a_counter_that_turns_to_garbage_is_missing_alone(fake, caplog, text):
     assert ports == ports_before | {"mlx5_1/1": ports["mlx5_1/1"]}
     assert backend.counters() == {"part_failures": 1}
     assert "counters/port_xmit_data: cannot parse" in caplog.text
-
-
-def test_a_state_that_turns_to_garbage_is_missing_alone(fake):
-    fake.tree("infiniband-mlx5")
-    backend = opened(fake)
-    fake.write(f"{MLX5.format(1)}/state", b"\xff\xfe")
-    _, ports = rows(backend)
-    assert "state" not in ports["mlx5_1/1"] and ports["mlx5_1/1"]["rate"] == b"100 Gb/sec (4X EDR)"
-    assert backend.counters() == {"part_failures": 1}
 
 
 def test_a_port_that_vanishes_leaves_the_others_and_its_share_of_the_sum(fake):

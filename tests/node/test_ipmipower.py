@@ -224,12 +224,6 @@ def opened(backend):
     return backend
 
 
-def test_it_is_off_unless_it_is_turned_on(fake):
-    parser = argparse.ArgumentParser()
-    IpmipowerBackend.add_options(parser)
-    assert IpmipowerBackend.from_options(parser.parse_args(["--ipmipower-cmd", "true"]), fake.host) is None
-
-
 def test_on_a_dell_its_own_command_is_asked_as_06_did(dell, caplog):
     caplog.set_level(logging.INFO)
     backend = opened(dell.backend())
@@ -280,19 +274,6 @@ def test_sensors_are_asked_for_by_their_record_or_name(dell):
     dell.calls()
     assert row(backend) == ("sensor", A_SENSOR)
     assert dell.calls() == ["ipmitool sdr get Pwr Consumption"]
-
-
-def test_of_several_sensors_the_best_known_name_is_taken(dell):
-    for name in ("bmc-info", "ipmitool"):
-        dell.has(name)
-    lines = "4,Avg Power,Other,100.00,W,OK\n5,PSU 1 Power,Other,50.00,W,OK\n6,System Level,Current,98.00,W,OK\n"
-    dell.has("ipmi-sensors", record="echo '6,System Level,Current,98.00,W,OK'", cache=f"printf '{lines}'")
-    dell.calls()
-    with pytest.raises(BackendUnavailable, match="unknown"):  # bmc-info failed, and so freeipmi is not used
-        dell.backend().open()
-    dell.has("bmc-info", get="echo nothing")
-    dell.has("ipmi-dcmi")
-    assert row(opened(dell.backend())) == ("sensor", values(98, 98))
 
 
 def test_a_source_that_says_no_power_at_all_is_not_taken(dell):
@@ -475,16 +456,6 @@ def test_a_tool_that_does_not_answer_is_killed_and_its_others_are_not_tried(dell
         [],
     )
     assert [(program.runs, program.killed) for program in backend.programs()] == [(1, 1), (1, 1)]
-
-
-def test_commands_are_built_once(dell):
-    """One that has not gone yet is known over a close and an open."""
-    backend = opened(dell.backend())
-    first = backend._source.command
-    backend.close()
-    backend.open()
-    assert backend._source.command is first
-    assert row(backend) == ("dell", values(207))
 
 
 @pytest.mark.live

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import struct
 import subprocess
 import time
 import tracemalloc
@@ -13,14 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.errors import ConfigError
-from colmet.node import main as node_main
 from colmet.node.jobs.finder import MAX_DEPTH, MAX_GROUPS
-from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
-from colmet.node.jobs.sluids import GRACE_S
 from colmet.node.jobs.source import FULL_WALK_S, JobScan, JobSource
-from colmet.node.jobs.watches import Directories, parse_events
+from colmet.node.jobs.watches import Directories
 from colmet.node.system.host import Host
 from tests.support.machine import CgroupRoot, cgroup_mount
 from tests.support.place import skip_refused
@@ -240,15 +235,6 @@ def test_nobody_but_root_in_the_right_directory_can_say_a_job_id(machine, caplog
     assert ids(machine.full_look(source)) == [(77, "")], "tried again at each full look"
 
 
-@pytest.mark.parametrize(
-    "command", [b"xslurmstepd: [%s.0]", b"slurmstepd: [%s]", b"slurmstepd: [%s+1.0]", b"slurmstepd: [-%s.0]"]
-)
-def test_a_command_line_of_another_form_says_nothing(machine, command):
-    machine.mount(PURE_V2)
-    sluid_job(machine, command=command)
-    assert machine.source().scan().jobs == []
-
-
 def test_a_text_id_is_mapped_as_soon_as_slurmstepd_is_put_into_its_directory(machine):
     machine.mount(PURE_V2)
     machine.group(f"{SCOPE}/{SLUID}/step_batch/slurm")
@@ -330,36 +316,6 @@ def test_who_was_known_first_keeps_an_id_that_only_environments_tell(machine):
     sluid_job(machine, uid=1000)
     machine.process(500, b"sh\0", 1000, b"SLURM_JOB_ID=78\0")
     assert machine.full_look(source) == [job] and job.tids() == [600, 601]
-
-
-def test_a_text_id_directory_made_again_is_asked_again(machine):
-    machine.mount(PURE_V2)
-    sluid_job(machine)
-    source = machine.source()
-    (before,) = source.scan().jobs
-    for path in ("step_batch/slurm", "step_batch/user/task_0"):
-        machine.remove(f"{SCOPE}/{SLUID}/{path}")
-    for path in ("step_batch/user", "step_batch", ""):
-        (machine.fake.path / f"{SCOPE[1:]}/{SLUID}/{path}").rmdir()
-    sluid_job(machine, job=b"81")
-    scan = source.scan()
-    assert before.id == 77 and [job.id for job in scan.jobs] == [81] and scan.ended == [before]
-
-
-def test_no_more_is_remembered_of_text_ids_than_is_there(machine):
-    machine.mount(PURE_V2)
-    source = machine.source()
-    for n in range(30):
-        sluid = f"s{n + 1000000000000:013d}"
-        machine.group(f"{SCOPE}/{sluid}")
-        source.scan()
-        machine.clock.now += GRACE_S
-        machine.full_look(source)
-        machine.remove(f"{SCOPE}/{sluid}")
-        source.scan()
-    assert source.counters()["jobs_unmapped"] == 30
-    memory = source._finder.sluids
-    assert not (memory._sure or memory._warned or memory.waiting or memory.guessed)
 
 
 def test_mounts_that_come_later_are_looked_at(machine):
@@ -477,21 +433,6 @@ def test_the_usual_scan_opens_nothing_and_a_full_look_comes_every_10_s(machine, 
     assert 0 < host.count < 20 * 2 + 20, "only what changed is listed again"
 
 
-def test_a_directory_that_a_job_lacks_is_not_looked_for_at_each_tick(machine):
-    machine.mount(HYBRID)
-    machine.group("/sys/fs/cgroup/cpuset/oar/bob_1", unified=False)
-    host = machine.fake.host = NoFiles(str(machine.fake.path))
-    (job,) = machine.source().scan().jobs
-    for _ in range(10):
-        assert job.directory("memory") is None
-    host.count = 0
-    for _ in range(20):
-        assert job.directory("memory") is None
-    assert host.count == 0
-    machine.fake.mkdir("/sys/fs/cgroup/memory/oar/bob_1")
-    assert "/sys/fs/cgroup/memory/oar/bob_1" in [job.directory("memory") for _ in range(32)]
-
-
 def test_a_scan_returns_jobs_that_began_and_those_whose_lists_of_tasks_were_written_as_changed(machine):
     machine.mount(HYBRID)
     machine.group("/sys/fs/cgroup/cpuset/oar/bob_1/step", [1], unified=False)
@@ -511,20 +452,6 @@ def test_a_scan_returns_jobs_that_began_and_those_whose_lists_of_tasks_were_writ
     assert bob.tids() == [1, 3] and bob.pids() == [1, 3], "read again"
     machine.fake.mkdir("/sys/fs/cgroup/unified/oar.slice/oar-u5-j2.slice/new")
     assert source.scan().changed == [other], "a directory that came may hold a task already"
-
-
-def test_the_units_changes_are_reported_too_and_it_has_what_is_inside_its_cgroup(machine):
-    machine.mount(PURE_V2)
-    machine.group("/sys/fs/cgroup/app", [1])
-    machine.group("/sys/fs/cgroup/app/inner", [2])
-    unit = Job(machine.fake.host, 0, cgroups=["/sys/fs/cgroup/app"])
-    source = machine.source(unit=unit)
-    assert source.scan().jobs == [unit] and unit.tids() == unit.pids() == [1, 2]
-    assert unit.directory("unified") == "/sys/fs/cgroup/app"
-    source.scan()
-    machine.group("/sys/fs/cgroup/app/inner", [2, 3])
-    assert source.scan().changed == [unit] and unit.tids() == [1, 2, 3]
-    assert "/sys/fs/cgroup/app" in unit.identity
 
 
 def test_a_job_number_that_comes_back_is_another_job_even_between_two_scans(machine):
@@ -590,11 +517,6 @@ def test_names_that_are_not_utf_8_stop_nothing(machine):
     machine.group(f"{SCOPE}/job_2", [3])
     assert [found.id for found in source.scan().jobs] == [1, 2]
     assert job.tids() == [1, 2]
-
-
-def test_events_are_parsed_one_by_one():
-    data = struct.pack("iIII", 3, 2, 0, 16) + b"tasks".ljust(16, b"\0") + struct.pack("iIII", -1, 0x4000, 0, 0)
-    assert list(parse_events(data)) == [(3, 2, "tasks"), (-1, 0x4000, "")]
 
 
 def test_deep_and_many_directories_are_bounded_and_counted(machine, caplog):
@@ -718,20 +640,6 @@ def test_one_directory_under_two_paths_has_one_watch_and_reports_both(fake):
     assert directories.watched == 0
     directories.close()
     directories.close()
-
-
-def options(*arguments):
-    return node_main.build_parser([]).parse_args(list(arguments))
-
-
-def test_c_accepts_directories_of_both_versions_and_refuses_others(fake):
-    fake.write("/one/tasks", "1\n")
-    fake.write("/two/cgroup.threads", "2\n")
-    fake.mkdir("/none")
-    assert node_main.find_unit(options("-c", "/one", "-c", "/two"), fake.host).cgroups == ("/one", "/two")
-    for path in ("/none", "/absent"):
-        with pytest.raises(ConfigError, match=f"--cgroup {path}"):
-            node_main.find_unit(options("-c", path), fake.host)
 
 
 class UnifiedRoot:

@@ -13,9 +13,8 @@ import pytest
 
 from colmet.common.errors import ParseError
 from colmet.common.runtime import capabilities
-from colmet.node.backends import jobproc
 from colmet.node.backends.cgroup import SLOW_TICKS, CgroupBackend
-from colmet.node.backends.jobproc import SCHEMA, JobprocBackend, parse_io
+from colmet.node.backends.jobproc import SCHEMA, JobprocBackend
 from colmet.node.jobs.job import Job
 from colmet.node.system.host import Host
 
@@ -160,20 +159,6 @@ def test_the_last_row_has_what_was_read_when_tasks_ended(tree):
     assert tree.sample()["rchar"] == 7, "the next job with its number begins with nothing"
 
 
-def test_a_job_that_is_noticed_changes_no_other(tree):
-    other = Job(tree.fake.host, 2, "eve", ["/other"])
-    tree.fake.write("/other/cgroup.procs", "30\n")
-    tree.fake.write("/other/tasks", "30\n")
-    tree.process(30, io=40)
-    tree.pids.remove(30)
-    tree.process(10, io=100)
-    for _ in range(2):
-        tree.list()
-        rows = {row.job_id: row.values["rchar"] for row in tree.backend.sample([tree.job, other])}
-        assert rows == {1: 100, 2: 40}
-        tree.backend.notice(tree.job)
-
-
 def test_a_job_without_a_process_has_no_row_until_it_had_one(tree):
     assert tree.sample() is None
     tree.process(10, io=100)
@@ -289,12 +274,6 @@ def test_a_file_of_another_form_is_a_parse_error_that_names_it(tree, fake, name,
     assert tree.sample() is not None, "and the next sample is good"
 
 
-def test_io_wants_its_seven_lines_in_their_order():
-    assert parse_io((CAPTURE / "pid_io").read_bytes())[2] > 0
-    with pytest.raises(ValueError, match="seven lines"):
-        parse_io(b"rchar: 1\nwchar: 2\n")
-
-
 def test_a_zombie_has_no_memory(tree, fake):
     tree.process(10, io=5)
     fake.write("/proc/10/statm", "0 0 0 0 0 0 0\n")
@@ -367,13 +346,6 @@ def test_memory_that_cannot_be_read_is_missing_not_zero(stand_in, monkeypatch, c
     assert stand_in.sample() == {"processes": 2, "tasks": 2}
     assert stand_in.sample() == {"processes": 2, "tasks": 2}
     assert caplog.text.count("cannot read /proc/<pid>/statm of all processes") == 1
-
-
-def test_a_statm_of_another_form_is_a_parse_error_that_names_it(stand_in):
-    stand_in.process(10)
-    stand_in.fake.write("/proc/10/statm", "1 2\n")
-    with pytest.raises(ParseError, match="/proc/10/statm"):
-        stand_in.sample()
 
 
 def test_the_cgroup_backend_says_what_a_job_s_cgroups_count(fake):
@@ -518,25 +490,6 @@ def test_live_a_child_that_is_waited_for_late_is_counted_once(backend, cgroups, 
     os.close(write)
 
 
-def test_a_tick_that_failed_in_one_job_does_not_spoil_the_next(tree, fake):
-    tree.process(10, io=100)
-    fake.write("/bad/cgroup.procs", "66\n")
-    fake.write("/proc/66/statm", "garbage")
-    bad = Job(fake.host, 2, "eve", ["/bad"])
-    tree.sample()
-    for pid in range(20, 25):
-        tree.process(pid, io=1000)
-        fake.write("/job/cgroup.procs", "".join(f"{one}\n" for one in tree.pids))
-        tree.job.forget_tasks()
-        with pytest.raises(ParseError):
-            tree.backend.sample([tree.job, bad])
-    assert len(tree.backend._by_serial) <= 6
-    for pid in range(20, 25):
-        tree.end(pid)
-    assert tree.sample()["rchar"] == 5100
-    assert len(tree.backend._by_serial) == 1
-
-
 @pytest.mark.live
 def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
     def kept():
@@ -553,11 +506,3 @@ def test_live_processes_that_come_and_go_leave_no_descriptor(backend):
             process.kill()
         list(backend.sample([]))
         assert kept() == 0
-
-
-@pytest.mark.parametrize("page_kb", [4, 16, 64])
-def test_memory_is_counted_in_pages_of_the_kernel(monkeypatch, page_kb):
-    """arm64 has kernels with pages of 64 KiB."""
-    assert os.sysconf("SC_PAGE_SIZE") // 1024 == jobproc._PAGE_KB
-    monkeypatch.setattr(jobproc, "_PAGE_KB", page_kb)
-    assert jobproc.parse_statm(b"1000 200 30 4 0 5 0\n") == (1000 * page_kb, 200 * page_kb, 30 * page_kb)

@@ -56,16 +56,6 @@ def test_job_and_user_are_read_from_the_names_that_oar_makes(fake, source_of, na
     assert ids(source_of().scan().jobs) == [job]
 
 
-def test_a_job_is_watched_if_all_its_directories_are(fake, source_of, monkeypatch):
-    fake.mkdir("/oar/bob_1/step")
-    source = source_of()
-    (job,) = source.scan().jobs
-    assert job.is_watched
-    monkeypatch.setattr(source._directories, "_watch", lambda path, *_, **__: path != "/oar/bob_2")
-    fake.mkdir("/oar/bob_2")
-    assert [job.is_watched for job in source.scan().jobs] == [True, False]
-
-
 @pytest.mark.parametrize("name", ["bob", "bob_", "bob_x", "_", "bob_0", "bob_99999999999999999999", "bob_٣"])
 def test_other_directories_are_no_jobs(fake, source_of, name):
     fake.mkdir(f"/oar/{name}")
@@ -78,19 +68,6 @@ def test_the_users_pattern_replaces_the_default(fake, source_of):
     fake.mkdir("/slurm/bob_13")
     fake.mkdir("/slurm/step9")
     assert ids(source_of("/slurm", patterns=[r"^job_(\d+)$"]).scan().jobs) == [(12, "")]
-
-
-def test_patterns_are_tried_in_order_and_all_are_used(fake, source_of):
-    fake.mkdir("/x/job_12")
-    fake.mkdir("/x/step9")
-    assert ids(source_of("/x", patterns=[r"^job_(\d+)$", r"step(\d+)"]).scan().jobs) == [(9, ""), (12, "")]
-
-
-def test_a_group_that_is_no_number_is_reported_once_and_left_out(fake, source_of, caplog):
-    fake.mkdir("/oar/bob_x1")
-    source = source_of(patterns=[r"_(\w+)$"])
-    assert source.scan().jobs == source.scan().jobs == []
-    assert caplog.text.count("not a job id") == 1
 
 
 @pytest.mark.parametrize("pattern", ["(", "[a", r"_\d+$", ""])
@@ -134,17 +111,6 @@ def test_inotify_reports_starts_and_ends_at_once(fake, source_of):
     assert source.scan().jobs == []
     assert (source.started, source.ended) == (1, 1)
     assert not select.select([source.fd], [], [], 0.05)[0], "events are taken in by a scan"
-
-
-def test_a_missed_event_is_harmless(fake, source_of, clock):
-    fake.mkdir("/oar")
-    source = source_of()
-    source.scan()
-    fake.mkdir("/oar/bob_1")
-    os.read(source.fd, 1 << 16)  # the event is lost
-    assert source.scan().jobs == []
-    clock.now += FULL_WALK_S
-    assert ids(source.scan().jobs) == [(1, "bob")]
 
 
 def test_a_root_that_goes_and_comes_back_is_watched_again(fake, source_of):
@@ -243,17 +209,3 @@ def test_live_an_own_process_and_its_threads_can_be_named(source_of):
         process.wait()
     unit.forget_tasks()
     assert unit.pids() == []
-
-
-def test_the_place_of_a_job_in_a_hierarchy_is_known_before_there_is_a_directory(fake):
-    mounts = "cg /cpuset cgroup rw,cpuset 0 0\ncg /perf cgroup rw,perf_event 0 0\nc2 / cgroup2 rw 0 0\n"
-    fake.write("/proc/self/mounts", mounts)
-    for name in ("bob_1", "bob_2"):
-        (fake.path / "cpuset/oar" / name).mkdir(parents=True)
-    job = Job(fake.host, 1, "bob", ["/cpuset/oar/bob_1"])
-    assert job.place("perf_event") == "/perf/oar/bob_1" and job.directory("perf_event") is None
-    (fake.path / "perf/oar/bob_1").mkdir(parents=True)
-    assert job.directory("perf_event") == "/perf/oar/bob_1"
-    assert job.place("unified") == "/oar/bob_1"
-    assert job.place("memory") is None
-    assert Job(fake.host, 1, "bob", ["/cpuset/oar/bob_1", "/cpuset/oar/bob_2"]).place("perf_event") is None

@@ -91,14 +91,6 @@ def test_other_directories_are_nobodys(path):
     assert [one.name for one in LAYOUTS if one.match(path)] == []
 
 
-def test_each_layout_says_what_it_is_and_where():
-    assert [layout.name for layout in LAYOUTS] == ["oar2", "oar3", "slurm-v1", "slurm-v2", "slurm-sluid"]
-    for layout in LAYOUTS:
-        assert layout.help and "\n" not in layout.help
-        assert bool(layout.controllers) == (layout.version == 1)
-        assert layout.leads(layout.where.replace("*", "") if layout.name.startswith("slurm") else layout.where)
-
-
 def test_every_job_of_a_captured_slurm_machine_is_found_in_each_hierarchy():
     """Slurm 22.05 with cgroup v1, two jobs running."""
     found = set()

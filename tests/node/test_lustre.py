@@ -15,9 +15,6 @@ from colmet.node.backends.lustre import (
     MOUNTS,
     SCHEMA,
     LustreBackend,
-    parse_mount_points,
-    parse_stats,
-    split_params,
 )
 
 PROC = "/proc/fs/lustre/llite"
@@ -63,12 +60,6 @@ def stats(*lines):
 
 def reads(count, total):
     return stats(f"read_bytes                {count} samples [bytes] 1 4096 {total}")
-
-
-def test_it_is_off_unless_asked_for(fake):
-    parser = argparse.ArgumentParser()
-    LustreBackend.add_options(parser)
-    assert LustreBackend.from_options(parser.parse_args(["--lustre-prefix", "x"]), fake.host) is None
 
 
 def test_a_client_of_2_10_has_its_statistics_in_proc(fake):
@@ -136,14 +127,6 @@ def test_the_prefix_may_be_a_pattern_as_in_06(fake, pattern):
     assert SCRATCH in mounts
 
 
-def test_a_prefix_is_all_before_the_dash(fake):
-    fake.tree("lustre-2.10")
-    with pytest.raises(
-        BackendUnavailable, match=rf"no Lustre mount is named lus-\*.*there are: {HOME}.*--lustre-prefix"
-    ):
-        opened(fake, "--lustre-prefix", "lus")
-
-
 def test_no_client_at_all_is_reported_with_the_remedy(fake, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     backend = backend_of(fake)
@@ -192,13 +175,6 @@ def test_mounts_beyond_the_bound_are_reported_once(fake, caplog):
     assert caplog.text.count("300 mounts") == 1
 
 
-def test_lctl_is_not_asked_where_files_tell(fake):
-    fake.tree("lustre-2.10")
-    lctl(fake, f"touch {fake.path}/asked")
-    rows(opened(fake))
-    assert not (fake.path / "asked").exists()
-
-
 def test_lctl_that_fails_says_why(fake):
     lctl(fake, "echo \"error: get_param: param_path 'llite/*/stats': No such file or directory\" >&2; exit 2")
     with pytest.raises(BackendUnavailable, match=r"returned 2: error: get_param.*No such file"):
@@ -211,13 +187,6 @@ def test_lctl_that_hangs_is_killed(fake, monkeypatch):
     backend = backend_of(fake)
     with pytest.raises(CommandFailed, match=r"did not end within 0.3 s"):
         backend.sample([])
-
-
-def test_lines_before_the_first_mount_are_no_mount():
-    assert split_params(b"Warning: something\nllite.a-1.stats=\nx\ny\nllite.b-2.stats=\n") == [
-        ("a-1", "llite.a-1.stats", b"x\ny\n"),
-        ("b-2", "llite.b-2.stats", b""),
-    ]
 
 
 # -- what changes --
@@ -241,17 +210,6 @@ def test_a_mount_that_starts_again_under_its_old_name_never_lowers_the_sum(fake)
     fake.write(f"{PROC}/lustre-ffff01/stats", reads(101, 90))
     total, mounts = rows(backend)
     assert totals(total)[:2] == [201, 1090] and data(mounts["lustre-ffff01"])[:2] == [101, 90]
-
-
-def test_another_mount_under_an_old_name_counts_whole(fake):
-    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
-    lctl(fake, "exit 0")
-    backend = opened(fake)
-    rows(backend)
-    shutil.rmtree(fake.path / PROC.lstrip("/"))
-    rows(backend)
-    fake.write(f"{PROC}/lustre-ffff01/stats", reads(101, 2000))
-    assert totals(rows(backend)[0])[:2] == [201, 3000]
 
 
 def test_a_mount_that_cannot_be_read_for_a_while_is_still_the_same(fake):
@@ -278,16 +236,6 @@ def test_cleared_statistics_never_take_the_sum_down(fake):
     assert totals(rows(backend)[0]) == [100, 1000, 0, 0]
     fake.write(f"{PROC}/lustre-ffff01/stats", reads(7, 70))
     assert totals(rows(backend)[0]) == [107, 1070, 0, 0]
-
-
-def test_the_last_mount_that_goes_leaves_the_totals(fake):
-    fake.write(f"{PROC}/lustre-ffff01/stats", reads(100, 1000))
-    lctl(fake, "exit 0")
-    backend = opened(fake)
-    rows(backend)
-    shutil.rmtree(fake.path / PROC.lstrip("/"))
-    total, mounts = rows(backend)
-    assert not mounts and totals(total) == [100, 1000, 0, 0]
 
 
 def test_metadata_operations_of_all_mounts_are_added_up_and_never_decrease(fake):
@@ -345,20 +293,6 @@ def test_statistics_that_turn_to_garbage_are_missing_alone(fake, caplog, text):
     assert f"{SOFT}/stats: cannot parse" in caplog.text
 
 
-def test_a_mount_whose_file_vanishes_is_left_out(fake):
-    fake.tree("lustre-2.10")
-    backend = opened(fake)
-    before = rows(backend)[0]
-    (fake.path / PROC.lstrip("/") / SOFT / "stats").unlink()
-    total, mounts = rows(backend)
-    assert list(mounts) == [HOME] and total == before
-    assert backend.counters() == {"part_failures": 0}
-
-
-def test_operations_that_are_not_known_are_left_out():
-    assert "hybrid_io" not in parse_stats(stats("hybrid_io   3 samples [reqs]", "seek  2 samples [reqs]").encode())
-
-
 @pytest.mark.parametrize(("mounts", "points"), [(1, ["/a", "/b"]), (2, ["/a"]), (1, [])])
 def test_where_a_mount_is_is_missing_where_it_cannot_be_known(fake, mounts, points):
     for number in range(mounts):
@@ -367,11 +301,6 @@ def test_where_a_mount_is_is_missing_where_it_cannot_be_known(fake, mounts, poin
         fake.write("/proc/mounts", "".join([f"1.1.1.1@tcp:/lustre {point} lustre rw 0 0\n" for point in points]))
     _, found = rows(opened(fake))
     assert len(found) == mounts and {mount["mount_point"] for mount in found.values()} == {None}
-
-
-def test_mount_points_are_those_of_lustre_alone():
-    text = b"a:/x /x nfs rw 0 0\n1.1.1.1@tcp:/big /mnt/big lustre rw 0 0\nshort\n1.1.1.1@tcp:/y/sub /y lustre rw 0 0\n"
-    assert parse_mount_points(text) == {"big": b"/mnt/big", "y": b"/y"}
 
 
 # -- to the file --

@@ -12,12 +12,10 @@ import pytest
 
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Table
-from colmet.node.backends.nvidia import GPUS, JOBS, MAX_JOBS, SCHEMA, NvidiaBackend, _joined
+from colmet.node.backends.nvidia import GPUS, JOBS, SCHEMA, NvidiaBackend
 from colmet.node.background import BackgroundBackend, NotYet
-from colmet.node.gpus import allocation
-from colmet.node.gpus.allocation import Devices, find_named, parse_devices, parse_resources
-from colmet.node.gpus.nvml import RENEW_S, NvmlReader
-from colmet.node.gpus.reading import Gpu
+from colmet.node.gpus.allocation import Devices, parse_devices, parse_resources
+from colmet.node.gpus.nvml import RENEW_S
 from colmet.node.jobs.job import Job
 from colmet.node.once import format_table
 from tests.support import nvml_replay
@@ -146,19 +144,6 @@ def test_every_recorded_machine_can_be_read_and_shown(node, name):
     assert machine.backend.counters() == {"gpus_lost": 0, "part_failures": 0, "jobs_unread": 0}
 
 
-@pytest.mark.parametrize("name", RECORDED)
-def test_the_recorder_asks_all_that_the_reader_asks_and_writes_it_so(node, name, monkeypatch):
-    machine = node(name)
-    machine.sample()
-    from tests.support import record_nvml
-
-    calls = {record_nvml.key_of(call, arguments) for call, *arguments in record_nvml.CALLS}
-    assert machine.nvml.asked <= calls
-    monkeypatch.setattr(record_nvml, "pynvml", machine.nvml)
-    recorded = json.loads((DATA / f"{name}.json").read_text())["devices"]
-    assert [record_nvml.device(n) for n in range(len(recorded))] == recorded
-
-
 def test_two_jobs_on_different_gpus_are_kept_apart(node):
     dgx = node("a100-8")
     dgx.nvml.devices[1].runs((500, 30 * GIB), (501, 2 * GIB))
@@ -213,16 +198,6 @@ def test_processes_of_no_job_are_counted_and_given_to_none(node):
     assert [part["memory_used"] for part in parts.values()] == [GIB]
 
 
-def test_a_process_that_computes_and_draws_counts_once(node):
-    t4 = node("t4")
-    t4.nvml.devices[0].runs((500, 300 * MIB))
-    t4.nvml.devices[0].runs((500, 300 * MIB), kind="Graphics")
-    t4.nvml.devices[0].runs((501, 50 * MIB), kind="MPSCompute")
-    _, _, parts = t4.sample(t4.job(42, 500, 501))
-    (part,) = parts.values()
-    assert (part["processes"], part["memory_used"]) == (2, 350 * MIB)
-
-
 def test_memory_of_a_process_that_the_driver_does_not_tell_is_missing(node):
     t4 = node("t4")
     t4.nvml.devices[0].runs((500, None), (501, GIB))
@@ -262,16 +237,6 @@ def test_what_an_old_gpu_and_an_old_driver_do_not_tell_is_missing(node):
     assert jobs[42]["power"] == 9
     (part,) = parts.values()
     assert part["memory_used"] == 120 * MIB
-
-
-def test_an_old_module_is_asked_what_it_knows(node):
-    t4 = node("t4")
-    t4.nvml.devices[0].answers["nvmlDeviceGetComputeRunningProcesses"] = [{"pid": 500, "usedGpuMemory": GIB}]
-    for name in ("RunningProcesses_v3", "RunningProcesses_v2"):
-        t4.nvml.absent |= {f"nvmlDeviceGet{kind}{name}" for kind in ("Compute", "Graphics", "MPSCompute")}
-    t4.nvml.absent |= {"nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetMigMode"}
-    jobs, gpus, _ = t4.sample(t4.job(42, 500))
-    assert jobs[42]["power"] == 27 and [row["clock_event_reasons"] for row in gpus.values()] == [1]
 
 
 def test_processes_that_cannot_be_listed_are_missing_and_no_idleness(node):
@@ -356,16 +321,6 @@ def test_an_instance_is_held_by_its_capabilities(node):
     }
 
 
-def test_instances_are_named_by_uuid_alone(node):
-    mig = node("a100-mig")
-    first = mig.nvml.devices[0].instances[0].uuid
-    _, _, parts = mig.sample(
-        mig.job(42, 500, environment={"SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": first}),
-        mig.job(43, 501, environment={"SLURM_JOB_GPUS": "0", "CUDA_VISIBLE_DEVICES": mig.nvml.devices[0].uuid}),
-    )
-    assert set(parts) == {(42, first)}
-
-
 # -- who holds what --
 
 
@@ -379,19 +334,6 @@ def test_a_job_that_holds_a_gpu_and_does_not_use_it_is_seen(node):
     assert shown == {used: (1, 1, GIB), idle: (1, 0, 0)}, "device numbers are not nvidia-smi's numbers here"
     assert (jobs[42]["gpus"], jobs[42]["gpus_idle"]) == (2, 1)
     assert gpus[idle]["jobs"] == b"42"
-
-
-def test_a_job_may_run_where_it_holds_nothing(node):
-    dgx = node("a100-8")
-    dgx.nvml.devices[0].runs((500, GIB))
-    _, _, parts = dgx.sample(dgx.job(42, 500, devices="c 1:3 rwm\n"))
-    assert [(row["held"], row["processes"]) for row in parts.values()] == [(0, 1)]
-
-
-def test_a_job_without_gpus_has_no_rows(node):
-    dgx = node("a100-8")
-    jobs, _, parts = dgx.sample(dgx.job(42, 500), dgx.job(43, 501, devices="c 1:3 rwm\n"))
-    assert jobs == {} and parts == {}
 
 
 RESOURCES = """\
@@ -439,47 +381,6 @@ def test_the_environment_says_what_is_held_where_nobody_else_does(node, environm
     assert {row["held_by"] for row in parts.values()} <= {b"environment"}
 
 
-def test_each_rank_may_see_its_own_gpu(node):
-    dgx = node("a100-8")
-    job = dgx.job(42, 500, 501, 502)
-    for pid, text in ((501, "2"), (502, "5")):
-        dgx.fake.write(f"/proc/{pid}/environ", f"CUDA_VISIBLE_DEVICES={text}\0")
-    _, _, parts = dgx.sample(job)
-    assert {uuid for _, uuid in parts} == {dgx.nvml.devices[n].uuid for n in (2, 5)}
-
-
-@pytest.mark.parametrize(
-    ("text", "indices"),
-    [
-        ("CUDA_VISIBLE_DEVICES=2\0CUDA_VISIBLE_DEVICES=5\0", [2]),  # as getenv() has it
-        ("MY_CUDA_VISIBLE_DEVICES=2\0CUDA_VISIBLE_DEVICES=5\0", [5]),
-        ("\0" * allocation.MAX_ENVIRONMENT + "CUDA_VISIBLE_DEVICES=2\0", []),
-        ("x" * (allocation.MAX_ENVIRONMENT - 23) + "\0CUDA_VISIBLE_DEVICES=2,5\0", []),  # cut behind the 2
-        ("CUDA_VISIBLE_DEVICES=2" + "," * allocation.MAX_TEXT + "\0", []),
-    ],
-)
-def test_of_a_large_or_odd_environment_whole_variables_count_the_first_of_each_name(node, text, indices):
-    dgx = node("a100-8")
-    job = dgx.job(42, 500)
-    dgx.fake.write("/proc/500/environ", text)
-    _, _, parts = dgx.sample(job)
-    assert {uuid for _, uuid in parts} == {dgx.nvml.devices[n].uuid for n in indices}
-
-
-def test_the_environment_is_not_read_at_each_sample_for_ever(node, monkeypatch):
-    t4 = node("t4")
-    reads = []
-    real = t4.fake.host.read_start
-    monkeypatch.setattr(t4.fake.host, "read_start", lambda path, most: reads.append(most) or real(path, most))
-    job = t4.job(42, *range(500, 600))
-    for _ in range(100):
-        t4.sample(job)
-    looks = allocation._EAGER_LOOKS + 100 // allocation._RARE_LOOKS
-    assert len(reads) == looks * allocation.MAX_PROCESSES and set(reads) == {allocation.MAX_ENVIRONMENT}
-    t4.sample()
-    assert t4.backend._allocations._looked == {}
-
-
 def test_a_job_whose_processes_cannot_be_read_is_left_out_and_counted(node, caplog):
     t4 = node("t4")
     job = t4.job(42, 500, environment={"SLURM_JOB_GPUS": "0"})
@@ -510,16 +411,6 @@ def test_a_list_of_devices(text, said):
     assert parse_devices(text, 237) == said
 
 
-@pytest.mark.parametrize("text", [b"c 195:0\n", b"c x:0 rw\n", b"all\n", b"c 195:-1 rw\n", b"\xff\n"])
-def test_a_list_of_devices_of_another_form(text, node):
-    with pytest.raises(ValueError, match=r".*"):
-        parse_devices(text, 237)
-    t4 = node("t4")
-    t4.fake.write("/cgroup/devices/oar/bob_42/devices.list", text)
-    jobs, _, _ = t4.sample(OneJob(t4.fake.host, 42, (), "/cgroup/devices/oar/bob_42"))
-    assert jobs == {}
-
-
 @pytest.mark.parametrize(
     ("text", "host", "said"),
     [
@@ -537,12 +428,6 @@ def test_a_list_of_devices_of_another_form(text, node):
 def test_a_list_of_resources(text, host, said):
     found = parse_resources(text, host)
     assert (None if found is None else found.gpus) == said
-
-
-def test_a_beginning_that_two_have_names_none():
-    gpus = [Gpu("GPU-11aa", index=0), Gpu("GPU-11bb", index=1)]
-    assert find_named("GPU-11", gpus) is None
-    assert find_named("GPU-11a", gpus) == {"GPU-11aa"}
 
 
 @pytest.mark.live
@@ -594,15 +479,6 @@ def test_a_lost_gpu_has_no_row_and_the_others_have(node, caplog):
     dgx.sample()
     clock.now += RENEW_S
     assert len(dgx.sample()[1]) == 8 and dgx.nvml.started == 3
-
-
-def test_a_gpu_that_is_lost_from_the_start_is_left_out(node, caplog):
-    dgx = node("a100-8")
-    dgx.nvml.devices[1].error = 999
-    dgx.nvml.devices[2].answers["nvmlDeviceGetPowerUsage"] = {"error": LOST}
-    _, gpus, _ = dgx.sample()
-    assert len(gpus) == 6
-    assert dgx.backend.counters()["gpus_lost"] == 2
 
 
 @pytest.mark.parametrize("error", [nvml_replay.UNINITIALIZED, NOT_LOADED, 18])
@@ -680,12 +556,6 @@ def beside_opened(beside):
 
 # -- through nvidia-smi --
 
-SMI_COLUMNS = [
-    *("power", "power_limit", "utilization_gpu", "utilization_memory", "memory_total", "memory_free", "memory_used"),
-    *("memory_reserved", "temperature", "temperature_memory", "fan", "clock_graphics", "clock_sm", "clock_memory"),
-    *("performance_state", "clock_event_reasons", "ecc_corrected_volatile", "ecc_uncorrected_volatile"),
-    *("ecc_corrected_aggregate", "ecc_uncorrected_aggregate"),
-]
 SECOND = V100.replace("0, GPU-5a10d111-aaaa", "1, GPU-6b10d111-bbbb").replace("43.61", "[Unknown Error]")
 
 
@@ -746,31 +616,6 @@ def test_nvidia_smi_stands_in_for_nvml(smi, fake, caplog):
     machine.backend.close()
 
 
-def test_device_numbers_are_read_beside_nvidia_smi(smi, fake):
-    fake.write("/proc/driver/nvidia/gpus/0000:3b:00.0/information", "Model: \t V100\nDevice Minor: \t 5\n")
-    machine = Node(fake)
-    machine.backend.open()
-    _, _, parts = machine.sample(machine.job(42, devices="c 195:5 rwm\n"), machine.job(43, devices="c 195:0 rwm\n"))
-    assert list(parts) == [(42, "GPU-5a10d111-aaaa")]
-
-
-def test_a_field_that_an_older_nvidia_smi_does_not_know_is_not_asked_again(smi, fake):
-    fake.write("/refused", "memory.reserved\ntemperature.memory\n")
-    cells = V100.split(", ")
-    left = [
-        cell
-        for n, cell in enumerate(cells)
-        if n < 4 or SMI_COLUMNS[n - 4] not in ("memory_reserved", "temperature_memory")
-    ]
-    smi.prints("gpus", ", ".join(left))
-    machine = Node(fake)
-    machine.backend.open()
-    _, gpus, _ = machine.sample()
-    row = gpus["GPU-5a10d111-aaaa"]
-    assert (row["memory_reserved"], row["temperature_memory"], row["clock_sm"]) == (None, None, 135)
-    assert len(smi.asked()) == 3 + 2, "two refusals, the first answer, and two for the sample"
-
-
 @pytest.mark.parametrize(
     ("text", "status", "remedy"),
     [
@@ -787,19 +632,6 @@ def test_nvidia_smi_without_a_driver_is_unavailable(smi, fake, text, status, rem
     fake.write("/status", str(status))
     with pytest.raises(BackendUnavailable, match=remedy):
         NvidiaBackend(fake.host).open()
-
-
-def test_nvidia_smi_that_loses_the_driver_later_is_unavailable(smi, fake):
-    machine = Node(fake)
-    machine.backend.open()
-    smi.prints("gpus", "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.")
-    fake.write("/status", "9")
-    with pytest.raises(BackendUnavailable):
-        machine.sample()
-    smi.prints("gpus", "Unable to determine the device handle for GPU0000:3B:00.0: GPU is lost.")
-    fake.write("/status", "15")
-    with pytest.raises(CommandFailed, match="GPU is lost"):
-        machine.sample()
 
 
 @pytest.mark.parametrize(
@@ -880,12 +712,6 @@ def test_a_process_that_cannot_be_read_leaves_the_gpus_and_no_wrong_number(smi, 
     assert machine.backend.counters()["part_failures"] == 1
 
 
-def test_the_line_that_cannot_be_read_is_shown(smi, fake):
-    smi.prints("gpus", "\n".join([INFOROM, V100.replace("43.61", "lots")]))
-    with pytest.raises(ParseError, match="lots"):
-        NvidiaBackend(fake.host).open()
-
-
 def test_nvidia_smi_that_hangs_is_killed(smi, fake, monkeypatch):
     monkeypatch.setattr("colmet.node.gpus.smi.DEADLINE_S", 0.3)
     machine = Node(fake)
@@ -893,25 +719,3 @@ def test_nvidia_smi_that_hangs_is_killed(smi, fake, monkeypatch):
     fake.write("/hangs", "")
     with pytest.raises(CommandFailed, match="killed"):
         machine.sample()
-
-
-# -- the whole --
-
-
-def test_ids_of_jobs_are_cut_between_two():
-    assert _joined([]) == b"" and _joined([12, 7]) == b"7,12"
-    for width in range(1, 8):
-        text = _joined(range(10**width, 10**width + 200))
-        assert len(text) <= MAX_JOBS and (text.endswith(b",...") or len(text) < MAX_JOBS)
-        assert all(len(part) == width + 1 for part in text.replace(b",...", b"").split(b",")), text
-
-
-def test_the_reader_is_shut_down_once(monkeypatch):
-    nvml = Replay("t4")
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    reader = NvmlReader()
-    reader.close()
-    reader.open()
-    reader.close()
-    reader.close()
-    assert (nvml.started, nvml.stopped) == (1, 1)

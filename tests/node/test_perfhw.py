@@ -16,9 +16,9 @@ import pytest
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.runtime.cli import Parser
 from colmet.node.backends import perfhw
-from colmet.node.backends.perfhw import SCHEMA, PerfhwBackend
+from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.jobs.job import Job
-from colmet.node.kernel import perfcounters, perfuse
+from colmet.node.kernel import perfcounters
 from colmet.node.kernel.perfcounters import scaled
 from colmet.node.kernel.perfevents import NAMES_06
 from colmet.node.system import clib
@@ -200,15 +200,6 @@ def test_an_event_that_the_cpu_lacks_is_missing_and_named_once(made_up, caplog):
     backend.close()
 
 
-def test_an_event_that_one_cpu_of_a_job_lacks_is_missing_in_its_rows(made_up, caplog):
-    backend, job = opened(made_up, "instructions", "page_faults"), new_job(made_up)
-    made_up.kind.refused = (0,)
-    (row,) = backend.sample([job])
-    assert set(row.values) == {"counter_2", "scale_2"}
-    assert "instructions is not supported by this CPU" in caplog.text
-    backend.close()
-
-
 def test_with_no_event_at_all_it_is_unavailable(made_up):
     made_up.kind.refused = (0,)
     with pytest.raises(BackendUnavailable, match="none of instructions is supported here; name others"):
@@ -296,14 +287,6 @@ def test_descriptors_are_bounded_and_a_job_without_them_is_reported_and_tried_ag
     assert [row.job_id for row in backend.sample(jobs[1:])] == [2]
 
 
-def test_a_process_that_runs_out_of_descriptors_says_the_same(made_up, caplog):
-    backend, job = opened(made_up, "page_faults"), new_job(made_up)
-    made_up.kind.error = errno.EMFILE
-    kept = made_up.host.kept
-    assert not backend.sample([job])
-    assert "LimitNOFILE" in caplog.text and made_up.host.kept == kept
-
-
 def test_a_group_that_cannot_be_counted_is_tried_again_seldom(made_up, caplog):
     backend, job = opened(made_up, "page_faults"), new_job(made_up)
     made_up.kind.error = errno.EBADF
@@ -363,14 +346,6 @@ def test_other_events_begin_and_those_that_stay_go_on(made_up):
     assert not second.is_open and made_up.host.kept == kept
 
 
-def test_a_job_that_comes_later_has_the_events_of_then(made_up):
-    backend, jobs = opened(made_up, "instructions"), [new_job(made_up, 1), new_job(made_up, 2)]
-    backend.sample(jobs[:1])
-    change(backend, "dummy", "page_faults")
-    assert counted(backend.sample(jobs)) == {1: {"counter_1": 0, "counter_2": 0}, 2: {"counter_1": 0, "counter_2": 0}}
-    assert len(made_up.kind.made) == 3
-
-
 def test_cpus_that_come_later_count_the_events_of_then(made_up):
     backend, job = opened(made_up, "page_faults", "instructions"), new_job(made_up, cpus="2-3")
     backend.sample([job])
@@ -421,13 +396,6 @@ def test_an_event_with_a_period_has_its_counts_at_that_pace_and_all_of_them(made
     assert counted([backend.last(job)]) == {1: {"counter_1": 1, "counter_2": 1}}  # before it was due
 
 
-def test_the_same_event_for_two_jobs_at_two_paces_is_opened_once(made_up):
-    backend = opened(made_up, "page_faults:10:1", "page_faults:-1:2", "page_faults")
-    jobs = [new_job(made_up, 1), new_job(made_up, 2)]
-    assert counted(backend.sample(jobs)) == {1: {"counter_1": 0, "counter_3": 0}, 2: {"counter_2": 0, "counter_3": 0}}
-    assert [len(made.errors) for made in made_up.kind.made] == [1, 1]
-
-
 @pytest.mark.parametrize(
     ("names", "says"),
     [
@@ -448,17 +416,6 @@ def test_events_that_cannot_be_counted_are_refused_and_nothing_changes(made_up, 
     made_up.kind.refused = ()
     assert [name.name for name in backend.counter_names()] == ["page_faults", "task_clock"]
     assert len(made_up.kind.made) == 1 and not made_up.kind.made[0].dropped
-
-
-def test_events_can_be_named_to_a_backend_that_found_none(made_up):
-    made_up.kind.refused = (0,)
-    backend = PerfhwBackend(made_up.host, ["instructions"])
-    with pytest.raises(BackendUnavailable):
-        backend.open()
-    made_up.kind.refused = ()
-    assert list(change(backend, "page_faults")) == []
-    backend.open()
-    assert counted(backend.sample([new_job(made_up)])) == {1: {"counter_1": 0}}
 
 
 def test_a_job_without_descriptors_for_a_new_event_keeps_the_others_and_gets_it_later(made_up, caplog):
@@ -527,13 +484,6 @@ def test_a_machine_without_the_hierarchy_gets_the_command_that_mounts_it(made_up
     assert "--perfhw-make-cgroup" in caplog.text
 
 
-def test_a_job_that_has_no_task_yet_may_still_get_its_group(made_up, caplog):
-    backend, job = opened(made_up, "page_faults", make_groups=True), without_group(made_up, pids="")
-    backend.notice(job)
-    assert not backend.sample([job]) and not caplog.records
-    assert not (made_up.path / V1[1:] / "oar").exists()
-
-
 def test_a_group_is_made_at_the_jobs_own_path_and_marked(made_up):
     backend, job = opened(made_up, "page_faults", make_groups=True), without_group(made_up)
     made_up.kind.error = errno.ENOENT  # there is no kernel behind it
@@ -571,53 +521,6 @@ def test_counters_are_given_up_while_the_job_uses_perf(made_up):
     job.forget_tasks()
     assert len(backend.sample([job])) == 1
     assert made_up.kind.made[1].is_open and backend.counters()["perf_yields"] == 1
-
-
-def test_a_job_with_many_open_files_is_looked_through_bit_by_bit(made_up, monkeypatch):
-    pids = range(7, 13)
-    backend = opened(made_up, "page_faults", yields=True)
-    job = new_job(made_up, pids="\n".join(map(str, pids)))
-    monkeypatch.setattr(perfuse, "_MAX_FILES", 100)
-    monkeypatch.setattr(perfhw, "SLOW_TICKS", 1)
-    for pid in pids:
-        made_up.write(f"/proc/{pid}/comm", "papi_avail\n")
-        (made_up.path / f"proc/{pid}/fd").mkdir()
-        for fd in range(60):
-            (made_up.path / f"proc/{pid}/fd/{fd}").symlink_to("/dev/null")
-    event = made_up.path / "proc/12/fd/99"
-    event.symlink_to("anon_inode:[perf_event]")
-    links = []
-    link = made_up.host.link
-    monkeypatch.setattr(made_up.host, "link", lambda path: links.append(path) or link(path))
-    looks = 0
-    while not backend.counters()["perf_yields"] and looks < 10:
-        looks += 1
-        before = len(links)
-        backend.sample([job])
-        assert len(links) - before <= 100
-    assert 2 <= looks < 10 and backend.counters()["perf_files_left_out"] >= 1
-    for _ in range(10):
-        assert not backend.sample([job]), "still, though not each look comes across it"
-    event.unlink()
-    assert any(backend.sample([job]) for _ in range(20))
-
-
-def test_another_tool_is_known_by_its_descriptors(made_up):
-    backend, job = opened(made_up, "page_faults", yields=True), new_job(made_up)
-    made_up.write("/proc/7/comm", "papi_avail\n")
-    (made_up.path / "proc/7/fd").mkdir()
-    (made_up.path / "proc/7/fd/3").symlink_to("anon_inode:[perf_event]")
-    for _ in range(perfhw.SLOW_TICKS):
-        backend.sample([job])
-    assert backend.counters()["perf_yields"] == 1
-    assert not backend.sample([job])
-
-
-def test_without_the_option_nobody_is_looked_at(made_up):
-    backend, job = opened(made_up, "page_faults"), new_job(made_up)
-    made_up.write("/proc/7/comm", "perf\n")
-    for _ in range(3):
-        assert len(backend.sample([job])) == 1
 
 
 # -- the running kernel --
@@ -947,7 +850,3 @@ def test_live_a_job_of_oar_2_is_counted_by_the_daemon_between_two_of_its_samples
     assert 1 <= len(own) <= 2 and {row["job_id"] for row in own} == {73}  # a tick may come in between
     assert sum(row["counter_2"] for row in own) == pytest.approx(counted[0], rel=0.01, abs=200)  # its end needs some
     assert sum(row["counter_3"] for row in own) == pytest.approx(counted[1], rel=0.01, abs=30)
-
-
-def test_every_field_is_of_06_or_a_scale():
-    assert SCHEMA.names == (*[f"counter_{n}" for n in range(1, 6)], *[f"scale_{n}" for n in range(1, 6)])

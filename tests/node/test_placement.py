@@ -164,21 +164,6 @@ def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, job,
     assert threads.cpus[10] == {3, 4, 5, 7}, "once filled it is not read again"
 
 
-def test_a_job_that_is_made_again_under_its_id_is_looked_at_again(fake, job):
-    threads = Threads(fake)
-    placement = threads.placement()
-    placement.update([job(1, "0-2")])
-    placement.update([job(1, "4")])
-    assert threads.cpus[10] == {0, 1, 2, 3, 5, 6, 7}
-
-
-def test_a_job_whose_cpus_are_unknown_occupies_none(fake, job):
-    threads = Threads(fake)
-    placement = threads.placement()
-    placement.update([FakeJob(fake.host, 1), job(2), FakeJob(fake.host, 3, cpuset="/gone"), job(4, "1")])
-    assert threads.cpus[10] == {0, 2, 3, 4, 5, 6, 7} and placement.failures == 0
-
-
 def test_a_file_that_is_no_list_is_counted_and_reported_once(fake, job, caplog):
     threads = Threads(fake)
     placement = threads.placement()
@@ -206,40 +191,11 @@ def test_after_cpus_were_unplugged_it_runs_where_it_can(fake, job):
     assert threads.cpus[10] == set(range(8)) and placement.failures == 1
 
 
-def test_a_thread_that_ended_meanwhile_is_no_failure(fake, job, caplog):
-    threads = Threads(fake, refuse={11: errno.ESRCH})
-    placement = threads.placement()
-    placement.lower_priority()
-    placement.update([job(1, "0-6")])
-    assert placement.failures == 0 and not caplog.text
-    assert threads.cpus == {10: {7}, 12: {7}}
-
-
-def test_a_thread_that_is_started_meanwhile_is_moved_too(fake, job):
-    threads = Threads(fake)
-    placement = threads.placement()
-
-    def set_cpus(tid, cpus):
-        (fake.path / "proc/self/task/13").mkdir(exist_ok=True)
-        threads.cpus[tid] = set(cpus)
-
-    placement._set_cpus = set_cpus
-    placement.update([job(1, "0-6")])
-    assert threads.cpus == {tid: {7} for tid in (10, 11, 12, 13)}
-
-
 def test_priority_is_lowered_and_never_raised(fake):
     threads = Threads(fake)
     threads.nices.update({11: 15, 12: -5})
     threads.placement(nice=10).lower_priority()
     assert threads.nices == {10: 10, 11: 15, 12: 10}
-
-
-def test_without_proc_it_stays_where_it_is(fake, job):
-    placement = Placement(fake.host, get_cpus=lambda tid: {0, 1}, set_cpus=None)
-    placement.lower_priority()
-    placement.update([job(1, "0")])
-    assert placement.failures == 2
 
 
 @pytest.mark.live

@@ -63,18 +63,6 @@ def test_every_counter_of_a_captured_tree_is_what_its_file_says(captured):
     assert set(values) <= set(SCHEMA.names)
 
 
-def test_steal_is_named_as_what_it_is(fake, captured):
-    captured.write(
-        "/proc/stat", "cpu  1 2 3 4 5 6 7 8 9 10\ncpu0 0 0\nintr 11 1 2\nctxt 12\nprocesses 13\nprocs_blocked 14\n"
-    )
-    values = sample(captured.host)
-    columns = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal", "guest", "guest_nice")
-    assert [values[f"stat_cpu_{name}"] for name in columns] == list(range(1, 11))
-    assert values["stat_cpus"] == 1
-    counts = ("stat_intr", "stat_ctxt", "stat_processes", "stat_procs_blocked")
-    assert [values[name] for name in counts] == [11, 12, 13, 14]
-
-
 def test_what_an_old_kernel_does_not_tell_is_missing_not_zero(captured):
     captured.write("/proc/stat", "cpu  1 2 3 4 5 6 7\nintr 11\n")
     captured.write("/proc/meminfo", "MemTotal: 100 kB\n")

@@ -13,8 +13,6 @@ from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Table
 from colmet.node.backends import rapl
 from colmet.node.backends.rapl import SCHEMA, ZONE_SCHEMA, RaplBackend, _Described
-from colmet.node.once import format_table
-from colmet.node.options import build_parser
 from colmet.node.system import clib
 from tests.support.machine import LIB_RAPL, open_files
 
@@ -208,20 +206,6 @@ def test_a_counter_that_begins_again_is_missing_once_and_counted(machine, caplog
     assert columns[1] == 5_000_000 and zones["package-0"]["energy"] == 5_000_000
 
 
-def test_a_counter_without_a_range_cannot_wrap(machine):
-    machine.fake.tree("intel-two-socket")
-    machine.file("0", "max_energy_range_uj").write_text("much\n")
-    machine.backend.open()
-    machine.sample()
-    machine.now += 5
-    machine.file("0").write_text("142834203212\n")
-    columns, zones = machine.sample()
-    assert columns[1] == 1 and 2 not in columns and zones["package-0"]["max_energy_range"] is None
-    machine.file("0").write_text("3\n")
-    assert 1 not in machine.sample()[0]
-    assert machine.backend.counters()["zone_resets"] == 1
-
-
 @pytest.mark.parametrize("garbage", ["", "much\n", "-3\n", "1 2\n", "99999999999999999999\n", str(XEON_RANGE + 1)])
 def test_a_file_of_garbage_is_one_missing_value_and_the_energy_comes_with_the_next(machine, garbage, caplog):
     machine.fake.tree("intel-two-socket")
@@ -337,33 +321,12 @@ def test_counters_that_all_fail_are_reported_with_their_error(machine):
         machine.backend.open()
 
 
-def test_a_tree_of_links_to_themselves_ends(machine, caplog):
-    machine.fake.tree("intel-client")
-    machine.fake.link("/sys/class/powercap/intel-rapl:2", "intel-rapl:2")
-    machine.fake.link("/sys/class/powercap/intel-rapl:3", ".")
-    machine.fake.link("/sys/class/powercap/intel-rapl:4", "../../devices/virtual/powercap/intel-rapl/intel-rapl:1")
-    machine.backend.open()
-    _, zones = machine.sample()
-    assert sorted(zones) == [
-        *("package-0", "package-0/core", "package-0/uncore", "psys", "psys (intel-rapl:4)"),
-    ]
-    assert "2 zones are skipped" in caplog.text
-
-
 @pytest.mark.parametrize(("period_s", "warns"), [(60, False), (131, False), (132, True), (3600, True)])
 def test_a_period_in_which_counters_could_wrap_unseen_is_a_warning(fake, caplog, period_s, warns):
     machine = Machine(fake.tree("amd-epyc"), period_s)
     machine.backend.open()
     machine.backend.close()
     assert ("--sample-period" in caplog.text) is warns
-
-
-def test_power_of_an_instant_is_missing(machine):
-    machine.fake.tree("amd-epyc")
-    machine.backend.open()
-    machine.uses(0.001, z0=0.4)
-    _, zones = machine.sample()
-    assert zones["package-0"]["energy"] == 400_000 and zones["package-0"]["power"] is None
 
 
 def test_the_names_of_the_counters(machine):
@@ -388,18 +351,6 @@ def test_the_names_of_the_counters(machine):
     assert lines[12:] == [f"counter_{number},no_counter,," for number in range(13, 25)]
 
 
-def test_nothing_stays_open(machine):
-    machine.fake.tree("intel-eight-socket")
-    before = open_files()
-    for _ in range(3):
-        machine.backend.open()
-        machine.sample()
-        machine.sample()
-        assert open_files() == before + 25  # 24 counters, and the directory
-        machine.backend.close()
-        assert open_files() == before
-
-
 def test_a_library_that_is_not_there_is_reported_with_what_builds_it(machine, monkeypatch, tmp_path):
     machine.fake.tree("amd-epyc")
     monkeypatch.delenv("LIB_RAPL_PATH")
@@ -421,22 +372,3 @@ def test_python_and_c_agree_on_the_abi(lib_rapl):
     said = subprocess.run([str(lib_rapl / "sizes")], capture_output=True, text=True, check=True).stdout
     ours = [getattr(_Described, name).offset for name, _ in _Described._fields_]
     assert [int(number) for number in said.split()] == [*ours, ctypes.sizeof(_Described)]
-
-
-def test_it_is_off_unless_it_is_asked_for(fake):
-    parser = build_parser([RaplBackend])
-    assert RaplBackend.from_options(parser.parse_args([]), fake.host) is None
-    assert isinstance(RaplBackend.from_options(parser.parse_args(["--enable-RAPL"]), fake.host), RaplBackend)
-
-
-def test_every_field_of_the_zones_says_where_it_is_from():
-    assert all("Source: /sys/class/powercap" in field.help for field in (*SCHEMA.fields, *ZONE_SCHEMA.fields))
-
-
-def test_people_see_zones_by_their_names(machine):
-    machine.fake.tree("intel-client")
-    machine.backend.open()
-    machine.uses(2, z0=40)
-    _, *rows = machine.backend.sample([])
-    text = "\n".join(format_table(Table.from_samples(ZONE_SCHEMA, 0, rows)))
-    assert ("package-0/uncore" in text and "40.0 J" in text and "20.0 W" in text) or "20 W" in text

@@ -7,7 +7,7 @@ import pytest
 from colmet.archive.columns import RUNNING
 from colmet.archive.reports import report_of
 from colmet.notices import rules
-from colmet.notices.rules import RULES, TOTALS, Case, TotalsReading, is_judged, reading_of
+from colmet.notices.rules import RULES, TOTALS, Case, TotalsReading, is_judged
 from tests.support.notice_jobs import GIB, HOUR, NOW, failed, idle, job
 
 
@@ -55,11 +55,6 @@ def test_only_the_last_hour_counts():
 def test_an_unknown_a_copying_and_a_computing_job_are_not_idle(values):
     assert text("idle", idle()) is not None
     assert text("idle", idle(**values)) is None
-
-
-def test_totals_that_shrink_are_unknown():
-    """As after a rebuild of the archive."""
-    assert text("idle", idle(), (HOUR, {"core_s": 1e9, "cpu_s": 1e9})) is None
 
 
 def test_gpus_without_use_and_gpus_without_a_process_are_idle():
@@ -135,10 +130,3 @@ def test_a_job_that_failed_soon_after_its_start(values, begins):
 def test_only_a_job_that_runs_by_all_accounts_is_judged(values, expected):
     row = {"state": RUNNING, "ended": None, **job(), **values}
     assert is_judged(row, NOW) is expected
-
-
-def test_a_reading_has_all_totals_and_none_for_a_missing_one():
-    reading = reading_of(dict.fromkeys(rules.COLUMNS) | job())
-    known = dict(zip(TOTALS, reading.totals))
-    assert reading.time == NOW - 30 and known.pop("cpu_s") == known.pop("core_s") == 8 * HOUR
-    assert set(known.values()) == {None}

@@ -37,14 +37,6 @@ def test_a_notice_is_open_until_it_is_sent(tmp_path):
         assert not opened.is_open(KEY)
 
 
-def test_a_state_that_cannot_be_read_is_an_error_with_its_path(tmp_path):
-    path = str(tmp_path / "s.sqlite")
-    with State(path, True, NOW) as opened:
-        opened._database.execute("DROP TABLE readings")
-        with pytest.raises(StateError, match=r"s\.sqlite"):
-            opened.earlier(42, NOW - HOUR, NOW)
-
-
 def test_a_notice_whose_runs_were_killed_is_repeated_once_and_one_that_failed_again_and_again(tmp_path):
     path = str(tmp_path / "s.sqlite")
     for expected in (0, 0, 1, 0):

@@ -178,7 +178,7 @@ _REMEDIES = {
     "that user and password",
 }
 _INSTALL = "install freeipmi-tools (freeipmi) or ipmitool"
-_ELSE = "name a command with --ipmipower-cmd, such as 'ipmitool sdr get NAME' of a sensor; `ipmitool sdr list full` lists them"
+_ELSE = "name a command with --ipmipower-cmd, such as 'ipmitool sdr get NAME' of a sensor of `ipmitool sdr list full`"
 _ELSE_OF_A_COMMAND = "see what the command of --ipmipower-cmd prints when root runs it in /"
 
 
