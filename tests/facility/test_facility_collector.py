@@ -144,7 +144,7 @@ def output(uri, monkeypatch):
 @pytest.mark.live
 def test_rows_reach_a_file_with_the_name_of_their_sender(output, start_collector, tmp_path):
     path = tmp_path / "x.hdf5"
-    collector = start_collector("--hdf5-filepath", str(path), "--hdf5-max-delay", "0.1", "-s", "0.1")
+    collector = start_collector("--hdf5-filepath", str(path), "-s", "0.1")
     one = output()
     one.put(DOCUMENTS, TIME_NS)
     assert one.finish() == Outcome(1, 0, 0)
