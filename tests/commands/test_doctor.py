@@ -823,11 +823,6 @@ def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypa
     assert finding == warn(f"could not be checked: {target.config}: Permission denied", "`sudo colmet doctor --node`")
 
 
-def test_what_the_options_need_is_not_checked_without_them(machine):
-    (finding,) = find(kernel.check_forks, machine.target("node", "--nonsense"))
-    assert finding == warn("could not be checked: its configuration cannot be used", "")
-
-
 def test_options_of_the_units_environment_file_count(machine):
     machine.write("/etc/default/colmet-collector", "# comment\nOPTIONS=\"--hdf5-filepath '/a b/c'\"\n")
     assert Target("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.errors import Unreachable
 from colmet.common.runtime.control import ask
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import Push, link_uri, new_pair
@@ -76,8 +77,13 @@ class Site:
                 stderr=log,
                 preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
             )
-        wait_for(lambda: Path(self.control).exists())
+        wait_for(self._answers)
         self.others = []
+
+    def _answers(self):
+        with contextlib.suppress(Unreachable):
+            return bool(self.status())
+        return False
 
     def status(self):
         assert self.collector.poll() is None, self.log.read_text()[-2000:]
