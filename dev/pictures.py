@@ -334,9 +334,8 @@ def make(folder: Path, output: Path, stack: contextlib.ExitStack) -> None:
 def draw(folder: Path, output: Path) -> None:
     """Make the pictures of stored data."""
     take(STORED, folder, output)
-    store = f"--utc --hdf5 {folder}/jobs"
-    plot = f"plot {JOB} cpu_usage memory_current io_write_bytes {store} --width 800 --output {output / 'plot.svg'}"
-    subprocess.run(colmet(plot), check=True)
+    plot = f"plot {JOB} cpu_usage memory_current io_write_bytes --hdf5 {folder}/jobs --output {output / 'plot.svg'}"
+    subprocess.run(colmet(plot), check=True, env={**os.environ, "TZ": "UTC"})
     page = folder / "report.html"
     for option in (f"--html {page}", f"--png {output / 'report.png'}"):
         subprocess.run(colmet(f"report {JOB} --hdf5 {folder}/jobs {option}"), check=True, stdout=subprocess.DEVNULL)

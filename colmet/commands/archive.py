@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
 def _leave_root(options: argparse.Namespace, path: str) -> None:
     """As root, become the user of the folders that are written: links there would lead root to any file."""
     # Modules may be unreadable for that user.
-    importlib.import_module("colmet.stored.hdf5_by_time")
+    importlib.import_module("colmet.stored.hdf5")
     written = [options.output or path]
     if options.action == "forget" and options.rows:
         written += archive_forget.files(options)
@@ -87,6 +87,6 @@ def _path(options: argparse.Namespace) -> str:
     """Return the path of the archive; empty for stored rows of another machine: there is none to keep values of."""
     if options.archive:
         return str(options.archive)
-    if options.output is not None and (options.hdf5 or options.elastic_host) and not os.path.exists(options.config):
+    if options.output is not None and options.hdf5 and not os.path.exists(options.config):
         return ""
     return archives.configured_archive(options.config, "--archive PATH")

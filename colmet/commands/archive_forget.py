@@ -20,7 +20,7 @@ from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.plural import counted
 from colmet.stored import sources
-from colmet.stored.hdf5 import files_of
+from colmet.stored.hdf5_files import files_of
 from colmet.stored.removal import Remover
 
 

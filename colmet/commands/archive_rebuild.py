@@ -7,6 +7,8 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 
 from colmet.archive import rebuild
 from colmet.archive.archiver import Archiver
@@ -22,10 +24,13 @@ from colmet.common.runtime.files import copy_owner
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import size
 from colmet.stored import sources
-from colmet.stored.by_time import RowsByTime, windows
 from colmet.stored.replay import Replay
+from colmet.stored.series import RowStore
 
 NEW = ".rebuild"  # behind the path of the archive, while it is made
+HOUR_S = 3600
+WINDOW_BYTES = 48 << 20  # of the values read at a time; copies come on top
+CELL_BYTES = 8
 
 
 def run(options: argparse.Namespace, path: str) -> int:
@@ -85,7 +90,7 @@ def _position(options: argparse.Namespace, former: str) -> Position | None:
     directory = collector.journal_dir
     if directory is None:
         directory = f"{collector.hdf5_filepath}.journal" if collector.hdf5_filepath else ""
-    name = "elasticsearch" if options.elastic_host or not (options.hdf5 or collector.hdf5_filepath) else "hdf5"
+    name = "hdf5" if options.hdf5 or collector.hdf5_filepath else "elasticsearch"
     state = os.path.join(directory, f"{name}.json")
     if not directory or not os.path.exists(state):
         return None
@@ -111,7 +116,7 @@ def _position(options: argparse.Namespace, former: str) -> Position | None:
 
 def _make(options: argparse.Namespace, path: str, former: str, position: Position | None) -> None:
     """Write a new archive."""
-    history, _ = sources.open_by_time(options)
+    history = sources.open_history(options)
     began = time.monotonic()
     with history, Rebuild(path) as made:
         with shown_progress(history, "colmet archive rebuild"):
@@ -132,15 +137,46 @@ def _make(options: argparse.Namespace, path: str, former: str, position: Positio
         )
 
 
-def _fold(history: RowsByTime, made: Rebuild) -> None:
+def _fold(history: RowStore, made: Rebuild) -> None:
     columns = columns_read()
     every = list(windows(history.amounts(columns)))
     if not every:
-        raise ConfigError("the store has no rows: give --hdf5 PATH or --elastic-host URL of another one")
+        raise ConfigError("the store has no rows: give --hdf5 PATH of another one")
     replay = Replay(columns)
     for n, window in enumerate(every, 1):
         made.take(replay.batches(history.between(columns, window.first, window.last), n == len(every)))
         history.progress(f"sum up, {shown(window.last)[:16]}", window.share)
+
+
+class Window(NamedTuple):
+    """An interval, both ends included."""
+
+    first: int  # seconds since 1970
+    last: int
+    share: float  # of the store's values up to its end
+
+
+def windows(amounts: Mapping[int, int], window_bytes: int = WINDOW_BYTES) -> Iterator[Window]:
+    """Yield intervals with about `window_bytes` of values each: several hours, or a part of one."""
+    whole = sum(amounts.values())
+    done = open_bytes = 0
+    begins: int | None = None  # of the open window
+    for hour in sorted(amounts):
+        size = amounts[hour] * CELL_BYTES
+        if begins is not None and open_bytes + size > window_bytes:
+            yield Window(begins, hour * HOUR_S - 1, done / whole)
+            begins, open_bytes = None, 0
+        parts = min(HOUR_S, -(-size // window_bytes))
+        for part in range(parts) if parts > 1 else ():
+            first, following = [hour * HOUR_S + HOUR_S * n // parts for n in (part, part + 1)]
+            yield Window(first, following - 1, (done + amounts[hour] * (part + 1) / parts) / whole)
+        done += amounts[hour]
+        if parts <= 1:
+            begins = hour * HOUR_S if begins is None else begins
+            open_bytes += size
+            last = hour
+    if begins is not None:
+        yield Window(begins, (last + 1) * HOUR_S - 1, 1.0)
 
 
 def info(_options: argparse.Namespace, path: str) -> int:

@@ -7,12 +7,12 @@ import os
 import pwd
 import sys
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from colmet.archive.elastic import ElasticArchive
 from colmet.archive.local import LocalArchive
-from colmet.archive.places import is_shared, path_of
+from colmet.archive.places import has_database, is_shared, path_of
 from colmet.archive.queries import JobArchive, JobFilter
 from colmet.archive.store import ArchiveError
 from colmet.commands import remote
@@ -24,6 +24,7 @@ from colmet.common.runtime.plural import some_of
 from colmet.stored.sources import add_config, configured
 
 _OTHERS = "--archive PATH, --url URL"
+CONDITIONS = ("project", "queue", "state", "host", "name", "array")  # of `filter_of`, as options
 GAP = "  "  # between columns of a table
 ASK = "ask your administrators for the right to read it, or use --url"
 
@@ -45,26 +46,30 @@ def add_place(parser: cli.Options) -> None:
     )
 
 
-def add_filter(parser: cli.Options, help_of: Callable[[str], str] = str) -> None:
-    """Declare the options that select jobs, except for the interval and the user; `help_of`: Rare, or str."""
-    for name, where in (("project", "of"), ("queue", "of"), ("state", "in"), ("host", "on")):
-        text = help_of(f"jobs {where} this {name}; repeatable")
-        metavar = "NAME" if where == "of" else name.upper()
-        parser.add_argument(f"--{name}", metavar=metavar, action="append", default=[], help=text)
-    parser.add_argument("--name", metavar="TEXT", default="", help=help_of("jobs with this text in their name"))
-    parser.add_argument("--array", metavar="ID", default="", help="jobs of this array")
+def add_filter(parser: cli.Options, names: Sequence[str] = CONDITIONS) -> None:
+    """Declare options that select jobs, some of `CONDITIONS`; a command has options of the interval of its own."""
+    words = {"project": "of", "queue": "of", "state": "in", "host": "on"}
+    for name in names:
+        if name in words:
+            text = f"jobs {words[name]} this {name}; repeatable"
+            parser.add_argument(f"--{name}", metavar="NAME", action="append", default=[], help=text)
+    if "name" in names:
+        parser.add_argument("--name", metavar="TEXT", default="", help="jobs with this text in their name")
+    if "array" in names:
+        parser.add_argument("--array", metavar="ID", default="", help="jobs of this array")
 
 
 def filter_of(options: argparse.Namespace, users: list[str]) -> JobFilter:
-    """Return the conditions of the options."""
+    """Return the conditions of the options, of those that the command has."""
+    given = vars(options)
     return JobFilter(
         users=users,
-        projects=options.project,
-        queues=options.queue,
-        states=options.state,
-        hosts=options.host,
-        array=options.array,
-        name=options.name,
+        projects=given.get("project", []),
+        queues=given.get("queue", []),
+        states=given.get("state", []),
+        hosts=given.get("host", []),
+        array=given.get("array", ""),
+        name=given.get("name", ""),
         since=options.since,
         until=options.until,
     )
@@ -72,8 +77,6 @@ def filter_of(options: argparse.Namespace, users: list[str]) -> JobFilter:
 
 def open_archive(options: argparse.Namespace) -> JobArchive:
     """Open the archive of the options: with --url that of a collector's JSON interface.
-
-    A collector with a database shares its archive there, so --elastic-host names it as well.
 
     Raises:
         ConfigError: no archive is named.
@@ -85,11 +88,10 @@ def open_archive(options: argparse.Namespace) -> JobArchive:
             raise ConfigError("--url excludes --archive")
         return RemoteArchive(client)
     path = options.archive
-    if not path and getattr(options, "elastic_host", None):  # of a command that reads rows there
-        return ElasticArchive.from_options(options)
     if not path:
         collector = configured(options.config, _OTHERS)
-        if is_shared(collector):
+        is_only_there = has_database(collector) and collector.archive is None and not path_of(collector)
+        if is_only_there or is_shared(collector):
             return ElasticArchive.from_options(collector)
         path = _path_of(collector, options.config, _OTHERS)
     if not os.path.exists(path):

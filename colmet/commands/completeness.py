@@ -11,7 +11,6 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 from colmet.commands import selection
@@ -21,12 +20,10 @@ from colmet.common.runtime import cli
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import percent
 from colmet.stored import sources
-from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
-from colmet.stored.hdf5 import BURST_S, ask, is_live
-from colmet.stored.marks import marks_of
-from colmet.stored.rows import Marks, Reader
-
-PART_S = 0.3  # reading time of a part: a collector writes every second or two
+from colmet.stored.accounts import LEDGER_COLUMNS, StoredHost, TableOnHost, gathered, ledger_rows, look
+from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.hdf5_files import BURST_S, is_live
+from colmet.stored.series import NODE, RowQuery
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -51,34 +48,21 @@ exit status:
 
 
 def read(paths: Iterable[str], host: str | None = None) -> dict[str, StoredHost]:
-    """Read the rows of all hosts, or of one, in files."""
+    """Read the rows of all hosts, or of one, in files.
+
+    The ledger is read first: the rows that it counts are in the other tables by then.
+    """
     hosts: dict[str, StoredHost] = defaultdict(StoredHost)
-    reader = Reader({marks_of.__name__: marks_of})
-    try:
-        for path in paths:
-            for marks in _marks(reader, path, host):
-                for job, table, name, times in marks.times:
-                    hosts[name.decode("ascii", "replace")].add(table, job, times)
-                for table, row in marks.rows:
-                    hosts[row["hostname"].decode("ascii", "replace")].note(table, row)
-    finally:
-        reader.close()
-    return dict(hosts)
-
-
-def _marks(reader: Reader, path: str, host: str | None) -> Iterator[Marks]:
-    """Yield the content of a file, some tables at a time, each read while the file is not being written."""
-    name = None if host is None else host.encode("ascii", "replace")
-    begin: list[Any] | None = None
-    while True:
-        read = partial(marks_of, whole=(LEDGER, GAPS), host=name, begin=begin, seconds=PART_S)
-        marks = ask(reader, path, read, lambda found: found.nameless > 0)
-        if begin is None and is_live(path, BURST_S):
+    with Hdf5History(paths) as history:
+        for table, columns in LEDGER_COLUMNS.items():
+            for series in history.read(RowQuery(NODE, table, columns, hosts=None if host is None else [host])):
+                for row in ledger_rows(series):
+                    hosts[series.host].note(table, row)
+        if any(is_live(path, BURST_S) for path in history.paths):
             time.sleep(BURST_S)  # rows counted by the ledger may not be written yet
-        yield marks
-        begin = marks.following
-        if begin is None:
-            return
+        for job, table, name, times in history.times(host):
+            hosts[name].add(table, job, times)
+    return {name: one for name, one in hosts.items() if one.times}
 
 
 def stored_percent(here: int, due: int) -> str:

@@ -21,7 +21,7 @@ from colmet.commands.extract_rows import ALL_ROWS, FIRST, Found, Interval, Outpu
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.plural import counted
 from colmet.stored.names import natural, near
-from colmet.stored.series import NODE, History
+from colmet.stored.series import NODE, History, RowQuery
 
 if TYPE_CHECKING:
     from colmet.common.runtime import cli
@@ -90,7 +90,8 @@ def answer_oar(arguments: Sequence[str], out: IO[bytes]) -> int:
 
 def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
     """Write the data."""
-    from colmet.stored.hdf5 import Hdf5History, files_of
+    from colmet.stored.hdf5 import Hdf5History
+    from colmet.stored.hdf5_files import files_of
 
     if len(arguments) != len(ARGUMENTS):
         raise _Refused(USAGE, f"{counted(len(arguments), 'arguments')}, not 5: colmet-extract {' '.join(ARGUMENTS)}")
@@ -113,7 +114,7 @@ def _write_oar(arguments: Sequence[str], out: IO[bytes]) -> None:
         wanted = ALL_ROWS if job != NODE else interval
         with Hdf5History([prefix], interval.since, interval.until) as history:
             found: Found
-            main, why = history.read(job, FIRST[0], names, *wanted), ""
+            main, why = history.read(RowQuery(job, FIRST[0], names, *wanted)), ""
             if main and all(name in one.columns for one in main for name in names):  # nearly always
                 chosen, found = [OutputColumn(name, FIRST[0], name) for name in names], {(FIRST[0], False): main}
             else:
@@ -195,7 +196,7 @@ def add_options(parser: cli.Parser) -> None:
 examples:
   colmet extract -j 4242 --list
   colmet extract -j 4242 --metrics cpu_run_real_total,coremem --format csv
-  colmet extract -j 4242 --metrics 'taskstats_default.*' --since 2h --json
+  colmet extract -j 4242 --metrics 'taskstats_default.*' --since 2h
   colmet extract -j 4242 --format parquet --output job4242.parquet
   colmet extract /var/lib/colmet/colmet 4242 1700000000 1700003600 coremem | gunzip
 
@@ -225,7 +226,6 @@ The second form has the statuses of colmet-extract."""
     parser.add_argument(
         "--format", choices=FORMATS, help="write this format; parquet and hdf5 require --output (default: json)"
     )
-    parser.add_argument("--json", action="store_true", help="the same as --format json; with --list: print JSON")
     parser.add_argument("-o", "--output", metavar="FILE", help="write to this file (default: standard output)")
     sources.add_options(parser)
     remote.add_options(parser)
@@ -244,8 +244,6 @@ def _run(options: argparse.Namespace) -> int:
     if options.job is None:
         raise ConfigError("no job is named; give --job JOB")
     selection.check_interval(options)
-    if options.json and options.format not in (None, "json"):
-        raise ConfigError(f"--json and --format {options.format}: give one of them")
     if options.list and (options.output or options.metrics or options.format not in (None, "json")):
         raise ConfigError("--list excludes --metrics, --output and all formats but json")
     form = options.format or "json"
@@ -255,7 +253,7 @@ def _run(options: argparse.Namespace) -> int:
         wanted = Interval(options.since, options.until, options.host)
         try:
             if options.list:
-                return _list(history, options.job, wanted, options.json)
+                return _list(history, options.job, wanted, options.format is not None)
             chosen = choose(history, options.job, options.metrics, wanted)
             unknown = [column.name for column in chosen if not column.table]
             hints = _hints(history, options.job, wanted, unknown)
@@ -326,7 +324,7 @@ def _list(history: History, job: int, wanted: Interval, as_json: bool) -> int:
     units = {schema.name: {field.name: field.unit for field in schema.fields} for schema in schemas().values()}
     listed = []
     for table, columns in history.tables(job, wanted.since, wanted.until).items():
-        rows = history.by_hosts(job, table, [], *wanted)
+        rows = history.by_hosts(RowQuery(job, table, [], *wanted))
         of_host = [
             (one.host, len(one), int(one.times[0]), int(one.times[-1]))
             for host in sorted(rows.counts)

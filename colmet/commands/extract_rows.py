@@ -11,7 +11,7 @@ import numpy.typing as npt
 from colmet.common.schema import MISSING_INT
 from colmet.stored.groups import groups_of
 from colmet.stored.names import natural, short
-from colmet.stored.series import NODE, History, Series
+from colmet.stored.series import NODE, History, RowQuery, Series
 
 # Precedence of tables with equal column names; the others follow in the order of their names.
 FIRST = ("taskstats_default", "jobprocstats_default", "perfhwstats_default", "procstats_default", "RAPLstats_default")
@@ -109,9 +109,9 @@ def fetch(
     for (table, of_node), names in _places(history, job, chosen, wanted).items():
         if of_node and job != NODE:
             of_job = of_job or _of_job(history, job, wanted, found)
-            found[table, of_node] = history.read(NODE, table, names, *both(of_job, wanted))
+            found[table, of_node] = history.read(RowQuery(NODE, table, names, *both(of_job, wanted)))
         else:
-            found[table, of_node] = history.read(job, table, names, *wanted)
+            found[table, of_node] = history.read(RowQuery(job, table, names, *wanted))
     return found
 
 
@@ -143,7 +143,7 @@ def _of_job(history: History, job: int, wanted: Interval, found: Found) -> Inter
     rows = [series for some in found.values() for series in some]
     for table in _main(history, job, wanted):
         if (table, False) not in found:
-            rows += history.read(job, table, [], *wanted)
+            rows += history.read(RowQuery(job, table, [], *wanted))
     return interval_of(rows)
 
 
@@ -162,7 +162,7 @@ def plan(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Int
     """
     tables = _places(history, job, chosen, wanted)
     rows = {
-        place: history.by_hosts(job, place[0], [], *wanted)
+        place: history.by_hosts(RowQuery(job, place[0], [], *wanted))
         for place in [*tables, *[(table, False) for table in _main(history, job, wanted)]]
         if job == NODE or not place[1]
     }
@@ -173,7 +173,7 @@ def plan(history: History, job: int, chosen: Sequence[OutputColumn], wanted: Int
     of_job = Interval(first, last, sorted({host for one in having for host in one.counts}))
     for place in tables:
         if place not in rows:
-            rows[place] = history.by_hosts(NODE, place[0], [], *of_job)
+            rows[place] = history.by_hosts(RowQuery(NODE, place[0], [], *of_job))
     edges = np.unique(np.linspace(first, last + 1, BUCKETS + 1).astype(np.int64))
     values = np.zeros(len(edges) - 1, np.int64)
     for place, names in tables.items():

@@ -115,21 +115,12 @@ exit status:
     archives.add_filter(parser)
     parser.add_argument("--since", metavar="TIME", type=moment, help="jobs that ran at this time or later")
     parser.add_argument("--until", metavar="TIME", type=moment, help="jobs that started before this time")
-    parser.add_argument("--running", action="store_true", help="only running jobs")
-    parser.add_argument(
-        "--efficiency-below",
-        metavar="PERCENT",
-        type=cli.positive_number,
-        help="only jobs that used less of their allocated CPU time",
-    )
-    parser.add_argument("--rule", metavar="RULE", default="", help="only jobs with this advice, such as cpu-low")
     parser.add_argument("--sort", metavar="COLUMN", default="start", help="order, largest first (default: start)")
     parser.add_argument("--reverse", action="store_true", help="smallest first")
     parser.add_argument(
         "--limit", metavar="N", type=cli.whole_number(0, 10_000), help=f"at most N jobs (default: {LIMIT}; CSV: 10,000)"
     )
     parser.add_argument("--columns", metavar="LIST", help="columns, separated by commas; 'help' lists them")
-    selection.add_utc(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--csv", action="store_true", help="print CSV: seconds, bytes, joules and shares of 1")
     archives.add_options(parser)
@@ -165,12 +156,7 @@ def run(options: argparse.Namespace) -> int:
     with archives.open_archive(options) as archive:
         scope = archives.scope_of(options, archive)
         where = archives.filter_of(options, scope.users)
-        where = where._replace(
-            jobs=[] if options.job is None else [options.job],
-            states=[RUNNING] if options.running else where.states,
-            rule=options.rule,
-            efficiency_below=None if options.efficiency_below is None else options.efficiency_below / 100,
-        )
+        where = where._replace(jobs=[] if options.job is None else [options.job])
         page = graded_jobs(archive, where, [*names, *grades], options.sort, not options.reverse, 0, limit)
     if options.json:
         print(json.dumps({"total": page.total, "jobs": page.rows}, allow_nan=False))
@@ -178,7 +164,7 @@ def run(options: argparse.Namespace) -> int:
         _print_csv(names, page)
     else:
         width = archives.width() if options.columns is None else None
-        _print_table(names, page, options.sort, width, Clock(options.utc))
+        _print_table(names, page, options.sort, width)
     archives.print_note(scope.note, is_table)
     return 0
 
@@ -189,12 +175,13 @@ def _print_csv(names: Sequence[str], page: JobPage) -> None:
     writer.writerows([[archives.csv_cell(row[name]) for name in names] for row in page.rows])
 
 
-def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | None, clock: Clock) -> None:
+def _print_table(names: Sequence[str], page: JobPage, sort: str, width: int | None) -> None:
     """Print the jobs as a table; the column of their order is shown at any width, and the time zone once."""
     if not page.rows:
         print("no jobs" if page.total == 0 else f"{counted(page.total, 'jobs')}, none of them shown")
         return
     columns = []
+    clock = Clock()
     graded: set[str] = set()
     dates = [name for name in names if ALL[name].unit == "date"]
     times = [float(row[name]) for name in dates for row in page.rows if row[name]]

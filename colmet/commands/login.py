@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import os
 import sys
 import time
 
@@ -58,14 +59,16 @@ def run(options: argparse.Namespace) -> int:
         raise ConfigError(
             "no collector is known here: give the URL of your site's, such as https://head.example.org:8080"
         )
-    url, options.ca_file = remote.checked_url(interface.url, interface.allow_http), interface.ca_file
+    url = remote.checked_url(interface.url, options.allow_http or interface.allow_http)
+    given_ca = os.path.abspath(options.ca_file) if options.ca_file else ""
+    options.ca_file = given_ca or interface.ca_file
     if options.token_file is not None:
         if options.user or options.password_stdin or options.keep_password:
             raise ConfigError("--token-file excludes --user, --password-stdin and --keep-password")
         login = _by_token(url, _token(options.token_file), options)
     else:
         login = _by_password(url, options)
-    logins.keep(url, login)
+    logins.keep(url, login._replace(ca_file=given_ca))
     until = "" if login.until is None else time.strftime(" until %Y-%m-%d", time.gmtime(login.until))
     print(f"{url}: logged in as {clean(login.user)}{until}", file=sys.stderr)
     return 0

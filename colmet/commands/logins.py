@@ -29,6 +29,7 @@ class Login(NamedTuple):
     secret: str  # the token, or NAME:PASSWORD
     user: str = ""  # as the interface names it
     until: int | None = None  # end of the token, seconds since 1970; None if unknown
+    ca_file: str = ""  # certificates of the accepted authorities; "" for those of this machine
 
     @property
     def authorization(self) -> str:
@@ -113,7 +114,9 @@ def _read() -> dict[str, Login]:
 
 
 def _is_good(login: Login) -> bool:
-    if not all(isinstance(one, str) for one in login[:3]) or not isinstance(login.until, (int, type(None))):
+    if not all(isinstance(one, str) for one in (*login[:3], login.ca_file)):
+        return False
+    if not isinstance(login.until, (int, type(None))):
         return False
     return login.kind == BASIC or (login.kind == BEARER and bool(SECRET.fullmatch(login.secret)))
 

@@ -38,10 +38,10 @@ from colmet.stored.capacity import capacities, ceilings
 from colmet.stored.curves import averaged, is_rate, lines, thinned, unit_of
 from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.names import names_of, near
-from colmet.stored.series import NODE, HeldRows, History, HostRows, Series
+from colmet.stored.series import NODE, HeldRows, History, HostRows, RowQuery, Series
 
 KINDS = ("png", "svg")
-PANEL_HEIGHT, HEAD_HEIGHT = 220, 50  # pixels
+WIDTH, PANEL_HEIGHT, HEAD_HEIGHT = 900, 220, 50  # pixels
 STANDARD = ("cpu_used", "memory", "charged_read", "charged_write", "gpu_use", "gpu_memory")  # measures
 MAX_HEIGHT, MAX_METRICS = 8000, 36
 MAX_SAMPLES = 2 << 20  # in whole lines; beyond it, lines have `MAX_POINTS`, more than a picture has pixels
@@ -74,31 +74,9 @@ exit status:
     selection.add_job(parser, "draw this job; 0: the nodes themselves")
     selection.add_interval(parser)
     selection.add_hosts(parser)
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--rate", action="store_true", help=cli.Rare("draw the growth per second of all metrics, of gauges too")
-    )
-    how.add_argument("--absolute", action="store_true", help=cli.Rare("draw the stored values, of counters too"))
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="write to this file, .png or .svg; or to - (default: job-JOB-....png)"
+        "-o", "--output", metavar="FILE", help="write to this file, .png or .svg; - for PNG (default: job-JOB-....png)"
     )
-    parser.add_argument(
-        "--format", choices=KINDS, help=cli.Rare("format of the picture (default: by its name, else png)")
-    )
-    parser.add_argument(
-        "--width",
-        metavar="PIXELS",
-        type=cli.whole_number(200, 4000),
-        default=900,
-        help=cli.Rare("width (default: 900)"),
-    )
-    parser.add_argument(
-        "--height",
-        metavar="PIXELS",
-        type=cli.whole_number(100, MAX_HEIGHT),
-        help=cli.Rare(f"height of all charts together (default: {PANEL_HEIGHT} for each)"),
-    )
-    selection.add_utc(parser)
     parser.add_argument("--text", action="store_true", help="draw in the terminal; a picture only with --output")
     parser.add_argument("--json", action="store_true", help="print the values as JSON; a picture only with --output")
     sources.add_options(parser)
@@ -217,10 +195,9 @@ def gather(
     job: int,
     texts: Sequence[str],
     wanted: Interval = ALL_ROWS,
-    rates: bool | None = None,
     is_drawn: bool = False,
 ) -> list[Plotted]:
-    """Return the charts of the columns or measures named by texts, of counters as rates unless `rates` says otherwise.
+    """Return the charts of the columns or measures named by texts, of counters as rates.
 
     Without texts they are those of `STANDARD` with values.
 
@@ -252,11 +229,9 @@ def gather(
         limits = wanted
         if choice.job != job:  # of nodes: several tables of the job, as one may lack some of its hosts
             limits = of_nodes = of_nodes or _interval_of(grouped, job, tables[job], wanted)
-        if wanted.hosts is not None:  # few
-            read[key] = HeldRows(history.read(choice.job, choice.table, names, *limits)), len(names)
-        else:
-            found = grouped.rows(*key, names, limits.since, limits.until, limits.hosts)
-            read[key] = found, len(names)
+        query = RowQuery(choice.job, choice.table, names, *limits)
+        rows = HeldRows(history.read(query)) if wanted.hosts is not None else grouped.rows(query)  # few hosts
+        read[key] = rows, len(names)
     groups = groups_of(read.values())
     grouped.hosts = [host for group in groups for host in group]
     samples = sum([sum(rows.counts.values()) for rows, _ in read.values()])
@@ -267,7 +242,7 @@ def gather(
         )
     hosts = sum(map(len, groups))
     made: list[list[tuple[Line, Choice]]] = [[] for _ in chosen]
-    rated = [is_rate(choice.field) if rates is None else rates for choice in chosen]
+    rated = [is_rate(choice.field) for choice in chosen]
     for done, group in enumerate(groups):
         series = {key: rows.read(group) for key, (rows, _) in read.items()}
         there: dict[int, dict[str, Capacity]] = {}
@@ -300,8 +275,8 @@ def gather(
 def _interval_of(history: GroupedRows, job: int, tables: Iterable[str], wanted: Interval) -> Interval:
     """Return the time range and the hosts of a job's rows."""
     if wanted.hosts is not None:
-        return interval_of([one for table in tables for one in history.read(job, table, (), *wanted)])
-    every = [history.rows(job, table, (), wanted.since, wanted.until) for table in tables]
+        return interval_of([one for table in tables for one in history.read(RowQuery(job, table, (), *wanted))])
+    every = [history.rows(RowQuery(job, table, (), wanted.since, wanted.until)) for table in tables]
     having = [rows for rows in every if rows.counts]
     if not having:
         return Interval(hosts=())
@@ -370,13 +345,13 @@ def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
     }
 
 
-def picture(job: int, plotted: Sequence[Plotted], kind: str, width: int, height: int | None, utc: bool) -> bytes:
-    """Draw the picture, with times in UTC or in local time."""
+def picture(job: int, plotted: Sequence[Plotted], kind: str) -> bytes:
+    """Return the picture, png or svg, with times in local time."""
     from colmet.report import charts  # requires matplotlib, and a second to load
 
     panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
-    height = height or min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
-    figure = charts.draw(panels, width, height, Clock(utc), _heading(job, plotted))
+    height = min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
+    figure = charts.draw(panels, WIDTH, height, Clock(), _heading(job, plotted))
     return charts.rendered(figure, kind)
 
 
@@ -406,15 +381,14 @@ def target(options: argparse.Namespace) -> tuple[str, str]:
     output = options.output
     if output is None:
         of = f"-{options.metrics[0]}" if len(options.metrics) == 1 else ""
-        kind = options.format or KINDS[0]
-        return re.sub(r"[^A-Za-z0-9_.-]", "_", f"job-{options.job}{of}")[:100] + f".{kind}", kind
+        return re.sub(r"[^A-Za-z0-9_.-]", "_", f"job-{options.job}{of}")[:100] + f".{KINDS[0]}", KINDS[0]
     if output == "-":
         if sys.stdout.isatty():
             raise ConfigError("--output -: the picture would go to this terminal; name a file, or send it elsewhere")
-        return output, options.format or KINDS[0]
-    kind = options.format or os.path.splitext(output)[1][1:].lower()
+        return output, KINDS[0]
+    kind = os.path.splitext(output)[1][1:].lower()
     if kind not in KINDS:
-        raise ConfigError(f"--output {output}: give a name that ends in .png or .svg, or --format")
+        raise ConfigError(f"--output {output}: give a name that ends in .png or .svg")
     return output, kind
 
 
@@ -432,14 +406,13 @@ def run(options: argparse.Namespace) -> int:
     if (options.json or options.text) and options.output == "-":
         raise ConfigError("--json or --text, and --output -, both go to standard output; name a file")
     path, kind = target(options) if draws else ("", "")
-    rates = True if options.rate else False if options.absolute else None
     with open_history(options) as history, shown_progress(history, "colmet plot"):
         wanted = Interval(options.since, options.until, options.host)
-        plotted = gather(history, options.job, options.metrics, wanted, rates, is_drawn=not options.json)
+        plotted = gather(history, options.job, options.metrics, wanted, is_drawn=not options.json)
         for text in history.warnings:
             print(f"colmet plot: {text}", file=sys.stderr)
     if draws:
-        data = picture(options.job, plotted, kind, options.width, options.height, options.utc)
+        data = picture(options.job, plotted, kind)
         if path == "-":
             sys.stdout.buffer.write(data)
         else:
@@ -452,5 +425,5 @@ def run(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(document(options.job, plotted), allow_nan=False))
     elif options.text:
-        print("\n".join(text_of(options.job, plotted, Clock(options.utc), archives.width())))
+        print("\n".join(text_of(options.job, plotted, Clock(), archives.width())))
     return 0

@@ -36,7 +36,7 @@ TOKEN = "COLMET_TOKEN"  # of the environment
 _OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_IP_ADDRESS_MISMATCH
 CLIENT = "/etc/colmet/client.toml"  # the site's, for its users
 # Options that name another source of a command.
-_SOURCES = ("archive", "hdf5", "elastic_host", "control_socket", "daemon")
+_SOURCES = ("archive", "hdf5", "control_socket", "daemon")
 _EXPECTED = "is it a collector with --http-listen?"
 
 
@@ -53,20 +53,18 @@ class InterfaceError(ColmetError):
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare --url and the options of the connection."""
-    group = parser.add_argument_group("JSON interface of a collector")
-    group.add_argument(
+    """Declare --url."""
+    parser.add_argument(
         "--url",
         metavar="URL",
-        help="ask the interface at this URL, such as https://head.example.org:8080, with the login of `colmet login`; "
-        "it requires no right to read files, and users see their own jobs; default: $COLMET_URL, the only login of "
-        "`colmet login`, or the site's",
+        help="ask a collector's JSON interface at this URL, such as https://head.example.org:8080, with the login of "
+        "`colmet login`; it requires no right to read files, and users see their own jobs; default: $COLMET_URL, the "
+        "only login of `colmet login`, or the site's",
     )
-    add_connection(group)
 
 
 def add_connection(parser: cli.Options) -> None:
-    """Declare the options of the connection alone."""
+    """Declare the options of a connection; `colmet login` keeps them, and the site's file has them."""
     parser.add_argument(
         "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
     )
@@ -85,7 +83,9 @@ def checked_url(text: str, allow_http: bool) -> str:
     if parts is None or parts.query or parts.fragment or len(text) > 2000:
         raise ConfigError(f"{text!r:.200} is not a URL such as https://head.example.org:8080")
     if is_readable_on_the_way(text) and not allow_http:
-        raise ConfigError(f"{text:.200}: others on the way could read the login; give https://, or --allow-http")
+        raise ConfigError(
+            f"{text:.200}: others on the way could read the login; give https://, or `colmet login --allow-http`"
+        )
     return text.rstrip("/")
 
 
@@ -113,7 +113,8 @@ def default_interface() -> Interface | None:
         return None  # who may read the archive needs no login, which may have expired
     login_url = logins.only_url()
     if login_url:
-        return site._replace(url=login_url, allow_http=True)  # it was checked by `colmet login`
+        login = logins.find(login_url)
+        return site._replace(url=login_url, ca_file=(login.ca_file if login else "") or site.ca_file)
     return site if site.url else None
 
 
@@ -137,19 +138,16 @@ def _site_interface() -> Interface:
 def interface_of(options: argparse.Namespace) -> Interface | None:
     """Return the interface that a command asks: that of --url, else `default_interface`; None for another source."""
     if options.url is not None:
-        return Interface(options.url, options.ca_file, options.allow_http)
+        return _site_interface()._replace(url=options.url)
     is_local = any(getattr(options, name, None) for name in _SOURCES)
     is_local = is_local or (hasattr(options, "config") and options.config != _collector_file())
-    default = None if is_local else default_interface()
-    if default is None:
-        if options.ca_file or options.allow_http:
-            raise ConfigError("--ca-file and --allow-http require --url")
-        return None
-    return Interface(default.url, options.ca_file or default.ca_file, options.allow_http or default.allow_http)
+    return None if is_local else default_interface()
 
 
 def client_of(options: argparse.Namespace) -> InterfaceClient | None:
     """Return the client for `interface_of`, with the kept login or that of the environment; None without one.
+
+    `colmet login` has checked the URL of a kept login. Without a login there is none to be read on the way.
 
     Raises:
         ConfigError: the options, the site's file or the kept login cannot be used.
@@ -157,12 +155,16 @@ def client_of(options: argparse.Namespace) -> InterfaceClient | None:
     interface = interface_of(options)
     if interface is None:
         return None
-    url = checked_url(interface.url, interface.allow_http)
+    url = checked_url(interface.url, True)
     token = os.environ.get(TOKEN, "")
     if token and not SECRET.fullmatch(token):
         raise ConfigError(f"{TOKEN} of the environment: not a token")
-    login = Login(logins.BEARER, token) if token else logins.find(url)
-    return InterfaceClient(url, "" if login is None else login.authorization, interface.ca_file)
+    kept = logins.find(url)
+    login = Login(logins.BEARER, token) if token else kept
+    if login is not None and kept is None:
+        checked_url(url, interface.allow_http)
+    ca_file = kept.ca_file if kept is not None and kept.ca_file else interface.ca_file
+    return InterfaceClient(url, "" if login is None else login.authorization, ca_file)
 
 
 class InterfaceClient:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from colmet.commands.remote import InterfaceClient, InterfaceError
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.stored import sources
-from colmet.stored.series import NODE, History, Series, missing_values
+from colmet.stored.series import NODE, History, RowQuery, Series, missing_values
 
 WINDOW_ROWS = 200_000  # in an interval of time that is read by pages
 PAGE_ROWS = 50_000
@@ -29,8 +29,8 @@ def open_history(options: argparse.Namespace) -> History:
     client = remote.client_of(options)
     if client is None:
         return sources.open_history(options)
-    if options.hdf5 or options.elastic_host:
-        raise ConfigError("--url excludes --hdf5 and --elastic-host")
+    if options.hdf5:
+        raise ConfigError("--url excludes --hdf5")
     return RemoteHistory(client)
 
 
@@ -55,24 +55,17 @@ class RemoteHistory(History):
             raise self._broken()
         return {str(table): list(map(str, names)) for table, names in found.items()}
 
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
+    def read(self, query: RowQuery) -> list[Series]:
         """Return the rows of a job; see `History.read`."""
+        job, hosts = query.job, query.hosts
         if job == NODE:
             return []
-        names = None if columns is None else ",".join(columns) or "time"
-        asked = {"table": table, "columns": names}
+        names = None if query.columns is None else ",".join(query.columns) or "time"
+        asked = {"table": query.table, "columns": names}
         made: dict[str, list[dict[str, Any]]] = {}
         kinds: dict[str, str] = {}
         for node in [None] if hosts is None or len(hosts) > FEW_HOSTS else sorted(hosts):
-            for page in self._pages(job, {**asked, "node": node}, Interval(since, until)):
+            for page in self._pages(job, {**asked, "node": node}, Interval(query.since, query.until)):
                 try:
                     for name, kind in page["kinds"].items():
                         kinds[name] = max(kinds.get(name, ""), kind, key=" ifS".find)
@@ -82,7 +75,7 @@ class RemoteHistory(History):
                 except (KeyError, TypeError, AttributeError) as err:
                     raise self._broken() from err
         try:
-            return [_series(table, host, job, parts, kinds) for host, parts in sorted(made.items())]
+            return [_series(query.table, host, job, parts, kinds) for host, parts in sorted(made.items())]
         except (KeyError, TypeError, ValueError, OverflowError) as err:
             raise self._broken() from err
 

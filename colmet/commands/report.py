@@ -71,7 +71,6 @@ exit status:
     parser.add_argument(
         "-v", "--verbose", action="store_true", help="add the conditions of the advice; and hints for administrators"
     )
-    selection.add_utc(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--html", metavar="FILE", help="write a page with charts to this file")
     parser.add_argument("--png", metavar="FILE", help="write a picture with charts to this file")
@@ -108,8 +107,8 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError("job 0 stands for the nodes themselves, and a report is of a job")
     client = remote.client_of(options)
     has_archive = bool(options.archive)
-    if client is not None and (options.hdf5 or options.elastic_host or options.archive):
-        raise ConfigError("--url excludes --hdf5, --elastic-host and --archive")
+    if client is not None and (options.hdf5 or options.archive):
+        raise ConfigError("--url excludes --hdf5 and --archive")
     if options.hdf5 and not has_archive:
         options.archive = f"{options.hdf5[0]}{SUFFIX}"  # that of the same collector
     try:
@@ -206,7 +205,7 @@ def _asked(options: argparse.Namespace, archive: JobArchive | None) -> JobQuery:
 def _show(report: Report, options: argparse.Namespace) -> None:
     from colmet.report.text import show
 
-    show(report, sys.stdout, verbose=options.verbose, clock=Clock(options.utc))
+    show(report, sys.stdout, verbose=options.verbose, clock=Clock())
 
 
 def _run_remote(client: InterfaceClient, options: argparse.Namespace) -> None:

@@ -41,23 +41,14 @@ MOST_SHOWN = 500  # rows of the table; sums, spread and unusual jobs are of all
 def add_options(group: cli.Options) -> None:
     """Declare the options that select several jobs."""
     archives.add_users(group)
-    archives.add_filter(group, cli.Rare)
-    group.add_argument(
-        "--limit",
-        metavar="N",
-        type=cli.whole_number(1, MAX_ROWS),
-        default=MAX_ROWS,
-        help=cli.Rare(f"at most N jobs, the latest (default: {MAX_ROWS:,})"),
-    )
+    archives.add_filter(group, ("project", "state", "array"))
 
 
 def are_selected(options: argparse.Namespace) -> bool:
     """Return whether the options select several jobs, and not one."""
-    conditions = (options.user, options.all_users, options.project, options.queue, options.state, options.host)
+    conditions = (options.user, options.all_users, options.project, options.state, options.array)
     is_interval = options.since is not None or options.until is not None
-    return (
-        len(options.words) > 1 or any([*conditions, options.name, options.array]) or (not options.words and is_interval)
-    )
+    return len(options.words) > 1 or any(conditions) or (not options.words and is_interval)
 
 
 def run(options: argparse.Namespace, client: InterfaceClient | None) -> None:
@@ -71,24 +62,24 @@ def run(options: argparse.Namespace, client: InterfaceClient | None) -> None:
     with RemoteArchive(client) if client is not None else archives.open_archive(options) as archive:
         where, tasks, note = _selection(options, archive)
         has_curves = options.html is not None and client is None
-        report = gather_jobs(archive, where, options.limit, tasks, [FOOTPRINT.name] if has_curves else [])
+        report = gather_jobs(archive, where, MAX_ROWS, tasks, [FOOTPRINT.name] if has_curves else [])
         report = report._replace(notes=[*report.notes, *([note] if note else [])])
         if not report.rows:
             raise ColmetError("; ".join(["no such job is in the archive", *report.notes]))
         if options.html is not None:
-            save(options.html, _page(report, client, where, options.limit, bool(tasks)))
+            save(options.html, _page(report, client, where, bool(tasks)))
     if options.json:
         print(json.dumps(document_of_jobs(report), allow_nan=False))
     elif options.html is None:
         print_jobs(report, archives.width())
 
 
-def _page(report: SeveralJobs, client: InterfaceClient | None, where: JobFilter, limit: int, has_tasks: bool) -> bytes:
+def _page(report: SeveralJobs, client: InterfaceClient | None, where: JobFilter, has_tasks: bool) -> bytes:
     """Return the page: the interface's has curves, which its lists of jobs have not."""
     if client is None or has_tasks or len(where.jobs) > AT_ONCE:
         return html(report)
     asked = {name: value for name, value in parameters_of(where).items() if value not in ("", None)}
-    return client.read("report.html", {**asked, "limit": limit})
+    return client.read("report.html", {**asked, "limit": MAX_ROWS})
 
 
 def save(path: str, content: bytes) -> None:
@@ -203,7 +194,7 @@ def print_jobs(report: SeveralJobs, width: int) -> None:
     for note in report.notes:
         print(f"note: {clean(note)}")
     if report.total > len(report.rows):
-        print(f"note: these are {len(report.rows):,} of {report.total:,} jobs: --limit and --since select others")
+        print(f"note: these are {len(report.rows):,} of {report.total:,} jobs: --since and --until select others")
 
 
 def _print_spread(report: SeveralJobs) -> None:

@@ -53,11 +53,6 @@ def add_hosts(parser: cli.Options) -> None:
     parser.add_argument("--host", metavar="HOST", action="append", help="only this host; repeatable")
 
 
-def add_utc(parser: cli.Options) -> None:
-    """Declare --utc."""
-    parser.add_argument("--utc", action="store_true", help=cli.Rare("show times in UTC (default: local time)"))
-
-
 def check_interval(options: argparse.Namespace) -> None:
     """Refuse an interval with its end before its start."""
     if options.since is not None and options.until is not None and options.since > options.until:

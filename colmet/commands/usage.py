@@ -13,7 +13,6 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from colmet.archive import factors
@@ -22,14 +21,13 @@ from colmet.archive.queries import GROUPS, SPANS, UsageGroup, total_of
 from colmet.commands import archives, selection
 from colmet.commands.times import moment
 from colmet.commands.top.view import clean
-from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.quantities import UNKNOWN, percent
 
 GIB = 1 << 30
 BAR = 10  # characters
-MOST_LINES = 40  # of a chart
 
 
 class Figure(NamedTuple):
@@ -80,7 +78,7 @@ def add_options(parser: cli.Parser) -> None:
 examples:
   colmet usage --by user
   colmet usage --by project --by month --since 2026-01-01
-  colmet usage --by queue --since 1w --chart usage.svg
+  colmet usage --by queue --since 1w --csv
 
 exit status:
   0  done, also without any job
@@ -94,7 +92,7 @@ exit status:
         help=f"group by {', '.join(GROUPS)}; repeatable (default: user); months, weeks and days are in UTC",
     )
     archives.add_users(parser)
-    archives.add_filter(parser)
+    archives.add_filter(parser, ("project", "queue"))
     parser.add_argument(
         "--since", metavar="TIME", type=moment, help="count from this time on (default: the first of this month, UTC)"
     )
@@ -104,10 +102,8 @@ exit status:
         metavar="FILE",
         help=f"CO2 and prices of this site, in TOML (default: {factors.DEFAULT_PATH}, if there is one)",
     )
-    selection.add_utc(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--csv", action="store_true", help="print CSV")
-    parser.add_argument("--chart", metavar="FILE", help="write bars as a picture, .png or .svg, to this file")
     archives.add_options(parser)
 
 
@@ -129,16 +125,13 @@ def run(options: argparse.Namespace) -> int:
     span = next((n for n, word in enumerate(by) if word in SPANS), None)
     if span is not None:
         groups = _in_time(groups, span)
-    interval = Clock(options.utc).interval(options.since, options.until)
-    if options.chart is not None:
-        _write_chart(options.chart, groups, by, interval)
     if options.json:
         rows = [_row(group, by, figures, known) for group in groups]
         print(json.dumps({"since": options.since, "until": options.until, "by": by, "groups": rows}, allow_nan=False))
     elif options.csv:
         _print_csv(groups, by, figures, known)
-    elif options.chart is None:
-        _print_table(groups, by, figures, known, interval)
+    else:
+        _print_table(groups, by, figures, known, Clock().interval(options.since, options.until))
     archives.print_note(scope.note, not (options.json or options.csv))
     return 0
 
@@ -221,26 +214,3 @@ def _print_table(
 def _share(group: UsageGroup, whole: UsageGroup) -> float | None:
     held, all_s = group.sums["core_s"], whole.sums["core_s"]
     return None if not all_s or held is None else held / all_s
-
-
-def _write_chart(path: str, groups: Sequence[UsageGroup], by: Sequence[str], interval: str) -> None:
-    """Write the used and wasted core hours of each group as bars."""
-    kind = Path(path).suffix.lower()
-    if kind not in (".png", ".svg"):
-        raise ConfigError(f"--chart {path}: give a name that ends in .png or .svg")
-    from colmet.report.charts import bars, rendered
-
-    lines = [
-        (" ".join([clean(key) or UNKNOWN for key in group.keys]), _used_and_wasted(group))
-        for group in groups[:MOST_LINES]
-    ]
-    figure = bars(lines, f"Core hours by {', '.join(by)}, {interval}", ("used", "wasted"), "core hours")
-    try:
-        Path(path).write_bytes(rendered(figure, kind[1:]))
-    except OSError as err:
-        raise ColmetError(f"{path}: {err.strerror or err}") from err
-
-
-def _used_and_wasted(group: UsageGroup) -> tuple[float, float]:
-    used, wasted = [(group.sums[name] or 0.0) / HOUR_S for name in ("cpu_s", "wasted_core_s")]
-    return used, wasted

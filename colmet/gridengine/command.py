@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 
+from colmet.collector import web_options
 from colmet.commands import remote
 from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
@@ -74,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
 def configured_url(path: str) -> str:
     """Return the URL of the JSON interface of this machine's collector; raise ConfigError with a remedy without one."""
     what = "the URL of a server, such as http://head:8080"
-    options = sources.configured(path, what)
-    listen = getattr(options, "http_listen", None)
+    options = sources.configured(path, what, web_options.add_options)
+    listen = options.http_listen
     if not isinstance(listen, ListenAddress):  # none, or a Unix socket for a proxy
         raise ConfigError(f"{path} has no http-listen with a port: give {what}")
     host = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ from colmet.report.model import Report
 from colmet.report.requested import excesses, with_held_cores
 from colmet.stored.job_completeness import DELAY_S
 from colmet.stored.runs import StoredRun, jobs_of, stored_runs
-from colmet.stored.series import HeldRows, History, HostRows, Series
+from colmet.stored.series import HeldRows, History, HostRows, RowQuery, RowsView, Series
 from colmet.stored.stays import JobInterval
 
 SHARE_OF_ROWS = 0.95  # of the archived samples or time of each host; below it, rows are gone
@@ -150,7 +150,7 @@ def _lacks_rows(report: Report, archived: Report) -> bool:
     return False
 
 
-class OneRun(History):
+class OneRun(RowsView):
     """A history with the rows of one of several jobs with the same number.
 
     The column `run` of the rows separates runs. Rows without it, of older nodes or other tables, are separated by time.
@@ -166,7 +166,7 @@ class OneRun(History):
     def __init__(
         self, history: History, job: int, runs: Collection[StoredRun], first: int, last: int | None = None
     ) -> None:
-        self._history = history
+        super().__init__(history)
         self._job = job
         self._interval = first, (1 << 63) - 1 if last is None else last
         self._runs: dict[str, list[StoredRun]] = {run.host: [] for run in runs}
@@ -174,30 +174,14 @@ class OneRun(History):
             if self._interval[0] <= run.start <= self._interval[1]:
                 self._runs[run.host].append(run)
 
-    @property
-    def warnings(self) -> Sequence[str]:  # type: ignore[override]  # read only
-        """Return those of the history."""
-        return self._history.warnings
-
-    def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
-        """Return the tables with rows of a job; see `History.tables`."""
-        return self._history.tables(job, since, until)
-
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
+    def read(self, query: RowQuery) -> list[Series]:
         """Return the rows of a job; see `History.read`."""
-        if job != self._job:
-            return self._history.read(job, table, columns, since, until, hosts)
-        read = columns if columns is None or RUN in columns else [*columns, RUN]
-        parts = [self._part(one) for one in self._history.read(job, table, read, since, until, hosts)]
-        if read is not columns:
+        if query.job != self._job:
+            return self._history.read(query)
+        has_run = query.columns is None or RUN in query.columns
+        asked = query if has_run else replace(query, columns=[*(query.columns or ()), RUN])
+        parts = [self._part(one) for one in self._history.read(asked)]
+        if not has_run:
             parts = [replace(one, columns={n: v for n, v in one.columns.items() if n != RUN}) for one in parts]
         return [part for part in parts if len(part)]
 
@@ -214,22 +198,9 @@ class OneRun(History):
             is_own = np.where(numbers > 0, np.isin(numbers, [run.number for run in runs]), is_own)
         return series.selected(is_own)
 
-    def by_hosts(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str],
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> HostRows:
+    def by_hosts(self, query: RowQuery) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`."""
-        if job == self._job:
-            return HeldRows(self.read(job, table, columns, since, until, hosts))
-        return self._history.by_hosts(job, table, columns, since, until, hosts)
-
-    def close(self) -> None:
-        """Do nothing."""
+        return HeldRows(self.read(query)) if query.job == self._job else self._history.by_hosts(query)
 
 
 def rows_of(history: History, job: int, found: ArchivedJob | None) -> History:

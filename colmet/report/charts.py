@@ -285,39 +285,6 @@ def _clock(moment: datetime, step_s: float) -> str:
     return f"{moment:%H:%M}" if (moment.hour or moment.minute) and step_s < DAY_S else f"{moment:%d %b}"
 
 
-def bars(
-    rows: Sequence[tuple[str, Sequence[float]]], title: str, names: Sequence[str], unit: str, width: int = 900
-) -> Figure:
-    """Draw a bar for each row, the first on top, of the row's values side by side.
-
-    Args:
-        rows: a name and a value for each part.
-        title: above the picture.
-        names: of the parts, for the legend.
-        unit: of the values.
-        width: in pixels.
-    """
-    height = 110 + 22 * max(1, len(rows))
-    with _style():
-        figure = Figure(figsize=(width / DPI, height / DPI), dpi=DPI, layout="constrained")
-        FigureCanvasAgg(figure)
-        figure.suptitle(shown(title, 200), x=0.01, ha="left", weight="bold")
-        axes = figure.add_subplot()
-        places, left = np.arange(len(rows)), np.zeros(len(rows))
-        for number, name in enumerate(names):
-            values = np.array([of[number] for _, of in rows])
-            axes.barh(places, values, left=left, color=COLOURS[number], label=name, height=0.7)
-            left += values
-        axes.set_yticks(places, [shown(name) for name, _ in rows])
-        axes.invert_yaxis()
-        axes.set_xlabel(unit)
-        axes.grid(axis="x")
-        axes.set_axisbelow(True)
-        axes.xaxis.set_major_formatter(ticker.StrMethodFormatter("{x:,.4g}"))
-        axes.legend(loc="lower right", frameon=False)
-    return figure
-
-
 _METADATA: dict[str, dict[str, Any]] = {"png": {"Software": None}, "svg": {"Date": None, "Creator": None}}
 
 

@@ -37,7 +37,7 @@ from colmet.stored.job_completeness import (
     found_of,
     is_past,
 )
-from colmet.stored.series import NODE, History
+from colmet.stored.series import NODE, History, RowQuery
 from colmet.stored.stays import JobInterval, JobRows, Stay, added, largest
 
 RUNNING, ENDED, UNKNOWN = "running", "ended", "unknown"
@@ -162,7 +162,7 @@ def state_of(
     last row is within the normal delay.
     """
     if asked.until is not None:  # rows may follow the interval
-        later_rows = history.by_hosts(asked.job, table, [], asked.until, None, list(last))
+        later_rows = history.by_hosts(RowQuery(asked.job, table, [], asked.until, None, list(last)))
         for host in last:
             for series in later_rows.read([host]):
                 last[series.host] = max(last[series.host], int(series.times[-1]))
@@ -170,7 +170,7 @@ def state_of(
     late_s = DELAY_S + (largest(stay.period_s for stay in stays) or 0)
     latest = [host for host, time in last.items() if time >= end - late_s]
     of_nodes = next((name for name in NODE_TABLES if name in tables), next(iter(sorted(tables)), ""))
-    later = history.read(NODE, of_nodes, [], end - LATER_S, end + LATER_S, latest) if of_nodes else []
+    later = history.read(RowQuery(NODE, of_nodes, [], end - LATER_S, end + LATER_S, latest)) if of_nodes else []
     gone = {series.host for series in later if is_past(series.times, last[series.host])}
     if gone and all(host in gone or now - last[host] > late_s for host in latest):
         return ENDED

@@ -22,7 +22,7 @@ from colmet.common.measures import CPU_USED, NODE_CPU, NODE_MEAN_POWER, POWER_TA
 from colmet.common.units import UNITS
 from colmet.report.model import Energy, Number, ratio
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.series import NODE, Series
+from colmet.stored.series import NODE, RowQuery, Series
 from colmet.stored.stays import JobRows, Outline, Stay, added, text_of
 
 Floats = npt.NDArray[np.float64]
@@ -250,7 +250,7 @@ class _Around:
         there = [column for column in columns if column in self._tables.get(table, ())]
         if not there:
             return []
-        return self._rows.read(NODE, table, there, self._since, self._until, list(self._stays))
+        return self._rows.read(RowQuery(NODE, table, there, self._since, self._until, list(self._stays)))
 
     def steps(self) -> dict[str, Steps]:
         """Return the energy of each node during the job: from RAPL's zones, else from the power reported by the BMC."""
@@ -311,7 +311,9 @@ class _Around:
         for source in CPU_USED.sources:
             left = [host for host in hosts if host not in found]
             for one in (
-                self._rows.read(job, source.table, [source.column], self._since, self._until, left) if left else ()
+                self._rows.read(RowQuery(job, source.table, [source.column], self._since, self._until, left))
+                if left
+                else ()
             ):
                 if not np.isnan(one.values(source.column)).all():
                     found[one.host] = one, source
@@ -327,7 +329,7 @@ class _Around:
         tables = [table for table in (WHOLE, IPMI, RAPL) if "involved_jobs" in self._tables.get(table, ())]
         if not unsure or not tables:
             return found
-        for series in self._rows.read(NODE, tables[0], ["involved_jobs"], self._since, self._until, unsure):
+        for series in self._rows.read(RowQuery(NODE, tables[0], ["involved_jobs"], self._since, self._until, unsure)):
             texts = np.unique(series.columns.get("involved_jobs", np.empty(0, "S1")))
             found[series.host] = {int(number) for text in texts for number in _NUMBER.findall(text_of(text))}
         return {host: jobs - {job} for host, jobs in found.items() if host not in unsure or job in jobs}

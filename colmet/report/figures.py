@@ -23,7 +23,7 @@ from colmet.common.measures import (
 )
 from colmet.common.measures import TASKS as OF_TASKS
 from colmet.report.model import Cpu, HostFigures, InputOutput, MemoryUse, Number, Shared, Whereabouts
-from colmet.stored.series import NODE, Series
+from colmet.stored.series import NODE, RowQuery, Series
 from colmet.stored.stays import JobRows, Outline, Stay, added, largest
 
 REFAULTS = (measures.REFAULTS_ANON, measures.REFAULTS_FILE)
@@ -198,7 +198,7 @@ def shared_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequenc
     read: dict[str, list[Series]] = {}
     for table, columns in wanted.items():
         here = [column for column in columns if column in tables.get(table, ())]
-        found = rows.read(NODE, table, here, span.start, span.last, list(of_host)) if here else []
+        found = rows.read(RowQuery(NODE, table, here, span.start, span.last, list(of_host))) if here else []
         read[table] = [series.within(of_host[series.host].start, of_host[series.host].last) for series in found]
     sums = {
         name: added(_growth(series, measure.best.column) for series in read[measure.best.table])

@@ -14,7 +14,7 @@ from colmet.common.measures import Measure
 from colmet.report.energy import LONGEST_PERIODS, power_joules
 from colmet.report.model import GpuUse, Number
 from colmet.stored.gap_finder import cadence_s
-from colmet.stored.series import NODE, Series
+from colmet.stored.series import NODE, RowQuery, Series
 from colmet.stored.stays import JobRows, Outline, Stay, labels, text_of
 
 OF_JOB, OF_NODE, SUMMED = measures.GPUS_OF_JOBS, measures.GPUS, measures.JOB_GPUS
@@ -37,7 +37,7 @@ def gpus_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence[
     of_node: dict[str, Series] = {}
     wanted = [column for column in NODE_COLUMNS if column in tables.get(OF_NODE, ())]
     if holding and "uuid" in wanted:
-        read = rows.read(NODE, OF_NODE, wanted, span.start, span.last, [stay.host for stay in holding])
+        read = rows.read(RowQuery(NODE, OF_NODE, wanted, span.start, span.last, [stay.host for stay in holding]))
         of_node = {series.host: series for series in read}
     found: list[GpuUse] = []
     for stay in stays:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from colmet.report.model import Report
-from colmet.stored.series import HeldRows, History, HostRows, Series
+from colmet.stored.series import HeldRows, History, HostRows, RowQuery, RowsView, Series
 
 UNREADABLE = "the stored data cannot be read, or not all of it; administrators see why"
 LATEST = (1 << 63) - 1
 
 
-class OwnHistory(History):
+class OwnHistory(RowsView):
     """A history with the rows of one job that belong to its user.
 
     Rows of the nodes are those of the same hosts. Other jobs of these hosts are read to share the energy, and
@@ -26,7 +26,7 @@ class OwnHistory(History):
     """
 
     def __init__(self, history: History, job: int, own: Mapping[str, float | None]) -> None:
-        self._history = history
+        super().__init__(history)
         self._job = job
         self._own = own
 
@@ -35,42 +35,19 @@ class OwnHistory(History):
         """Return that parts of the store are unreadable, without names of files."""
         return (UNREADABLE,) if self._history.warnings else ()
 
-    def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
-        """Return the tables with rows of a job; see `History.tables`."""
-        return self._history.tables(job, since, until)
-
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
+    def read(self, query: RowQuery) -> list[Series]:
         """Return the rows of a job; see `History.read`."""
-        found = self._history.read(job, table, columns, since, until, self._visible(hosts))
-        return [self._cut(series) for series in found]
+        return [self._cut(series) for series in self._history.read(self._visible(query))]
 
-    def by_hosts(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str],
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> HostRows:
+    def by_hosts(self, query: RowQuery) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`."""
-        if job == self._job and any(start is not None for start in self._own.values()):
-            return HeldRows(self.read(job, table, columns, since, until, hosts))
-        return self._history.by_hosts(job, table, columns, since, until, self._visible(hosts))
+        if query.job == self._job and any(start is not None for start in self._own.values()):
+            return HeldRows(self.read(query))
+        return self._history.by_hosts(self._visible(query))
 
-    def close(self) -> None:
-        """Do nothing."""
-
-    def _visible(self, hosts: Collection[str] | None) -> list[str]:
-        return [host for host in self._own if hosts is None or host in hosts]
+    def _visible(self, query: RowQuery) -> RowQuery:
+        hosts = query.hosts
+        return replace(query, hosts=[host for host in self._own if hosts is None or host in hosts])
 
     def _cut(self, series: Series) -> Series:
         start = self._own.get(series.host)

@@ -9,8 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.stored.gap_finder import GapFinder, LedgerRow, ReportedGap, TableCompleteness, TableGap, Times, of_job
+from colmet.stored.series import Series
 
 LEDGER, GAPS = "completeness_default", "gaps_default"
+# Columns of both: texts, then counts.
+LEDGER_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    LEDGER: ("table", "epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
+    GAPS: ("table", "why", "epoch", "first", "last", "samples"),
+}
+TEXTS = ("table", "why")
 MAX_SAMPLES = 10**7  # of one gap
 
 
@@ -62,6 +69,20 @@ class StoredHost:
                     numbers["timestamp"], about, why, numbers["epoch"], *times, min(numbers["samples"], MAX_SAMPLES)
                 )
             )
+
+
+def ledger_rows(series: Series, about: set[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of `LEDGER` or `GAPS` about some tables, all by default; none if a column has another type."""
+    columns = LEDGER_COLUMNS[series.table]
+    kinds = {column: values.dtype.kind for column, values in series.columns.items()}
+    if any(kinds.get(column) != ("S" if column in TEXTS else "i") for column in columns):
+        return
+    tables = series.columns["table"]
+    wanted = np.ones(len(series), bool) if about is None else np.isin(tables, [table.encode() for table in about])
+    for n in np.flatnonzero(wanted).tolist():
+        row = {column: series.columns[column][n] for column in columns}
+        row.update({column: int(row[column]) for column in columns if column not in TEXTS})
+        yield {**row, "timestamp": int(series.times[n])}
 
 
 class TableOnHost(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, ceiling, largest, of_columns
 from colmet.common.measures import CGROUP_TABLE
 from colmet.stored.groups import each_series
-from colmet.stored.series import NODE, History, Series
+from colmet.stored.series import NODE, History, RowQuery, Series
 
 
 def of_job(series: Series) -> Capacity:
@@ -27,18 +27,18 @@ def capacities(
 ) -> dict[str, Capacity]:
     """Return the CPUs and tasks of a job on each host in an interval, or of the nodes; by default the CPUs of the node.
 
-    `rows` are those of the job in `cgroup_default`, if already read; `History.read` has the other arguments and errors.
+    `rows` are those of the job in `cgroup_default`, if already read; `RowQuery` has the other arguments.
     """
     found: dict[str, Capacity] = {}
     if job != NODE:
         if rows is None:
-            rows = each_series(history, job, CGROUP_TABLE, CAPACITY_COLUMNS, since, until, hosts)
+            rows = each_series(history, RowQuery(job, CGROUP_TABLE, CAPACITY_COLUMNS, since, until, hosts))
         found = {series.host: of_job(series) for series in rows}
         is_whole = found.keys() >= set(found if hosts is None else hosts)
         if found and is_whole and not any(np.isnan(one.cpus) for one in found.values()):
             return found
     table, column = NODE_CPUS
-    for series in each_series(history, NODE, table, [column], since, until, hosts):
+    for series in each_series(history, RowQuery(NODE, table, [column], since, until, hosts)):
         of_it = found.get(series.host, Capacity())
         if np.isnan(of_it.cpus):
             found[series.host] = of_it._replace(cpus=largest(series.values(column)))

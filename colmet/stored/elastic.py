@@ -9,18 +9,20 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from colmet.common.errors import ColmetError
 from colmet.common.runtime import database_client
-from colmet.common.schema import MISSING_INT, NAME
+from colmet.common.schema import NAME
 from colmet.common.tables import schemas
-from colmet.stored.series import HeldRows, History, HostRows, Series, by_host, missing_values
+from colmet.stored.elastic_columns import Hit, PagedColumns, by_job_and_host, column_of, joined, kinds_of
+from colmet.stored.series import NODE, ROW_VALUES, HeldRows, HostRows, RowQuery, RowStore, Series
 
 MAX_INDICES = MAX_HOSTS = 10_000  # with rows of one job
 MIN_PAGE_ROWS = 100
@@ -28,36 +30,17 @@ MAX_PAGE_ROWS = 10_000  # a server's default limit for one answer
 PAGE_BYTES = 16 << 20  # about half of an answer's limit
 VALUE_BYTES = 40  # of a document, for each column: its name and its value
 LISTS = {"involved_jobs": 6 << 10}  # enough for the numbers of some hundred jobs
-MAX_BYTES = 1 << 30  # of all columns of one table
 MAX_TIME_S = 1 << 40
+JOB = "job_id"
 
 WHERE = "ignore_unavailable=true&allow_no_indices=true"
-HEADER = frozenset({"hostname", "job_id", "timestamp"})
-INTEGERS = frozenset({"long", "integer", "short", "byte", "unsigned_long"})
-FLOATS = frozenset({"double", "float", "half_float", "scaled_float"})
-GROUPS = frozenset({"object", "nested", "flattened"})
 # Suffix of an undeclared table's name: it begins with a dash, and has a number.
 SUFFIX = re.compile(r"-(?=[^-]*\d).*", re.ASCII | re.DOTALL)
 
 E = TypeVar("E", bound="ElasticHistory")
 
 
-class _Hit(NamedTuple):
-    """A found document."""
-
-    ms: int  # time of the sample, since 1970
-    host: str  # its host
-    id: str  # of the document
-    index_name: str  # of its index
-    source: Mapping[str, Any]  # its columns
-
-    @property
-    def place(self) -> tuple[int, str]:
-        """Return the sort key of documents."""
-        return self.ms, self.host
-
-
-class ElasticHistory(History):
+class ElasticHistory(RowStore):
     """The rows written by the Elasticsearch output, or by Colmet 0.6.
 
     Args:
@@ -98,48 +81,34 @@ class ElasticHistory(History):
         names = {name for name in map(self._table_of, indices) if name is not None}
         return {name: list(kinds_of(self._fields(name))) for name in sorted(names)}
 
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
+    def read(self, query: RowQuery) -> list[Series]:
         """Return the rows of a job; see `History`. `involved_jobs` is the text of a JSON list, as in HDF5."""
-        found = self._filters(job, table, since, until, hosts)
+        found = self._filters(query)
         if found is None:
             return []
         host, filters = found
+        table, columns = query.table, query.columns
         kinds = kinds_of(self._fields(table))
         wanted = list(kinds) if columns is None else [name for name in dict.fromkeys(columns) if name in kinds]
-        rows = _PagedColumns(table, wanted, kinds)
+        rows = PagedColumns(table, wanted, kinds)
         for page in self._pages(table, filters, host, wanted):
             rows.add(page)
-        return rows.series(job)
+        return rows.series(query.job)
 
-    def by_hosts(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str],
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> HostRows:
+    def by_hosts(self, query: RowQuery) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`. The database counts them."""
-        found = self._filters(job, table, since, until, hosts)
+        found = self._filters(query)
         if found is None:
             return HeldRows([])
         host, filters = found
+        table = query.table
         edges = {name: {name: {"field": "timestamp"}} for name in ("min", "max")}
-        query = {
+        asked = {
             "size": 0,
             "query": {"bool": {"filter": filters}},
             "aggs": {"hosts": {"terms": {"field": host, "size": MAX_HOSTS}}, **edges},
         }
-        answer = self._search(self._pattern(table), query, "aggregations")
+        answer = self._search(self._pattern(table), asked, "aggregations")
         try:
             parts: Mapping[str, Any] = answer.get("aggregations", {})
             by_host: Mapping[str, Any] = parts.get("hosts", {})
@@ -149,37 +118,80 @@ class ElasticHistory(History):
         except (LookupError, TypeError, ValueError, AttributeError) as err:
             raise unexpected(err) from err
         if left_out:
-            raise ColmetError(f"{table}: job {job} has rows of more than {MAX_HOSTS} hosts; ask for some of them")
+            raise ColmetError(f"{table}: job {query.job} has rows of more than {MAX_HOSTS} hosts; ask for some of them")
         if sum(counts.values()) <= MAX_PAGE_ROWS:
-            return HeldRows(self.read(job, table, columns, since, until, hosts))
+            return HeldRows(self.read(query))
+        return _HostPages(self, query, counts, first, last)
 
-        def read(some: Collection[str], wanted: Collection[str] | None) -> list[Series]:
-            chosen = [name for name in columns if wanted is None or name in wanted]
-            return self.read(job, table, chosen, since, until, some)
+    def amounts(self, columns: Mapping[str, Collection[str]]) -> Mapping[int, int]:
+        """Return the number of values by hour; see `RowStore`. The database counts them."""
+        found: Counter[int] = Counter()
+        for n, (table, some) in enumerate(columns.items(), 1):
+            count = len(self._wanted(table, some)) + ROW_VALUES
+            for hour, rows in self._hours(table):
+                found[hour] += rows * count
+            self.progress(f"count {table}", n / len(columns))
+        return found
 
-        return _HostPages(counts, first, last, read)
+    def _hours(self, table: str) -> Iterator[tuple[int, int]]:
+        asked = self._filters(RowQuery(NODE, table), of_all_jobs=True)
+        if asked is None:
+            return
+        by_hour = {"date_histogram": {"field": "timestamp", "fixed_interval": "1h", "min_doc_count": 1}}
+        query = {"size": 0, "query": {"bool": {"filter": asked[1]}}, "aggs": {"hours": by_hour}}
+        answer = self._search(self._pattern(table), query, "aggregations")
+        try:
+            for bucket in answer.get("aggregations", {}).get("hours", {}).get("buckets", ()):
+                yield int(bucket["key"]) // (1000 * 3600), int(bucket["doc_count"])
+        except (LookupError, TypeError, ValueError, AttributeError) as err:
+            raise unexpected(err) from err
 
-    def _filters(
-        self, job: int | None, table: str, since: float | None, until: float | None, hosts: Collection[str] | None
-    ) -> tuple[str, list[dict[str, Any]]] | None:
-        """Return the field of the host, and the filters for rows of an interval; None if there can be none.
+    def _wanted(self, table: str, columns: Collection[str]) -> list[str]:
+        kinds = kinds_of(self._fields(table))
+        return [name for name in columns if name in kinds]
 
-        `job` is None for all jobs.
-        """
-        first, last = _interval(since, until)
-        if not 0 <= (job or 0) < 1 << 63 or not NAME.fullmatch(table) or first > last:
+    def between(self, columns: Mapping[str, Collection[str]], first: int, last: int) -> Iterator[Series]:
+        """Yield the rows of an interval; see `RowStore`."""
+        for table, some in columns.items():
+            yield from self._of_all_jobs(table, self._wanted(table, some), first, last)
+
+    def _of_all_jobs(self, table: str, columns: list[str], first: int, last: int) -> Iterator[Series]:
+        asked = self._filters(RowQuery(NODE, table, None, first, last), of_all_jobs=True)
+        if asked is None:
+            return
+        kinds = kinds_of(self._fields(table))
+        names: dict[str, int] = {}
+        jobs, hosts, times = [], [], []
+        parts: dict[str, list[Any]] = {name: [] for name in columns}
+        for page in self._pages(table, asked[1], asked[0], [*columns, JOB]):
+            page = [hit for hit in page if type(hit.source.get(JOB)) is int]
+            jobs += [hit.source[JOB] for hit in page]
+            hosts += [names.setdefault(hit.host, len(names)) for hit in page]
+            times += [hit.ms // 1000 for hit in page]
+            for name, part in parts.items():
+                if page:
+                    part.append(column_of([hit.source.get(name) for hit in page], kinds[name]))
+        if jobs:
+            values = {name: joined(part, kinds[name]) for name, part in parts.items()}
+            yield from by_job_and_host(table, list(names), np.array(jobs), np.array(hosts), np.array(times), values)
+
+    def _filters(self, query: RowQuery, of_all_jobs: bool = False) -> tuple[str, list[dict[str, Any]]] | None:
+        """Return the field of the host, and the filters for rows of an interval; None if there can be none."""
+        job, table, hosts = query.job, query.table, query.hosts
+        first, last = _interval(query.since, query.until)
+        if not 0 <= job < 1 << 63 or not NAME.fullmatch(table) or first > last:
             return None
         # a site's own template may lack the second; in the indices of 0.6 the first is text
         host = "hostname.keyword" if "hostname.keyword" in self._fields(table) else "hostname"
         return host, [
-            {"exists": {"field": "job_id"}} if job is None else {"term": {"job_id": job}},
+            {"exists": {"field": "job_id"}} if of_all_jobs else {"term": {"job_id": job}},
             {"exists": {"field": host}} if hosts is None else {"terms": {host: sorted(hosts)}},
             {"range": {"timestamp": {"gte": first, "lte": last, "format": "epoch_second"}}},
         ]
 
     def _pages(
         self, table: str, filters: list[dict[str, Any]], host: str, columns: Sequence[str]
-    ) -> Iterator[list[_Hit]]:
+    ) -> Iterator[list[Hit]]:
         """Yield the rows, by time and host.
 
         Each page begins after the last time and host of the previous one: this needs no state on the server, and no
@@ -212,7 +224,7 @@ class ElasticHistory(History):
             if is_last:
                 return
 
-    def _of_table(self, table: str, hits: list[_Hit]) -> list[_Hit]:
+    def _of_table(self, table: str, hits: list[Hit]) -> list[Hit]:
         """Return the hits without rows of tables with this one's name as a prefix.
 
         An index behind an alias may have any name.
@@ -280,92 +292,34 @@ class ElasticHistory(History):
 
 
 class _HostPages(HostRows):
-    """Rows in the database, read for some hosts at a time by `read_hosts`."""
+    """Rows in the database, read for some hosts at a time."""
 
     def __init__(
-        self,
-        counts: Mapping[str, int],
-        first: int,
-        last: int,
-        read_hosts: Callable[[Collection[str], Collection[str] | None], list[Series]],
+        self, history: ElasticHistory, query: RowQuery, counts: Mapping[str, int], first: int, last: int
     ) -> None:
         self.counts, self.first, self.last = counts, first, last
-        self._read_hosts = read_hosts
+        self._history = history
+        self._query = query
 
     def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
         """Return the rows of some hosts; see `HostRows`."""
-        return [series for series in self._read_hosts(hosts, columns) if len(series)]
+        every = self._query.columns
+        chosen = every if columns is None or every is None else [name for name in every if name in columns]
+        found = self._history.read(replace(self._query, columns=chosen, hosts=hosts))
+        return [series for series in found if len(series)]
 
 
-def kinds_of(types: Mapping[str, Collection[str]]) -> dict[str, str]:
-    """Return the kinds of columns, i, f or S as in numpy, by the types of fields."""
-    return {
-        name: "f" if known & FLOATS else "i" if known & INTEGERS else "S"
-        for name, known in sorted((name, frozenset(known)) for name, known in types.items())
-        if NAME.fullmatch(name)
-        and name not in HEADER
-        and not known <= GROUPS
-        and not (name.endswith(".keyword") and name[: -len(".keyword")] in types)
-    }
-
-
-class _PagedColumns:
-    """Columns of a table gathered page by page; `kinds` are declared kinds of their fields."""
-
-    def __init__(self, table: str, names: Sequence[str], kinds: Mapping[str, str]) -> None:
-        self._table = table
-        self._kinds = kinds
-        self._hosts: dict[str, int] = {}
-        self._times: list[npt.NDArray[np.int64]] = []
-        self._numbers: list[npt.NDArray[np.int64]] = []  # of the rows' hosts
-        self._columns: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
-        self._widths = dict.fromkeys(names, 8)
-        self._count = 0
-
-    def add(self, page: Sequence[_Hit]) -> None:
-        """Add some rows; raise ColmetError for too many."""
-        if not page:
-            return
-        self._times.append(np.array([hit.ms for hit in page], dtype=np.int64) // 1000)
-        numbers = [self._hosts.setdefault(hit.host, len(self._hosts)) for hit in page]
-        self._numbers.append(np.array(numbers, dtype=np.int64))
-        for name, parts in self._columns.items():
-            column = column_of([hit.source.get(name) for hit in page], self._kinds[name])
-            parts.append(column)
-            self._widths[name] = max(self._widths[name], column.itemsize)
-        self._count += len(page)
-        if self._count * (16 + sum(self._widths.values())) > MAX_BYTES:
-            raise ColmetError(
-                f"{self._table}: the rows require more than {MAX_BYTES >> 20} MiB; ask for fewer columns or hosts, or "
-                "for a shorter interval"
-            )
-
-    def series(self, job: int) -> list[Series]:
-        """Return all rows, a series for each host."""
-        if not self._count:
-            return []
-        columns = {}
-        for name in self._columns:
-            columns[name] = joined(self._columns[name], self._kinds[name])
-            self._columns[name] = []
-        names = sorted(self._hosts)
-        ranks = {name: rank for rank, name in enumerate(names)}
-        hosts = np.array([ranks[name] for name in self._hosts])[np.concatenate(self._numbers)]
-        order = np.argsort(hosts, kind="stable")
-        return by_host(self._table, job, names, hosts, np.concatenate(self._times), columns, order)
-
-
-def _order(hit: _Hit) -> tuple[tuple[int, str], str]:
+def _order(hit: Hit) -> tuple[tuple[int, str], str]:
     return hit.place, hit.id  # it ends with the row's number
 
 
-def _hits(answer: Mapping[str, Any]) -> list[_Hit]:
+def _hits(answer: Mapping[str, Any]) -> list[Hit]:
     """Return the documents in an answer."""
     found = []
     try:
         for hit in answer.get("hits", {}).get("hits", ()):
             ms, host = hit["sort"]
-            found.append(_Hit(ms, host, hit["_id"], hit["_index"], hit.get("_source", {})))
+            found.append(Hit(ms, host, hit["_id"], hit["_index"], hit.get("_source", {})))
     except (LookupError, TypeError, ValueError, AttributeError) as err:
         raise unexpected(err) from err
     for one in found:
@@ -384,42 +338,3 @@ def _interval(since: float | None, until: float | None) -> tuple[int, int]:
     first = 0 if since is None else math.ceil(min(max(0, since), MAX_TIME_S))
     last = MAX_TIME_S if until is None else math.floor(min(max(-1, until), MAX_TIME_S))
     return first, last
-
-
-def column_of(values: list[Any], declared: str) -> npt.NDArray[Any]:
-    """Return JSON values as a column of their own type: the index guesses it from the first value, possibly wrongly."""
-    types = {*map(type, values)} - {type(None)}
-    if not types:
-        return missing_values(len(values), declared)
-    if types == {int}:
-        try:
-            return np.array([MISSING_INT if value is None else value for value in values], dtype=np.int64)
-        except OverflowError:  # from 2**63 on
-            types.add(float)
-    if types <= {int, float}:
-        floats = np.array([math.nan if value is None else value for value in values], dtype=np.float64)
-        floats[floats == MISSING_INT] = math.nan  # Colmet 0.6 wrote it
-        return floats
-    return np.array([_text(value) for value in values], dtype=np.bytes_)
-
-
-def _text(value: Any) -> bytes:
-    if value is None:
-        return b""
-    return (value if isinstance(value, str) else json.dumps(value)).encode("utf-8", "replace")
-
-
-def joined(parts: list[npt.NDArray[Any]], declared: str) -> npt.NDArray[Any]:
-    """Return the concatenated parts of a column, in the most general of their kinds and the declared one."""
-    kind = max([declared, *[part.dtype.kind for part in parts]], key="ifS".index)
-    return np.concatenate([_as_kind(part, kind) for part in parts])
-
-
-def _as_kind(part: npt.NDArray[Any], kind: str) -> npt.NDArray[Any]:
-    have = part.dtype.kind
-    if have == kind:
-        return part
-    missing = part == MISSING_INT if have == "i" else np.isnan(part)
-    if kind == "f":
-        return np.where(missing, math.nan, part.astype(np.float64))
-    return np.where(missing, b"", part.astype(np.bytes_))

@@ -1,7 +1,7 @@
 """Search for the missing rows of one table of one host, by its ledger: completeness_default and gaps_default.
 
 Times are whole seconds since 1970, as stored. Rows are compared by number, not by time: the rows taken by the node
-between two rows of the ledger against the stored ones. The ledger's reported gaps then give the places and causes.
+between two rows of the ledger against the stored ones. The gaps that the node reports then give the causes.
 """
 
 from __future__ import annotations
@@ -136,91 +136,9 @@ def within(gap: TableGap, first: int, last: int) -> int:
     return int(np.count_nonzero((at >= first) & (at <= last)))
 
 
-def narrowed(spans: Iterable[tuple[int, int, int]], places: Sequence[TableGap]) -> list[tuple[int, int, int]]:
-    """Return the parts of spans (first, last, most samples) in holes; samples of the rest have come."""
-    found = []
-    for first, last, most in spans:
-        inside = [hole for hole in places if within(hole, first, last)]
-        if inside:
-            count = sum(within(hole, first, last) for hole in inside)
-            found.append((max(first, inside[0].first), min(last, inside[-1].last), min(most, count)))
-    return found
-
-
 def between(times: Times, after: int, until: int) -> int:
     """Return the number of times after `after` and up to `until`."""
     return int(np.searchsorted(times, until, "right") - np.searchsorted(times, after, "right"))
-
-
-class LostSamples(NamedTuple):
-    """Samples taken between two rows of the ledger and not stored."""
-
-    after: int  # time of the first of the two rows of the ledger
-    until: int  # time of the second
-    samples: int  # number of lost samples
-    rows: int  # of these samples
-    holes: Sequence[TableGap]  # times without a sample, by the steps between stored rows
-    drops: Sequence[tuple[int, int, int]]  # ranges of samples reported as dropped by the node: first, last, count
-    is_dropped: bool  # whether it reports any, those without a time included
-    is_one_job: bool  # whether the table has rows of one job only, so a hole is a lost sample
-    is_fast: bool  # whether samples are too frequent for holes in whole seconds
-
-
-def gaps_of(lost: LostSamples) -> list[TableGap]:
-    """Return the gaps of lost samples: places, numbers and causes.
-
-    ===== ================================================ ==================================================
-    drops holes                                            gaps
-    ===== ================================================ ==================================================
-    none  as many as lost samples, of one job              A: each hole, `NOT_HERE`
-    none  any other                                        B: one over the whole time, `NOT_HERE`
-    some  all are inside the dropped ranges                C: the ranges, as far as they have holes, `DROPPED`
-    some  some inside, some outside, as many as lost       D: as C, and one for those outside, `NOT_HERE`
-    some  not seen, as samples are fast; ranges have room  E: the ranges, `DROPPED`
-    some  any other                                        F: one over the whole time, `UNSURE`
-    ===== ================================================ ==================================================
-
-    Examples, of samples every 5 s between rows of the ledger at 100 and 160, with lost samples at 115 and 120:
-
-    * A: nothing is dropped, the holes are 115 and 120: a gap from 115 to 120.
-    * B: the same, but two jobs have rows and only one of them has the holes: a gap from 101 to 160.
-    * C: two dropped from 110 to 125: a gap from 115 to 120.
-    * D: one dropped, from 113 to 117: a gap from 115 to 117, and one sample missing from 101 to 160.
-    * E: of samples each second, two dropped from 115 to 120: a gap from 115 to 120.
-    * F: two dropped from 140 to 150, without a hole there: a gap from 101 to 160.
-    """
-
-    def whole(samples: int, rows: int, why: str) -> TableGap:
-        return TableGap(lost.after + 1, lost.until, samples, rows, why, False)
-
-    seen = sum(hole.samples for hole in lost.holes)
-    if not lost.is_dropped:
-        if seen == lost.samples and lost.is_one_job:
-            return [hole._replace(rows=hole.samples * lost.rows // lost.samples) for hole in lost.holes]
-        return [whole(lost.samples, lost.rows, NOT_HERE)]
-    inside = sum(min(count, sum(within(hole, first, last) for hole in lost.holes)) for first, last, count in lost.drops)
-    if inside and inside == seen:
-        return _shared(narrowed(lost.drops, lost.holes), lost.samples, lost.rows)
-    if inside and seen == lost.samples:
-        rows = lost.rows * inside // lost.samples
-        dropped = _shared(narrowed(lost.drops, lost.holes), inside, rows)
-        return [*dropped, whole(seen - inside, lost.rows - rows, NOT_HERE)]
-    if lost.is_fast and sum(count for _, _, count in lost.drops) >= lost.samples:
-        return _shared(lost.drops, lost.samples, lost.rows)
-    return [whole(lost.samples, lost.rows, UNSURE)]
-
-
-def _shared(spans: Sequence[tuple[int, int, int]], samples: int, rows: int) -> list[TableGap]:
-    """Return the gaps of dropped samples: one for each span (first, last, largest count), or one over all of them."""
-    if sum(count for _, _, count in spans) != samples and len(spans) > 1:
-        spans = [(min(first for first, _, _ in spans), max(last for _, last, _ in spans), samples)]
-    found = []
-    for n, (first, last, count) in enumerate(spans):
-        share = samples if n + 1 == len(spans) else count
-        part = rows * share // samples
-        found.append(TableGap(first, last, share, part, DROPPED, share == count))
-        samples, rows = samples - share, rows - part
-    return found
 
 
 class GapFinder:
@@ -298,7 +216,7 @@ class GapFinder:
             self._twice += max(0, here - taken)
             a_sample = taken / max(1, account.taken - before.taken) or 1
             if max(0, here) < taken:
-                self._gaps += gaps_of(self._lost(before, account, taken - here))
+                self._gaps.append(self._lost(before, account, taken - here))
             for why, sum_before, sum_now in (
                 ("failed", before.failed, account.failed),
                 ("late", before.late, account.late),
@@ -321,37 +239,24 @@ class GapFinder:
             before = account
         return shared_rows
 
-    def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> LostSamples:
-        """Return the known facts about rows taken between two rows of the ledger and not stored."""
-        after, until = before.time, account.time
-        taken, taken_rows = account.taken - before.taken, account.rows - before.rows
-        drops = [
-            one
+    def _lost(self, before: LedgerRow, account: LedgerRow, rows: int) -> TableGap:
+        """Return the gap of rows taken between two rows of the ledger and not stored, with the cause if it is known."""
+        taken = account.taken - before.taken
+        if account.period_s < 1.5:  # several samples have one time
+            samples = max(1, round(rows * taken / (account.rows - before.rows)))
+        else:
+            begin, end = np.searchsorted(self._times, (before.time, account.time), "right")
+            samples = max(1, min(rows, taken - len(np.unique(self._times[begin:end]))))
+        dropped = self._dropped_in(account.epoch, before.time + 1, account.time)
+        why = NOT_HERE if not dropped else DROPPED if dropped >= samples else UNSURE
+        return TableGap(before.time + 1, account.time, samples, rows, why, False)
+
+    def _dropped_in(self, epoch: int, first: int, last: int) -> int:
+        """Return the most samples of an interval that an agent has reported as dropped; some have no time."""
+        return sum(
+            one.samples
             for one in self._dropped
-            if one.epoch == account.epoch and (not one.first or (one.first <= until and one.last > after))
-        ]
-        start = max(0, int(np.searchsorted(self._times, after, "right")) - 1)
-        around = np.unique(self._times[start : np.searchsorted(self._times, until, "right") + 1])
-        step_s = cadence_s(self._times, 0)
-        # unmeasured samples leave holes, too
-        explained = [
-            np.linspace(one.first, one.last, one.samples).astype(np.int64)
-            for one in self._missed
-            if one.epoch == account.epoch and one.first <= until and one.last > after
-        ]
-        samples = max(1, min(rows, taken - between(around, after, until)))
-        if step_s < 1.5:  # several per second
-            samples = max(1, round(rows * taken / taken_rows))
-        return LostSamples(
-            after=after,
-            until=until,
-            samples=samples,
-            rows=rows,
-            holes=holes(np.unique(np.concatenate([around, *explained])), step_s),
-            drops=[(max(one.first, after + 1), min(one.last, until), one.samples) for one in drops if one.first],
-            is_dropped=bool(drops),
-            is_one_job=len(self._jobs) == 1,
-            is_fast=0 < step_s < 1.5,
+            if one.epoch == epoch and (not one.first or (one.first <= last and one.last >= first))
         )
 
     def _find_after(self, last: LedgerRow, next_start: int) -> None:
@@ -363,32 +268,21 @@ class GapFinder:
             if len(region) < 2 or region[-1] < next_start:
                 continue  # the job may not have been there in between
             step_s = cadence_s(times, last.period_s)
-            a_second = len(region) / len(np.unique(region))
+            once = np.unique(region)
+            a_second = len(region) / len(once)
+            places: list[TableGap] = []
             if step_s < 1.5:
                 period_s = last.period_s or step_s
-                seconds = [(one.first, one.last, one.last - one.first + 1) for one in holes_of_job(region, step_s)]
-                places = [TableGap(*one[:2], round(one[2] / period_s), 0, why, False) for one in seconds]
                 a_sample = max(1, round(a_second * period_s))
+                for first, end in [one[:2] for one in holes_of_job(region, step_s)]:
+                    samples = round((end - first + 1) / period_s)
+                    places.append(TableGap(first, end, samples, samples * a_sample, why, False, job))
             else:
-                places = holes(np.unique(region), step_s)
                 a_sample = round(a_second)
-            for place in places:
-                self._gaps += [
-                    gap._replace(rows=gap.samples * a_sample, job=job) for gap in self._divided(place, why, last.epoch)
-                ]
-
-    def _divided(self, place: TableGap, why: str, epoch: int) -> list[TableGap]:
-        """Return a gap after the last row of the ledger, divided by the reported drops."""
-        parts = []
-        left = place.samples
-        for one in self._dropped:
-            samples = min(left, one.samples, within(place, one.first, one.last)) if one.epoch == epoch else 0
-            if samples:
-                parts.append(
-                    TableGap(max(place.first, one.first), min(place.last, one.last), samples, 0, DROPPED, place.exact)
-                )
-                left -= samples
-        return [*parts, place._replace(samples=left, why=why, exact=place.exact and not parts)] if left else parts
+                places = [one._replace(rows=one.samples * a_sample, why=why, job=job) for one in holes(once, step_s)]
+            for gap in places:
+                is_dropped = self._dropped_in(last.epoch, gap.first, gap.last) >= gap.samples
+                self._gaps.append(gap._replace(why=DROPPED) if is_dropped else gap)
 
 
 def of_job(
@@ -415,13 +309,15 @@ def of_job(
     for gap in gaps:
         if gap.last < first or gap.first > last or gap.job not in (-1, job):
             continue
+        begin, end = max(gap.first, first), min(gap.last, last)
         if gap.exact:
             samples = within(gap, first, last)
         else:
             places = holes_of_job(times, period_s) if gap.job == job else unexplained
-            samples = min(gap.samples, sum(within(hole, gap.first - 1, gap.last + 1) for hole in places))
+            inside = [hole for hole in places if within(hole, gap.first - 1, gap.last + 1)]
+            samples = min(gap.samples, sum(within(hole, gap.first - 1, gap.last + 1) for hole in inside))
+            if inside:
+                begin, end = max(begin, inside[0].first), min(end, inside[-1].last)
         if samples:
-            found.append(
-                gap._replace(first=max(gap.first, first), last=min(gap.last, last), samples=samples, rows=samples)
-            )
+            found.append(gap._replace(first=begin, last=end, samples=samples, rows=samples))
     return found

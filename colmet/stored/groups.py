@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 
 from colmet.common.errors import ColmetError
-from colmet.stored.series import History, HostRows, Series
+from colmet.stored.series import ROW_VALUES, History, HostRows, RowQuery, RowsView, Series
 
-ROW_VALUES = 3  # of a row besides its columns, in memory
 GROUP_BYTES = 20 << 20  # of the rows of several hosts at a time; copies come on top
 MAX_HOST_BYTES = 1 << 30  # of the rows of one host
 
 
-class GroupedRows(History):
+class GroupedRows(RowsView):
     """A history that reads each table once, for all groups of hosts; not closed by `close`.
 
     Attributes:
@@ -22,46 +21,21 @@ class GroupedRows(History):
     """
 
     def __init__(self, history: History) -> None:
-        self._history = history
-        self._opened: dict[tuple[Any, ...], HostRows] = {}
+        super().__init__(history)
+        self._opened: dict[RowQuery, HostRows] = {}
         self.hosts: Collection[str] | None = None
-        self.progress = history.progress
 
-    def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
-        """Return the tables with rows of a job; see `History.tables`."""
-        return self._history.tables(job, since, until)
-
-    def rows(
-        self,
-        job: int,
-        table: str,
-        columns: Iterable[str],
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> HostRows:
+    def rows(self, query: RowQuery) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`."""
-        key = job, table, tuple(columns), since, until, None if hosts is None else tuple(hosts)
-        if key not in self._opened:
-            self._opened[key] = self._history.by_hosts(*key)
-        return self._opened[key]
+        if query not in self._opened:
+            self._opened[query] = self._history.by_hosts(query)
+        return self._opened[query]
 
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
+    def read(self, query: RowQuery) -> list[Series]:
         """Return the rows of a job; see `History.read`. Rows of some hosts are read with those of all groups, once."""
-        if hosts is None or columns is None:
-            return self._history.read(job, table, columns, since, until, hosts)
-        return self.rows(job, table, columns, since, until, self.hosts).read(hosts)
-
-    def close(self) -> None:
-        """Do nothing."""
+        if query.hosts is None or query.columns is None:
+            return self._history.read(query)
+        return self.rows(replace(query, hosts=self.hosts)).read(query.hosts)
 
 
 def groups_of(tables: Iterable[tuple[HostRows, int]]) -> list[list[str]]:
@@ -91,19 +65,11 @@ def groups_of(tables: Iterable[tuple[HostRows, int]]) -> list[list[str]]:
     return groups
 
 
-def each_series(
-    history: History,
-    job: int,
-    table: str,
-    columns: Sequence[str],
-    since: float | None = None,
-    until: float | None = None,
-    hosts: Collection[str] | None = None,
-) -> Iterator[Series]:
-    """Yield the rows of a job by host, with those of a group of hosts in memory; see `History.read`."""
-    if hosts is not None:
-        yield from history.read(job, table, columns, since, until, hosts)
+def each_series(history: History, query: RowQuery) -> Iterator[Series]:
+    """Yield rows by host, with those of a group of hosts in memory."""
+    if query.hosts is not None:
+        yield from history.read(query)
         return
-    rows = history.by_hosts(job, table, columns, since, until)
-    for group in groups_of([(rows, len(columns))]):
+    rows = history.by_hosts(query)
+    for group in groups_of([(rows, len(query.columns or ()))]):
         yield from rows.read(group)

@@ -1,13 +1,15 @@
-"""Rows in HDF5 files: those of the collector, also while it writes them, and those of Colmet 0.6."""
+"""Rows in HDF5 files: those of the collector, also while it writes them, and those of Colmet 0.6.
+
+The rows of a table lie nearly in the order of time. So for reading by time each file is read once for the intervals of
+the pieces of its tables; then each interval reads its pieces alone.
+"""
 
 from __future__ import annotations
 
 import os
-import re
-import time
 import weakref
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from typing import Any, Callable, NamedTuple, TypeVar
 
@@ -15,68 +17,45 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.stored.rows import Reader, Spooled, TableRows, Unreadable, rows_of, spool_of, tables_of
-from colmet.stored.series import History, HostRows, Series, by_host, missing_values
+from colmet.stored.hdf5_files import SUFFIX, HeldFile, ask, files_of, printable
+from colmet.stored.library_tables import between_of, pieces_of, times_of
+from colmet.stored.reading_process import Reader, Unreadable
+from colmet.stored.rows import Spooled, TableRows, rows_of, spool_of, tables_of
+from colmet.stored.series import ROW_VALUES, HostRows, RowQuery, RowStore, Series, missing_values
+from colmet.stored.table_rows import host_name, one_table, series_of
 
-SUFFIX = ".hdf5"
-# A file has the rows received while it was written. Late rows come from nodes that could not send: they keep them for
-# A node keeps batches this long. Early rows come from nodes with a fast clock.
-LATE_S = 7 * 86400
-EARLY_S = 300
-# A file being written can be read in the middle of a burst: it is read again.
-LIVE_S = 300.0
-BURST_S = 1.0  # missing rows may be there after this time
-TRIES = 10
-WAIT_S = 0.2
-
+PART_S = 0.3  # for one answer with times: a collector writes every second or two
+ASK_S = 5.0  # for one answer with intervals
+ASK_BYTES = 64 << 20  # of rows read for one answer
+ASK_PARTS = 2000
 
 Column = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
-class HeldFile(NamedTuple):
-    """A file, and the interval of its writing, in seconds since 1970."""
+class _Table(NamedTuple):
+    """A table of a file, as `pieces_of` returns it."""
 
-    path: str
-    begins: float = float("-inf")
-    ends: float = float("inf")
-
-    def overlaps(self, since: float | None, until: float | None) -> bool:
-        """Return whether rows of the interval may be in it."""
-        return (since is None or self.ends >= since - EARLY_S) and (until is None or self.begins <= until + LATE_S)
-
-
-def files_of(path: str) -> list[HeldFile]:
-    """Return the files of a collector's ``--hdf5-filepath``, by time; empty without any.
-
-    The path is a file, or the part before ``.<10 digits>.hdf5``.
-
-    Raises:
-        ConfigError: the directory cannot be read.
-    """
-    single = [HeldFile(path)] if os.path.isfile(path) else []
-    directory, name = os.path.split(path)
-    pattern = re.compile(rf"{re.escape(name)}\.(\d{{10}}){re.escape(SUFFIX)}", re.ASCII)
-    try:
-        found = [(int(match[1]), match[0]) for match in map(pattern.fullmatch, os.listdir(directory or ".")) if match]
-    except (FileNotFoundError, NotADirectoryError):
-        return single
-    except (OSError, ValueError) as err:
-        if single:
-            return single
-        raise ConfigError(f"{_shown(path)}: {getattr(err, 'strerror', None) or err}") from err
-    found.sort()
-    ends = [float(begins) for begins, _ in found[1:]] + [float("inf")]
-    dated = [HeldFile(os.path.join(directory, name), begins, end) for (begins, name), end in zip(found, ends)]
-    return single + dated
+    job: int
+    name: str
+    columns: list[str]
+    step: int  # rows of a piece
+    row_bytes: int
+    firsts: Ints  # of the pieces, seconds since 1970
+    lasts: Ints
 
 
-def _shown(path: str) -> str:
-    # it could control a terminal, or add a line of its own
-    return path if path.isprintable() else ascii(path)
+class _File(NamedTuple):
+    """A file, and its tables."""
+
+    inode: int
+    tables: list[_Table]
+    firsts: Ints  # of the tables
+    lasts: Ints
 
 
-class Hdf5History(History):
+class Hdf5History(RowStore):
     """The rows in HDF5 files.
 
     A file stays open for the next read; one modified in the meantime is reopened.
@@ -95,14 +74,15 @@ class Hdf5History(History):
     def __init__(self, paths: Iterable[str], since: float | None = None, until: float | None = None) -> None:
         self.warnings: list[str] = []
         self._files: list[HeldFile] = []
-        self._reader = Reader()
+        self._reader = Reader(tables_of, rows_of, spool_of, pieces_of, between_of, times_of)
         self._reader.left_s = self.left_s
         self._spooled = 0  # tables in the spool
+        self._pieces: dict[str, _File] = {}  # by path, of `amounts`
         seen = set()
         for path in paths:
             found = files_of(path)
             if not found:
-                name = _shown(path)
+                name = printable(path)
                 raise ConfigError(f"{name}: there is no such file, and none that is named {name}.<10 digits>{SUFFIX}")
             for file in found:
                 real = os.path.realpath(file.path)
@@ -113,50 +93,114 @@ class Hdf5History(History):
     def tables(self, job: int, since: float | None = None, until: float | None = None) -> dict[str, list[str]]:
         """Return the tables with rows of a job, and their columns except time, host and job; see `History.tables`."""
         found: dict[str, list[str]] = {}
-        for more in self._each(partial(tables_of, job=job), since, until):
+        for more in self._each(partial(tables_of, job=job), RowQuery(job, "", (), since, until)):
             for table, columns in more.items():
                 found[table] = list(dict.fromkeys([*found.get(table, []), *columns]))
         return dict(sorted(found.items()))
 
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
+    def read(self, query: RowQuery) -> list[Series]:
         """Return the rows of a job; see `History.read`."""
-        wanted = None if columns is None else frozenset(columns)
-        read = partial(rows_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=_names(hosts))
-        found = [rows for rows in self._each(read, since, until) if rows is not None]
-        self._count_nameless(job, table, sum([rows.nameless for rows in found]))
-        return series_of(found, table, job)
+        found = [rows for rows in self._each(_asked(rows_of, query), query) if rows is not None]
+        self._count_nameless(query, sum([rows.nameless for rows in found]))
+        return series_of(found, query.table, query.job)
 
-    def by_hosts(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str],
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> HostRows:
+    def by_hosts(self, query: RowQuery) -> HostRows:
         """Return access to the rows of single hosts; see `History.by_hosts`. Each file is read once, now."""
-        wanted = frozenset(columns)
-        read = partial(spool_of, job=job, table=table, columns=wanted, since=since, until=until, hosts=_names(hosts))
-        what = f"read {table}"
+        read = _asked(spool_of, query)
+        what = f"read {query.table}"
         self._spooled += 1
         try:
-            found = [one for one in self._each(read, since, until, lambda share: self.progress(what, share)) if one]
+            found = [one for one in self._each(read, query, lambda share: self.progress(what, share)) if one]
         except BaseException:
             self._forget_spooled()
             raise
-        self._count_nameless(job, table, sum([one.nameless for one in found]))
-        rows = _SpooledRows(self._reader, found, table, job)
+        self._count_nameless(query, sum([one.nameless for one in found]))
+        rows = _SpooledRows(self._reader, found, query)
         weakref.finalize(rows, self._forget_spooled).atexit = False
         return rows
+
+    def amounts(self, columns: Mapping[str, Collection[str]]) -> Mapping[int, int]:
+        """Return the number of values by hour; see `RowStore`. Reads each file once."""
+        found: Counter[int] = Counter()
+        sizes = {file.path: _size(file.path) for file in self._files}
+        whole, done = max(1, sum(sizes.values())), 0
+        failed: list[str] = []
+        for file in self._files:
+            try:
+                self._read_pieces(file.path, columns, found, done / whole, sizes[file.path] / whole)
+            except ConfigError as err:
+                failed.append(str(err))
+            done += sizes[file.path]
+        self._report(failed, bool(self._pieces))
+        return found
+
+    def between(self, columns: Mapping[str, Collection[str]], first: int, last: int) -> Iterator[Series]:
+        """Yield the rows of an interval; see `RowStore`. Rows that are written after `amounts` are not read."""
+        found: defaultdict[tuple[int, str], list[TableRows]] = defaultdict(list)
+        for path, file in self._pieces.items():
+            of_file: defaultdict[tuple[int, str], list[TableRows]] = defaultdict(list)
+            for parts in _parts_within(file, first, last):
+                if _inode(path) != file.inode:
+                    raise ColmetError(f"{path} was replaced meanwhile, as by colmet archive forget; run it again")
+                for job, name, rows in ask(
+                    self._reader, path, partial(between_of, parts=parts, since=first, until=last), lambda _: False
+                ):
+                    of_file[job, name].append(rows)
+            for key, some in of_file.items():
+                found[key].append(one_table(some))
+        for (job, name), several in found.items():
+            yield from series_of(several, name, job)
+
+    @property
+    def paths(self) -> list[str]:
+        """Return the paths of the files."""
+        return [file.path for file in self._files]
+
+    def times(self, host: str | None = None) -> Iterator[tuple[int, str, str, npt.NDArray[np.int64]]]:
+        """Yield the times of all rows of each file: job, table, host, and times in seconds since 1970.
+
+        Raises:
+            ConfigError: a file cannot be read.
+        """
+        name = None if host is None else host.encode("utf-8", "replace")
+        for file in self._files:
+            for found, _, _ in self._by_tables(file.path, partial(times_of, host=name, seconds=PART_S)):
+                for job, table, of_host, times in found:
+                    yield job, table, host_name(of_host), times
+
+    def close(self) -> None:
+        """End the reading process."""
+        self._reader.close()
+
+    def _read_pieces(
+        self, path: str, columns: Mapping[str, Collection[str]], amounts: Counter[int], done: float, share: float
+    ) -> None:
+        wanted = {table: list(some) for table, some in columns.items()}
+        inode = _inode(path)
+        made: list[_Table] = []
+        nameless_rows = 0
+        for some, read_share, nameless in self._by_tables(path, partial(pieces_of, columns=wanted, seconds=ASK_S)):
+            for *table, hours, counts in some:
+                made.append(_Table(*table))
+                for hour, count in zip(hours.tolist(), counts.tolist()):
+                    amounts[hour] += count * (len(made[-1].columns) + ROW_VALUES)
+            self.progress(f"look through {os.path.basename(path)}", done + share * read_share)
+            nameless_rows += nameless
+        if nameless_rows:
+            self._warn(f"{path}: rows without a host or a time skipped: {nameless_rows}")
+        firsts = np.array([one.firsts.min() for one in made], np.int64)
+        lasts = np.array([one.lasts.max() for one in made], np.int64)
+        self._pieces[path] = _File(inode, made, firsts, lasts)
+
+    def _by_tables(self, path: str, read: partial[list[Any]]) -> Iterator[tuple[list[Any], float, int]]:
+        """Yield the answers for the tables of a file: the answer, the share read so far, rows without a host."""
+        after: list[Any] = []
+        while True:
+            asked = partial(read.func, **read.keywords, after=after)
+            found, after, share, nameless = ask(self._reader, path, asked, lambda answer: bool(answer[3]))
+            yield found, share, nameless
+            if not after:
+                return
 
     def _forget_spooled(self) -> None:
         """Empty the spool after its last table: a process that serves requests keeps the history open."""
@@ -164,22 +208,17 @@ class Hdf5History(History):
         if not self._spooled:
             self._reader.cut_spool(0)
 
-    def _count_nameless(self, job: int, table: str, count: int) -> None:
+    def _count_nameless(self, query: RowQuery, count: int) -> None:
         if count:
-            self._warn(f"job_{job}/{table}: rows without a host or a time skipped: {count}")
-
-    def close(self) -> None:
-        """End the reading process."""
-        self._reader.close()
+            self._warn(f"job_{query.job}/{query.table}: rows without a host or a time skipped: {count}")
 
     def _each(
         self,
         read: partial[T],
-        since: float | None,
-        until: float | None,
+        query: RowQuery,
         progress: Callable[[float], None] = lambda _: None,
     ) -> list[T]:
-        """Return the results of `read` for each file with possible rows of an interval.
+        """Return the results of `read` for each file with possible rows of the query's interval.
 
         Raises:
             ConfigError: it fails for all of them.
@@ -187,16 +226,20 @@ class Hdf5History(History):
         done: list[T] = []
         failed: list[str] = []
         for file in self._files:
-            if file.overlaps(since, until):
+            if file.overlaps(query.since, query.until):
                 try:
                     done.append(ask(self._reader, file.path, read, _is_torn, progress))
                 except ConfigError as err:
                     failed.append(str(err))
-        if failed and not done:
+        self._report(failed, bool(done))
+        return done
+
+    def _report(self, failed: Sequence[str], has_others: bool) -> None:
+        """Warn of files that cannot be read; raise ConfigError if these are all."""
+        if failed and not has_others:
             raise ConfigError(failed[0] if len(failed) == 1 else f"{failed[0]} (and {len(failed) - 1} more files)")
         for text in failed:
             self._warn(text)
-        return done
 
     def _warn(self, text: str) -> None:
         if text not in self.warnings:
@@ -210,12 +253,12 @@ def _is_torn(found: object) -> bool:
 class _SpooledRows(HostRows):
     """Rows of some files, each in the spool of the reading process."""
 
-    def __init__(self, reader: Reader, files: Sequence[Spooled], table: str, job: int) -> None:
+    def __init__(self, reader: Reader, files: Sequence[Spooled], query: RowQuery) -> None:
         self._reader = reader
         self._files = files
-        self._of = table, job
+        self._query = query
         counts: Counter[str] = Counter()
-        self._hosts = [[_host(name) for name in file.names] for file in files]
+        self._hosts = [[host_name(name) for name in file.names] for file in files]
         self._counts = [file.counts.reshape(len(file.segments), len(file.names)) for file in files]
         for names, by_segment in zip(self._hosts, self._counts):
             for host, count in zip(names, by_segment.sum(axis=0).tolist()):
@@ -227,9 +270,10 @@ class _SpooledRows(HostRows):
     def read(self, hosts: Collection[str], columns: Collection[str] | None = None) -> list[Series]:
         """Return the rows of some hosts; see `HostRows`."""
         try:
-            return series_of([self._part(n, hosts, columns) for n in range(len(self._files))], *self._of)
+            parts = [self._part(n, hosts, columns) for n in range(len(self._files))]
+            return series_of(parts, self._query.table, self._query.job)
         except (Unreadable, ValueError, TypeError) as err:
-            raise ColmetError(f"rows of {self._of[0]} cannot be read: {err}") from err
+            raise ColmetError(f"rows of {self._query.table} cannot be read: {err}") from err
 
     def _part(self, file: int, hosts: Collection[str], columns: Collection[str] | None) -> TableRows:
         """Return the rows of some hosts in a file."""
@@ -258,136 +302,52 @@ class _SpooledRows(HostRows):
         return TableRows(made.pop(""), np.concatenate(owners), made, spooled.names, 0)
 
 
-def _names(hosts: Collection[str] | None) -> list[bytes] | None:
-    return None if hosts is None else [host.encode("utf-8", "replace") for host in hosts]
+def _inode(path: str) -> int:
+    try:
+        return os.stat(path).st_ino
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}; it was there at the start: run it again") from err
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:
+        return 0
+
+
+def _parts_within(file: _File, first: int, last: int) -> Iterator[list[list[Any]]]:
+    """Yield the parts of a file's tables with rows of an interval, as many as are read for one answer."""
+    parts: list[list[Any]] = []
+    size = 0
+    for at in np.flatnonzero((file.firsts <= last) & (file.lasts >= first)).tolist():
+        table = file.tables[at]
+        pieces = np.flatnonzero((table.firsts <= last) & (table.lasts >= first))
+        most = max(1, ASK_BYTES // (table.step * table.row_bytes))
+        for run in np.split(pieces, np.flatnonzero(np.diff(pieces) > 1) + 1) if len(pieces) else ():
+            for begin in range(int(run[0]), int(run[-1]) + 1, most):
+                end = min(int(run[-1]) + 1, begin + most)
+                parts.append([table.job, table.name, begin * table.step, end * table.step, table.columns])
+                size += (end - begin) * table.step * table.row_bytes
+                if size >= ASK_BYTES or len(parts) >= ASK_PARTS:
+                    yield parts
+                    parts, size = [], 0
+    if parts:
+        yield parts
+
+
+def _asked(read: Callable[..., T], query: RowQuery) -> partial[T]:
+    """Return a question to the reading process."""
+    columns = None if query.columns is None else frozenset(query.columns)
+    hosts = None if query.hosts is None else [host.encode("utf-8", "replace") for host in query.hosts]
+    limits = {"since": query.since, "until": query.until, "hosts": hosts}
+    return partial(read, job=query.job, table=query.table, columns=columns, **limits)
 
 
 _dtype = cache(np.dtype)  # segments have few types
-
-
-def _host(name: bytes) -> str:
-    return name.decode("utf-8", "replace")
 
 
 def _as_one(parts: Sequence[Column], kind: str) -> Column:
     """Return a column of segments with the types of `rows.TableRows`."""
     found = np.concatenate([missing_values(0, kind), *parts])
     return found if kind == "S" else found.astype(np.int64 if kind == "i" else np.float64, copy=False)
-
-
-def ask(
-    reader: Reader,
-    path: str,
-    read: partial[T],
-    torn: Callable[[T], bool],
-    progress: Callable[[float], None] = lambda _: None,
-) -> T:
-    """Return the result of `read` for a file; for one being written, with retries.
-
-    Args:
-        reader: the reading process.
-        path: of the file.
-        read: one of `colmet.stored.rows.READS` with its keyword arguments.
-        torn: whether a result is from the middle of a burst, with rows ahead of their values.
-        progress: called with the share of a table that is read.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    kept_bytes = reader.spool_bytes
-    for left in reversed(range(TRIES)):
-        reader.cut_spool(kept_bytes)
-        try:
-            found = reader.ask(path, read, progress)
-            if not left or not torn(found) or not is_live(path):
-                return found
-        except Unreadable as err:
-            if not left or not err.may_change or not is_live(path):
-                reader.cut_spool(kept_bytes)
-                raise ConfigError(f"{_shown(path)}: cannot be read: {err}") from err
-        time.sleep(WAIT_S)
-    raise AssertionError("unreachable")
-
-
-def is_live(path: str, within_s: float = LIVE_S) -> bool:
-    """Return whether a file was written to within the last seconds."""
-    try:
-        return abs(time.time() - os.stat(path).st_mtime) < within_s
-    except OSError:
-        return False
-
-
-def series_of(files: Sequence[TableRows], table: str, job: int) -> list[Series]:
-    """Return rows of some files as a series for each host."""
-    names = sorted({name for rows in files for name in rows.names})
-    if not names:
-        return []
-    at = {name: n for n, name in enumerate(names)}
-    hosts = np.concatenate([np.array([at[n] for n in rows.names], np.int64)[rows.hosts] for rows in files])
-    times = np.concatenate([rows.times for rows in files])
-    columns = {
-        name: _joined([rows.columns.get(name) for rows in files], [len(rows.times) for rows in files])
-        for name in dict.fromkeys([name for rows in files for name in rows.columns])
-    }
-    order = np.argsort(hosts.astype(np.uint16) if len(names) <= 1 << 16 else hosts, kind="stable")
-    in_order = times[order]
-    if ((np.diff(in_order) < 0) & (np.diff(hosts[order]) == 0)).any():
-        order = np.lexsort((times, hosts))
-    if len(files) > 1:
-        source = np.repeat(np.arange(len(files)), [len(rows.times) for rows in files])
-        order = order[_once(hosts[order], times[order], source[order], {n: c[order] for n, c in columns.items()})]
-    return by_host(table, job, [_host(name) for name in names], hosts, times, columns, order)
-
-
-def _joined(parts: Sequence[Column | None], counts: Sequence[int]) -> Column:
-    """Return a column of some files, missing in files without it or with another kind of value than the last."""
-    there = [part for part in parts if part is not None]
-    if len(parts) == 1:
-        return there[0]
-    kind = there[-1].dtype.kind
-    if kind in "if" and any(part.dtype.kind == "f" for part in there):
-        kind = "f"
-    made: list[Column] = []
-    for part, count in zip(parts, counts):
-        if part is not None and part.dtype.kind == "i" and kind == "f":
-            made.append(np.where(part == -1, np.nan, part))
-        elif part is not None and part.dtype.kind == kind:
-            made.append(part)
-        else:
-            made.append(missing_values(count, kind))
-    return np.concatenate(made)
-
-
-def _once(
-    hosts: npt.NDArray[np.int64],
-    times: npt.NDArray[np.int64],
-    source: npt.NDArray[np.int64],
-    columns: Mapping[str, Column],
-) -> npt.NDArray[np.bool_]:
-    """Return a mask that drops rows repeated in several files; of equal rows as many stay as in the file with most.
-
-    The rows are sorted by host, time and file (`source`).
-    """
-    keep = np.ones(len(times), bool)
-    same = (hosts[1:] == hosts[:-1]) & (times[1:] == times[:-1])
-    group = np.concatenate(([0], np.cumsum(~same)))
-    mixed = np.unique(group[1:][same & (source[1:] != source[:-1])])
-    at = np.flatnonzero(np.isin(group, mixed))
-    if not len(at):
-        return keep
-    fields = [("group", np.int64), *[(f"c{n}", values.dtype) for n, values in enumerate(columns.values())]]
-    packed = np.empty(len(at), np.dtype(fields))
-    packed["group"] = group[at]
-    for n, values in enumerate(columns.values()):
-        packed[f"c{n}"] = values[at]
-    key = np.unique(packed.view(f"V{packed.dtype.itemsize}"), return_inverse=True)[1].reshape(-1)
-    files = source[at]
-    order = np.lexsort((files, key))
-    begins = np.concatenate(([True], (key[order][1:] != key[order][:-1]) | (files[order][1:] != files[order][:-1])))
-    starts = np.flatnonzero(begins)
-    nth = np.empty(len(at), np.int64)
-    nth[order] = np.arange(len(at)) - starts[np.cumsum(begins) - 1]
-    _, first = np.unique(key * (int(nth.max()) + 1) + nth, return_index=True)
-    keep[at] = False
-    keep[at[first]] = True
-    return keep

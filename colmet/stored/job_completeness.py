@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
-
-import numpy as np
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from colmet.report.model import JobCompleteness, JobGap
-from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
+from colmet.stored.accounts import LEDGER_COLUMNS, StoredHost, TableOnHost, gathered, ledger_rows, look
 from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence_s, holes_of_job
-from colmet.stored.series import NODE, History, Series
+from colmet.stored.series import NODE, History, RowQuery
 from colmet.stored.stays import OUTLINE_COLUMNS, JobInterval, JobRows, Outline, Stay
 
 DELAY_S = 150  # longest time from the measurement of a row to its storage
@@ -20,12 +18,6 @@ MARGIN_S = 600  # around a job, for the rows of the ledger before its first row 
 UNSEEN = "not here: the job was not measured from its start on"
 SILENT = "not here: nothing has come of the node since"
 UNKNOWN = "not here, and there is no ledger that would say why"
-# Columns required in rows of both.
-LABELS: Mapping[str, tuple[str, ...]] = {LEDGER: ("table",), GAPS: ("table", "why")}
-COUNTS: Mapping[str, tuple[str, ...]] = {
-    LEDGER: ("epoch", "period", "is_last", "due", "taken", "failed", "late", "rows", "rows_now"),
-    GAPS: ("epoch", "first", "last", "samples"),
-}
 
 
 class FoundRows(NamedTuple):
@@ -83,11 +75,10 @@ def found_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence
             hosts[stay.host].add(table, rows.job, series.times)
     since, until = outline.first - MARGIN_S, outline.last + MARGIN_S
     of_job = {table for stay in stays for table in stay.tables}
-    for name in (LEDGER, GAPS):
-        wanted = (*LABELS[name], *COUNTS[name])
+    for name, wanted in LEDGER_COLUMNS.items():
         if set(wanted) <= set(tables.get(name, ())):
-            for series in rows.read(NODE, name, wanted, since, until, list(hosts)):
-                for row in _rows(series, of_job | {"*"}):
+            for series in rows.read(RowQuery(NODE, name, wanted, since, until, list(hosts))):
+                for row in ledger_rows(series, of_job | {"*"}):
                     hosts[series.host].note(name, row)
     lines = [
         _by_steps(line, hosts[line.host].times[line.table][rows.job]) for line in look(hosts, rows.job, None, None)
@@ -112,7 +103,7 @@ def _unseen(
     table = next((name for name in NODE_TABLES if name in tables), None)
     if not early or table is None:
         return found
-    for node in rows.read(NODE, table, [], outline.earliest_last - LATER_S, end, list(early)):
+    for node in rows.read(RowQuery(NODE, table, [], outline.earliest_last - LATER_S, end, list(early))):
         stay = early[node.host]
         if is_past(node.times, stay.last):
             continue  # the job has left the host
@@ -127,19 +118,6 @@ def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> JobG
         once = series.seconds
         rows += round((last - first) / cadence_s(once, stay.period_s or period_s) * len(series) / len(once))
     return JobGap(stay.host, first, last, why, tuple(sorted(stay.tables)), rows)
-
-
-def _rows(series: Series, about: set[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of the ledger about some tables."""
-    name = series.table
-    kinds = {column: values.dtype.kind for column, values in series.columns.items()}
-    if any(kinds.get(label) != "S" for label in LABELS[name]) or any(kinds.get(count) != "i" for count in COUNTS[name]):
-        return
-    wanted = np.isin(series.columns["table"], [table.encode() for table in about])
-    for n in np.flatnonzero(wanted).tolist():
-        row: dict[str, Any] = {label: series.columns[label][n] for label in LABELS[name]}
-        row.update({count: int(series.columns[count][n]) for count in COUNTS[name]})
-        yield {**row, "timestamp": int(series.times[n])}
 
 
 def _by_steps(line: TableOnHost, times: Times) -> TableOnHost:

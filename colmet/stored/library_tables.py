@@ -1,23 +1,32 @@
-"""The tables of an open file, read by the HDF5 library itself, in the process that reads it; see `colmet.stored.rows`.
+"""Reading of all tables of an open file, in the process that reads it; see `colmet.stored.reading_process`.
 
-PyTables needs 5 ms to open a table, and a file has those of thousands of jobs.
+The HDF5 library itself finds and reads them: PyTables needs 5 ms to open a table, and a file has those of thousands of
+jobs.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+import time
+from bisect import bisect
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from colmet.collector.backends.hdf5.libhdf5 import Dataset, ForeignDataError, NotFlatError, OpenFile, TableForm
 from colmet.collector.backends.hdf5.library import BACKEND_VERSION
 from colmet.common.errors import is_later, later_form
 from colmet.common.schema import NAME
-from colmet.stored.rows import check_size, has_header
+from colmet.stored.rows import BLOCK_BYTES, END_S, HEADER, TableRows, check_size, has_header, kinds_of, valid_rows
 
 VERSION = b"backend_version"
 JOB = re.compile(r"job_(\d{1,19})", re.ASCII)  # a job's group
+PIECE_BYTES = 64 << 10  # of a table; at least a chunk of the file
+HOUR_S = 3600
 
 
 class LibraryTables:
@@ -37,14 +46,23 @@ class LibraryTables:
         """Yield jobs and names of tables, sorted, from `begin` on; each group is listed when its turn comes."""
         for name in filter(JOB.fullmatch, list(self._file.root._v_links)):
             self._library.check_own(f"/{name}".encode())
-        groups = [match for match in map(JOB.fullmatch, list(self._file.root._v_groups)) if match]
-        for job, group in sorted([(int(match[1]), match[0]) for match in groups]):
+        for job, group in self._groups:
             if begin is not None and job < begin[0]:
                 continue
             for name in self._library.names(f"/{group}".encode()):
                 table = name.decode("utf-8", "surrogateescape")
                 if begin is None or (job, table) >= begin:
                     yield job, table
+
+    @cached_property
+    def _groups(self) -> list[tuple[int, str]]:
+        """Return the jobs with a group, sorted, and its name."""
+        groups = [match for match in map(JOB.fullmatch, list(self._file.root._v_groups)) if match]
+        return sorted([(int(match[1]), match[0]) for match in groups])
+
+    def share_before(self, job: int) -> float:
+        """Return the share of the jobs before one."""
+        return bisect(self._groups, (job, "")) / max(1, len(self._groups))
 
     def find(self, job: int, name: str) -> Dataset | None:
         """Return a table with times and hosts; None if there is none of this name.
@@ -76,3 +94,163 @@ class LibraryTables:
             raise ValueError(later_form(path, version, BACKEND_VERSION, "read the file with that one"))
         check_size(path, table.rows, int(table.form.dtype.itemsize), self._file_bytes)
         return table
+
+
+def pieces_of(file: Any, columns: Mapping[str, Collection[str]], after: Sequence[Any], seconds: float) -> list[Any]:
+    """Return the intervals of the pieces of tables, for as many tables as the time allows, at least one.
+
+    Args:
+        file: opened.
+        columns: the wanted ones, by table.
+        after: job and name of the last table of the answer before; empty for the first one.
+        seconds: time limit.
+
+    Returns:
+        A list for each table: job, table, columns, rows of a piece, bytes of a row, first and last times of the pieces,
+        hours with rows and the number of rows of each; then what `_each_table` returns.
+    """
+    tables = LibraryTables(file)
+    found: list[Any] = []
+
+    def read(job: int, name: str) -> int:
+        table = tables.find(job, name)
+        if table is None or not table.rows:
+            return 0
+        row_bytes = int(table.form.dtype.itemsize)
+        there = [one for one in kinds_of(table.form) if one in columns[name] and one not in HEADER]
+        step = max(table.form.chunk_rows, PIECE_BYTES // row_bytes, 1)
+        *intervals, nameless = _intervals(table, step)
+        found.append([job, name, there, step, row_bytes, *intervals])
+        return int(nameless)
+
+    return [found, *_each_table(tables, after, seconds, columns.__contains__, read)]
+
+
+def _intervals(table: Dataset, step: int) -> list[Any]:
+    """Return first and last times of pieces, hours, their numbers of rows, and the number of rows without a time."""
+    count = table.rows
+    at_once = max(1, (4 << 20) // (step * int(table.form.dtype.itemsize))) * step
+    firsts, lasts, hours = [], [], [np.empty(0, np.int64)]
+    nameless = 0
+    for start in range(0, count, at_once):
+        block = table.read(start, min(start + at_once, count))
+        times = block["timestamp"].astype(np.int64)
+        keep = valid_rows(block)
+        nameless += int(len(keep) - keep.sum())
+        hours.append(times[keep] // HOUR_S)
+        begins = np.arange(0, len(times), step)
+        firsts.append(np.minimum.reduceat(np.where(keep, times, END_S), begins))
+        lasts.append(np.maximum.reduceat(np.where(keep, times, -1), begins))
+    each, counts = np.unique(np.concatenate(hours), return_counts=True)
+    return [np.concatenate(firsts), np.concatenate(lasts), each, counts, nameless]
+
+
+def between_of(file: Any, parts: Sequence[Sequence[Any]], since: int, until: int) -> list[Any]:
+    """Return the rows of an interval in parts of tables: job, table and `TableRows` of each part with rows.
+
+    Args:
+        file: opened.
+        parts: job, table, first row, end, and the wanted columns.
+        since: seconds since 1970, inclusive.
+        until: seconds since 1970, inclusive.
+    """
+    found = []
+    tables = LibraryTables(file)
+    for job, name, start, end, columns in parts:
+        table = tables.find(job, name)
+        if table is None:
+            raise ValueError(f"/job_{job}/{name} has gone meanwhile")
+        block = table.read(start, min(end, table.rows))
+        times = block["timestamp"]
+        keep = (block["hostname"] != b"") & (times >= since) & (times <= until)
+        if not keep.any():
+            continue
+        block = block[keep]
+        hosts: dict[bytes, int] = {}
+        numbers = [hosts.setdefault(host, len(hosts)) for host in block["hostname"].tolist()]
+        values = {column: _column(block[column]) for column in columns}
+        rows = TableRows(block["timestamp"].astype(np.int64), np.array(numbers, np.int64), values, list(hosts), 0)
+        found.append([job, name, rows])
+    return found
+
+
+def _column(values: Any) -> Any:
+    """Return a column with the types of `TableRows`."""
+    if values.dtype.kind == "S":
+        width = max(2, int(np.char.str_len(values).max(initial=0)))
+        return values.astype(f"S{width}")
+    if values.dtype.kind == "f":
+        return np.where(values == -1, np.nan, values.astype(np.float64))
+    return values.astype(np.int64)
+
+
+def times_of(file: Any, host: bytes | None, after: Sequence[Any], seconds: float) -> list[Any]:
+    """Return the times of the rows of tables, for as many tables as the time allows, at least one.
+
+    Args:
+        file: opened.
+        host: the only host to read; None for all.
+        after: job and name of the last table of the answer before; empty for the first one.
+        seconds: time limit.
+
+    Returns:
+        A list for each table and host: job, table, host, and the times; then what `_each_table` returns.
+    """
+    tables = LibraryTables(file)
+    found: list[Any] = []
+
+    def read(job: int, name: str) -> int:
+        table = tables.find(job, name)
+        if table is None:
+            return 0
+        nameless = 0
+        parts: dict[bytes, list[npt.NDArray[np.int64]]] = {}
+        step = max(1, BLOCK_BYTES // int(table.form.dtype.itemsize))
+        for start in range(0, table.rows, step):
+            block = table.read(start, min(start + step, table.rows))
+            keep = valid_rows(block)
+            nameless += int(len(keep) - keep.sum())
+            for one, times in _times_by_host(block[keep]):
+                if host in (None, one):
+                    parts.setdefault(one, []).append(times)
+        found.extend([job, name, one, np.concatenate(times)] for one, times in parts.items())
+        return nameless
+
+    return [found, *_each_table(tables, after, seconds, lambda _: True, read)]
+
+
+def _times_by_host(block: npt.NDArray[Any]) -> Iterator[tuple[bytes, npt.NDArray[np.int64]]]:
+    """Yield the hosts of rows, and the times of each."""
+    hosts, times = block["hostname"], block["timestamp"].astype(np.int64)
+    if len(hosts) and (hosts == hosts[0]).all():  # as nearly always
+        yield bytes(hosts[0]), times
+        return
+    names, which = np.unique(hosts, return_inverse=True)
+    for n, name in enumerate(names.tolist()):
+        yield name, times[which == n]
+
+
+def _each_table(
+    tables: LibraryTables,
+    after: Sequence[Any],
+    seconds: float,
+    is_wanted: Callable[[str], bool],
+    read: Callable[[int, str], int],
+) -> list[Any]:
+    """Read the tables that follow one, by `read`, which returns a number of rows without a host or a valid time.
+
+    Returns:
+        Job and name of the last read table, empty at the end; the share of the jobs read so far; the sum of these
+        numbers of rows.
+    """
+    until = time.monotonic() + seconds
+    done = last = (int(after[0]), str(after[1])) if after else None
+    nameless = 0
+    for job, name in tables.names(last):
+        if (job, name) == last or not is_wanted(name):
+            continue
+        if done is not None and done != last and time.monotonic() > until:
+            return [list(done), tables.share_before(job), nameless]
+        nameless += read(job, name)
+        done = job, name
+    return [[], 1.0, nameless]

@@ -1,4 +1,4 @@
-"""Removal of rows of jobs from a file that is no longer written, in the process that reads it: `colmet.stored.rows`."""
+"""Removal of rows of jobs from a file that is no longer written, in the process that reads it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from colmet.collector.backends.hdf5.h5table import COPY_BYTES, FORMER_TIMES, gro
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
 from colmet.common.errors import ColmetError, OutputUnavailable
 from colmet.common.runtime.files import copy_owner, make_private, sync_directory
-from colmet.stored.rows import Reader, Unreadable, limit_time
+from colmet.stored.reading_process import Reader, Unreadable, limit_time
 
 UNFINISHED = ".forgetting"  # behind the name of a file, while its copy is made
 
@@ -34,7 +34,7 @@ class Remover:
     """Removes rows in a process of its own: the library can crash on a file of others. A context manager."""
 
     def __init__(self) -> None:
-        self._reader = Reader({read.__name__: read for read in (rows_of_jobs, remove_rows)})
+        self._reader = Reader(rows_of_jobs, remove_rows)
 
     def count(self, path: str, jobs: Intervals) -> Removed:
         """Return the jobs with rows in a file in these intervals, and the number of rows; ColmetError as `remove`."""

@@ -10,7 +10,7 @@ import numpy as np
 from colmet.common.measures import START
 from colmet.common.tables.runs import RUN
 from colmet.stored.groups import each_series
-from colmet.stored.series import History, Series
+from colmet.stored.series import History, RowQuery, Series
 
 START_COLUMN = START.best.column
 APART_S = 600  # hosts that begin so long after the end of all others are of another job, as in the archive
@@ -32,7 +32,7 @@ def stored_runs(history: History, job: int) -> list[StoredRun]:
     for table, columns in history.tables(job).items():
         if RUN in columns:
             wanted = [column for column in (RUN, START_COLUMN) if column in columns]
-            for series in each_series(history, job, table, wanted):
+            for series in each_series(history, RowQuery(job, table, wanted)):
                 for run in _runs_of(series):
                     other = found.get((run.host, run.number), run)
                     merged = (min(run.start, other.start), *run[1:3], min(run.first, other.first))

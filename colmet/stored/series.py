@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,10 @@ import numpy.typing as npt
 from colmet.common.errors import ColmetError
 from colmet.common.schema import MISSING_INT
 
+H = TypeVar("H", bound="History")
+
 NODE = 0  # the job number of the node's own rows
+ROW_VALUES = 3  # of a row besides its columns: time, host and job
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,32 @@ class Series:
         if missing.any():
             values[missing] = np.nan
         return values
+
+
+@dataclass(frozen=True)
+class RowQuery:
+    """The rows of a job in a table.
+
+    Attributes:
+        job: `NODE` for rows of the nodes themselves.
+        table: its name; an unknown one has no rows.
+        columns: names to return, if stored; None for all.
+        since: seconds since 1970, inclusive; None for no bound.
+        until: as `since`.
+        hosts: only these; None for all.
+    """
+
+    job: int
+    table: str
+    columns: Collection[str] | None = None
+    since: float | None = None
+    until: float | None = None
+    hosts: Collection[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("columns", "hosts"):  # so that equal queries are one key
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else tuple(value))
 
 
 class HostRows(ABC):
@@ -150,50 +179,57 @@ class History(ABC):
         """
 
     @abstractmethod
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
-        """Return the rows of a job in a table, a series for each host, sorted by host.
+    def read(self, query: RowQuery) -> list[Series]:
+        """Return rows, a series for each host, sorted by host."""
 
-        Args:
-            job: `NODE` for rows of the nodes themselves.
-            table: its name; an unknown one has no rows.
-            columns: names to return, if stored; all by default.
-            since: seconds since 1970, inclusive.
-            until: seconds since 1970, inclusive.
-            hosts: only these.
-        """
-
-    def by_hosts(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str],
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> HostRows:
-        """Return access to the rows of single hosts, without all rows in memory; see `read` for the arguments.
-
-        It is valid up to `close`.
-        """
-        return HeldRows(self.read(job, table, columns, since, until, hosts))
+    def by_hosts(self, query: RowQuery) -> HostRows:
+        """Return access to the rows of single hosts, without all rows in memory; valid up to `close`."""
+        return HeldRows(self.read(query))
 
     @abstractmethod
     def close(self) -> None:
         """Release all resources; idempotent."""
 
-    def __enter__(self) -> History:
+    def __enter__(self: H) -> H:
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+
+class RowsView(History):
+    """A view of another history, which it does not close."""
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self.progress = history.progress
+
+    @property
+    def warnings(self) -> Sequence[str]:  # type: ignore[override]  # read only
+        """Return those of the history."""
+        return self._history.warnings
+
+    def tables(self, job: int, since: float | None = None, until: float | None = None) -> Mapping[str, Sequence[str]]:
+        """Return the tables with rows of a job; see `History.tables`."""
+        return self._history.tables(job, since, until)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RowStore(History):
+    """A store that is also read by time, whatever the job: for what is made from whole stores, in bounded memory."""
+
+    @abstractmethod
+    def amounts(self, columns: Mapping[str, Collection[str]]) -> Mapping[int, int]:
+        """Return the number of values of some columns, by table, for each hour since 1970 with rows."""
+
+    @abstractmethod
+    def between(self, columns: Mapping[str, Collection[str]], first: int, last: int) -> Iterable[Series]:
+        """Return the rows from `first` to `last`, seconds since 1970, of all jobs: a series for each job and host.
+
+        `amounts` is called before, with the same columns.
+        """
 
 
 def missing_values(count: int, kind: str) -> npt.NDArray[Any]:

@@ -24,7 +24,7 @@ from colmet.report.model import Number
 from colmet.stored.capacity import of_job
 from colmet.stored.gap_finder import cadence_s
 from colmet.stored.groups import GroupedRows, groups_of
-from colmet.stored.series import NODE, History, Series
+from colmet.stored.series import NODE, History, RowQuery, Series
 
 OLDEST_S = 400 * 86400  # an older start is not believed
 OUTLINE_COLUMNS = columns_of([START])
@@ -358,14 +358,12 @@ class JobRows(GroupedRows):
         self._is_bounded = CGROUP_TABLE in columns  # whether the CPUs are of interest
         tables = history.tables(asked.job)
 
-        def wanted(table: str) -> Sequence[str]:
-            return (*columns[table], *RUN_COLUMNS) if table in columns else ()
+        def columns_of_table(table: str) -> Sequence[str]:
+            wanted = (*columns[table], *RUN_COLUMNS) if table in columns else ()
+            return [column for column in wanted if column in tables[table]]
 
         self._tables = {
-            table: self.rows(
-                *(asked.job, table, [column for column in wanted(table) if column in tables[table]]),
-                *(asked.since, asked.until),
-            )
+            table: self.rows(RowQuery(asked.job, table, columns_of_table(table), asked.since, asked.until))
             for table in sorted(tables)
         }
         self._groups = groups_of([(rows, len(columns.get(table, ()))) for table, rows in self._tables.items()])
@@ -409,5 +407,5 @@ class JobRows(GroupedRows):
         table, column = NODE_CPUS
         if self.outline is None:
             return stay
-        read = self.read(NODE, table, [column], self.outline.first, self.outline.last, [stay.host])
+        read = self.read(RowQuery(NODE, table, [column], self.outline.first, self.outline.last, [stay.host]))
         return replace(stay, node_cpus=next((most_of(series.values(column)) for series in read), math.nan))

@@ -14,7 +14,7 @@ from colmet.common.runtime.plural import counted
 from colmet.common.schema import Schema
 from colmet.stored.capacity import ceilings
 from colmet.stored.groups import groups_of
-from colmet.stored.series import NODE, HeldRows, HostRows
+from colmet.stored.series import NODE, HeldRows, HostRows, RowQuery
 from colmet.web.catalogue import declared, labels_of
 from colmet.web.interface import SeriesQuery, warning_of
 from colmet.web.ownership import Ownership
@@ -287,7 +287,7 @@ class SeriesReader:
         hosts = [query.node] if query.node else None if query.own is None else [*query.own]
         most = self._ceilings(query, span, store, warnings)  # first: `use` must not ask the store
         found = store.read(
-            *(query.job, query.table, [query.column, *labels], first, last, hosts),
+            RowQuery(query.job, query.table, [query.column, *labels], first, last, hosts),
             lambda rows: use(_Stored(rows, True, warnings, most)),
         )
         warnings += [one for one in found[1] if one not in warnings]

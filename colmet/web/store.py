@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError
 from colmet.stored.capacity import capacities
 from colmet.stored.groups import GroupedRows, groups_of
-from colmet.stored.series import HeldRows, History, HostRows, Series
+from colmet.stored.series import HeldRows, History, HostRows, RowQuery, Series
 from colmet.web.interface import StoreWarning
 from colmet.web.recent_cache import AGAIN_S
 
@@ -73,7 +74,8 @@ class _CachedAnswer(NamedTuple):
 def opener(options: argparse.Namespace) -> Callable[[], History] | None:
     """Return a function to open the store of a collector with these options; None if the store is not readable."""
     if options.hdf5_filepath:
-        from colmet.stored.hdf5 import Hdf5History, files_of  # imported here, as each requires a library of its own
+        from colmet.stored.hdf5 import Hdf5History  # imported here, as each requires a library of its own
+        from colmet.stored.hdf5_files import files_of
 
         path = options.hdf5_filepath
         return lambda: Hdf5History([path]) if files_of(path) else EmptyHistory()
@@ -107,15 +109,7 @@ class EmptyHistory(History):
         """Return no tables."""
         return {}
 
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str] | None = None,
-        since: float | None = None,
-        until: float | None = None,
-        hosts: Collection[str] | None = None,
-    ) -> list[Series]:
+    def read(self, query: RowQuery) -> list[Series]:
         """Return no rows."""
         return []
 
@@ -154,26 +148,19 @@ class StoreReader:
         lifetime = lambda found: TABLES_S if found else UNKNOWN_S  # noqa: E731
         return self._ask(("tables", job, since), lambda history: dict(history.tables(job, since)), lifetime)
 
-    def read(
-        self,
-        job: int,
-        table: str,
-        columns: Sequence[str],
-        since: float | None,
-        until: float | None,
-        hosts: Collection[str] | None,
-        use: Callable[[HostRows], T],
-    ) -> tuple[T, tuple[str, ...]]:
-        """Return the result of `use` for some columns of a job's rows in a table, and warnings of the store.
+    def read(self, query: RowQuery, use: Callable[[HostRows], T]) -> tuple[T, tuple[str, ...]]:
+        """Return the result of `use` for the rows of a query, and warnings of the store.
 
         The interval is slightly longer than requested. `use` may run while another caller waits for the same query: it
         must not ask the store. More than `MAX_HELD_ROWS` rows are read by groups of hosts, and not kept.
         """
-        limits = (*_wider(since, until), None if hosts is None else tuple(sorted(hosts)))
-        key = ("read", job, table, tuple(columns), *limits)
+        since, until = _wider(query.since, query.until)
+        hosts = None if query.hosts is None else sorted(query.hosts)
+        wider = replace(query, since=since, until=until, hosts=hosts)
+        key = ("read", wider)
 
         def work(history: History) -> Any:
-            rows = history.by_hosts(job, table, list(columns), *limits)
+            rows = history.by_hosts(wider)
             if sum(rows.counts.values()) <= MAX_HELD_ROWS:
                 return rows.read(rows.counts)
             return _Used(use, use(rows))
@@ -201,7 +188,7 @@ class StoreReader:
                 return None
             names = sorted([name for name in tables if "user" in tables[name]])
             grouped = GroupedRows(history)
-            rows = [grouped.rows(job, name, ["user"]) for name in names]
+            rows = [grouped.rows(RowQuery(job, name, ["user"])) for name in names]
             found: dict[str, RowOwners] = {}
             for hosts in groups_of([(one, USER_VALUES) for one in rows]):
                 of_host: dict[str, list[Series]] = {}

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from colmet.stored.series import HeldRows, HostRows, Series
+from colmet.stored.series import HeldRows, HostRows, RowQuery, Series
 from colmet.web.parameters import MAX_TIME
 from colmet.web.store import StoreReader
 
@@ -80,7 +80,7 @@ class RowsReader:
             return {"job": query.job, "table": query.table, **nothing, **_warned(known.warnings)}
         names = [name for name in there if query.columns is None or name in query.columns] if query.limit else []
         made, warnings = self._store.read(
-            *(query.job, query.table, names, query.since, query.until, hosts),
+            RowQuery(query.job, query.table, names, query.since, query.until, hosts),
             lambda rows: _page(query, _Cut(query, rows), names),
         )
         return {"job": query.job, "table": query.table, **made, **_warned(warnings)}

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.commands import colmet
-from colmet.stored import by_time
+from colmet.commands import archive_rebuild, colmet
 from tests.beds.search import KINDS, Server, available
 from tests.support.archive_fleet import cluster, collected, content
 
@@ -33,8 +32,11 @@ def test_an_archive_made_again_from_a_database_equals_the_first_one(server, tmp_
         return server.ask("GET", f"/{indices}/_count")["count"] == rows
 
     collected(scripts, tmp_path, *written, is_stored=is_stored)
-    monkeypatch.setattr("colmet.commands.archive_rebuild.windows", lambda amounts: by_time.windows(amounts, 100_000))
-    words = ("--archive", str(tmp_path / "none"), "--elastic-host", server.url, "--output", str(again))
+    windows = archive_rebuild.windows
+    monkeypatch.setattr(archive_rebuild, "windows", lambda amounts: windows(amounts, 100_000))
+    config = tmp_path / "reader.toml"
+    config.write_text(f'elastic-host = "{server.url}"\n')
+    words = ("--archive", str(tmp_path / "none"), "--config", str(config), "--output", str(again))
     status = colmet.main(["archive", "rebuild", *words])
     assert (status, capsys.readouterr().err) == (0, "")
     expected, found = content(first), content(again)

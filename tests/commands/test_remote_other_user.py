@@ -37,21 +37,20 @@ SELECTIONS = [
 TRIES = {
     "jobs": [
         *[(*LONG, *some, "--json") for some in SELECTIONS],
-        *[("--efficiency-below", "50", "--json"), ("--rule", "cpu-low", "--json")],
         *[
             (*LONG, "--csv", "--columns", "job,user,owner,node_joules", "--sort", sort)
             for sort in ("user", "core_s", "job")
         ],
     ],
     "usage": [
-        *[(*LONG, *some, "--json") for some in SELECTIONS],
+        *[(*LONG, *some, "--json") for some in SELECTIONS if not {"--host", "--name", "--array", "--state"} & {*some}],
         *[(*LONG, "--csv", "--by", by) for by in ("user", "host", "project,name", "queue,state", "host,month", "day")],
     ],
     "report": [
         *[(str(job), *form) for job in THEIRS for form in ((), ("--json",))],
         *[(str(job), *form) for job in (HERS, MINE, TWICE) for form in (("--html", "out"), ("--start", "0"))],
         *[(str(HERS), str(MINE), "--json"), (str(HERS), str(ABSENT)), (f"{ARRAY}_7",), ("901_1", "--json")],
-        *[("--array", ARRAY), ("--array", "901"), ("--user", "alice"), ("--name", "her", "--json")],
+        *[("--array", ARRAY), ("--array", "901"), ("--user", "alice"), ("--project", "her-project", "--json")],
     ],
     "extract": [
         *[("-j", str(job), *more) for job in THEIRS for more in ((), ("--list",), ("--host", "her-node"))],

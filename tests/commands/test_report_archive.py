@@ -258,20 +258,22 @@ def test_the_archive_beside_the_files_is_read(history, kept, report, tmp_path):
     assert json.loads(report(JOB, "--hdf5", tmp_path / "d", "--json")[1])["batch"] is None
 
 
-def test_a_database_alone_has_the_archive_as_well(history, kept, report):
-    """The report, one of several jobs, and of a task of an array, by --elastic-host and nothing else."""
+def test_a_database_alone_has_the_archive_as_well(history, kept, report, tmp_path):
+    """The report, one of several jobs, and of a task of an array, by the address of the database and nothing else."""
     path = kept({**FACTS, "array": "17", "array_index": 3, "batch_id": "17_3"})
     history.rows.clear()
     with closing(ArchiveDatabase()) as database:
         with closing(client_of(database.url)) as client, closing(ArchiveStore(path)) as store:
             copied(store, client, "colmet_")
-        status, out, _ = report(JOB, "--elastic-host", database.url, "--json")
+        config = tmp_path / "reader.toml"
+        config.write_text(f'elastic-host = "{database.url}"\n')
+        status, out, _ = report(JOB, "--config", config, "--json")
         found = json.loads(out)
         assert (status, found["source"], found["batch"]["name"]) == (0, "archive", "relax")
-        assert json.loads(report("17_3", "--elastic-host", database.url, "--json")[1])["job"] == JOB
-        assert json.loads(report("--array", "17", "--elastic-host", database.url, "--json")[1])["total"] == 1
+        assert json.loads(report("17_3", "--config", config, "--json")[1])["job"] == JOB
+        assert json.loads(report("--array", "17", "--config", config, "--json")[1])["total"] == 1
         database.clear()  # of a collector that keeps no archive
-        status, _, err = report(JOB, "--elastic-host", database.url)
+        status, _, err = report(JOB, "--config", config)
         assert status == 1 and "nothing is stored of job 42" in err
 
 

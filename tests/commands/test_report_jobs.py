@@ -228,7 +228,6 @@ def test_jobs_are_named_or_selected_as_by_colmet_jobs(run):
     assert numbers("-a", "--state", "failed", "--state", "timeout") == [5, 13]
     assert numbers("--user", "bob") == [30]
     assert numbers("-a", "--since", YEAR_START + HOUR + 1850) == [12, 19, 20, 30]
-    assert numbers("--array", "17", "--limit", "2") == [19, 20]
     assert numbers(1, 2, 30, "--user", "alice") == [1, 2]
 
 
@@ -257,7 +256,6 @@ def test_pages_are_written_and_pictures_are_of_one_job(run, tmp_path):
         (("-a", "--state", "lost"), 1, "state 'lost'"),
         (("1", "x"), 2, "'x'"),
         (("1", "0"), 2, "job 0"),
-        (("--array", "17", "--limit", "10001"), 2, "10001"),
         (tuple(map(str, range(1, 1003))), 2, "more than 1000"),
     ],
 )

@@ -7,30 +7,19 @@ import pytest
 from colmet.common.errors import Refused
 from colmet.common.live.summary import (
     JOB_KEYS,
-    JOB_MEASURES,
-    JOB_TABLES,
     MAX_ROWS,
     MAX_TEXT,
     NODE_KEYS,
-    NODE_MEASURES,
     Heard,
 )
 from colmet.common.schema import Batch, Field, Schema
 from colmet.common.wire.control import MAX_ANSWER_BYTES, encode
-from tests.support.top_bed import GB, NS, SCHEMAS, Bed, many, table
+from tests.support.top_bed import GB, NS, Bed, many, table
 
 
 @pytest.fixture
 def bed():
     return Bed()
-
-
-@pytest.mark.parametrize(("scope", "measures"), [("job", JOB_MEASURES), ("node", NODE_MEASURES)])
-def test_every_column_is_declared(scope, measures):
-    for name, column in (place for measure in measures.values() for place in measure.places):
-        assert SCHEMAS[name].scope == scope, (name, column)
-        (field,) = [field for field in SCHEMAS[name].fields if field.name == column]
-        assert field.dtype[0] in "if", (name, column)
 
 
 def test_the_answer_has_every_key_that_can_be_sorted_by(bed):
@@ -109,33 +98,10 @@ def test_a_share_of_cpus_is_of_the_nodes_that_tell_both(bed):
     assert bed.ask(text="8")["totals"]["cpu_share"] is None
 
 
-def test_of_several_sources_the_first_that_has_a_value_counts(bed):
-    for at in (10, 15):
-        task = {"cpu_total": at * NS, "cpu_run_virtual_total": 0, "read_bytes": 9 * at}
-        bed.take("n1", at, {7: {"cpu_usage": 2 * at * NS}, 8: {}}, taskstats={7: task, 8: task})
-    assert [(row["cpu"], row["read"]) for row in bed.rows()] == [(2, 9), (1, 9)]
-    for measure in JOB_MEASURES.values():
-        order = [JOB_TABLES.index(name) for name, _ in measure.places]
-        assert order == sorted(order), "tables are looked at in this order"
-
-
-def test_one_row_has_values_and_no_rates(bed):
-    bed.take("n1", 10, {7: {"cpu_usage": NS, "memory_current": 5}})
-    (row,) = bed.rows()
-    assert row["cpu"] is None and row["memory"] == 5 and bed.ask()["nodes_measured"] == 0
-
-
 def test_a_counter_that_begins_again_has_no_rate_until_the_next_row(bed):
     for at, used in ((10, 50), (15, 55), (20, 1), (25, 6)):
         bed.take("n1", at, {7: {"cpu_usage": used * NS}})
         assert bed.rows()[0]["cpu"] == {10: None, 15: 1, 20: None, 25: 1}[at]
-
-
-def test_a_value_that_is_missing_in_one_row_has_no_rate(bed):
-    bed.take("n1", 10, {7: {"memory_current": 1}})
-    bed.take("n1", 15, {7: {"cpu_usage": 5 * NS}})
-    (row,) = bed.rows()
-    assert row["cpu"] is None and row["memory"] is None
 
 
 def test_jobs_that_have_gone_are_not_shown_though_their_rows_are_there(bed):
@@ -241,12 +207,6 @@ def test_the_jobs_of_a_node_are_not_those_of_others_whose_names_have_its_own(bed
     assert bed.rows(node="n1", text="9") == [] and bed.rows(node="n") == []
 
 
-def test_what_is_not_known_is_last_in_both_orders(bed):
-    bed.take("n1", 10, {1: {"memory_current": 5}, 2: {}, 3: {"memory_current": 9}})
-    assert [row["job"] for row in bed.rows(sort="memory")] == [3, 1, 2]
-    assert [row["job"] for row in bed.rows(sort="memory", reverse=True)] == [1, 3, 2]
-
-
 @pytest.mark.parametrize(
     "request_",
     [
@@ -258,11 +218,6 @@ def test_what_is_not_known_is_last_in_both_orders(bed):
 def test_what_cannot_be_asked_is_refused(bed, request_):
     with pytest.raises(Refused):
         bed.top.answer(request_)
-
-
-def test_nothing_is_there(bed):
-    for view in ("jobs", "nodes", "job"):
-        assert bed.rows(view=view) == []
 
 
 def test_the_largest_answer_has_room(bed):

@@ -31,6 +31,7 @@ from colmet.node.system.host import Host
 from colmet.node.system.state import BOOT_ID, StateFile
 from colmet.notices.state import State, StateError
 from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.series import RowQuery
 from tests.support.hdf5_writer import write_once
 
 SAYS = r"is of a later Colmet \(form [^)]*, this version reads up to \d\); install that version again, or "
@@ -162,7 +163,7 @@ def test_an_hdf5_file(tmp_path):
     with h5py.File(path, "a") as file:
         file["job_7/cgroup_default"].attrs["backend_version"] = 9
     with closing(Hdf5History([str(path)])) as history, pytest.raises(ColmetError, match=SAYS):
-        history.read(7, "cgroup_default")
+        history.read(RowQuery(7, "cgroup_default"))
 
 
 def salvaged(path, *what):

@@ -15,11 +15,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from colmet.collector import main as collector
 from colmet.commands import colmet, logins
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import startup
-from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.gridengine import command, qmemview, screen, text
 from colmet.gridengine.model import GIB, HostMemory, JobMemory, MemoryReport
 from colmet.gridengine.server import checked_address
@@ -431,21 +428,13 @@ def test_what_is_no_server_is_refused_by_one_line(given, capsys):
 def test_without_a_url_the_collector_of_this_machine_is_asked(server, capsys, monkeypatch, tmp_path):
     port = server.server_address[1]
 
-    def build_parser(_backends):
-        parser = colmet.cli.Parser(prog="colmet-collector")
-        startup.add_common_options(parser)
-        parser.add_argument("--http-listen", type=lambda text: ListenAddress(*text.rsplit(":", 1)))
-        parser.add_argument("--http-tls-cert")
-        return parser
-
-    monkeypatch.setattr(collector, "build_parser", build_parser)
     config = tmp_path / "collector.toml"
     config.write_text(f'http-listen = "0.0.0.0:{port}"\n')
     assert mem("--config", str(config)) == 0
     assert "node1\t" in capsys.readouterr().out
     for listen, more, url in (
         ("head:80", "", "http://head:80"),
-        ("::1:80", 'http-tls-cert = "x"\n', "https://[::1]:80"),
+        ("[::1]:80", 'http-tls-cert = "x"\n', "https://[::1]:80"),
     ):
         config.write_text(f'http-listen = "{listen}"\n{more}')
         assert command.configured_url(str(config)) == url

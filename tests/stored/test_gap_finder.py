@@ -1,4 +1,4 @@
-"""Gaps of lost samples: the truth table of `gaps_of`, with its examples."""
+"""Missing rows by the ledger: counts for each interval, with their reasons."""
 
 from __future__ import annotations
 
@@ -12,42 +12,30 @@ from colmet.stored.gap_finder import (
     UNSURE,
     GapFinder,
     LedgerRow,
-    LostSamples,
+    ReportedGap,
     TableGap,
-    gaps_of,
-    holes,
     of_job,
 )
 
-AROUND = np.array([100, 105, 110, 125, 130, 135, 140, 145, 150, 155, 160])
-HOLES = holes(AROUND, 5.0)
-TWO_LOST = LostSamples(100, 160, 2, 2, HOLES, [], is_dropped=False, is_one_job=True, is_fast=False)
-DROPS = {"is_dropped": True}
-FAST = {"is_dropped": True, "is_fast": True, "holes": []}
-
 
 @pytest.mark.parametrize(
-    ("known", "gaps"),
+    ("drops", "why"),
     [
-        pytest.param({}, [(115, 120, 2, NOT_HERE)], id="A"),
-        pytest.param({"is_one_job": False}, [(101, 160, 2, NOT_HERE)], id="B"),
-        pytest.param({**DROPS, "drops": [(110, 125, 2)]}, [(115, 120, 2, DROPPED)], id="C"),
-        pytest.param({**DROPS, "drops": [(113, 117, 1)]}, [(115, 117, 1, DROPPED), (101, 160, 1, NOT_HERE)], id="D"),
-        pytest.param({**FAST, "drops": [(115, 120, 2)]}, [(115, 120, 2, DROPPED)], id="E"),
-        pytest.param({**DROPS, "drops": [(140, 150, 2)]}, [(101, 160, 2, UNSURE)], id="F"),
-        pytest.param(DROPS, [(101, 160, 2, UNSURE)], id="F, dropped without a time"),
-        pytest.param({**FAST, "drops": [(115, 120, 1)]}, [(101, 160, 2, UNSURE)], id="F, no room"),
+        ([], NOT_HERE),
+        ([(110, 125, 2)], DROPPED),
+        ([(0, 0, 2)], DROPPED),
+        ([(113, 117, 1)], UNSURE),
+        ([(90, 100, 2)], NOT_HERE),
+        ([(161, 170, 2)], NOT_HERE),
     ],
 )
-def test_lost_samples_leave_gaps_by_the_table(known, gaps):
-    found = gaps_of(TWO_LOST._replace(**known))
-    assert [(gap.first, gap.last, gap.samples, gap.why) for gap in found] == gaps
-    assert sum(gap.rows for gap in found) == 2
-
-
-def test_rows_of_lost_samples_are_divided_among_the_gaps():
-    found = gaps_of(TWO_LOST._replace(rows=7, drops=[(113, 117, 1)], is_dropped=True))
-    assert [gap.rows for gap in found] == [3, 4]
+def test_rows_lost_between_two_rows_of_the_ledger_are_counted_with_their_reason(drops, why):
+    """Samples of two jobs every 5 s, of which those of 115 and 120 are lost, and rows of the ledger at 100 and 160."""
+    times = np.array([time for time in range(100, 165, 5) if time not in (115, 120)])
+    accounts = [LedgerRow(time, 0, 5.0, False, n, n, 0, 0, 2 * n, 2) for time, n in ((100, 1), (160, 13))]
+    reports = [ReportedGap(160, "*", "dropped", 0, *drop) for drop in drops]
+    found = GapFinder("cgroup_default", {7: times, 8: times}, accounts, reports, 100).find()
+    assert found.gaps == (TableGap(101, 160, 2, 4, why, False),) and found.missing == 4
 
 
 @pytest.mark.parametrize("period_s", [0.5, 1.0, 1.4, 2.0])

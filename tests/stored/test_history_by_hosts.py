@@ -15,12 +15,12 @@ from colmet.common.growth import NODE_CPUS
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.report.collect import gather
 from colmet.report.document import document_of
-from colmet.stored import groups, hdf5, sources
+from colmet.stored import groups, hdf5_files, reading_process, sources
 from colmet.stored import rows as reading
 from colmet.stored.capacity import capacities
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.job_completeness import hosts_of
-from colmet.stored.series import NODE, HeldRows
+from colmet.stored.series import NODE, HeldRows, RowQuery
 from colmet.stored.stays import JobInterval, JobRows
 from tests.support.hdf5_writer import write_once
 from tests.support.made_up_history import START, MadeUp, job_rows, ledger_rows, node_rows
@@ -76,8 +76,8 @@ def test_rows_of_some_hosts_are_those_of_a_whole_read(tmp_path, monkeypatch, see
     with Hdf5History([str(tmp_path / "cluster")]) as history:
         for limits in ((None, None), (START + 100, START + 300), (START + 10**6, None)):
             columns = ["cpu", "load", "label", "unused", "missing"]
-            whole = history.read(7, "taskstats_default", columns, *limits)
-            rows = history.by_hosts(7, "taskstats_default", columns, *limits)
+            whole = history.read(RowQuery(7, "taskstats_default", columns, *limits))
+            rows = history.by_hosts(RowQuery(7, "taskstats_default", columns, *limits))
             assert dict(rows.counts).keys() == {one.host for one in whole}
             assert all(rows.counts[one.host] >= len(one) for one in whole), "rows in two files count twice"
             if whole:
@@ -87,12 +87,12 @@ def test_rows_of_some_hosts_are_those_of_a_whole_read(tmp_path, monkeypatch, see
             rng.shuffle(names)
             for hosts in (names[:1], names[1:4], names, [*names[4:], "no-node"]):
                 equal(rows.read(hosts), [one for one in whole if one.host in hosts])
-            only = history.by_hosts(7, "taskstats_default", columns, *limits, hosts=names[:2])
+            only = history.by_hosts(RowQuery(7, "taskstats_default", columns, *limits, hosts=names[:2]))
             assert dict(only.counts) == {host: rows.counts[host] for host in names[:2]}
             equal(only.read(names), [one for one in whole if one.host in names[:2]])
             some = rows.read(names, ["load"])
-            equal(some, history.read(7, "taskstats_default", ["load"], *limits))
-        assert not history.by_hosts(7, "no_table", []).counts
+            equal(some, history.read(RowQuery(7, "taskstats_default", ["load"], *limits)))
+        assert not history.by_hosts(RowQuery(7, "no_table", [])).counts
 
 
 def test_a_full_disk_is_an_error_with_a_remedy(tmp_path, monkeypatch):
@@ -102,34 +102,34 @@ def test_a_full_disk_is_an_error_with_a_remedy(tmp_path, monkeypatch):
     write_once(tmp_path / "a.hdf5", random_batches(random.Random(1), 3))
     monkeypatch.setattr(reading, "_narrowed", full)
     with Hdf5History([str(tmp_path / "a.hdf5")]) as history, pytest.raises(ConfigError, match="No space left"):
-        history.by_hosts(7, "taskstats_default", ["cpu"])
+        history.by_hosts(RowQuery(7, "taskstats_default", ["cpu"]))
     monkeypatch.undo()
-    monkeypatch.setattr(reading.tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(reading_process.tempfile, "TemporaryFile", full)
     with Hdf5History([str(tmp_path / "a.hdf5")]) as history:
-        assert history.read(7, "taskstats_default"), "it needs no temporary file"
+        assert history.read(RowQuery(7, "taskstats_default")), "it needs no temporary file"
         with pytest.raises(ConfigError, match="set TMPDIR to a directory with space"):
-            history.by_hosts(7, "taskstats_default", ["cpu"])
+            history.by_hosts(RowQuery(7, "taskstats_default", ["cpu"]))
 
 
 def test_the_temporary_file_has_the_rows_in_use_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(hdf5, "WAIT_S", 0.01)
+    monkeypatch.setattr(hdf5_files, "WAIT_S", 0.01)
     write_once(tmp_path / "a.hdf5", random_batches(random.Random(1), 60))
     with tables.open_file(str(tmp_path / "a.hdf5"), "a") as file:  # a row without a host, as within a burst
         file.get_node("/job_7/taskstats_default").row.append()
     columns = ["cpu", "load"]
     with Hdf5History([str(tmp_path / "a.hdf5")]) as history:
         with monkeypatch.context() as patched:
-            patched.setattr(hdf5, "is_live", lambda path: False)
-            rows = history.by_hosts(7, "taskstats_default", columns)
+            patched.setattr(hdf5_files, "is_live", lambda path: False)
+            rows = history.by_hosts(RowQuery(7, "taskstats_default", columns))
         bytes_once = history._reader.spool_bytes
-        more = history.by_hosts(7, "taskstats_default", columns)
+        more = history.by_hosts(RowQuery(7, "taskstats_default", columns))
         assert more.counts == rows.counts and history._reader.spool_bytes == 2 * bytes_once
         wanted = rows.read(["node-1"])
         del rows
         equal(more.read(["node-1"]), wanted)
         del more
         assert history._reader.spool_bytes == 0, "a process that serves requests keeps the history open"
-        equal(history.by_hosts(7, "taskstats_default", columns).read(["node-1"]), wanted)
+        equal(history.by_hosts(RowQuery(7, "taskstats_default", columns)).read(["node-1"]), wanted)
 
 
 @pytest.fixture
@@ -168,15 +168,15 @@ def test_a_report_is_the_same_whatever_number_of_hosts_is_in_memory(cluster, mon
 def test_rows_of_other_hosts_of_the_cluster_are_not_read(cluster, monkeypatch):
     asked = []
     read = cluster.read
-    monkeypatch.setattr(cluster, "read", lambda *limits: asked.append(limits) or read(*limits))
+    monkeypatch.setattr(cluster, "read", lambda query: asked.append(query) or read(query))
     job_rows(cluster, job=43, host="elsewhere")
     node_rows(cluster, host="elsewhere", jobs=(43,))
     job_rows(cluster, host="node-7", count=9)  # the rows of the first agent are in no file
     node_rows(cluster, host="node-7", jobs=(42, 43))
     found = gather(cluster, JobInterval(42), START + 10**6)
     assert found.energy.others_joules > 0 and all(host.energy_joules for host in found.hosts)
-    others = [limits for limits in asked if limits[0] != 42]
-    assert others and all("elsewhere" not in limits[5] and "node-0" in limits[5] for limits in others)
+    others = [query.hosts for query in asked if query.job != 42]
+    assert others and all("elsewhere" not in hosts and "node-0" in hosts for hosts in others)
 
 
 def test_completeness_by_host_is_that_of_each_host_alone_and_read_by_group(cluster, monkeypatch):
@@ -263,7 +263,7 @@ def test_an_extract_is_the_same_in_windows_of_time(cluster, monkeypatch, tmp_pat
 def test_an_extract_too_large_for_its_format_is_refused_with_a_remedy(cluster, monkeypatch, capsys):
     monkeypatch.setattr(sources, "open_history", lambda _options: cluster)
     monkeypatch.setattr(extract, "MAX_VALUES", 1000)
-    assert colmet.main(["extract", "-j", "42", "--json"]) == 1
+    assert colmet.main(["extract", "-j", "42"]) == 1
     assert (
         "values are too many for --format json, and the limit is 1000; give --format csv or parquet"
         in capsys.readouterr().err

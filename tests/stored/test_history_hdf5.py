@@ -22,10 +22,11 @@ from colmet.collector.backends.hdf5.library import close_library, opened_library
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.delivery.outbox import MAX_AGE_S
-from colmet.stored import rows as reading
-from colmet.stored import sources
-from colmet.stored.hdf5 import Hdf5History, files_of
-from colmet.stored.hdf5_by_time import Hdf5RowsByTime
+from colmet.stored import reading_process as reading
+from colmet.stored import rows, sources
+from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.hdf5_files import files_of
+from colmet.stored.series import RowQuery
 from tests.support.hdf5_writer import opened, write_once
 from tests.support.machine import fork
 
@@ -53,7 +54,7 @@ def batch(time_s, host="node-1", jobs=(7,), free=None, **values):
 
 def read(path, job=7, table="taskstats_default", *wanted, **options):
     with Hdf5History([str(path)]) as history:
-        return history.read(job, table, *wanted, **options)
+        return history.read(RowQuery(job, table, *wanted, **options))
 
 
 def rows_of(series, column="cpu"):
@@ -84,18 +85,6 @@ def test_files_of_a_prefix_are_those_with_ten_digits_by_time(prefix):
     assert found == [(names[1], 9e8, 1700000500.0), (names[0], 1700000500, float("inf"))]
 
 
-def test_a_file_that_is_named_as_the_prefix_hides_none(prefix):
-    prefix.touch()
-    prefix.with_name("cluster.1700000500.hdf5").touch()
-    assert [file.path for file in files_of(str(prefix))] == [str(prefix), f"{prefix}.1700000500.hdf5"]
-
-
-@pytest.mark.parametrize("path", ["/nowhere/at/all", "[", "", "a\nb", "x" * 5000, "/etc/passwd/x"])
-def test_no_file_is_said_so(path):
-    with pytest.raises(ConfigError):
-        Hdf5History([path])
-
-
 def test_characters_that_shells_know_mean_nothing_in_a_prefix(tmp_path):
     put(tmp_path / "cluster", START, [batch(START)])
     for name in ("cl*", "clust?r", "cluste[r]", "cluster|x"):
@@ -123,9 +112,9 @@ def test_rows_that_came_late_are_in_a_later_file(prefix):
 def test_a_file_of_colmet_06_is_read():
     with Hdf5History([str(SAMPLE)]) as history:
         assert set(history.tables(17)) == {"taskstats_default", "jobprocstats_default"}
-        (series,) = history.read(17, "taskstats_default", ["read_bytes", "no_such"])
-        (node, other) = history.read(0, "procstats_default", ["loadavg_1min"])
-        assert history.tables(5) == {} and history.read(5, "taskstats_default") == []
+        (series,) = history.read(RowQuery(17, "taskstats_default", ["read_bytes", "no_such"]))
+        (node, other) = history.read(RowQuery(0, "procstats_default", ["loadavg_1min"]))
+        assert history.tables(5) == {} and history.read(RowQuery(5, "taskstats_default")) == []
     with tables.open_file(str(SAMPLE)) as file:
         row = file.get_node("/job_17/taskstats_default")[0]
     assert series.host.encode() == row["hostname"] and series.times.tolist() == [row["timestamp"]]
@@ -153,7 +142,7 @@ def test_rows_are_those_of_the_interval_and_the_hosts(prefix):
 def test_large_tables_are_read_in_blocks(prefix, monkeypatch):
     put(prefix, START, [batch(START + n, f"node-{n % 3}", cpu=n) for n in range(200)])
     whole = rows_of(read(prefix, since=START + 20))
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 7 * 1024)
+    monkeypatch.setattr(rows, "BLOCK_BYTES", 7 * 1024)
     assert rows_of(read(prefix, since=START + 20)) == whole and len(whole) == 180
 
 
@@ -185,13 +174,6 @@ def test_rows_that_two_files_have_count_once_and_equal_rows_of_one_file_stay(pre
     assert values == [(START + time_s, value) for time_s, value in wanted]
 
 
-def test_a_file_that_is_given_twice_is_read_once(prefix):
-    file = put(prefix, START, [batch(START, cpu=1)])
-    file.with_name("link.hdf5").symlink_to(file)
-    with Hdf5History([str(prefix), str(file), str(file.with_name("link.hdf5"))]) as history:
-        assert len(rows_of(history.read(7, "taskstats_default"))) == 1
-
-
 def test_rows_that_come_while_the_file_is_written_are_there(tmp_path):
     write_once(tmp_path / "live.hdf5", [batch(START - 1, jobs=(8,))])
     with Hdf5History([str(tmp_path / "live.hdf5")]) as history:
@@ -199,17 +181,9 @@ def test_rows_that_come_while_the_file_is_written_are_there(tmp_path):
         writer = opened(tmp_path / "live.hdf5")
         for n in range(4):
             writer.write([batch(START + n, cpu=n, jobs=(7, 100 + n))])
-            assert [row[2] for row in rows_of(history.read(7, "taskstats_default"))] == list(range(n + 1))
+            assert [row[2] for row in rows_of(history.read(RowQuery(7, "taskstats_default")))] == list(range(n + 1))
             assert list(history.tables(100 + n)) == ["taskstats_default"]
         writer.close()
-
-
-@pytest.mark.parametrize(
-    "table", ["../job_8/taskstats_default", "", "/", "no_such", "_rebuilt_x", "a\x00b", "x" * 9999]
-)
-def test_a_table_that_is_not_there_has_no_rows(prefix, table):
-    put(prefix, START, [batch(START, jobs=(7, 8))])
-    assert read(prefix, 7, table) == []
 
 
 # -- damage --
@@ -221,7 +195,7 @@ def test_one_damaged_file_of_several_is_reported_and_the_others_are_read(prefix)
     damaged.write_bytes(SAMPLE.read_bytes()[:50_000])
     os.utime(damaged, (START, START))
     with Hdf5History([str(prefix)]) as history:
-        assert len(rows_of(history.read(7, "taskstats_default"))) == 1
+        assert len(rows_of(history.read(RowQuery(7, "taskstats_default")))) == 1
         history.tables(7)
         assert [damaged.name in text for text in history.warnings] == [True]
 
@@ -253,20 +227,13 @@ def test_whatever_is_damaged_ends_in_an_error_or_in_rows(tmp_path):
     assert seen == {True, "error, printable: True"}
 
 
-@pytest.fixture(autouse=True)
-def reads_of_tests(monkeypatch):
-    """The reading process also knows these."""
-    for read in (crashing, counting, endless, telling_and_endless, killed, lying):
-        monkeypatch.setitem(reading.READS, read.__name__, read)
-
-
 def crashing(_file):
     os.kill(os.getpid(), signal.SIGSEGV)
 
 
 def test_a_crash_of_the_library_is_an_error_and_the_next_file_is_read(prefix):
     file = put(prefix, START, [batch(START)])
-    reader = reading.Reader()
+    reader = reading.Reader(crashing, counting)
     with pytest.raises(reading.Unreadable, match=r"crashed on it \(SIGSEGV\)"):
         reader.ask(str(file), partial(crashing))
     assert reader.ask(str(file), partial(counting)) == 1
@@ -285,7 +252,7 @@ def test_a_file_whose_reading_never_ends_is_an_error(prefix, monkeypatch):
     monkeypatch.setattr(reading, "QUIET_S", 0.2)
     started, real = [], os.fork
     monkeypatch.setattr(os, "fork", lambda: started.append(real()) or started[-1])
-    reader = reading.Reader()
+    reader = reading.Reader(endless)
     with pytest.raises(reading.Unreadable, match="no end"):
         reader.ask(str(put(prefix, START, [batch(START)])), partial(endless))
     reader.close()
@@ -298,7 +265,7 @@ def lying(_file):
 
 
 def test_an_answer_of_another_form_is_an_error_and_runs_nothing(prefix):
-    reader = reading.Reader()
+    reader = reading.Reader(lying)
     with pytest.raises(reading.Unreadable, match="crashed on it"):
         reader.ask(str(put(prefix, START, [batch(START)])), partial(lying))
     reader.close()
@@ -383,7 +350,7 @@ def test_the_process_that_reads_ends_also_where_nobody_waits_for_it(prefix, monk
     asking = fork()
     if not asking:
         try:
-            reading.Reader().ask(file, partial(telling_and_endless, to=say))
+            reading.Reader(telling_and_endless).ask(file, partial(telling_and_endless, to=say))
         finally:
             os._exit(1)
     os.close(say)
@@ -404,7 +371,7 @@ def killed(_file):
 
 
 def test_a_reading_that_the_system_ends_is_not_the_files_fault(prefix):
-    reader = reading.Reader()
+    reader = reading.Reader(killed)
     with pytest.raises(reading.Unreadable, match="memory") as error:
         reader.ask(str(put(prefix, START, [batch(START)])), partial(killed))
     assert not error.value.may_change
@@ -432,7 +399,7 @@ def test_rows_without_a_host_or_a_time_are_left_out_and_counted(tmp_path):
         )
     os.utime(path, (START, START))
     with Hdf5History([str(path)]) as history:
-        assert rows_of(history.read(0, "temperaturestats_default"), "temp") == [("node-1", START, 6)]
+        assert rows_of(history.read(RowQuery(0, "temperaturestats_default")), "temp") == [("node-1", START, 6)]
         assert history.warnings == ["job_0/temperaturestats_default: rows without a host or a time skipped: 3"]
 
 
@@ -483,7 +450,6 @@ def test_without_options_it_is_what_the_collector_writes(prefix, tmp_path):
     [
         (["--config", "/nowhere/collector.toml"], "give --hdf5 PATH"),
         (["--hdf5", "/nowhere/x"], "no such file"),
-        (["--hdf5", "/nowhere/x", "--elastic-host", "http://localhost:1"], "one of them"),
     ],
 )
 def test_a_store_that_cannot_be_had_is_one_error(argv, text):
@@ -504,7 +470,7 @@ def test_a_file_that_is_removed_while_rows_are_read_by_time_is_an_error_with_a_r
     path = tmp_path / "a.hdf5"
     write_once(path, [batch(START + n, cpu=n) for n in range(5)])
     columns = {JOBS.name: ("cpu",)}
-    with Hdf5RowsByTime([str(path)]) as history:
+    with Hdf5History([str(path)]) as history:
         if is_looked_through:
             history.amounts(columns)
             assert [len(one) for one in history.between(columns, START, START + 1)] == [2]

@@ -9,6 +9,7 @@ from colmet.archive.fold import columns_read
 from colmet.archive.store import ArchiveStore, Position
 from colmet.common.schema import Batch
 from colmet.stored.replay import Replay
+from colmet.stored.series import RowQuery
 
 JOURNAL = "ab" * 8
 
@@ -30,7 +31,7 @@ def records_of(batches, first=0, delay_s=1):
 
 def replayed(history, jobs):
     """The rows of a made-up store as batches."""
-    series = [one for (job, table) in history.rows if job in (0, *jobs) for one in history.read(job, table)]
+    series = [one for (job, table) in history.rows if job in (0, *jobs) for one in history.read(RowQuery(job, table))]
     return list(Replay(columns_read()).batches(series))
 
 

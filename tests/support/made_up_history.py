@@ -26,17 +26,17 @@ class MadeUp(History):
             if one == job
         }
 
-    def read(self, job, table, columns=None, since=None, until=None, hosts=None):
+    def read(self, query):
         found = []
-        for host, (times, values) in sorted(self.rows.get((job, table), {}).items()):
+        for host, (times, values) in sorted(self.rows.get((query.job, query.table), {}).items()):
             keep = np.ones(len(times), bool)
-            if since is not None:
-                keep &= times >= since
-            if until is not None:
-                keep &= times <= until
-            if (hosts is None or host in hosts) and keep.any():
-                wanted = {n: v[keep] for n, v in values.items() if columns is None or n in columns}
-                found.append(Series(table, host, job, times[keep], wanted))
+            if query.since is not None:
+                keep &= times >= query.since
+            if query.until is not None:
+                keep &= times <= query.until
+            if (query.hosts is None or host in query.hosts) and keep.any():
+                wanted = {n: v[keep] for n, v in values.items() if query.columns is None or n in query.columns}
+                found.append(Series(query.table, host, query.job, times[keep], wanted))
         return found
 
     def close(self):

@@ -18,6 +18,7 @@ from colmet.common.runtime.control import ask
 from colmet.common.runtime.status_checks import judge
 from colmet.report.collect import gather
 from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.series import RowQuery
 from colmet.stored.stays import JobInterval
 from dev.live import NS, Daemons, Failed, JobRoot
 from tests.support.place import skip_refused
@@ -98,7 +99,7 @@ def test_rows_of_one_agent_are_stored_and_those_of_the_other_wait(tmp_path, root
 
         assert eventually(report).cpu.used_s == pytest.approx(used_s, rel=0.03)
         with Hdf5History([str(tmp_path / "x")]) as history:
-            (series,) = history.read(JOB, "taskstats_default", ["cpu_total"])
+            (series,) = history.read(RowQuery(JOB, "taskstats_default", ["cpu_total"]))
         assert series.host == HOST and (np.diff(series.values("cpu_total")) >= 0).all()
         process.stdin.write("end\n")
         process.stdin.flush()

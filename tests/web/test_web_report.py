@@ -17,6 +17,7 @@ from colmet.archive.local import LocalArchive
 from colmet.archive.store import ArchiveStore, Changes
 from colmet.common.errors import ColmetError
 from colmet.report.own import UNREADABLE, OwnHistory
+from colmet.stored.series import RowQuery
 from colmet.web import archive_models, models
 from colmet.web.limits import Busy
 from colmet.web.report_process import report_of
@@ -81,9 +82,10 @@ def test_rows_before_the_start_of_the_users_part_are_not_read(history):
     job_rows(history, job=JOB)
     start = START + 300.5
     seen = OwnHistory(history, JOB, {"node-1": start})
-    for rows in (seen.read(JOB, "cgroup_default"), seen.by_hosts(JOB, "cgroup_default", []).read(["node-1"])):
+    query = RowQuery(JOB, "cgroup_default")
+    for rows in (seen.read(query), seen.by_hosts(query).read(["node-1"])):
         assert rows[0].times[0] == START + 305
-    assert not seen.read(JOB, "cgroup_default", hosts=["node-2"])
+    assert not seen.read(RowQuery(JOB, "cgroup_default", hosts=["node-2"]))
 
 
 def test_the_shape_of_a_report_is_described(app, bed):

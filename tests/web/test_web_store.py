@@ -12,10 +12,9 @@ import tables
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.user_names import NO_NAME_S, UserNames
-from colmet.stored import groups
-from colmet.stored import rows as rows_module
+from colmet.stored import groups, hdf5
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.series import ReadingTooSlow
+from colmet.stored.series import ReadingTooSlow, RowQuery
 from colmet.web import store as store_module
 from colmet.web.interface import JobsQuery, NodesQuery, earliest, warning_of
 from colmet.web.queries import NO_STORE, Queries
@@ -44,11 +43,11 @@ def hosts_of(rows):
 def test_the_same_question_is_read_once_in_a_while(store, history, clock):
     job_rows(history)
     for _ in range(3):
-        assert store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None, hosts_of) == (["node-1"], ())
-        store.read(42, "cgroup_default", ["cpu_usage"], START + 8, None, None, hosts_of)
+        assert store.read(RowQuery(42, "cgroup_default", ["cpu_usage"], START + 7), hosts_of) == (["node-1"], ())
+        store.read(RowQuery(42, "cgroup_default", ["cpu_usage"], START + 8), hosts_of)
     assert store.counters() == {"asked": 6, "read": 1, "failures": 0}
     clock.now += store_module.KEEP_S + 1
-    store.read(42, "cgroup_default", ["cpu_usage"], START + 7, None, None, hosts_of)
+    store.read(RowQuery(42, "cgroup_default", ["cpu_usage"], START + 7), hosts_of)
     assert store.counters()["read"] == 2 and history.closed, "opened again: there may be another file"
 
 
@@ -82,7 +81,7 @@ def test_the_same_question_waits_with_the_first(history):
 
 def test_a_reading_ends_at_its_deadline_with_advice_for_the_user(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "READ_S", 0.2)
-    monkeypatch.setitem(rows_module.READS, "tables_of", endless)
+    monkeypatch.setattr(hdf5, "tables_of", endless)
     with tables.open_file(str(tmp_path / "rows.hdf5"), "w") as file:
         file.create_group("/", "job_42")
     store = StoreReader(lambda: Hdf5History([str(tmp_path / "rows.hdf5")]))
@@ -124,10 +123,10 @@ def test_answers_that_are_kept_are_bounded(store, history, monkeypatch):
     monkeypatch.setattr(store_module, "MAX_KEPT_BYTES", 100_000)
     for job in range(100):
         history.add(job, "t_default", "n1", np.arange(100), value=1)
-        store.read(job, "t_default", ["value"], None, None, None, hosts_of)
+        store.read(RowQuery(job, "t_default", ["value"]), hosts_of)
     assert store._kept_bytes <= 100_000 and 5 < len(store._kept) < 100
     history.add(100, "t_default", "n1", np.arange(100_000), value=1)
-    assert store.read(100, "t_default", ["value"], None, None, None, lambda rows: rows.counts)[0] == {"n1": 100_000}
+    assert store.read(RowQuery(100, "t_default", ["value"]), lambda rows: rows.counts)[0] == {"n1": 100_000}
     assert store._kept_bytes <= 100_000
 
 
@@ -445,7 +444,7 @@ def test_nodes_and_whose_jobs_are_on_them(bed):
 
 def test_a_collector_that_has_written_nothing_yet_has_an_empty_store():
     with EmptyHistory() as nothing:
-        assert nothing.tables(1) == {} and nothing.read(1, "t") == []
+        assert nothing.tables(1) == {} and nothing.read(RowQuery(1, "t")) == []
 
 
 def test_administrators_see_that_grid_engine_gives_no_answer(clock):
@@ -487,9 +486,9 @@ def test_rows_that_are_too_many_to_be_kept_are_read_for_each_client(history, mon
         return name, sum(rows.counts.values())
 
     found = []
-    asked = (42, "cgroup_default", ["cpu_usage"], None, None, None)
+    query = RowQuery(42, "cgroup_default", ["cpu_usage"])
     threads = [
-        threading.Thread(target=lambda n=n: found.append(store.read(*asked, lambda rows: use(rows, n)))) for n in (1, 2)
+        threading.Thread(target=lambda n=n: found.append(store.read(query, lambda rows: use(rows, n)))) for n in (1, 2)
     ]
     for thread in threads:
         thread.start()

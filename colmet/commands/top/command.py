@@ -75,19 +75,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     selection.add_job(parser, "show this job, on each of its nodes")
     selection.add_user(parser, "only the jobs of this user", words)
     parser.add_argument(
-        "--text",
-        metavar="TEXT",
-        type=words,
-        default="",
-        help="only rows with this text in the name of the user or a node, or at the start of the job id",
-    )
-    parser.add_argument(
         "--sort",
         metavar="KEY",
         help=f"sort by this column; of jobs: {', '.join(JOB_KEYS)}; of nodes: {', '.join(NODE_KEYS)} (default: cpu, "
         "with --nodes: node)",
     )
-    parser.add_argument("--reverse", action="store_true", help="sort in reverse order")
     parser.add_argument(
         "--interval",
         metavar="S",
@@ -97,13 +89,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--once", action="store_true", help="print one table and exit; works without a terminal")
     parser.add_argument("--json", action="store_true", help="print one answer as JSON, and exit")
-    parser.add_argument(
-        "--limit",
-        metavar="N",
-        type=cli.whole_number(1, MAX_ROWS),
-        default=ROWS,
-        help="print at most N rows with --once and --json (default: %(default)s)",
-    )
     parser.add_argument(
         "--wait",
         metavar="S",
@@ -120,7 +105,8 @@ def run(options: argparse.Namespace) -> int:
     request = _request(options)
     asked = _asker(options)
     if options.once or options.json:
-        answer = settled(asked, {**request, "limit": options.limit}, options.wait)
+        limit = MAX_ROWS if options.json else ROWS
+        answer = settled(asked, {**request, "limit": limit}, options.wait)
         print(json.dumps(answer, indent=2) if options.json else "\n".join(text(answer, request, _width())))
         return 0
     if not (sys.stdin.isatty() and sys.stdout.isatty()) or os.environ.get("TERM", "dumb") in ("", "dumb"):
@@ -141,7 +127,7 @@ def _request(options: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError("--nodes excludes --job and --user")
     name = "nodes" if options.nodes else "jobs" if options.job is None else "job"
     keys = NODE_KEYS if options.nodes else JOB_KEYS if options.job is None else ("node", *JOB_KEYS)
-    request = {"command": "top", "view": name, "reverse": options.reverse, "user": options.user, "text": options.text}
+    request = {"command": "top", "view": name, "reverse": False, "user": options.user, "text": ""}
     if options.sort is not None:
         if options.sort not in keys:
             raise ConfigError(

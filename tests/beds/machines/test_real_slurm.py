@@ -101,7 +101,7 @@ def test_a_job_is_found_with_its_user_its_use_and_its_end(machine, tmp_path, cap
     job = int(machine.run(f"{as_user} sbatch --parsable {PLACE}/work"))
     machine.wait_for("! systemctl is-active --quiet watch && test -s /root/watched", 600)
     jobs = f"colmet jobs --all-users --job {job} --json"
-    machine.wait_for(f"{jobs} | grep -q alice && ! {jobs} --running | grep -q alice")
+    machine.wait_for(f"{jobs} | grep -q alice && ! {jobs} --state running | grep -q alice")
     files = json.loads(machine.run("cat /root/watched"))
     (summary,) = json.loads(machine.run(jobs))["jobs"]
     release = machine.run("sinfo --version").strip()
