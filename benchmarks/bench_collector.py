@@ -131,7 +131,7 @@ class Chain:
         self._receiver = Receiver()
         self._journal = Journal(str(folder / "journal") if with_journal else "", 8 << 30)
         self._state = self._journal.state("hdf5")
-        self._output = Hdf5Output(str(folder / "steady.hdf5"), complevel, max_delay_s=MAX_DELAY_S)
+        self._output = Hdf5Output(str(folder / "steady.hdf5"), complevel)
         self._output.open(self._state)
         self._worker = OutputWorker(self._output, self._journal, self._state, 100, 5.0, monotonic=lambda: self._now_s)
         self._journal.start(self._receiver.dump_senders)

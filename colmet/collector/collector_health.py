@@ -30,7 +30,7 @@ ACQUAINTED_S = 60.0  # by then a node with acknowledgements has sent a Hello
 # The outputs' counters of unwritten data, and their names here.
 _LOSSES = {
     "rejected": "refused_documents",
-    "rows_lost": "lost_rows",
+    "files_damaged": "damaged_files",
     "rows_left_out": "unwritten_rows",
     "values_left_out": "unwritten_values",
     "batch_skipped": "unread_batch_records",

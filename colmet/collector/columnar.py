@@ -12,8 +12,6 @@ from colmet.common.schema import Batch, Rows, Schema, Table
 
 NS = 1_000_000_000
 Ints = npt.NDArray[np.int64]
-PLACES = 1 << 32
-_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd: each job has a product of its own
 
 
 class ColumnBatch(NamedTuple):
@@ -33,16 +31,15 @@ class ColumnBatch(NamedTuple):
     jobs: list[tuple[int, ...] | None]
 
     def by_job(self) -> RowsByJob:
-        """Return the rows grouped by job, in the order of their places, within a job in order of arrival."""
+        """Return the rows grouped by job, within a job in order of arrival."""
         job_ids = self.rows["job_id"]
-        products = job_ids.astype(np.uint64) * _FACTOR
-        order = np.argsort(products, kind="stable")
-        ordered = products[order]
+        order = np.argsort(job_ids, kind="stable")
+        ordered = job_ids[order]
         count = len(ordered)
         if count == 0:
             return RowsByJob(self, order, [], [0])
         starts = [0, *(np.flatnonzero(ordered[1:] != ordered[:-1]) + 1).tolist()]
-        return RowsByJob(self, order, job_ids[order[starts]].tolist(), [*starts, count])
+        return RowsByJob(self, order, ordered[starts].tolist(), [*starts, count])
 
 
 class RowsByJob(NamedTuple):
@@ -52,18 +49,6 @@ class RowsByJob(NamedTuple):
     order: Ints  # of the rows
     jobs: list[int]
     starts: list[int]  # of each job in that order, and the row count
-
-    def between(self, first: int, stop: int) -> RowsByJob:
-        """Return the rows of jobs with a place from `first` to before `stop`."""
-        low, high = np.searchsorted(place(np.array(self.jobs, dtype=np.int64)), (first, stop)).tolist()
-        begin, end = self.starts[low], self.starts[high]
-        starts = [start - begin for start in self.starts[low : high + 1]]
-        return RowsByJob(self.batch, self.order[begin:end], self.jobs[low:high], starts)
-
-
-def place(jobs: Ints) -> Ints:
-    """Return a number below `PLACES` for each job: neighbours get distant ones."""
-    return (jobs.astype(np.uint64) * _FACTOR >> np.uint64(32)).astype(np.int64)
 
 
 def _join(schema: Schema, sources: list[tuple[Batch, Table]]) -> ColumnBatch:

@@ -12,7 +12,7 @@ import numpy as np
 
 from colmet.collector.backends.hdf5.chunk_backup import remove_tails
 from colmet.collector.backends.hdf5.file_lock import lock
-from colmet.collector.backends.hdf5.h5table import COPY_BYTES, FORMER_TIMES, group_path
+from colmet.collector.backends.hdf5.h5table import COPY_BYTES, group_path
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
 from colmet.common.errors import ColmetError, OutputUnavailable
 from colmet.common.runtime.files import copy_owner, make_private, sync_directory
@@ -114,8 +114,6 @@ def _copy(old: Any, new: Any, jobs: Intervals) -> None:
     of_group = {group_path(job)[1:]: intervals for job, intervals in jobs.items()}
     for name in list(old.root._v_children):
         node = old.get_node(f"/{name}")
-        if name == FORMER_TIMES and isinstance(node, tables.Table):
-            continue
         if name not in of_group or not isinstance(node, tables.Group):
             node._f_copy(new.root, recursive=True)
             continue

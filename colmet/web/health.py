@@ -21,7 +21,7 @@ _RECEIVED = ("batches", "rows", "missing", "duplicates", "rejects", "foreign", "
 DROPS = frozenset(
     {
         *("missing_batches", "refused_messages", "limited_messages", "left_out_rows", "conflicting_batches"),
-        *("lost_records", "dropped_rows", "journal_dropped_records", "refused_documents", "lost_rows"),
+        *("lost_records", "dropped_rows", "journal_dropped_records", "refused_documents"),
         *("unwritten_rows", "unwritten_values"),
     }
 )

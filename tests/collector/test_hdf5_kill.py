@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from colmet.collector.backend import JournalRecord
-from colmet.collector.backends.hdf5 import output, pace, repair, replacement
+from colmet.collector.backends.hdf5 import check, isolated, output
 from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
@@ -50,7 +50,7 @@ class Collector:
         if steps is not None:
             watch(steps)
         # in this process, which is killed more often than a second one could be started
-        output.verify, replacement.salvage = repair.verify, repair.salvage
+        isolated.check = check.check
         state = self.state()
         opened = Hdf5Output(str(self.folder / self.path), **self.options)
         opened.open(state)
@@ -92,7 +92,7 @@ STEPS = [
     (Hdf5File, "flush"),
     (Hdf5File, "sync"),
     (Hdf5File, "close"),
-    (Hdf5File, "restore"),
+    (Hdf5File, "undo"),
     (tables.Table, "append"),
     (tables.Table, "truncate"),
     (tables.Table, "_f_close"),
@@ -104,8 +104,7 @@ STEPS = [
     (os, "link"),
     (os, "rename"),
     (os, "replace"),
-    (repair, "_copy_table"),
-    (replacement, "sync_directory"),
+    (output, "sync_directory"),
 ]
 
 
@@ -153,21 +152,19 @@ def count_steps(collector):
 
 KINDS = {
     "plain": {},
-    "compressed": {"complevel": 9, "checksums": True},
+    "compressed": {"complevel": 9},
     "rotated": {"rotate_s": 25},
     "one file": {"path": "x.hdf5"},
     "by size": {"rotate_bytes": 400_000},
     "in parts": {},
-    "compressed in parts": {"complevel": 1},
-    "by size in parts": {"rotate_bytes": 400_000},
 }
 
 
 @pytest.fixture
 def parts(monkeypatch, kind):
-    """Have some tables in a burst, and not all."""
+    """Have few new tables in a burst."""
     if kind.endswith("in parts"):
-        monkeypatch.setattr(pace, "MAX_BYTES", 3 * pace.TABLE_BYTES)
+        monkeypatch.setattr(output, "MAX_NEW_TABLES", 2)
 
 
 @pytest.mark.usefixtures("parts")

@@ -92,7 +92,7 @@ def test_a_process_that_reads_a_file_imports_nothing_of_it(planted, monkeypatch)
     monkeypatch.chdir(planted)
     assert isolated.last_row_s(f"rows.{START}.hdf5") == START + 2
     with pytest.raises(Damaged):
-        isolated.verify(f"rows.{START}.hdf5", 5, {}, {})
+        isolated.check(f"rows.{START}.hdf5", 5, {}, {})
     assert imported(planted) == []
 
 

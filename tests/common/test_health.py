@@ -223,7 +223,14 @@ def test_clocks_that_are_ahead_and_nodes_without_acknowledgements_are_in_the_sta
 
 
 def test_each_counter_of_the_last_hour_is_one_of_drops_or_of_events(served):
-    events = {"forgotten_senders", "journal_failures", "output_failures", "reload_failures", "unread_batch_records"}
+    events = {
+        "forgotten_senders",
+        "journal_failures",
+        "output_failures",
+        "reload_failures",
+        "unread_batch_records",
+        "damaged_files",
+    }
     assert set(make(served)[0].status({})["last_hour"]) == DROPS | events
 
 
@@ -231,10 +238,10 @@ def test_what_outputs_refuse_and_a_reload_that_failed_are_in_the_last_hour(serve
     one = worker()
     health, *_ = make(served, [one])
     health._parts["configuration"] = lambda: {"reloads": 2, "failures": 1}
-    one.counters = lambda: {"written": 5, "rejected": 3, "rows_lost": 2}
+    one.counters = lambda: {"written": 5, "rejected": 3, "files_damaged": 2}
     health.note()
     wrong = {name: count for name, count in health.status({})["last_hour"].items() if count}
-    assert wrong == {"refused_documents": 3, "lost_rows": 2, "reload_failures": 1}
+    assert wrong == {"refused_documents": 3, "damaged_files": 2, "reload_failures": 1}
 
 
 def test_senders_that_were_forgotten_and_rows_beyond_a_share_are_reported(served):
@@ -335,10 +342,10 @@ def test_counters_that_an_output_describes_are_metrics_of_their_own(served):
     one.output.described = {"open": ("gauge", "Unfinished."), "jobs": ("counter", "Written."), "held": ("gauge", "-")}
     one.output_counters = lambda: {"open": 3, "jobs": 40, "other": 1}
     two = worker("hdf5")
-    two.output.described, two.output_counters = {}, lambda: {"rows_lost": 2}
+    two.output.described, two.output_counters = {}, lambda: {"rows_left_out": 2}
     health, _, _, _ = make(served, [one, two])
     text = "".join(render(health.families()))
     assert "# TYPE colmet_collector_archive_open gauge\ncolmet_collector_archive_open 3\n" in text
     assert "# TYPE colmet_collector_archive_jobs_total counter\ncolmet_collector_archive_jobs_total 40\n" in text
-    assert 'colmet_collector_output_counts{output="hdf5",name="rows_lost"} 2' in text
+    assert 'colmet_collector_output_counts{output="hdf5",name="rows_left_out"} 2' in text
     assert "archive_held" not in text and "archive_other" not in text

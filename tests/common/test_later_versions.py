@@ -14,9 +14,6 @@ import pytest
 
 from colmet.archive.archiver import WHOLE, Archiver
 from colmet.archive.store import ArchiveError, ArchiveStore
-from colmet.collector.backends.hdf5 import isolated
-from colmet.collector.backends.hdf5.chunk_backup import KeptTails, TailWriter
-from colmet.collector.backends.hdf5.repair import salvage, verify
 from colmet.collector.journal.check import check
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segments import list_segments
@@ -164,40 +161,6 @@ def test_an_hdf5_file(tmp_path):
         file["job_7/cgroup_default"].attrs["backend_version"] = 9
     with closing(Hdf5History([str(path)])) as history, pytest.raises(ColmetError, match=SAYS):
         history.read(RowQuery(7, "cgroup_default"))
-
-
-def salvaged(path, *what):
-    salvage(path, f"{path}.new", path, *what)
-
-
-def burst(path):
-    """A file with an interrupted write, and the function that looks it through."""
-    with TailWriter(str(path)) as kept:
-        kept.add("/job_7/cgroup_default", b"rows")
-    return kept.checksums
-
-
-@pytest.mark.parametrize("read", [verify, salvaged, isolated.verify])
-def test_the_backup_beside_an_hdf5_file(tmp_path, read):
-    path = tmp_path / "x.hdf5"
-    write_once(path, [BATCH])
-    checksums = burst(path)
-    tails = tmp_path / "x.hdf5.tails"
-    tails.write_bytes(b"ColmetT9" + tails.read_bytes()[8:])
-    before = content(tmp_path)
-    with pytest.raises(OutputUnavailable, match=f"tails {SAYS}move"):
-        read(str(path), 1, {"/job_7/cgroup_default": 1}, checksums)
-    assert content(tmp_path) == before
-
-
-def test_a_backup_without_a_head_is_of_the_first_form(tmp_path):
-    path = tmp_path / "x.hdf5"
-    checksums = burst(path)
-    tails = tmp_path / "x.hdf5.tails"
-    data = tails.read_bytes()
-    assert data.startswith(b"ColmetT1") and KeptTails(str(path), checksums).get("/job_7/cgroup_default") == b"rows"
-    tails.write_bytes(data[8:])
-    assert KeptTails(str(path), checksums).get("/job_7/cgroup_default") == b"rows"
 
 
 def test_kept_logins(tmp_path, monkeypatch):

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from colmet.collector.backends.hdf5 import isolated
 from colmet.common.runtime.readable import readable
 from colmet.common.runtime.signals import Signals
 from tests.support.place import skip_refused
@@ -61,12 +60,6 @@ def test_the_end_of_a_pipe_counts_as_readable_and_a_closed_descriptor_is_an_erro
     os.close(out)
     with pytest.raises(OSError, match="Bad file descriptor"):
         readable([out], 0)
-
-
-def test_lines_of_the_process_that_reads_damaged_files_are_read(pipe):
-    os.write(pipe[1], b"one\ntwo\n")
-    lines = isolated._lines(pipe[0])
-    assert [next(lines), next(lines)] == [b"one", b"two"]
 
 
 def test_signals_are_taken_in(many_files):

@@ -44,6 +44,7 @@ LIBRARIES = {
     "ctypes": (
         "colmet.common.runtime.capabilities",
         "colmet.common.runtime.malloc",
+        "colmet.collector.backends.hdf5.calls",
         "colmet.collector.backends.hdf5.libhdf5",
         "colmet.node.system.clib",
         "colmet.node.kernel.netlink",

@@ -8,7 +8,7 @@ import h5py
 import numpy as np
 import pytest
 
-from colmet.collector.backends.hdf5 import last_rows, repair
+from colmet.collector.backends.hdf5 import check
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.commands import colmet
 from tests.support.small_store import JOB, START, make_store, rows
@@ -98,10 +98,10 @@ def test_completeness_refuses_it(hostile, capsys):
     assert "only what is in the file itself is read" in capsys.readouterr().err
 
 
-def test_the_collector_copies_nothing_of_it(hostile, caplog):
+def test_the_collector_does_not_read_it(hostile):
+    """To remove it, or after a kill: what is not in the file is not looked at."""
     with pytest.raises(Damaged):
-        last_rows.last_row_s(hostile, lambda *_: None)
-    repair.salvage(hostile, "saved.hdf5", hostile, None, {}, {})
-    assert "only what is in the file itself is read" in caplog.text
-    with h5py.File("saved.hdf5", "r") as file:
-        assert f"job_{JOB}" not in file
+        check.last_row_s(hostile)
+    check.check(hostile, None, {}, {})
+    with pytest.raises(Damaged):
+        check.check(hostile, None, {f"/{TABLE}": 1}, {f"/{TABLE}": 1})

@@ -66,13 +66,3 @@ def test_a_file_with_rows_of_others_is_not_copied(path):
     with Remover() as remover, pytest.raises(ColmetError, match="only what is in the file itself is read"):
         remover.remove(str(path), ALL)
     assert path.read_bytes() == before
-
-
-def test_the_former_times_of_a_thinned_file_go_with_its_first_removal(path):
-    with h5py.File(path, "a") as file:
-        times = np.zeros(1, [("job_id", "<i8"), ("first", "<i8")])
-        file.create_dataset("thinned", data=times, maxshape=(None,), chunks=(1,))
-    with Remover() as remover:
-        remover.remove(str(path), {JOB: [(START, START)]})
-    with h5py.File(path) as file:
-        assert sorted(file) == [f"job_{JOB}"]

@@ -21,10 +21,7 @@ FILE = "hdf5:colmet.collector.backends.hdf5.h5file:Hdf5File"
 
 # A burst is taken back, or the file is replaced where that cannot be.
 LIBRARY = "hdf5:colmet.collector.backends.hdf5.libhdf5"
-REPLACEMENT = "hdf5:colmet.collector.backends.hdf5.replacement"
-RECOVERY = "|".join(
-    f"{what}:{{0}}:1" for what in (f"{FILE}.restore", f"{REPLACEMENT}:_replay", f"{REPLACEMENT}:_salvage")
-)
+RECOVERY = "|".join(f"{what}:{{0}}:1" for what in (f"{FILE}.undo", f"{HDF5}._begin_again"))
 
 
 # A torn tail is cut, where the last segment has one.

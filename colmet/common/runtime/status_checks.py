@@ -135,6 +135,8 @@ def _judge_collector(
         elif output["behind_s"] > max_behind_s:
             remedy = "its disk or database is slower than the rows come; they wait in the journal"
             found.append(warn(f"{name} is {duration(output['behind_s'])} behind", remedy))
+        remedy = "read its rows that the journal had no more with `colmet extract --hdf5`, then move it; check the disk"
+        found += [fail(f"{name}: damaged file set aside: {path}", remedy) for path in output.get("set_aside", ())]
         found += [finding for finding in judge_batch_systems(output) if finding.level > Level.PASS]
     if not senders["heard"] + senders["silent"] and status["uptime_s"] > max_age_s:
         remedy = "`colmet doctor` on a node names the cause: its --zeromq-uri, a firewall, or keys"

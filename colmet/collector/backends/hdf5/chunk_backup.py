@@ -3,8 +3,8 @@
 HDF5 moves a growing compressed chunk, and reuses its old place before the file's index has the new one. After a kill
 the index still points to the old place, now with other data.
 
-Source: own; a head with the number of its form, and for each table its name, and its rows deflated. The first files
-have no head.
+Source: own; for each table the lengths of its name and of its deflated rows, and these. The checksums in the checkpoint
+tell whether rows are whole.
 """
 
 from __future__ import annotations
@@ -16,11 +16,8 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import BinaryIO
 
-from colmet.common.errors import OutputUnavailable, is_later, later_form
 from colmet.common.runtime.files import sync_directory
 
-MAGIC = b"ColmetT1"
-FORM = 1  # the digit of the head
 HEAD = struct.Struct("<II")  # bytes of the name, bytes of the deflated rows
 MAX_ROWS_BYTES = 256 << 20  # of one table
 
@@ -48,7 +45,6 @@ class TailWriter:
             self._file = open(self._path, "wb")  # noqa: SIM115 - closed by __exit__
             if is_new:
                 sync_directory(os.path.dirname(self._path))
-            self._file.write(MAGIC)
         packed, label = zlib.compress(rows, 1), name.encode()
         self._file.write(HEAD.pack(len(label), len(packed)) + label + packed)
         self.checksums[name] = zlib.crc32(rows)
@@ -65,39 +61,24 @@ class TailWriter:
 
 
 class KeptTails:
-    """Reader of a backup, limited to tables with known checksums.
-
-    Args:
-        checksums: of the rows, by table.
-
-    Raises:
-        OutputUnavailable: the backup is of a later version.
-    """
+    """Reader of a backup, limited to tables with known checksums, by table."""
 
     def __init__(self, path: str, checksums: Mapping[str, int]) -> None:
         self._path = tails_path(path)
         self._checksums = checksums
         self._places: dict[str, tuple[int, int]] = {}
-        if checksums and os.path.lexists(self._path):
-            with open(self._path, "rb") as file:
-                self._find(file)
-
-    def _find(self, file: BinaryIO) -> None:
-        size = os.fstat(file.fileno()).st_size
-        magic = file.read(len(MAGIC))
-        if magic[:-1] != MAGIC[:-1] or not magic[-1:].isdigit():
-            file.seek(0)
-        elif is_later(form := int(magic[-1:]), FORM):
-            remedy = "move it away: the rows come from the journal then"
-            raise OutputUnavailable(later_form(self._path, form, FORM, remedy))
-        while len(head := file.read(HEAD.size)) == HEAD.size:
-            label_bytes, packed_bytes = HEAD.unpack(head)
-            if label_bytes + packed_bytes > size - file.tell():
-                return
-            name = file.read(label_bytes).decode(errors="replace")
-            if name in self._checksums:
-                self._places[name] = file.tell(), packed_bytes
-            file.seek(packed_bytes, os.SEEK_CUR)
+        if not checksums or not os.path.lexists(self._path):
+            return
+        with open(self._path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            while len(head := file.read(HEAD.size)) == HEAD.size:
+                label_bytes, packed_bytes = HEAD.unpack(head)
+                if label_bytes + packed_bytes > size - file.tell():
+                    return
+                name = file.read(label_bytes).decode(errors="replace")
+                if name in checksums:
+                    self._places[name] = file.tell(), packed_bytes
+                file.seek(packed_bytes, os.SEEK_CUR)
 
     def get(self, name: str) -> bytes | None:
         """Return the rows of a table; None if the backup lacks them or their checksum differs."""

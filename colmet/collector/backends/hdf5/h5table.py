@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -16,11 +15,14 @@ from colmet.collector.columns import missing
 from colmet.common.errors import ColmetError, OutputUnavailable
 
 REBUILT, REPLACED = "_rebuilt_", "_replaced_"  # never names of messages' tables: these start with a letter
-FORMER_TIMES = "thinned"  # a table beside the jobs in files that `colmet thin` of 1.0.0 made; nothing reads it
 COPY_BYTES = 4 << 20  # read at a time from a table
-# A chunk of a blosc2 table. PyTables would make it as large as the CPU's L3 cache, 272 MB on a Xeon with 260 MiB, and
-# each burst compresses the last chunk again. 64 KiB is PyTables' choice for tables of the other libraries.
-BLOSC2_CHUNK_BYTES = 64 << 10
+# A chunk of most tables. PyTables would make one of a blosc2 table as large as the CPU's L3 cache, 272 MB on a Xeon
+# with 260 MiB, and each burst compresses the last chunk again.
+CHUNK_BYTES = 64 << 10
+# A chunk of a new table holds its first rows so many times: a made-up job with one row needs little of the disk. Larger
+# chunks are read and written faster. A compressed chunk needs only the bytes of its rows.
+FIRST_ROWS_TIMES = 4
+MIN_CHUNK_BYTES = 4 << 10
 
 
 class Damaged(ColmetError):
@@ -47,43 +49,38 @@ def reading(path: str) -> Iterator[None]:
         raise Damaged(f"{path}: {type(err).__name__} {cause(err)}") from err
 
 
-def is_filtered(table: Any) -> bool:
-    """Return whether a table's chunks are compressed or have checksums: HDF5 rewrites such a chunk to fill it."""
-    return bool(table.filters.complevel or table.filters.fletcher32)
+def chunk_rows(filters: Any, row_bytes: int, rows: int) -> int:
+    """Return the rows per chunk of a table with these filters that gets this many rows at first."""
+    size = CHUNK_BYTES
+    while not filters.complevel and size // 2 >= max(MIN_CHUNK_BYTES, FIRST_ROWS_TIMES * rows * row_bytes):
+        size //= 2
+    return max(1, size // row_bytes)
 
 
-def chunk_rows(filters: Any, row_bytes: int) -> int | None:
-    """Return the rows per chunk of a new table with these filters; None for PyTables' choice."""
-    is_blosc2 = filters.complib is not None and filters.complib.startswith("blosc2")
-    return max(1, BLOSC2_CHUNK_BYTES // row_bytes) if is_blosc2 else None
+def create_table(
+    file: Any, group: str, name: str, columns: Mapping[str, Any], title: str, filters: Any, chunk: int | None = None
+) -> Any:
+    """Create a table in the group of a job, and the group if it does not exist.
 
-
-def create_table(file: Any, group: str, name: str, columns: Mapping[str, Any], title: str, filters: Any) -> Any:
-    """Create a table in the group of a job, and the group if it does not exist."""
-    rows = chunk_rows(filters, sum([c.itemsize for c in columns.values()]))
-    table = file.create_table(group, name, columns, title, filters, chunkshape=rows, createparents=True)
+    Args:
+        file: an open one.
+        group: path of the group.
+        name: of the table.
+        columns: PyTables' descriptions by name.
+        title: of the table.
+        filters: PyTables' filters.
+        chunk: rows of a chunk; None for those of a long table.
+    """
+    chunk = chunk or max(1, CHUNK_BYTES // sum([c.itemsize for c in columns.values()]))
+    table = file.create_table(group, name, columns, title, filters, chunkshape=chunk, createparents=True)
     table.attrs.backend_version = BACKEND_VERSION
     return table
 
 
-def last_chunk(table: Any, rows: int) -> int:
-    """Return the first row of the last chunk of a table with `rows` rows."""
-    return rows - rows % int(table.chunkshape[0])
-
-
 def growth(table: Any, count: int) -> int:
     """Return the maximum growth of a file, in bytes, for `count` more rows of a table."""
-    return chunk_bytes(int(table.nrows), count, int(table.chunkshape[0]), int(table.dtype.itemsize), is_filtered(table))
-
-
-def tail_is(table: Any, rows: int, checksum: int) -> bool:
-    """Return whether the rows in the last chunk have this checksum; False if they are unreadable."""
-    try:
-        return zlib.crc32(table.read(last_chunk(table, rows), rows).tobytes()) == checksum
-    except Exception as err:  # on a damaged file, PyTables raises anything
-        if is_of_system(err):
-            raise
-        return False
+    filtered = bool(table.filters.complevel or table.filters.fletcher32)
+    return chunk_bytes(int(table.nrows), count, int(table.chunkshape[0]), int(table.dtype.itemsize), filtered)
 
 
 def group_path(job: int) -> str:

@@ -86,11 +86,6 @@ def add_options(parser: Options) -> None:
             "h5py needs plug-ins for others than zlib (default: %(default)s)"
         ),
     )
-    parser.add_argument(
-        "--hdf5-checksums",
-        action="store_true",
-        help=cli.Rare("add checksums (Fletcher-32) to new tables; readers check them"),
-    )
     require(parser, "--hdf5-filepath", "--hdf5-")
 
 

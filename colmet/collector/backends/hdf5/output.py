@@ -1,7 +1,13 @@
 """Output to HDF5: one group for each job, one table for each kind of metric, as Colmet 0.6 wrote them.
 
-Until a burst is on disk, a checkpoint keeps the tables' previous row counts: a killed burst is rolled back, and its
-records are written again.
+Recovery. Before a burst of rows, the row counts of its tables are saved beside the journal's position, and copies of
+the chunks that HDF5 rewrites go to a file of their own; after the burst the file is synced, and the next position is
+saved. A burst that fails or is killed is undone: its tables are cut to these counts, the tables that it made are
+removed, and the journal gives its records again. After a kill, a power cut or an error of HDF5, another process, which
+may crash on a torn file, first finds out whether all tables are there and have the rows before the burst. If not, the
+file is set aside, and a new one of its name is filled from the journal, with each record since the beginning of the
+file that the journal still has. Older rows are in the file set aside alone, which stays readable as far as HDF5 opens
+it, and is a failure in the status until it is moved or removed.
 """
 
 from __future__ import annotations
@@ -11,67 +17,48 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
-from enum import Enum
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from colmet.collector.backend import JournalRecord, OutputBackend
+from colmet.collector.backends.hdf5 import isolated
 from colmet.collector.backends.hdf5 import options as hdf5_options
-from colmet.collector.backends.hdf5 import replacement
-from colmet.collector.backends.hdf5.burst import Burst
-from colmet.collector.backends.hdf5.checkpoint import REPLAY, Checkpoint, boot_id, last_file
+from colmet.collector.backends.hdf5.checkpoint import Checkpoint, Undo, boot_id, last_file
 from colmet.collector.backends.hdf5.expiry import Expiry
-from colmet.collector.backends.hdf5.h5file import Hdf5File, Tails, Undo
+from colmet.collector.backends.hdf5.h5file import Hdf5File
 from colmet.collector.backends.hdf5.h5table import Damaged
-from colmet.collector.backends.hdf5.isolated import verify
 from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_system, tables
-from colmet.collector.backends.hdf5.options import MAX_DELAY_S
-from colmet.collector.backends.hdf5.pace import BURST_S, TABLE_BYTES, BurstPace
-from colmet.collector.backends.hdf5.rotation import FileNames, Rotation, received_s
-from colmet.collector.backends.hdf5.suspicion import Suspicion
-from colmet.collector.columnar import PLACES, RowsByJob, join
+from colmet.collector.backends.hdf5.rotation import ASIDE, FileNames, Rotation, received_s
+from colmet.collector.columnar import RowsByJob, join
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime.cli import Options
-from colmet.common.runtime.files import check_writable, make, reason_with_remedy
+from colmet.common.runtime.files import check_writable, make, reason_with_remedy, sync_directory
 
 log = logging.getLogger(__name__)
 
 # Share of the time spent writing: the fewer and larger the appends, the cheaper a row. Small sites are not affected:
 # they stay well within this share, and write whenever rows have waited for the maximum delay.
 SHARE = 0.005
-
-
-class FileState(Enum):
-    """State of the file before rows can be appended; for the transitions see `Hdf5Output`."""
-
-    UNNAMED = "the next record names it"
-    CLOSED = "it has to be opened or created"
-    OPEN = "it accepts rows"
-    DOUBTFUL = "it has to be looked through, and a burst may have to be taken back"
-    UNFIT = "all of it can be read, but HDF5 cannot write to it"
-    REPLACING = "it is damaged, and is being replaced"
-    GONE = "it was moved or removed"
+BURSTS_S = 2.0  # no burst of a call begins later, so that a stop costs little time
+MAX_NEW_TABLES = 4096  # of a burst of several records: some seconds
 
 
 class Hdf5Output(OutputBackend):
     """Bulk output of rows to the tables of their job and kind.
 
-    `recover` brings the file from any state to OPEN; `write` keeps it there or leaves it to the next `recover`::
+    `recover` brings the file from any state to open; `write` keeps it there or leaves it to the next `recover`::
 
-        UNNAMED ---- first record ----> CLOSED ---- opened, created ----> OPEN ---- rotation, SIGHUP ----> CLOSED
-        CLOSED, OPEN ---- HDF5 fails, a burst is not rolled back, the machine went down ----> DOUBTFUL
-        DOUBTFUL ---- sound, the burst is rolled back ----> OPEN
-        DOUBTFUL, CLOSED ---- damaged ----> REPLACING ---- replayed, salvaged ----> OPEN
-        OPEN ---- HDF5 fails again on a sound file ----> UNFIT ----> REPLACING
-        any ---- moved, removed ----> GONE ----> UNNAMED, or CLOSED if there is only one file
-
-    The current burst has states of its own (`Burst`), as has the search for the cause of a failure (`Suspicion`).
+        closed --- opened, created ---> open --- rotation, SIGHUP ---> closed
+        closed, open --- a burst is not undone, HDF5 fails, the machine went down ---> doubtful
+        doubtful --- whole, the burst is undone ---> open
+        doubtful, closed --- torn ---> set aside: a new file is begun and filled from the journal ---> open
+        any --- moved, removed by others ---> closed, and the next record or the fixed path names it
 
     Args:
         path: the only file if it ends in ``.hdf5``; otherwise files are ``<path>.<epoch seconds>.hdf5``, named by the
             start of their time of receipt.
         complib: compression library, as `options.complib` returns it.
-        checksums: whether new tables have checksums.
         rotate_s: begin a file at each multiple of this period since the epoch; 0 for never.
         rotate_bytes: begin a file when one has reached this size; 0 for never.
         keep_s: remove files whose last row is older; 0 for never.
@@ -89,30 +76,28 @@ class Hdf5Output(OutputBackend):
         complevel: int = 0,
         complib: str = "zlib",
         *,
-        checksums: bool = False,
         rotate_s: int = 0,
         rotate_bytes: int = 0,
         keep_s: int = 0,
-        max_delay_s: float = MAX_DELAY_S,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.max_delay_s = max_delay_s
-        # dropped for lack of a column or a table; damaged files set aside; their rows that the journal lacks, too
-        self._counts = dict.fromkeys(("values_left_out", "rows_left_out", "files_damaged", "rows_lost"), 0)
+        # dropped for lack of a column or a table; torn files set aside
+        self._counts = dict.fromkeys(("values_left_out", "rows_left_out", "files_damaged"), 0)
         self.path = ""
         self._names = FileNames(path)
         self.rotation = Rotation(self._names, rotate_s, rotate_bytes)
         self._expiry = Expiry(self._names, keep_s)
-        self._filters = tables.Filters(complevel, complib, fletcher32=checksums)
+        self._filters = tables.Filters(complevel, complib)
         self._boot = boot_id()
         self._state = OutputState("", "", 0, 0)
-        self._burst = Burst(self._state)
-        self._suspicion = Suspicion()
+        self._pending: Checkpoint | None = None  # of a burst that may have to be undone
+        self._may_be_saved = False  # whether that burst may be saved as done
+        self._is_doubted = False  # whether the file has to be checked before its next use
+        self._refused = -1, -1  # first and last record that HDF5 or Colmet failed to write, though the disk works
+        self._refusals = 0  # of these records
         self._monotonic = monotonic
-        self._pace = BurstPace()
-        self._joined: tuple[tuple[int, ...], list[RowsByJob]] = (), []  # records by first, last and number; their rows
         self._file: Hdf5File | None = None
-        self._first: int | None = None  # see `Checkpoint`
+        self._first = 0  # see `Checkpoint`
 
     @classmethod
     def add_options(cls, parser: Options) -> None:
@@ -129,15 +114,18 @@ class Hdf5Output(OutputBackend):
             options.hdf5_filepath,
             options.hdf5_complevel,
             options.hdf5_complib,
-            checksums=options.hdf5_checksums,
             rotate_s=rotate.get("s", 0),
             rotate_bytes=rotate.get("bytes", 0),
             keep_s=options.hdf5_keep,
         )
 
     def counters(self) -> dict[str, int]:
-        """Return the counts of dropped values and rows, damaged files and lost rows, and removed files."""
+        """Return the counts of dropped values and rows, of torn files, and of removed files."""
         return {**self._counts, **self._expiry.counts}
+
+    def details(self) -> Mapping[str, Any]:
+        """Return the torn files that were set aside and are still there, as `set_aside`."""
+        return {"set_aside": self._names.set_aside()}
 
     # -- lifecycle --
 
@@ -167,8 +155,7 @@ class Hdf5Output(OutputBackend):
             ConfigError: the path is not writable, or is another kind of file; nothing is left behind.
         """
         self.close()
-        self._state = state
-        self._burst = Burst(state)
+        self._state, self._pending = state, None
         self.rotation.planned = None
         self._expiry.is_due = True
         saved = Checkpoint.load(state)
@@ -177,17 +164,17 @@ class Hdf5Output(OutputBackend):
             make(os.path.dirname(new))
         except OSError as err:
             raise _not_writable(new, err) from err
-        self.path, self._first = new, None
-        under_way = bool(saved.undo or saved.plan or self._was_not_closed(saved))
-        there = bool(saved.file) and (os.path.lexists(saved.file) or bool(saved.plan))
+        self.path = new
+        under_way = bool(saved.undo or saved.aside or self._was_not_closed(saved))
+        there = bool(saved.file) and (os.path.lexists(saved.file) or bool(saved.aside))
         if saved.file and not there:
             log.warning("file was moved or removed, continuing with the next one: path=%s", saved.file)
         backlog = state.position < state.end
         is_ours = self._names.is_ours(saved.file)
         if there and (under_way or saved.file == new or (backlog and is_ours)):
-            self.path, self._first = saved.file, saved.first
+            self.path = saved.file
             if saved.undo:
-                self._burst.resume(saved)
+                self._pending, self._may_be_saved = saved, False
             if saved.file != new:
                 self.rotation.planned = (state.end if is_ours else 0, new)
         elif backlog and not self._names.is_fixed:
@@ -210,67 +197,43 @@ class Hdf5Output(OutputBackend):
             raise _not_writable(self.path, err) from err
 
     def recover(self) -> None:
-        """Bring the file to OPEN: roll back a killed burst, replace a damaged file; or raise OutputUnavailable."""
+        """Bring the file to open: undo a killed burst, set a torn file aside; or raise OutputUnavailable."""
+        if not self.path:
+            return
         saved = Checkpoint.load(self._state)
-        state = self._state_of_file(saved)
-        if state is FileState.UNNAMED:
-            return
-        if state is FileState.REPLACING:
-            self._replace(saved)
-            return
-        if state is FileState.GONE:
-            self._forget_file()
-            return
         try:
-            if state is FileState.UNFIT:
-                raise Damaged(f"{self.path}: all of it can be read, but HDF5 cannot write to it")
-            if state is FileState.DOUBTFUL:
-                self._look_through(saved)
-            elif state is FileState.CLOSED:
-                self._open_file()
-            assert self._file is not None
-            self._file.count()
-        except Damaged as err:
-            if saved.file != self.path:
-                raise OutputUnavailable(str(err)) from err
-            self._set_aside(saved, str(err))
-        except ConfigError as err:
+            if saved.file == self.path and saved.aside:
+                self._begin_again(saved)
+            elif saved.file == self.path and saved.tables != 0 and not os.path.lexists(self.path):
+                self._forget_file()
+                return
+            else:
+                self._make_ready(saved)
+        except (ConfigError, Damaged) as err:
             raise OutputUnavailable(str(err)) from err
-        self._suspicion.is_doubted = False
+        self._is_doubted = False
         self._expiry.remove(self.path)
 
     def write(self, records: Sequence[JournalRecord]) -> None:
-        """Append rows and flush, in bursts; none begins after `BURST_S`, and the caller passes the other rows again.
+        """Append rows and flush, in bursts; none begins after `BURSTS_S`, and the caller passes the other rows again.
 
         Raises:
-            OutputUnavailable: the disk is full or similar; appended rows have been or will be rolled back.
+            OutputUnavailable: the disk is full or similar; appended rows have been or will be undone.
         """
         try:
-            self._write_bursts(records)
+            before = self._state.position
+            self._prepare(records[0])
+            if self._state.position != before:
+                raise OutputUnavailable(f"{self.path} is filled again from the journal")
+            began = self._monotonic()
+            while records and self._monotonic() - began < BURSTS_S:
+                self._rotate(records[0])
+                records = records[self._write(records[: self.rotation.count(self.path, records)]) :]
         except OutputUnavailable:
             self._expiry.is_due = True  # a full disk may have files that are too old by now
             raise
         finally:
             self._expiry.remove(self.path)
-
-    def _write_bursts(self, records: Sequence[JournalRecord]) -> None:
-        before = self._state.position
-        self._prepare(records[0])
-        if self._state.position != before:
-            raise OutputUnavailable(f"{self.path} is written again from the journal")
-        began = self._monotonic()
-        while records and self._monotonic() - began < BURST_S:
-            saved = Checkpoint.load(self._state)
-            is_partly = records[0].number < saved.until
-            if is_partly:
-                count = sum(1 for record in records if record.number < saved.until)
-            else:
-                self._rotate(records[0])
-                count = self.rotation.count(self.path, records)
-            self._write(
-                records[:count], saved.places if is_partly else 0, max(saved.until, records[count - 1].number + 1)
-            )
-            records = [record for record in records if record.number >= self._state.position]
 
     def reopen(self) -> None:
         """Complete the file and go on with the next one; earlier records still go to the former one.
@@ -283,8 +246,8 @@ class Hdf5Output(OutputBackend):
             self.rotation.planned = (self._state.end, self._names.path_at(int(time.time())))
         first, path = self.rotation.planned
         try:
-            self._take_back()
-            if not self._burst.is_pending and self._state.position >= first:  # else `write` begins it
+            self._undo_burst()
+            if self._pending is None and self._state.position >= first:  # else `write` begins it
                 self._begin(path, reopen=True)
         except (ConfigError, Damaged, OutputUnavailable) as err:
             log.error("cannot continue with the next file: output=hdf5 cause=%s", err)
@@ -292,12 +255,12 @@ class Hdf5Output(OutputBackend):
     def close(self) -> None:
         """Complete and close the file."""
         try:
-            self._take_back()
-            if self._burst.is_pending:
+            self._undo_burst()
+            if self._pending is not None:
                 self.recover()
         except (ConfigError, OutputUnavailable) as err:
             log.error("rows of a failed write stay in the file until the next start: path=%s cause=%s", self.path, err)
-        if not self._burst.is_pending and self._file is not None and self._file.is_open:
+        if self._pending is None and self._file is not None and self._file.is_open:
             closed = self._checkpoint()._replace(boot="")
             try:
                 if self._close_file():
@@ -305,42 +268,23 @@ class Hdf5Output(OutputBackend):
             except OutputUnavailable as err:
                 log.warning("clean end not noted: output=hdf5 cause=%s", err)
         self._close_file()
-        self._burst.end()
-        self._joined = (), []
+        self._pending = None
 
     # -- the file --
-
-    def _state_of_file(self, saved: Checkpoint) -> FileState:
-        """Return the state of the file, from the checkpoint and later failures."""
-        if not self.path:
-            return FileState.UNNAMED
-        if saved.file == self.path:
-            is_there = os.path.lexists(self.path)
-            if saved.plan and (saved.plan == REPLAY or is_there or os.path.lexists(saved.aside)):
-                return FileState.REPLACING
-            if not is_there and saved.tables != 0:
-                return FileState.GONE
-            if self._suspicion.is_unfit:
-                return FileState.UNFIT
-            if self._burst.is_pending or self._suspicion.is_doubted or self._was_not_closed(saved):
-                return FileState.DOUBTFUL
-        return FileState.OPEN if self._file is not None and self._file.is_open else FileState.CLOSED
 
     def _was_not_closed(self, saved: Checkpoint) -> bool:
         """Return whether the machine restarted while the file was open: unsynced data may be lost."""
         return bool(saved.boot) and saved.boot != self._boot
 
-    def _checkpoint(self, undo: Undo | None = None, tails: Tails | None = None) -> Checkpoint:
-        """Return the checkpoint of the open file, with the rollback data of a burst."""
-        assert self._file is not None
-        saved = Checkpoint.load(self._state)
+    def _checkpoint(self, undo: Undo | None = None, tails: Mapping[str, int] | None = None) -> Checkpoint:
+        """Return the checkpoint of the open file, with what undoes a burst."""
+        file = self._file
+        assert file is not None and file.jobs is not None
         return Checkpoint(
-            until=saved.until,
-            places=saved.places,
             file=self.path,
-            inode=self._file.inode,
+            inode=file.inode,
             first=self._first,
-            tables=self._file.tables,
+            tables=file.jobs.count,
             undo=undo or {},
             tails=tails or {},
             boot=self._boot,
@@ -358,27 +302,24 @@ class Hdf5Output(OutputBackend):
         file.open()
         self._file = file
         saved = Checkpoint.load(self._state)
-        if file.created:
-            self._first = None if saved.until > self._state.position else self._state.position
-        elif saved.file != self.path:
-            self._first = None  # its rows do not come from the journal
-        elif saved.inode in (0, file.inode):
-            file.tables = saved.tables
-        else:  # another file is in its place
-            self._first = None
-        if saved.file != self.path or file.created:
+        is_known = saved.file == self.path and not file.created and saved.inode in (0, file.inode)
+        self._first = saved.first if is_known else self._state.position  # earlier rows do not come from the journal
+        assert file.jobs is not None
+        if is_known:
+            file.jobs.count = saved.tables
+        if saved.file != self.path or file.created or saved.aside:
             self._checkpoint().save(self._state, self._state.position)
 
     def _close_file(self) -> bool:
         """Close the file, if any; return whether that succeeded."""
         file, self._file = self._file, None
-        return file is None or file.close(keep_tails=self._burst.is_pending)
+        return file is None or file.close(keep_tails=self._pending is not None)
 
     def _forget_file(self) -> None:
         """Give up a moved or removed file: the next record begins another one."""
         log.warning("file was moved or removed, continuing with the next one: path=%s", self.path)
         self._close_file()
-        self._burst.end()
+        self._pending = None
         self.rotation.planned = None
         self.path = self._names.path_at(0) if self._names.is_fixed else ""
         if self.path:
@@ -386,11 +327,8 @@ class Hdf5Output(OutputBackend):
 
     def _save_new(self, path: str) -> None:
         """Save the path of the next file before its creation, so that each existing file is known."""
-        position, saved = self._state.position, Checkpoint.load(self._state)
-        if saved.until > position:  # some of their rows went to the former file
-            Checkpoint(path, tables=0, until=saved.until, places=saved.places).save(self._state, position)
-        else:
-            Checkpoint(path, first=position, tables=0).save(self._state, position)
+        position = self._state.position
+        Checkpoint(path, first=position, tables=0).save(self._state, position)
 
     def _begin(self, path: str, reopen: bool = False) -> None:
         """Complete the file and go on with the one at `path`, if that is another one or with `reopen`."""
@@ -399,7 +337,7 @@ class Hdf5Output(OutputBackend):
             self._close_file()
             if not os.path.lexists(path):
                 self._save_new(path)
-            self.path, self._first, reopen = path, self._state.position, True
+            self.path, reopen = path, True
             self._expiry.is_due = True
         self.rotation.begun(path)
         if reopen:
@@ -407,10 +345,10 @@ class Hdf5Output(OutputBackend):
             self._open_file()
 
     def _prepare(self, record: JournalRecord) -> None:
-        """Bring the file to OPEN, and roll back the last burst if it failed."""
+        """Bring the file to open, and undo the last burst if it failed."""
         try:
-            self._take_back()
-            if self._suspicion.is_doubted:
+            self._undo_burst()
+            if self._is_doubted:
                 self._close_file()
             if self._file is not None and self._file.is_open and self._file.was_moved():
                 self._forget_file()
@@ -435,155 +373,142 @@ class Hdf5Output(OutputBackend):
 
     # -- a burst --
 
-    def _rows(self, records: Sequence[JournalRecord]) -> list[RowsByJob]:
-        """Return the rows of records, kept until all of them are written."""
-        key = records[0].number, records[-1].number, len(records)
-        if self._joined[0] != key:
-            batches = [batch for record in records for batch in record.batches]
-            self._joined = key, [columns.by_job() for columns in join(batches)]
-        return self._joined[1]
-
-    def _part(self, whole: Sequence[RowsByJob], first: int, is_whole: bool) -> tuple[list[RowsByJob], int, int]:
-        """Return the rows of one burst, of jobs with a place from `first` on, the place of its end, and its size."""
-        stop = PLACES
-        while True:
-            parts = [part.between(first, stop) for part in whole]
-            size = sum([p.starts[-1] * p.batch.schema.row_bytes + TABLE_BYTES * len(p.jobs) for p in parts])
-            pieces = self._pace.pieces(size)
-            # jobs can share a place: a sender may choose them so
-            if pieces <= 1 or is_whole or stop - first <= 1 or max([len(p.jobs) for p in parts]) <= 1:
-                return parts, stop, size
-            stop = first + max(1, (stop - first) // pieces)
-
-    def _write(self, records: Sequence[JournalRecord], first: int, until: int) -> None:
-        """Append rows of records to the file as one burst: of jobs with a place from `first` on, as fit into it.
-
-        Args:
-            records: the first ones that are not written, or partly.
-            first: end of the places written before.
-            until: end of the records written up to there.
-        """
+    def _write(self, records: Sequence[JournalRecord]) -> int:
+        """Append rows of the first of these records to the file as one burst; return the number of these records."""
         file = self._file
-        assert file is not None  # `_prepare` opened it
-        rows = self._rows(records)
-        began = self._monotonic()
-        parts, stop, size = self._part(rows, first, is_whole=records[-1].number + 1 < until)
+        assert file is not None and file.jobs is not None  # `_prepare` opened it
         try:
+            parts = _rows(records)
             undo, tails = file.plan(parts)
-            took_s = self._monotonic() - began
-            self._burst.begin(self._checkpoint(undo, tails))
-            began = self._monotonic()
+            new = sum([rows is None for rows in undo.values()])
+            if new > MAX_NEW_TABLES and len(records) > 1:
+                records = records[: max(1, len(records) * MAX_NEW_TABLES // new)]
+                parts = _rows(records)
+                undo, tails = file.plan(parts)
+            checkpoint = self._checkpoint(undo, tails)
+            checkpoint.save(self._state, self._state.position)
+            self._pending, self._may_be_saved = checkpoint, False
             file.make_tables(parts, undo)
             for part in parts:
                 file.append(part)
-            took_s += self._monotonic() - began
             file.flush()
             file.sync()
-            position = self._state.position
-            if stop == PLACES:
-                self._joined = (), []
-                position = records[-1].number + 1
-                until, stop = (until, first) if position < until else (0, 0)
-            done = self._checkpoint(dict.fromkeys(file.replaced))._replace(until=until, places=stop)
-            self._burst.commit(position, done)
+            done = self._checkpoint(dict.fromkeys(file.jobs.replaced))
+            self._may_be_saved = True
+            done.save(self._state, records[-1].number + 1)
         except BaseException as err:
-            self._joined = (), []
-            self._roll_back()
-            if isinstance(err, STORAGE_ERRORS):
-                if not is_of_system(err) and self._suspicion.blames(records):
-                    raise
-                raise OutputUnavailable(f"cannot write to {self.path}: {cause(err)}") from err
+            self._undo_now()
             if isinstance(err, Exception) and not isinstance(err, OutputUnavailable):
-                self._suspect_file(records, err)
+                self._blame_file(records, err)
             raise
-        self._burst.end()
-        self._pace.note(size, took_s)
-        self._suspicion.written()
-        self._counts["values_left_out"] += file.left_out[0]
-        self._counts["rows_left_out"] += file.left_out[1]
-        if file.replaced:
+        self._pending = None
+        self._counts["values_left_out"] += file.jobs.left_out[0]
+        self._counts["rows_left_out"] += file.jobs.left_out[1]
+        if file.jobs.replaced:
             self._drop_replaced(file, done)
+        return len(records)
 
     def _drop_replaced(self, file: Hdf5File, saved: Checkpoint) -> None:
         """Remove the former versions of widened tables, in a burst of its own with a saved checkpoint.
 
         Raises:
-            OutputUnavailable: neither the removal nor its rollback is possible; the rows are written.
+            OutputUnavailable: neither the removal nor its undoing is possible; the rows are written.
         """
-        self._burst.resume(saved)
+        self._pending, self._may_be_saved = saved, False
         try:
             file.drop_replaced()
-        except Exception as err:  # see `_take_back`; the rows are written, so none may be dropped
-            self._roll_back()  # removes the former tables, too
-            if self._burst.is_pending:
+        except Exception as err:  # see `_undo_burst`; the rows are written, so none may be dropped
+            self._undo_now()  # removes the former tables, too
+            if self._pending is not None:
                 raise OutputUnavailable(f"former tables not removed from {self.path}: {cause(err)}") from err
         else:
-            self._burst.end()
+            self._pending = None
 
-    def _roll_back(self) -> None:
-        """Roll back a failed burst now, or else before the next use of the file."""
+    def _undo_now(self) -> None:
+        """Undo a failed burst now, or else before the next use of the file."""
         try:
-            self._take_back()
+            self._undo_burst()
         except (ConfigError, OutputUnavailable) as err:
             log.warning("failed write not undone yet: path=%s cause=%s", self.path, err)
 
-    def _take_back(self) -> None:
-        """Truncate tables to their rows before a failed burst, and remove tables created by it.
+    def _undo_burst(self) -> None:
+        """Cut tables to their rows before a failed burst, and remove tables created by it.
 
         Raises:
             OutputUnavailable: not possible now; the file is closed.
         """
-        if not self._burst.is_pending:
+        pending = self._pending
+        if pending is None:
             return
-        self._burst.revoke()
+        if self._may_be_saved:
+            pending.save(self._state, self._state.position)
+            self._may_be_saved = False
         if self._file is None or not self._file.is_open:
-            self._suspicion.is_doubted = True
+            self._is_doubted = True
             return
         try:
-            self._burst.restore(self._file)
+            self._file.undo(pending.undo, pending.tails)
         except Exception as err:  # after a failure of HDF5, PyTables raises anything
-            self._suspicion.is_doubted = True
+            self._is_doubted = True
             self._close_file()
             raise OutputUnavailable(f"cannot undo a failed write in {self.path}: {cause(err)}") from err
+        self._pending = None
 
-    # -- damage --
+    def _blame_file(self, records: Sequence[JournalRecord], err: Exception) -> None:
+        """Raise OutputUnavailable for a failure to write, unless these records are to blame.
 
-    def _suspect_file(self, records: Sequence[JournalRecord], err: Exception) -> None:
-        """Check whether the file, and not a defect of Colmet, caused an unexpected failure to write.
-
-        A defect is raised by the caller: its record is then searched in parts of these, without another file check.
-
-        Raises:
-            OutputUnavailable: the file was the cause and has been replaced, or it cannot be checked now.
+        The system failed; or else HDF5 or Colmet did. Then the file is checked, and the records are tried again. If
+        HDF5 fails again, the file is set aside; if these records still fail, the caller drops those that do.
         """
-        if self._suspicion.clears(records):
-            return
-        self._suspicion.is_doubted = True
-        damaged = self._counts["files_damaged"]
-        self.recover()
-        if self._counts["files_damaged"] > damaged:
-            raise OutputUnavailable(f"{self.path} was damaged and has been replaced") from err
-        self._suspicion.clear(records)
+        unavailable = OutputUnavailable(f"cannot write to {self.path}: {cause(err)}")
+        if is_of_system(err):
+            raise unavailable from err
+        first, last = records[0].number, records[-1].number
+        if last < self._refused[0] or self._refused[1] < first:
+            self._refused, self._refusals = (first, last), 0
+        self._refusals += 1
+        if self._refusals <= (2 if isinstance(err, STORAGE_ERRORS) else 1):
+            self._is_doubted = True
+            raise unavailable from err
+
+    # -- recovery --
+
+    def _make_ready(self, saved: Checkpoint) -> None:
+        """Open the file, which is checked before if it is doubtful, or set aside if it is torn."""
+        is_known = saved.file == self.path
+        is_doubtful = is_known and (self._pending is not None or self._is_doubted or self._was_not_closed(saved))
+        try:
+            if is_doubtful and self._refusals == 2:
+                raise Damaged(f"{self.path}: all of it can be read, but HDF5 cannot write to it")
+            if is_doubtful:
+                self._look_through(saved)
+            elif self._file is None or not self._file.is_open:
+                self._open_file()
+            assert self._file is not None
+            self._file.count()
+        except Damaged as err:
+            if not is_known:
+                raise
+            self._set_aside(saved, str(err))
 
     def _look_through(self, saved: Checkpoint) -> None:
-        """Check that the file is sound, and roll back an interrupted burst.
+        """Check that the file is whole, and undo an interrupted burst.
 
         Raises:
-            Damaged: the file is not sound.
+            Damaged: the file is torn.
             ConfigError, OutputUnavailable: not possible now.
         """
-        if self._file is not None and self._file.is_open:
-            self._close_file()
+        self._close_file()
         log.warning("file was not closed, it is checked: path=%s", self.path)
-        verify(self.path, saved.tables, saved.undo, saved.tails)
+        isolated.check(self.path, saved.tables, saved.undo, saved.tails)
         self._open_file()
         assert self._file is not None
-        if self._burst.is_pending:
+        if self._pending is not None:
             try:
-                self._file.restore(saved.undo, saved.tails)
+                self._file.undo(saved.undo, saved.tails)
             except Damaged:
                 raise
-            except Exception as err:  # as in `_take_back`
+            except Exception as err:  # as in `_undo_burst`
                 self._close_file()
                 if isinstance(err, tables.HDF5ExtError) and not is_of_system(err):
                     raise Damaged(f"{self.path}: {cause(err)}") from err
@@ -591,34 +516,48 @@ class Hdf5Output(OutputBackend):
             log.warning("interrupted write undone: path=%s tables=%d", self.path, len(saved.undo))
         self._file.count()
         self._checkpoint().save(self._state, self._state.position)
-        self._burst.end()
+        self._pending = None
 
     def _set_aside(self, saved: Checkpoint, why: str) -> None:
-        """Plan and carry out the replacement of a damaged file."""
+        """Save that a torn file is to be set aside, and that the journal is to be read again; and do so."""
         self._close_file()
-        self._suspicion.replaced()
         self._counts["files_damaged"] += 1
-        planned = replacement.plan(self.path, saved, self._state)
         log.error("file is damaged: path=%s cause=%s", self.path, why)
-        planned.save(self._state, self._state.position)
-        self._replace(planned)
+        first = min(max(saved.first, self._state.oldest), self._state.position)
+        planned = Checkpoint(self.path, first=first, tables=0, aside=_unused(f"{self.path}{ASIDE}"))
+        log.error(
+            "damaged file set aside, a new one is filled from the journal: path=%s aside=%s records=%d gone=%d; rows "
+            "that are gone from the journal are in the latter alone: read them with `colmet extract`, then move it",
+            *(self.path, planned.aside, self._state.position - first, max(0, first - saved.first)),
+        )
+        planned.save(self._state, first)
+        self._pending = None
+        self._begin_again(planned)
 
-    def _replace(self, planned: Checkpoint) -> None:
-        """Carry out the plan saved by `_set_aside`, or its remaining steps."""
+    def _begin_again(self, planned: Checkpoint) -> None:
+        """Move a torn file aside, unless that is done, and begin a new one."""
         self._close_file()
-        self._suspicion.replaced()
         try:
-            replaced = replacement.carry_out(self.path, planned, self._state)
-            self._counts["rows_lost"] += replaced.rows_lost
-            self._first = replaced.checkpoint.first
-            replaced.checkpoint.save(self._state, replaced.position)
-            self._burst.end()
+            if os.path.lexists(self.path) and not os.path.lexists(planned.aside):
+                os.rename(self.path, planned.aside)
+                sync_directory(os.path.dirname(self.path))
             self._open_file()
-        except (OSError, ConfigError, Damaged) as err:
+        except OSError as err:
             raise OutputUnavailable(f"cannot replace the damaged {self.path}: {cause(err)}") from err
-        assert self._file is not None
-        self._file.count()
-        self._checkpoint().save(self._state, self._state.position)
+
+
+def _rows(records: Sequence[JournalRecord]) -> list[RowsByJob]:
+    """Return the rows of records by job, one element for each schema."""
+    return [columns.by_job() for columns in join([batch for record in records for batch in record.batches])]
+
+
+def _unused(path: str) -> str:
+    """Return this path, with a number appended if it exists."""
+    unused, number = path, 0
+    while os.path.lexists(unused):
+        number += 1
+        unused = f"{path}.{number}"
+    return unused
 
 
 def _not_writable(path: str, err: OSError) -> ConfigError:

@@ -10,6 +10,7 @@ from colmet.collector.backend import JournalRecord
 from colmet.common.errors import ConfigError
 
 SUFFIX = ".hdf5"
+ASIDE = ".damaged"  # behind the name of a damaged file; a number may follow
 NS = 1_000_000_000
 _DATED = re.compile(rf"(.+)\.[0-9]{{10}}{re.escape(SUFFIX)}", re.ASCII)
 
@@ -50,6 +51,15 @@ class FileNames:
         except OSError:
             return []
         return sorted([(begun, path) for path in paths if (begun := self.begun_s(path)) is not None])
+
+    def set_aside(self) -> list[str]:
+        """Return the existing damaged files that were set aside; none if the directory cannot be read."""
+        directory = os.path.dirname(self.path_at(0))
+        try:
+            paths = [os.path.join(directory, name) for name in sorted(os.listdir(directory)) if ASIDE in name]
+        except OSError:
+            return []
+        return [path for path in paths if self.is_ours(path.rpartition(ASIDE)[0])]
 
     def begun_s(self, path: str) -> int | None:
         """Return the time in a file's name, in seconds since the epoch; None for other names."""

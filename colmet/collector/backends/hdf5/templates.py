@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from colmet.collector.backends.hdf5.h5table import column, create_table
+from colmet.collector.backends.hdf5.h5table import chunk_rows, column, create_table
 from colmet.collector.backends.hdf5.libhdf5 import Dataset, LibraryFile
 from colmet.collector.backends.hdf5.library import close_library, open_library
 
@@ -25,14 +25,17 @@ class Templates:
     def __init__(self, filters: Any) -> None:
         self._filters = filters
         self._file: Any = None
-        self._names: dict[tuple[bytes, int], bytes] = {}
+        self._names: dict[tuple[bytes, int, int], bytes] = {}  # by key, length of the title, and rows of a chunk
+        self._row_bytes: dict[bytes, int] = {}
 
     def add_group(self, target: LibraryFile, path: str) -> None:
         """Make the group of a job."""
         self._open()
         target.copy(self._file.root._v_objectid, _GROUP.encode(), path.encode())
 
-    def add_table(self, target: LibraryFile, path: str, title: str, key: bytes, columns: Mapping[str, Any]) -> Dataset:
+    def add_table(
+        self, target: LibraryFile, path: str, title: str, key: bytes, columns: Mapping[str, Any], rows: int
+    ) -> Dataset:
         """Make a table in an existing group, and return it.
 
         Args:
@@ -41,19 +44,23 @@ class Templates:
             title: of the table.
             key: the same for the same columns.
             columns: their numpy types by name.
+            rows: that it gets at first.
         """
         text = title.encode()
-        name = self._names.get((key, len(text)))
+        if key not in self._row_bytes:
+            self._row_bytes[key] = sum([np.dtype(dtype).itemsize for dtype in columns.values()])
+        chunk = chunk_rows(self._filters, self._row_bytes[key], rows)
+        name = self._names.get((key, len(text), chunk))
         if name is None:
             if len(self._names) >= MAX_TEMPLATES:
                 self.close()
             self._open()
             leaf = f"table_{len(self._names)}"
             described = {n: column(np.dtype(dtype), i) for i, (n, dtype) in enumerate(columns.items())}
-            create_table(self._file, "/", leaf, described, "x" * len(text), self._filters)._f_close()
+            create_table(self._file, "/", leaf, described, "x" * len(text), self._filters, chunk)._f_close()
             self._file.flush()
-            name = self._names[key, len(text)] = leaf.encode()
-        return target.add(self._file.root._v_objectid, name, path.encode(), text, key)
+            name = self._names[key, len(text), chunk] = leaf.encode()
+        return target.add(self._file.root._v_objectid, name, path.encode(), text, (key, chunk))
 
     def _open(self) -> None:
         if self._file is None:
@@ -65,5 +72,6 @@ class Templates:
         """Forget all templates."""
         file, self._file = self._file, None
         self._names.clear()
+        self._row_bytes.clear()
         if file is not None:
             close_library(file)
