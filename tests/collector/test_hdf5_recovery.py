@@ -819,6 +819,16 @@ def test_a_reading_process_that_someone_ends_says_nothing_of_the_file(tmp_path, 
         isolated.check(str(tmp_path / "x"), 3, {}, {})
 
 
+def test_the_reading_process_ends_in_silence_with_the_collector(tmp_path):
+    command = isolated.python_child.command("from colmet.collector.backends.hdf5.isolated import main; main()")
+    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    with subprocess.Popen(command, **pipes, env=isolated.python_child.environment()) as process:
+        process.stdout.close()  # as a kill does
+        process.stdin.write(json.dumps(["last_row_s", [str(tmp_path / "x")]]).encode())
+        process.stdin.close()
+        assert process.stderr.read() == b""
+
+
 def test_reading_that_never_ends_is_given_up(tmp_path, child):
     output, state = started(tmp_path, "x.hdf5")
     write(output, state, 5)

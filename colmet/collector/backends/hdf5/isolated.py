@@ -5,6 +5,7 @@ The child receives one task, JSON, on its standard input, and answers on its sta
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from colmet.collector.backends.hdf5.checkpoint import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime import python_child
+from colmet.common.runtime.files import write_all
 
 QUIET_S = 600  # limit for the longest table
 # Other signals come from outside: a service stop, Ctrl-C, a machine out of memory.
@@ -67,4 +69,5 @@ def main() -> None:
         answer = [type(err).__name__, str(err)]
     except Exception as err:  # noqa: BLE001 - the parent reports it
         answer = ["OutputUnavailable", f"{type(err).__name__}: {err}"]
-    print(json.dumps(answer))
+    with contextlib.suppress(BrokenPipeError):  # the parent has ended meanwhile
+        write_all(sys.stdout.fileno(), json.dumps(answer).encode())
