@@ -177,7 +177,7 @@ def test_lists_of_the_health_name_the_number_of_all_nodes(browser):
     spools = [{"node": f"node{n}", "waiting": 90, "dropped": 0, "acknowledged": 1} for n in range(140)]
     silent = [{**NODE_7, "name": f"node{n}"} for n in range(200)]
     senders = {**COLLECTOR["senders"], "silent": 3000, "worst": silent}
-    events = {"lost_rows": 5, "output_failures": 2, "jobs_without_rows": 4}
+    events = {"dropped_rows": 5, "output_failures": 2, "jobs_without_rows": 4}
     facts = web_facts.MadeUpFacts(3, 3)
     facts.health = lambda: health_answer(
         {**COLLECTOR, "senders": senders, "last_hour": events}, 1.0, nodes, spools, time.time()
@@ -197,7 +197,7 @@ def test_lists_of_the_health_name_the_number_of_all_nodes(browser):
             )
             for title in ("drops-title", "events-title")
         }
-        assert [one.split("\t") for one in rows["drops-title"]] == [["lost rows", "5"]]
+        assert [one.split("\t") for one in rows["drops-title"]] == [["dropped rows", "5"]]
         assert [one.split("\t")[0] for one in rows["events-title"]] == [
             "jobs without rows (harmless)",
             "output failures",

@@ -848,6 +848,17 @@ def test_a_burst_ends_well_or_leaves_nothing_when_others_take_all_space_meanwhil
     assert only(found, range(100, 105)) == [list(range(60, 120))] * 5
 
 
+@pytest.mark.parametrize(("rows", "most_bytes"), [(1, 21_000), (50, 90_000)])
+def test_a_table_of_few_rows_needs_little_space(tmp_path: Path, rows: int, most_bytes: int) -> None:
+    """A node can make jobs up; the description of the columns alone has 16 kB."""
+    output = opened(tmp_path / "x.hdf5")
+    output.write([batch(table(CGROUP, *[(1, {"cpu_usage": n}) for n in range(rows)]))])
+    before = (tmp_path / "x.hdf5").stat().st_size
+    output.write([batch(table(CGROUP, *[(job, {"cpu_usage": n}) for n in range(rows)])) for job in range(2, 102)])
+    assert (tmp_path / "x.hdf5").stat().st_size - before < 100 * most_bytes
+    output.close()
+
+
 def test_a_file_keeps_no_space_that_it_does_not_need(tmp_path: Path) -> None:
     output = opened(tmp_path / "x.hdf5", complevel=9)
     output.write(numbers(1, 10))

@@ -821,7 +821,7 @@ def test_a_reading_process_that_someone_ends_says_nothing_of_the_file(tmp_path, 
 
 def test_the_reading_process_ends_in_silence_with_the_collector(tmp_path):
     command = isolated.python_child.command("from colmet.collector.backends.hdf5.isolated import main; main()")
-    pipes = {name: subprocess.PIPE for name in ("stdin", "stdout", "stderr")}
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     with subprocess.Popen(command, **pipes, env=isolated.python_child.environment()) as process:
         process.stdout.close()  # as a kill does
         process.stdin.write(json.dumps(["last_row_s", [str(tmp_path / "x")]]).encode())

@@ -84,6 +84,7 @@ UNHEARD = {"collectors.0.there": False, "collectors.0.state": "not heard of yet"
         ),
         (COLLECTOR, {"outputs.0.available": False, "outputs.0.away_s": 500}, CRITICAL, "hdf5 away for 8 min"),
         (COLLECTOR, {"journal.why": "No space left on device"}, CRITICAL, "journal cannot be written to: No space"),
+        (COLLECTOR, {"outputs.0.set_aside": ["/x.hdf5.damaged"]}, CRITICAL, "damaged file set aside: /x.hdf5.damaged"),
         (COLLECTOR, {"journal.full": True}, CRITICAL, "nothing is received, the journal is full"),
         (
             *(COLLECTOR, {"last_hour.limited_messages": 2, "senders.worst.0.limited": 7}, WARNING),
