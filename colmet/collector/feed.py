@@ -151,6 +151,8 @@ class Feed:
         self.path = ""
         why = ""
         for path in filter(None, paths):
+            with contextlib.suppress(OSError):
+                os.mkdir(os.path.dirname(path), 0o700)  # as for the control socket
             try:
                 self._listener, self.path = bind_path(path, SOCKET_MODE), path
                 break
