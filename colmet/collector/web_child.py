@@ -37,7 +37,7 @@ LOOK_S = 0.5
 _STORE = (
     *("hdf5_filepath", "archive", "archive_batch", "no_shared_archive", "journal_dir", "elastic_host"),
     *("elastic_index_prefix", "http_credentials", "no_check_certificates", "elastic_api_key_file", "elastic_ca_file"),
-    *("elastic_client_cert", "elastic_client_key", "elastic_timeout"),
+    *("elastic_client_cert", "elastic_client_key"),
 )
 _PASSED = ("listen", "users", "leaders", "config")
 
