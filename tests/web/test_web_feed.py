@@ -251,7 +251,7 @@ def test_a_socket_in_use_is_left_alone(path, caplog):
         former.bind(path)
     with sending(path) as feed:
         assert feed.path == path, "one of a former run is replaced"
-    with sending("/nonexistent/feed.sock") as feed:
+    with sending("/nonexistent/run/feed.sock") as feed:
         feed.put(b"x")
         assert feed.path == "" and feed.counters()["sent"] == 0
 
