@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,9 +17,9 @@ import numpy as np
 from measuring import Figure, cpu_us
 
 from colmet.collector.collector_health import CollectorHealth
+from colmet.collector.feed import Feed
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
-from colmet.collector.web_launcher import WebLauncher
 from colmet.common.runtime.control import Errands
 from colmet.common.schema import Table
 from colmet.common.transport import Pull, Push
@@ -33,13 +34,6 @@ Figures = list[Figure]
 NODES, JOBS = 500, 2000
 FEW_NODES, FEW_JOBS = 50, 200  # whose rows are made up value by value
 TICKS = 20
-SINK = """
-import os, socket
-feed = socket.socket(fileno=int(os.environ["COLMET_HTTP_FEED"]))
-buffer = bytearray(1 << 20)
-while feed.recv_into(buffer):
-    pass
-"""
 
 
 class Busy(Cluster):
@@ -65,20 +59,20 @@ class Busy(Cluster):
 
 
 @contextlib.contextmanager
-def sink() -> Iterator[WebLauncher]:
+def sink(folder: str) -> Iterator[Feed]:
     """The sending end, with a process that reads all and does nothing."""
-    with tempfile.NamedTemporaryFile("w", suffix=".py") as script:
-        script.write(SINK)
-        script.flush()
-        web = WebLauncher([], command=(sys.executable, script.name))
-        web.start()
+    feed = Feed([f"{folder}/feed.sock"])
+    feed.start()
+    text = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\nwhile s.recv(1 << 20): pass"
+    with subprocess.Popen([sys.executable, "-c", text, feed.path]) as process:
         try:
             until = time.monotonic() + 30
-            while not web.counters()["running"] and time.monotonic() < until:
+            while not feed.counters()["readers"] and time.monotonic() < until:
                 time.sleep(0.01)
-            yield web
+            yield feed
         finally:
-            web.close()
+            feed.close()
+            process.kill()
 
 
 def bench_feed() -> list[Figure]:
@@ -88,8 +82,8 @@ def bench_feed() -> list[Figure]:
     count = sum(map(len, ticks))
     taking, sending = [], []
     with contextlib.ExitStack() as stack:
-        web, errands = stack.enter_context(sink()), stack.enter_context(Errands())
         folder = stack.enter_context(tempfile.TemporaryDirectory())
+        feed, errands = stack.enter_context(sink(folder)), stack.enter_context(Errands())
         pull = stack.enter_context(contextlib.closing(Pull(f"ipc://{folder}/data", 10_000)))
         push = stack.enter_context(contextlib.closing(Push(f"ipc://{folder}/data", 10_000, 0)))
         for round_ in range(3):
@@ -112,11 +106,7 @@ def bench_feed() -> list[Figure]:
                 took += time.thread_time() - start
                 start = time.thread_time()
                 for message in messages:
-                    web.put(message)
-                web.flush()
-                while web.delay_s() < 1:
-                    time.sleep(0.005)
-                    web.flush()
+                    feed.put(message)
                 sent += time.thread_time() - start
             journal.finish()
             journal.close()

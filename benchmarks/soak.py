@@ -107,7 +107,7 @@ class Soak:
             *("--zeromq-bind-uri", uri, "--journal-size", "256M", "--hdf5-filepath", str(folder / "rows")),
             *("--hdf5-complevel", "1", "--hdf5-rotate", options.rotate, "--archive-batch", "none"),
             *("--elastic-host", f"http://127.0.0.1:{database}", "--no-shared-archive", "--http-open"),
-            *("--http-listen", f"127.0.0.1:{free_port()}", "--http-memory-time", "1200", *common),
+            *("--http-listen", f"127.0.0.1:{free_port()}", *common),
         )
         self.agent = self._start(
             "node",

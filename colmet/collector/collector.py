@@ -9,12 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from colmet.collector.collector_health import ACQUAINTED_S, CollectorHealth
+from colmet.collector.feed import Feed
 from colmet.collector.ingest.link import CollectorLink
 from colmet.collector.ingest.linkport import LinkPort
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
-from colmet.collector.web_launcher import WebLauncher
 from colmet.common.runtime import control, plugins
 from colmet.common.runtime.clock_watch import ClockWatch
 from colmet.common.runtime.daemon_health import NOTE_S
@@ -32,7 +32,7 @@ LOOK, LOOK_BYTES = 128, 1 << 20  # of these, handled together
 BURST_S = 0.2  # at most: acknowledgements and the control socket wait no longer
 GATHER_S = 0.01  # after the first message: handling several together needs less CPU time for each
 REPORT_S = 3600.0
-SENDERS_REPORTED = 200  # of the worst, to the process of the JSON interface
+SENDERS_REPORTED = 200  # of the worst, to colmet-web
 NO_LINK = "another program has the port after that of the data: give --zeromq-link-bind-uri, here and on the nodes"
 # While the journal is full.
 FULL_WAIT_S = 0.2
@@ -50,7 +50,7 @@ class Collector:
         metrics_jobs: whether to serve the latest rows of jobs as metrics.
         link_port: of the link, if another collector may claim it.
         parts: other parts' counters, by the name of the part.
-        interface: the JSON interface; None without.
+        feed: of all messages, to colmet-web; None without.
         refusals: as for `CollectorHealth`.
     """
 
@@ -67,7 +67,7 @@ class Collector:
         link: CollectorLink | None = None,
         link_port: LinkPort | None = None,
         parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
-        interface: WebLauncher | None = None,
+        feed: Feed | None = None,
         refusals: Callable[[], Sequence[tuple[str, str, int]]] = tuple,
     ) -> None:
         self._pull = pull
@@ -79,14 +79,13 @@ class Collector:
         self._receiver = receiver or Receiver()
         self._link = link
         self._link_port = link_port
-        self._interface = interface
+        self._feed = feed
         parts = {**parts, **({} if link is None else {"link": link.counters})}
-        if interface is not None:
-            parts["http"] = interface.counters
+        if feed is not None:
+            parts["feed"] = feed.counters
         self.health = CollectorHealth(errands, self._receiver, journal, workers, parts, metrics_jobs, refusals=refusals)
-        if interface is not None:
-            self.health.page_failure = lambda: interface.failure
-            interface.report(lambda: self.health.status({"senders": SENDERS_REPORTED}))
+        if feed is not None:
+            feed.report(lambda: self.health.status({"senders": SENDERS_REPORTED}))
         self._report_at = time.monotonic() + REPORT_S
         self._reported: tuple[str, ...] = ()
         self._paused = 0
@@ -111,13 +110,9 @@ class Collector:
                 self._pause(signals)
             else:
                 delays = [self._report_at - time.monotonic(), NOTE_S, self._service.delay_s()]
-                if self._interface is not None:
-                    delays.append(self._interface.delay_s())
                 if self._pull.wait(max(0.0, min(delays))) and not more:
                     time.sleep(GATHER_S)
                 more = self._receive()
-            if self._interface is not None:
-                self._interface.flush()
             if self._link is not None:
                 self._link.serve()
                 self._yield_port()
@@ -210,8 +205,8 @@ class Collector:
             self._journal.append_all(taken.kept)
             for message, batches, sender in taken.kept:
                 self.health.take(batches, sender)
-                if self._interface is not None:
-                    self._interface.put(message, sender, batches)
+                if self._feed is not None:
+                    self._feed.put(message, sender, batches)
         return True
 
     def _report(self) -> None:

@@ -8,11 +8,12 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
-from colmet.collector import web_options
+from colmet.collector import feed, web_child
 from colmet.collector.backend import OutputBackend
 from colmet.collector.backends import NAMES
 from colmet.collector.collector import NO_LINK, Collector
@@ -27,7 +28,7 @@ from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segment_store import check_directory
 from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
-from colmet.collector.web_launcher import WebLauncher
+from colmet.collector.web_child import WebChild
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.malloc import tame_malloc
@@ -39,7 +40,6 @@ from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
 
-NO_PAGE = "the page and the JSON interface do not run, all else does; they start once this is corrected: %s"
 ARENAS = 2  # pools of memory, see `tame_malloc`
 
 
@@ -85,36 +85,20 @@ class CollectorParts(NamedTuple):
     journal_dir: str  # "" for a journal in memory
     keys: authenticator.Keys | None  # of the collector and of the accepted nodes; None for all nodes
     control_keys: authenticator.Keys | None  # of the clients over TCP; None without
-    page_service: str  # path of the socket of the JSON interface's service; "" for a child process
 
 
-def build(
-    options: argparse.Namespace, classes: Sequence[type[OutputBackend]], is_start: bool = False
-) -> CollectorParts:
+def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> CollectorParts:
     """Build the parts from the options, without opening a socket or writing a file.
 
-    All checks of a start are here, except for addresses, files and journals in use: --check-config does no more than
-    this. At a start, options of the page that cannot be used are no reason to receive nothing: its process is tried
-    again until they can be.
+    All checks of a start are here, except for addresses, files and journals in use, and for the options of the page:
+    these are no reason to receive nothing, and its process is tried again until they can be used.
 
     Raises:
         ConfigError: the options are invalid or cannot be fulfilled.
     """
     outputs = [output for cls in classes if (output := plugins.make(cls, options)) is not None]
-    serves_gridengine = (options.gridengine or options.gridengine_xml) and options.http_listen is not None
-    if not outputs and not serves_gridengine:
-        raise ConfigError(
-            "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend; to store "
-            "nothing, --gridengine with --http-listen"
-        )
-    page_service = web_options.service_of(options)
-    try:
-        web_options.check(options)
-    except ConfigError as err:
-        if not is_start or not outputs:
-            raise
-        log.warning(NO_PAGE, err)
-    web_options.warn_of_readers(options)
+    if not outputs:
+        raise ConfigError("no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend")
     check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
     if options.zeromq_link_bind_uri:
         check_uri(options.zeromq_link_bind_uri, "--zeromq-link-bind-uri")
@@ -125,11 +109,12 @@ def build(
     for output in outputs:
         plugins.attempt(output, lambda output=output: output.check(journal_dir))  # type: ignore[misc]
     check_directory(journal_dir)
-    return CollectorParts(outputs, journal_dir, keys, control_keys, page_service)
+    return CollectorParts(outputs, journal_dir, keys, control_keys)
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
-    """Check that the collector would start with these options; ConfigError if it would not."""
+    """Check that the collector and its page would start with these options; ConfigError if one would not."""
+    web_child.check(options)
     for output in build(options, classes).outputs:
         output.close()
 
@@ -152,8 +137,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         return check_journal(
             _journal_dir(options, [one for cls in classes if (one := plugins.make(cls, options)) is not None])
         )
-    parts = build(options, classes, is_start=True)
-    check_start(options, parts)
+    parts = build(options, classes)
+    check_limits()
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
         # bound first: a second collector started by mistake then stops before it touches the first one's files
@@ -167,19 +152,11 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         asked = stack.enter_context(contextlib.closing(control.Control({})))
         # ends before the threads that call it, so none of them waits for the main thread then
         with control.Errands() as errands:
-            interface = None
-            if options.http_listen is not None:
-                interface = WebLauncher(settings.argv, reception.receiver.heard, service=parts.page_service)
-                stack.callback(interface.close)
-            collector = make_collector(
-                options, reception, journal, workers, settings, errands, service, asked, interface
-            )
+            collector = make_collector(options, reception, journal, workers, settings, errands, service, asked, stack)
             control.listen(options.control_socket, "collector", asked, parts.control_keys)
             if options.metrics_listen:
                 page = metrics_http.MetricsServer(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)
-            if interface is not None:
-                interface.start()
             unstarted.pop_all()
             ended = collector.run(signals)
         if not ended:  # Python's own end, such as closing files, would happen under a working thread
@@ -189,19 +166,8 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
     return 0
 
 
-def check_start(options: argparse.Namespace, parts: CollectorParts) -> None:
-    """Warn of limits of the machine before anything is opened, and if the page's address is taken."""
-    if not parts.outputs:
-        log.warning(
-            "no output is chosen, samples of nodes are not stored; /qhost and /qstat serve Grid Engine's answers"
-        )
-    if options.http_listen is not None and not parts.page_service:  # a service may still hold it from the previous run
-        try:
-            web_options.check_address(options.http_listen)
-        except ConfigError as err:
-            if not parts.outputs:
-                raise
-            log.warning(NO_PAGE, err)
+def check_limits() -> None:
+    """Raise the limit on open files, and warn of a low one."""
     limit = startup.raise_open_file_limit()
     if limit < 4096:
         log.warning("limit on open files is %d: fewer nodes than that can connect; raise it (LimitNOFILE=)", limit)
@@ -274,9 +240,21 @@ def make_collector(
     errands: control.Errands,
     service: Service,
     asked: control.Control,
-    interface: WebLauncher | None,
+    stack: contextlib.ExitStack,
 ) -> Collector:
-    """Return the collector of these parts, and register its handlers at the control socket."""
+    """Return the collector of these parts, and register its handlers at the control socket.
+
+    The feed and the page's process begin with it, and end with `stack`.
+    """
+    paths = feed.paths_of(options)
+    if options.http_listen is not None and not any(paths):
+        paths = [os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="colmet-")), "feed.sock")]
+    messages = feed.Feed(paths, reception.receiver.heard, is_required=options.http_feed not in (None, ""))
+    stack.callback(messages.close)
+    child = None
+    if options.http_listen is not None:
+        child = WebChild([*web_child.arguments_of(options), f"--feed={messages.path}"], web_child.store_text(options))
+        stack.callback(child.close)
     collector = Collector(
         reception.pull,
         journal,
@@ -294,12 +272,17 @@ def make_collector(
             "configuration": settings.counters,
             "limited": lambda: reception.limits.limited,
             "plugins": load_backends().counters,
+            **({} if child is None else {"http": child.counters}),
         },
-        interface=interface,
+        feed=messages,
         refusals=reception.guard.refusals,
     )
     if reception.link is None and options.zeromq_link_bind_uri != "":
         collector.health.link_failed = NO_LINK
+    if child is not None:
+        collector.health.page_failure = lambda: child.failure
+        child.start()
+    messages.start()
     asked.handlers["status"] = collector.health.status
     asked.handlers["top"] = collector.health.top.answer
     asked.handlers["configure"] = handler(reception.fanout, reception.link, errands)
@@ -319,12 +302,10 @@ def log_start(options: argparse.Namespace, parts: CollectorParts, reception: Rec
     if reception.guard.locked:
         return
     log.warning(
-        "keys are off: any host that reaches %s can send data of any host, in clear text; set up keys with "
+        "keys are off: any host that reaches %s can send data of any host and user, in clear text; set up keys with "
         "`colmet enrol`",
         uri,
     )
-    if options.http_listen is not None and not options.http_open:
-        log.warning("--http-users without keys: any peer can name the user of a job; set up keys with `colmet enrol`")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colmet.collector import web_options
+from colmet.collector import web_child
 from colmet.collector.backend import OutputBackend
 from colmet.common.runtime import cli, control, metrics_http, startup
 from colmet.common.transport import authenticator
@@ -39,7 +39,7 @@ def build_parser(outputs: Sequence[type[OutputBackend]]) -> cli.Parser:
     for output in outputs:
         output.add_options(parser.add_argument_group(f"output: {output.name}"))
     _add_writing(parser.add_argument_group("all outputs"))
-    web_options.add_options(parser.add_argument_group("JSON interface and page"))
+    web_child.add_options(parser.add_argument_group("JSON interface and page"))
     daemon = parser.add_argument_group("how colmet-collector runs")
     control.add_options(daemon, "collector")
     metrics_http.add_options(daemon)

@@ -1,7 +1,7 @@
-"""Manage the users of the JSON interface and the page, in the file of the collector's option --http-users.
+"""Manage the users of the JSON interface and the page, in the file of colmet-web's option --users.
 
 `add NAME` reads a password from the terminal, or with --token prints a new token, once. A user can have one password
-and several tokens. A running collector reads the changed file within a second.
+and several tokens. A running colmet-web reads the changed file within a second.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ from colmet.web.credentials import (
     make_password,
     make_token,
     parse_line,
+    read_lines,
+    read_users,
     token_digest,
 )
-from colmet.web.users import read_lines, read_users
 
-GROUP = "colmet"  # of the collector, to read the file
+GROUP = "colmet"  # of the collector and of colmet-web, to read the file
 ALLOWED = {
     "list": (),
     "remove": ("NAME", "--token"),
     "add with --token": ("NAME", "--group", "--token", "--until"),
     "add without --token": ("NAME", "--group", "--password-stdin"),
 }
-HEAD = "# Users of the collector's JSON interface. Written by colmet access; see its help.\n"
+HEAD = "# Users of Colmet's JSON interface. Written by colmet access; see its help.\n"
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -64,7 +65,7 @@ exit status:
         "--group",
         metavar="GROUP",
         action="append",
-        help="add the user with this password or token to this group; members of the collector's --http-admin-group "
+        help="add the user with this password or token to this group; members of colmet-web's --admin-group "
         "(admin) see all jobs; repeatable",
     )
     parser.add_argument(

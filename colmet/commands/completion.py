@@ -209,7 +209,6 @@ def _fish_quoted(text: str) -> str:
     return "'" + text.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
-NOT_TYPED = ("colmet-web",)  # a service starts it
 SHELLS: Mapping[str, Callable[[str, Tree], Iterator[str]]] = {"bash": bash, "zsh": zsh, "fish": fish}
 
 
@@ -217,7 +216,7 @@ def trees() -> Mapping[str, Tree]:
     """Return each interactive program with its commands, if their Python modules are installed."""
     from colmet.commands.programs import COMMANDS, PROGRAMS  # not at the top: it lists this module
 
-    found = {name: {name: one} for name, one in PROGRAMS.items() if name not in NOT_TYPED and _is_installed(one)}
+    found = {name: {name: one} for name, one in PROGRAMS.items() if _is_installed(one)}
     found["colmet"].update({name: one for name, one in COMMANDS.items() if _is_installed(one)})
     return found
 

@@ -86,7 +86,7 @@ def _by_password(url: str, options: argparse.Namespace) -> Login:
     secret = f"{name}:{_password(options.password_stdin)}"
     client = InterfaceClient(url, basic_authorization(secret), options.ca_file)
     try:
-        found = client.get("token")
+        found = client.get("token", method="POST")
     except InterfaceError as err:
         if err.status != 404:
             raise

@@ -55,7 +55,9 @@ PROGRAMS: Mapping[str, ProgramEntry] = {
     "afmetrics_collector": ProgramEntry(
         partial(_build_facility, "afmetrics"), "colmet-facility with the options of afmetrics_collector"
     ),
-    "colmet-web": ProgramEntry(lambda: cli.Parser("colmet-web"), "serve the collector's JSON interface and page", 8),
+    "colmet-web": ProgramEntry(
+        lambda: _load("web.options").build_parser(), "serve jobs and nodes as JSON and as a page", 8
+    ),
     "qmemview": ProgramEntry(
         lambda: _load("gridengine.qmemview").build_parser(), "show memory used and reserved, as QmemTools' viewer"
     ),

@@ -37,7 +37,7 @@ _OTHER_NAME = (62, 64)  # OpenSSL's X509_V_ERR_HOSTNAME_MISMATCH and X509_V_ERR_
 CLIENT = "/etc/colmet/client.toml"  # the site's, for its users
 # Options that name another source of a command.
 _SOURCES = ("archive", "hdf5", "control_socket", "daemon")
-_EXPECTED = "is it a collector with --http-listen?"
+_EXPECTED = "is it colmet-web?"
 
 
 class InterfaceError(ColmetError):
@@ -97,11 +97,11 @@ class Interface(NamedTuple):
     allow_http: bool = False  # whether others on the way may read
 
 
-def default_interface() -> Interface | None:
+def default_interface(reads_archive: bool = True) -> Interface | None:
     """Return the interface for commands that name no source; None for this machine's collector, or without any.
 
-    It is that of COLMET_URL; where no configuration of a collector can be read, that of the only kept login, or of the
-    site's file.
+    It is that of COLMET_URL, that of the only kept login, or of the site's file. A command that reads an archive
+    prefers that of this machine, if it may.
 
     Raises:
         ConfigError: the site's file cannot be used.
@@ -109,7 +109,7 @@ def default_interface() -> Interface | None:
     site = _site_interface()
     if os.environ.get(URL):
         return site._replace(url=os.environ[URL])
-    if os.access(_collector_file(), os.R_OK):
+    if reads_archive and os.access(_collector_file(), os.R_OK):
         return None  # who may read the archive needs no login, which may have expired
     login_url = logins.only_url()
     if login_url:
@@ -186,17 +186,18 @@ class InterfaceClient:
             headers["Authorization"] = authorization
         self._http = HttpClient(headers, tls, MAX_BYTES)
 
-    def get(self, path: str, parameters: Mapping[str, object] | None = None) -> dict[str, Any]:
+    def get(self, path: str, parameters: Mapping[str, object] | None = None, method: str = "GET") -> dict[str, Any]:
         """Return the answer of a route below /api/v1, a JSON object.
 
         Args:
             path: its parts are quoted by `part`.
             parameters: those that are None are left out.
+            method: of HTTP.
 
         Raises:
             InterfaceError: there is no such answer.
         """
-        body = self.read(path, parameters)
+        body = self.read(path, parameters, method)
         try:
             found = json.loads(body, parse_constant=_refuse)
         except (ValueError, RecursionError):
@@ -205,13 +206,13 @@ class InterfaceClient:
             raise InterfaceError(f"{self.url}: the answer is no JSON object; {_EXPECTED}")
         return found
 
-    def read(self, path: str, parameters: Mapping[str, object] | None = None) -> bytes:
+    def read(self, path: str, parameters: Mapping[str, object] | None = None, method: str = "GET") -> bytes:
         """Return the body of an answer; see `get`."""
         given = {name: _text(value) for name, value in (parameters or {}).items() if value is not None}
         url = f"{self.url}/api/v1/{path}" + (f"?{urlencode(given)}" if given else "")
         for attempt in range(RETRIES + 1):
             try:
-                response = self._http.request("GET", url, timeout_s=TIMEOUT_S, deadline_s=TIMEOUT_S)
+                response = self._http.request(method, url, timeout_s=TIMEOUT_S, deadline_s=TIMEOUT_S)
                 if response.status == 200:
                     return response.body()
             except HttpFailure as err:

@@ -33,7 +33,7 @@ def parse_envelope(text: bytes) -> Envelope:
     """Parse the answer to a request; raise AnswerError if it is none."""
     answer = parse_json(text)
     if not isinstance(answer, dict) or type(answer.get("success")) is not bool:
-        raise AnswerError("there is no `success` in it; does a collector with --http-listen listen there?")
+        raise AnswerError("there is no `success` in it; does colmet-web listen there?")
     return Envelope(
         answer["success"], _text(answer.get("message", ""), "message"), _mapping(answer.get("data", {}), "data")
     )

@@ -1,7 +1,7 @@
 """Show the memory that jobs reserved and used, by host and by job.
 
-The source is the JSON interface of a collector (--http-listen), or a server of QmemTools. The collector has the figures
-from its nodes (OAR, Slurm), or with --gridengine from Grid Engine.
+The source is the JSON interface (colmet-web), or a server of QmemTools. The interface has the figures from the nodes
+(OAR, Slurm), or with --gridengine from Grid Engine.
 """
 
 from __future__ import annotations
@@ -12,18 +12,15 @@ import os
 import sys
 from collections.abc import Sequence
 
-from colmet.collector import web_options
 from colmet.commands import remote
 from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.common.runtime.plural import counted
 from colmet.common.runtime.suggestions import did_you_mean
 from colmet.gridengine import server, text
 from colmet.gridengine.model import MemoryReport, Wanted, count
 from colmet.gridengine.server import Fetched, QmemClient
-from colmet.stored import sources
 
 EPILOG = """\
 examples:
@@ -46,7 +43,7 @@ def add_options(parser: cli.Parser) -> None:
         "url",
         metavar="URL",
         nargs="?",
-        help="URL of the server, or HOST:PORT (default: the collector of this machine, by --config)",
+        help="URL of the server, or HOST:PORT (default: $COLMET_URL, the only login of `colmet login`, or the site's)",
     )
     group = parser.add_argument_group("selection")
     group.add_argument("--host", metavar="HOST", dest="hostname", default="", help="only this host")
@@ -56,7 +53,6 @@ def add_options(parser: cli.Parser) -> None:
     group.add_argument("-u", "--user", metavar="USER", dest="owner", default="", help="only the jobs of this user")
     group.add_argument("-d", "--details", action="store_true", help="show the jobs of each host (implied by -j and -u)")
     parser.add_argument("--json", action="store_true", help="print JSON, sizes in bytes")
-    sources.add_config(parser)
     parser.add_argument(
         "--ca-file", metavar="FILE", help="CA certificates (PEM) for https (default: those of this machine)"
     )
@@ -64,24 +60,13 @@ def add_options(parser: cli.Parser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Query the server and print; return the exit status; raise ColmetError for no answer or invalid options."""
-    default = remote.default_interface() if not options.url and options.config == sources.CONFIG else None
+    default = None if options.url else remote.default_interface(reads_archive=False)
     if default is not None:
         options.url, options.ca_file = default.url, options.ca_file or default.ca_file
-    url = server.checked_address(options.url) if options.url else configured_url(options.config)
-    fetched = QmemClient.with_login(url, options.ca_file).fetch()
+    if not options.url:
+        raise ConfigError("give the URL of a server, such as http://head:8080")
+    fetched = QmemClient.with_login(server.checked_address(options.url), options.ca_file).fetch()
     return Printing(options, text.SHORT_TITLES, "colmet mem").print(fetched)
-
-
-def configured_url(path: str) -> str:
-    """Return the URL of the JSON interface of this machine's collector; raise ConfigError with a remedy without one."""
-    what = "the URL of a server, such as http://head:8080"
-    options = sources.configured(path, what, web_options.add_options)
-    listen = options.http_listen
-    if not isinstance(listen, ListenAddress):  # none, or a Unix socket for a proxy
-        raise ConfigError(f"{path} has no http-listen with a port: give {what}")
-    host = "127.0.0.1" if listen.host in ("0.0.0.0", "::") else listen.host
-    host = f"[{host}]" if ":" in host else host
-    return f"{'https' if options.http_tls_cert else 'http'}://{host}:{listen.port}"
 
 
 class Printing:

@@ -31,7 +31,7 @@ T = TypeVar("T")
 TIMEOUT_S = 30.0  # of each answer
 MAX_ANSWER_BYTES = 64 << 20
 NOT_FOUND = 404
-_EXPECTED = "does a collector with --http-listen, or QmemTools' server, listen there?"
+_EXPECTED = "does colmet-web, or QmemTools' server, listen there?"
 MAX_TEXT = 200  # characters of an answer in an error
 _PLACE = re.compile(r"[^\s:/@?#\[\]]{1,255}:(\d{1,5})", re.ASCII)
 

@@ -1,46 +1,84 @@
-"""Authenticate requests: by passwords and tokens from the users' file, or by the header of a proxy."""
+"""Authenticate requests: by passwords and tokens from the users' file, by sessions, or by the header of a proxy."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import binascii
 import grp
 import hashlib
 import hmac
+import ipaddress
 import logging
 import os
 import pwd
+import secrets
+import threading
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
-from typing import NamedTuple, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.web import users
-from colmet.web.credentials import MAX_SECRET, Credential, LoginToken, Password, check_name, token_digest
+from colmet.web import credentials
+from colmet.web.credentials import MAX_SECRET, Credential, Password, check_name, token_digest
 from colmet.web.leaders import Leaders, Projects
-from colmet.web.limits import Busy, Failures, Turns, network
-from colmet.web.stats import Stats
-from colmet.web.workers import Workers
+from colmet.web.workers import Busy, Workers
 
 log = logging.getLogger(__name__)
 
-SIGN_OUT = "/sign-out"  # path of the page that ends a browser's login
-KEPT_S = 300.0  # lifetime of a checked password
+KEPT_S = 300.0  # lifetime of a checked password of Basic authentication
 KEPT = 4096
+SESSION_S = 12 * 3600.0  # lifetime of a browser's session
 LOGIN_S = 30 * 86400.0  # lifetime of a token issued for a password
+SESSION_PREFIX = "colmet-login_"
+SESSIONS_OF_USER = 32
 LOOK_S = 1.0  # min time between checks of the file
 GROUP_S = 60.0  # lifetime of a looked-up membership
 GROUP_WAIT_S = 5.0
-WINDOW_S = 60.0
-FAILURES_OF_NAME = 5  # for one name from one address, within the window
-FAILURES_OF_ADDRESS = 60
-PAUSE_S = 2.0  # before each check, one at a time, for an address with more failures
-WAITING = 16  # addresses waiting for a password check
-WAITING_OF_ADDRESS = 64
+WAITING = 128  # passwords that wait for their check
+OF_ADDRESS = 32  # of these, from one address
+PASSWORD_WAIT_S = 30.0
 MAX_HEADER = 4096
+STATS = (
+    *("requests_2xx", "requests_3xx", "requests_4xx", "requests_5xx"),
+    "defects",  # answers failed by a defect of this program
+    "malformed",  # requests that are not HTTP
+    "refused_connections",  # requests answered 503 for too many connections
+    "broken_connections",  # connections failed for other reasons
+    "too_many",  # answers 429
+    "unauthorized",  # answers 401
+    "wrong_secrets",  # wrong passwords and tokens
+    "passwords_checked",  # by scrypt
+    "users_reloads",
+    "users_failures",  # the changed file, of users or of leaders, cannot be used; its former content stays in use
+    "coordinators_failures",  # of asking Slurm for the coordinators of its accounts
+    "groups_failures",  # timeouts in looking up members of the administrators' group
+)
+
+
+class Stats:
+    """Counters by name, for any thread.
+
+    Attributes:
+        since: start of the counters, seconds since 1970.
+    """
+
+    def __init__(self) -> None:
+        self.since = time.time()
+        self._lock = threading.Lock()
+        self._values = dict.fromkeys(STATS, 0)
+
+    def add(self, key: str) -> int:
+        """Add one to a counter, and return its value."""
+        with self._lock:
+            self._values[key] += 1
+            return self._values[key]
+
+    def values(self) -> dict[str, int]:
+        """Return all counters."""
+        with self._lock:
+            return dict(self._values)
 
 
 class Visitor(NamedTuple):
@@ -68,18 +106,25 @@ class NoLoginToken(Exception):
     """No token is issued for this request; the text has the reason."""
 
 
-class _CheckedLogin(NamedTuple):
-    """The user of a checked header."""
+class _Session(NamedTuple):
+    """A checked password, for which a random text stands."""
 
-    name: str
-    groups: frozenset[str]
+    line: Credential
+    until: int  # seconds since 1970
+
+
+class _CheckedPassword(NamedTuple):
+    """A header of Basic authentication whose password is right."""
+
+    line: Credential
     until: float  # of the monotonic clock
 
 
 class Access:
     """The authentication of requests.
 
-    For one event loop; it blocks the loop only to read the file.
+    For one event loop; it blocks the loop only to read the file. Sessions are in memory: a restart ends them.
+    Starlette's own, signed cookies, would remain valid after the sign-out, and require another library.
 
     Args:
         path: path of the users' file; None gives everybody access to everything, unless `user_header` is given.
@@ -87,7 +132,6 @@ class Access:
         clock: returns seconds of the monotonic clock.
         now: returns seconds since 1970.
         is_member: returns whether a user of this machine is in one of its groups. May wait.
-        pause: waits; its argument is in seconds.
         user_header: name of the proxy's header for an authenticated user.
         sign_out_url: address at which the proxy ends a login; None without one.
         leaders_path: path of the file of the leaders of projects; None without one.
@@ -108,7 +152,6 @@ class Access:
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
         is_member: Callable[[str, str], bool] | None = None,
-        pause: Callable[[float], Awaitable[object]] = asyncio.sleep,
         user_header: str | None = None,
         sign_out_url: str | None = None,
         leaders_path: str | None = None,
@@ -124,21 +167,17 @@ class Access:
         self._clock = clock
         self._now = now
         self._is_member = is_member or member_of
-        self._pause = pause
         self._key = os.urandom(32)
-        self._known: OrderedDict[bytes, _CheckedLogin] = OrderedDict()
-        self._checking: dict[bytes, asyncio.Task[Credential]] = {}
+        self._known: OrderedDict[bytes, _CheckedPassword] = OrderedDict()
+        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
         self._members: OrderedDict[str, tuple[bool, float]] = OrderedDict()
-        self._names = Failures(FAILURES_OF_NAME, WINDOW_S)
-        self._addresses = Failures(FAILURES_OF_ADDRESS, WINDOW_S)
-        self._turns = Turns(WAITING_OF_ADDRESS)
-        # one at a time, so at most one CPU
-        self._slow = Workers("password", 1, WAITING, 2, 60.0)
+        # One at a time, so at most one CPU. Addresses take turns, and within one the first comes first.
+        self._checking = Workers("password", 1, WAITING, OF_ADDRESS, PASSWORD_WAIT_S)
         self._asking = Workers("group", 2, 64, 64, GROUP_WAIT_S)
-        self._users: users.Users | None = None
-        self._mark: users.Mark | None = None
+        self._users: credentials.Users | None = None
+        self._mark: credentials.Mark | None = None
         if path is not None:
-            self._users, self._mark = users.read_users(path)
+            self._users, self._mark = credentials.read_users(path)
             self._looked = clock()
             self._warn_of_readers()
 
@@ -150,15 +189,20 @@ class Access:
     @property
     def sign_out(self) -> str | None:
         """The address at which a browser ends its login; None if there is none."""
-        return self._sign_out_url if self._users is None else SIGN_OUT.lstrip("/")
+        return self._sign_out_url if self._users is None else "sign-out"
 
     @property
     def names(self) -> int | None:
         """The number of users in the file; None without a file."""
         return None if self._users is None else self._users.names
 
-    async def visitor(self, headers: Sequence[str], address: str) -> Visitor:
-        """Return the user of a request from the address of its client, and its headers named `header`.
+    async def visitor(self, headers: Sequence[str], address: str, session: str = "") -> Visitor:
+        """Return the user of a request.
+
+        Args:
+            headers: those of the request that are named `header`.
+            address: of its client.
+            session: of a browser, which counts without a header; "" for none.
 
         Raises:
             Unauthorized: the login is missing or wrong.
@@ -170,25 +214,30 @@ class Access:
         if self._users is None:
             return Visitor(None, True)
         self._look()
+        if not headers and session:
+            line = self._by_session(session)
+            if line is None:
+                raise Unauthorized
+            return await self._visitor(line.name, line.groups)
         if len(headers) != 1 or len(headers[0]) > MAX_HEADER:
             raise Unauthorized
         scheme, _, value = headers[0].partition(" ")
         if scheme.lower() == "bearer":
-            known = self._by_token(value.strip(), None)
-            if known is None:
+            line = self._by_token(value.strip(), None)
+            if line is None:
                 self._wrong()
         elif scheme.lower() == "basic":
-            known = await self._by_password(value.strip(), network(address))
+            line = await self._by_basic(value.strip(), address)
         else:
             raise Unauthorized
-        return await self._visitor(known)
+        return await self._visitor(line.name, line.groups)
 
-    async def _visitor(self, known: _CheckedLogin) -> Visitor:
+    async def _visitor(self, name: str, groups: frozenset[str]) -> Visitor:
         """Return an authenticated user; ordinary ones must not bear the number of another, as nodes report numbers."""
-        is_admin = await self._is_admin(known)
-        if not is_admin and is_number(known.name) and await self._asking.run(known.name, is_of_another, known.name):
-            raise NotNamed(f"{known.name} is the number of another user of this machine: log in with another name")
-        return Visitor(known.name, is_admin, frozenset() if is_admin else self._leaders.projects(known.name))
+        is_admin = await self._is_admin(name, groups)
+        if not is_admin and is_number(name) and await self._asking.run(name, is_of_another, name):
+            raise NotNamed(f"{name} is the number of another user of this machine: log in with another name")
+        return Visitor(name, is_admin, frozenset() if is_admin else self._leaders.projects(name))
 
     async def _named(self, headers: Sequence[str], header: str) -> Visitor:
         """Return the user named by the proxy; an administrator if in the group of this machine."""
@@ -199,119 +248,131 @@ class Access:
             raise NotNamed(f"the proxy does not name the user: it has to set the header {header}, once") from None
         if "," in name or any(map(str.isspace, name)):  # a proxy that joins two headers, of which one is the client's
             raise NotNamed(f"the proxy names several users: it has to set the header {header}, and drop the client's")
-        return await self._visitor(_CheckedLogin(name, frozenset(), 0.0))
+        return await self._visitor(name, frozenset())
+
+    # -- sessions --
+
+    async def log_in(self, name: str, password: str, address: str, life_s: float = SESSION_S) -> tuple[str, int]:
+        """Return a text that stands for a name and a password, and its end, in seconds since 1970.
+
+        It is valid up to a change of the password, a sign-out or the end of this process.
+
+        Raises:
+            Unauthorized: the password is wrong.
+            Busy: as `visitor`.
+            NoLoginToken: the interface knows no passwords.
+        """
+        if self._users is None:
+            raise NoLoginToken("this interface issues no tokens: it is open, or a proxy checks the logins")
+        self._look()
+        if not name or len(password) > MAX_SECRET:
+            raise Unauthorized
+        line = await self._by_password(name, password, address)
+        now = int(self._now())
+        own = [key for key, one in self._sessions.items() if one.line.name == name or one.until <= now]
+        for key in own[: max(0, len(own) - SESSIONS_OF_USER + 1)]:
+            del self._sessions[key]
+        text, until = SESSION_PREFIX + secrets.token_urlsafe(32), now + int(life_s)
+        self._sessions[token_digest(text)] = _Session(line, until)
+        return text, until
 
     async def login_token(self, headers: Sequence[str], address: str) -> tuple[str, int]:
-        """Return a token for a request with a name and a password, and its end, in seconds since 1970.
-
-        It is valid up to a change of the password or the end of this process: nothing is stored. The arguments and
-        exceptions are those of `visitor`; also
+        """Return a token for a request with a name and a password, and its end, as `log_in`.
 
         Raises:
             NoLoginToken: the request has no password, or the interface knows none.
         """
-        if self._users is None:
-            raise NoLoginToken("this interface issues no tokens: it is open, or a proxy checks the logins")
         scheme, _, value = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
         name, password = _parsed(value.strip()) if scheme.lower() == "basic" else ("", "")
-        if not name or self._by_token(password, None) is not None:
+        if self._users is not None and (not name or self._by_token(password, None) is not None):
             raise NoLoginToken("a token is issued for a name and a password, and not for another token")
-        known = await self._by_password(value.strip(), network(address))
-        line = self._users.passwords.get(known.name)
-        if line is None:
-            raise Unauthorized
-        until = int(self._now() + LOGIN_S)
-        return LoginToken.issue(self._key, line, until).text(), until
+        return await self.log_in(name, password, address, LOGIN_S)
 
-    def _by_token(self, given: str, name: str | None) -> _CheckedLogin | None:
-        if self._users is None or len(given) > MAX_SECRET:
-            return None
-        issued = LoginToken.parse(given)
-        if issued is not None:
-            line = self._users.passwords.get(issued.name)
-            if line is None or not issued.is_right(self._key, line, self._now()) or name not in (None, line.name):
-                return None
-            return _CheckedLogin(line.name, line.groups, 0.0)
-        line = self._users.tokens.get(token_digest(given))
-        if line is None or line.secret.is_over(self._now()):  # type: ignore[union-attr]  # a token
-            return None
-        if name is not None and name != line.name:
-            return None
-        return _CheckedLogin(line.name, line.groups, 0.0)
+    def end(self, session: str) -> None:
+        """End a session."""
+        self._sessions.pop(token_digest(session), None)
 
-    async def _by_password(self, value: str, address: str) -> _CheckedLogin:
-        digest = hmac.new(self._key, value.encode("utf-8", "surrogateescape"), hashlib.sha256).digest()
-        known = self._known.get(digest)
-        if known is not None and self._clock() < known.until:
-            return known
+    def _by_session(self, given: str) -> Credential | None:
+        found = self._sessions.get(token_digest(given))
+        if found is None or self._users is None or found.until <= self._now():
+            return None
+        return found.line if self._users.passwords.get(found.line.name) == found.line else None
+
+    def _by_token(self, given: str, name: str | None) -> Credential | None:
+        assert self._users is not None
+        line = self._by_session(given) if given.startswith(SESSION_PREFIX) else None
+        line = line or self._users.tokens.get(token_digest(given))
+        if line is None or name not in (None, line.name):
+            return None
+        return None if isinstance(line.secret, credentials.Token) and line.secret.is_over(self._now()) else line
+
+    # -- passwords --
+
+    async def _by_basic(self, value: str, address: str) -> Credential:
         name, password = _parsed(value)
-        known = self._by_token(password, name)  # for programs that only support Basic authentication
-        if known is not None:
-            return known
-        checking = self._checking.get(digest)
-        if checking is None:  # one check is enough for several requests that a browser sends at once
-            checking = self._checking[digest] = asyncio.ensure_future(self._checked(name, password, address))
-            checking.add_done_callback(lambda done: self._end_check(digest, done))
-        line = await asyncio.shield(checking)  # another request may wait for it
-        known = _CheckedLogin(line.name, line.groups, self._clock() + KEPT_S)
-        self._known[digest] = known
-        if len(self._known) > KEPT:
-            self._known.popitem(last=False)
-        return known
+        return self._by_token(password, name) or await self._by_password(name, password, address)
 
-    def _end_check(self, digest: bytes, done: asyncio.Task[Credential]) -> None:
-        del self._checking[digest]
-        if not done.cancelled():
-            done.exception()  # the client may be gone
+    async def _by_password(self, name: str, password: str, address: str) -> Credential:
+        """Return the line of a name and a password.
 
-    async def _checked(self, name: str, password: str, address: str) -> Credential:
-        """Return the line of this name and password.
-
-        The check needs the same time for an unknown name. It is slower after failures, but never refused for them, so
-        that failures of others cannot lock a user out.
+        The check needs the same time for an unknown name. It is never refused for failures, so that those of others
+        cannot lock a user out: each waits for its turn.
         """
+        given = f"{name}:{password}".encode("utf-8", "surrogateescape")
+        digest = hmac.new(self._key, given, hashlib.sha256).digest()
         users_then = self._users
-        if users_then is None:
-            raise Unauthorized
-        pair = (address, hashlib.sha256(name.encode()).digest())
+        assert users_then is not None
         line = users_then.passwords.get(name)
         secret = users_then.nobody if line is None else line.secret
-        async with self._turns.turn(address, name):
-            now = self._clock()
-            if self._names.wait_s(pair, now) or self._addresses.wait_s(address, now):
-                self.stats.add("passwords_slowed")
-                await self._pause(PAUSE_S)
+        assert isinstance(secret, Password)
+
+        def is_right() -> bool:
+            # Requests that a program sends at once need one check.
+            if self._is_known(digest):
+                return True
             self.stats.add("passwords_checked")
-            is_right = await self._slow.run(address, Password.is_right, secret, password)
-        if line is None or not is_right:
-            now = self._clock()
-            self._names.note(pair, now)
-            self._addresses.note(address, now)
-            self._wrong()
-        if self._users is not users_then:  # the file has changed meanwhile, and may lack this user
-            raise Busy("the users have changed; retry", 1.0)
-        self._names.forget(pair)
-        return line
+            is_same = secret.is_right(password)  # as slow for an unknown name
+            if is_same and line is not None:
+                self._known[digest] = _CheckedPassword(line, self._clock() + KEPT_S)
+            return is_same
+
+        if not self._is_known(digest):
+            is_same = await self._checking.run(network(address), is_right)
+            if line is None or not is_same:
+                self._wrong()
+            if self._users is not users_then:  # the file has changed meanwhile, and may lack this user
+                self._known.pop(digest, None)
+                raise Busy("the users have changed; retry", 1.0)
+            if len(self._known) > KEPT:
+                self._known.popitem(last=False)
+            return line
+        return self._known[digest].line
+
+    def _is_known(self, digest: bytes) -> bool:
+        known = self._known.get(digest)
+        return known is not None and self._clock() < known.until
 
     def _wrong(self) -> NoReturn:
         self.stats.add("wrong_secrets")
         raise Unauthorized
 
-    async def _is_admin(self, known: _CheckedLogin) -> bool:
-        if self._group in known.groups:
+    # -- groups, and the file --
+
+    async def _is_admin(self, name: str, groups: frozenset[str]) -> bool:
+        if self._group in groups:
             return True
         now = self._clock()
-        found = self._members.get(known.name)
+        found = self._members.get(name)
         if found is not None and now < found[1]:
             return found[0]
         try:
-            is_admin = await self._asking.run(known.name, self._is_member, known.name, self._group)
+            is_admin = await self._asking.run(name, self._is_member, name, self._group)
         except (Busy, OSError):
             count = self.stats.add("groups_failures")
             if powers_of_ten(count):
                 log.warning("members of a group not known in time: group=%s times=%d", self._group, count)
             return found[0] if found is not None else False
-        self._members[known.name] = (is_admin, now + GROUP_S)
+        self._members[name] = (is_admin, now + GROUP_S)
         if len(self._members) > KEPT:
             self._members.popitem(last=False)
         return is_admin
@@ -322,12 +383,12 @@ class Access:
         if self._path is None or now - self._looked < LOOK_S:
             return
         self._looked = now
-        found = users.mark(self._path)
+        found = credentials.mark(self._path)
         if found == self._mark:
             return
         self._mark = found
         try:
-            self._users, self._mark = users.read_users(self._path)
+            self._users, self._mark = credentials.read_users(self._path)
         except ConfigError as err:
             self.stats.add("users_failures")
             log.error("users not read again, the previous ones remain: reason=%s", err)
@@ -380,3 +441,34 @@ def is_of_another(number: str) -> bool:
         return pwd.getpwuid(int(number)).pw_name != number
     except (KeyError, OverflowError, ValueError):
         return False
+
+
+def parse_address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """Parse an address; None for other texts. IPv4-mapped IPv6 addresses become IPv4."""
+    try:
+        found = ipaddress.ip_address(text.partition("%")[0])
+    except ValueError:
+        return None
+    return getattr(found, "ipv4_mapped", None) or found
+
+
+def network(address: str) -> str:
+    """Return the key of an address: IPv4 addresses as they are, IPv6 by /64, as one machine may have a whole /64."""
+    parsed = parse_address(address)
+    if isinstance(parsed, ipaddress.IPv6Address):
+        return str(ipaddress.ip_network((parsed, 64), strict=False))
+    return address if parsed is None else str(parsed)
+
+
+def client_of(scope: Mapping[str, Any]) -> str:
+    """Return the client of a request, by address.
+
+    At the other end of a Unix socket is a proxy, which adds the address of its own client at the end of
+    X-Forwarded-For. On a TCP port, that header is any client's own word.
+    """
+    peer = scope.get("client")
+    if peer is not None:
+        return network(str(peer[0]))
+    values = [value.decode("latin-1") for name, value in scope["headers"] if name == b"x-forwarded-for"]
+    last = ",".join(values).rpartition(",")[2].strip()
+    return "proxy" if parse_address(last) is None else network(last)

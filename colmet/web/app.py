@@ -1,27 +1,33 @@
 """Build the web application: the page, the JSON interface, its description, and the answers to failed requests."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
 
 from colmet import __version__
-from colmet.web import parameters
 from colmet.web.access import Access
 from colmet.web.archive_routes import ArchiveRoutes, has_archive, is_archived
-from colmet.web.files import FOLDER, INDEX, MAX_AGE_S, file_answer, read_files
-from colmet.web.limits import Busy
-from colmet.web.middleware import RequestFilter, too_many
+from colmet.web.gate import Gate, too_many
+from colmet.web.login import LoginRoutes
 from colmet.web.openapi import described
 from colmet.web.queries import Queries
-from colmet.web.responses import failure, pack, to_json
-from colmet.web.routes import Routes, accepts_gzip
+from colmet.web.responses import encoded, failure, to_json
+from colmet.web.routes import Routes
 from colmet.web.stored_routes import Stored, StoredRoutes
+from colmet.web.workers import Busy
+
+FOLDER = Path(__file__).parent / "static"
+PACKED_BYTES = 1024  # shorter answers are not compressed
+LEVEL = 4  # of gzip: higher ones are slow and save little
 
 
 def build_app(
@@ -31,10 +37,8 @@ def build_app(
     stored: Stored = Stored(),  # noqa: B008 - a tuple
     gridengine: bool = False,
     connections: Callable[[], int] = lambda: 0,
-    hosts: Optional[frozenset[str]] = None,
-    client: Callable[[Mapping[str, Any]], str] = lambda scope: str((scope.get("client") or ("",))[0]),
+    hosts: Optional[list[str]] = None,
     folder: Path = FOLDER,
-    fresh_files: bool = False,
 ) -> FastAPI:
     """Return the ASGI application.
 
@@ -44,10 +48,9 @@ def build_app(
         stored: reads the store; None without a readable store.
         gridengine: whether /qhost and /qstat serve Grid Engine's hosts and jobs.
         connections: returns the number of open connections.
-        hosts: names allowed in Host headers; None for any.
-        client: returns the client of a request from its scope.
+        hosts: names and addresses allowed in Host headers; None for any. Protects an open interface for this machine
+            only from web pages with a name that resolves to this machine (DNS rebinding).
         folder: folder of the page's files.
-        fresh_files: whether to read them for every request, for editing the page.
     """
     app = FastAPI(title="Colmet", version=__version__, openapi_url=None, docs_url=None, redoc_url=None)
     app.router.redirect_slashes = False
@@ -57,33 +60,28 @@ def build_app(
     archived = ArchiveRoutes(routes, stored.archive)
     StoredRoutes(routes, stored, archived.workers).add_to(app)
     archived.add_to(app)
-    files = read_files(folder)
+    LoginRoutes(access).add_to(app)
     description = b""
 
-    def file(name: str, request: Request, max_age_s: int) -> Response:
-        found = (read_files(folder) if fresh_files else files).get(name)
-        if found is None:
-            raise HTTPException(404, "there is no such file")
-        known = request.headers.get("if-none-match", "")
-        return file_answer(found, accepts_gzip(request), known, max_age_s)
+    async def index(_request: Request) -> Response:
+        return FileResponse(folder / "index.html")
 
-    async def index(request: Request) -> Response:
-        return file(INDEX, request, 0)
-
-    async def static(request: Request, path: str = parameters.FILE) -> Response:
-        return file(path, request, MAX_AGE_S if path.startswith("vendor/") else 0)
-
-    async def openapi(request: Request) -> Response:
+    async def openapi(_request: Request) -> Response:
         nonlocal description
         if not description:  # rarely requested, and slow to build
             description = to_json(described(app, access.is_open))
-        return pack(description, accepts_gzip(request))
+        return encoded(description)
 
-    for path, endpoint in {"/": index, "/static/{path:path}": static, "/openapi.json": openapi}.items():
+    for path, endpoint in {"/": index, "/openapi.json": openapi}.items():
         app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=False)
+    app.mount("/static", StaticFiles(directory=folder))
     for error in (RequestValidationError, HTTPException, Busy):
         app.add_exception_handler(error, _failed)
-    app.add_middleware(RequestFilter, access=access, hosts=hosts, client=client)
+    # The last one is the outermost.
+    app.add_middleware(GZipMiddleware, minimum_size=PACKED_BYTES, compresslevel=LEVEL)
+    if hosts is not None:
+        app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
+    app.add_middleware(Gate, access=access)
     return app
 
 
@@ -98,4 +96,4 @@ async def _failed(_request: Request, err: Exception) -> Response:
     text = str(err.detail)
     if err.status_code == 404 and text == "Not Found":
         text = "there is nothing at this address; /openapi.json lists all addresses"
-    return failure(err.status_code, text, getattr(err, "headers", None))  # starlette 0.18 has no such attribute
+    return failure(err.status_code, text, err.headers)

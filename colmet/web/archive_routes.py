@@ -27,11 +27,11 @@ from colmet.report.style import POLICY
 from colmet.web import archive_models, parameters
 from colmet.web.access import Visitor
 from colmet.web.archive_models import SHOWN
-from colmet.web.middleware import visitor_of
+from colmet.web.gate import visitor_of
 from colmet.web.openapi import ARCHIVE, PAGE
 from colmet.web.parameters import choose
-from colmet.web.responses import answer, failure, pack
-from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, check_users, names_of
+from colmet.web.responses import answer, encoded, failure
+from colmet.web.routes import LATE_S, NO_JOB, Routes, add_routes, check_users, names_of
 from colmet.web.workers import Workers
 
 # Of an ordinary user's job: the energy of whole nodes has that of other jobs.
@@ -254,18 +254,16 @@ class ArchiveRoutes:
         self, request: Request, conditions: ListOptions = LIST, limit: int = parameters.REPORTED
     ) -> Response:
         """Return the report of several jobs as a page with short curves."""
-        packed = accepts_gzip(request)
         whose = conditions.seen_by(visitor_of(request.scope))
 
         def page(archive: JobArchive, only: Optional[str]) -> Response:
             report = _several(archive, conditions, whose, limit, [FOOTPRINT.name])
-            return pack(jobs_page.html(report), packed, headers=HTML)
+            return encoded(jobs_page.html(report), HTML)
 
         return await self._run(request, page)
 
     async def _respond(self, request: Request, work: Work) -> Response:
-        packed = accepts_gzip(request)
-        return await self._run(request, lambda archive, only: answer(work(archive, only), packed))
+        return await self._run(request, lambda archive, only: answer(work(archive, only)))
 
     async def _run(self, request: Request, respond: Callable[[JobArchive, Optional[str]], Response]) -> Response:
         def make(only: Optional[str]) -> Response:

@@ -1,4 +1,4 @@
-"""Read, write and check passwords and tokens, the lines of the users' file."""
+"""Read, write and check passwords and tokens, and read the file that has them, a line for each."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import hmac
 import os
 import re
 import secrets
+import stat
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, timezone
 from typing import NamedTuple, Union
+
+from colmet.common.errors import ConfigError
 
 N, R, P = 1 << 15, 8, 3  # 32 MiB and about 0.3 s a check
 MAX_N, MAX_R, MAX_P = 1 << 17, 16, 16
@@ -17,12 +21,13 @@ MAX_SECRET = 1024  # characters of a password or a token
 MAX_NAME = 255
 TOKEN_BYTES = 32
 TOKEN_PREFIX = "colmet_"
-LOGIN_PREFIX = "colmet-login_"
+MAX_BYTES = 16 << 20
+MAX_LINES = 100_000
+Mark = tuple[int, int, int, int]  # changes whenever the file does
 
 _NAME = re.compile(r"[^\s:#\x00-\x20\x7f][^:\x00-\x1f\x7f]{0,254}")
 _GROUP = re.compile(r"[^\s:,#\x00-\x20\x7f][^\s:,\x00-\x20\x7f]{0,254}")
 _LABEL = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_LOGIN_TOKEN = re.compile(rf"{LOGIN_PREFIX}([0-9a-f]{{2,510}})\.([0-9a-f]{{1,12}})\.([0-9a-f]{{64}})")
 _HEX = re.compile(r"[0-9a-f]{64}")
 
 
@@ -76,43 +81,6 @@ class Credential(NamedTuple):
         """Return the line without its newline."""
         groups = f":{','.join(sorted(self.groups))}" if self.groups else ""
         return f"{self.name}:{self.secret.text()}{groups}"
-
-
-class LoginToken(NamedTuple):
-    """A token issued for a password: its user and its end, with a message authentication code."""
-
-    name: str
-    until: int  # seconds since 1970
-    code: bytes
-
-    @classmethod
-    def issue(cls, key: bytes, password: Credential, until: int) -> LoginToken:
-        """Return a token; it becomes invalid when the password changes."""
-        return cls(password.name, until, _login_code(key, password, until))
-
-    @classmethod
-    def parse(cls, text: str) -> LoginToken | None:
-        """Parse the text of a token; None for another text."""
-        match = _LOGIN_TOKEN.fullmatch(text)
-        if match is None:
-            return None
-        try:
-            return cls(bytes.fromhex(match[1]).decode(), int(match[2], 16), bytes.fromhex(match[3]))
-        except ValueError:
-            return None
-
-    def text(self) -> str:
-        """As in a header."""
-        return f"{LOGIN_PREFIX}{self.name.encode().hex()}.{self.until:x}.{self.code.hex()}"
-
-    def is_right(self, key: bytes, password: Credential, now: float) -> bool:
-        """Return whether the token was issued with this key for this password, and is still valid."""
-        return now < self.until and hmac.compare_digest(self.code, _login_code(key, password, self.until))
-
-
-def _login_code(key: bytes, password: Credential, until: int) -> bytes:
-    said = f"{password.name}\0{until}\0{password.secret.text()}"
-    return hmac.new(key, said.encode("utf-8", "surrogateescape"), hashlib.sha256).digest()
 
 
 def make_password(given: str) -> Password:
@@ -205,3 +173,87 @@ def parse_secret(text: str) -> Secret:
 def _scrypt(given: str, n: int, r: int, p: int, salt: bytes) -> bytes:
     memory = 128 * r * (n + p) + (1 << 20)
     return hashlib.scrypt(given.encode("utf-8", "surrogateescape"), salt=salt, n=n, r=r, p=p, maxmem=memory, dklen=32)
+
+
+# -- the file --
+
+
+class Users(NamedTuple):
+    """The content of the file."""
+
+    names: int  # number of users
+    passwords: Mapping[str, Credential]  # the line of each password, by user
+    tokens: Mapping[bytes, Credential]  # the line of each token, by its digest
+    nobody: Password  # an unmatched password, to check for unknown names
+    is_open: bool  # whether every user of this machine can read the file
+
+
+def mark(path: str) -> Mark | None:
+    """Return a mark of the file, to detect changes; None for a missing file."""
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return mark_of(found)
+
+
+def read_users(path: str) -> tuple[Users, Mark]:
+    """Return the content of the file, and its mark.
+
+    Raises:
+        ConfigError: the file cannot be read, others may write it, or a line is malformed.
+    """
+    lines, found = read_lines(path)
+    passwords: dict[str, Credential] = {}
+    tokens: dict[bytes, Credential] = {}
+    names = set()
+    for number, text in enumerate(lines, 1):
+        try:
+            line = parse_line(text)
+        except ValueError as err:
+            raise ConfigError(f"{path}:{number}: {err}") from err
+        if line is None:
+            continue
+        names.add(line.name)
+        if isinstance(line.secret, Token):
+            if line.secret.digest in tokens:
+                raise ConfigError(f"{path}:{number}: another line has this token")
+            tokens[line.secret.digest] = line
+        elif line.name in passwords:
+            raise ConfigError(f"{path}:{number}: {line.name} has a password already; one is enough")
+        else:
+            passwords[line.name] = line
+    secrets = [line.secret for line in passwords.values() if isinstance(line.secret, Password)]
+    dearest = max(secrets, key=lambda one: one.n * one.r * one.p, default=None)
+    return Users(len(names), passwords, tokens, nobody(dearest), bool(found.st_mode & stat.S_IROTH)), mark_of(found)
+
+
+def read_lines(path: str) -> tuple[Sequence[str], os.stat_result]:
+    """Return the lines of the file, and its status; ConfigError if the file cannot be read, or others may write it."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe must not block
+        with open(fd, "rb") as file:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode):
+                raise ConfigError(f"{path} is not a regular file")
+            if found.st_mode & stat.S_IWOTH:
+                raise ConfigError(f"{path} can be written by everybody; chmod o-w {path}")
+            if found.st_uid not in (0, os.geteuid()):
+                raise ConfigError(f"{path} belongs to user {found.st_uid}, who could add users; chown it")
+            data = file.read(MAX_BYTES + 1)
+    except OSError as err:
+        raise ConfigError(f"{path}: {err.strerror}") from err
+    if len(data) > MAX_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_BYTES >> 20} MiB")
+    try:
+        lines = data.decode("utf-8").split("\n")
+    except UnicodeDecodeError as err:
+        raise ConfigError(f"{path} is not text in UTF-8: byte {err.start}") from err
+    if len(lines) > MAX_LINES:
+        raise ConfigError(f"{path} has more than {MAX_LINES} lines")
+    return lines, found
+
+
+def mark_of(found: os.stat_result) -> Mark:
+    """Return the mark of a status."""
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

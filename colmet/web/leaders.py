@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.web import users
+from colmet.web import credentials
 from colmet.web.credentials import check_name
 
 log = logging.getLogger(__name__)
@@ -22,13 +22,13 @@ LONGEST_PROJECT = 255
 Projects = Mapping[str, frozenset[str]]  # leaders by project
 
 
-def parse_leaders(path: str) -> tuple[Projects, users.Mark]:
+def parse_leaders(path: str) -> tuple[Projects, credentials.Mark]:
     """Return the leaders in a file, and its mark: lines such as ``physics: alice, bob``, and comments after #.
 
     Raises:
         ConfigError: the file cannot be read, others may write it, or a line is malformed.
     """
-    lines, status = users.read_lines(path)
+    lines, status = credentials.read_lines(path)
     found: dict[str, frozenset[str]] = {}
     for number, line in enumerate(lines, 1):
         text = line.strip()
@@ -44,7 +44,7 @@ def parse_leaders(path: str) -> tuple[Projects, users.Mark]:
             found[project] = frozenset([check_name(name.strip()) for name in listed.split(",")])
         except ValueError as err:
             raise ConfigError(f"{path}:{number}: {err}") from err
-    return found, users.mark_of(status)
+    return found, credentials.mark_of(status)
 
 
 class Leaders:
@@ -72,7 +72,7 @@ class Leaders:
         self._clock = clock
         self._count = count
         self._file: Projects = {}
-        self._mark: users.Mark | None = None
+        self._mark: credentials.Mark | None = None
         if path is not None:
             self._file, self._mark = parse_leaders(path)
         self._looked = clock()
@@ -109,7 +109,7 @@ class Leaders:
         if self._path is None or now - self._looked < LOOK_S:
             return
         self._looked = now
-        mark = users.mark(self._path)
+        mark = credentials.mark(self._path)
         if mark == self._mark:
             return
         self._mark = mark

@@ -26,8 +26,7 @@ from colmet.common.live.summary import (
 )
 from colmet.common.schema import Schema
 from colmet.stored.series import NODE
-from colmet.web.absent import reasons
-from colmet.web.catalogue import declared, load_catalogue
+from colmet.web.catalogue import declared, load_catalogue, reasons
 from colmet.web.health import CollectorReport, health_answer, spools_of
 from colmet.web.interface import HistoryQuery, JobsQuery, NodesQuery, RowPage, SeriesQuery, warning_of
 from colmet.web.node_history import HistoryMemory
@@ -196,9 +195,13 @@ class Queries:
             ],
         }
 
+    def counters(self) -> dict[str, int]:
+        """Return counters of the collector's feed, and of kept and of dropped data."""
+        return {**self._feed(), **self._recent.counters(), "not_over_time": self._history.left_out}
+
     def _warnings(self) -> list[str]:
         """Return warnings about missing data."""
-        counts = {**self._feed(), **self._recent.counters(), "not_over_time": self._history.left_out}
+        counts = self.counters()
         said = {
             "bad": "messages could not be read",
             "failures": "messages met a defect; see the log",
@@ -206,7 +209,9 @@ class Queries:
             "left_out": "tables are dropped: there is no room for more jobs or hosts",
             "missed": "messages did not reach this process: the machine is too busy for it",
         }
-        return [f"{counts[key]} {text}" for key, text in said.items() if counts.get(key)]
+        away = ["the collector does not answer: nothing new arrives; see the log of colmet-web"]
+        counted = [f"{counts[key]} {text}" for key, text in said.items() if counts.get(key)]
+        return [*(away if counts.get("away") else []), *counted]
 
     def _gridengine_warnings(self) -> list[str]:
         return [] if self._gridengine is None else self._gridengine.warnings()
@@ -477,7 +482,7 @@ def gridengine_of(options: argparse.Namespace) -> MemoryWatch | None:
     from colmet.batch.gridengine import CommandSource, FileSource, MemoryWatch
 
     source = CommandSource() if options.gridengine_xml is None else FileSource(options.gridengine_xml)
-    return MemoryWatch(source, options.gridengine_period, options.gridengine_encoding)
+    return MemoryWatch(source, encoding=options.gridengine_encoding)
 
 
 def _owned(found: _Snapshot) -> JobUsage:

@@ -1,7 +1,7 @@
 """Keep the recent data of the nodes: the latest two tables of each, earlier ones for charts, and the jobs.
 
 Earlier tables are kept packed as received, and compressed in blocks: rows of one table differ little from one sample to
-the next, so a byte of `--http-memory` holds several bytes of rows. Each sender has a share of every bounded resource: a
+the next, so a byte of `--memory` holds several bytes of rows. Each sender has a share of every bounded resource: a
 sender beyond its share loses its own oldest samples.
 """
 
@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from colmet.collector.web_launcher import DROPPED
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
 from colmet.common.live.shares import Shares
 from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
@@ -181,14 +180,24 @@ class RecentCache:
         monotonic: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        self.began = now()
         self.batches = self.missed = 0
-        self._began = monotonic()
         self._max_bytes = max_bytes
         self._max_age_s = max_age_s
         self._monotonic = monotonic
         self._now = now
-        self._lock = threading.Lock()  # of the attributes below; a reader holds it while copying references
+        self._lock = threading.Lock()  # of the attributes of `clear`; a reader holds it while copying references
+        self._evicted = self._over_share = self._left_out = self._forgotten = 0
+        self._clear()
+
+    def clear(self) -> None:
+        """Drop all: what follows may lack some messages since the last one."""
+        with self._lock:
+            self._clear()
+
+    def _clear(self) -> None:
+        monotonic = self._monotonic
+        self.began = self._now()
+        self._began = monotonic()
         self._latest = LatestTables((*TABLES, *DEVICE_TABLES, AGENT_TABLE), always=True, monotonic=monotonic)
         self._tidy_at = 0.0
         self._heard: dict[str, tuple[Heard, str]] = {}  # with its sender, by host
@@ -200,8 +209,7 @@ class RecentCache:
         self._by_host: dict[str, set[str]] = {}
         self._order: dict[str, deque[tuple[float, _HostTable, SealedBlock]]] = {}  # all blocks, by sender
         self._sets: dict[frozenset[str], frozenset[str]] = {}
-        self._bytes_of = Shares(max_bytes)
-        self._evicted = self._over_share = self._left_out = self._forgotten = 0
+        self._bytes_of = Shares(self._max_bytes)
 
     def counters(self) -> dict[str, int]:
         """Return counters of kept and of dropped data."""
@@ -217,18 +225,13 @@ class RecentCache:
             "missed": self.missed,
         }
 
-    def dropped(self) -> dict[str, int]:
-        """Return counters of dropped data, by their names in the collector's status."""
-        counts = self.counters()
-        return dict(zip(DROPPED, [counts[key] for key in ("left_out", "over_share", "forgotten")]))
-
     # -- input --
 
     def note(self, content: Mapping[str, Any]) -> None:
-        """Read a note of the collector: its count of dropped messages, and nodes heard earlier."""
+        """Read a note of the collector: messages that it has dropped since the last note, and nodes heard earlier."""
         left_out, heard = content.get("left_out"), content.get("heard")
         if type(left_out) is int:
-            self.missed = left_out
+            self.missed += left_out
         if isinstance(heard, dict):
             with self._lock:
                 for host, times in heard.items():

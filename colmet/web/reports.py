@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError
 from colmet.common.runtime import python_child
-from colmet.web.limits import Busy
+from colmet.web.workers import Busy
 
 FORMS = ("json", "html", "png")
 DEADLINE_S = 50.0  # then the process is killed

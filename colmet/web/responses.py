@@ -1,43 +1,17 @@
-"""Build answers: JSON, compressed if large, with the headers of all answers."""
+"""Build answers in JSON, and errors."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-PACKED_BYTES = 1024  # shorter answers are not compressed
-LEVEL = 4  # of gzip: higher ones are slow and save little
-_FIELDS = {
-    "Content-Type": "application/json",
-    "Cache-Control": "no-store",
-    "Vary": "Accept-Encoding, Authorization",
-}
+_FIELDS = {"Content-Type": "application/json", "Cache-Control": "no-store", "Vary": "Authorization, Cookie"}
 ENVELOPED = ("/qhost", "/qstat")  # prefixes of paths
-# All resources are from this server; no other page may frame it, send forms to it, or read it.
-HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
-    "object-src 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-}
-_GZIP = re.compile(r"(?:gzip|\*)\s*(?:;\s*q\s*=\s*([0-9.]{1,8})\s*)?")
-
-
-def allows_gzip(accepted: str) -> bool:
-    """Return whether an Accept-Encoding header allows gzip."""
-    for part in accepted[:1000].split(","):
-        match = _GZIP.fullmatch(part.strip().lower())
-        if match:
-            return match[1] is None or match[1].strip("0.") != ""
-    return False
 
 
 def to_json(content: Any) -> bytes:
@@ -49,18 +23,14 @@ def to_json(content: Any) -> bytes:
     return text.encode("ascii")
 
 
-def answer(content: Any, packed: bool = False, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer in JSON, compressed if `packed` and large."""
-    return pack(to_json(content), packed, status, headers)
+def answer(content: Any) -> Response:
+    """Return an answer in JSON."""
+    return encoded(to_json(content))
 
 
-def pack(body: bytes, packed: bool, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an answer with a body in JSON."""
-    fields = {**_FIELDS, **(headers or {})}
-    if packed and len(body) >= PACKED_BYTES:
-        body = gzip.compress(body, LEVEL, mtime=0)
-        fields["Content-Encoding"] = "gzip"
-    return Response(body, status, fields)
+def encoded(body: bytes, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an answer with a body that is JSON, or what `headers` say."""
+    return Response(body, 200, {**_FIELDS, **(headers or {})})
 
 
 def failure(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:

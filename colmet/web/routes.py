@@ -15,8 +15,9 @@ from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.report.own import UNREADABLE
 from colmet.web import health_models, models, parameters
-from colmet.web.access import Access, NoLoginToken
-from colmet.web.catalogue import measures_answer
+from colmet.web.access import Access
+from colmet.web.catalogue import local_zone, measures_answer
+from colmet.web.gate import CLIENT, visitor_of
 from colmet.web.interface import (
     FACILITY,
     HistoryQuery,
@@ -28,12 +29,10 @@ from colmet.web.interface import (
     earliest,
     warning_of,
 )
-from colmet.web.local_zone import local_zone
-from colmet.web.middleware import CLIENT, visitor_of
 from colmet.web.openapi import ERRORS, NOT_FOUND
 from colmet.web.parameters import JOB_SORTS, NODE_SORTS, STATES, SeriesOptions, choose, numbers_of, split_metric
 from colmet.web.queries import Queries
-from colmet.web.responses import allows_gzip, answer
+from colmet.web.responses import answer
 from colmet.web.workers import Workers
 
 LATE_S = 60.0  # timeout of a request, answered with 429
@@ -76,7 +75,6 @@ class Routes:
         api = "/api/v1"
         rows: list[Route] = [
             (f"{api}/whoami", self.whoami, models.Whoami, False),
-            (f"{api}/token", self.token, models.IssuedToken, True),
             (f"{api}/cluster", self.cluster, models.Cluster, False),
             (f"{api}/measures", self.measures, models.Measures, False),
             (f"{api}/jobs", self.jobs, models.Jobs, False),
@@ -110,15 +108,6 @@ class Routes:
 
         return await self.run(self._memory, request, make)
 
-    async def token(self, request: Request) -> Response:
-        """Return a token for the name and the password of the request, for later requests without the password."""
-        given = request.headers.getlist("authorization")
-        try:
-            token, until = await self._access.login_token(given, request.scope[CLIENT])
-        except NoLoginToken as err:
-            raise HTTPException(404, str(err)) from None
-        return answer({"token": token, "until": until})
-
     async def status(self, request: Request) -> Response:
         """Return counters of this process, for administrators."""
         _for_administrators(request, "the status")
@@ -127,16 +116,16 @@ class Routes:
                 "version": __version__,
                 "time": time.time(),
                 "since": self._access.stats.since,
-                "counts": self._access.stats.values(),
+                "counts": {**self._access.stats.values(), **self._queries.counters()},
                 "connections": self._connections(),
                 "users": self._access.names,
                 "waiting": {"memory": self._memory.pending, "store": self._store.pending},
             }
         )
 
-    async def measures(self, request: Request) -> Response:
+    async def measures(self) -> Response:
         """Return the measures of charts and tables, with their columns, and the units of columns."""
-        return answer(measures_answer(), packed=accepts_gzip(request))
+        return answer(measures_answer())
 
     async def cluster(self, request: Request) -> Response:
         """Return totals of nodes and jobs. Ordinary users get totals of their own jobs."""
@@ -340,12 +329,11 @@ class Routes:
     # -- shared --
 
     async def respond(self, workers: Workers, request: Request, work: Work) -> Response:
-        """Return the answer of `work`, compressed in its thread, so that large answers do not delay other requests."""
-        packed = accepts_gzip(request)
+        """Return the answer of `work`, encoded in its thread, so that large answers do not delay other requests."""
 
         def make(only: Optional[str]) -> Response:
             content = work(only)
-            return answer(content if only is None else for_users(content), packed)
+            return answer(content if only is None else for_users(content))
 
         return await self.run(workers, request, make)
 
@@ -418,23 +406,18 @@ def names_of(user: str) -> Sequence[str]:
         return (user,)
 
 
-def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any]] = None) -> None:
+def add_routes(app: FastAPI, rows: Sequence[Route], more: Optional[dict[Any, Any]] = None, method: str = "GET") -> None:
     """Add routes to an application; `more` are answers besides those of all routes."""
     for path, endpoint, model, may_lack in rows:
         app.add_api_route(
             path,
             endpoint,
-            methods=["GET"],
+            methods=[method],
             response_model=model,
             responses={**ERRORS, **(NOT_FOUND if may_lack else {}), **(more or {})},
             dependencies=[Depends(parameters.only_known_names)],
             operation_id=endpoint.__name__,
         )
-
-
-def accepts_gzip(request: Request) -> bool:
-    """Return whether the client accepts gzip."""
-    return allows_gzip(request.headers.get("accept-encoding", ""))
 
 
 def own_hosts(hosts: Hosts, only: Optional[str]) -> Hosts:

@@ -14,15 +14,14 @@ from colmet.report.document import document_of
 from colmet.report.own import UNREADABLE, without_others
 from colmet.web import archive_models, models, parameters
 from colmet.web.archive_routes import HTML, Opener, curves_of
+from colmet.web.gate import visitor_of
 from colmet.web.interface import warning_of
-from colmet.web.limits import Busy
-from colmet.web.middleware import visitor_of
 from colmet.web.openapi import ARCHIVE, PAGE, PICTURE, REPORTS
 from colmet.web.reports import MissingLibrary, Reporter, ReportQuery
-from colmet.web.responses import answer, failure, pack
-from colmet.web.routes import LATE_S, NO_JOB, Routes, accepts_gzip, add_routes, later, names_of, own_tables
+from colmet.web.responses import answer, encoded, failure
+from colmet.web.routes import LATE_S, NO_JOB, Routes, add_routes, later, names_of, own_tables
 from colmet.web.stored_rows import Mark, RowsQuery, RowsReader
-from colmet.web.workers import Workers
+from colmet.web.workers import Busy, Workers
 
 _HEADERS: Mapping[str, Mapping[str, str]] = {
     "json": {},
@@ -136,11 +135,9 @@ class StoredRoutes:
                 report = without_others(report)
             return {"report": document_of(report), "footprint": curves_of(found.summary.get("footprint"))}
 
-        packed = accepts_gzip(request)
-
         def make(only: Optional[str]) -> Response:
             try:
-                return answer(work(only), packed)
+                return answer(work(only))
             except ColmetError as err:
                 return failure(503, str(err) if only is None else UNREADABLE)
 
@@ -189,7 +186,6 @@ class StoredRoutes:
         return await self._report(request, query)
 
     async def _report(self, request: Request, query: ReportQuery) -> Response:
-        packed = accepts_gzip(request)
         projects = sorted(visitor_of(request.scope).projects)
 
         def make(only: Optional[str]) -> Response:
@@ -204,7 +200,7 @@ class StoredRoutes:
                 return failure(503, str(err) if only is None else UNREADABLE)
             if body is None:
                 raise HTTPException(404, NO_JOB.format(query.job))
-            return pack(body, packed, headers=_HEADERS[query.form])
+            return encoded(body, _HEADERS[query.form])
 
         return await self._routes.run(self._reports, request, make)
 

@@ -9,10 +9,22 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from colmet.web.limits import Busy
+from colmet.common.errors import ColmetError
 
 T = TypeVar("T")
 Work = Callable[[], None]
+
+
+class Busy(ColmetError):
+    """There are too many requests; answered with 429.
+
+    Attributes:
+        after_s: seconds until the retry.
+    """
+
+    def __init__(self, text: str, after_s: float = 5.0) -> None:
+        super().__init__(text)
+        self.after_s = after_s
 
 
 class Workers:

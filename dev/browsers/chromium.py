@@ -12,7 +12,6 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
-from urllib.parse import quote
 
 from dev.browsers.tab import ANSWER_S, Browser, Tab
 
@@ -177,15 +176,6 @@ class ChromiumTab(Tab):
     def reload(self) -> None:
         """Load the page again."""
         self.call("Page.reload")
-
-    def sign_in(self, url: str, user: str, password: str) -> None:
-        """Have the browser know a login (Basic) for an address."""
-        self.open(url.replace("//", f"//{quote(user)}:{quote(password)}@"))
-        self.wait("document.readyState === 'complete'")
-        self.open("about:blank")
-
-    def refuse_logins(self) -> None:
-        """Do nothing: without a screen the browser's question is never answered."""
 
     def run(self, code: str) -> Any:
         """Return the value of an expression in the page; of a promise, its result."""

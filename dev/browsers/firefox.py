@@ -35,7 +35,7 @@ PREFERENCES = {
     "services.settings.server": "data:,",
     "layout.css.prefers-color-scheme.content-override": 1,  # light, unless a tab has another one
 }
-EVENTS = ("log.entryAdded", "network.beforeRequestSent", "network.authRequired", "browsingContext.userPromptOpened")
+EVENTS = ("log.entryAdded", "network.beforeRequestSent", "browsingContext.userPromptOpened")
 # the browser's own names of browsing contexts are others than those of the protocol
 COLOURS = (
     'ChromeUtils.importESModule("chrome://remote/content/shared/NavigableManager.sys.mjs")'
@@ -66,7 +66,6 @@ class Firefox(Browser):
         self._lock = threading.Lock()
         self._waiting: dict[int, queue.Queue[dict[str, Any]]] = {}
         self._listeners: dict[str, list[dict[str, Any]]] = {}
-        self._logins: dict[str, dict[str, str]] = {}
         try:
             self._socket = WebSocket(self._port(Path(profile, "WebDriverBiDiServer.json")), "/session", ANSWER_S)
             self._reader = threading.Thread(target=self._read, daemon=True)
@@ -114,15 +113,8 @@ class Firefox(Browser):
                     values = message["params"]
                     context = values.get("context") or values.get("source", {}).get("context", "")
                     self._listeners.get(context, []).append(message)
-                    if message["method"] == "network.authRequired" and values["isBlocked"]:
-                        self._answer_login(values["request"]["request"], self._logins.pop(context, None))
         for waiting in list(self._waiting.values()):
             waiting.put({"error": "closed", "message": "the browser has ended"})
-
-    def _answer_login(self, request: str, credentials: dict[str, str] | None) -> None:
-        """Answer a question for a login, once; nobody waits for the browser's reply."""
-        answer = {"action": "provideCredentials", "credentials": credentials} if credentials else {"action": "cancel"}
-        self._send("network.continueWithAuth", None, {"request": request, **answer})
 
     def _send(self, method: str, answer: queue.Queue[dict[str, Any]] | None, parameters: dict[str, Any]) -> None:
         with self._lock:
@@ -151,23 +143,6 @@ class Firefox(Browser):
         )
         assert found["type"] == "success", f"{code[:200]}: {found['exceptionDetails']}"
         return _plain(found["result"])
-
-    def intercept_logins(self, context: str) -> str:
-        """Answer questions of servers for a login here, with no if there is no other answer; return its name."""
-        found: str = self.call("network.addIntercept", phases=["authRequired"], contexts=[context])["intercept"]
-        return found
-
-    @contextlib.contextmanager
-    def answering_logins(self, context: str, user: str, password: str) -> Iterator[None]:
-        """Answer questions of servers for a login while a page is opened."""
-        intercept = self.intercept_logins(context)
-        credentials = {"type": "password", "username": user, "password": password}
-        self._logins[context] = credentials
-        try:
-            yield
-        finally:
-            self._logins.pop(context, None)
-            self.call("network.removeIntercept", intercept=intercept)
 
     def in_chrome(self, code: str) -> Any:
         """Return the value of an expression in the browser itself."""
@@ -239,20 +214,6 @@ class FirefoxTab(Tab):
     def reload(self) -> None:
         """Load the page again."""
         self._browser.call("browsingContext.reload", context=self._context, wait="interactive")
-
-    def sign_in(self, url: str, user: str, password: str) -> None:
-        """Have the browser know a login (Basic) for an address.
-
-        With a login in the address, Firefox has two names for each module of a page.
-        """
-        with self._browser.answering_logins(self._context, user, password):
-            self.open(url)
-            self.wait("document.readyState === 'complete'")
-        self.open("about:blank")
-
-    def refuse_logins(self) -> None:
-        """Answer the browser's own question for a login with no."""
-        self._browser.intercept_logins(self._context)
 
     def run(self, code: str) -> Any:
         """Return the value of an expression in the page; of a promise, its result."""

@@ -520,9 +520,10 @@ def assert_as_by_hand(cell, interface, with_slaves=True):
 
 @pytest.fixture(scope="module")
 def interface(cell, tmp_path_factory):
-    """That of a collector which asks the cell every second."""
+    """That of a colmet-web which asks the cell."""
     log = tmp_path_factory.mktemp("collector") / "log"
-    with serving(log, "--gridengine", "--gridengine-period", "1") as interface:
+    (log.parent / "web.toml").write_text("gridengine = true\n")
+    with serving(log, "--http-config", str(log.parent / "web.toml")) as interface:
         assert eventually(interface.success), log.read_text()
         yield interface
 
@@ -534,7 +535,8 @@ def test_the_interface_returns_what_the_commands_print(cell, interface):
 def test_the_interface_returns_what_files_hold(cell, tmp_path):
     (tmp_path / "qhost_qmem.xml").write_text(cell.ask("qhost", "-j", "-xml"))
     (tmp_path / "qstat_qmem.xml").write_text(cell.ask("qstat", "-j", "*", "-xml"))
-    with serving(tmp_path / "log", "--gridengine-xml", str(tmp_path), "--gridengine-period", "1") as interface:
+    (tmp_path / "web.toml").write_text(f'gridengine-xml = "{tmp_path}"\n')
+    with serving(tmp_path / "log", "--http-config", str(tmp_path / "web.toml")) as interface:
         assert eventually(interface.success), interface.log.read_text()
         assert_as_by_hand(cell, interface)
 

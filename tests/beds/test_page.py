@@ -295,7 +295,8 @@ def test_one_without_jobs_in_the_archive_sees_a_line_on_it(browser, tmp_path):
     users.write_text(f"zoe:{make_password(PASSWORD).text()}\n")
     users.chmod(0o600)
     with with_archive(tmp_path, 10, 20, 60, users=str(users)) as url, browser.page() as page:
-        page.open(url.replace("//", f"//zoe:{PASSWORD.replace(' ', '%20')}@"))
+        page.sign_in(url, "zoe", PASSWORD)
+        page.open(url)
         page.wait("document.querySelector('.pages p')?.textContent.startsWith('You have no job here so far')")
         assert page.run("document.querySelectorAll('#main tbody tr').length") == 0
         chosen(page, "State", "failed")

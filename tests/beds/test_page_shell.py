@@ -114,13 +114,20 @@ def test_a_sign_out_ends_the_login(browser, members):
         assert page.run(asked) == "alice"
         assert texts(page, "header nav a")[0] == "My jobs"
         page.run("document.getElementById('sign-out').click()")
-        wait_for(lambda: heading(page) == "Signed out")
-        assert page.run("location.href") == f"{url}sign-out"
-        page.refuse_logins()
-        assert page.run(asked) in ("TimeoutError", None), "the browser asks for a name and a password"
-        page.open("about:blank")
-        page.sign_in(url, "root", PASSWORD)
-        page.open(url)
+        wait_for(lambda: page.run("location.pathname") == "/login")
+        assert page.run(asked) is None
+        page.open(f"{url}#/nodes")
+        wait_for(lambda: page.run("location.pathname + location.hash") == "/login#/nodes")
+        page.wait("document.activeElement.name === 'name'")
+        page.type("root")
+        page.press("Tab")
+        page.type("wrong")
+        page.press("Enter")
+        page.wait("document.querySelector('[role=alert]').textContent.startsWith('This name')")
+        assert page.run("document.forms[0].elements.namedItem('name').value") == "root"
+        page.run("document.forms[0].elements.namedItem('password').focus()")
+        page.type(PASSWORD)
+        page.press("Enter")
         page.wait("document.getElementById('who')?.textContent === 'root (sees all jobs)'")
 
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from colmet.collector.web_options import UnixAddress
 from colmet.web.access import Access
+from colmet.web.options import UnixAddress
 from tests.support.place import cannot_run
 from tests.support.waiting import free_port, wait_for
 from tests.support.web_facts import MadeUpFacts

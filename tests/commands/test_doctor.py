@@ -748,7 +748,7 @@ def test_a_collector_that_may_open_few_files_is_reported(machine):
         ("node", "sample-period = [", ":2: not TOML"),
         ("node", 'enable-perfhw = true\nperfhw-list = ["nonsense::"]', "perfhw-list"),
         ("collector", "verbose = 2", "no output chosen"),
-        ("collector", "enable-stdout-backend = true\ngridengine = true", "--gridengine has no effect"),
+        ("collector", "enable-stdout-backend = true\nhttp-open = true", "--http-open has no effect"),
         ("node", "zeromq-uri = head", ":2: not TOML: Invalid value; texts are in quotes"),
     ],
 )

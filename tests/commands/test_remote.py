@@ -155,8 +155,8 @@ def test_a_link_a_damaged_file_and_a_directory_of_others_are_refused(run, as_use
 
 
 def test_behind_a_proxy_the_password_is_kept_only_on_request(run, url, monkeypatch):
-    def get(self, path, parameters=None):
-        if path == "token":
+    def get(self, path, parameters=None, method="GET"):
+        if (path, method) == ("token", "POST"):
             raise InterfaceError("issues no tokens", 404)
         return {"user": "alice"}
 

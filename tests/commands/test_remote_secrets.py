@@ -113,7 +113,7 @@ def test_a_certificate_that_nobody_vouches_for_gets_no_login(run, monkeypatch, t
     tls, other = make_certificate(tmp_path, "first"), make_certificate(tmp_path, "second")
     access = Access(users, is_member=lambda *_: False)
     asked = []
-    monkeypatch.setattr(access, "visitor", lambda headers, address: asked.append(headers))
+    monkeypatch.setattr(access, "visitor", lambda headers, address, session: asked.append(headers))
     with running(MadeUpFacts(1, 1), access=access, tls=tls) as one:
         url = f"https://127.0.0.1:{one.port}"
         for command in COMMANDS:

@@ -159,7 +159,6 @@ def test_the_node_does_not_start_on_what_cannot_be_done(arguments, caplog):
     [
         ([], "no output chosen; give --hdf5-filepath PATH, --elastic-host URL or --enable-stdout-backend"),
         (["--http-listen", "0", "--http-open"], "no output chosen"),
-        (["--gridengine"], "--gridengine has no effect without --http-listen"),
         (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://here"], "--zeromq-bind-uri"),
         (["--enable-stdout-backend", "--zeromq-bind-uri", "tcp://192.0.2.1:5556"], "Cannot assign requested address"),
         (["--hdf5-filepath", "/proc/1/folder/x", "--zeromq-bind-uri", "tcp://127.0.0.1:*"], "/proc/1/folder"),
@@ -191,13 +190,6 @@ def test_no_queue_is_without_a_bound(given, warnings, caplog, tmp_path):
 
 def test_a_buffer_for_no_row_is_one_for_one_row():
     assert collector("--buffer-size", "0").buffer_size == 1
-
-
-@pytest.mark.parametrize("source", [["--gridengine"], ["--gridengine-xml", "/tmp"]])
-def test_a_server_of_grid_engines_answers_needs_no_output(source):
-    options = collector(*source, "--http-listen", "8080", "--http-open", "--zeromq-curve-secret", "")
-    parts = collector_main.build(options, startup.load(OUTPUTS))
-    assert (parts.outputs, parts.journal_dir) == ([], "")
 
 
 def test_a_port_in_use_leaves_the_other_collectors_file_alone(tmp_path, caplog):

@@ -45,7 +45,7 @@ READERS = {
         "the agent's own counters",
     ),
     "colmet/web/static/jobreport.js": ({"read_bytes"}, "a figure of hosts in the report's JSON has this name, too"),
-    "colmet/web/absent.py": ({"is_on"}, "the agent's own account of its backends"),
+    "colmet/web/catalogue.py": ({"is_on"}, "the agent's own account of its backends"),
     "colmet/stored/accounts.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
     "colmet/stored/job_completeness.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
     "dev/dashboards/panels.py": (

@@ -325,10 +325,10 @@ def is_endless(handler):
         (b'{"success": false, "message": "\\u001b[2Jno", "data": {}}', "?[2Jno"),
         (b'{"success": false, "message": "", "data": {}}', "does not say why"),
         (b"<html>", "not JSON"),
-        (b"{}", "does a collector"),
+        (b"{}", "does colmet-web"),
         (b'{"success": true, "data": {"\\u001b[2J": 7}}', r"data['\x1b[2J'] is 7, not an object"),
         ((401, {}, b""), "colmet login"),
-        ((404, {}, b""), "does a collector"),
+        ((404, {}, b""), "does colmet-web"),
         ((429, {"Retry-After": "7"}, b""), "try again in 7 s"),
         ((302, {"Location": "https://elsewhere/\x1b[2J"}, b""), r"the server is at 'https://elsewhere/\x1b[2J'"),
         ((500, {}, b""), "status 500"),
@@ -363,7 +363,7 @@ def test_an_answer_without_end_is_bounded(server, capsys, monkeypatch):
 def test_no_server_is_one_line_and_status_1(capsys):
     with serving() as gone:
         place = gone.place
-    assert "Connection refused; does a collector with --http-listen" in failed(capsys, place)
+    assert "Connection refused; does colmet-web" in failed(capsys, place)
     assert qmemview.main([place]) == 1
 
 
@@ -423,24 +423,6 @@ def test_what_is_no_server_is_refused_by_one_line(given, capsys):
     assert err.count("\n") == 1 and err.rstrip("\n").isprintable() and "u:p" not in err
     with pytest.raises(ConfigError):
         checked_address(given)
-
-
-def test_without_a_url_the_collector_of_this_machine_is_asked(server, capsys, monkeypatch, tmp_path):
-    port = server.server_address[1]
-
-    config = tmp_path / "collector.toml"
-    config.write_text(f'http-listen = "0.0.0.0:{port}"\n')
-    assert mem("--config", str(config)) == 0
-    assert "node1\t" in capsys.readouterr().out
-    for listen, more, url in (
-        ("head:80", "", "http://head:80"),
-        ("[::1]:80", 'http-tls-cert = "x"\n', "https://[::1]:80"),
-    ):
-        config.write_text(f'http-listen = "{listen}"\n{more}')
-        assert command.configured_url(str(config)) == url
-    config.write_text("verbose = 1\n")
-    assert "give the URL" in failed(capsys, "--config", str(config), status=2)
-    assert "give the URL" in failed(capsys, "--config", str(tmp_path / "none"), status=2)
 
 
 # -- the old command line --

@@ -35,7 +35,7 @@ LIBRARIES = {
     "subprocess": (
         "colmet.node.system.command",
         "colmet.collector.backends.hdf5.isolated",
-        "colmet.collector.web_launcher",
+        "colmet.collector.web_child",
         "colmet.web.reports",
         "colmet.commands.",
         "colmet.stored.",
@@ -81,7 +81,7 @@ ROOMS = {
 
 # a program that another one starts: importer, what it starts
 LAUNCHERS = {
-    *(("colmet.collector.web_launcher", "colmet.web"), ("colmet.collector.web_launcher", "colmet.web.__main__")),
+    *(("colmet.collector.web_child", "colmet.web"), ("colmet.collector.web_child", "colmet.web.main")),
     *(("colmet.commands.colmet", f"colmet.{satellite}.command") for satellite in ("gridengine", "notices")),
 }
 SATELLITES = ("colmet.facility", "colmet.gridengine", "colmet.notices")  # nothing else imports them

@@ -27,11 +27,11 @@ class Answer(NamedTuple):
         return gzip.decompress(self.body) if self.headers.get("content-encoding") == "gzip" else self.body
 
 
-def ask(app, target, headers=(), method="GET", client=("127.0.0.1", 4242)):
-    return LOOP.run_until_complete(asking(app, target, headers, method, client))
+def ask(app, target, headers=(), method="GET", client=("127.0.0.1", 4242), body=b""):
+    return LOOP.run_until_complete(asking(app, target, headers, method, client, body))
 
 
-async def asking(app, target, headers=(), method="GET", client=("127.0.0.1", 4242)):
+async def asking(app, target, headers=(), method="GET", client=("127.0.0.1", 4242), body=b""):
     path, _, query = target.partition("?")
     scope = {
         "type": "http",
@@ -49,16 +49,18 @@ async def asking(app, target, headers=(), method="GET", client=("127.0.0.1", 424
     }
     messages = []
 
+    bodies = [{"type": "http.request", "body": body, "more_body": False}]
+
     async def receive():
-        return {"type": "http.request", "body": b"", "more_body": False}
+        return bodies.pop() if bodies else await asyncio.Event().wait()  # the client stays
 
     async def send(message):
         messages.append(message)
 
     await app(scope, receive, send)
-    start, bodies = messages[0], [message["body"] for message in messages[1:]]
+    start, parts = messages[0], [message.get("body", b"") for message in messages[1:]]
     found = {key.decode("latin-1"): value.decode("latin-1") for key, value in start["headers"]}
-    return Answer(start["status"], found, b"".join(bodies))
+    return Answer(start["status"], found, b"".join(parts))
 
 
 def basic(name, password):

@@ -199,6 +199,9 @@ class MadeUpFacts:
 
     # -- Facts --
 
+    def counters(self):
+        return {"taken": 12345}
+
     def cluster(self, user):
         rows = [self._job(job) for job in self.on if user is None or self.user[job] == user]
         sums = {
@@ -468,9 +471,9 @@ def main():
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO)
     facts = MadeUpFacts(options.nodes, options.jobs, fails=options.store_fails)
-    folder = {"folder": options.static, "fresh_files": True} if options.static else {}
+    folder = {"folder": options.static} if options.static else {}
     server = WebServer(options.listen, facts, Access(options.users), **folder)
-    print(f"http://{server.addresses[0][0]}:{server.port}/")
+    print(f"http://{server.address[0]}:{server.port}/")
     server.run()
 
 

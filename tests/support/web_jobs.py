@@ -116,12 +116,12 @@ def main():
     parser.add_argument("--static", type=Path, help="folder of the page, read again for every request")
     options = parser.parse_args()
     facts = web_facts.MadeUpFacts(options.nodes, options.jobs)
-    folder = {"folder": options.static, "fresh_files": True} if options.static else {}
+    folder = {"folder": options.static} if options.static else {}
     with tempfile.TemporaryDirectory() as kept:
         opener = jobs_in(Path(kept) / "archive.sqlite", facts, options.ended)
         stored = stored_of(facts)._replace(archive=opener)
         server = WebServer(options.listen, facts, Access(options.users), stored=stored, **folder)
-        print(f"http://{server.addresses[0][0]}:{server.port}/", flush=True)
+        print(f"http://{server.address[0]}:{server.port}/", flush=True)
         server.run()
 
 

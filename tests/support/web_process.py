@@ -1,9 +1,8 @@
-"""Shared by tests: Bed, options."""
+"""Shared by tests: Bed, options, web_options."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 import urllib.request
 from pathlib import Path
@@ -13,19 +12,26 @@ from colmet.collector.backends import NAMES
 from colmet.common.runtime.control import ask
 from colmet.common.runtime.startup import load
 from colmet.common.transport import Push
+from colmet.web.options import build_parser
 from tests.support.daemons import Daemon
 from tests.support.waiting import free_port, wait_for
 from tests.support.web_nodes import Cluster
 
 
 def options(*given):
+    """Those of the collector."""
     return collector.build_parser(load(NAMES)).parse_args(["--enable-stdout-backend", *given])
+
+
+def web_options(*given):
+    """Those of colmet-web."""
+    return build_parser().parse_args(given)
 
 
 class Bed:
     """A collector with an open JSON interface, and what sends to it."""
 
-    def __init__(self, folder: Path, **environment: str):
+    def __init__(self, folder: Path):
         port, self.http = free_port(), free_port()
         self.control = folder / "control.sock"
         uri = self.uri = f"tcp://127.0.0.1:{port}"
@@ -33,7 +39,6 @@ class Bed:
             *("colmet.collector.main", folder / "log", "--zeromq-bind-uri", uri, "--control-socket", str(self.control)),
             *("--hdf5-filepath", str(folder / "c"), "--http-open", "--http-listen", str(self.http)),
             *("-s", "0.1"),
-            **({"env": {**os.environ, **environment}} if environment else {}),
         )
         self.push = Push(uri, 1000, 0)
         self.cluster = Cluster(start=int(time.time()) - 100)
@@ -61,7 +66,7 @@ class Bed:
             wait_for(lambda message=message: self.push.send(message))
 
     def counters(self):
-        return ask(str(self.control), "collector", {"command": "status"})["http"]
+        return ask(str(self.control), "collector", {"command": "status"})["feed"]
 
     def close(self):
         self.push.close()

@@ -13,6 +13,7 @@ import pytest
 from colmet.archive.columns import RUNNING, STATES
 from colmet.archive.queries import SORTS
 from colmet.common.measures import NODE_CPU
+from colmet.web import login
 from colmet.web.archive_models import SHOWN
 from colmet.web.catalogue import measures_answer
 
@@ -100,7 +101,7 @@ def test_the_page_offers_the_states_of_the_archive():
 
 
 def test_every_script_is_used():
-    text = (STATIC / "index.html").read_text() + "".join(path.read_text() for path in SCRIPTS)
+    text = (STATIC / "index.html").read_text() + "".join(path.read_text() for path in SCRIPTS) + login._PAGE
     assert [path.name for path in SCRIPTS if not re.search(rf'["/]{re.escape(path.name)}"', text)] == []
 
 

@@ -7,7 +7,7 @@ import pytest
 from colmet.common.schema import Batch, Table
 from colmet.common.tables.agent import SCHEMA
 from colmet.node.main import full_parser
-from colmet.web.absent import RULES
+from colmet.web.catalogue import RULES
 from tests.support.made_up_history import START
 from tests.support.web_nodes import NS
 from tests.support.web_store import Bed

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-import threading
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from colmet.common.errors import ConfigError
 from colmet.web import access as access_module
-from colmet.web.access import FAILURES_OF_ADDRESS, FAILURES_OF_NAME, Access, NotNamed, Unauthorized, Visitor
+from colmet.web.access import OF_ADDRESS, Access, NotNamed, Unauthorized, Visitor, network
 from colmet.web.credentials import (
     Credential,
     Password,
@@ -21,7 +21,7 @@ from colmet.web.credentials import (
     parse_line,
     token_digest,
 )
-from colmet.web.limits import Busy, Failures, Turns, network
+from colmet.web.workers import Busy
 from tests.support.waiting import Clock
 from tests.support.web_access import cheap
 from tests.support.web_client import basic, bearer
@@ -52,21 +52,12 @@ def nobody_is_member(user, group):
 
 
 @pytest.fixture
-def pauses():
-    return []
+def access(file, clock):
+    return Access(str(file), clock=clock, is_member=nobody_is_member)
 
 
-@pytest.fixture
-def access(file, clock, pauses):
-    async def pause(seconds):
-        pauses.append(seconds)
-        await asyncio.sleep(0)
-
-    return Access(str(file), clock=clock, is_member=nobody_is_member, pause=pause)
-
-
-def visitor(access, *headers, address=HERE):
-    return asyncio.run(access.visitor([value for _, value in headers], address))
+def visitor(access, *headers, address=HERE, session=""):
+    return asyncio.run(access.visitor([value for _, value in headers], address, session))
 
 
 def test_a_user_with_the_right_password_is_let_in(access):
@@ -305,111 +296,6 @@ def test_a_file_that_all_can_read_is_warned_of(file, caplog):
     assert "all on this machine can read" in caplog.text
 
 
-def fail(access, name, times):
-    for n in range(times):
-        with pytest.raises(Unauthorized):
-            visitor(access, basic(name.format(n), f"wrong{n}"))
-
-
-def test_after_some_failures_a_name_is_checked_more_slowly_at_this_address_only(access, clock, pauses):
-    fail(access, "alice", FAILURES_OF_NAME)
-    assert pauses == []
-    fail(access, "alice", 1)
-    assert pauses == [access_module.PAUSE_S] and access.stats.values()["passwords_slowed"] == 1
-    assert visitor(access, basic("root", "toor")).user == "root"
-    assert visitor(access, basic("alice", "secret"), address="192.0.2.2").user == "alice"
-    assert len(pauses) == 1
-    clock.now += 60
-    fail(access, "alice", 1)
-    assert len(pauses) == 1
-
-
-@pytest.mark.parametrize("name", ["alice", "guess{}"])
-def test_a_right_password_is_not_refused_for_the_failures_of_others_at_the_same_address(access, pauses, name):
-    fail(access, name, FAILURES_OF_ADDRESS + 5)
-    before = len(pauses)
-    assert visitor(access, basic("alice", "secret")).user == "alice"
-    assert len(pauses) == before + 1
-
-
-def test_a_name_that_is_not_there_is_slowed_like_one_that_is(access, pauses):
-    fail(access, "nobody", FAILURES_OF_NAME + 1)
-    assert len(pauses) == 1
-
-
-def test_who_is_known_already_is_not_slowed(access, pauses):
-    visitor(access, basic("alice", "secret"))
-    fail(access, "guess{}", FAILURES_OF_ADDRESS)
-    visitor(access, basic("alice", "secret"))
-    assert pauses == []
-
-
-def test_a_right_password_comes_through_while_its_address_guesses(access, pauses):
-    """One address, behind which are a user and a program that never stops."""
-    fail(access, "guess{}", FAILURES_OF_ADDRESS)
-
-    async def attack():
-        tries = [asyncio.ensure_future(access.visitor([basic("alice", f"x{n}")[1]], HERE)) for n in range(500)]
-        await asyncio.sleep(0)
-        found = await access.visitor([basic("root", "toor")[1]], HERE)
-        left = sum(not one.done() for one in tries)
-        await asyncio.gather(*tries, return_exceptions=True)
-        return found, left
-
-    found, left = asyncio.run(attack())
-    assert found.user == "root"
-    assert left > 30, "before most of the others"
-    assert len(pauses) < 1 + access_module.WAITING_OF_ADDRESS + 2
-
-
-def test_turns_are_given_one_at_a_time_and_end_with_cancelled_callers():
-    turns, running, most = Turns(8), [], []
-
-    async def caller(name):
-        async with turns.turn("key", name):
-            running.append(name)
-            most.append(len(running))
-            try:
-                await asyncio.sleep(0)
-            finally:
-                running.remove(name)
-
-    async def all_of_them():
-        tasks = [asyncio.ensure_future(caller(n % 3)) for n in range(20)]
-        await asyncio.sleep(0)
-        for task in tasks[::5]:
-            task.cancel()
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert not turns._waiting
-        await caller("again")
-        return results
-
-    results = asyncio.run(all_of_them())
-    assert set(most) == {1}
-    assert 20 - 9 - 4 <= sum(isinstance(one, Busy) for one in results) <= 20 - 9, "4 were cancelled"
-
-
-def test_a_turn_that_ends_as_the_next_caller_is_cancelled_goes_on():
-    async def run():
-        turns, end = Turns(8), asyncio.Event()
-
-        async def caller(until):
-            async with turns.turn("key", "name"):
-                await until.wait()
-
-        holder = asyncio.ensure_future(caller(end))
-        await asyncio.sleep(0)
-        waiting = asyncio.ensure_future(caller(end))
-        await asyncio.sleep(0)
-        end.set()  # the holder runs first, and then the one that is cancelled
-        waiting.cancel()
-        results = await asyncio.gather(holder, waiting, return_exceptions=True)
-        assert [type(one) for one in results] == [type(None), asyncio.CancelledError]
-        await asyncio.wait_for(caller(end), 10)
-
-    asyncio.run(run())
-
-
 def test_a_name_that_is_not_there_costs_as_much_as_a_wrong_password(file, clock, monkeypatch):
     checked = []
 
@@ -424,105 +310,6 @@ def test_a_name_that_is_not_there_costs_as_much_as_a_wrong_password(file, clock,
         with pytest.raises(Unauthorized):
             visitor(access, basic(name, "wrong"))
     assert checked[0] == checked[1]
-
-
-def test_one_password_is_checked_at_a_time_and_few_wait(access, monkeypatch):
-    running, most, release = [], [], threading.Event()
-
-    def is_right(self, given):
-        running.append(1)
-        most.append(len(running))
-        release.wait(30)
-        running.pop()
-        return False
-
-    monkeypatch.setattr(Password, "is_right", is_right)
-
-    async def attack():
-        tries = [asyncio.ensure_future(access.visitor([basic(f"u{n}", "x")[1]], f"192.0.{n}.1")) for n in range(40)]
-        await asyncio.sleep(0.05)
-        release.set()
-        return await asyncio.gather(*tries, return_exceptions=True)
-
-    results = asyncio.run(attack())
-    assert set(most) == {1}
-    assert sum(isinstance(one, Busy) for one in results) == 40 - 1 - access_module.WAITING
-    assert sum(isinstance(one, Unauthorized) for one in results) == 1 + access_module.WAITING
-
-
-def test_one_address_cannot_take_all_places_that_wait(access, monkeypatch):
-    release = threading.Event()
-
-    def is_right(self, given):
-        release.wait(30)
-        return given == "secret"
-
-    monkeypatch.setattr(Password, "is_right", is_right)
-
-    async def attack():
-        tries = [asyncio.ensure_future(access.visitor([basic(f"u{n}", "x")[1]], HERE)) for n in range(40)]
-        await asyncio.sleep(0.05)
-        other = asyncio.ensure_future(access.visitor([basic("alice", "secret")[1]], "198.51.100.7"))
-        await asyncio.sleep(0.05)
-        release.set()
-        return await other, await asyncio.gather(*tries, return_exceptions=True)
-
-    found, results = asyncio.run(attack())
-    assert found.user == "alice"
-    assert all(isinstance(one, Unauthorized) for one in results)
-
-
-def test_a_password_that_is_checked_while_its_user_is_removed_does_not_let_in(access, file, clock, monkeypatch):
-    def is_right(self, given):
-        return True
-
-    monkeypatch.setattr(Password, "is_right", is_right)
-
-    async def race():
-        first = asyncio.ensure_future(access.visitor([basic("alice", "secret")[1]], HERE))
-        for _ in range(2):  # the check is a task of its own
-            await asyncio.sleep(0)
-        access._users = access._users._replace(names=0)  # as the file read again
-        return await first
-
-    with pytest.raises(Busy):
-        asyncio.run(race())
-
-
-def test_what_a_browser_asks_at_once_needs_one_check(access, monkeypatch):
-    checked, release = [], threading.Event()
-
-    def is_right(self, given):
-        checked.append(given)
-        release.wait(30)
-        return given == "secret"
-
-    monkeypatch.setattr(Password, "is_right", is_right)
-
-    async def ask(password):
-        release.clear()
-        tries = [asyncio.ensure_future(access.visitor([basic("alice", password)[1]], HERE)) for _ in range(20)]
-        await asyncio.sleep(0.05)
-        tries.pop().cancel()  # who leaves costs the others nothing
-        release.set()
-        return await asyncio.gather(*tries, return_exceptions=True)
-
-    assert {found.user for found in asyncio.run(ask("secret"))} == {"alice"}
-    assert {type(found) for found in asyncio.run(ask("wrong"))} == {Unauthorized}
-    assert checked == ["secret", "wrong"] and not access._checking
-
-
-def test_failures_are_bounded_and_forgotten():
-    failures = Failures(2, 10.0, keys=3)
-    for n in range(5):
-        failures.note(n, float(n))
-    assert len(failures) == 3
-    failures.note(4, 5.0)
-    assert failures.wait_s(4, 5.0) == 9.0
-    assert failures.wait_s(4, 14.0) == 0.0
-    assert failures.wait_s("other", 5.0) == 0.0
-    failures.forget(4)
-    assert failures.wait_s(4, 5.0) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -549,34 +336,147 @@ def test_a_real_password_is_distinguished_from_a_wrong_one():
             make_password(wrong)
 
 
-# -- tokens for a password --
+# -- many wrong passwords --
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """The passwords that were checked, each of which needs some time."""
+    checked = []
+
+    def is_right(self, given):
+        checked.append(given)
+        time.sleep(0.01)
+        return given in ("secret", "toor")
+
+    monkeypatch.setattr(Password, "is_right", is_right)
+    return checked
+
+
+@pytest.mark.parametrize(("name", "address"), [("root", HERE), ("alice", HERE), ("root", "198.51.100.7")])
+def test_a_right_password_is_let_in_soon_beside_12_clients_with_wrong_ones(access, slow, name, address):
+    """Each of them tries again at once, with ever new names, or with that of the user."""
+
+    async def guess(n):
+        for k in range(1000):
+            with pytest.raises(Unauthorized):
+                await access.visitor([basic("alice" if n % 2 else f"u{n}-{k}", f"wrong {n} {k}")[1]], HERE)
+
+    async def attack():
+        guesses = [asyncio.ensure_future(guess(n)) for n in range(12)]
+        while len(slow) < 20:
+            await asyncio.sleep(0.001)
+        before = len(slow)
+        found = await access.visitor([basic(name, "toor" if name == "root" else "secret")[1]], address)
+        needed = len(slow) - before
+        known = await access.visitor([basic(name, "toor" if name == "root" else "secret")[1]], address)
+        after = len(slow) - before - needed
+        for one in guesses:
+            one.cancel()
+        await asyncio.gather(*guesses, return_exceptions=True)
+        return found, needed, known, after
+
+    found, needed, known, after = asyncio.run(attack())
+    assert found.user == name == known.user
+    assert needed <= 14, "each of the others had a turn at most"
+    assert after <= 1, "a known password waits for nobody"
+
+
+def test_one_address_cannot_take_all_places_that_wait(access, slow):
+    async def attack():
+        tries = [asyncio.ensure_future(access.visitor([basic(f"u{n}", "x")[1]], HERE)) for n in range(300)]
+        await asyncio.sleep(0)
+        found = await access.visitor([basic("alice", "secret")[1]], "198.51.100.7")
+        return found, await asyncio.gather(*tries, return_exceptions=True)
+
+    found, results = asyncio.run(attack())
+    assert found.user == "alice"
+    checked = sum(isinstance(one, Unauthorized) for one in results)
+    assert OF_ADDRESS <= checked < OF_ADDRESS + 20, "some end meanwhile"
+    assert sum(isinstance(one, Busy) for one in results) == 300 - checked
+
+
+def test_what_a_program_asks_at_once_needs_one_check(access, slow):
+    async def ask(password):
+        tries = [asyncio.ensure_future(access.visitor([basic("alice", password)[1]], HERE)) for _ in range(20)]
+        return await asyncio.gather(*tries)
+
+    assert {found.user for found in asyncio.run(ask("secret"))} == {"alice"}
+    assert slow == ["secret"]
+
+
+def test_a_password_that_is_checked_while_its_user_is_removed_does_not_let_in(access, file, clock, slow):
+    async def race():
+        first = asyncio.ensure_future(access.visitor([basic("alice", "secret")[1]], HERE))
+        await asyncio.sleep(0)
+        access._users = access._users._replace(names=0)  # as the file read again
+        return await first
+
+    with pytest.raises(Busy):
+        asyncio.run(race())
+    assert not access._known
+
+
+# -- what stands for a password --
 
 
 def issued(access, *header):
     return asyncio.run(access.login_token([one[1] for one in header], HERE))
 
 
-def test_a_token_stands_for_the_password_until_its_end(access, clock, file):
+def session_of(access, name, password):
+    return asyncio.run(access.log_in(name, password, HERE))[0]
+
+
+def test_a_token_stands_for_the_password_until_its_end(access):
     before = int(access._now())
     token, until = issued(access, basic("alice", "secret"))
     assert before <= until - access_module.LOGIN_S <= access._now()
     assert visitor(access, bearer(token)) == Visitor("alice", False)
     assert visitor(access, basic("alice", token)) == Visitor("alice", False)
-    with pytest.raises(Unauthorized):
-        visitor(access, basic("root", token))
+    for header in (basic("root", token), bearer(token[:-1]), bearer(token + "x")):
+        with pytest.raises(Unauthorized):
+            visitor(access, header)
     access._now = lambda: until
     with pytest.raises(Unauthorized):
         visitor(access, bearer(token))
 
 
-def test_a_token_ends_with_its_password_and_with_the_process(access, clock, file):
-    token, _ = issued(access, basic("alice", "secret"))
+def test_a_session_ends_with_its_sign_out(access):
+    session, other = session_of(access, "alice", "secret"), session_of(access, "alice", "secret")
+    assert visitor(access, session=session).user == "alice"
+    access.end(session)
+    access.end(session)
     with pytest.raises(Unauthorized):
-        visitor(Access(str(file)), bearer(token))
+        visitor(access, session=session)
+    assert visitor(access, session=other).user == "alice"
+
+
+def test_a_session_ends_with_its_password_and_with_the_process(access, clock, file):
+    session = session_of(access, "alice", "secret")
+    with pytest.raises(Unauthorized):
+        visitor(Access(str(file)), session=session)
     change(file, Credential("alice", make_password("another")))
     clock.now += 2
     with pytest.raises(Unauthorized):
-        visitor(access, bearer(token))
+        visitor(access, session=session)
+
+
+def test_a_header_counts_before_a_session(access):
+    session = session_of(access, "root", "toor")
+    assert visitor(access, basic("alice", "secret"), session=session).user == "alice"
+    with pytest.raises(Unauthorized):
+        visitor(access, basic("alice", "wrong"), session=session)
+
+
+def test_the_oldest_sessions_of_a_user_make_room(access, monkeypatch):
+    monkeypatch.setattr(access_module, "SESSIONS_OF_USER", 2)
+    roots = session_of(access, "root", "toor")
+    sessions = [session_of(access, "alice", "secret") for _ in range(3)]
+    with pytest.raises(Unauthorized):
+        visitor(access, session=sessions[0])
+    assert [visitor(access, session=one).user for one in (*sessions[1:], roots)] == ["alice", "alice", "root"]
+    assert not [key for key in access._sessions if key in "".join(sessions).encode()], "their hashes are kept"
 
 
 def test_no_token_is_issued_for_a_token_nor_for_a_wrong_password(access, file):
@@ -589,13 +489,6 @@ def test_no_token_is_issued_for_a_token_nor_for_a_wrong_password(access, file):
     for other in (Access(None), Access(None, user_header="X-User")):
         with pytest.raises(access_module.NoLoginToken):
             issued(other, basic("alice", "secret"))
-
-
-@pytest.mark.parametrize("change_", [lambda t: t[:-1], lambda t: t[:-1] + "x", lambda t: t.replace(".", ".1", 1)])
-def test_a_changed_token_is_none(access, change_):
-    token, _ = issued(access, basic("alice", "secret"))
-    with pytest.raises(Unauthorized):
-        visitor(access, bearer(change_(token)))
 
 
 @pytest.mark.parametrize("as_proxy", [False, True])

@@ -11,20 +11,17 @@ import time
 
 import numpy as np
 import pytest
-from starlette.exceptions import HTTPException
 
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS
 from colmet.common.tables import schemas
 from colmet.web import models
-from colmet.web.app import _failed
 from colmet.web.interface import StoreWarning
-from colmet.web.limits import Busy
 from colmet.web.openapi import MODELS
 from colmet.web.parameters import JOB_SORTS, NODE_SORTS
 from colmet.web.queries import Queries
-from colmet.web.responses import allows_gzip, to_json
-from colmet.web.workers import Workers
+from colmet.web.responses import to_json
+from colmet.web.workers import Busy, Workers
 from tests.support.web_client import ask, asking, basic
 from tests.support.web_facts import COLUMNS, FIRST, STORED_ONLY, MadeUpFacts
 from tests.support.web_stored import stored_of
@@ -59,7 +56,7 @@ def storeless_app(page, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def local_app(facts, page):
-    return make(facts, hosts=frozenset({"localhost", "head"}), folder=page)
+    return make(facts, hosts=["localhost", "head", "127.0.0.1", "::1", "[::1]", "["], folder=page)
 
 
 # -- the form of all answers --
@@ -180,37 +177,12 @@ def test_what_is_not_there_is_404_in_the_form_of_all_errors(open_app, route):
     refused(open_app, route, 404)
 
 
-def test_an_error_of_starlette_0_18_which_has_no_headers_has_the_form_of_all_errors():
-    error = HTTPException(404)
-    del error.headers
-    answer = asyncio.run(_failed(None, error))
-    assert answer.status_code == 404 and b"there is nothing at this address" in answer.body
-
-
 def test_a_large_answer_is_packed_for_clients_that_accept_it(open_app):
     plain = ask(open_app, "/api/v1/jobs?limit=40&sort=job")
-    packed = ask(open_app, "/api/v1/jobs?limit=40&sort=job", [("Accept-Encoding", "br, gzip;q=0.5")])
+    packed = ask(open_app, "/api/v1/jobs?limit=40&sort=job", [("Accept-Encoding", "br, gzip")])
     assert packed.headers["content-encoding"] == "gzip" and len(packed.body) < len(plain.body) / 2
     assert [row["job"] for row in packed.json()["items"]] == [row["job"] for row in plain.json()["items"]]
     assert "content-encoding" not in ask(open_app, "/api/v1/whoami", [("Accept-Encoding", "gzip")]).headers
-
-
-@pytest.mark.parametrize(
-    ("accepted", "allows"),
-    [
-        ("gzip", True),
-        ("*", True),
-        ("deflate, GZIP ; q=0.1", True),
-        ("gzip;q=0", False),
-        ("gzip;q=0.000", False),
-        ("identity", False),
-        ("", False),
-        ("xgzip", False),
-        ("gzip;q=x", False),
-    ],
-)
-def test_gzip_is_sent_only_where_it_is_accepted(accepted, allows):
-    assert allows_gzip(accepted) is allows
 
 
 def test_numbers_that_are_none_and_those_of_numpy_are_written_as_json():
@@ -382,9 +354,9 @@ def test_nodes_are_sorted_by_every_documented_key(open_app, sort):
 
 
 def test_nobody_is_answered_without_a_name_whatever_is_asked(app):
-    for route in [*ROUTES, "/", "/static/page.css", "/openapi.json", "/nothing", "/api/v1/jobs?limit=x"]:
+    for route in [*ROUTES, "/openapi.json", "/nothing", "/api/v1/jobs?limit=x"]:
         answer = refused(app, route, 401)
-        assert answer.headers["www-authenticate"].startswith("Bearer")  # the last of two
+        assert answer.headers["www-authenticate"].startswith("Bearer"), "a browser opens no window of its own"
 
 
 def texts_in(value):
@@ -431,7 +403,7 @@ def test_no_route_shows_a_user_anothers_jobs(app, facts):
         "/api/v1/nodes/{node}/series": [f"{bobs_node}/series?{NODE_METRIC}", f"{shared}/series?{NODE_METRIC}"],
     }
     paths = got(app, "/openapi.json", ROOT)["paths"]
-    for path in paths:
+    for path in [one for one, methods in paths.items() if "get" in methods]:
         stem = path.partition("{")[0]
         for value in values.get(path, [""]):
             answer = ask(app, stem + value, [ALICE])
@@ -597,7 +569,7 @@ def test_answers_are_counted(facts, users, page):
 def test_a_right_password_is_let_in_after_wrong_ones(facts, users, page):
     app = make(facts, users, folder=page)
     for _ in range(5):
-        refused(app, "/", 401, basic("alice", "wrong"))
+        refused(app, "/api/v1/whoami", 401, basic("alice", "wrong"))
     assert got(app, "/api/v1/whoami", ALICE)["user"] == "alice"
 
 
@@ -792,20 +764,6 @@ def test_what_a_thread_raises_reaches_who_asked():
 # -- bounds --
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        [(f"x-{n}", "1") for n in range(101)],
-        [("x", "y" * 20_000)],
-        [("Content-Length", "5")],
-        [("Transfer-Encoding", "chunked")],
-        [("Content-Length", "0"), ("Transfer-Encoding", "chunked")],
-    ],
-)
-def test_too_many_headers_and_bodies_are_refused_and_the_connection_ends(open_app, headers):
-    assert refused(open_app, "/api/v1/whoami", 400, *headers).headers["connection"] == "close"
-
-
 def test_a_long_address_is_refused(open_app):
     refused(open_app, "/api/v1/jobs?text=" + "x" * 9000, 400)
     refused(open_app, "/" + "x" * 9000, 400)
@@ -830,33 +788,36 @@ def test_an_open_interface_of_this_machine_answers_to_no_strange_name(local_app,
     assert ask(local_app, "/api/v1/whoami", [("Host", host)]).status == status
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("Content-Length", "5")],
+        [("Transfer-Encoding", "chunked")],
+        [("Content-Length", "0"), ("Transfer-Encoding", "chunked")],
+    ],
+)
+def test_bodies_are_refused_and_the_connection_ends(open_app, headers):
+    assert refused(open_app, "/api/v1/whoami", 400, *headers).headers["connection"] == "close"
+
+
 # -- the page --
 
 
-def test_the_page_is_served_with_a_tag_by_which_it_is_kept(open_app):
-    first = ask(open_app, "/")
-    assert first.status == 200 and first.headers["content-type"].startswith("text/html")
-    assert first.headers["cache-control"] == "private, no-cache"
-    again = ask(open_app, "/", [("If-None-Match", f'"x", W/{first.headers["etag"]}')])
+def test_the_page_is_served_with_a_tag_by_which_it_is_kept(open_app, page):
+    (page / "page.css").write_text("p { color: red }" * 200)
+    for path, kind in (("/", "text/html"), ("/static/page.css", "text/css")):
+        first = ask(open_app, path)
+        assert first.status == 200 and first.headers["content-type"].startswith(kind)
+        assert first.headers["cache-control"] == "no-cache" and "content-security-policy" in first.headers
+        packed = ask(open_app, path, [("Accept-Encoding", "gzip")])
+        assert packed.unpacked() == first.body and len(packed.body) < len(first.body)
+    again = ask(open_app, path, [("If-None-Match", first.headers["etag"])])
     assert again.status == 304 and again.body == b"" and "content-security-policy" in again.headers
-    packed = ask(open_app, "/", [("Accept-Encoding", "gzip")])
-    assert packed.unpacked() == first.body and len(packed.body) < len(first.body)
 
 
-def test_files_of_the_page_are_served_and_nothing_else(open_app, page):
-    assert ask(open_app, "/static/page.css").headers["content-type"].startswith("text/css")
-    assert ask(open_app, "/static/vendor/chart.js").headers["cache-control"] == "private, max-age=3600"
-    for path in ("vendor/README.md", "../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", "", "vendor", "%00"):
-        refused(open_app, f"/static/{path}", 404)
-
-
-def test_who_writes_the_page_gets_every_change(facts, page):
-    app = make(facts, folder=page, fresh_files=True)
-    (page / "new.css").write_text("a {}")
-    assert ask(app, "/static/new.css").body == b"a {}"
-    (page / "new.css").write_text("b {}")
-    assert ask(app, "/static/new.css").body == b"b {}"
-    (page / "new.css").unlink()
+def test_files_of_the_page_are_served_and_nothing_else(open_app):
+    for path in ("../app.py", "%2e%2e/app.py", "..%2fapp.py", "/etc/passwd", "", "vendor", "%00"):
+        assert ask(open_app, f"/static/{path}").status in (400, 404), path
 
 
 # -- the description --
@@ -868,8 +829,8 @@ def test_the_description_has_access_errors_and_bounds(app, open_app):
     assert answer["security"] == [{"basic": []}, {"token": []}]
     assert "security" not in got(open_app, "/openapi.json")
     for path, methods in answer["paths"].items():
-        assert list(methods) == ["get"]
-        responses = set(methods["get"]["responses"])
+        assert list(methods) == (["post"] if path == "/api/v1/token" else ["get"])
+        responses = {one for method in methods.values() for one in method["responses"]}
         assert {"200", "400", "401", "405", "429"} <= responses, path
         assert "422" not in responses
     jobs = {one["name"]: one for one in answer["paths"]["/api/v1/jobs"]["get"]["parameters"]}

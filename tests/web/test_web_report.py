@@ -19,10 +19,10 @@ from colmet.common.errors import ColmetError
 from colmet.report.own import UNREADABLE, OwnHistory
 from colmet.stored.series import RowQuery
 from colmet.web import archive_models, models
-from colmet.web.limits import Busy
 from colmet.web.report_process import report_of
 from colmet.web.reports import MissingLibrary, ReportError, ReportProcesses, ReportQuery, store_of
 from colmet.web.store import archive_opener, opener
+from colmet.web.workers import Busy
 from tests.commands.test_report_jobs import job, written
 from tests.support.hdf5_writer import write_once
 from tests.support.made_up_history import START, MadeUp, job_rows, node_rows

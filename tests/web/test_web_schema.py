@@ -10,7 +10,6 @@ import pytest
 
 from colmet.web.access import Access
 from colmet.web.credentials import Credential
-from colmet.web.limits import Failures
 from tests.support.web_access import cheap
 from tests.support.web_facts import MadeUpFacts
 from tests.support.web_schema import PATIENCE, answers_of, report_of, schemathesis
@@ -29,7 +28,6 @@ def server(tmp_path_factory):
     path.write_text("".join(f"{line.text()}\n" for line in lines))
     path.chmod(0o600)
     access = Access(str(path), is_member=lambda *_: False)
-    access._names = access._addresses = Failures(1_000_000, 1.0)  # it tries wrong passwords, too
     facts = MadeUpFacts(20, 40)
     with running(facts, access=access, stored=stored_of(facts, path.parent)) as one:
         yield one

@@ -56,6 +56,7 @@ export async function ask(path, parameters, signal) {
       if (typeof content.time === "number") ahead = content.time - Date.now() / 1000;
       return content;
     }
+    if (answer.status === 401 && answer.headers.get("WWW-Authenticate")?.includes("Colmet")) location.replace(address("login") + location.hash);
     const after = Number(answer.headers.get("Retry-After")) || 0;
     throw new Failure(await reason(answer), answer.status, after);
   } catch (error) {

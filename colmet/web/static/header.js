@@ -12,7 +12,6 @@ const KEYS = [
   ["Esc", "close it"],
 ];
 const UTC = "UTC";
-const NOBODY = "signed-out"; // the name that replaces the user's in the browser
 
 /** Return a choice of former visits; null without one. */
 function kept(key) {
@@ -102,13 +101,11 @@ export async function greet() {
   if (zone() !== before) dispatchEvent(new Event("zone"));
 }
 
-/** Make the browser forget the login: a name that is nobody's replaces it. */
-function leave(event) {
+/** End the session. */
+async function leave(event) {
   event.preventDefault();
-  const request = new XMLHttpRequest(); // fetch accepts no name
-  request.open("GET", event.currentTarget.href, true, NOBODY, "-");
-  request.onloadend = () => location.assign(request.responseURL || address("sign-out"));
-  request.send();
+  await fetch(event.currentTarget.href, { method: "POST" });
+  location.assign(address("login"));
 }
 
 // -- keys --

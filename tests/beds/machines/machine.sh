@@ -145,7 +145,7 @@ install_colmet() { # a copy of what git has, where docs/install.md runs its comm
             /opt/colmet/bin/pip install --no-deps --force-reinstall dist/colmet-*.whl
             $(block pip-units | sed '/daemon-reload/d; s/enable --now/enable/')"
     fi
-    in_root_of_image "systemctl -q disable colmet-node colmet-collector colmet-collector.socket colmet-web.socket 2>/dev/null || true"
+    in_root_of_image "systemctl -q disable colmet-node colmet-collector colmet-collector.socket colmet-web 2>/dev/null || true"
     rm -rf "$source"
     truncate -s 5G "$image/image"
     mke2fs -q -F -t ext4 -d "$root" "$image/image"

@@ -1,4 +1,4 @@
-"""Check every request for bounds, method and login; add headers to its answer, and answer 500 for a defect."""
+"""The gate of the interface: refuses requests by form, method and login, and adds the headers of all answers."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import asyncio
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from http.cookies import CookieError, SimpleCookie
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.metrics_http import is_known
-from colmet.web.access import SIGN_OUT, Access, NotNamed, Unauthorized, Visitor
-from colmet.web.limits import Busy
-from colmet.web.responses import HEADERS, failure
-from colmet.web.sign_out import CHALLENGES, sign_out_answer
+from colmet.web.access import Access, NotNamed, Unauthorized, Visitor, client_of
+from colmet.web.responses import failure
+from colmet.web.workers import Busy
 
 log = logging.getLogger(__name__)
 
@@ -26,39 +26,38 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
-VISITOR, CLIENT = "colmet.visitor", "colmet.client"  # in a request's scope
+VISITOR, CLIENT, SESSION = "colmet.visitor", "colmet.client", "colmet.session"  # in a request's scope
+COOKIE = "colmet-session"
+LOGIN, SIGN_OUT, TOKEN = "/login", "/sign-out", "/api/v1/token"
 MAX_TARGET = 8192  # bytes of path and query
-MAX_HEADERS = 100
-MAX_HEADERS_BYTES = 16384
-VERSIONS = ("1.1", "1.0")
-METHODS = ("GET", "HEAD")
+MAX_HEADERS, MAX_HEADERS_BYTES = 100, 16384
+MAX_FORM = 8192  # bytes of the form of the login
 CLOSE = {"Connection": "close"}
+CHALLENGE = {"WWW-Authenticate": 'Bearer realm="Colmet"'}  # a browser would ask for Basic authentication by a window
+# All resources are from this server; no other page may frame it, send forms to it, or read it.
+HEADERS = {
+    "Content-Security-Policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; "
+    "object-src 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # of the page's files
+}
 _ADDED = [(key.lower().encode("ascii"), value.encode("ascii")) for key, value in HEADERS.items()]
 
 
-class RequestFilter:
+class Gate:
     """An ASGI application around another one.
 
     Args:
         app: answers the accepted requests.
         access: authenticates requests.
-        hosts: names allowed in the Host header, besides addresses; None for any name. Protects an open interface for
-            this machine only from web pages with a name that resolves to this machine (DNS rebinding).
-        client: returns the client of a request from its scope.
     """
 
-    def __init__(
-        self,
-        app: App,
-        access: Access,
-        hosts: frozenset[str] | None,
-        client: Callable[[Scope], str],
-    ) -> None:
+    def __init__(self, app: App, access: Access) -> None:
         self._app = app
         self._access = access
         self._stats = access.stats
-        self._hosts = hosts
-        self._client = client
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
@@ -74,7 +73,7 @@ class RequestFilter:
                 began = True
                 self._count(message["status"])
                 given = message.get("headers", [])
-                names = {key for key, _ in given}
+                names = {key.lower() for key, _ in given}
                 message = {**message, "headers": [*given, *[one for one in _ADDED if one[0] not in names]]}
             elif is_head and message["type"] == "http.response.body":
                 message = {**message, "body": b""}
@@ -89,7 +88,7 @@ class RequestFilter:
             if refusal is not None:
                 await refusal(scope, receive, send_on)
             else:
-                await self._app({**scope, "method": "GET"}, receive, send_on)
+                await self._app({**scope, "method": "GET"} if is_head else scope, receive, send_on)
         except (ClientDisconnect, asyncio.CancelledError):  # the client is gone, or the server ends
             return
         except Exception:
@@ -97,43 +96,41 @@ class RequestFilter:
             if powers_of_ten(count):
                 log.exception("an answer failed, which is a defect: path=%.200r times=%d", scope["path"], count)
             if not began:
-                await failure(500, "this is a defect of Colmet; see the collector's log", CLOSE)(
+                await failure(500, "this is a defect of Colmet; see the log of colmet-web", CLOSE)(
                     scope, receive, send_on
                 )
 
     async def _refusal(self, scope: Scope) -> Response | None:
         """Return the refusal of a request; None if accepted, with its visitor and client in the scope."""
-        headers = scope["headers"]
-        if scope["http_version"] not in VERSIONS:
+        headers, path = scope["headers"], scope["path"]
+        is_post = scope["method"] == "POST" and path in (LOGIN, SIGN_OUT, TOKEN)
+        if scope["http_version"] not in ("1.1", "1.0"):
             return failure(400, "only HTTP/1.1 and HTTP/1.0 are spoken here", CLOSE)
-        size = sum([len(key) + len(value) for key, value in headers])
-        if len(headers) > MAX_HEADERS or size > MAX_HEADERS_BYTES:
+        if len(headers) > MAX_HEADERS or sum([len(key) + len(value) for key, value in headers]) > MAX_HEADERS_BYTES:
             text = f"a request has at most {MAX_HEADERS} headers of {MAX_HEADERS_BYTES} bytes in all"
             return failure(400, text, CLOSE)
         if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_TARGET:
             return failure(400, f"path and query have at most {MAX_TARGET} bytes", CLOSE)
-        if any(key == b"transfer-encoding" or (key == b"content-length" and value != b"0") for key, value in headers):
+        sizes = [value for key, value in headers if key == b"content-length" and value != b"0"]
+        is_form = is_post and path == LOGIN and len(sizes) == 1 and sizes[0].isdigit() and int(sizes[0]) <= MAX_FORM
+        if (sizes and not is_form) or any(key == b"transfer-encoding" for key, _ in headers):
             return failure(400, "a request has no body here", CLOSE)
-        if scope["method"] not in METHODS:
-            return failure(405, "only GET and HEAD are answered", {"Allow": ", ".join(METHODS)})
-        if self._hosts is not None:
-            given = [value for key, value in headers if key == b"host"]
-            if not all(is_known(value.decode("latin-1"), self._hosts) for value in given):
-                text = "use an address or the name of this machine: an open interface answers to no other name"
-                return failure(400, text, CLOSE)
+        if not is_post and scope["method"] not in ("GET", "HEAD"):
+            return failure(405, "only GET and HEAD are answered here", {"Allow": "GET, HEAD"})
+        if is_post and not _is_own_page(scope):
+            return failure(403, "another page has sent this request")
+        scope[CLIENT], scope[SESSION] = client_of(scope), _cookie(scope)
+        # The page itself has no data; its requests have.
+        if path in ("/", LOGIN, SIGN_OUT) or path.startswith("/static/"):
+            return None
         try:
             given = [value.decode("latin-1") for key, value in headers if key == self._access.header]
-            if scope["path"] == SIGN_OUT and self._access.names is not None:
-                return sign_out_answer(given)
-            scope[CLIENT] = self._client(scope)
-            scope[VISITOR] = await self._access.visitor(given, scope[CLIENT])
+            if path != TOKEN:
+                scope[VISITOR] = await self._access.visitor(given, scope[CLIENT], scope[SESSION])
         except NotNamed as err:
             return failure(403, str(err))
         except Unauthorized:
-            response = failure(401, "give a name and a password, or a token, that this interface knows")
-            for challenge in CHALLENGES:
-                response.headers.append("WWW-Authenticate", challenge)
-            return response
+            return unauthorized()
         except Busy as err:
             return too_many(err)
         return None
@@ -146,10 +143,40 @@ class RequestFilter:
             self._stats.add("too_many")
 
 
+def _is_own_page(scope: Mapping[str, Any]) -> bool:
+    """Return whether a POST is from a page of this server, or from no page at all.
+
+    Browsers name the page's relation to the server over HTTPS and at localhost, else its address alone.
+    """
+    given = {key: value.decode("latin-1") for key, value in scope["headers"]}
+    relation = given.get(b"sec-fetch-site")
+    if relation is not None:
+        return relation in ("same-origin", "none")
+    origin = given.get(b"origin")
+    # A proxy may name itself in Host.
+    return origin is None or scope.get("client") is None or urlsplit(origin).netloc == given.get(b"host")
+
+
+def _cookie(scope: Mapping[str, Any]) -> str:
+    """Return the session of a request; "" without one."""
+    cookies: SimpleCookie = SimpleCookie()
+    try:
+        for text in [value.decode("latin-1") for key, value in scope["headers"] if key == b"cookie"]:
+            cookies.load(text)
+    except CookieError:
+        return ""
+    return cookies[COOKIE].value if COOKIE in cookies else ""
+
+
 def visitor_of(scope: Mapping[str, Any]) -> Visitor:
     """Return the user of an accepted request."""
     visitor: Visitor = scope[VISITOR]
     return visitor
+
+
+def unauthorized() -> Response:
+    """Return the answer 401."""
+    return failure(401, "give a name and a password, or a token, that this interface knows", CHALLENGE)
 
 
 def too_many(err: Busy) -> Response:
