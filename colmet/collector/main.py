@@ -84,18 +84,15 @@ class CollectorParts(NamedTuple):
     outputs: list[OutputBackend]  # not opened
     journal_dir: str  # "" for a journal in memory
     keys: authenticator.Keys | None  # of the collector and of the accepted nodes; None for all nodes
-    control_keys: authenticator.Keys | None  # of the clients over TCP; None without
     page_service: str  # path of the socket of the JSON interface's service; "" for a child process
 
 
-def build(
-    options: argparse.Namespace, classes: Sequence[type[OutputBackend]], is_start: bool = False
-) -> CollectorParts:
+def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> CollectorParts:
     """Build the parts from the options, without opening a socket or writing a file.
 
     All checks of a start are here, except for addresses, files and journals in use: --check-config does no more than
-    this. At a start, options of the page that cannot be used are no reason to receive nothing: its process is tried
-    again until they can be.
+    this. Options of the page that cannot be used are no reason to receive nothing: they are logged, and its process is
+    tried again until they can be.
 
     Raises:
         ConfigError: the options are invalid or cannot be fulfilled.
@@ -111,21 +108,23 @@ def build(
     try:
         web_options.check(options)
     except ConfigError as err:
-        if not is_start or not outputs:
+        if not outputs:
             raise
         log.warning(NO_PAGE, err)
     web_options.warn_of_readers(options)
     check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
     if options.zeromq_link_bind_uri:
         check_uri(options.zeromq_link_bind_uri, "--zeromq-link-bind-uri")
-    keys, control_keys = authenticator.read_keys(options), control.check(options)
+    keys = authenticator.read_keys(options)
+    if options.control_socket:
+        control.check_path(options.control_socket)
     if options.metrics_listen:
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     journal_dir = _journal_dir(options, outputs)
     for output in outputs:
         plugins.attempt(output, lambda output=output: output.check(journal_dir))  # type: ignore[misc]
     check_directory(journal_dir)
-    return CollectorParts(outputs, journal_dir, keys, control_keys, page_service)
+    return CollectorParts(outputs, journal_dir, keys, page_service)
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
@@ -152,7 +151,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         return check_journal(
             _journal_dir(options, [one for cls in classes if (one := plugins.make(cls, options)) is not None])
         )
-    parts = build(options, classes, is_start=True)
+    parts = build(options, classes)
     check_start(options, parts)
     with contextlib.ExitStack() as stack:
         stack.callback(service.close)
@@ -174,7 +173,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
             collector = make_collector(
                 options, reception, journal, workers, settings, errands, service, asked, interface
             )
-            control.listen(options.control_socket, "collector", asked, parts.control_keys)
+            asked.listen(options.control_socket, "collector")
             if options.metrics_listen:
                 page = metrics_http.MetricsServer(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)

@@ -13,9 +13,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from colmet.common.errors import ConfigError
+from colmet.common.errors import ConfigError, Refused
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.runtime.malloc import tame_malloc, trim_malloc
@@ -25,8 +25,8 @@ from colmet.common.runtime.systemd import Service
 from colmet.common.tables.agent import SCHEMA as AGENT
 from colmet.common.tables.mapping import SCHEMA as MAPPING
 from colmet.common.transport import check_uri, curve, wait
-from colmet.common.transport.authenticator import Keys
 from colmet.common.wire import v1
+from colmet.common.wire.control import Request
 from colmet.node import live_config, rust_configuration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend, check_declarations
@@ -96,7 +96,6 @@ class NodeParts(NamedTuple):
     source: JobSource  # finds the jobs
     backends: list[InputBackend]  # measure them
     security: curve.Client | None  # the node's keys; None without
-    control_keys: Keys | None  # of the clients over TCP; None without
 
 
 def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> NodeParts:
@@ -111,12 +110,13 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
     backends = [backend for cls in classes if (backend := plugins.make(cls, options, host)) is not None]
     link.addresses(options)
     security = curve.from_options(options)
-    control_keys = control.check(options)
+    if options.control_socket:
+        control.check_path(options.control_socket)
     if options.metrics_listen:
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     if options.enable_rust_configuration:
         check_uri(options.enable_rust_configuration, rust_configuration.OPTION)
-    return NodeParts(find_jobs(options, host), backends, security, control_keys)
+    return NodeParts(find_jobs(options, host), backends, security)
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
@@ -230,7 +230,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                 asked.handlers["status"] = health.status
                 asked.handlers["top"] = health.top.answer
                 asked.handlers["configure"] = live_config.handler(settings, errands)
-                control.listen(options.control_socket, "node", asked, parts.control_keys)
+                asked.listen(options.control_socket, "node")
                 if rust is not None:
                     rust.start()
                 sending.link.start()
@@ -333,11 +333,19 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
         return True
     log.warning("%s", UNNAMED)
     identity, state = DaemonIdentity("node"), {"waits_for_collector": ""}
-    asked = control.Control({"status": lambda _: {**identity.values(), "last_tick_age_s": None, **state}})
+
+    def refuse(_: Request) -> dict[str, Any]:
+        raise Refused(
+            f"colmet-node waits to be enrolled, and measures nothing: `colmet enrol {identity.values()['host']}` on the "
+            "collector's machine"
+        )
+
+    status = {"status": lambda _: {**identity.values(), "last_tick_age_s": None, **state}}
+    asked = control.Control({**status, "top": refuse, "configure": refuse})
     with contextlib.closing(asked), Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
         try:
-            control.listen(options.control_socket, "node", asked, control.check(options))
-        except ConfigError as err:  # such as keys for clients that come with the enrolment
+            asked.listen(options.control_socket, "node")
+        except ConfigError as err:
             log.warning(control.NO_SOCKET, err)
         service.ready()
         is_named = False

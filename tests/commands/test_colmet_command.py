@@ -101,7 +101,7 @@ def test_a_job_is_named_alike_in_all_commands(name):
     module = importlib.import_module(colmet.COMMANDS[name].module)
     parser = cli.Parser(prog=name)
     module.add_options(parser)
-    actions = {option: action for action in parser._actions for option in action.option_strings}
+    actions = {option: action for action in parser.actions for option in action.option_strings}
     assert actions["-j"] is actions["--job"] and actions["-h"] is actions["--help"]
     assert {"-u", "--user"} <= set(actions) or name not in ("mem", "top")
     assert {"--since", "--until"} <= set(actions) or name in ("mem", "top")

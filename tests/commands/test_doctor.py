@@ -42,7 +42,7 @@ from colmet.common.runtime.checks import (
     run_check,
     warn,
 )
-from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.control import Control
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
 from colmet.node import main as node_main
@@ -620,7 +620,7 @@ def test_a_file_that_another_collector_writes_to_is_reported(machine, root):
 def test_the_version_on_the_socket_is_compared(machine, tmp_path):
     place = str(tmp_path / "control.sock")
     control = Control({"status": lambda request: {**NODE, "version": "0.9.1", "pid": os.getpid()}})
-    listen(place, "node", control)
+    control.listen(place, "node")
     try:
         target = Target("node", machine.host, ["--control-socket", place])
         target.ask()
@@ -647,7 +647,7 @@ def test_of_many_nodes_each_ones_clock_and_version_are_looked_at(machine, tmp_pa
         return {**COLLECTOR, "version": __version__, "senders": {**COLLECTOR["senders"], "worst": worst}}
 
     control, place = Control({"status": status}), str(tmp_path / "control.sock")
-    listen(place, "collector", control)
+    control.listen(place, "collector")
     try:
         target = Target("collector", machine.host, control_socket=place)
         target.ask()

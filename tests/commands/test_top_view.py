@@ -15,7 +15,7 @@ from colmet.commands import colmet
 from colmet.commands.top import command, screen, view
 from colmet.commands.top.state import FOOTERS, HELP, SORTS, ScreenState
 from colmet.common.errors import ConfigError, Unreachable
-from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.control import Control
 from tests.support.top_bed import GB, NS, Bed, many
 
 EVIL = b"\x1b[2J\xe4\xb8\xad\xcc\x81\r\nmallory"
@@ -255,7 +255,7 @@ def test_other_values():
 def daemon(bed, tmp_path):
     """Where the bed answers."""
     control = Control({"top": bed.top.answer})
-    listen(str(tmp_path / "s.sock"), "collector", control)
+    control.listen(str(tmp_path / "s.sock"), "collector")
     yield str(tmp_path / "s.sock")
     control.close()
 

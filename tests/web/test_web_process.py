@@ -105,7 +105,7 @@ def test_wrong_options_of_the_page_stop_the_page_alone(tmp_path, caplog):
     """And nothing is served with them meanwhile."""
     classes = collector.load_backends().classes
     given = options("--http-listen", "0", "--http-users", f"{tmp_path}/users", "--hdf5-filepath", f"{tmp_path}/c")
-    assert collector.build(given, classes, is_start=True).outputs
+    assert collector.build(given, classes).outputs
     assert "the page and the JSON interface do not run" in caplog.text and f"{tmp_path}/users" in caplog.text
     with pytest.raises(ConfigError, match="No such file"):
         collector.build(given, classes)

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 HWM = 1000  # messages in a queue of ZeroMQ
 
 
-def add_common_options(parser: argparse.ArgumentParser) -> None:
+def add_common_options(parser: Options) -> None:
     """Declare the options of both daemons."""
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
@@ -119,7 +119,6 @@ def run_daemon(
         return EXIT_CONFIG
     set_up_logging(options.verbose)
     _log_problems(backends, read)
-    cli.warn_of_deprecated(read.deprecated)
     for option, required in read.vain:
         log.warning("option without an effect: %s requires %s", option, required)
     if isinstance(options.zeromq_hwm, DefaultBound):
