@@ -51,9 +51,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "access": Subcommand("colmet.commands.access", "manage the users of the JSON interface and the page"),
     "login": Subcommand("colmet.commands.login", "log in at a collector's JSON interface, for commands with --url"),
     "logout": Subcommand("colmet.commands.logout", "remove that login"),
-    "completion": Subcommand(
-        "colmet.commands.completion", "print the completion of these commands for bash or zsh"
-    ),
+    "completion": Subcommand("colmet.commands.completion", "print the completion of these commands for bash or zsh"),
 }
 
 

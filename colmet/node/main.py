@@ -336,8 +336,8 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
 
     def refuse(_: Request) -> dict[str, Any]:
         raise Refused(
-            f"colmet-node waits to be enrolled, and measures nothing: `colmet enrol {identity.values()['host']}` on the "
-            "collector's machine"
+            "colmet-node waits to be enrolled, and measures nothing: `colmet enrol "
+            f"{identity.values()['host']}` on the collector's machine"
         )
 
     status = {"status": lambda _: {**identity.values(), "last_tick_age_s": None, **state}}

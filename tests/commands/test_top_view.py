@@ -307,7 +307,7 @@ def test_wrong_values_are_status_2(argv):
 def test_the_collector_is_asked_before_the_node(monkeypatch):
     there = {"node"}
 
-    def ask(place, daemon, request, timeout_s, client):
+    def ask(place, daemon, request, timeout_s):
         if daemon not in there:
             raise Unreachable("not there", "absent")
         return {"daemon": daemon}

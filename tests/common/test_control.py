@@ -208,9 +208,7 @@ def test_a_directory_in_which_others_may_write_is_refused(served, tmp_path):
         served(str(open_one / "node.sock"))
 
 
-@pytest.mark.parametrize(
-    "place", ["/proc/nothing/node.sock", "tcp://127.0.0.1:5560", "/tmp/" + "x" * 120]
-)
+@pytest.mark.parametrize("place", ["/proc/nothing/node.sock", "tcp://127.0.0.1:5560", "/tmp/" + "x" * 120])
 def test_a_place_that_cannot_be_is_refused(served, place):
     with pytest.raises(ConfigError, match="--control-socket"):
         served(place)
@@ -489,5 +487,3 @@ def test_at_the_end_errands_are_refused():
     with pytest.raises(Refused, match="about to end"):
         errands.call(lambda: None)
     assert said == ["the daemon is about to end"]
-
-

@@ -605,10 +605,5 @@ def test_the_page_that_documents_it_names_every_option():
     documented = (Path(__file__).parents[2] / "docs/tools/mem.md").read_text()
     parser = colmet.cli.Parser(prog="colmet mem")
     command.add_options(parser)
-<<<<<<< HEAD
     names = {name for action in parser.actions for name in action.option_strings}
     assert len(names) > 10 and not [name for name in names if f"`{name}" not in documented]
-=======
-    names = {name for action in parser.actions for name in action.option_strings}
-    assert len(names) > 15 and not [name for name in names if f"`{name}" not in documented]
->>>>>>> 31fe9217 (base: JSON lines on the control socket, argparse as it comes, one completion for bash and zsh)

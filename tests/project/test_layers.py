@@ -49,7 +49,6 @@ LIBRARIES = {
         "colmet.node.kernel.netlink",
         "colmet.node.kernel.perfcounters",
         "colmet.node.backends.",
-        "colmet.commands.doctor.clock",
     ),
 }
 

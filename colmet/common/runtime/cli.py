@@ -188,7 +188,7 @@ class Parser:
         words = list(args)
         end = words.index("--") if "--" in words else len(words)
         for n, word in enumerate(words[:end]):
-            name, _, value = word.partition("=")
+            name = word.partition("=")[0]
             if re.match(r"-\d", word) and n and words[n - 1] in self.names:
                 continue  # yielded with its option
             if name.startswith("--") and name not in self.names:

@@ -55,12 +55,15 @@ def find(group: str) -> list[EntryPoint]:
     """Return the entry points of a group, of all distributions importable by this Python."""
     found: dict[tuple[str, str], EntryPoint] = {}
     for distribution in metadata.distributions():
-        for entry in distribution.entry_points:
-            if entry.group == group:  # of two distributions of one name, the first on the path is imported
-                name = distribution.metadata["Name"]
-                text = f"{name} {distribution.version}"
-                found.setdefault((name.lower(), entry.name), EntryPoint(entry.name, entry.value, text))
-    return list(found.values())
+        try:
+            for entry in distribution.entry_points:
+                if entry.group == group:  # of two distributions of one name, the first on the path is imported
+                    name, target = distribution.metadata["Name"], entry.value.partition("[")[0].strip()
+                    made = EntryPoint(entry.name, target, f"{name} {distribution.version}")
+                    found.setdefault((name.lower(), entry.name), made)
+        except Exception as err:  # noqa: BLE001 - any distribution of this Python may be damaged
+            log.debug("entry points not read: %s", err)
+    return sorted(found.values(), key=lambda entry: (entry.distribution.lower(), entry.name))
 
 
 def load(
