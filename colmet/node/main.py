@@ -5,19 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.daemon_health import DaemonIdentity
+from colmet.common.runtime.deadline import Call
 from colmet.common.runtime.malloc import tame_malloc, trim_malloc
 from colmet.common.runtime.reload import Settings
 from colmet.common.runtime.signals import Signals
@@ -47,7 +47,6 @@ from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # between two checks of --once for a signal
 NAMED_S = 5.0  # between two checks for a named collector
 END_S = 3.0  # for --once to close its parts, after a signal
 UNNAMED = (
@@ -136,26 +135,20 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     options.perfhw_make_cgroup = False
     if not options.keep_privileges:
         privileges.drop(name for cls in classes for name in cls.capabilities)
-    answer: Future[tuple[str, int]] = Future()
 
-    def look() -> None:
-        try:
-            answer.set_result(_look_once(options, classes, host))
-        except BaseException as err:  # noqa: BLE001 - raised again where the answer is taken
-            answer.set_exception(err)
-
-    # in a thread: a signal that is handled while a program is being started would leave that program behind
-    worker = threading.Thread(target=look, daemon=True)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
-    with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
-        worker.start()
-        while worker.is_alive() and not signals.stop_wanted():
-            worker.join(LOOK_S)
+    def stopping() -> bool:
         if signals.stop_wanted():
             host.stop_commands()
-            worker.join(END_S)
+        return signals.stop_wanted()
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
+    with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+        # in a thread: a signal that is handled while a program is being started would leave that program behind
+        call = Call(lambda: _look_once(options, classes, host), "once")
+        call.wait(math.inf, stopping, END_S)
+        if signals.stop_wanted():
             return 128 + min(signals.pending)
-    text, status = answer.result()
+    text, status = call.result()
     from colmet.node import once  # here and below: a daemon does not need it
 
     return status if once.show(text) else 1
