@@ -32,7 +32,6 @@ from colmet.common.runtime.checks import (
     Level,
     Result,
     Unchecked,
-    as_text,
     bounded,
     fail,
     good,
@@ -326,12 +325,6 @@ def test_what_another_user_could_do_is_a_warning_and_what_nobody_could_a_failure
     assert problem(node.check_rights, machine.target()).level == FAIL
 
 
-def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root):
-    machine.write("/proc/self/status", "CapEff:\t0000000000281004\n")  # SYS_ADMIN, PTRACE, NET_ADMIN, DAC_READ_SEARCH
-    (finding,) = find(node.check_rights, machine.target("node", "--enable-perfhw"))
-    assert finding.level == PASS and "CAP_PERFMON" not in finding.found, finding
-
-
 # -- disk --
 
 SOMEBODY = User("somebody", 12345, 12345, frozenset((12345,)))
@@ -373,13 +366,6 @@ def test_the_version_on_the_socket_is_compared(machine, tmp_path):
     assert f"; installed is {__version__}" in finding.found and finding.remedy == "`systemctl restart colmet-node`"
 
 
-def test_a_daemon_without_a_path_to_ask_it_at_is_reported(machine):
-    target = Target("node", machine.host, ["--control-socket", ""])
-    target.ask()
-    finding = problem(daemon.check_running, target)
-    assert finding.level == WARN and "--control-socket is ''" in finding.found
-
-
 @pytest.mark.parametrize(
     ("unit", "level", "remedy"),
     [
@@ -395,17 +381,6 @@ def test_the_unit_is_reported(machine, unit, level, remedy):
     target = machine.target("node", has_systemd=True, unit={"LoadState": "loaded", **unit})
     (finding,) = find(daemon.check_unit, target)
     assert finding.level == level and remedy in finding.remedy
-
-
-def test_directories_of_a_unit_with_a_user_of_its_own_are_looked_at(machine, root):
-    """Those that the unit's user has, the agent uses by default; one that systemd makes may be missing."""
-    unit = {"LoadState": "loaded", "RuntimeDirectory": "colmet/node"}
-    os.chown(machine.path / "var/spool/colmet", 12345, 12345)
-    target = machine.target("node", unit=unit, user=SOMEBODY)
-    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet"]
-    machine.mkdir("/run/colmet/node")
-    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet", "/run/colmet/node"]
-    assert "/run/colmet" in [place.path for place in storage.places(machine.target("node", user=SOMEBODY))]
 
 
 def test_a_backend_that_is_off_and_an_output_that_is_away_are_reported(machine):
@@ -478,21 +453,6 @@ def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_
     assert in_child(look) == 0
 
 
-def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypatch, as_user):
-    machine.write("/etc/colmet/node.toml", "")
-    monkeypatch.setattr(os, "access", lambda path, mode, effective_ids: False)
-    target = machine.target("node")
-    target.is_given = False
-    monkeypatch.setattr(Target, "problem", f"{target.config}: Permission denied")
-    finding = problem(daemon.check_configuration, target)
-    assert finding == warn(f"could not be checked: {target.config}: Permission denied", "`sudo colmet doctor --node`")
-
-
-def test_what_the_options_need_is_not_checked_without_them(machine):
-    (finding,) = find(node.check_forks, machine.target("node", "--nonsense"))
-    assert finding == warn("could not be checked: its configuration cannot be used", "")
-
-
 def test_options_of_the_units_environment_file_count(machine):
     machine.write("/etc/default/colmet-collector", "# comment\nOPTIONS=\"--hdf5-filepath '/a b/c'\"\n")
     assert Target("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]
@@ -520,11 +480,6 @@ URI = ("--zeromq-uri", "tcp://head:5556")
 
 def leftovers(machine, side="node", *argv):
     return find(daemon.check_leftovers, machine.target(side, *(argv or URI), status={**NODE, "pid": 12}))
-
-
-def test_the_only_daemon_may_be_the_one_that_cannot_be_asked(machine, others):
-    others(81, "/user.slice/x", *URI)
-    assert find(daemon.check_leftovers, machine.target("node", *URI)) == [good("nothing")]
 
 
 def test_other_daemons_of_this_machine_are_reported_without_a_kill(machine, others):
@@ -722,12 +677,6 @@ def test_a_listener_that_sends_nothing_hangs_or_is_slow(machine, monkeypatch):
     assert finding.level == FAIL and "sends no greeting within" in finding.found and "overloaded" in finding.remedy
 
 
-def test_a_slow_collector_is_waited_for(machine, monkeypatch):
-    monkeypatch.setattr(network, "CONNECT_S", 0.2)
-    with listener(zmtp.greeting(), after_s=0.5) as port:
-        assert reach(machine, port).level == PASS
-
-
 def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
     with listener(zmtp.greeting()) as port:
         argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", f"tcp://127.0.0.1:{free_port()}")
@@ -840,26 +789,11 @@ def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
     assert f"`colmet enrol --replace {socket.gethostname()}`" in finding.remedy
 
 
-def test_a_node_that_is_about_to_be_let_in_is_said_to_wait(machine, keys):
-    with listener(zmtp.greeting(b"CURVE")) as port:
-        status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.since_s", 5.0)
-        status = changed(status, "collectors.0.state", "not heard of yet")
-        finding = problem(
-            network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
-        )
-    assert finding.level == WARN and "has not let this node in yet" in finding.found and "in a minute" in finding.remedy
-
-
 def test_the_pair_of_another_host_is_reported_before_anything_is_sent(machine, keys, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-7")
     finding = problem(network.check_keys, machine.target("node", *keys.node))
     assert finding.level == FAIL and f"was made for {keys.host}, and this host is node-7" in finding.found
     assert "`colmet enrol node-7`" in finding.remedy
-
-
-def test_half_of_the_keys(machine, keys, as_root):
-    finding = problem(network.check_keys, machine.target("node", *keys.node[:2]))
-    assert finding.level == FAIL and "--zeromq-curve-collector is missing" in finding.found
 
 
 # -- how checks are carried out --
@@ -946,22 +880,6 @@ RESULTS = [
 ]
 
 
-def test_text_is_narrow_and_plain_and_commands_stay_whole():
-    lines = list(as_text(RESULTS, only_wrong=False, width=80, colours=False))
-    text = "\n".join(lines)
-    assert text.isascii() and "\033" not in text and r"\x1b[31mname\nof a \u202ehostile" in text
-    assert any(
-        "`a command of many words that has to stay on one line, however long that line is`" in line for line in lines
-    )
-    assert max(len(line) for line in lines if "`" not in line) <= 80
-    assert lines[-1] == "1 pass, 0 WARN, 1 FAIL"
-
-
-def test_only_what_is_wrong_is_shown_and_colours_on_request():
-    text = "\n".join(as_text(RESULTS, only_wrong=True, width=80, colours=True))
-    assert "taskstats" not in text and "\033[31mFAIL\033[0m" in text and "pass" not in text
-
-
 def run(capsys, *argv):
     status = colmet.main(["doctor", *argv])
     return status, capsys.readouterr()
@@ -987,22 +905,6 @@ def test_json_has_every_finding(few, capsys):
 def test_the_exit_status_is_the_worst_level(monkeypatch, capsys, results, status):
     monkeypatch.setattr(doctor, "examine_all", lambda target: results)
     assert run(capsys, "--collector", "-q")[0] == status
-
-
-def test_whose_configuration_it_is_has_to_be_said(capsys):
-    status, said = run(capsys, "--config", "/etc/colmet/node.toml")
-    assert (
-        status == 2
-        and said.err == "colmet doctor: --config, --control-socket and DAEMON-OPTION require --node or --collector\n"
-    )
-
-
-def test_a_reader_that_goes_away_ends_it_in_silence(few, monkeypatch, tmp_path):
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
-        assert colmet.main(["doctor", "--node"]) == 2
 
 
 def test_ctrl_c_ends_the_programs_that_were_asked(monkeypatch):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
 import re
 import signal
@@ -20,7 +19,6 @@ from colmet.collector.backends import NAMES as OUTPUTS
 from colmet.collector.backends.hdf5.library import tables  # loaded as the collector loads it
 from colmet.commands import programs
 from colmet.common.runtime import cli, startup
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.signals import Signals
 from colmet.node import main as node_main
 from colmet.node import options as node_options
@@ -93,16 +91,6 @@ def test_options_that_repeat_keep_all_their_values():
     )
     assert options.cpuset_rootpath == ["/a", "/b"] and options.regex_job_id == ["x(1)", "y(2)"]
     assert (options.cgroup, options.pid, options.tid) == (["/c", "/d"], [1, 2], [3, 4])
-
-
-@pytest.mark.parametrize(
-    ("count", "level"), [(0, logging.WARNING), (1, logging.INFO), (2, logging.DEBUG), (3, logging.DEBUG)]
-)
-def test_each_v_says_more(count, level, monkeypatch):
-    asked = {}
-    monkeypatch.setattr(logging, "basicConfig", lambda **kwargs: asked.update(kwargs))
-    startup.set_up_logging(node(*["-v"] * count).verbose)
-    assert asked["level"] == level
 
 
 @pytest.mark.parametrize(
@@ -187,10 +175,6 @@ def test_no_queue_is_without_a_bound(given, warnings, caplog, tmp_path):
     assert caplog.text.count("--zeromq-hwm 0: 1000 is used") == warnings
 
 
-def test_a_buffer_for_no_row_is_one_for_one_row():
-    assert collector("--buffer-size", "0").buffer_size == 1
-
-
 @pytest.mark.parametrize("source", [["--gridengine"], ["--gridengine-xml", "/tmp"]])
 def test_a_server_of_grid_engines_answers_needs_no_output(source):
     options = collector(*source, "--http-listen", "8080", "--http-open", "--zeromq-curve-secret", "")
@@ -239,12 +223,6 @@ def test_the_help_fits_a_screen_and_leaves_the_rest_to_help_all(name, monkeypatc
 def test_the_help_names_each_option_of_colmet_06(name):
     parser = EVERY[name]()
     assert not [option for option in parser.older if option not in parser.format_help()]
-
-
-def test_a_semicolon_in_parentheses_ends_no_help():
-    parser = cli.Parser(prog="cook")
-    parser.add_argument("--salt", metavar="G", help="add salt; not sugar (default: 50; at sea: none)")
-    assert "add salt (default: 50; at sea: none)" in parser.format_help()
 
 
 def test_help_shows_what_is_usual_and_help_all_the_rest(capsys):
@@ -299,18 +277,6 @@ def test_signals_are_data_and_wake_a_wait():
         time.sleep(0.01)
         assert signals.stop_wanted()
     assert signal.getsignal(signal.SIGHUP) == before
-
-
-def test_repeated_events_are_logged_at_powers_of_ten():
-    assert [n for n in range(1, 2001) if powers_of_ten(n)] == [1, 10, 100, 1000]
-
-
-@pytest.mark.parametrize(
-    ("count", "before", "logged"),
-    [(3, 0, True), (9, 3, False), (12, 9, True), (12, 12, False), (0, 0, False), (500, 60, True), (99, 10, False)],
-)
-def test_events_that_are_counted_several_at_once_are_logged_when_they_pass_a_power_of_ten(count, before, logged):
-    assert powers_of_ten(count, before) is logged
 
 
 def test_a_period_has_a_number_and_a_unit():

@@ -217,7 +217,7 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
             return
         self.failures += 1
         if powers_of_ten(self.failures):
-            log.error("page of metrics failed failures=%d", self.failures, exc_info=True)
+            log.error("page of metrics failed failures=%d", self.failures, exc_info=err)
 
     def refuse(self, why: str) -> None:
         """Count a refused request, and log it at powers of ten."""
