@@ -30,9 +30,9 @@ from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_launcher import WebLauncher
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
-from colmet.common.runtime.malloc import tame_malloc
 from colmet.common.runtime.reload import Prepare, Settings, at_once
 from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.startup import tame_malloc
 from colmet.common.runtime.systemd import Service
 from colmet.common.transport import Pull, authenticator, check_uri
 from colmet.common.transport.inherited import Listeners

@@ -30,7 +30,7 @@ from colmet.common.live.summary import Heard
 from colmet.common.runtime import logs, python_child
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.pacing import Backoff
-from colmet.common.runtime.readable import readable
+from colmet.common.runtime.wakeup import readable
 from colmet.common.schema import Batch
 from colmet.common.wire.v1 import Described
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, Union
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.configuration import require
-from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.installation import how_to_install
 from colmet.common.runtime.metrics_http import ListenAddress, cannot_listen, listen_address, resolve
 
 log = logging.getLogger(__name__)

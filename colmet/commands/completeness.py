@@ -18,8 +18,7 @@ from colmet.commands import selection
 from colmet.commands.times import shown
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import percent
+from colmet.common.runtime.quantities import counted, percent
 from colmet.stored import sources
 from colmet.stored.accounts import GAPS, LEDGER, StoredHost, TableOnHost, gathered, look
 from colmet.stored.hdf5 import BURST_S, ask, is_live

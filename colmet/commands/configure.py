@@ -13,7 +13,7 @@ from typing import Any
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.control import ERRAND_S, add_client_options, ask
-from colmet.common.runtime.plural import some_of
+from colmet.common.runtime.quantities import some_of
 
 SHOWN = 20  # hosts in a line
 

@@ -12,8 +12,7 @@ from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime import cli
 from colmet.common.runtime.checks import Level
 from colmet.common.runtime.control import add_client_options, ask
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import size
+from colmet.common.runtime.quantities import counted, size
 from colmet.common.runtime.status_checks import (
     MAX_AGE_S,
     MAX_BEHIND_S,

@@ -21,6 +21,7 @@ from colmet.common.runtime.deadline import Call
 from colmet.common.runtime.malloc import tame_malloc, trim_malloc
 from colmet.common.runtime.reload import Settings
 from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.startup import tame_malloc, trim_malloc
 from colmet.common.runtime.systemd import Service
 from colmet.common.tables.agent import SCHEMA as AGENT
 from colmet.common.tables.mapping import SCHEMA as MAPPING

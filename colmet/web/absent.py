@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from colmet.common.live.latest_tables import HostTables
-from colmet.common.runtime.plural import some_of
+from colmet.common.runtime.quantities import some_of
 from colmet.common.tables import schemas
 from colmet.web.recent_cache import AGENT_TABLE
 

@@ -22,7 +22,7 @@ import uvicorn
 
 from colmet.collector.web_options import UnixAddress, check_certificate
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.documents import document
+from colmet.common.runtime.installation import document
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.metrics_http import ListenAddress, own_names
 from colmet.web.access import Access

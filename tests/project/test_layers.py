@@ -43,7 +43,7 @@ LIBRARIES = {
     ),
     "ctypes": (
         "colmet.common.runtime.capabilities",
-        "colmet.common.runtime.malloc",
+        "colmet.common.runtime.startup",
         "colmet.collector.backends.hdf5.libhdf5",
         "colmet.node.system.clib",
         "colmet.node.kernel.netlink",

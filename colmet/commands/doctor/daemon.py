@@ -12,8 +12,7 @@ from colmet import __version__
 from colmet.commands.doctor.target import Target, arguments
 from colmet.common.runtime.capabilities import has_all
 from colmet.common.runtime.checks import Finding, Level, fail, good, warn
-from colmet.common.runtime.dependencies import how_to_install
-from colmet.common.runtime.documents import document
+from colmet.common.runtime.installation import document, how_to_install
 from colmet.common.runtime.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
 from colmet.node.system.host import Host
 

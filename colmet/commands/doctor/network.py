@@ -12,7 +12,7 @@ from typing import NamedTuple
 from colmet.commands.doctor.target import Target
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.checks import Finding, Level, fail, good, severe, take_warnings, warn
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import counted
 
 CONNECT_S = 2.0
 GREETING_S = 8.0  # a busy machine connects at once, and its programs are slow

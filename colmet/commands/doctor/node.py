@@ -23,8 +23,8 @@ from colmet.common.runtime.checks import (
     take_warnings,
     warn,
 )
-from colmet.common.runtime.documents import document
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.installation import document
+from colmet.common.runtime.quantities import counted
 from colmet.node.backend import InputBackend
 from colmet.node.system.host import Host
 from colmet.node.system.privileges import suggest

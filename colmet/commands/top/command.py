@@ -23,7 +23,7 @@ from colmet.common.live.summary import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, 
 from colmet.common.runtime import cli
 from colmet.common.runtime.clock import Clock
 from colmet.common.runtime.control import add_client_options, ask
-from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.installation import how_to_install
 from colmet.common.runtime.suggestions import did_you_mean
 
 EPILOG = """\

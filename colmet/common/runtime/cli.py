@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Union
 
 from colmet.common.runtime import logs
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import counted
 from colmet.common.runtime.suggestions import did_you_mean
 
 EXIT_CONFIG = 2

@@ -23,7 +23,7 @@ from colmet.collector.backends.hdf5.repair import Salvaged
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime import python_child
 from colmet.common.runtime.files import write_all
-from colmet.common.runtime.readable import readable
+from colmet.common.runtime.wakeup import readable
 
 log = logging.getLogger(__name__)
 
