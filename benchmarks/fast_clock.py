@@ -25,10 +25,10 @@ def speed_up(began: float, start: float, rate: float) -> None:
     time.time_ns = now_ns
     time.time = lambda: now_ns() / NS
     from colmet.archive import expiry  # its clocks are those of the import
-    from colmet.common.runtime import clock_watch
+    from colmet.common.runtime import daemon_health
 
     expiry.EVERY_S /= rate
-    clock_watch.MIN_STEP_NS = sys.maxsize  # this clock always differs from the time since boot
+    daemon_health.MIN_STEP_NS = sys.maxsize  # this clock always differs from the time since boot
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
 usage: python -m dev.generate TEMPLATES DIRECTORY
 
-The pages go to DIRECTORY/man, the completions to DIRECTORY/bash, DIRECTORY/zsh and DIRECTORY/fish, under the names that
-the shells look for.
+The pages go to DIRECTORY/man, the completions to DIRECTORY/bash and DIRECTORY/zsh, under the names that the
+shells look for.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from colmet.commands import completion
 from dev import manpages
 
-FILE = {"bash": "{}", "zsh": "_{}", "fish": "{}.fish"}
+FILE = {"bash": "{}", "zsh": "_{}"}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -46,7 +46,7 @@ def options() -> Iterator[str]:
     """Yield each promised option of each program and command, and whether it has a value."""
     programs = {**PROGRAMS, **COMMANDS}
     for name, promised in _promised().items():
-        for action in programs[name].build()._actions if promised else ():
+        for action in programs[name].build().actions if promised else ():
             if promised & set(action.option_strings):
                 for option in action.option_strings:
                     yield f"{name} {option}{'' if action.nargs == 0 else ' VALUE'}"

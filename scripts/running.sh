@@ -12,7 +12,7 @@ most_again=5                   # more failures are not the machine's
 tools=(
     mount procps iproute2  # file systems, `free`, network namespaces
     git                    # a release is made of a repository
-    man-db zsh fish        # read the manual pages and the completion of shells
+    man-db zsh        # read the manual pages and the completion of shells
     systemd                # systemd-analyze judges the units
 )
 

@@ -11,7 +11,7 @@ from colmet import __version__
 from colmet.archive.documents import forms
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
-from colmet.common.runtime.documents import document
+from colmet.common.runtime.installation import document
 from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)

@@ -16,12 +16,11 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
 from colmet.common.runtime import control, plugins
-from colmet.common.runtime.clock_watch import ClockWatch
-from colmet.common.runtime.daemon_health import NOTE_S
+from colmet.common.runtime.daemon_health import NOTE_S, ClockWatch
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.readable import readable
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service
+from colmet.common.runtime.wakeup import readable
 from colmet.common.transport import Pull
 
 log = logging.getLogger(__name__)

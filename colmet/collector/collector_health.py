@@ -18,8 +18,8 @@ from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.runtime.control import Errands
 from colmet.common.runtime.daemon_health import NOTE_S, Backlog, DaemonIdentity, RecentGrowth, families_of, single
-from colmet.common.runtime.plural import counted
 from colmet.common.runtime.prometheus_text import Family, labels, named
+from colmet.common.runtime.quantities import counted
 from colmet.common.schema import Batch
 
 MAX_AGE_S = 60.0  # limit of the age of a node's latest message; beyond it the node is silent

@@ -31,15 +31,16 @@ from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_child import WebChild
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
-from colmet.common.runtime.malloc import tame_malloc
 from colmet.common.runtime.reload import Prepare, Settings, at_once
 from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.startup import tame_malloc
 from colmet.common.runtime.systemd import Service
 from colmet.common.transport import Pull, authenticator, check_uri
 from colmet.common.transport.inherited import Listeners
 
 log = logging.getLogger(__name__)
 
+NO_PAGE = "the page and the JSON interface do not run, all else does; they start once this is corrected: %s"
 ARENAS = 2  # pools of memory, see `tame_malloc`
 
 
@@ -84,7 +85,6 @@ class CollectorParts(NamedTuple):
     outputs: list[OutputBackend]  # not opened
     journal_dir: str  # "" for a journal in memory
     keys: authenticator.Keys | None  # of the collector and of the accepted nodes; None for all nodes
-    control_keys: authenticator.Keys | None  # of the clients over TCP; None without
 
 
 def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> CollectorParts:
@@ -102,19 +102,24 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
     check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
     if options.zeromq_link_bind_uri:
         check_uri(options.zeromq_link_bind_uri, "--zeromq-link-bind-uri")
-    keys, control_keys = authenticator.read_keys(options), control.check(options)
+    keys = authenticator.read_keys(options)
+    if options.control_socket:
+        control.check_path(options.control_socket)
     if options.metrics_listen:
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     journal_dir = _journal_dir(options, outputs)
     for output in outputs:
         plugins.attempt(output, lambda output=output: output.check(journal_dir))  # type: ignore[misc]
     check_directory(journal_dir)
-    return CollectorParts(outputs, journal_dir, keys, control_keys)
+    return CollectorParts(outputs, journal_dir, keys)
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
-    """Check that the collector and its page would start with these options; ConfigError if one would not."""
-    web_child.check(options)
+    """Check that the collector would start with these options; ConfigError if not. A page that would not is a warning."""
+    try:
+        web_child.check(options)
+    except ConfigError as err:
+        log.warning(NO_PAGE, err)
     for output in build(options, classes).outputs:
         output.close()
 
@@ -153,7 +158,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
         # ends before the threads that call it, so none of them waits for the main thread then
         with control.Errands() as errands:
             collector = make_collector(options, reception, journal, workers, settings, errands, service, asked, stack)
-            control.listen(options.control_socket, "collector", asked, parts.control_keys)
+            asked.listen(options.control_socket, "collector")
             if options.metrics_listen:
                 page = metrics_http.MetricsServer(options.metrics_listen, collector.health.families)
                 stack.callback(page.close)

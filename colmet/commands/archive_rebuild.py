@@ -21,8 +21,7 @@ from colmet.commands.progress import shown_progress
 from colmet.commands.times import shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime.files import copy_owner
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import size
+from colmet.common.runtime.quantities import counted, size
 from colmet.stored import sources
 from colmet.stored.replay import Replay
 from colmet.stored.series import RowStore

@@ -20,7 +20,7 @@ from colmet.commands.remote_archive import RemoteArchive
 from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.plural import some_of
+from colmet.common.runtime.quantities import some_of
 from colmet.stored.sources import add_config, configured
 
 _OTHERS = "--archive PATH, --url URL"

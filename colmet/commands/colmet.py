@@ -51,9 +51,7 @@ COMMANDS: Mapping[str, Subcommand] = {
     "access": Subcommand("colmet.commands.access", "manage the users of the JSON interface and the page"),
     "login": Subcommand("colmet.commands.login", "log in at a collector's JSON interface, for commands with --url"),
     "logout": Subcommand("colmet.commands.logout", "remove that login"),
-    "completion": Subcommand(
-        "colmet.commands.completion", "print the completion of these commands for bash, zsh or fish"
-    ),
+    "completion": Subcommand("colmet.commands.completion", "print the completion of these commands for bash or zsh"),
 }
 
 
@@ -130,7 +128,6 @@ def _run(argv: Sequence[str] | None, commands: Mapping[str, Subcommand]) -> int:
         parser = build_command_parser(chosen.command, command, module)
         logging.basicConfig(level=logging.WARNING, format="colmet: %(message)s", stream=sys.stderr)
         options = parser.parse_args(chosen.arguments)
-        cli.warn_of_deprecated(parser.deprecated)
         check_effects(parser, options)
         return int(module.run(options))
     except ModuleNotFoundError as err:  # compute nodes have no PyTables, for example

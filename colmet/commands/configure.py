@@ -12,8 +12,8 @@ from typing import Any
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.control import ERRAND_S, add_client_options, ask, client_of
-from colmet.common.runtime.plural import some_of
+from colmet.common.runtime.control import ERRAND_S, add_client_options, ask
+from colmet.common.runtime.quantities import some_of
 
 SHOWN = 20  # hosts in a line
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
             raise ConfigError("--host: give one name each time")
         request["hosts"] = ",".join(options.host)
     daemon = "collector" if through else "node"
-    answer = ask(options.control_socket, daemon, request, 4 * ERRAND_S, client_of(options))
+    answer = ask(options.control_socket, daemon, request, 4 * ERRAND_S)
     if options.json:
         print(json.dumps(answer, indent=2))
     else:

@@ -22,8 +22,7 @@ from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, energy, percent, size
+from colmet.common.runtime.quantities import UNKNOWN, cores, count, counted, duration, energy, percent, size
 from colmet.common.runtime.suggestions import did_you_mean
 from colmet.report.phrases import GRADE_STYLES
 

@@ -26,7 +26,7 @@ from colmet.commands.times import moment, shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.installation import how_to_install
 from colmet.report.archived import find, made_from
 from colmet.report.document import document_of, report_of
 from colmet.report.model import Report

@@ -11,9 +11,8 @@ from typing import Any
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime import cli
 from colmet.common.runtime.checks import Level
-from colmet.common.runtime.control import add_client_options, ask, client_of
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import size
+from colmet.common.runtime.control import add_client_options, ask
+from colmet.common.runtime.quantities import counted, size
 from colmet.common.runtime.status_checks import (
     MAX_AGE_S,
     MAX_BEHIND_S,
@@ -109,7 +108,7 @@ def _ask(options: argparse.Namespace) -> dict[str, StatusOrError]:
     answers: dict[str, StatusOrError] = {}
     for side in sides:
         try:
-            answer = ask(options.control_socket, side, request, client=client_of(options))
+            answer = ask(options.control_socket, side, request)
             answers[str(answer["daemon"])] = answer
         except ColmetError as err:
             if len(sides) == 1 and not options.check:

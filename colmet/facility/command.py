@@ -23,7 +23,6 @@ from colmet.batch.systems import find_systems
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli, logs
 from colmet.common.runtime.configuration import check_effects
-from colmet.common.runtime.readable import readable
 from colmet.common.runtime.secretfile import read_safe_line
 from colmet.common.runtime.signals import Signals
 from colmet.common.runtime.systemd import Service

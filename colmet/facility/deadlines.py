@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import Any, Callable, TypeVar
 
 from colmet.common.errors import ColmetError
+from colmet.common.runtime.deadline import Call
 
 T = TypeVar("T")
-LOOK_S = 0.2  # between two calls of go_on
 GRACE_S = 1.0  # for an answer in progress when the program ends
 
 
@@ -24,7 +22,7 @@ class Deadlines:
     """
 
     def __init__(self) -> None:
-        self._waiting: dict[str, threading.Thread] = {}
+        self._waiting: dict[str, Call[Any]] = {}
 
     def call(
         self, name: str, deadline_s: float, function: Callable[[], T], go_on: Callable[[], bool] = lambda: True
@@ -41,32 +39,17 @@ class Deadlines:
             SourceFailed: timeout, of this call or of an earlier one that is still blocked.
         """
         before = self._waiting.pop(name, None)
-        if before is not None and before.is_alive():
+        if before is not None and not before.ended_ns:
             self._waiting[name] = before
             raise SourceFailed(f"{name} was asked before and still does not answer")
-        outcome: list[tuple[bool, Any]] = []
-
-        def answer() -> None:
-            try:
-                outcome.append((True, function()))
-            except BaseException as err:  # noqa: BLE001 - raised in the calling thread
-                outcome.append((False, err))
-
-        thread = threading.Thread(target=answer, name=f"asks {name}", daemon=True)
-        thread.start()
-        until, stopping = time.monotonic() + deadline_s, False
-        while thread.is_alive() and (left_s := until - time.monotonic()) > 0:
-            thread.join(min(LOOK_S, left_s))
-            if not stopping and not go_on():
-                until, stopping = min(until, time.monotonic() + GRACE_S), True
-        if not outcome:
-            self._waiting[name] = thread
-            why = "had not answered when it was time to end" if stopping else f"did not answer within {deadline_s:g} s"
+        call = Call(function, f"asks {name}")
+        if not call.wait(deadline_s, lambda: not go_on(), GRACE_S):
+            self._waiting[name] = call
+            why = f"did not answer within {deadline_s:g} s" if go_on() else "had not answered when it was time to end"
             raise SourceFailed(f"{name} {why}")
-        came, value = outcome[0]
-        if not came:
-            if not isinstance(value, Exception):  # SystemExit of a plug-in is not ours
-                raise SourceFailed(f"{name} cannot be asked: {value!r:.100}")
-            raise value
-        answered: T = value
-        return answered
+        try:
+            return call.result()
+        except Exception:
+            raise
+        except BaseException as err:  # SystemExit of a plug-in is not ours
+            raise SourceFailed(f"{name} cannot be asked: {err!r:.100}") from err

@@ -16,7 +16,7 @@ from colmet.commands import remote
 from colmet.commands.top.view import clean
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import counted
 from colmet.common.runtime.suggestions import did_you_mean
 from colmet.gridengine import server, text
 from colmet.gridengine.model import MemoryReport, Wanted, count

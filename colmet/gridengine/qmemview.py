@@ -32,9 +32,9 @@ exit status:
 
 def build_parser() -> cli.Parser:
     """Return the command line."""
-    parser = cli.Parser(prog="qmemview", description=(__doc__ or "").strip(), epilog=EPILOG)
+    # -h was a host before Colmet had this program
+    parser = cli.Parser("qmemview", (__doc__ or "").strip(), EPILOG, help_names=("--help",))
     parser.add_argument("place", metavar="HOST:PORT", help="address of the server, or a URL for one with TLS")
-    parser.conflict_handler = "resolve"  # -h was a host before Colmet had this program
     group = parser.add_argument_group("selection")
     group.add_argument("-h", "--hostname", metavar="HOST", default="", help="only this host (-h is not help here)")
     group.add_argument(
@@ -57,7 +57,7 @@ def _run(argv: Sequence[str]) -> int:
     if not argv or argv[-1] == "-h":
         why = "-h requires the name of a host" if argv else "no server is given; give HOST:PORT"
         print(f"qmemview: {why}", file=sys.stderr)
-        parser.print_help(sys.stderr)
+        print(parser.format_help(), end="", file=sys.stderr)
         return cli.EXIT_CONFIG
     options = parser.parse_args(argv)
     status = FAILED  # of a wrong address

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 from colmet.common.runtime.clock_watch import ClockWatch
 from colmet.common.runtime.control import Errands
+from colmet.common.runtime.daemon_health import ClockWatch
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.pacing import TokenBucket
 from colmet.common.runtime.reload import Prepare, at_once

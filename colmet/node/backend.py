@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from colmet.common.runtime.capabilities import bits
-from colmet.common.runtime.cli import Options
+from colmet.common.runtime.cli import Options, Parser
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.tables import is_declared
 from colmet.common.tables.agent import BACKEND_COUNTERS
@@ -153,10 +153,9 @@ class InputBackend(ABC):
     @classmethod
     def switches(cls) -> tuple[str, str]:
         """Return the options that turn it on and off, ``--enable-...`` and ``--disable-...``; "" for a missing one."""
-        scratch = argparse.ArgumentParser(add_help=False)
+        scratch = Parser()
         cls.add_options(scratch)
-        names = [name for action in scratch._actions for name in action.option_strings]
-        on, off = [next((n for n in names if n.startswith(start)), "") for start in ("--enable-", "--disable-")]
+        on, off = [next((n for n in scratch.names if n.startswith(start)), "") for start in ("--enable-", "--disable-")]
         return on, off
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from colmet.common.errors import BackendUnavailable
 from colmet.common.runtime.cli import Options
+from colmet.common.runtime.deadline import Call
 from colmet.common.schema import Sample
 from colmet.common.tables.agent_counters import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT
 from colmet.node.backend import InputBackend
@@ -26,43 +26,15 @@ class NotYet(Exception):
     """The backend's `open()` has not returned yet; the next tick checks again."""
 
 
-class _Call:
-    """One call into the backend, and its result.
-
-    Attributes:
-        began: its start, by the monotonic clock.
-        ended_ns: its end, since the epoch; 0 before.
-    """
-
-    def __init__(self, function: Callable[[], Any], began: float) -> None:
-        self.began = began
-        self.ended_ns = 0
-        self._function = function
-        self._result: Any = None
-        self._error: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            self._result = self._function()
-        except Exception as err:  # noqa: BLE001 - raised again where the result is taken
-            self._error = err
-        self.ended_ns = time.time_ns()
-
-    def result(self) -> Any:
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-
 class BackgroundBackend(InputBackend):
-    """A blocking backend in a thread, with calls that never block.
+    """A blocking backend, with calls that never block: each runs in a thread of its own.
 
     A tick returns the result of the measurement started by the last tick, and starts the next one. If that has not
     ended, the tick is skipped: nothing waits, nothing accumulates.
 
     ::
 
-        closed --open(): starts the thread--> opening --open() has returned--> idle --sample()--> measuring
+        closed --open(): starts a thread--> opening --open() has returned--> idle --sample()--> measuring
           ^                                                                    ^                      |
           |                                                                    +---sample() or take()-+
           +--------------- close(): as soon as the call under way has returned ----- any state
@@ -71,7 +43,7 @@ class BackgroundBackend(InputBackend):
         backend: the blocking one.
 
     Attributes:
-        meter: CPU and wall time of the thread.
+        meter: CPU and wall time of the calls.
         measured_ns: end of the measurement last returned by `sample()` or `take()`, since the epoch.
         is_busy: whether the last `sample()` was skipped, because of an unfinished measurement.
     """
@@ -86,11 +58,10 @@ class BackgroundBackend(InputBackend):
         self.is_busy = False
         self._backend = backend
         self._monotonic = monotonic
-        self._thread: threading.Thread | None = None
-        self._call: _Call | None = None
-        self._wake = threading.Semaphore(0)
-        self._ends = False
+        self._call: Call[Any] | None = None
+        self._closing: Call[None] | None = None
         self._is_late = False
+        self._began = 0.0
         self._skipped = self._late = 0
 
     @classmethod
@@ -108,13 +79,10 @@ class BackgroundBackend(InputBackend):
             NotYet: it has not returned yet.
             BackendUnavailable: raised by the backend.
         """
-        if self._ends:
-            if self._thread is not None and self._thread.is_alive():
-                raise NotYet  # a driver still blocks the former thread
-            self._thread, self._call, self._ends = None, None, False
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name=f"colmet-{self.name}", daemon=True)
-            self._thread.start()
+        if self._closing is not None:
+            if not self._closing.ended_ns:
+                raise NotYet  # a driver still blocks the former call
+            self._closing = self._call = None
         if self._call is None:
             self._begin(self._backend.open)
         if not self._has_ended():
@@ -171,28 +139,32 @@ class BackgroundBackend(InputBackend):
 
     def close(self) -> None:
         """Close the backend as soon as its call has returned, without waiting; can be called twice."""
-        if not self._ends:
-            self._ends = True
-            self._wake.release()
+        if self._closing is None:
+            under_way = self._call
+            self._closing = Call(lambda: self._close(under_way), f"colmet-{self.name}")
 
     def join(self, within_s: float) -> None:
         """Wait until it is closed after `close()`, at most `within_s` seconds."""
-        if self._thread is not None:
-            self._thread.join(within_s)
+        if self._closing is not None:
+            self._closing.wait(within_s)
 
     def _begin(self, function: Callable[[], Any]) -> None:
-        self._call = _Call(function, self._monotonic())
-        self._wake.release()
+        self._began = self._monotonic()
+        self._call = Call(lambda: self._metered(function), f"colmet-{self.name}")
+
+    def _metered(self, function: Callable[[], Any]) -> Any:
+        with self.meter:
+            return function()
 
     def _has_ended(self) -> bool:
         """Return whether no call is under way; log once a call that exceeds its deadline."""
         call = self._call
         if call is None or call.ended_ns:
             if self._is_late and call is not None:
-                log.info("backend answers again backend=%s after=%.0f s", self.name, self._monotonic() - call.began)
+                log.info("backend answers again backend=%s after=%.0f s", self.name, self._monotonic() - self._began)
             self._is_late = False
             return True
-        took_s = self._monotonic() - call.began
+        took_s = self._monotonic() - self._began
         if took_s > self._backend.deadline_s and not self._is_late:
             self._is_late = True
             self._late += 1
@@ -209,16 +181,11 @@ class BackgroundBackend(InputBackend):
         call, self._call = self._call, None
         return call.result()
 
-    def _run(self) -> None:
-        """Run the calls, in the thread."""
-        while True:
-            self._wake.acquire()
-            if self._call is not None and not self._call.ended_ns:
-                with self.meter:
-                    self._call.run()
-            if self._ends:
-                break
+    def _close(self, under_way: Call[Any] | None) -> None:
+        """Close the backend once its call has returned, in the thread of `close`."""
+        if under_way is not None:
+            under_way.thread.join()
         try:
             self._backend.close()
-        except Exception:  # the caller of `close` does not wait for the result
+        except Exception:  # nobody waits for the result
             log.exception("close failed backend=%s", self.name)

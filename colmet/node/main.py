@@ -5,28 +5,29 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
-from concurrent.futures import Future
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from colmet.common.errors import ConfigError
+from colmet.common.errors import ConfigError, Refused
 from colmet.common.runtime import cli, control, metrics_http, plugins, startup
 from colmet.common.runtime.daemon_health import DaemonIdentity
+from colmet.common.runtime.deadline import Call
 from colmet.common.runtime.malloc import tame_malloc, trim_malloc
 from colmet.common.runtime.reload import Settings
 from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.startup import tame_malloc, trim_malloc
 from colmet.common.runtime.systemd import Service
 from colmet.common.tables.agent import SCHEMA as AGENT
 from colmet.common.tables.mapping import SCHEMA as MAPPING
 from colmet.common.transport import check_uri, curve, wait
-from colmet.common.transport.authenticator import Keys
 from colmet.common.wire import v1
+from colmet.common.wire.control import Request
 from colmet.node import live_config, rust_configuration
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend, check_declarations
@@ -47,7 +48,6 @@ from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.1  # between two checks of --once for a signal
 NAMED_S = 5.0  # between two checks for a named collector
 END_S = 3.0  # for --once to close its parts, after a signal
 UNNAMED = (
@@ -96,7 +96,6 @@ class NodeParts(NamedTuple):
     source: JobSource  # finds the jobs
     backends: list[InputBackend]  # measure them
     security: curve.Client | None  # the node's keys; None without
-    control_keys: Keys | None  # of the clients over TCP; None without
 
 
 def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> NodeParts:
@@ -111,12 +110,13 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
     backends = [backend for cls in classes if (backend := plugins.make(cls, options, host)) is not None]
     link.addresses(options)
     security = curve.from_options(options)
-    control_keys = control.check(options)
+    if options.control_socket:
+        control.check_path(options.control_socket)
     if options.metrics_listen:
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     if options.enable_rust_configuration:
         check_uri(options.enable_rust_configuration, rust_configuration.OPTION)
-    return NodeParts(find_jobs(options, host), backends, security, control_keys)
+    return NodeParts(find_jobs(options, host), backends, security)
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) -> None:
@@ -136,26 +136,20 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     options.perfhw_make_cgroup = False
     if not options.keep_privileges:
         privileges.drop(name for cls in classes for name in cls.capabilities)
-    answer: Future[tuple[str, int]] = Future()
 
-    def look() -> None:
-        try:
-            answer.set_result(_look_once(options, classes, host))
-        except BaseException as err:  # noqa: BLE001 - raised again where the answer is taken
-            answer.set_exception(err)
-
-    # in a thread: a signal that is handled while a program is being started would leave that program behind
-    worker = threading.Thread(target=look, daemon=True)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
-    with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
-        worker.start()
-        while worker.is_alive() and not signals.stop_wanted():
-            worker.join(LOOK_S)
+    def stopping() -> bool:
         if signals.stop_wanted():
             host.stop_commands()
-            worker.join(END_S)
+        return signals.stop_wanted()
+
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
+    with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
+        # in a thread: a signal that is handled while a program is being started would leave that program behind
+        call = Call(lambda: _look_once(options, classes, host), "once")
+        call.wait(math.inf, stopping, END_S)
+        if signals.stop_wanted():
             return 128 + min(signals.pending)
-    text, status = answer.result()
+    text, status = call.result()
     from colmet.node import once  # here and below: a daemon does not need it
 
     return status if once.show(text) else 1
@@ -230,7 +224,7 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                 asked.handlers["status"] = health.status
                 asked.handlers["top"] = health.top.answer
                 asked.handlers["configure"] = live_config.handler(settings, errands)
-                control.listen(options.control_socket, "node", asked, parts.control_keys)
+                asked.listen(options.control_socket, "node")
                 if rust is not None:
                     rust.start()
                 sending.link.start()
@@ -333,11 +327,19 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
         return True
     log.warning("%s", UNNAMED)
     identity, state = DaemonIdentity("node"), {"waits_for_collector": ""}
-    asked = control.Control({"status": lambda _: {**identity.values(), "last_tick_age_s": None, **state}})
+
+    def refuse(_: Request) -> dict[str, Any]:
+        raise Refused(
+            "colmet-node waits to be enrolled, and measures nothing: `colmet enrol "
+            f"{identity.values()['host']}` on the collector's machine"
+        )
+
+    status = {"status": lambda _: {**identity.values(), "last_tick_age_s": None, **state}}
+    asked = control.Control({**status, "top": refuse, "configure": refuse})
     with contextlib.closing(asked), Signals((signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as signals:
         try:
-            control.listen(options.control_socket, "node", asked, control.check(options))
-        except ConfigError as err:  # such as keys for clients that come with the enrolment
+            asked.listen(options.control_socket, "node")
+        except ConfigError as err:
             log.warning(control.NO_SOCKET, err)
         service.ready()
         is_named = False

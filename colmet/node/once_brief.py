@@ -8,8 +8,7 @@ from typing import NamedTuple
 from colmet.common import measures
 from colmet.common.measures import Measure
 from colmet.common.runtime.checks import Finding, Level
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, size
+from colmet.common.runtime.quantities import UNKNOWN, cores, count, counted, duration, size
 from colmet.common.runtime.text_layout import columns, printable, wrap
 from colmet.common.schema import Table
 from colmet.node.jobs.job import NODE_JOB, Job

@@ -13,7 +13,7 @@ import time
 from colmet.commands import archives
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
-from colmet.common.runtime.owner import become_owner
+from colmet.common.runtime.capabilities import become_owner
 from colmet.common.runtime.quantities import utc
 from colmet.notices import addresses
 from colmet.notices.delivery import Mailer

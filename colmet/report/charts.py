@@ -17,7 +17,7 @@ import numpy as np
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.clock import UTC, Clock
-from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.installation import how_to_install
 from colmet.common.units import Unit
 from colmet.report.model import Line, shown
 from colmet.stored.curves import Band, band, thinned

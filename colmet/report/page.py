@@ -17,8 +17,7 @@ from rich.text import Text
 
 from colmet import __version__
 from colmet.common.runtime.clock import UTC, Clock
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.quantities import percent
+from colmet.common.runtime.quantities import counted, percent
 from colmet.common.units import UNITS, Unit
 from colmet.report import charts
 from colmet.report.charts import TextRow

@@ -13,11 +13,11 @@ from colmet.archive.columns import CANCELLED, DONE, ENDED, RUNNING
 from colmet.archive.grades import CORES, GPUS, MEMORY
 from colmet.common.measures import PROCESSES, TASKS
 from colmet.common.runtime.clock import UTC, Clock
-from colmet.common.runtime.plural import counted
 from colmet.common.runtime.quantities import (
     UNKNOWN,
     cores,
     count,
+    counted,
     duration,
     energy,
     percent,

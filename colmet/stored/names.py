@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from colmet.common.runtime.documents import document
+from colmet.common.runtime.installation import document
 from colmet.common.runtime.suggestions import near as nearest
 
 SUFFIX = "_default"

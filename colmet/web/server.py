@@ -19,7 +19,7 @@ import uvicorn
 
 from colmet.collector.feed import bind_path
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.documents import document
+from colmet.common.runtime.installation import document
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.metrics_http import ListenAddress, cannot_listen, own_names, resolve
 from colmet.web.access import Access, Stats

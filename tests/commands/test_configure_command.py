@@ -11,7 +11,6 @@ import pytest
 from colmet.commands import colmet
 from colmet.common.errors import Refused
 from colmet.common.runtime.control import Control
-from colmet.common.transport import serve_control
 from tests.support.daemons import Daemon
 from tests.support.waiting import free_port
 
@@ -36,7 +35,7 @@ def daemon(socket):
 
     control = Control({"configure": answer})
     control.asked = asked
-    control.start(serve_control(f"ipc://{socket}"))
+    control.listen(socket, "node")
     yield control
     control.close()
 

@@ -12,7 +12,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -23,18 +22,16 @@ import pytest
 
 from colmet import __version__
 from colmet.commands import colmet, doctor
-from colmet.commands.doctor import clock, daemon, kernel, network, software, storage, versions
+from colmet.commands.doctor import CHECKS, daemon, network, node, storage
 from colmet.commands.doctor import target as target_module
-from colmet.commands.doctor.table import CHECKS
 from colmet.commands.doctor.target import Target, User, arguments, find_sides
-from colmet.common.runtime import capabilities, cli, control, plugins
+from colmet.common.runtime import capabilities, control, plugins
 from colmet.common.runtime.capabilities import bits
 from colmet.common.runtime.checks import (
     Check,
     Level,
     Result,
     Unchecked,
-    as_text,
     bounded,
     fail,
     good,
@@ -42,14 +39,13 @@ from colmet.common.runtime.checks import (
     run_check,
     warn,
 )
-from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.control import Control
 from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import new_pair
 from colmet.node import main as node_main
 from tests.support import zmtp
 from tests.support.daemons import Daemon
 from tests.support.other_user import in_child
-from tests.support.place import skip_refused
 from tests.support.status_answers import COLLECTOR, NODE, changed
 from tests.support.waiting import free_port
 
@@ -85,9 +81,6 @@ OAR_2 = {
     **{f"/sys/fs/cgroup/{name}/oar/bob_3/cgroup.procs": "" for name in ("cpuset", "cpu", "cpuacct")},
     **{f"/sys/fs/cgroup/{name}/oar/tasks": "" for name in ("cpuset", "cpu", "cpuacct")},
 }
-
-
-OLD_KERNEL = {"/proc/sys/kernel/task_delayacct": None, "/proc/sys/kernel/osrelease": "4.18.0-553.el8_10.x86_64\n"}
 
 
 @pytest.fixture
@@ -138,16 +131,11 @@ def problem(check, target):
     return wrong[0]
 
 
-ASK_THE_KERNEL = (
-    kernel.check_taskstats,
-    kernel.check_ends,
-    kernel.check_forks,
-    kernel.check_waits,
-)  # and there is one alone
+ASK_THE_KERNEL = (node.check_ends, node.check_forks, node.check_backends)  # and there is one alone
 OF_FILES = [
     check
     for check in CHECKS
-    if check.function.__module__ in (kernel.__name__, storage.__name__) and check.function not in ASK_THE_KERNEL
+    if check.function.__module__ in (node.__name__, storage.__name__) and check.function not in ASK_THE_KERNEL
 ]
 
 
@@ -160,109 +148,41 @@ def test_nothing_is_wrong_on_a_machine_where_all_is_well(machine, check):
 # check, options, files (None: removed), level, what is found, the remedy
 BROKEN = {
     "delays are not counted": (
-        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": "0\n", "/etc/sysctl.d/colmet.conf": None}),
+        *(node.check_delays, (), {"/proc/sys/kernel/task_delayacct": "0\n", "/etc/sysctl.d/colmet.conf": None}),
         *(WARN, "task_delayacct is 0", "sysctl -p /etc/sysctl.d/60-colmet.conf"),
     ),
-    "delays are not counted, though they should be": (
-        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": "0\n", "/run/systemd/system/x": ""}),
-        *(WARN, "task_delayacct is 0", "`systemctl restart systemd-sysctl`"),
-    ),
-    "delays are counted until the next boot": (
-        *(kernel.check_delays, (), {"/etc/sysctl.d/colmet.conf": "# kernel.task_delayacct = 1\n"}),
-        *(WARN, "nothing sets it at the next boot", "> /etc/sysctl.d/60-colmet.conf"),
-    ),
-    "delays are counted until the next boot, as a later file says": (
-        *(kernel.check_delays, (), {"/usr/lib/sysctl.d/d.conf": "-kernel/task_delayacct=0\n"}),
-        *(WARN, "/usr/lib/sysctl.d/d.conf sets it to 0 at the next boot", "remove it from /usr/lib/sysctl.d/d.conf"),
-    ),
-    "delays are counted until the next boot, as a file is masked": (
-        *(
-            kernel.check_delays,
-            (),
-            {"/etc/sysctl.d/colmet.conf": "", "/lib/sysctl.d/colmet.conf": "kernel.task_delayacct=1"},
-        ),
-        *(WARN, "nothing sets it at the next boot", "> /etc/sysctl.d/60-colmet.conf"),
-    ),
-    "delays are unknown to the kernel": (
-        *(kernel.check_delays, (), {"/proc/sys/kernel/task_delayacct": None}),
-        *(WARN, "delays are not counted", "CONFIG_TASK_DELAY_ACCT=y"),
-    ),
-    "delays are switched off in an older kernel": (
-        kernel.check_delays,
-        (),
-        {**OLD_KERNEL, "/proc/cmdline": "quiet nodelayacct\n"},
-        *(WARN, "delays are not counted", "remove nodelayacct from"),
-    ),
-    "perf_event is in a hierarchy that is mounted nowhere": (
-        *(kernel.check_perf, ("--enable-perfhw",), {"/proc/cgroups": CGROUPS + "perf_event\t9\t1\t1\n"}),
-        *(FAIL, "still holds perf_event", "mount -t cgroup -o perf_event held /run/held && umount /run/held`"),
-    ),
-    "perf_event is lost, and not asked for": (
-        *(kernel.check_perf, (), {"/proc/cgroups": CGROUPS + "perf_event\t9\t1\t1\n"}),
-        *(WARN, "still holds perf_event", "umount /run/held"),
-    ),
-    "perf events are paranoid": (
-        kernel.check_perf,
-        ("--enable-perfhw",),
-        {"/proc/self/status": "CapEff:\t0000000000001000\n", "/proc/sys/kernel/perf_event_paranoid": "3\n"},
-        *(FAIL, "perf_event_paranoid is 3", "`sysctl -w kernel.perf_event_paranoid=0`"),
-    ),
-    "the kernel has no perf events": (
-        *(kernel.check_perf, ("--enable-perfhw",), {"/proc/sys/kernel/perf_event_paranoid": None}),
-        *(FAIL, "no perf events", "CONFIG_CGROUP_PERF"),
-    ),
     "the kernel has no pressure": (
-        *(kernel.check_pressure, (), {"/proc/pressure/cpu": None}),
+        *(node.check_pressure, (), {"/proc/pressure/cpu": None}),
         *(WARN, "(PSI)", "`psi=1` on the kernel's command line"),
     ),
     "few directories may be watched": (
-        *(kernel.check_inotify, (), {"/proc/sys/fs/inotify/max_user_watches": "8192\n"}),
+        *(node.check_inotify, (), {"/proc/sys/fs/inotify/max_user_watches": "8192\n"}),
         *(WARN, "max_user_watches is 8192", "fs.inotify.max_user_watches = 65536"),
     ),
     "no cgroup is mounted": (
-        *(kernel.check_jobs, (), {"/proc/self/mounts": "proc /proc proc rw 0 0\n"}),
+        *(node.check_jobs, (), {"/proc/self/mounts": "proc /proc proc rw 0 0\n"}),
         *(FAIL, "no cgroup is mounted", "in a container: -v /sys/fs/cgroup:/sys/fs/cgroup:ro"),
     ),
     "the root of the jobs is elsewhere": (
-        *(kernel.check_jobs, ("--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/oar"), {}),
+        *(node.check_jobs, ("--cpuset_rootpath", "/dev/oar_cgroups_links/cpuset/oar"), {}),
         *(WARN, "/dev/oar_cgroups_links/cpuset/oar does not exist", "leave the option out"),
     ),
     "no resource manager is here": (
-        *(kernel.check_jobs, (), {"/sys/fs/cgroup/oar.slice": None}),
+        *(node.check_jobs, (), {"/sys/fs/cgroup/oar.slice": None}),
         *(WARN, "no job's directory", "--cpuset_rootpath"),
     ),
     "OAR's links lead nowhere": (
-        *(kernel.check_jobs, (), {"/dev/oar_cgroups_links/cpuset": "-> /nowhere"}),
+        *(node.check_jobs, (), {"/dev/oar_cgroups_links/cpuset": "-> /nowhere"}),
         *(WARN, "leads nowhere", "job_resource_manager"),
     ),
-    "the memory controller is off": (
-        kernel.check_controllers,
-        (),
-        {
-            "/proc/cgroups": CGROUPS + "cpu\t0\t1\t1\nmemory\t0\t1\t0\nblkio\t0\t1\t1\npids\t0\t1\t1\n",
-            "/sys/fs/cgroup/cgroup.controllers": "cpu io pids\n",
-            "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu io pids\n",
-        },
-        *(WARN, "the memory controller is off", "cgroup_enable=memory"),
-    ),
-    "a controller is in a hierarchy that is mounted nowhere": (
-        kernel.check_controllers,
-        (),
-        {
-            "/proc/cgroups": HEALTHY["/proc/cgroups"].replace("pids\t0", "pids\t7"),
-            "/sys/fs/cgroup/cgroup.controllers": "cpu io memory\n",
-            "/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu io memory\n",
-        },
-        *(WARN, "still holds pids", "mount -t cgroup -o pids"),
-    ),
     "jobs are given no memory controller": (
-        kernel.check_controllers,
+        node.check_controllers,
         (),
         {"/sys/fs/cgroup/oar.slice/oar-u1000-j42/cgroup.controllers": "cpu pids\n"},
         *(WARN, "no memory, io controller", "`echo '+memory +io' > /sys/fs/cgroup/oar.slice/cgroup.subtree_control`"),
     ),
     "OAR 2 as it is delivered makes no memory cgroup for its jobs": (
-        kernel.check_controllers,
+        node.check_controllers,
         (),
         OAR_2,
         *(
@@ -272,58 +192,34 @@ BROKEN = {
         "Enable_mem_cg",
     ),
     "OAR 2 makes no memory cgroup for the jobs that come": (
-        kernel.check_controllers,
+        node.check_controllers,
         (),
         {name: text for name, text in OAR_2.items() if "bob_3" not in name},
         *(WARN, "jobs below /sys/fs/cgroup/cpuset/oar have no memory, blkio, pids controller", "Enable_mem_cg"),
     ),
     "Slurm on cgroup v1 makes no memory cgroup for its jobs": (
-        kernel.check_controllers,
+        node.check_controllers,
         (),
         {name.replace("/oar/bob_3", "/slurm/uid_7/job_3"): text for name, text in OAR_2.items()},
         *(WARN, "/slurm/uid_7/job_3 have no memory", "ConstrainRAMSpace=yes"),
     ),
-    "the memory controller is in v2 alone, and only v1 is mounted": (
-        kernel.check_controllers,
-        (),
-        {
-            **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
-            **{"/proc/self/mounts": "c /sys/fs/cgroup/cpuset cgroup rw,cpuset,cpu,cpuacct,blkio,pids 0 0\n"},
-            "/proc/cgroups": CGROUPS + "".join(f"{name}\t0\t1\t1\n" for name in V1),
-        },
-        *(WARN, "the memory controller is in no cgroup that is mounted", "boot with cgroup v2"),
-    ),
-    "only cgroup v1 is mounted, and the kernel has no cpuset there": (
-        kernel.check_controllers,
-        (),
-        {
-            **{"/sys/fs/cgroup/oar.slice": None, "/sys/fs/cgroup/cgroup.controllers": None},
-            "/proc/self/mounts": "c /sys/fs/cgroup/cpu cgroup rw,cpu,cpuacct,memory,blkio,pids 0 0\n",
-            "/proc/sys/kernel/osrelease": "6.12.95-amd64\n",
-        },
-        *(WARN, "no hierarchy of cgroup v1 has cpuset", "CONFIG_CPUSETS_V1=y"),
-    ),
     "it is in a container": (
-        *(kernel.check_container, (), {"/proc/self/ns/pid": "-> pid:[4026532001]"}),
+        *(node.check_container, (), {"/proc/self/ns/pid": "-> pid:[4026532001]"}),
         *(FAIL, "its pid namespace is not the machine's", "--pid=host"),
     ),
     "a filter of system calls is on": (
-        *(kernel.check_container, (), {"/proc/self/status": "Seccomp:\t2\n"}),
+        *(node.check_container, (), {"/proc/self/status": "Seccomp:\t2\n"}),
         *(WARN, "seccomp", "seccomp=unconfined"),
     ),
     "no directory matches the expression": (
-        kernel.check_jobs,
+        node.check_jobs,
         ("--cpuset_rootpath", "/dev/jobs", "--regex_job_id", "job([0-9]+)"),
         {"/dev/jobs/bob_55/x": "", "/dev/jobs/eve_7/x": ""},
         *(WARN, "no directory in /dev/jobs matches --regex_job_id: 2 directories, such as", r"'_(\d+)$', the default"),
     ),
     "no directory matches the default expression": (
-        *(kernel.check_jobs, ("--cpuset_rootpath", "/dev/jobs"), {"/dev/jobs/x55x/x": ""}),
+        *(node.check_jobs, ("--cpuset_rootpath", "/dev/jobs"), {"/dev/jobs/x55x/x": ""}),
         *(WARN, "1 directory, such as x55x", "first group of the expression match the job id"),
-    ),
-    "the spool's directory is missing, and the one above it": (
-        *(storage.check_disk, ("--spool-dir", "/data/colmet/spool"), {}),
-        *(FAIL, "/data/colmet/spool does not exist", "`install -d -o root -m 700 /data/colmet/spool`"),
     ),
     "the spool is in memory": (
         *(storage.check_disk, (), {"/proc/self/mounts": V2 + "tmpfs /var/spool tmpfs rw 0 0\n"}),
@@ -337,20 +233,16 @@ BROKEN = {
         *(storage.check_disk, ("--spool-size", "900000T"), {}),
         *(WARN, "may take", "or less with --spool-size"),
     ),
-    "LIB_RAPL_PATH names a library of 0.6": (
-        *(software.check_libraries, (), {"/opt/colmet06/lib_rapl.so": "old\n"}),
-        *(WARN, "is refused", "remove LIB_RAPL_PATH from the environment"),
-    ),
     "no energy counters": (
-        *(software.check_backends, ("--enable-RAPL", "--disable-procstats"), {}),
+        *(node.check_backends, ("--enable-RAPL", "--disable-procstats"), {}),
         *(FAIL, "rapl: no RAPL zone in", "`modprobe intel_rapl_msr`"),
     ),
     "no tool asks the BMC": (
-        *(software.check_backends, ("--enable-ipmipower", "--disable-procstats"), {}),
+        *(node.check_backends, ("--enable-ipmipower", "--disable-procstats"), {}),
         *(FAIL, "ipmipower: nothing says the power", "install freeipmi-tools"),
     ),
     "no InfiniBand": (
-        *(software.check_backends, ("--enable-infiniband", "--disable-procstats"), {}),
+        *(node.check_backends, ("--enable-infiniband", "--disable-procstats"), {}),
         *(FAIL, "infiniband: this node has no InfiniBand", "load the adapter's driver"),
     ),
     "the host of the collector has no such name": (
@@ -381,16 +273,10 @@ def test_controllers_that_hold_the_jobs_are_in_order_whatever_else_does_not(mach
     """I/O and the number of tasks are measured without a cgroup, and OAR 2 makes none of them."""
     as_with_oar_2(machine)
     machine.mkdir("/sys/fs/cgroup/memory/oar/bob_3")
-    (finding,) = find(kernel.check_controllers, machine.target())
+    (finding,) = find(node.check_controllers, machine.target())
     assert finding.level == PASS
     assert "bob_3 are held by cpu, cpuacct, memory, and jobs such as" in finding.found
     assert "have no blkio, pids controller" in finding.found
-
-
-def test_without_a_job_the_controllers_are_named_as_the_machine_s_cgroups_name_them(machine):
-    shutil.rmtree(machine.path / "sys/fs/cgroup/oar.slice")
-    (finding,) = find(kernel.check_controllers, machine.target())
-    assert finding == good("cpu, memory, io, pids are there, and no job that they could hold")
 
 
 @pytest.mark.parametrize("case", BROKEN.values(), ids=BROKEN)
@@ -407,98 +293,18 @@ def test_the_remedy_of_what_is_broken(machine, case, monkeypatch, root):
             machine.link(path, text[3:])
         else:
             machine.write(path, text)
-    monkeypatch.setenv(
-        "LIB_RAPL_PATH", str(machine.path / "opt/colmet06") if "/opt/colmet06/lib_rapl.so" in files else ""
-    )
     finding = problem(check, machine.target("node", *argv))
     assert finding.level == level and found in finding.found and remedy in finding.remedy, finding
 
 
-@pytest.mark.parametrize(
-    ("release", "is_v1", "found"),
-    [
-        ("7.2.13+deb14-amd64", False, "Linux 7.2 with cgroup v2 has all columns of jobs"),
-        ("5.10.0-32-amd64", False, "lacks cpu_pressure_full, memory_peak, pids_peak: these columns are missing"),
-        (
-            "4.18.0-553.el8_10.x86_64",
-            False,
-            "lacks ..._pressure_..., memory_refault_..., cpu_pressure_full, memory_peak",
-        ),
-        ("5.10.0-32-amd64", True, "cgroup v1 lacks pids_peak, ..._pressure_...: these"),
-        ("6.1.0-50-amd64", True, "cgroup v1 lacks ..._pressure_..., io_... without a blkio.throttle limit"),
-        ("6.6.0", True, "cgroup v1 lacks ..._pressure_...: these"),
-        ("6.12.95+deb12-amd64", True, "io_... without a blkio.throttle limit"),
-    ],
-)
-def test_what_a_version_of_the_kernel_cannot_measure_is_named(machine, release, is_v1, found):
-    machine.write("/proc/sys/kernel/osrelease", f"{release}\n")
-    if is_v1:
-        as_with_oar_2(machine)
-    (finding,) = find(versions.check_columns, machine.target())
-    assert finding.level == PASS and found in finding.found
-
-
-def test_before_linux_5_14_delays_are_counted_without_a_setting(machine):
-    machine.write("/proc/sys/kernel/osrelease", OLD_KERNEL["/proc/sys/kernel/osrelease"])
-    os.unlink(machine.host.path("/proc/sys/kernel/task_delayacct"))
-    (finding,) = find(kernel.check_delays, machine.target())
-    assert finding.level == PASS
-
-
-def pretend(fake, monkeypatch, text, status=0):
-    """The program of `check_waits` prints this."""
-    fake.write("/waits.py", f"print({text!r}); raise SystemExit({status})")
-    monkeypatch.setattr(kernel.waits, "__file__", str(fake.path / "waits.py"))
-
-
-def test_waits_longer_than_a_process_lives_are_a_warning_that_names_the_consequence(machine, monkeypatch):
-    pretend(machine, monkeypatch, '{"waits": 4, "waited_s": 1331.88, "age_s": 0.0958}')
-    finding = problem(kernel.check_waits, machine.target())
-    assert finding.level == WARN and "0.10 s is charged with a wait of 1331.88 s" in finding.found
-    assert "dropped" in finding.found and "io_pressure_some" in finding.remedy
-
-
-@pytest.mark.parametrize(
-    ("waits", "said"), [(0, "not known how waits are counted"), (9, "counted right, in a short test")]
-)
-def test_waits_that_can_be_are_no_warning(machine, monkeypatch, waits, said):
-    pretend(machine, monkeypatch, f'{{"waits": {waits}, "waited_s": null, "age_s": null}}')
-    (finding,) = find(kernel.check_waits, machine.target())
-    assert finding.level == PASS and said in finding.found
-
-
-def test_waits_are_not_looked_at_where_they_are_not_counted(machine, monkeypatch):
-    pretend(machine, monkeypatch, "{}", 1)
-    machine.write("/proc/sys/kernel/task_delayacct", "0\n")
-    (finding,) = find(kernel.check_waits, machine.target())
-    assert finding.level == PASS and "task_delayacct is 0" in finding.found
-
-
-def test_waits_that_cannot_be_tested_are_said_to_be_unchecked(machine, monkeypatch):
-    pretend(machine, monkeypatch, "{}", 1)
-    finding = problem(kernel.check_waits, machine.target())
-    assert finding.level == WARN and "could not be checked" in finding.found
-
-
-@pytest.mark.live
-def test_live_processes_wait_for_the_disk_for_a_bounded_time_and_leave_nothing(tmp_path):
-    began = time.monotonic()
-    run = [sys.executable, "-I", kernel.waits.__file__, str(tmp_path), "1"]
-    found = json.loads(subprocess.run(run, check=True, stdout=subprocess.PIPE, timeout=30).stdout)
-    assert time.monotonic() - began < 20 and not list(tmp_path.iterdir())
-    assert found["waits"] >= 0 and (found["waited_s"] is None) == (found["age_s"] is None)
-    if found["waited_s"] is not None:
-        assert found["waited_s"] > found["age_s"] + 0.05
-
-
 def test_rights_that_are_missing_are_named(machine, root):
     machine.write("/proc/7/status", "Uid:\t0\t0\t0\t0\nCapEff:\t0000000000080004\n")  # PTRACE and DAC_READ_SEARCH
-    finding = problem(kernel.check_rights, machine.target("node", status={**NODE, "pid": 7}))
+    finding = problem(node.check_rights, machine.target("node", status={**NODE, "pid": 7}))
     assert finding.level == FAIL and "process 7 lacks CAP_NET_ADMIN" in finding.found
     assert "CapabilityBoundingSet=" in finding.remedy and "--cap-add NET_ADMIN" in finding.remedy
 
 
-@pytest.mark.parametrize("check", [kernel.check_perf, kernel.check_pressure, kernel.check_delays])
+@pytest.mark.parametrize("check", [node.check_pressure])
 def test_without_proc_nothing_is_said_of_the_kernel(machine, check):
     shutil.rmtree(machine.path / "proc")
     assert problem(check, machine.target()) == warn("could not be checked: /proc is not mounted", "")
@@ -507,69 +313,22 @@ def test_without_proc_nothing_is_said_of_the_kernel(machine, check):
 def test_rights_of_a_user_namespace_are_none_over_the_machine(machine):
     (machine.path / "proc/self/ns/user").unlink()
     machine.link("/proc/self/ns/user", "user:[4026532000]")
-    finding = problem(kernel.check_rights, machine.target())
+    finding = problem(node.check_rights, machine.target())
     assert "this command lacks CAP_DAC_READ_SEARCH, CAP_NET_ADMIN, CAP_SYS_PTRACE" in finding.found
-    assert "no CAP_PERFMON" in problem(kernel.check_perf, machine.target()).found
 
 
 def test_what_another_user_could_do_is_a_warning_and_what_nobody_could_a_failure(machine, monkeypatch, as_user):
     machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
-    finding = problem(kernel.check_rights, machine.target())
+    finding = problem(node.check_rights, machine.target())
     assert finding.level == WARN and finding.remedy.startswith("start colmet-node as root of the machine")
     monkeypatch.setattr(capabilities, "bounding", lambda: 0)
-    assert problem(kernel.check_rights, machine.target()).level == FAIL
-
-
-def test_before_linux_5_8_perf_events_are_a_part_of_another_right(machine, root):
-    machine.write("/proc/self/status", "CapEff:\t0000000000281004\n")  # SYS_ADMIN, PTRACE, NET_ADMIN, DAC_READ_SEARCH
-    (finding,) = find(kernel.check_rights, machine.target("node", "--enable-perfhw"))
-    assert finding.level == PASS and "CAP_PERFMON" not in finding.found, finding
+    assert problem(node.check_rights, machine.target()).level == FAIL
 
 
 # -- disk --
 
 SOMEBODY = User("somebody", 12345, 12345, frozenset((12345,)))
 LITTLE = SimpleNamespace(f_flag=0, f_bavail=10, f_frsize=4096, f_blocks=1 << 20, f_files=1000, f_favail=900)
-
-
-def test_a_spool_that_others_may_write_to_is_reported_with_the_command(machine, root):
-    (machine.path / "var/spool/colmet").chmod(0o777)
-    finding = problem(storage.check_disk, machine.target())
-    assert finding == fail(
-        "--spool-dir /var/spool/colmet: others may write in it; it is not used",
-        "`chown root /var/spool/colmet; chmod 700 /var/spool/colmet`, or choose another place with --spool-dir",
-    )
-
-
-def test_a_spool_where_this_user_may_not_write_is_found_by_trying_be_it_root(machine, monkeypatch, as_root):
-    """Root of a container without CAP_DAC_OVERRIDE, of a user namespace, of a disk of the network."""
-    spool, may = str(machine.path / "var/spool/colmet"), os.access
-    monkeypatch.setattr(os, "access", lambda path, *rest, **more: path != spool and may(path, *rest, **more))
-    finding = problem(storage.check_disk, machine.target(user=User.of(os.geteuid())))
-    assert finding.level == FAIL and "cannot write there: /var/spool/colmet does not let it" in finding.found
-
-
-def test_a_journal_that_its_user_cannot_write_to_is_reported_with_the_command(machine, root):
-    machine.path.chmod(0o755)
-    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
-    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert finding.level == FAIL and "runs as somebody, who cannot write there" in finding.found
-    assert finding.remedy == "`chown somebody /var/lib/colmet`"
-    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib")
-    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert finding.remedy.startswith(
-        "others have files there: `install -d -o somebody /var/lib/colmet`, and choose a place"
-    )
-    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
-    (machine.path / "var/lib/colmet/of-root").touch()
-    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert finding.remedy == "`chown -R somebody /var/lib/colmet`"
-    os.chown(machine.path / "var/lib/colmet", 0, 12345)
-    (machine.path / "var/lib/colmet").chmod(0o770)
-    assert find(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))[0].level == PASS
-    (machine.path / "var").chmod(0o700)
-    finding = problem(storage.check_disk, machine.target("collector", *argv, user=SOMEBODY))
-    assert "/var does not let it" in finding.found and "`chmod o+x /var`" in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -588,39 +347,13 @@ def test_a_file_system_without_room_is_reported(machine, monkeypatch, system, fo
     assert found in finding.found and remedy in finding.remedy
 
 
-def test_a_journal_that_another_collector_uses_is_reported_with_its_process(machine, root):
-    (lock := machine.path / "var/lib/colmet/lock").touch()
-    status = lock.stat()
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    machine.write(
-        "/proc/locks", f"1: POSIX  ADVISORY  WRITE 5 {place} 0 EOF\n2: FLOCK  ADVISORY  WRITE 77 {place} 0 EOF\n"
-    )
-    argv = ("--enable-stdout-backend", "--journal-dir", "/var/lib/colmet")
-    finding = problem(storage.check_disk, machine.target("collector", *argv))
-    assert finding.level == FAIL and "process 77 uses it" in finding.found and "`ps -fp 77`" in finding.remedy
-    running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
-    assert not [one for one in find(storage.check_disk, running) if one.level != PASS]
-
-
-def test_a_file_that_another_collector_writes_to_is_reported(machine, root):
-    (file := machine.path / "var/lib/colmet/one.hdf5").touch()
-    status = file.stat()
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    machine.write("/proc/locks", f"1: OFDLCK ADVISORY  WRITE -1 {place} 0 EOF\n")
-    argv = ("--hdf5-filepath", "/var/lib/colmet/one.hdf5", "--journal-dir", "/var/lib/colmet/journal")
-    findings = [one for one in find(storage.check_disk, machine.target("collector", *argv)) if "one.hdf5" in one.found]
-    assert [one.level for one in findings] == [FAIL] and "another process writes to it" in findings[0].found
-    running = machine.target("collector", *argv, status={**COLLECTOR, "pid": 77})
-    assert not [one for one in find(storage.check_disk, running) if one.level == FAIL]
-
-
 # -- what runs --
 
 
 def test_the_version_on_the_socket_is_compared(machine, tmp_path):
     place = str(tmp_path / "control.sock")
     control = Control({"status": lambda request: {**NODE, "version": "0.9.1", "pid": os.getpid()}})
-    listen(place, "node", control)
+    control.listen(place, "node")
     try:
         target = Target("node", machine.host, ["--control-socket", place])
         target.ask()
@@ -629,42 +362,8 @@ def test_the_version_on_the_socket_is_compared(machine, tmp_path):
     finally:
         control.close()
     assert supposed.status is None and "not asked" in find(daemon.check_running, supposed)[0].found
-    findings = find(daemon.check_versions, target)
-    assert findings[0] == warn(
-        f"colmet-node runs as 0.9.1, and what is installed here is {__version__}", "`systemctl restart colmet-node`"
-    )
-    assert "tcp://head:5556 has 1.0" in findings[1].found and "upgrade the older side" in findings[1].remedy
-
-
-def test_of_many_nodes_each_ones_clock_and_version_are_looked_at(machine, tmp_path, monkeypatch):
-    one = {**COLLECTOR["senders"]["worst"][0], "batches": 9, "lag_s": 0.1, "version": __version__}
-    senders = [{**one, "name": f"n{n}"} for n in range(300)] + [{**one, "name": "last", "lag_s": -30, "version": "0.9"}]
-    senders.append({**senders[-1], "name": "gone", "gone": True})
-
-    def status(request):
-        most = request["senders"]
-        worst = senders[:most] if most >= 0 else senders
-        return {**COLLECTOR, "version": __version__, "senders": {**COLLECTOR["senders"], "worst": worst}}
-
-    control, place = Control({"status": status}), str(tmp_path / "control.sock")
-    listen(place, "collector", control)
-    try:
-        target = Target("collector", machine.host, control_socket=place)
-        target.ask()
-    finally:
-        control.close()
-    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.001))
-    assert "last by 30.0 s" in problem(clock.check_clock, target).found
-    found = problem(daemon.check_versions, target).found
-    assert "last has 0.9" in found and "gone" not in found
-
-
-@pytest.mark.parametrize("place", ["", "tcp://127.0.0.1:5560"])
-def test_a_daemon_without_a_path_to_ask_it_at_is_reported(machine, place):
-    target = Target("node", machine.host, ["--control-socket", place])
-    target.ask()
-    finding = problem(daemon.check_running, target)
-    assert finding.level == WARN and f"--control-socket is '{place}'" in finding.found
+    (finding,) = find(daemon.check_running, target)
+    assert f"; installed is {__version__}" in finding.found and finding.remedy == "`systemctl restart colmet-node`"
 
 
 @pytest.mark.parametrize(
@@ -684,28 +383,6 @@ def test_the_unit_is_reported(machine, unit, level, remedy):
     assert finding.level == level and remedy in finding.remedy
 
 
-def test_directories_of_a_unit_with_a_user_of_its_own_are_looked_at(machine, root):
-    """Those that the unit's user has, the agent uses by default; one that systemd makes may be missing."""
-    unit = {"LoadState": "loaded", "RuntimeDirectory": "colmet/node"}
-    os.chown(machine.path / "var/spool/colmet", 12345, 12345)
-    target = machine.target("node", unit=unit, user=SOMEBODY)
-    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet"]
-    machine.mkdir("/run/colmet/node")
-    assert [place.path for place in storage.places(target)] == ["/var/spool/colmet", "/run/colmet/node"]
-    assert "/run/colmet" in [place.path for place in storage.places(machine.target("node", user=SOMEBODY))]
-
-
-def test_rights_of_the_agents_unit_count_for_what_it_reads(machine, tmp_path):
-    (secret := tmp_path / "node.secret").write_text("")
-    secret.chmod(0o600)
-    status = "Name:\tcolmet-node\nUid:\t12345\t12345\t12345\t12345\nCapEff:\t%016x\n"
-    for held, missing in ((0, str(secret)), (1 << 2, "")):
-        machine.write("/proc/9/status", status % held)
-        user = machine.target("node", status={"pid": 9}).user
-        assert user.uid == 12345 and storage.missing_right(str(secret), user, os.R_OK, str(tmp_path)) == missing
-        assert storage.missing_right(str(secret), user, os.W_OK, str(tmp_path)) == str(secret)
-
-
 def test_a_backend_that_is_off_and_an_output_that_is_away_are_reported(machine):
     off = changed(changed(NODE, "backends.0.on", False), "backends.0.why", "no right")
     findings = find(daemon.check_health, machine.target("node", status=off))
@@ -715,41 +392,18 @@ def test_a_backend_that_is_off_and_an_output_that_is_away_are_reported(machine):
     assert finding.level == FAIL and "hdf5 away" in finding.found and "`colmet status collector`" in finding.remedy
 
 
-def test_a_clock_that_nothing_keeps_right_and_one_that_is_ahead_are_reported(machine, monkeypatch):
-    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(False, 16.0))
-    finding = problem(clock.check_clock, machine.target())
-    assert "not synchronised" in finding.found and "`timedatectl set-ntp true`" in finding.remedy
-    monkeypatch.setattr(clock, "read_clock", lambda: clock.KernelClock(True, 0.01))
-    ahead = changed(COLLECTOR, "senders.worst.0.lag_s", -7.25)
-    finding = problem(clock.check_clock, machine.target("collector", status=ahead))
-    assert "node-1 by 7.2 s" in finding.found and "`chronyc makestep`" in finding.remedy
-
-
-def test_the_clock_of_this_machine_is_read():
-    try:
-        assert 0 <= clock.read_clock().max_error_s < 1e6
-    except PermissionError:
-        skip_refused("adjtimex is not allowed")
-
-
-def test_a_collector_that_may_open_few_files_is_reported(machine):
-    machine.write("/proc/9/limits", "Limit  Soft Limit  Hard Limit  Units\nMax open files  1024  4096  files\n")
-    finding = problem(daemon.check_open_files, machine.target("collector", status={**COLLECTOR, "pid": 9}))
-    assert "1024 files" in finding.found and "LimitNOFILE=65536" in finding.remedy
-
-
 # -- configuration --
 
 
 @pytest.mark.parametrize(
     ("side", "line", "found"),
     [
-        ("node", "sample-perod = 5", ":2: sample-perod: no such option; did you mean sample-period?"),
-        ("node", "sample-period = [", ":2: not TOML"),
+        ("node", "sample-perod = 5", ".toml: sample-perod: no such option; did you mean sample-period?"),
+        ("node", "sample-period = [", ".toml: not TOML"),
         ("node", 'enable-perfhw = true\nperfhw-list = ["nonsense::"]', "perfhw-list"),
         ("collector", "verbose = 2", "no output chosen"),
         ("collector", "enable-stdout-backend = true\nhttp-open = true", "--http-open has no effect"),
-        ("node", "zeromq-uri = head", ":2: not TOML: Invalid value; texts are in quotes"),
+        ("node", "zeromq-uri = head", "; texts are in quotes"),
     ],
 )
 def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, found):
@@ -759,20 +413,6 @@ def test_a_line_of_the_file_that_cannot_be_used_is_named(machine, side, line, fo
     finding = problem(daemon.check_configuration, target)
     assert finding.level == FAIL and found in finding.found and target.argv == ["--config", str(path)]
     assert find_sides(machine.host) == [side]
-
-
-def test_a_deprecated_option_is_named(machine, monkeypatch):
-    build = node_main.full_parser
-
-    def with_one():
-        parser = build()
-        parser.add_argument("--old", type=int, help=cli.Deprecated("1.1.0", "use --sample-period"))
-        return parser
-
-    monkeypatch.setattr(node_main, "full_parser", with_one)
-    machine.write("/etc/colmet/node.toml", "old = 3\n").chmod(0o644)
-    finding = problem(daemon.check_configuration, Target("node", machine.host))
-    assert finding.level == WARN and "--old is deprecated since 1.1.0, use --sample-period" in finding.found
 
 
 def test_what_the_daemon_s_user_cannot_read_is_reported_to_root(machine, root, public):
@@ -813,16 +453,6 @@ def test_the_working_directory_of_another_user_ends_no_check(machine, root, tmp_
     assert in_child(look) == 0
 
 
-def test_a_file_that_only_root_may_read_is_not_to_be_corrected(machine, monkeypatch, as_user):
-    machine.write("/etc/colmet/node.toml", "")
-    monkeypatch.setattr(os, "access", lambda path, mode, effective_ids: False)
-    target = machine.target("node")
-    target.is_given = False
-    monkeypatch.setattr(Target, "problem", f"{target.config}: Permission denied")
-    finding = problem(daemon.check_configuration, target)
-    assert finding == warn(f"could not be checked: {target.config}: Permission denied", "`sudo colmet doctor --node`")
-
-
 def test_options_of_the_units_environment_file_count(machine):
     machine.write("/etc/default/colmet-collector", "# comment\nOPTIONS=\"--hdf5-filepath '/a b/c'\"\n")
     assert Target("collector", machine.host).argv == ["--hdf5-filepath", "/a b/c"]
@@ -852,40 +482,13 @@ def leftovers(machine, side="node", *argv):
     return find(daemon.check_leftovers, machine.target(side, *(argv or URI), status={**NODE, "pid": 12}))
 
 
-def test_a_second_node_of_this_machine_is_reported_without_a_kill(machine, others):
+def test_other_daemons_of_this_machine_are_reported_without_a_kill(machine, others):
     others(77, "/user.slice/user-0.slice/session-3.scope", *URI)
-    others(78, "/system.slice/old-colmet.service", *URI)
-    by_hand, unit = leftovers(machine)
-    assert by_hand.level == unit.level == WARN
-    assert "process 77, started by hand" in by_hand.found and "`ps -fp 77`" in by_hand.remedy
-    assert (
-        "process 78, of old-colmet.service" in unit.found
-        and "`systemctl disable --now old-colmet.service`" in unit.remedy
-    )
-    assert "kill" not in f"{by_hand.remedy} {unit.remedy}"
-
-
-def test_what_may_run_beside_a_node_is_in_order(machine, others):
     others(70, "/docker/abc", *URI, space="pid:[4026532999]")
-    others(71, "/user.slice/user-0.slice/session-3.scope", "--zeromq-uri", "tcp://trial:5556")
-    others(72, "/system.slice/colmet-node.service", *URI)  # the unit's own, of which the status is not to be had
-    others(73, "/user.slice/x", *URI, parent=71)
-    assert [(one.level, one.found.partition(": ")[2]) for one in leftovers(machine)] == [
-        (PASS, "process 70, in a container, with another host name or another collector"),
-        (PASS, "process 71, started by hand, with another host name or another collector"),
-    ]
-
-
-def test_several_collectors_of_one_machine_are_in_order(machine, others):
-    others(80, "/system.slice/colmet-collector-2.service", "--zeromq-bind-uri", "tcp://0.0.0.0:6556", side="collector")
-    assert leftovers(machine, "collector", "--enable-stdout-backend") == [
-        good("another colmet-collector runs: process 80, of colmet-collector-2.service, on tcp://0.0.0.0:6556")
-    ]
-
-
-def test_the_only_daemon_may_be_the_one_that_cannot_be_asked(machine, others):
-    others(81, "/user.slice/x", *URI)
-    assert find(daemon.check_leftovers, machine.target("node", *URI)) == [good("nothing")]
+    others(73, "/user.slice/x", *URI, parent=77)
+    (finding,) = leftovers(machine)
+    assert finding.level == WARN and "process 77" in finding.found and "`ps -fp 77`" in finding.remedy
+    assert "kill" not in finding.remedy
 
 
 @pytest.mark.parametrize(
@@ -941,17 +544,22 @@ def test_a_daemon_that_may_not_be_asked_is_taken_for_roots(machine, as_user):
     target.denied, target.unreachable = True, "/run/colmet/node.sock: permission denied"
     finding = problem(daemon.check_running, target)
     assert finding.level == WARN and "`sudo colmet doctor --node`" in finding.remedy and target.user.uid == 0
-    for check in (daemon.check_health, daemon.check_versions, daemon.check_open_files):
-        finding = problem(check, target)
-        assert finding.level == WARN and "could not be checked: this user may not ask it" in finding.found
+    finding = problem(daemon.check_health, target)
+    assert finding.level == WARN and "could not be checked: this user may not ask it" in finding.found
     machine.write("/proc/self/status", "CapEff:\t0000000000000000\n")
-    finding = problem(kernel.check_perf, machine.target("node", "--enable-perfhw"))
-    assert finding.level == WARN, "root may be able to"
     finding = problem(
-        software.check_backends,
+        node.check_backends,
         machine.target("node", "--enable-RAPL", "--disable-procstats", "--disable-taskstats"),
     )
     assert finding.level == WARN, "root may be able to"
+
+
+def test_a_clock_that_nothing_keeps_right_is_reported(machine):
+    target = machine.target(has_systemd=True)
+    for answer, level in (("yes", PASS), ("no", WARN)):
+        machine.write("/usr/bin/timedatectl", f"#!/bin/sh\necho {answer}\n").chmod(0o755)
+        (finding,) = find(storage.check_clock, target)
+        assert finding.level == level and (level == PASS or "`timedatectl set-ntp true`" in finding.remedy)
 
 
 # -- libraries --
@@ -961,20 +569,9 @@ def test_plug_ins_are_named_and_one_that_is_not_loaded_is_a_failure_with_its_rea
     entry = plugins.EntryPoint("mine", "site_mine:Mine", "site_mine 1.0")
     found = plugins.Backends(node_main.load_backends().classes, [entry], [f"{entry}: no such module"])
     monkeypatch.setattr(node_main, "load_backends", lambda: found)
-    failed, loaded = find(software.check_plugins, machine.target())
+    failed, loaded = find(daemon.check_plugins, machine.target())
     assert failed.level == FAIL and "mine = site_mine:Mine of site_mine 1.0: no such module" in failed.found
     assert loaded.found == "plug-in: mine = site_mine:Mine of site_mine 1.0"
-
-
-def test_a_module_that_is_missing_or_too_old_is_reported_with_the_command(machine, monkeypatch):
-    versions = {"pyzmq": None, "msgpack": "0.9.9"}
-    real = software.version_of
-    monkeypatch.setattr(software, "version_of", lambda name: versions[name] if name in versions else real(name))
-    findings = {finding.found.split()[-4]: finding for finding in find(software.check_modules, machine.target())}
-    assert {finding.level for finding in findings.values()} == {FAIL}
-    texts = [finding.found for finding in findings.values()]
-    assert "the Python module pyzmq is not installed" in texts and "msgpack 0.9.9 is older than >=1.0.3" in texts
-    assert any(re.search(r"-m pip install 'pyzmq>=24'", finding.remedy) for finding in findings.values())
 
 
 @pytest.mark.parametrize(
@@ -1003,23 +600,6 @@ def test_a_library_that_is_there_and_cannot_be_loaded_is_reported(machine, monke
     else:
         assert "cannot be loaded" in by_check["running"].found
     assert not any("defect" in result.finding.found for result in results)
-
-
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        ("pyzmq>=24", ("pyzmq", (24,))),
-        ('numpy>=1.24,<2; python_version < "3.0"', None),
-        ("numpy (>=1.24) ; python_version >= '3.9'", ("numpy", (1, 24))),
-        ("rich>=13.3; extra == 'tools'", ("rich", (13, 3))),
-        ("pyasyncore", ("pyasyncore", ())),
-        ("-r other.txt", None),
-    ],
-)
-def test_requirements_are_read_as_pip_writes_them(line, expected):
-    found = software.parse_requirement(line)
-    assert (found and found[:2]) == expected
-    assert found is None or found.extra == ("tools" if "extra" in line else "")
 
 
 # -- network --
@@ -1097,12 +677,6 @@ def test_a_listener_that_sends_nothing_hangs_or_is_slow(machine, monkeypatch):
     assert finding.level == FAIL and "sends no greeting within" in finding.found and "overloaded" in finding.remedy
 
 
-def test_a_slow_collector_is_waited_for(machine, monkeypatch):
-    monkeypatch.setattr(network, "CONNECT_S", 0.2)
-    with listener(zmtp.greeting(), after_s=0.5) as port:
-        assert reach(machine, port).level == PASS
-
-
 def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
     with listener(zmtp.greeting()) as port:
         argv = ("--zeromq-uri", f"tcp://127.0.0.1:{port}", "--zeromq-link-uri", f"tcp://127.0.0.1:{free_port()}")
@@ -1110,34 +684,12 @@ def test_a_closed_port_for_acknowledgements_is_a_warning(machine):
     assert finding.level == WARN and "acknowledgements" in finding.found and "open that port, too" in finding.remedy
 
 
-def test_a_port_that_the_service_manager_holds_is_the_collectors(machine, monkeypatch):
-    """It is held by both while the collector runs, and by the one alone while it does not."""
-    with socket.create_server(("127.0.0.1", 0)) as held:
-        uri = f"tcp://127.0.0.1:{held.getsockname()[1]}"
-        argv = ("--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", "")
-        monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init"), (4711, "colmet-collector -v")])
-        (finding,) = find(network.check_ports, machine.target("collector", *argv))
-        assert finding.level == PASS and "process 4711, colmet-collector" in finding.found
-        monkeypatch.setattr(network, "_holders", lambda host, port: [(1, "/sbin/init")])
-        (finding,) = find(network.check_ports, machine.target("collector", *argv))
-        assert finding.level == PASS and "held by the service manager until" in finding.found
-
-
 def test_a_port_that_somebody_else_has_is_reported_with_who_it_is(machine):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         uri = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
         target = Target("collector", doctor.Host(), ["--zeromq-bind-uri", uri, "--zeromq-link-bind-uri", ""])
         finding = problem(network.check_ports, target)
-    assert (
-        finding.level == FAIL and f"taken by process {os.getpid()}" in finding.found and "`ss -ltnp" in finding.remedy
-    )
-
-
-def test_a_control_socket_over_tcp_is_listened_on_too(machine):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        finding = problem(network.check_ports, machine.target("node", "--control-socket", f"tcp://127.0.0.1:{port}"))
-    assert finding.level == FAIL and finding.found.startswith(f"--control-socket tcp://127.0.0.1:{port}: taken by ")
+    assert finding.level == FAIL and "taken by another process" in finding.found and "`ss -ltnp" in finding.remedy
 
 
 def test_an_address_of_another_machine_cannot_be_listened_on(machine):
@@ -1150,23 +702,6 @@ def test_an_address_of_another_machine_cannot_be_listened_on(machine):
         and "no address of this machine" in finding.found
         and "`ip -brief address`" in finding.remedy
     )
-
-
-def test_a_database_that_is_away_is_reported(machine):
-    url = f"http://127.0.0.1:{free_port()}"
-    finding = problem(network.check_databases, machine.target("collector", "--elastic-host", url))
-    assert finding.level == FAIL and "refused" in finding.found and "waits in the journal" in finding.remedy
-
-
-def test_batch_systems_answer_or_are_named_with_a_remedy(machine, monkeypatch):
-    target = machine.target("collector", "--archive-batch", "slurm")
-    monkeypatch.setenv("PATH", "/nowhere")
-    finding = problem(network.check_batch_systems, target)
-    assert finding.level == WARN and "squeue is not in PATH" in finding.found and "PATH of the unit" in finding.remedy
-    asked = [{"name": "slurm", "why": "", "failing_s": 0.0}, {"name": "oar", "why": "returned 2", "failing_s": 9.0}]
-    target.status = changed(COLLECTOR, "outputs.0.batch_systems", asked)
-    well, wrong = network.check_batch_systems(target)
-    assert (well.level, well.found, wrong.level) == (PASS, "slurm answers", WARN) and "oar=URL" in wrong.remedy
 
 
 # -- keys --
@@ -1202,12 +737,6 @@ def test_a_secret_that_others_can_read_is_reported_with_the_command(machine, key
     finding = problem(network.check_keys, machine.target(side, *getattr(keys, side)))
     assert finding.level == FAIL and "others can read it" in finding.found
     assert f"chmod 600 {keys.secrets[side]}" in f"{finding.found} {finding.remedy}"
-
-
-def test_a_secret_that_the_daemons_user_cannot_read_is_reported(machine, keys, root):
-    finding = problem(network.check_keys, machine.target("collector", *keys.collector, user=SOMEBODY))
-    assert finding.level == FAIL and "runs as somebody, who cannot read" in finding.found
-    assert f"`chown somebody {keys.secrets['collector']}" in finding.remedy
 
 
 def test_a_secret_of_the_daemons_user_is_fine_whoever_runs_the_doctor(machine, keys, root, tmp_path):
@@ -1260,69 +789,11 @@ def test_a_collector_that_does_not_know_this_nodes_key(machine, keys):
     assert f"`colmet enrol --replace {socket.gethostname()}`" in finding.remedy
 
 
-def test_a_node_that_is_about_to_be_let_in_is_said_to_wait(machine, keys):
-    with listener(zmtp.greeting(b"CURVE")) as port:
-        status = changed(changed(NODE, "collectors.0.uri", f"tcp://127.0.0.1:{port}"), "collectors.0.since_s", 5.0)
-        status = changed(status, "collectors.0.state", "not heard of yet")
-        finding = problem(
-            network.check_keys, machine.target("node", *keys.node, status=status, user=User.of(os.geteuid()))
-        )
-    assert finding.level == WARN and "has not let this node in yet" in finding.found and "in a minute" in finding.remedy
-
-
 def test_the_pair_of_another_host_is_reported_before_anything_is_sent(machine, keys, monkeypatch):
     monkeypatch.setattr(socket, "gethostname", lambda: "node-7")
     finding = problem(network.check_keys, machine.target("node", *keys.node))
     assert finding.level == FAIL and f"was made for {keys.host}, and this host is node-7" in finding.found
     assert "`colmet enrol node-7`" in finding.remedy
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "found", "remedy"),
-    [
-        ("connections", {"unknown_key": 3}, "3 connections with an unknown key refused", "why=unknown_key"),
-        ("connections", {"handshake_failed": 11}, "11 connections without a key", "'it has no key'` shows from where"),
-        ("senders.worst.0.foreign", 1, "1 message with the key of node-1", "'key of another host'` names it"),
-        (
-            "senders.shared_names",
-            {"n1": ["[10.0.0.1] a", "[10.0.0.2] b"]},
-            "two machines send as n1: [10.0.0.1] a",
-            "hostnamectl",
-        ),
-    ],
-)
-def test_what_the_collector_knows_of_its_nodes_is_reported_with_the_remedy(machine, path, value, found, remedy):
-    finding = problem(network.check_senders, machine.target("collector", status=changed(COLLECTOR, path, value)))
-    assert finding.level == WARN and found in finding.found and remedy in finding.remedy
-
-
-def test_a_collector_of_whose_nodes_all_is_well(machine):
-    status = changed(COLLECTOR, "connections", {"handshake_failed": 2})  # of a doctor on a node
-    assert find(network.check_senders, machine.target("collector", status=status)) == [
-        good("nothing is wrong with them")
-    ]
-
-
-@pytest.mark.parametrize(
-    ("why", "remedy"),
-    [
-        ("index blocked by: [TOO_MANY_REQUESTS/12/disk usage exceeded flood-stage watermark", "free disk space on"),
-        ("SSLError: [SSL: WRONG_VERSION_NUMBER] wrong version number", "speaks http, not https"),
-        ("No space left on device", "see under disk"),
-        ("something else", "`colmet status collector`"),
-    ],
-)
-def test_the_remedy_of_an_output_that_is_away_is_by_what_it_says(machine, why, remedy):
-    status = COLLECTOR
-    for path, value in (("available", False), ("away_s", 500.0), ("why", why)):
-        status = changed(status, f"outputs.0.{path}", value)
-    finding = problem(daemon.check_health, machine.target("collector", status=status))
-    assert finding.level == FAIL and remedy in finding.remedy
-
-
-def test_half_of_the_keys(machine, keys, as_root):
-    finding = problem(network.check_keys, machine.target("node", *keys.node[:2]))
-    assert finding.level == FAIL and "--zeromq-curve-collector is missing" in finding.found
 
 
 # -- how checks are carried out --
@@ -1388,8 +859,8 @@ def test_a_backend_that_hangs_is_named_and_the_others_go_on(machine, monkeypatch
         def close(self):
             pass
 
-    monkeypatch.setattr(software, "BACKEND_S", 0.2)
-    stuck, fast = find(software.check_backends, machine.target(backends=[Backend("stuck", 3), Backend("fast", 0)]))
+    monkeypatch.setattr(node, "BACKEND_S", 0.2)
+    stuck, fast = find(node.check_backends, machine.target(backends=[Backend("stuck", 3), Backend("fast", 0)]))
     assert stuck.level == FAIL and "stuck: no answer" in stuck.found and "start without --enable-x" in stuck.remedy
     assert fast == good("fast: can measure")
 
@@ -1397,7 +868,7 @@ def test_a_backend_that_hangs_is_named_and_the_others_go_on(machine, monkeypatch
 # -- the command --
 
 RESULTS = [
-    Result("node", Check("kernel", "taskstats", ("node",), kernel.check_taskstats), good("the kernel answers")),
+    Result("node", Check("kernel", "taskstats", ("node",), node.check_ends), good("the kernel answers")),
     Result(
         "node",
         Check("network", "collectors", ("node",), network.check_collectors),
@@ -1407,22 +878,6 @@ RESULTS = [
         ),
     ),
 ]
-
-
-def test_text_is_narrow_and_plain_and_commands_stay_whole():
-    lines = list(as_text(RESULTS, only_wrong=False, width=80, colours=False))
-    text = "\n".join(lines)
-    assert text.isascii() and "\033" not in text and r"\x1b[31mname\nof a \u202ehostile" in text
-    assert any(
-        "`a command of many words that has to stay on one line, however long that line is`" in line for line in lines
-    )
-    assert max(len(line) for line in lines if "`" not in line) <= 80
-    assert lines[-1] == "1 pass, 0 WARN, 1 FAIL"
-
-
-def test_only_what_is_wrong_is_shown_and_colours_on_request():
-    text = "\n".join(as_text(RESULTS, only_wrong=True, width=80, colours=True))
-    assert "taskstats" not in text and "\033[31mFAIL\033[0m" in text and "pass" not in text
 
 
 def run(capsys, *argv):
@@ -1450,22 +905,6 @@ def test_json_has_every_finding(few, capsys):
 def test_the_exit_status_is_the_worst_level(monkeypatch, capsys, results, status):
     monkeypatch.setattr(doctor, "examine_all", lambda target: results)
     assert run(capsys, "--collector", "-q")[0] == status
-
-
-def test_whose_configuration_it_is_has_to_be_said(capsys):
-    status, said = run(capsys, "--config", "/etc/colmet/node.toml")
-    assert (
-        status == 2
-        and said.err == "colmet doctor: --config, --control-socket and DAEMON-OPTION require --node or --collector\n"
-    )
-
-
-def test_a_reader_that_goes_away_ends_it_in_silence(few, monkeypatch, tmp_path):
-    read, write = os.pipe()
-    os.close(read)
-    with os.fdopen(write, "w") as pipe:
-        monkeypatch.setattr(sys, "stdout", pipe)
-        assert colmet.main(["doctor", "--node"]) == 2
 
 
 def test_ctrl_c_ends_the_programs_that_were_asked(monkeypatch):
@@ -1511,7 +950,7 @@ def test_nothing_fails_where_both_daemons_run(tmp_path, capsys, root):
             unchecked = [one for one in report["findings"] if "could not be checked" in one["found"]]
             assert not unchecked, unchecked
         ports = [one["found"] for one in report["findings"] if one["check"] == "ports"]
-        assert ports[0] == f"--zeromq-bind-uri {uri}: process {collector.process.pid}, colmet-collector"
+        assert ports[0] == f"--zeromq-bind-uri {uri}: taken, as it should be"
     finally:
         assert (node.stop()[0], collector.stop()[0]) == (0, 0)
     with contextlib.redirect_stdout(io.StringIO()) as out:

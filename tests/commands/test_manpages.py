@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pty
 import re
+import select
 import subprocess
 from pathlib import Path
 
@@ -26,7 +29,7 @@ def made(tmp_path_factory):
 
 
 def options(parser):
-    return {name for action in parser._actions for name in action.option_strings}
+    return {name for action in parser.actions for name in action.option_strings}
 
 
 def described(text):
@@ -145,19 +148,21 @@ def test_bash_completes(made, words, expected):
     assert set(completed(made, words)) == expected
 
 
-@pytest.mark.parametrize("shell", ["zsh", "fish"])
-def test_other_shells_can_read_it(made, shell):
-    require_programs(shell)
-    for path in (made / shell).iterdir():
-        done = subprocess.run([shell, "-n", str(path)], capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
-    if shell == "fish":
-        if subprocess.run(["fish", "--no-config", "-c", ""], capture_output=True, check=False).returncode:
-            # Nothing that could be installed: fish of Debian 11 reads the user's settings.
-            pytest.skip("fish does not know --no-config")
-        script = f"for file in {made}/fish/*; source $file; end; complete -C 'colmet extract --format p'"
-        done = subprocess.run(["fish", "--no-config", "-c", script], capture_output=True, text=True, check=True)
-        assert done.stdout.split("\t")[0] == "parquet"
+@pytest.mark.slow
+def test_zsh_completes_with_the_functions_of_bash(made):
+    require_programs("zsh")
+    shell, terminal = pty.fork()
+    if not shell:
+        os.execvpe("zsh", ["zsh", "-f", "-i"], {**os.environ, "TERM": "dumb"})
+    start = f"PS1=; fpath=({made}/zsh $fpath); autoload -Uz compinit; compinit -D -u; print begun\n"
+    shown = b""
+    for text in (start, "colmet rep\t--js\t", "\x15colmet-node --wire colmet\t"):
+        os.write(terminal, text.encode())
+        while select.select([terminal], [], [], 2)[0]:
+            shown += os.read(terminal, 4096)
+    os.close(terminal)
+    os.waitpid(shell, 0)
+    assert b"colmet report " in shown and b"--json " in shown and b"--wire colmet06 " in shown
 
 
 @pytest.mark.parametrize("shell", completion.SHELLS)

@@ -126,7 +126,7 @@ def test_every_command_that_asks_an_interface_is_tried():
     found = set()
     for name, command in COMMANDS.items():
         parser = colmet.build_command_parser(name, command, importlib.import_module(command.module))
-        found.update([name for action in parser._actions if action.dest == "url"])
+        found.update([name for action in parser.actions if action.dest == "url"])
     assert found == {*TRIES, *OTHERS}
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import capabilities, owner
+from colmet.common.runtime import capabilities
 from tests.support.machine import fork
 from tests.support.other_user import in_child
 from tests.support.small_store import START, make_store
@@ -146,10 +146,10 @@ def test_a_user_whom_root_cannot_become_is_named(folder, monkeypatch):
 
     monkeypatch.setattr(capabilities, "become", refuse)
     with pytest.raises(ConfigError, match=r"belongs to user nobody, .* sudo -u nobody"):
-        owner.become_owner(str(folder.path / ARCHIVE))
+        capabilities.become_owner(str(folder.path / ARCHIVE))
 
 
 def test_in_folders_of_its_own_root_stays_root(folder):
     before = os.geteuid()
-    owner.become_owner(str(folder.victim), "/tmp/x")
+    capabilities.become_owner(str(folder.victim), "/tmp/x")
     assert os.geteuid() == before

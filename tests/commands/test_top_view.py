@@ -15,7 +15,7 @@ from colmet.commands import colmet
 from colmet.commands.top import command, screen
 from colmet.commands.top.state import ScreenState
 from colmet.common.errors import ConfigError, Unreachable
-from colmet.common.runtime.control import Control, listen
+from colmet.common.runtime.control import Control
 from tests.support.top_bed import GB, NS, Bed, many
 
 EVIL = b"\x1b[2J\xe4\xb8\xad\xcc\x81\r\nmallory"
@@ -189,7 +189,7 @@ def test_no_answer_is_reported_with_what_was_there_before(bed):
 def daemon(bed, tmp_path):
     """Where the bed answers."""
     control = Control({"top": bed.top.answer})
-    listen(str(tmp_path / "s.sock"), "collector", control)
+    control.listen(str(tmp_path / "s.sock"), "collector")
     yield str(tmp_path / "s.sock")
     control.close()
 
@@ -234,7 +234,7 @@ def test_what_cannot_be_done_is_status_2(argv, daemon, capsys):
 def test_the_collector_is_asked_before_the_node(monkeypatch):
     there = {"node"}
 
-    def ask(place, daemon, request, timeout_s, client):
+    def ask(place, daemon, request, timeout_s):
         if daemon not in there:
             raise Unreachable("not there", "absent")
         return {"daemon": daemon}

@@ -37,7 +37,6 @@ READERS = {
     "colmet/archive/columns.py": ({"allocated_cores", "read_bytes"}, "columns of job summaries have these names, too"),
     "colmet/archive/matching.py": ({"allocated_cores"}, "the same column"),
     "colmet/archive/reports.py": ({"allocated_cores", "read_bytes"}, "the same columns"),
-    "colmet/commands/doctor/versions.py": ({"pids_peak", "cpu_pressure_full"}, "columns that a kernel lacks"),
     "colmet/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
     "colmet/common/runtime/status_checks.py": (

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.runtime.readable import readable
 from colmet.common.runtime.signals import Signals
+from colmet.common.runtime.wakeup import readable
 from tests.support.place import skip_refused
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -105,20 +105,6 @@ def test_a_busy_service_manager_is_waited_for_where_it_has_to_hear(manager):
     service.close()
 
 
-def test_a_watchdog_that_could_not_be_notified_is_notified_again_soon(manager):
-    clock = Clock(100.0)
-    service = Service(manager.address, 60, clock)
-    fill(manager)
-    clock.now += 30
-    service.alive()
-    assert 0 < service.delay_s() <= 1
-    assert "WATCHDOG=1" not in manager.said()
-    clock.now += 1
-    service.alive()
-    assert manager.said() == ["WATCHDOG=1"] and service.delay_s() == 30
-    service.close()
-
-
 def test_without_a_service_manager_nothing_happens():
     environment = {"PATH": "/bin"}
     service = Service.from_environment(environment)
@@ -137,21 +123,6 @@ def test_what_the_environment_says_is_not_left_to_the_programs_we_start(manager)
     service.ready()
     assert manager.said() == ["READY=1"]
     service.close()
-
-
-@pytest.mark.parametrize(
-    "watchdog", [{"WATCHDOG_USEC": "3", "WATCHDOG_PID": "1"}, {"WATCHDOG_USEC": "-3"}, {"WATCHDOG_USEC": "9" * 30}, {}]
-)
-def test_a_watchdog_of_another_process_or_without_a_time_is_none(manager, watchdog):
-    service = Service.from_environment({"NOTIFY_SOCKET": manager.address, **watchdog})
-    assert service.delay_s() == math.inf
-    service.close()
-
-
-def test_an_address_of_another_kind_is_left_alone_and_said(caplog):
-    service = Service.from_environment({"NOTIFY_SOCKET": "vsock:2:1234"})
-    service.ready()
-    assert "neither a path nor an abstract name" in caplog.text
 
 
 def test_a_service_manager_that_has_gone_is_counted_and_ends_nothing(tmp_path, caplog):

@@ -66,13 +66,6 @@ def test_a_file_that_is_read_again_changes_what_can_change(path, caplog):
     assert daemon.settings.counters() == {"reloads": 3, "failures": 0}
 
 
-def test_the_command_line_counts_at_each_reading(path):
-    daemon = Daemon(path, "--sample-period", "1")
-    path.write_text("sample-period = 7\nnice = 4\n")
-    daemon.settings.reload()
-    assert daemon.taken == [("nice", 4)]
-
-
 def test_what_needs_a_restart_is_named_each_time_until_it_is_so(path, caplog):
     daemon = Daemon(path)
     path.write_text("sample-period = 2\nnice = 4\nwire = 'colmet06'\nstate-dir = '/x'\n")
@@ -110,18 +103,6 @@ def test_all_values_are_taken_or_none(path):
     assert daemon.taken == [] and daemon.settings.value("sample_period") == 2.0
     assert daemon.settings.change({"sample_period": 1.0, "nice": 3}) == {"sample_period": (2.0, 1.0)}
     assert daemon.taken == [("period", 1.0)] and daemon.settings.value("sample_period") == 1.0
-
-
-def test_the_verbosity_changes_at_once(path):
-    root = logging.getLogger()
-    before = root.level
-    try:
-        daemon = Daemon(path)
-        for count, level in ((1, logging.INFO), (2, logging.DEBUG), (9, logging.DEBUG), (0, logging.WARNING)):
-            daemon.settings.change({"verbose": count})
-            assert root.level == level
-    finally:
-        root.setLevel(before)
 
 
 def test_without_a_file_there_is_nothing_to_read(caplog):

@@ -576,5 +576,5 @@ def test_the_page_that_documents_it_names_every_option():
     documented = (Path(__file__).parents[2] / "docs/tools/mem.md").read_text()
     parser = colmet.cli.Parser(prog="colmet mem")
     command.add_options(parser)
-    names = {name for action in parser._actions for name in action.option_strings}
+    names = {name for action in parser.actions for name in action.option_strings}
     assert len(names) > 10 and not [name for name in names if f"`{name}" not in documented]

@@ -203,7 +203,7 @@ def test_rows_are_packed_as_the_schema_says():
 
 def test_every_backend_counts_only_what_there_is_a_column_for():
     parser = build_parser(load(NAMES))
-    names = [name for action in parser._actions for name in action.option_strings]
+    names = [name for action in parser.actions for name in action.option_strings]
     wanted = [name for name in names if name.startswith("--enable-")]
     options = parser.parse_args(wanted)
     for cls in load(NAMES):

@@ -7,14 +7,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cpus import MAX_CPUS, parse_cpu_list
-from colmet.node.system.host import Host
 from colmet.node.system.placement import Placement
 from tests.support.place import skip_refused
 
@@ -33,21 +31,6 @@ from tests.support.place import skip_refused
 )
 def test_a_list_of_cpus_is_read(text, cpus):
     assert parse_cpu_list(text) == cpus
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("x", "-", "1-", "-1", "3-1", "1,,2", "1,", ",1", "1 2", "0x1", "+1", "1_0", "1-2-3", "0-3:2/4", "1.0", "\0"),
-        *("65536", "0-65536", "9" * 5000, "0-99999999999999999999", "3,1", "1,1", "0-3,3-5", "0-65535," * 30000),
-        *("٣", b"\xff", b"\xd9\xa3"),
-    ],
-)
-def test_what_is_no_list_of_cpus_is_refused_at_once(text):
-    started = time.process_time()
-    with pytest.raises(ValueError, match=r"CPU|ascending|codec"):
-        parse_cpu_list(text)
-    assert time.process_time() - started < 0.5
 
 
 class FakeJob(Job):
@@ -137,18 +120,6 @@ def test_when_jobs_have_every_cpu_the_agent_runs_on_all_it_was_started_on(fake, 
     assert threads.cpus[10] == set(range(8)) == placement.cpus
 
 
-def test_nothing_is_read_or_moved_while_no_job_comes_or_goes(fake, job, monkeypatch):
-    threads = Threads(fake)
-    placement = threads.placement()
-    jobs = [job(1, "0-3"), FakeJob(fake.host, 2), job(3)]
-    placement.update(jobs)
-    monkeypatch.setattr(Host, "read", None)
-    calls = threads.calls
-    for _ in range(3):
-        placement.update(list(jobs))
-    assert threads.calls == calls == 3
-
-
 @pytest.mark.parametrize("before", ["\n", "0-7\n", "0-63\n"])
 def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, job, before):
     threads = Threads(fake)
@@ -164,15 +135,6 @@ def test_a_cpuset_that_is_filled_after_it_was_made_is_looked_at_again(fake, job,
     assert threads.cpus[10] == {3, 4, 5, 7}, "once filled it is not read again"
 
 
-def test_a_file_that_is_no_list_is_counted_and_reported_once(fake, job, caplog):
-    threads = Threads(fake)
-    placement = threads.placement()
-    for n in range(1, 6):
-        placement.update([job(n, "what?")])
-    assert placement.failures == 5 and caplog.text.count("cannot learn which CPUs") == 1
-    assert threads.calls == 0
-
-
 def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake, job, caplog):
     threads = Threads(fake, refuse=dict.fromkeys((10, 11, 12), errno.EPERM))
     placement = threads.placement()
@@ -182,13 +144,6 @@ def test_what_the_system_refuses_is_reported_once_counted_and_ends_nothing(fake,
     assert placement.failures == 3 + 4 * 3
     assert caplog.text.count("run on the CPUs") == 1 and caplog.text.count("lower priority") == 1
     assert placement.cpus == frozenset(range(8))
-
-
-def test_after_cpus_were_unplugged_it_runs_where_it_can(fake, job):
-    threads = Threads(fake, refuse={10: lambda cpus: set(cpus) == {7}})
-    placement = threads.placement()
-    placement.update([job(1, "0-6")])
-    assert threads.cpus[10] == set(range(8)) and placement.failures == 1
 
 
 def test_priority_is_lowered_and_never_raised(fake):

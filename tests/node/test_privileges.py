@@ -14,9 +14,7 @@ from pathlib import Path
 import pytest
 
 from colmet.common.runtime import capabilities
-from colmet.common.runtime.capabilities import NUMBERS, bits
-from colmet.common.runtime.startup import load
-from colmet.node.backends import NAMES
+from colmet.common.runtime.capabilities import bits
 from colmet.node.system.privileges import CORE, choose, drop, suggest
 from tests.support.daemons import Daemon
 from tests.support.other_user import in_child
@@ -28,32 +26,11 @@ PERF = ("--enable-perfhw", "--perfhw-list", "page_faults", "task_clock")  # coun
 ALL = sum(1 << number for number in range(41))
 
 
-def test_what_is_not_held_cannot_be_kept():
-    assert choose({"CAP_NET_ADMIN", "CAP_SYS_PTRACE"}, bits({"CAP_NET_ADMIN", "CAP_SYS_ADMIN"})) == {"CAP_NET_ADMIN"}
-
-
 def test_perf_events_take_sys_admin_where_there_is_no_right_of_their_own():
     old = ALL & ~bits({"CAP_PERFMON"})  # before Linux 5.8
     assert choose({"CAP_PERFMON"}, ALL) == {"CAP_PERFMON"}
     assert choose({"CAP_PERFMON"}, old) == {"CAP_SYS_ADMIN"}
     assert choose({"CAP_NET_ADMIN"}, old) == {"CAP_NET_ADMIN"}
-
-
-@pytest.mark.parametrize("cls", load(NAMES), ids=list(NAMES))
-def test_backends_ask_for_rights_that_are_known(cls):
-    assert cls.capabilities <= NUMBERS.keys()
-
-
-def test_who_has_no_rights_gives_nothing_up(other_user):
-    code = f"""if True:
-        import logging, os
-        from colmet.node.system.privileges import drop
-        os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
-        logging.basicConfig(level=0)
-        drop(["CAP_NET_ADMIN"])
-    """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not done.stderr
 
 
 def test_a_refusal_is_logged_and_nothing_ends(monkeypatch, caplog):
@@ -226,13 +203,6 @@ def test_the_remedy_is_that_of_the_place(monkeypatch, held, bounding, over_machi
     assert suggest("CAP_NET_ADMIN", "CAP_SYS_PTRACE").startswith(remedy.partition(", or give")[0])
     assert remedy in suggest("CAP_NET_ADMIN")
     assert capabilities.has_all() == (not bounding or held == ALL)
-
-
-def test_what_the_kernel_says_of_this_process_is_what_its_files_say():
-    status = dict(re.findall(r"^Cap(\w+):\t(\w+)$", Path("/proc/self/status").read_text(), re.M))
-    answers = (capabilities.held(), capabilities.permitted(), capabilities.bounding())
-    assert answers == tuple(int(status[name], 16) for name in ("Eff", "Prm", "Bnd"))
-    assert capabilities.hold_for_machine() == (os.readlink("/proc/self/ns/user") == "user:[4026531837]")
 
 
 def test_a_user_who_cannot_be_become_leaves_the_groups_as_they_were(root, monkeypatch):

@@ -83,31 +83,11 @@ def test_answers_come_in_the_order_of_the_questions_and_an_error_is_an_answer(tr
     assert tree.host.processes.unanswered == tree.host.processes.left_out == 0
 
 
-def test_nothing_to_ask_needs_no_thread(tree):
-    before = threading.active_count()
-    assert tree.host.processes.ask([]) == []
-    assert threading.active_count() == before
-
-
 def test_one_that_does_not_answer_costs_its_own_answer_and_a_moment(tree, ask, caplog):
     answers = ask(*(tree.question(pid) for pid in (tree.answering(10), tree.silent(11), tree.answering(12))))
     assert answers == [b"io of 10", NO_ANSWER, b"io of 12"]
     assert ask.took_s[0] < 1
     assert "a process does not answer pid=11 of=alice unanswered=1 blocked_in='S " in caplog.text
-
-
-def test_an_answer_that_comes_late_does_not_change_what_was_returned():
-    asked = Processes()
-    blocked, wake = os.pipe()
-    try:
-        answers = asked.ask([Question(1, "alice", lambda: os.read(blocked, 1)), Question(2, "alice", lambda: 2)])
-    finally:
-        os.close(wake)
-    while asked.waiting:
-        asked.ask([])
-    os.close(blocked)
-    asked.close()
-    assert answers == [NO_ANSWER, 2]
 
 
 def test_it_is_not_asked_again_before_it_has_answered(tree, ask):
@@ -235,31 +215,9 @@ def test_a_thread_that_computes_beside_costs_no_answer():
         asked.close()
 
 
-def test_many_answers_that_each_come_late_are_not_waited_for_either():
-    asked = Processes()
-    start = time.monotonic()
-    slow = [Question(n, "mallory", lambda: time.sleep(0.02)) for n in range(100)]
-    answers = asked.ask([*slow, Question(1000, "alice", lambda: "hers")])
-    assert time.monotonic() - start < 1, "all of them need 2 s"
-    assert answers[-1] == "hers"
-    assert asked.left_out > 50
-    asked.close()
-
-
 def test_no_thread_is_left(tree, ask):
     before = set(threading.enumerate())
     ask(tree.question(tree.answering(1)))
     tree.host.processes.close()
     assert set(threading.enumerate()) <= before
     assert ask(tree.question(1)) == [b"io of 1"], "and it can be used again"
-
-
-def test_one_that_nobody_holds_ends_its_thread():
-    before = set(threading.enumerate())
-    asked = Processes()
-    asked.ask([Question(1, "alice", int)])
-    del asked
-    until = time.monotonic() + 5
-    while not set(threading.enumerate()) <= before and time.monotonic() < until:
-        time.sleep(0.01)
-    assert set(threading.enumerate()) <= before

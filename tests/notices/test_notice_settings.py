@@ -92,7 +92,7 @@ def test_the_packaged_file_is_off_and_its_proposals_can_be_used(tmp_path):
 
 def test_the_page_has_every_option_and_every_rule_with_its_condition():
     text = (ROOT / "docs/tools/notices.md").read_text()
-    names = {name[2:] for action in build_parser()._actions for name in action.option_strings if name[:2] == "--"}
+    names = {name[2:] for action in build_parser().actions for name in action.option_strings if name[:2] == "--"}
     assert names - {"help", "help-all"} <= set(re.findall(r"`([a-z-]+)`", text))
     for rule in RULES.values():
         assert f"| `{rule.name}` | {rule.because} |" in text

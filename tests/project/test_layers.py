@@ -43,14 +43,13 @@ LIBRARIES = {
     ),
     "ctypes": (
         "colmet.common.runtime.capabilities",
-        "colmet.common.runtime.malloc",
+        "colmet.common.runtime.startup",
         "colmet.collector.backends.hdf5.calls",
         "colmet.collector.backends.hdf5.libhdf5",
         "colmet.node.system.clib",
         "colmet.node.kernel.netlink",
         "colmet.node.kernel.perfcounters",
         "colmet.node.backends.",
-        "colmet.commands.doctor.clock",
     ),
 }
 

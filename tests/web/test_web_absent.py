@@ -43,7 +43,7 @@ def app(bed, users, page):
 
 
 def test_the_options_named_are_options_of_the_node():
-    options = {name for action in full_parser()._actions for name in action.option_strings}
+    options = {name for action in full_parser().actions for name in action.option_strings}
     named = [word.rstrip(",;.") for rule in RULES.values() for word in rule.split() if word.startswith("--")]
     assert len(named) >= 10 and set(named) <= options
 

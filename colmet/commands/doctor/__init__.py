@@ -9,7 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator, Sequence
 
-from colmet.commands.doctor.table import CHECKS
+from colmet.commands.doctor import daemon, network, node, storage
 from colmet.commands.doctor.target import SIDES, Target, find_sides
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
@@ -17,6 +17,31 @@ from colmet.common.runtime.checks import Check, Result, as_json, as_text, quiet,
 from colmet.node.system.host import Host
 
 MAX_WIDTH = 120
+_NODE = SIDES[:1]
+CHECKS = (  # in the order of their execution
+    Check("libraries", "python modules", SIDES, daemon.check_modules),
+    Check("libraries", "plug-ins", SIDES, daemon.check_plugins),
+    Check("daemon", "configuration", SIDES, daemon.check_configuration),
+    Check("daemon", "running", SIDES, daemon.check_running),
+    Check("daemon", "health", SIDES, daemon.check_health),
+    Check("daemon", "unit", SIDES, daemon.check_unit),
+    Check("daemon", "leftovers", SIDES, daemon.check_leftovers, "nothing"),
+    Check("kernel", "task ends", _NODE, node.check_ends),
+    Check("kernel", "forks", _NODE, node.check_forks),
+    Check("kernel", "delay accounting", _NODE, node.check_delays),
+    Check("kernel", "pressure", _NODE, node.check_pressure),
+    Check("kernel", "inotify", _NODE, node.check_inotify, "limits are high enough"),
+    Check("jobs", "cgroups", _NODE, node.check_jobs),
+    Check("jobs", "controllers", _NODE, node.check_controllers),
+    Check("rights", "capabilities", _NODE, node.check_rights),
+    Check("rights", "container", _NODE, node.check_container, "the machine itself, no container"),
+    Check("measured here", "backends", _NODE, node.check_backends, bound_s=60.0),
+    Check("network", "collectors", _NODE, network.check_collectors, bound_s=30.0),
+    Check("network", "ports", SIDES, network.check_ports, "none is listened on"),
+    Check("network", "keys", SIDES, network.check_keys),
+    Check("machine", "disk", SIDES, storage.check_disk),
+    Check("machine", "clock", SIDES, storage.check_clock),
+)
 
 
 def add_options(parser: cli.Parser) -> None:

@@ -1,26 +1,39 @@
-"""Checks of the daemon: its configuration, its process, its unit, and other daemons of Colmet on the machine."""
+"""Checks of the daemon: its modules, its configuration, its process, its unit, and other daemons on the machine."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
 
 from colmet import __version__
 from colmet.commands.doctor.target import Target, arguments
-from colmet.common.errors import ColmetError
 from colmet.common.runtime.capabilities import has_all
-from colmet.common.runtime.checks import Finding, Level, Unchecked, fail, good, warn
-from colmet.common.runtime.documents import document
-from colmet.common.runtime.plural import some_of
+from colmet.common.runtime.checks import Finding, Level, fail, good, warn
+from colmet.common.runtime.installation import document, how_to_install
 from colmet.common.runtime.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
 from colmet.node.system.host import Host
 
-MAX_NAMED = 5
-_UNIT = re.compile(r"^(?:0:|\d+:name=systemd):/system\.slice/(?:[^/\n]+\.slice/)*([^/\n]+\.service)", re.MULTILINE)
-MIN_OPEN_FILES = 4096  # below it the collector warns at its start
+
+def check_modules(target: Target) -> Finding:
+    """Check that the daemon and all that it imports can be loaded."""
+    if target.damage:
+        missing = re.search(r"No module named '([^']+)'", target.damage)
+        remedy = f"`{how_to_install(missing[1])}`" if missing else "reinstall what that names, or colmet"
+        return fail(f"{target.program} cannot be loaded: {target.damage}", remedy)
+    return good(f"Python {'.'.join(map(str, sys.version_info[:3]))} in {sys.prefix}")
+
+
+def check_plugins(target: Target) -> Iterator[Finding]:
+    """Check the backends of other distributions: which are loaded, and why others are not."""
+    if target.damage:
+        return
+    for problem in target.plugins.problems:
+        yield fail(f"plug-in not loaded: {problem}", f"correct or remove its distribution ({document('plugins.md')})")
+    for entry in target.plugins.plugins:
+        yield good(f"plug-in: {entry}")
 
 
 def check_configuration(target: Target) -> Finding:
@@ -35,9 +48,6 @@ def check_configuration(target: Target) -> Finding:
     if problem:
         command = f"{target.program} --check-config{f' --config {path}' if path else ''}"
         return (fail if is_certain else warn)(problem, f"correct it; `{command}` checks it again")
-    if target.deprecated:
-        remedy = "replace it: a later major version refuses it"
-        return warn(f"{path or 'options, without a file'}: {'; '.join(dict.fromkeys(target.deprecated))}", remedy)
     return good(f"{path or 'options, without a file'}: in order{f', as user {target.user.name}' * is_certain}")
 
 
@@ -45,7 +55,10 @@ def check_running(target: Target) -> Finding:
     """Check that the daemon answers on its control socket."""
     status = target.status
     if status is not None:
-        return good(f"{target.program} {status['version']}, process {status['pid']}")
+        running = f"{target.program} {status['version']}, process {status['pid']}"
+        if status["version"] != __version__:
+            return warn(f"{running}; installed is {__version__}", f"`systemctl restart {target.program}`")
+        return good(running)
     if target.supposed:
         return good("not asked: it has other options than those given here")
     if target.denied:
@@ -82,27 +95,6 @@ def check_health(target: Target) -> Sequence[Finding]:
         Finding(verdict.level, found, remedy),
         *[warn(f"{one['name']} is off: {one['why']}", "see under measured here") for one in off],
     ]
-
-
-def check_versions(target: Target) -> Sequence[Finding]:
-    """Compare the versions of this command, the running daemon and the other side."""
-    if target.status is None:
-        silent = _silent(target)
-        return [silent._replace(found=f"this is {__version__}; {silent.found}")]
-    running, found = target.status["version"], []
-    if running != __version__:
-        what = f"{target.program} runs as {running}, and what is installed here is {__version__}"
-        found.append(warn(what, f"`systemctl restart {target.program}`"))
-    if target.side == "node":
-        others = [(one["uri"], one["version"]) for one in target.collectors]
-    else:
-        others = [(one["name"], one["version"]) for one in target.senders]
-    different = [f"{name} has {version}" for name, version in others if version and version != running]
-    if different:
-        remedy = f"they understand each other; upgrade the older side when it suits ({document('upgrade.md')})"
-        found.append(warn(f"it is {running}, and {some_of(different, MAX_NAMED)}", remedy))
-    same = "the other side has the same" if any(version for _, version in others) else "the other side reports none"
-    return found or [good(f"{running}; {same}")]
 
 
 def check_unit(target: Target) -> Finding:
@@ -145,67 +137,28 @@ def check_leftovers(target: Target) -> Iterator[Finding]:
                 f"/etc/init.d/{script} starts another Colmet beside {target.unit_name}",
                 f"`/etc/init.d/{script} stop; update-rc.d {script} disable`",
             )
-    for other in _others(target):
-        yield _judge_other(target, other)
+    daemons = _daemons(target)
+    if target.pid or len(daemons) > 1 or target.unit.get("ActiveState") == "active":
+        # a single one may be the examined daemon, if that cannot be asked
+        for pid in daemons:
+            text = f"another {target.program} runs: process {pid}"
+            if target.side == "collector":
+                yield good(text)
+            else:
+                yield warn(
+                    f"{text}. Both measure this machine, and a collector takes the data of one",
+                    f"see what it is: `ps -fp {pid}`; if it is left over, one of Colmet 0.6 perhaps, stop it",
+                )
 
 
-class OtherDaemon(NamedTuple):
-    """Another daemon of the same side on this machine."""
-
-    pid: int
-    unit: str  # of systemd; "" for none
-    is_contained: bool  # in a container
-    # addresses of a node's collectors, or of a collector's listeners; empty if its options are unreadable
-    places: frozenset[str]
-
-
-def _others(target: Target) -> list[OtherDaemon]:
-    host, found = target.host, []
-    numbers = [int(name) for name in host.names("/proc") if name.isdigit()]
-    lines = {pid: argv for pid in numbers if (argv := arguments(host, pid, target.side)) is not None}
-    for pid, argv in sorted(lines.items()):
-        unit = _unit_of(host, pid)
-        if pid != target.pid and unit != target.unit_name and _parent(host, pid) not in lines:
-            found.append(OtherDaemon(pid, unit, _is_contained(host, pid), _places(Target(target.side, host, argv))))
-    # a single one may be the examined daemon, if that cannot be asked
-    return found if target.pid or len(found) > 1 or target.unit.get("ActiveState") == "active" else []
-
-
-def _judge_other(target: Target, other: OtherDaemon) -> Finding:
-    where = "in a container" if other.is_contained else f"of {other.unit}" if other.unit else "started by hand"
-    text = f"another {target.program} runs: process {other.pid}, {where}"
-    mine = _places(target)
-    if target.side == "collector":
-        return good(f"{text}, on {', '.join(other.places)}" if other.places else text)
-    if other.is_contained or (mine and other.places and not mine & other.places):
-        return good(f"{text}, with another host name or another collector")
-    return warn(
-        f"{text}. Both measure this machine: the collector refuses the rows of one of them",
-        f"if it is left over, one of Colmet 0.6 perhaps: `systemctl disable --now {other.unit}`"
-        if other.unit
-        else f"see what it is: `ps -fp {other.pid}`; if it is left over, one of Colmet 0.6 perhaps, stop it",
-    )
-
-
-def _places(daemon: Target) -> frozenset[str]:
-    """Return the addresses of a node's collectors, or of a collector's listeners."""
-    try:
-        if daemon.side == "collector":
-            return frozenset([daemon.options.zeromq_bind_uri])
-        from colmet.node.delivery.link import collectors
-
-        return frozenset(collectors(daemon.options))
-    except (ColmetError, Unchecked):
-        return frozenset()
-
-
-def _unit_of(host: Host, pid: int) -> str:
-    """Return the systemd service of a process; "" for none, as in a session."""
-    try:
-        match = _UNIT.search(host.read_start(f"/proc/{pid}/cgroup", 1 << 16).decode("utf-8", "replace"))
-    except OSError:
-        return ""
-    return match[1] if match else ""
+def _daemons(target: Target) -> list[int]:
+    """Return the other daemons of this side on the machine, without those in containers and without children."""
+    host = target.host
+    pids = [int(name) for name in host.names("/proc") if name.isdigit()]
+    known = {pid for pid in pids if arguments(host, pid, target.side) is not None}
+    return [
+        pid for pid in sorted(known) if pid != target.pid and _parent(host, pid) not in known and _is_outside(host, pid)
+    ]
 
 
 def _parent(host: Host, pid: int) -> int:
@@ -216,23 +169,9 @@ def _parent(host: Host, pid: int) -> int:
         return 0
 
 
-def _is_contained(host: Host, pid: int) -> bool:
-    """Return whether a process has a PID namespace of its own; False if unreadable."""
+def _is_outside(host: Host, pid: int) -> bool:
+    """Return whether a process has the PID namespace of this one; True if unreadable."""
     try:
-        return host.link(f"/proc/{pid}/ns/pid") != host.link("/proc/self/ns/pid")
+        return host.link(f"/proc/{pid}/ns/pid") == host.link("/proc/self/ns/pid")
     except OSError:
-        return False
-
-
-def check_open_files(target: Target) -> Finding:
-    """Check the limit on open files and connections of the running collector."""
-    if not target.pid:
-        return _silent(target)
-    match = re.search(rb"^Max open files +(\d*)", target.host.read(f"/proc/{target.pid}/limits"), re.MULTILINE)
-    limit = int(match[1] or 1 << 30) if match else 0
-    if limit < MIN_OPEN_FILES:
-        return warn(
-            f"it may have {limit} files open: fewer nodes than that can connect",
-            "LimitNOFILE=65536 in its unit (`systemctl edit colmet-collector`), or `ulimit -n 65536` before it starts",
-        )
-    return good(f"up to {limit:,}")
+        return True

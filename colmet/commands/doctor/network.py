@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import re
-import shutil
 import socket
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import urlsplit
+from collections.abc import Iterator
+from typing import NamedTuple
 
-from colmet.commands.doctor.storage import missing_right
 from colmet.commands.doctor.target import Target
 from colmet.common.errors import ConfigError
 from colmet.common.runtime.checks import Finding, Level, fail, good, severe, take_warnings, warn
-from colmet.common.runtime.plural import counted
-from colmet.common.runtime.status_checks import judge_batch_systems, judge_keys, shared_remedy, shared_text
-from colmet.node.system.host import Host
+from colmet.common.runtime.quantities import counted
 
-if TYPE_CHECKING:
-    pass
-
-INIT = 1  # the service manager's process
 CONNECT_S = 2.0
 GREETING_S = 8.0  # a busy machine connects at once, and its programs are slow
 WAITED_S, SETTLED_S = 3.0, 10.0  # usual and longest time for the acceptance of a node
@@ -195,8 +185,6 @@ def check_ports(target: Target) -> Iterator[Finding]:
     if options.metrics_listen:
         listen = TcpAddress(*options.metrics_listen)
         wanted.append(("--metrics-listen", listen, f"{listen.host}:{listen.port}"))
-    if (options.control_socket or "").startswith("tcp:"):
-        wanted.append(("--control-socket", address_of(options.control_socket), options.control_socket))
     for option, address, text in wanted:
         yield _check_port(target, option, address, text)
 
@@ -207,19 +195,11 @@ def _check_port(target: Target, option: str, address: TcpAddress | None, text: s
     problem = _try_to_bind(address)
     if problem is None:
         return good(f"{option} {text}: free")
+    if problem == errno.EADDRINUSE and (target.pid or target.unit.get("ActiveState") == "active"):
+        return good(f"{option} {text}: taken, as it should be")
     if problem == errno.EADDRINUSE:
-        holders = _holders(target.host, address.port)
-        for pid, name in holders:
-            if pid == target.pid or (not target.pid and target.program in name):
-                return good(f"{option} {text}: process {pid}, {target.program}")
-        if target.pid and not holders:
-            return good(f"{option} {text}: taken, as it should be; by whom this user cannot see")
-        if not target.pid and INIT in [pid for pid, _ in holders]:
-            return good(f"{option} {text}: held by the service manager until {target.program} runs")
-        pid, name = holders[0] if holders else (0, "")
-        who = f"process {pid}, {name}" if pid else "another process"
         return fail(
-            f"{option} {text}: taken by {who}",
+            f"{option} {text}: taken by another process",
             f"end that (`ss -ltnp 'sport = :{address.port}'`), or choose another port with {option}, on the nodes, too",
         )
     if problem == errno.EADDRNOTAVAIL:
@@ -250,79 +230,14 @@ def _try_to_bind(address: TcpAddress) -> int | None:
     return None
 
 
-def _holders(host: Host, port: int) -> list[tuple[int, str]]:
-    """Return number and command line of each process listening on a port, the service manager included."""
-    found = []
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for words in map(str.split, host.read(table).decode("ascii", "replace").splitlines()[1:]):
-                if len(words) > 9 and words[3] == "0A" and words[1].rpartition(":")[2] == f"{port:04X}":
-                    inodes.add(f"socket:[{words[9]}]")
-    for name in host.names("/proc"):
-        if not name.isdigit():
-            continue
-        with contextlib.suppress(OSError):
-            for descriptor in host.names(f"/proc/{name}/fd"):
-                if host.link(f"/proc/{name}/fd/{descriptor}") in inodes:
-                    data = host.read_start(f"/proc/{name}/cmdline", 4096).replace(b"\0", b" ")
-                    command = re.sub(r"colmet\.(\w+)\.main", r"colmet-\1", data.decode("utf-8", "replace").strip())
-                    found.append((int(name), command[:100]))
-                    break
-    return found
-
-
-def check_databases(target: Target) -> Iterator[Finding]:
-    """Check each --elastic-host: name and connection."""
-    from colmet.common.runtime.database_client import checked_url
-
-    for url in map(checked_url, target.options.elastic_host or []):
-        parts = urlsplit(url)
-        address = TcpAddress(parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80))
-        try:
-            socket.create_connection(address, CONNECT_S).close()
-        except OSError as err:
-            yield fail(
-                f"--elastic-host {url}: {err.strerror or err}",
-                f"start the database there, correct elastic-host, or open port {address.port}; what is received waits "
-                "in the journal",
-            )
-        else:
-            yield good(f"--elastic-host {url}: accepts connections")
-
-
-def check_batch_systems(target: Target) -> Iterator[Finding]:
-    """Check that each asked batch system answers; before the start, that the commands of those named are in PATH."""
-    from colmet.batch.systems import COMMANDS, find_record_sources
-
-    if target.status is not None:
-        for output in target.status["outputs"]:
-            yield from judge_batch_systems(output)
-        return
-    named = target.options.archive_batch
-    for source in find_record_sources(named) if named != "auto" else ():
-        command = COMMANDS.get(source.name, "")
-        if f"{source.name}=" not in named and command and shutil.which(command) is None:
-            yield warn(
-                f"archive-batch = {named}: {command} is not in PATH, so jobs get no names, states and requests",
-                "install it, or put its directory into the PATH of the unit; of OAR, archive-batch = oar=URL asks its "
-                "REST interface",
-            )
-
-
 # -- keys --
 
 
 def check_keys(target: Target) -> Iterator[Finding]:
     """Check the key files: complete, and readable by the daemon alone; and that the other side knows the key."""
-    from colmet.common.runtime import control
     from colmet.common.transport import authenticator, curve
 
     options, uid = target.options, target.user.uid
-    try:
-        control.read_keys(options, uid)
-    except ConfigError as err:
-        yield severe(str(err), "`colmet keygen` makes keys; see --control-curve-keys")
     try:
         found = curve.files(options) if target.side == "node" else authenticator.files(options)
         if found is None:
@@ -340,14 +255,6 @@ def check_keys(target: Target) -> Iterator[Finding]:
         yield severe(text or remedy, remedy if text else f"see /etc/colmet/{target.side}.toml")
         return
     secret = found.secret
-    for path in found:
-        blocked = missing_right(path, target.user, os.R_OK)
-        if blocked:
-            yield fail(
-                f"{target.program} runs as {target.user.name}, who cannot read {path}: {blocked} does not let it",
-                f"`chown {target.user.name} {secret}; chmod 600 {secret}`, and see the directories above",
-            )
-            return
     yield good(f"the pair in {secret} fits")
     name = made_for(secret) if target.side == "node" else ""
     if name not in ("", socket.gethostname()):
@@ -377,31 +284,6 @@ def made_for(secret: str) -> str:
     except OSError:
         return ""
     return match[1].decode("ascii", "replace") if match else ""
-
-
-def check_senders(target: Target) -> Iterator[Finding]:
-    """Check the nodes that the running collector knows: shared names, keys of other hosts, refused connections."""
-    if target.status is None:
-        yield good("it does not answer, there is nothing to ask")
-        return
-    yield from _judge_senders(target, target.status)
-
-
-def _judge_senders(target: Target, status: Mapping[str, Any]) -> Iterator[Finding]:
-    log = f"journalctl -u {target.program} -g"
-    for host, agents in status["senders"].get("shared_names", {}).items():
-        yield warn(shared_text(host, agents), shared_remedy(host))
-    most = status["senders"].get("most_new_jobs", {})
-    if most.get("name"):
-        yield good(f"most new jobs in two hours: {most['jobs']:,}, of {most['name']}")
-    for one in target.senders:
-        if one["foreign"]:
-            yield warn(
-                f"{counted(one['foreign'], 'messages')} with the key of {one['name']} refused: data of another host",
-                f"that host has the key of {one['name']}, `{log} 'key of another host'` names it; `colmet enrol NAME` "
-                "makes its own",
-            )
-    yield from judge_keys(status)
 
 
 def _is_locked(uri: str) -> bool:

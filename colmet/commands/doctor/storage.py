@@ -1,22 +1,20 @@
-"""Checks of a daemon's writable directories: existence, rights, room."""
+"""Checks of the machine: room on the disks of a daemon's directories, and the clock."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from typing import NamedTuple
 
-from colmet.commands.doctor.target import Target, User
-from colmet.common.runtime.checks import Finding, Unchecked, fail, good, severe, warn
+from colmet.commands.doctor.target import COMMAND_S, Target
+from colmet.common.runtime.checks import Finding, Unchecked, fail, good, warn
 from colmet.common.runtime.quantities import size
 from colmet.node.system.host import Host
 
 LOW_BYTES, LOW_SHARE = 64 << 20, 0.05
 LOW_FILES = 100
-LOCK_FILE = "lock"  # of the journal and of the spool
 MAX_FILES = 100_000
 
 
@@ -26,34 +24,7 @@ class WritableDirectory(NamedTuple):
     option: str
     path: str
     size: int  # maximum use in bytes; 0 if no option limits it
-    private: bool = False  # whether other users must not write there
     lasting: bool = True  # whether it must survive a boot
-    made: bool = True  # whether the daemon makes it
-    parents: bool = False  # whether the daemon makes the directories above it, too
-
-
-def missing_right(path: str, user: User, wanted: int, top: str = "") -> str:
-    """Return the part of an existing path with a mode that blocks a user; "" without one.
-
-    The path requires the rights `wanted` (os.R_OK and the like), the directories above it, up to `top`, os.X_OK.
-    """
-    is_own = user.uid == os.geteuid()
-    if user.uid == 0 and not is_own:
-        return ""  # assumed of a daemon of root
-    real = os.path.realpath(path)
-    above: list[tuple[str, int]] = []
-    while os.path.dirname(real) != real and real != top:
-        right = os.X_OK if above else wanted
-        above.append((real, right & os.W_OK if user.reads_all else right))
-        real = os.path.dirname(real)
-    for one, right in reversed(above):
-        if os.statvfs(one).f_flag & os.ST_RDONLY:
-            right &= ~os.W_OK  # another problem
-        status = os.stat(one)
-        shift = 6 if status.st_uid == user.uid else 3 if status.st_gid in user.groups else 0
-        if not os.access(one, right, effective_ids=True) if is_own else (status.st_mode >> shift) & right != right:
-            return one
-    return ""
 
 
 def places(target: Target) -> list[WritableDirectory]:
@@ -69,22 +40,22 @@ def places(target: Target) -> list[WritableDirectory]:
             spool = link.SPOOL_DIRECTORY
         if kept is None:
             kept = state.default_directory(target.runtime_directory)
-        found.append(WritableDirectory("--spool-dir", spool, options.spool_size, private=True))
+        found.append(WritableDirectory("--spool-dir", spool, options.spool_size))
         if kept != target.runtime_directory or target.host.is_directory(kept):  # else systemd makes it at the start
-            found.append(WritableDirectory("--state-dir", kept, 0, private=True, lasting=False))
+            found.append(WritableDirectory("--state-dir", kept, 0, lasting=False))
     else:
         journal = options.journal_dir
         if journal is None:
             journal = next((place for output in target.backends if (place := output.journal_dir())), "")
-        found.append(WritableDirectory("--journal-dir", journal, options.journal_size, parents=True))
+        found.append(WritableDirectory("--journal-dir", journal, options.journal_size))
         if options.hdf5_filepath:
             folder = os.path.dirname(os.path.abspath(options.hdf5_filepath))
-            found.append(WritableDirectory("--hdf5-filepath", folder, 0, parents=True))
+            found.append(WritableDirectory("--hdf5-filepath", folder, 0))
     return [place._replace(path=os.path.abspath(place.path)) for place in found if place.path]
 
 
 def check_disk(target: Target) -> Iterator[Finding]:
-    """Check each directory: it exists or can be made, is the daemon's, and its disk has room for what it may use."""
+    """Check each directory: its disk has room for what it may use, and keeps it. `configuration` checks the rights."""
     named = places(target)
     if target.side == "node" and not any(place.option == "--spool-dir" for place in named):
         yield warn(
@@ -96,92 +67,12 @@ def check_disk(target: Target) -> Iterator[Finding]:
             "no --journal-dir: what waits for an output is in memory only, and lost with the collector",
             'journal-dir = "/var/lib/colmet/journal" in /etc/colmet/collector.toml',
         )
-    file = os.path.abspath(target.options.hdf5_filepath or "") if target.side == "collector" else ""
-    if file.endswith(".hdf5") and not target.pid and _locked_by(target.host, file):
-        yield fail(
-            f"--hdf5-filepath {file}: another process writes to it, it does not start",
-            "see which: `pgrep -af colmet-collector`; two collectors need files of their own: choose another one with "
-            "--hdf5-filepath",
-        )
     for place in named:
-        holder = 0 if target.pid else _locked_by(target.host, os.path.join(place.path, LOCK_FILE))
-        if holder:
-            so = "it does not start" if target.side == "collector" else "it keeps batches in memory only"
-            yield fail(
-                f"{place.option} {place.path}: process {holder} uses it, {so}",
-                f"see what it is: `ps -fp {holder}`; two daemons of one machine need directories of their own: choose "
-                f"another one with {place.option}",
-            )
-            continue
-        problems = list(_check(target, place))
+        problems = list(_check_room(target.host, place))
         yield from problems
         if not problems:
             room = _system(target.host, place.path)
-            yield good(f"{place.option} {place.path}: writable, {size(room.f_bavail * room.f_frsize)} free")
-
-
-def _locked_by(host: Host, path: str) -> int:
-    """Return the process with a lock on a file, -1 if the kernel does not report it; 0 for none.
-
-    Locks of flock(2), and of open file descriptions, F_OFD_SETLK of fcntl(2). Source: /proc/locks.
-    """
-    try:
-        status = os.stat(host.path(path))
-        lines = host.read("/proc/locks").decode("ascii", "replace").splitlines()
-    except OSError:
-        return 0
-    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-    for words in map(str.split, lines):
-        if len(words) > 5 and words[1] in ("FLOCK", "OFDLCK") and words[5] == place:
-            return int(words[4])
-    return 0
-
-
-def _check(target: Target, place: WritableDirectory) -> Iterable[Finding]:
-    """Return the problems of a directory."""
-    host, user, (option, path) = target.host, target.user, place[:2]
-    say = fail if target.pid or user.uid != os.geteuid() else severe
-    other = f", or choose another place with {option}"
-    try:
-        is_directory = stat.S_ISDIR(host.mode(path))
-    except FileNotFoundError:
-        above = _nearest(host, path) if place.parents else os.path.dirname(path)
-        if place.made and host.is_directory(above) and not _blocked(host, above, user):
-            return _check_room(host, place)
-        found = f"{option} {path} does not exist" + (", and its user cannot make it" if place.made else "")
-        return [say(found, f"`install -d -o {user.name} -m {'700' if place.private else '755'} {path}`{other}")]
-    if not is_directory:
-        return [fail(f"{option} {path} is no directory", f"name another one with {option}, or move it away")]
-    blocked = _blocked(host, path, user)
-    if blocked:
-        found = f"{target.program} runs as {user.name}, who cannot write there: {blocked} does not let it"
-        remedy = f"choose another place with {option}, or let {user.name} pass {blocked} (`chmod o+x {blocked}`)"
-        return [say(f"{option} {path}: {found}", _give(host, path, user, option) if blocked == path else remedy)]
-    if place.private and user.uid == os.geteuid():
-        remedy = f"`chown {user.name} {path}; chmod 700 {path}`{other}"
-        try:
-            host.private_directory(path).close()
-        except PermissionError as err:
-            return [say(f"{option} {path}: {err.strerror}; it is not used", remedy)]
-        except OSError as err:
-            return [fail(f"{option} {path}: {err.strerror}", f"name the directory itself with {option}")]
-    return _check_room(host, place)
-
-
-def _give(host: Host, path: str, user: User, option: str) -> str:
-    """Return a remedy to let a user write in a directory; a foreign one with files of others keeps its owner."""
-    with os.scandir(host.path(path)) as entries:
-        others = {entry.stat(follow_symlinks=False).st_uid for entry in islice(entries, MAX_FILES)} - {user.uid}
-    if not others or "colmet" in os.path.basename(path):  # its files are those of a start by hand
-        return f"`chown {'-R ' * bool(others)}{user.name} {path}`"
-    own = os.path.join(path, "colmet")
-    return f"others have files there: `install -d -o {user.name} {own}`, and choose a place in {own} with {option}"
-
-
-def _blocked(host: Host, path: str, user: User) -> str:
-    """Return the directory with a mode that blocks a user's writes in another; "" for none."""
-    blocked = missing_right(host.path(path), user, os.W_OK | os.X_OK, host.root)
-    return path if blocked == host.path(path) else blocked[len(host.root) :]
+            yield good(f"{place.option} {place.path}: {size(room.f_bavail * room.f_frsize)} free")
 
 
 def _check_room(host: Host, place: WritableDirectory) -> Iterator[Finding]:
@@ -252,3 +143,17 @@ def _used(path: str) -> int:
             if entry.is_file(follow_symlinks=False):
                 total += entry.stat(follow_symlinks=False).st_size
     return total
+
+
+def check_clock(target: Target) -> Finding:
+    """Check that the clock is synchronised: rows carry the time of the measuring machine."""
+    if not target.has_systemd:
+        return good("not known without systemd")
+    command = ["timedatectl", "show", "--property=NTPSynchronized", "--value"]
+    if target.host.command(command, COMMAND_S).run().strip() == "yes":
+        return good("synchronised")
+    return warn(
+        "the kernel's clock is not synchronised: times of different machines do not fit together",
+        "`timedatectl set-ntp true`, or install chrony and see `chronyc tracking`; the host of a virtual machine may "
+        "keep it right in its place",
+    )

@@ -111,8 +111,8 @@ class Target:
             self._ask(self._socket)
         if self.status is None:
             place = self._socket or getattr(self._parsed[0], "control_socket", None)
-            if place == "" or (place or "").startswith("tcp:"):
-                self.unreachable = f"--control-socket is '{place}', and only a path can be asked here"
+            if place == "":
+                self.unreachable = "--control-socket is '': it cannot be asked"
             else:
                 self._ask(place)
 
@@ -195,23 +195,22 @@ class Target:
         return ""
 
     @cached_property
-    def _parsed(self) -> tuple[argparse.Namespace | None, Sequence[type[Any]], str, Sequence[str]]:
-        """The options, the classes of the backends, the error in the command line or its file, and `deprecated`."""
+    def _parsed(self) -> tuple[argparse.Namespace | None, Sequence[type[Any]], str]:
+        """The options, the classes of the backends, and the error in the command line or its file."""
         from colmet.common.runtime import configuration
 
         if self.damage:
-            return None, [], f"it cannot be read without the modules of {self.program}", []
+            return None, [], f"it cannot be read without the modules of {self.program}"
         main, classes = self._loaded
         said = io.StringIO()
         try:
             with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
-                read = configuration.Configuration(main.full_parser, self.argv)
-                return read.read_for_start(), classes, "", read.deprecated
+                return configuration.Configuration(main.full_parser, self.argv).read_for_start(), classes, ""
         except ConfigError as err:
-            return None, [], str(err), []
+            return None, [], str(err)
         except SystemExit:
             text = said.getvalue().strip().removeprefix(f"{self.program}: error: ")
-            return None, [], text or "its command line has it print something and exit", []
+            return None, [], text or "its command line has it print something and exit"
 
     @property
     def options(self) -> argparse.Namespace:
@@ -234,11 +233,6 @@ class Target:
     def problem(self) -> str:
         """The error in the configuration; "" if it can be read."""
         return self._parsed[2]
-
-    @property
-    def deprecated(self) -> Sequence[str]:
-        """The given options that are deprecated, each with version and remedy."""
-        return self._parsed[3]
 
     def refusal(self) -> tuple[str, bool]:
         """Return why the daemon would not start with its options, "" if it would, and whether this is as its own user.

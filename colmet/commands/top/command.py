@@ -22,8 +22,8 @@ from colmet.common.errors import ConfigError, Unreachable
 from colmet.common.live.summary import JOB_KEYS, MAX_ROWS, MAX_TEXT, NODE_KEYS, ROWS
 from colmet.common.runtime import cli
 from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.control import add_client_options, ask, client_of
-from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.control import add_client_options, ask
+from colmet.common.runtime.installation import how_to_install
 from colmet.common.runtime.suggestions import did_you_mean
 
 EPILOG = """\
@@ -60,7 +60,7 @@ def words(text: str) -> str:
     return text
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: cli.Parser) -> None:
     """Declare the options."""
     parser.epilog = EPILOG
     parser.add_argument(
@@ -148,14 +148,14 @@ def _asker(options: argparse.Namespace) -> Ask:
         if options.daemon or options.control_socket:
             raise ConfigError("--url asks the collector's interface: it excludes a daemon and --control-socket")
         return RemoteTop(interface)
-    client, place = client_of(options), options.control_socket
+    place = options.control_socket
     daemons = [options.daemon] if options.daemon else ["collector"] if place else ["collector", "node"]
 
     def asked(request: Mapping[str, Any]) -> dict[str, Any]:
         absent: Unreachable | None = None
         for daemon in list(daemons):
             try:
-                answer = ask(place, daemon, request, ASK_S, client)
+                answer = ask(place, daemon, request, ASK_S)
             except Unreachable as err:
                 if err.why != "absent" or len(daemons) == 1:
                     raise

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, TypeVar, Union
 from colmet import __version__
 from colmet.common.errors import ColmetError
 from colmet.common.runtime import capabilities
+from colmet.common.runtime.deadline import Call
 from colmet.common.runtime.text_layout import printable, wrap
 
 BOUND_S = 10.0
@@ -151,23 +152,10 @@ def bounded(function: Callable[[], T], bound_s: float) -> T:
         TimedOut: it had not returned by then.
         Exception: as the function raises.
     """
-    given: list[T] = []
-    raised: list[Exception] = []
-
-    def work() -> None:
-        try:
-            given.append(function())
-        except Exception as err:  # noqa: BLE001 - raised again in the caller's thread
-            raised.append(err)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(bound_s)
-    if raised:
-        raise raised[0]
-    if not given:
+    call = Call(function, "check")
+    if not call.wait(bound_s):
         raise TimedOut(f"no answer within {bound_s:g} s")
-    return given[0]
+    return call.result()
 
 
 def run_check(function: Callable[[], Findings], bound_s: float = BOUND_S) -> list[Finding]:

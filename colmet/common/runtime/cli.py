@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import math
 import re
+import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Union
 
 from colmet.common.runtime import logs
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import counted
 from colmet.common.runtime.suggestions import did_you_mean
-
-log = logging.getLogger(__name__)
 
 EXIT_CONFIG = 2
 DETAIL = "; "  # in a help, outside of parentheses: the rest is for `--help-all`
 _DETAIL_OUTSIDE = re.compile(r"; (?![^(]*\))")
+_HELP_COLUMN = 24  # at most; where the help of options begins
 
 _PERIOD = re.compile(r"([1-9][0-9]{0,5})(m|h|d|w|y)", re.ASCII)
 _PERIODS_S = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400, "y": 365 * 86400}
-
-Options = argparse._ActionsContainer  # a parser, or a group of one
 
 
 class Rare(str):
@@ -33,170 +30,245 @@ class Rare(str):
     __slots__ = ()
 
 
-class Deprecated(str):
-    """The help of an option that a later major version removes; each start that gets the option logs a warning.
-
-    Args:
-        since: the version that deprecates it.
-        remedy: what replaces it, such as "use --new".
-        text: its help.
-
-    Attributes:
-        note: version and remedy, the beginning of the help.
-    """
-
-    note: str
-
-    def __new__(cls, since: str, remedy: str, text: str = "") -> Deprecated:
-        """Return the help."""
-        note = f"deprecated since {since}, {remedy}"
-        made = super().__new__(cls, f"{note}{DETAIL}{text}" if text else note)
-        made.note = note
-        return made
+class UsageError(Exception):
+    """Raised for a wrong command line; the text says what is wrong."""
 
 
-class Parser(argparse.ArgumentParser):
-    """The ArgumentParser of every Colmet program.
+class _ArgumentParser(argparse.ArgumentParser):
+    """Python's parser, which raises UsageError instead of exiting; `owner` is the Parser."""
+
+    def __init__(self, owner: Parser, prog: str | None) -> None:
+        super().__init__(prog, add_help=False)
+        self.owner = owner
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message)
+
+
+class OptionGroup:
+    """Options below one title of the help; `group` is that of argparse."""
+
+    def __init__(self, parser: Parser, title: str, group: Any) -> None:
+        self._parser = parser
+        self._title = title
+        self._group = group
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        """Declare an option, as in argparse."""
+        return self._parser.declare(self._title, self._group, names, settings)
+
+    def add_argument_group(self, title: str) -> OptionGroup:
+        """Return a group of the parser with a title of its own."""
+        return self._parser.add_argument_group(title)
+
+    def add_mutually_exclusive_group(self) -> OptionGroup:
+        """Return a group of options that exclude each other, below the same title."""
+        return OptionGroup(self._parser, self._title, self._group.add_mutually_exclusive_group())
+
+    def set_defaults(self, **values: Any) -> None:
+        """Set values that no option sets."""
+        self._parser.set_defaults(**values)
+
+    def require(self, option: str, *names: str) -> None:
+        """Declare that options have no effect without `option`; a name that ends in a dash is a prefix."""
+        self._parser.require(option, *names)
+
+
+class Parser:
+    """The command line of a Colmet program: Python's argparse, with help in two lengths.
 
     ``-h`` and ``--help`` print the usual options, each with its help up to the first semicolon and its default.
     ``--help-all`` prints all of it, and the options with `Rare` help. An error is one line; it names the help and, for
-    a misspelt option or word, the right one.
+    a misspelt option, the right one.
 
     Attributes:
+        prog, description, epilog, usage: as in argparse.
+        actions: all declared options and arguments.
+        names: the options by their names.
+        required: options without an effect unless another one is given, by name or prefix: see `require`.
         older: options of Colmet 0.6: they keep their abbreviations, even if later options begin with the same letters,
             and ``--help`` names them all.
         ignores_unknown: whether unknown options are accepted, as they may belong to a missing plug-in.
         ignored: ignored options.
-        deprecated: the given options that are deprecated, each with its note.
     """
 
-    older: frozenset[str] = frozenset()
-    ignores_unknown = False
-
-    def __init__(self, prog: str | None = None, description: str | None = None, epilog: str | None = None) -> None:
-        super().__init__(prog, None, description, epilog, formatter_class=_Formatter, add_help=False)
+    def __init__(
+        self,
+        prog: str | None = None,
+        description: str | None = None,
+        epilog: str | None = None,
+        help_names: Sequence[str] = ("-h", "--help"),
+    ) -> None:
+        self._argparse = _ArgumentParser(self, prog)
+        self.prog: str = self._argparse.prog
+        self.description, self.epilog = description, epilog
+        self.usage: str | None = None
+        self.older: frozenset[str] = frozenset()
+        self.ignores_unknown = False
         self.ignored: list[str] = []
-        self.deprecated: list[str] = []
-        self._positionals.title, self._optionals.title = "arguments", "options"
-        self._negative_number_matcher = re.compile(r"-\d")  # --since -2h: a value, no option
-        self.add_argument("-h", "--help", action=_Help, const=False, help="print this help, and exit")
+        self.actions: list[argparse.Action] = []
+        self.names: dict[str, argparse.Action] = {}
+        self.required: dict[str, str] = {}
+        self._sections: dict[str, list[argparse.Action]] = {"arguments": [], "options": []}
+        self._repeated: set[str] = set()
+        self.add_argument(*help_names, action=_Help, const=False, help="print this help, and exit")
         self.add_argument("--help-all", action=_Help, const=True, help=Rare("print the help of all options, and exit"))
+
+    # -- declarations --
+
+    def declare(self, title: str, group: Any, names: Sequence[str], settings: dict[str, Any]) -> argparse.Action:
+        """Declare an option of a group of argparse, below a title."""
+        action: argparse.Action = group.add_argument(*names, **settings)
+        self.actions.append(action)
+        self.names.update(dict.fromkeys(action.option_strings, action))
+        self._sections.setdefault(title, []).append(action)
+        if settings.get("action") in ("append", "count") or action.nargs in ("*", "+"):
+            self._repeated.add(action.dest)
+        return action
+
+    def add_argument(self, *names: str, **settings: Any) -> argparse.Action:
+        """Declare an option or an argument, as in argparse."""
+        return self.declare("options" if names[0].startswith("-") else "arguments", self._argparse, names, settings)
+
+    def add_argument_group(self, title: str) -> OptionGroup:
+        """Return a group of options with a title."""
+        self._sections.setdefault(title, [])
+        return OptionGroup(self, title, self._argparse)
+
+    def add_mutually_exclusive_group(self) -> OptionGroup:
+        """Return a group of options that exclude each other."""
+        return OptionGroup(self, "options", self._argparse.add_mutually_exclusive_group())
+
+    def set_defaults(self, **values: Any) -> None:
+        """Set values that no option sets."""
+        self._argparse.set_defaults(**values)
+
+    def get_default(self, dest: str) -> Any:
+        """Return the default of an option."""
+        return self._argparse.get_default(dest)
+
+    def require(self, option: str, *names: str) -> None:
+        """Declare that options have no effect without `option`; a name that ends in a dash is a prefix."""
+        self.required.update(dict.fromkeys(names, option))
+
+    def repeats(self, action: argparse.Action) -> bool:
+        """Return whether an option takes several values, or counts."""
+        return action.dest in self._repeated
+
+    # -- parsing --
+
+    def parse_args(self, args: Sequence[str] | None = None) -> argparse.Namespace:
+        """Return the options of a command line; exit with status 2 and one line if it is wrong."""
+        try:
+            return self.parse(sys.argv[1:] if args is None else args)
+        except UsageError as err:
+            self.error(str(err))
+
+    def parse(self, args: Sequence[str]) -> argparse.Namespace:
+        """Return the options of a command line.
+
+        Raises:
+            UsageError: it is wrong.
+        """
+        has_rest = any(action.nargs == argparse.REMAINDER for action in self.actions)
+        options, left = self._argparse.parse_known_args(list(args) if has_rest else list(self._expand(args)))
+        if left and self.ignores_unknown:
+            self.ignored += [word.partition("=")[0] for word in left if word.startswith("--")]
+        elif left:
+            raise UsageError(self._unknown(left[0]) if left[0][:1] == "-" else f"unexpected argument {left[0]!r:.100}")
+        return options
+
+    def _expand(self, args: Sequence[str]) -> Iterator[str]:
+        """Yield the words of a command line as argparse understands them.
+
+        An unknown option is refused first: its value may look like another error. An abbreviation of Colmet 0.6 is
+        replaced by its option, and ``--since -2h`` by ``--since=-2h``, as a value that begins with a dash is an option
+        for argparse.
+        """
+        words = list(args)
+        end = words.index("--") if "--" in words else len(words)
+        for n, word in enumerate(words[:end]):
+            name = word.partition("=")[0]
+            if re.match(r"-\d", word) and n and words[n - 1] in self.names:
+                continue  # yielded with its option
+            if name.startswith("--") and name not in self.names:
+                known = [one for one in self.names if one.startswith(name)]
+                if not known and not self.ignores_unknown:
+                    raise UsageError(self._unknown(name))
+                older = [one for one in known if one in self.older]
+                word = older[0] + word[len(name) :] if len(older) == 1 else word
+            following = words[n + 1] if n + 1 < end else ""
+            if word in self.names and re.match(r"-\d", following):
+                word = f"{word}={following}" if word.startswith("--") else word + following
+            yield word
+        yield from words[end:]
+
+    def _unknown(self, word: str) -> str:
+        return f"there is no option {word:.100}{did_you_mean(word, self.names)}"
 
     def error(self, message: str) -> NoReturn:
         """Exit with status 2 and one line."""
         self.exit(EXIT_CONFIG, f"{logs.priority('ERROR')}{self.prog}: error: {message} (try {self.prog} --help)\n")
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse a command line. An unknown option is reported first: its value may look like another error."""
-        words = list(sys.argv[1:] if args is None else args)
-        if not any(action.nargs == argparse.REMAINDER for action in self._actions):
-            for word in words[: words.index("--") if "--" in words else None]:
-                self._check_option(word.partition("=")[0])
-        options, left = self.parse_known_args(words, namespace)
-        if left and self.ignores_unknown:
-            self.ignored += [word.partition("=")[0] for word in left if word.startswith("--")]
-        elif left:
-            if left[0].startswith("-"):
-                self._refuse_option(left[0])
-            self.error(f"unexpected argument {left[0]!r:.100}")
-        return options
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Exit, with a message on standard error."""
+        self._argparse.exit(status, message)
 
-    def notice(self, action: argparse.Action) -> None:
-        """Add a given option to `deprecated`, if it is deprecated."""
-        if isinstance(action.help, Deprecated):
-            self.deprecated.append(f"{max(action.option_strings, key=len)} is {action.help.note}")
-
-    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        self.notice(action)
-        return super()._get_values(action, arg_strings)
-
-    def _match_argument(self, action: argparse.Action, arg_strings_pattern: str) -> int:
-        try:
-            return super()._match_argument(action, arg_strings_pattern)
-        except argparse.ArgumentError as err:
-            if not action.option_strings:
-                raise
-            form = f"{max(action.option_strings, key=len)} {form_of(action)}"
-            raise argparse.ArgumentError(action, f"requires a value: {form}") from err
-
-    def _get_positional_kwargs(self, dest: str, **settings: Any) -> Any:
-        if settings.get("metavar") is None and settings.get("choices"):  # its name in errors
-            settings["metavar"] = "|".join(map(str, settings["choices"]))
-        if settings.get("nargs") == "*":  # else errors list it as required
-            settings.setdefault("default", [])
-        return super()._get_positional_kwargs(dest, **settings)
-
-    def _check_option(self, word: str) -> None:
-        is_known = any(name.startswith(word) for name in self._option_string_actions)
-        if word.startswith("--") and not is_known and not self.ignores_unknown:
-            self._refuse_option(word)
-
-    def _get_option_tuples(self, option_string: str) -> Any:
-        found = super()._get_option_tuples(option_string)
-        older = [one for one in found if one[1] in self.older]
-        return older if len(older) == 1 else found
-
-    def _refuse_option(self, word: str) -> NoReturn:
-        self.error(f"there is no option {word:.100}{did_you_mean(word, self._option_string_actions)}")
+    # -- help --
 
     def synopsis(self) -> list[str]:
         """Return the forms of the command line, without options: the help lists them."""
-        forms = [form_of(action) for action in self._get_positional_actions()]
+        forms = [form_of(action) for action in self.actions if not action.option_strings]
         return (self.usage or " ".join([self.prog, "[OPTION ...]", *forms])).split("\n")
 
     def sections(self, everything: bool = True) -> Iterator[tuple[str, list[argparse.Action]]]:
         """Yield the title of each group of options, and the options; `everything`: with rarely needed ones."""
-        for group in self._action_groups:
-            visible = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
+        for title, section in self._sections.items():
+            visible = [action for action in section if action.help is not argparse.SUPPRESS]
             actions = [action for action in visible if everything or not isinstance(action.help, Rare)]
             if actions:
-                yield str(group.title), actions
+                yield title, actions
 
     def help_of(self, action: argparse.Action, everything: bool = True) -> str:
         """Return the help of an option with its default; `everything`: with the text behind the first semicolon."""
-        return self._formatter(everything)._expand_help(action) if action.help else ""
-
-    def _formatter(self, everything: bool) -> _Formatter:
-        formatter = self._get_formatter()
-        assert isinstance(formatter, _Formatter)
-        formatter.is_brief = not everything
-        return formatter
-
-    def format_usage(self) -> str:
-        """Return the lines of usage."""
-        return "usage: " + "\n       ".join(self.synopsis()) + "\n"
+        text = action.help or ""
+        if not everything and text:
+            text, *more = _DETAIL_OUTSIDE.split(text)
+            default = re.search(r" \(default: (?:[^()]|\([^()]*\))*\)$", more[-1]) if more else None
+            text += default[0] if default else ""
+        return text % {**vars(action), "prog": self.prog}
 
     def format_help(self, everything: bool = False) -> str:
         """Return the help; `everything`: with rarely needed options."""
-        formatter = self._formatter(everything)
-        formatter.add_text(self.description)
-        for title, actions in self.sections(everything):
-            formatter.start_section(title)
-            formatter.add_arguments(actions)
-            formatter.end_section()
-        hidden = 0 if everything else sum(isinstance(action.help, Rare) for action in self._actions)
+        width = shutil.get_terminal_size((80, 24)).columns - 2
+        parts = ["usage: " + "\n       ".join(self.synopsis()), _filled(self.description or "", width)]
+        sections = dict(self.sections(everything))
+        heads = {action: f"  {_head(action, everything)}" for actions in sections.values() for action in actions}
+        column = min(max(map(len, heads.values()), default=0) + 2, _HELP_COLUMN)
+        for title, actions in sections.items():
+            lines = [f"{title}:"]
+            for action in actions:
+                text = _wrap(self.help_of(action, everything), max(width - column, 11))
+                fits = len(heads[action]) <= column - 2
+                lines += [heads[action].ljust(column) + text.pop(0) if fits and text else heads[action]]
+                lines += [" " * column + line for line in text]
+            parts.append("\n".join(lines))
+        hidden = 0 if everything else sum(isinstance(action.help, Rare) for action in self.actions)
         if hidden > 1:  # --help-all itself is one
-            options = self._option_string_actions
-            names = [name for name in sorted(self.older) if name in options and isinstance(options[name].help, Rare)]
+            names = [name for name in sorted(self.older) if isinstance(getattr(self.names.get(name), "help", ""), Rare)]
             former = f" (of Colmet 0.6: {', '.join(names)})" if names else ""
             count = counted(hidden - 1, "more options")
-            formatter.add_text(f"{self.prog} --help-all: {count}{former}, and these in full")
-        elif hidden and any(DETAIL in str(action.help) for action in self._actions):
-            formatter.add_text(f"{self.prog} --help-all: the same options in full")
-        formatter.add_text(self.epilog)
-        return f"{self.format_usage()}\n{formatter.format_help()}"
+            parts.append(_filled(f"{self.prog} --help-all: {count}{former}, and these in full", width))
+        elif hidden and any(DETAIL in str(action.help) for action in self.actions):
+            parts.append(f"{self.prog} --help-all: the same options in full")
+        return "\n\n".join(filter(None, [*parts, _filled(self.epilog or "", width)])) + "\n"
 
-    def _check_value(self, action: argparse.Action, value: Any) -> None:
-        if action.choices is not None and value not in action.choices:
-            known = [str(one) for one in action.choices]
-            hint = did_you_mean(str(value), known)
-            raise argparse.ArgumentError(action, f"{value!r:.100} is none of {', '.join(known)}{hint}")
+    def print_help(self, everything: bool = False) -> None:
+        """Print the help."""
+        print(self.format_help(everything), end="")
 
 
-def warn_of_deprecated(notes: Sequence[str]) -> None:
-    """Log the given options that are deprecated; see `Parser.deprecated`."""
-    for note in dict.fromkeys(notes):
-        log.warning("option deprecated: %s", note)
+Options = Union[Parser, OptionGroup]
 
 
 class _Help(argparse.Action):
@@ -204,37 +276,29 @@ class _Help(argparse.Action):
         super().__init__(option_strings, dest, 0, default=argparse.SUPPRESS, **settings)
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        assert isinstance(parser, Parser)
-        parser._print_message(parser.format_help(self.const), sys.stdout)
+        assert isinstance(parser, _ArgumentParser)
+        parser.owner.print_help(bool(self.const))
         parser.exit()
 
 
-class _Formatter(argparse.HelpFormatter):
-    """Wraps paragraphs, except those with indented lines, such as examples; cuts brief help at the first semicolon."""
+def _wrap(text: str, width: int) -> list[str]:
+    return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
-    is_brief = False
 
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        parts = text.strip().split("\n\n")
-        return "\n\n".join([part if "\n  " in part else "\n".join(self._split_lines(part, width)) for part in parts])
+def _filled(text: str, width: int) -> str:
+    """Return paragraphs wrapped, except for those with indented lines, such as examples."""
+    parts = text.strip("\n").split("\n\n")
+    return "\n\n".join([part if "\n  " in part else "\n".join(_wrap(part, width)) for part in parts])
 
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False, break_long_words=False)
 
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if not self.is_brief or action.help is None:
-            return action.help
-        first, *more = _DETAIL_OUTSIDE.split(action.help)
-        default = re.search(r" \(default: (?:[^()]|\([^()]*\))*\)$", more[-1]) if more else None
-        return first + (default[0] if default else "")
-
-    def _format_action_invocation(self, action: argparse.Action) -> str:
-        if not action.option_strings:
-            return name_of(action)
-        names = [name for name in action.option_strings if not name.startswith("--")]
-        long = [name for name in action.option_strings if name.startswith("--")]
-        names += long[:1] if self.is_brief else long
-        return f"{', '.join(names)} {'' if action.nargs == 0 else form_of(action)}".rstrip()
+def _head(action: argparse.Action, everything: bool) -> str:
+    """Return the names and the value of an option, as the help begins with; the first long name, or all."""
+    if not action.option_strings:
+        return name_of(action)
+    names = [name for name in action.option_strings if not name.startswith("--")]
+    long = [name for name in action.option_strings if name.startswith("--")]
+    names += long if everything else long[:1]
+    return f"{', '.join(names)} {'' if action.nargs == 0 else form_of(action)}".rstrip()
 
 
 def form_of(action: argparse.Action) -> str:

@@ -13,11 +13,11 @@ import re
 import stat
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
 from typing import Any
 
 from colmet.common.errors import ConfigError
 from colmet.common.runtime import cli
+from colmet.common.runtime.logs import visible
 from colmet.common.runtime.suggestions import did_you_mean
 
 if sys.version_info >= (3, 11):
@@ -26,21 +26,16 @@ else:
     import tomli as tomllib
 
 MAX_BYTES = 64 << 10
-_MARK = "colmet-here"
-_MAX_PLACES = 20  # bound on candidate lines of a key: text of several lines may contain look-alikes
-_PLACE = re.compile(r" ?\(at (?:line (\d+), column \d+|end of document)\)")
 # Without meaning in a file read at each start.
 _NOT_IN_FILES = frozenset({"help", "help_all", "version", "config", "check_config"})
-_REQUIRED = "required"  # the registry of `require`, shared by all groups of a parser
 
 
-def require(options: argparse._ActionsContainer, required: str, *names: str) -> None:
+def require(options: cli.Options, required: str, *names: str) -> None:
     """Declare that options have no effect without another one: long names; one that ends in a dash is a prefix."""
-    for name in names:
-        options.register(_REQUIRED, name, required)
+    options.require(required, *names)
 
 
-def add_options(parser: argparse._ActionsContainer) -> None:
+def add_options(parser: cli.Options) -> None:
     """Declare --config and --check-config."""
     parser.add_argument(
         "--config",
@@ -52,7 +47,7 @@ def add_options(parser: argparse._ActionsContainer) -> None:
         "--check-config",
         action="store_true",
         help="check the options and the file of --config, and exit; makes all checks of a start without opening a "
-        "socket or writing a file, as the user of the daemon's unit; status 2: the daemon or its page would not start",
+        "socket or writing a file, as the user of the daemon's unit; status 2: the daemon would not start",
     )
 
 
@@ -70,7 +65,6 @@ class Configuration:
         names: options accepted in a file, by their names in argparse.
         vain: accepted options without an effect, each with its required one.
         ignored: unknown options, possibly those of a missing plug-in.
-        deprecated: given options that are deprecated, each with its note.
     """
 
     def __init__(self, build: Callable[[], cli.Parser], argv: Sequence[str] | None) -> None:
@@ -79,28 +73,24 @@ class Configuration:
         parser = build()
         parser.parse_args(argv)  # answers --help, with the defaults, and reports errors
         self.names = {action.dest: name for name, action in _by_name(parser).items()}
-        for action in parser._actions:
-            action.default = argparse.SUPPRESS  # so that only given options remain
-        self._given = vars(parser.parse_args(argv))
+        self._given = vars(_without_defaults(parser).parse_args(argv))
         self.path: str | None = self._given.get("config")
         self.program = parser.prog
         self.is_check = bool(self._given.get("check_config"))
         self.vain: list[tuple[str, str]] = []
         self.ignored: list[str] = list(parser.ignored)
-        self.deprecated: list[str] = list(parser.deprecated)
 
     def read(self) -> argparse.Namespace:
         """Return all options: from the command line, else the file, else the defaults.
 
         Raises:
-            ConfigError: the file cannot be used; the text names file, line and key.
+            ConfigError: the file cannot be used; the text names file and key.
         """
         parser = self._build()
-        options: argparse.Namespace = parser.parse_args([])
+        options = parser.parse_args([])
         if self.path is not None:
             vars(options).update(parse(file_text(self.path), self.path, parser))
             self.ignored += parser.ignored
-            self.deprecated += parser.deprecated
         vars(options).update(self._given)
         return options
 
@@ -117,18 +107,26 @@ class Configuration:
         return options
 
 
+def _without_defaults(parser: cli.Parser) -> cli.Parser:
+    """Return the parser; from now on only given options are in its results."""
+    for action in parser.actions:
+        action.default = argparse.SUPPRESS
+    return parser
+
+
 def parse(text: str, path: str, parser: cli.Parser) -> dict[str, Any]:
-    """Return the values of the options in a configuration file, by dest; ConfigError names file, line and key."""
+    """Return the values of the options in a configuration file, by dest; ConfigError names file and key.
+
+    Each key is parsed as the words that it means on the command line. The parser loses its defaults.
+    """
     try:
-        found = tomllib.loads(text)
+        table = tomllib.loads(text)
     except (ValueError, RecursionError) as err:
-        said = _PLACE.search(str(err))
-        line = f":{said[1] or len(text.splitlines())}" if said else ""
         hint = "; texts are in quotes" if "Invalid value" in str(err) else ""
-        raise ConfigError(f"{path}{line}: not TOML: {_PLACE.sub('', str(err))}{hint}") from err
-    actions = _by_name(parser)
+        raise ConfigError(f"{path}: not TOML: {err}{hint}") from err
+    actions = _by_name(_without_defaults(parser))
     values: dict[str, Any] = {}
-    for key, value in found.items():
+    for key, value in table.items():
         action = actions.get(key)
         if action is None and parser.ignores_unknown:
             parser.ignored.append(f"--{key}")
@@ -138,15 +136,15 @@ def parse(text: str, path: str, parser: cli.Parser) -> dict[str, Any]:
                 raise ValueError(_unknown(key, value, actions))
             if action.dest in values:
                 raise ValueError("given twice, by two names")
-            values[action.dest] = _checked(action, value)
-            parser.notice(action)
-        except ValueError as err:
-            raise ConfigError(f"{path}{_line(text, key)}: {key}: {err}") from err
+            values.update(vars(parser.parse(_words(parser, action, key, value))))
+        except (ValueError, cli.UsageError) as err:
+            why = re.sub(r"^argument \S+: ", "", str(err))
+            raise ConfigError(f"{path}: {visible(key):.100}: {why}") from err
     return values
 
 
-def check_effects(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[tuple[str, str]]:
-    """Check that each option that differs from its default has its required one, as declared by `require`.
+def check_effects(parser: cli.Parser, options: argparse.Namespace) -> list[tuple[str, str]]:
+    """Check that each option that differs from its default has its required one, as declared by `Parser.require`.
 
     Returns:
         accepted options without an effect, as those of Colmet 0.6 are, each with its required one.
@@ -156,32 +154,31 @@ def check_effects(parser: argparse.ArgumentParser, options: argparse.Namespace) 
     """
     vain = list(_find_vain(parser, options))
     for option, required in vain:
-        if option not in getattr(parser, "older", ()):
+        if option not in parser.older:
             raise ConfigError(f"{option} has no effect without {required}: give that, too, or leave {option} out")
     return vain
 
 
-def _find_vain(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    declared: Mapping[str, str] = parser._registries.get(_REQUIRED, {})
+def _find_vain(parser: cli.Parser, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    declared = parser.required
     for name, action in _by_name(parser).items():
         option = f"--{name}"
         prefixes = [prefix for prefix in declared if prefix.endswith("-") and option.startswith(prefix)]
         required = declared.get(option) or (declared[max(prefixes, key=len)] if prefixes else option)
-        if required == option or getattr(options, parser._option_string_actions[required].dest):
+        if required == option or getattr(options, parser.names[required].dest):
             continue
         default = action.default
-        if isinstance(default, str):
-            default = parser._get_value(action, default)  # as the parser does
+        if isinstance(default, str) and callable(action.type):
+            default = action.type(default)  # as argparse does
         if getattr(options, action.dest) != default:
             yield option, required
 
 
-def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
+def _by_name(parser: cli.Parser) -> dict[str, argparse.Action]:
     """Return the options accepted in a file, by their long names."""
     return {
         name[2:]: action
-        for action in parser._actions
-        for name in action.option_strings
+        for name, action in parser.names.items()
         if name.startswith("--") and action.dest not in _NOT_IN_FILES
     }
 
@@ -189,79 +186,32 @@ def _by_name(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
 def _unknown(key: str, value: Any, known: Mapping[str, object]) -> str:
     if isinstance(value, dict) or (type(value) is list and dict in map(type, value)):
         return "there are no sections in this file, and no dots in names; give the options by their names alone"
-    if key in _NOT_IN_FILES or key.replace("-", "_") in _NOT_IN_FILES:
+    if key.replace("-", "_") in _NOT_IN_FILES:
         return "only for the command line"
     return f"no such option{did_you_mean(key, known)}"
 
 
-def _checked(action: argparse.Action, value: Any) -> Any:
-    """Return a value of the file as the command line would have it; ValueError if it is invalid."""
-    if isinstance(action, argparse._CountAction):
-        if type(value) is not int or not 0 <= value <= 9:
-            raise ValueError(f"{_shown(value)} is not a whole number from 0 to 9")
-        return value
+def _words(parser: cli.Parser, action: argparse.Action, name: str, value: Any) -> list[str]:
+    """Return the words that mean a value on the command line; ValueError without it, as it may be secret."""
+    option = f"--{name}"
+    if type(value) is bool and action.nargs in (0, "?"):
+        return [option] * value
     if action.nargs == 0:
-        if type(value) is not bool:
-            raise ValueError(f"{_shown(value)} is neither true nor false")
-        return action.const if value else action.default
-    if action.nargs == "?" and type(value) is bool:
-        return action.const if value else action.default
-    if action.nargs in (None, "?") and not isinstance(action, argparse._AppendAction):
-        return _converted(action, value)
-    elements = value if type(value) is list else [value]
-    if not elements:
+        if not (parser.repeats(action) and type(value) is int and 0 <= value <= 9):
+            raise ValueError("give a number from 0 to 9" if parser.repeats(action) else "give true or false")
+        return [option] * value
+    texts = [_text(one) for one in (value if type(value) is list and parser.repeats(action) else [value])]
+    if not texts:
         raise ValueError("an empty array; leave the option out instead")
-    return [_converted(action, element) for element in elements]
+    return [option, *texts] if action.nargs == "+" else [f"{option}={text}" for text in texts]
 
 
-def _converted(action: argparse.Action, value: Any) -> Any:
-    """Convert a text or number by the option's type and choices."""
-    if type(value) is str:
-        text = value
-        if "\0" in text:
-            raise ValueError("a text that contains a NUL byte")
-    elif type(value) in (int, float) and action.type is not None:
-        if not -(2.0**63) <= value <= 2.0**63 and value == value:
-            raise ValueError("a number that is too large")
-        text = repr(value)
-    else:
-        raise ValueError(f"{_shown(value)} is not a text" + (" or a number" if action.type is not None else ""))
-    converted: Any = text
-    if action.type is not None:
-        assert callable(action.type)
-        try:
-            converted = action.type(text)
-        except argparse.ArgumentTypeError as err:
-            raise ValueError(str(err)) from err
-        except (TypeError, ValueError) as err:
-            raise ValueError(f"{text!r:.100} is not a value of this option") from err
-    if action.choices is not None and converted not in action.choices:
-        raise ValueError(f"{text!r:.100} is none of {', '.join(map(str, action.choices))}")
-    return converted
-
-
-def _shown(value: Any) -> str:
-    """Return the type of a wrong value, not the value: it may be secret."""
-    kinds = {bool: "a truth value", str: "a text", list: "an array", dict: "a section"}
-    return "a number" if type(value) in (int, float) else kinds.get(type(value), "a date or time")
-
-
-def _line(text: str, key: str) -> str:
-    """Return the line of a key, ``:7``; "" if it cannot be found.
-
-    The TOML library does not report it. So each text that looks like the key is replaced by a mark in turn, until the
-    mark is a key.
-    """
-    name = re.escape(key)
-    pattern = re.compile(rf"^[ \t]*(?:\[\[?[ \t]*)?(\"{name}\"|'{name}'|{name})(?=[ \t]*[=.\]])", re.MULTILINE)
-    for match in islice(pattern.finditer(text), _MAX_PLACES):
-        try:
-            marked = tomllib.loads(f"{text[: match.start(1)]}{_MARK}{text[match.end(1) :]}")
-        except (ValueError, RecursionError):
-            continue
-        if _MARK in marked:
-            return f":{text.count(chr(10), 0, match.start(1)) + 1}"
-    return ""
+def _text(value: Any) -> str:
+    if type(value) is str and "\0" not in value:
+        return value
+    if type(value) in (int, float):
+        return repr(value)
+    raise ValueError("give a text in quotes, or a number")
 
 
 def file_text(path: str) -> str:

@@ -1,44 +1,52 @@
-"""The control socket of a daemon: a thread reads requests, and handlers answer them.
+"""The control socket of a daemon: a Unix socket that answers a line of JSON with a line of JSON.
 
 A request names a command; its handler gets the request and returns the reply. Work for the main thread is passed to it
-as an errand. A bad request gets `{"error": why}`, is counted, and stops nothing.
+as an errand. A bad request gets `{"error": why}`, is counted, and stops nothing. The socket is open to its user only
+(and root): mode 0600 in a directory writable by no other user.
 """
 
 from __future__ import annotations
 
-import argparse
+import contextlib
+import errno
+import json
 import logging
 import os
+import selectors
+import socket
+import stat
 import threading
 import time
 from collections.abc import Mapping
 from concurrent import futures
 from typing import Any, Callable, TypeVar
 
-from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable
+from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable, WireError
 from colmet.common.runtime import cli
-from colmet.common.runtime.keys import KnownKeys, read_public
+from colmet.common.runtime.files import check_writable
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.wakeup import Wakeup
-from colmet.common.transport import (
-    Authenticator,
-    Client,
-    ControlClient,
-    ControlServer,
-    check_control,
-    knock,
-    serve_control,
+from colmet.common.wire.control import (
+    MAX_ANSWER_BYTES,
+    MAX_REQUEST_BYTES,
+    Request,
+    check_request,
+    decode_request,
+    encode,
 )
-from colmet.common.transport.authenticator import Keys
-from colmet.common.transport.curve import read_own_pair
-from colmet.common.wire.control import MAX_ANSWER_BYTES, Request, decode_answer, decode_request, encode
 
 log = logging.getLogger(__name__)
 
 DIRECTORY = "/run/colmet"
+OPTION = "--control-socket"
 NO_SOCKET = "no control socket, `colmet status` cannot ask this daemon: %s"
 RUST_COMMAND = "configure"  # meaning of a request without a command: the Rust node has no other
 ERRAND_S = 5.0  # timeout for the main thread's errands
+MAX_PATH = 107  # bytes of a Unix socket's path
+MAX_CLIENTS = 64  # beyond it, the one that has been connected for the longest time is closed
+REQUEST_S, REPLY_S = 5.0, 30.0  # for a client to send its request, and to read the reply
+RETRY_S = 0.05  # after a failed accept
+READ_BYTES = 1 << 16
 # Bounds on clients that send requests without a pause: a tenth of a CPU, and 100 replies a second.
 REST_SHARE = 9.0
 MIN_REST_S = 0.01
@@ -48,74 +56,22 @@ T = TypeVar("T")
 
 
 def add_options(parser: cli.Options, daemon: str) -> None:
-    """Declare --control-socket and --control-curve-keys of a daemon, "node" or "collector"."""
+    """Declare --control-socket of a daemon, "node" or "collector"."""
     parser.add_argument(
-        "--control-socket",
+        OPTION,
         metavar="PATH",
         help=cli.Rare(
-            "socket for `colmet status`, `top` and `configure`; only root and the daemon's user can use it; '': none; "
-            "tcp://HOST:PORT requires --control-curve-keys (default: "
-            f"{DIRECTORY}/{daemon}.sock, or colmet/{daemon}.sock under $XDG_RUNTIME_DIR)"
-        ),
-    )
-    parser.add_argument(
-        "--control-curve-keys",
-        metavar="DIR",
-        help=cli.Rare(
-            "directory with the public keys (NAME.key) of the clients of --control-socket tcp://HOST:PORT; requires "
-            "--zeromq-curve-secret; read again every 10 s"
+            "socket for `colmet status`, `top` and `configure`; only root and the daemon's user can use it; '': none "
+            f"(default: {DIRECTORY}/{daemon}.sock, or colmet/{daemon}.sock under $XDG_RUNTIME_DIR)"
         ),
     )
 
 
 def add_client_options(parser: cli.Options) -> None:
-    """Declare --control-socket, --curve-secret and --curve-daemon, of a client's command."""
+    """Declare --control-socket of a client's command."""
     parser.add_argument(
-        "--control-socket", metavar="PATH", help=cli.Rare("socket of the daemon (default: that of its own default)")
+        OPTION, metavar="PATH", help=cli.Rare("socket of the daemon (default: that of its own default)")
     )
-    parser.add_argument(
-        "--curve-secret", metavar="FILE", help=cli.Rare("your key pair, for --control-socket tcp://HOST:PORT")
-    )
-    parser.add_argument("--curve-daemon", metavar="FILE", help=cli.Rare("public key of the daemon, for the same"))
-
-
-def client_of(options: argparse.Namespace) -> Client | None:
-    """Return the keys in the options of a client's command; None without.
-
-    Raises:
-        ConfigError: one of them is missing, or a file cannot be used.
-    """
-    secret, daemon = options.curve_secret, options.curve_daemon
-    if not secret and not daemon:
-        return None
-    if not secret or not daemon:
-        raise ConfigError(f"{'--curve-daemon' if secret else '--curve-secret'} is missing: TCP requires both keys")
-    return Client(read_own_pair(secret, "--curve-secret"), read_public(daemon, "--curve-daemon"))
-
-
-def check(options: argparse.Namespace) -> Keys | None:
-    """Check that the configured control socket can be served; return the keys, and raise, as `read_keys`."""
-    keys = read_keys(options)
-    if options.control_socket:
-        check_control(uri_of(options.control_socket), keys is not None)
-    return keys
-
-
-def read_keys(options: argparse.Namespace, uid: int | None = None) -> Keys | None:
-    """Return the keys for clients over TCP from the options of a daemon; None without.
-
-    They are those of `add_options`, and --zeromq-curve-secret; `uid` is the daemon's user, this process's by default.
-
-    Raises:
-        ConfigError: one of the options is missing, or its value cannot be used.
-    """
-    keys, secret, place = options.control_curve_keys, options.zeromq_curve_secret, options.control_socket
-    if not keys:
-        return None
-    if not secret or not (place or "").startswith("tcp:"):
-        missing = "--control-socket tcp://HOST:PORT" if secret else "--zeromq-curve-secret"
-        raise ConfigError(f"{missing} is missing: --control-curve-keys is for clients over TCP")
-    return Keys(read_own_pair(secret, "--zeromq-curve-secret", uid), KnownKeys(keys, "--control-curve-keys"))
 
 
 def default_paths(daemon: str) -> list[str]:
@@ -126,9 +82,31 @@ def default_paths(daemon: str) -> list[str]:
     return [os.path.join(directory, f"{daemon}.sock") for directory in directories]
 
 
-def uri_of(place: str) -> str:
-    """Return --control-socket as a URI."""
-    return place if place.startswith(("ipc:", "tcp:")) else f"ipc://{os.path.abspath(place)}"
+def check_path(path: str) -> None:
+    """Check that a control socket can be made at a path, and that no other user can write in its directory.
+
+    Raises:
+        ConfigError: another user can, or it cannot be made.
+    """
+    directory = os.path.dirname(os.path.abspath(path))
+    if "://" in path:
+        raise ConfigError(f"{OPTION} {path}: not a path; a daemon of another machine is asked there, as with ssh")
+    if len(os.fsencode(path)) > MAX_PATH:
+        raise ConfigError(f"{OPTION} {path}: longer than the {MAX_PATH} bytes that the path of a socket may have")
+    try:
+        check_writable(directory)
+    except OSError as err:
+        raise ConfigError(
+            f"{OPTION} {path}: {err.strerror}; give a path in a directory that this user can write"
+        ) from err
+    with contextlib.suppress(FileNotFoundError):
+        status = os.stat(directory)
+        if status.st_uid not in (0, os.geteuid()) or status.st_mode & 0o022:
+            raise ConfigError(
+                f"{OPTION} {path}: others may write in {directory}; give a path in a directory of this user alone"
+            )
+        if not stat.S_ISSOCK(os.lstat(path).st_mode):
+            raise ConfigError(f"{OPTION} {path}: another file is there, and is not removed")
 
 
 class Errands:
@@ -203,17 +181,21 @@ class Control:
         self.handlers = dict(handlers)
         self._requests = self._refused = self._failures = 0
         self._server: ControlServer | None = None
-        self._thread: threading.Thread | None = None
 
     def counters(self) -> dict[str, int]:
         """Return the numbers of requests, of refused ones, and of those that failed by a defect."""
         return {"requests": self._requests, "refused": self._refused, "failures": self._failures}
 
-    def answer(self, message: bytes) -> bytes:
-        """Return the reply to a request, both as bytes; an error is a reply, too."""
+    def answer(
+        self,
+        message: bytes,
+        decode: Callable[[bytes], Request] = decode_request,
+        encode: Callable[[Mapping[str, Any]], bytes] = encode,
+    ) -> bytes:
+        """Return the reply to a request, both as bytes, in msgpack by default; an error is a reply, too."""
         self._requests += 1
         try:
-            answer = encode(self._handle(decode_request(message)))
+            answer = encode(self._handle(decode(message)))
             if len(answer) > MAX_ANSWER_BYTES:
                 raise Refused(
                     f"the answer would have {len(answer)} bytes, more than the {MAX_ANSWER_BYTES} it may have"
@@ -230,6 +212,10 @@ class Control:
                 log.exception("request failed failures=%d", self._failures)
             return encode({"error": f"a defect of the daemon, its log has more: {type(err).__name__}"})
 
+    def answer_line(self, line: bytes) -> bytes:
+        """Return the reply to a request in JSON, as a line."""
+        return self.answer(line, _decode_line, _encode_line)
+
     def _handle(self, request: Request) -> dict[str, Any]:
         command = request.get("command", RUST_COMMAND)
         handler = self.handlers.get(command) if isinstance(command, str) else None
@@ -237,62 +223,213 @@ class Control:
             raise Refused(f"no command {command!r:.80}; there are: {', '.join(sorted(self.handlers))}")
         return handler(request)
 
-    def start(self, server: ControlServer) -> None:
-        """Start the thread that serves this socket, until `close`."""
-        self._server = server
-        self._thread = threading.Thread(target=self._run, args=(server,), name="control", daemon=True)
+    def listen(self, place: str | None, daemon: str) -> None:
+        """Serve the control socket of the command line at `place`, or the default one of a daemon if possible.
+
+        Raises:
+            ConfigError: the socket of the command line cannot be opened.
+        """
+        if place is not None:
+            if place:
+                self._server = ControlServer(place, self.answer_line)
+            return
+        paths = default_paths(daemon)
+        used = [path for path in paths if _is_in_use(path)]
+        why = f"another daemon listens on {used[0]}; stop it, or give another path" if used else ""
+        for path in () if used else paths:
+            try:
+                self._server = ControlServer(path, self.answer_line)
+            except ConfigError as err:
+                why = str(err)
+            else:
+                return
+        log.warning(NO_SOCKET, why)
+
+    def close(self) -> None:
+        """Stop serving; idempotent, and allowed before `listen`. It waits 10 s for a running handler."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+
+def _decode_line(line: bytes) -> Request:
+    if len(line) > MAX_REQUEST_BYTES:
+        raise WireError(f"request: more than the {MAX_REQUEST_BYTES} bytes that one may have")
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError) as err:
+        raise WireError(f"request: not JSON: {err}") from err
+    if type(values) is not dict:
+        raise WireError("request: not a map of texts and numbers")
+    return check_request(values.items())
+
+
+def _encode_line(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values).encode() + b"\n"
+
+
+class _ControlClient:
+    """A connection, with its deadline."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+        self.until = time.monotonic() + REQUEST_S
+        self.request = bytearray()
+        self.reply: memoryview | None = None
+
+
+class ControlServer:
+    """Answers the clients of a Unix socket in a thread, until `close`. Each sends a line, gets a line, and is closed.
+
+    Args:
+        path: of the socket; a stale one is replaced.
+        answer: returns the reply to a request, both a line.
+
+    Raises:
+        ConfigError: the socket cannot be made, or another daemon has it.
+    """
+
+    def __init__(self, path: str, answer: Callable[[bytes], bytes]) -> None:
+        self._path = os.path.abspath(path) if "://" not in path else path
+        self._answer = answer
+        self._clients: dict[int, _ControlClient] = {}
+        self._not_accepted = 0
+        self._socket = _bind(self._path)
+        self._wakeup = Wakeup()
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving; idempotent, and allowed without a start. It waits 10 s for a running handler."""
-        if self._server is not None and self._thread is not None:
-            self._server.wake()
-            self._thread.join(2 * ERRAND_S)
-            self._server = self._thread = None
+        """Stop serving and remove the socket; waits 10 s for a running handler."""
+        self._wakeup.wake()
+        self._thread.join(2 * ERRAND_S)
 
-    def _run(self, server: ControlServer) -> None:
-        """Serve requests, in the thread."""
-        while (asked := server.receive()) is not None:
-            began = time.thread_time()
-            server.send(asked.envelope, self.answer(asked.message))
-            time.sleep(max(MIN_REST_S, REST_SHARE * (time.thread_time() - began)))
-        server.close()
+    def _run(self) -> None:
+        """Serve, in the thread."""
+        with self._selector as selector:
+            selector.register(self._wakeup.fd, selectors.EVENT_READ)
+            selector.register(self._socket, selectors.EVENT_READ)
+            ends = False
+            while not ends:
+                first = min([client.until for client in self._clients.values()], default=None)
+                ready = selector.select(None if first is None else max(0.0, first - time.monotonic()))
+                for key, _ in ready:
+                    ends = ends or key.fd == self._wakeup.fd
+                    if key.fileobj is self._socket:
+                        self._accept()
+                    elif key.fd in self._clients and not self._serve(self._clients[key.fd]):
+                        self._drop(self._clients[key.fd])
+                now = time.monotonic()
+                for client in [one for one in self._clients.values() if one.until <= now]:
+                    self._drop(client)
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)  # before closing: a listening one is never replaced
+            for client in list(self._clients.values()):
+                self._drop(client)
+        self._socket.close()
+        self._wakeup.close()
 
-
-def listen(place: str | None, daemon: str, control: Control, keys: Keys | None = None) -> None:
-    """Serve the control socket of the command line at `place`, or the default one of a daemon if possible.
-
-    Raises:
-        ConfigError: the socket of the command line cannot be opened.
-    """
-    if place is not None:
-        if place:
-            control.start(serve_control(uri_of(place), Authenticator(*keys) if keys is not None else None))
-        return
-    paths = default_paths(daemon)
-    used = [path for path in paths if _is_in_use(path)]
-    why = f"another daemon listens on {used[0]}; stop it, or give another path" if used else ""
-    for path in () if used else paths:
+    def _accept(self) -> None:
         try:
-            control.start(serve_control(uri_of(path)))
-        except ConfigError as err:
-            why = str(err)
-        else:
+            connection, _ = self._socket.accept()
+        except OSError as err:
+            if err.errno not in (errno.EAGAIN, errno.ECONNABORTED, errno.EINTR):
+                self._not_accepted += 1
+                if powers_of_ten(self._not_accepted):
+                    log.warning("control socket: connection waits: %s failures=%d", err.strerror, self._not_accepted)
+                time.sleep(RETRY_S)
             return
-    log.warning(NO_SOCKET, why)
+        if len(self._clients) >= MAX_CLIENTS:
+            self._drop(min(self._clients.values(), key=lambda client: client.until))
+        connection.setblocking(False)
+        self._clients[connection.fileno()] = _ControlClient(connection)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _drop(self, client: _ControlClient) -> None:
+        self._selector.unregister(client.socket)
+        del self._clients[client.socket.fileno()]
+        client.socket.close()
+
+    def _serve(self, client: _ControlClient) -> bool:
+        """Read or write as far as possible; return whether the connection continues."""
+        try:
+            if client.reply is None:
+                received = client.socket.recv(READ_BYTES)
+                client.request += received
+                if b"\n" not in received and len(client.request) <= MAX_REQUEST_BYTES:
+                    return bool(received)
+                began = time.thread_time()
+                client.reply = memoryview(self._answer(bytes(client.request.partition(b"\n")[0])))
+                client.until = time.monotonic() + REPLY_S
+                time.sleep(max(MIN_REST_S, REST_SHARE * (time.thread_time() - began)))
+                self._selector.modify(client.socket, selectors.EVENT_WRITE)
+            client.reply = client.reply[client.socket.send(client.reply) :]
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        return bool(client.reply)
+
+
+def _bind(path: str) -> socket.socket:
+    """Return a listening Unix socket, open to its user only."""
+    check_path(path)
+    try:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(os.path.dirname(path), 0o700)
+        check_path(path)  # again: another user may have made the directory meanwhile
+        try:
+            connect(path).close()
+        except Unreachable as err:
+            if err.why != "absent":
+                raise ConfigError(f"{OPTION} {path}: {err}") from err
+        else:
+            raise ConfigError(f"{OPTION} {path}: another daemon listens there; stop it, or give another path")
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+        before = os.umask(0o177)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            listening.bind(path)
+            listening.listen(16)
+        except BaseException:
+            listening.close()
+            raise
+        finally:
+            os.umask(before)
+    except OSError as err:
+        raise ConfigError(f"{OPTION} {path}: {err.strerror}") from err
+    return listening
+
+
+def connect(path: str, timeout_s: float = 1.0) -> socket.socket:
+    """Return a connection to a daemon's Unix socket; Unreachable if none listens, or this user may not connect."""
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connection.settimeout(timeout_s)
+    try:
+        connection.connect(path)
+    except OSError as err:
+        connection.close()
+        if isinstance(err, (FileNotFoundError, ConnectionRefusedError)):
+            raise Unreachable(f"no daemon listens on {path}", "absent") from err
+        if isinstance(err, PermissionError):
+            raise Unreachable(f"{path}: permission denied; ask as its user, or root of the machine", "denied") from err
+        # the backlog of a daemon that does not answer is full
+        why = "silent" if isinstance(err, (socket.timeout, BlockingIOError)) else "denied"
+        raise Unreachable(f"{path}: {err.strerror or 'no answer'}", why) from err
+    return connection
 
 
 def _is_in_use(path: str) -> bool:
     try:
-        knock(path)
-    except Unreachable:
-        return False
+        connect(path).close()
+    except Unreachable as err:
+        return err.why == "silent"
     return True
 
 
-def ask(
-    place: str | None, daemon: str, request: Request, timeout_s: float = 2 * ERRAND_S, client: Client | None = None
-) -> dict[str, Any]:
+def ask(place: str | None, daemon: str, request: Request, timeout_s: float = 2 * ERRAND_S) -> dict[str, Any]:
     """Send a request to a daemon, "node" or "collector", at `place` or its default socket; return its reply.
 
     Raises:
@@ -301,24 +438,42 @@ def ask(
         WireError: the reply is invalid.
         ConfigError: there can be no socket of that name.
     """
-    connected = _connect(place, daemon, client)
+    if place is not None and "://" in place:
+        raise ConfigError(f"{OPTION} {place}: not a path; a daemon of another machine is asked there, as with ssh")
+    path, connection = _connect(place, daemon)
+    until = time.monotonic() + timeout_s
+    reply = bytearray()
     try:
-        answer = decode_answer(connected.ask(encode(request), timeout_s))
+        connection.settimeout(timeout_s)
+        connection.sendall(_encode_line(request))
+        while not reply.endswith(b"\n") and len(reply) <= MAX_ANSWER_BYTES:
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            received = connection.recv(READ_BYTES)
+            if not received:
+                raise Unreachable(f"{path}: the daemon closed the connection", "silent")
+            reply += received
+    except OSError as err:
+        raise Unreachable(f"no answer from {path} within {timeout_s:g} s", "silent") from err
     finally:
-        connected.close()
-    error = answer.get("error")
-    if error is not None:
-        raise Refused(str(error))
+        connection.close()
+    try:
+        answer = json.loads(reply)
+    except (ValueError, RecursionError) as err:
+        raise WireError(f"answer: not JSON: {err}") from err
+    if type(answer) is not dict:
+        raise WireError("answer: not a map")
+    if answer.get("error") is not None:
+        raise Refused(str(answer["error"]))
     return answer
 
 
-def _connect(place: str | None, daemon: str, client: Client | None) -> ControlClient:
+def _connect(place: str | None, daemon: str) -> tuple[str, socket.socket]:
     if place is not None:
-        return ControlClient(uri_of(place), client)
+        return place, connect(place)
     denied: Unreachable | None = None
     for path in (paths := default_paths(daemon)):
         try:
-            return ControlClient(uri_of(path))
+            return path, connect(path)
         except Unreachable as err:
             if err.why != "absent":
                 denied = denied or err

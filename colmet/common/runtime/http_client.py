@@ -10,8 +10,6 @@ import base64
 import ipaddress
 import logging
 import ssl
-import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from http.cookiejar import DefaultCookiePolicy
@@ -22,8 +20,9 @@ import requests
 import urllib3
 
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.runtime.deadline import Call
 
-POLL_S = 0.2  # between two checks whether to stop
+POLL_S = 0.2  # between two checks whether to stop, for those who wait for another try
 STOP_S = 1.0  # for an exchange to end once the program is to stop
 MAX_STUCK = 8  # exchanges still running after their deadline
 PIECE_BYTES = 1 << 20
@@ -123,7 +122,7 @@ class HttpClient:
         self._use_environment = use_environment
         self._stopping = stopping
         self._session = self._open_session()
-        self._stuck: list[threading.Thread] = []
+        self._stuck: list[Call[None]] = []
 
     def _open_session(self) -> requests.Session:
         session = _Session()
@@ -176,18 +175,13 @@ class HttpClient:
         if deadline_s is None:
             exchange.run(self._session)
             return exchange.answer()
-        self._stuck = [thread for thread in self._stuck if thread.is_alive()]
+        self._stuck = [call for call in self._stuck if not call.ended_ns]
         if len(self._stuck) >= MAX_STUCK:
             raise HttpFailure(f"{MAX_STUCK} earlier exchanges still hang")
-        thread = threading.Thread(target=exchange.run, args=(self._session,), name="exchange", daemon=True)
-        thread.start()
-        end = time.monotonic() + deadline_s
-        while thread.is_alive() and (left_s := end - time.monotonic()) > 0:
-            thread.join(min(POLL_S, left_s))
-            if self._stopping():
-                end = min(end, time.monotonic() + STOP_S)
-        if thread.is_alive():
-            self._stuck.append(thread)
+        session = self._session
+        call = Call(lambda: exchange.run(session), "exchange")
+        if not call.wait(deadline_s, self._stopping, STOP_S):
+            self._stuck.append(call)
             self._session = self._open_session()  # the former one stays with the abandoned thread
         return exchange.answer()
 

@@ -1,38 +1,37 @@
-"""An HTTP server for one page, `/metrics`: a thread of its own, a few connections, each with a deadline.
+"""An HTTP server for one page, `/metrics`: `http.server`, with a bound on its threads and a deadline for each.
 
-A client can block others for the time of these deadlines, but do no other harm. `http.server` reads a request without a
-deadline and has no bound on threads. `prometheus_client` formats the labels of each sample and makes a whole page
-before its first byte: more than ten times the CPU time, and 150 MB for a collector with 5,000 jobs.
+`prometheus_client` formats the labels of each sample and makes a whole page before its first byte: more than ten times
+the CPU time, and 150 MB for a collector with 5,000 jobs.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import http.server
 import ipaddress
 import itertools
 import logging
-import selectors
 import socket
+import socketserver
+import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.runtime import cli
 from colmet.common.runtime.configuration import require
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.runtime.prometheus_text import CONTENT_TYPE, Family, render
-from colmet.common.runtime.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 4
-MAX_REQUEST_BYTES = 8192
 REQUEST_S = 5.0  # timeout for a complete request
 ANSWER_S = 30.0  # timeout for sending the response
-SEND_BYTES = 1 << 16
+POLL_S = 0.2  # between two looks at deadlines
 OPTION = "--metrics-listen"
 PAGE = "/metrics"
 INDEX = '<html><head><title>Colmet</title></head><body><a href="/metrics">metrics</a></body></html>\n'
@@ -127,17 +126,21 @@ def is_known(value: str, names: Collection[str]) -> bool:
 # -- the server --
 
 
-class MetricsServer:
-    """Serves the page until `close`.
+class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
+    """Serves the page until `close`: a few connections at a time, each for a bounded time.
 
     Args:
         listen: address; port 0 is any free one, then in `address`.
-        families: returns the content of the page; called for each request, by the endpoint's thread.
+        families: returns the content of the page; called for each request, one at a time.
         pause: called between the pieces, to let others work.
 
     Raises:
         ConfigError: the address cannot be used.
     """
+
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 16
 
     def __init__(
         self,
@@ -145,203 +148,146 @@ class MetricsServer:
         families: Callable[[], Iterable[Family]],
         pause: Callable[[], None] = lambda: time.sleep(0.0005),
     ) -> None:
-        self._families = families
-        self._pause = pause
-        self._served = self._refused = self._failures = 0
-        self._connections: dict[int, _Connection] = {}
-        family, address = resolve(listen, OPTION)
+        self.families = families
+        self.pause = pause
+        self.rendering = threading.Lock()
+        self.served = self.refused = self.failures = 0
+        self._until: dict[socket.socket, float] = {}  # deadlines of the connections
+        self.address_family, address = resolve(listen, OPTION)
         try:
-            self._socket = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            try:
-                self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                self._socket.bind(address)
-                self._socket.listen(16)
-            except BaseException:
-                self._socket.close()
-                raise
+            super().__init__(address, _Page)  # type: ignore[arg-type]
         except OSError as err:
             raise cannot_listen(listen, OPTION, err) from err
-        self.address = ListenAddress(*self._socket.getsockname()[:2])
+        self.address = ListenAddress(*self.socket.getsockname()[:2])
         is_local = ipaddress.ip_address(self.address.host.partition("%")[0]).is_loopback
-        self._names = own_names() if is_local else None  # else a web page could send requests under a name of its own
-        self._wakeup = Wakeup()
-        self._thread = threading.Thread(target=self._run, name="metrics", daemon=True)
+        self.names = own_names() if is_local else None  # else a web page could send requests under a name of its own
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self.serve_forever, args=(POLL_S,), name="metrics", daemon=True
+        )
         self._thread.start()
         log.info("metrics at http://%s:%d%s", *self.address, PAGE)
 
+    def server_bind(self) -> None:
+        """Bind, without the look-up of the own name in HTTPServer, which may wait for DNS."""
+        socketserver.TCPServer.server_bind(self)
+
     def counters(self) -> dict[str, int]:
         """Return the numbers of pages served, of requests refused, and of pages that failed by a defect."""
-        return {"served": self._served, "refused": self._refused, "failures": self._failures}
+        return {"served": self.served, "refused": self.refused, "failures": self.failures}
 
     def close(self) -> None:
         """Stop, and close all connections; idempotent."""
-        if self._wakeup.fd >= 0:
-            self._wakeup.wake()
+        if self._thread is not None:
+            self.shutdown()
             self._thread.join()
-            self._wakeup.close()
+            self._thread = None
+            self.server_close()
+            for connection in list(self._until):
+                _end(connection)
 
-    def _run(self) -> None:
-        """Serve, in the thread."""
-        with selectors.DefaultSelector() as selector, self._socket:
-            selector.register(self._wakeup.fd, selectors.EVENT_READ)
-            selector.register(self._socket, selectors.EVENT_READ)
-            try:
-                while True:
-                    for key, _ in selector.select(self._delay_s()):
-                        if key.fd == self._wakeup.fd:
-                            return
-                        if key.fileobj is self._socket:
-                            self._accept(selector)
-                        elif key.fd in self._connections and not self._go_on(selector, self._connections[key.fd]):
-                            self._drop(selector, self._connections[key.fd])
-                    now = time.monotonic()
-                    for connection in [one for one in self._connections.values() if one.until <= now]:
-                        self._refuse("is too slow")
-                        self._drop(selector, connection)
-            finally:
-                for connection in list(self._connections.values()):
-                    self._drop(selector, connection)
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread; beyond a bound the oldest one is closed."""
+        if len(self._until) >= MAX_CONNECTIONS:
+            self.refuse("is one too many")
+            _end(min(self._until, key=lambda connection: self._until[connection]))
+        self._until[request] = time.monotonic() + REQUEST_S
+        super().process_request(request, client_address)
 
-    def _delay_s(self) -> float | None:
-        first = min([connection.until for connection in self._connections.values()], default=None)
-        return None if first is None else max(0.0, first - time.monotonic())
+    def extend(self, connection: socket.socket) -> None:
+        """Give a connection the time of an answer."""
+        self._until[connection] = time.monotonic() + ANSWER_S
 
-    def _accept(self, selector: selectors.BaseSelector) -> None:
-        try:
-            accepted, _ = self._socket.accept()
-        except OSError:  # it has gone meanwhile, or descriptors are lacking: it waits for the next accept
-            time.sleep(0.1)
+    def close_request(self, request: Any) -> None:
+        """Close a connection."""
+        self._until.pop(request, None)
+        super().close_request(request)
+
+    def service_actions(self) -> None:
+        """Close connections beyond their deadlines; called several times a second."""
+        now = time.monotonic()
+        for connection in [one for one, until in list(self._until.items()) if until <= now]:
+            self.refuse("is too slow")
+            _end(connection)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Count a connection that ended early, or a defect of ours, which must not end the thread."""
+        err = sys.exc_info()[1]
+        if isinstance(err, OSError):
+            self.refuse(f"has gone: {err.strerror or err}")
             return
-        if len(self._connections) >= MAX_CONNECTIONS:  # drop first one without a whole request, then the oldest
-            held = list(self._connections.values())
-            self._refuse("is one too many")
-            self._drop(selector, next((one for one in held if one.answer is None), held[0]))
-        accepted.setblocking(False)
-        self._connections[accepted.fileno()] = _Connection(accepted)
-        selector.register(accepted, selectors.EVENT_READ)
+        self.failures += 1
+        if powers_of_ten(self.failures):
+            log.error("page of metrics failed failures=%d", self.failures, exc_info=err)
 
-    def _drop(self, selector: selectors.BaseSelector, connection: _Connection) -> None:
-        selector.unregister(connection.socket)
-        del self._connections[connection.socket.fileno()]
-        connection.socket.close()
+    def refuse(self, why: str) -> None:
+        """Count a refused request, and log it at powers of ten."""
+        self.refused += 1
+        if powers_of_ten(self.refused):
+            log.warning("request for metrics refused refused=%d: it %s", self.refused, why)
 
-    def _go_on(self, selector: selectors.BaseSelector, connection: _Connection) -> bool:
-        """Read or write as far as possible; return whether the connection continues."""
-        try:
-            if connection.answer is None:
-                if not connection.read():
-                    return True
-                connection.answer = self._answer(connection.request())
-                connection.until = time.monotonic() + ANSWER_S
-                selector.modify(connection.socket, selectors.EVENT_WRITE)
-            return connection.write()
-        except OSError as err:
-            self._refuse(f"has gone: {err.strerror}")
-        except ValueError as err:
-            self._refuse(str(err))
-        except Exception:  # a defect of ours here must not end the thread
-            self._failures += 1
-            if powers_of_ten(self._failures):
-                log.exception("page of metrics failed failures=%d", self._failures)
-        return False
 
-    def _refuse(self, why: str) -> None:
-        self._refused += 1
-        if powers_of_ten(self._refused):
-            log.warning("request for metrics refused refused=%d: it %s", self._refused, why)
+def _end(connection: socket.socket) -> None:
+    """End a connection that another thread reads or writes: that thread closes it."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
-    def _answer(self, request: MetricsRequest) -> Iterator[bytes]:
-        if self._names is not None and not all(is_known(host, self._names) for host in request.hosts):
-            yield _head("400 Bad Request", "text/plain") + b"Ask by an address or by the name of this machine.\n"
-        elif request.path == "/":
-            yield _head("200 OK", "text/html") + INDEX.encode()
-        elif request.path != PAGE:
-            yield _head("404 Not Found", "text/plain") + b"There is /metrics.\n"
+
+class _Page(http.server.BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: MetricsServer
+    protocol_version = "HTTP/1.1"
+    server_version, sys_version = "Colmet", ""
+    timeout = ANSWER_S  # of each read and write
+
+    def do_GET(self) -> None:
+        """Serve the page."""
+        self.server.extend(self.connection)
+        hosts = self.headers.get_all("Host", [])
+        if self.server.names is not None and not all(is_known(host, self.server.names) for host in hosts):
+            self._send(400, "text/plain", "Ask by an address or by the name of this machine.\n")
+        elif self.path == "/":
+            self._send(200, "text/html", INDEX)
+        elif self.path.partition("?")[0] != PAGE:
+            self._send(404, "text/plain", "There is /metrics.\n")
         else:
-            yield from self._page(request.chunks)
+            with self.server.rendering:
+                self._send_page()
 
-    def _page(self, chunks: bool) -> Iterator[bytes]:
-        pieces = render(self._families())
+    def _send_page(self) -> None:
+        pieces = render(self.server.families())
         try:
             first = next(pieces, "")  # before the status is sent
         except ColmetError as err:
-            self._failures += 1
-            yield _head("503 Service Unavailable", "text/plain") + f"{err}\n".encode()
+            self.server.failures += 1
+            self._send(503, "text/plain", f"{err}\n")
             return
-        yield _head("200 OK", CONTENT_TYPE, "Transfer-Encoding: chunked\r\n" if chunks else "")
+        # in chunks: the client can distinguish a truncated page from a complete one
+        chunks = self.request_version != "HTTP/1.0"
+        self._begin(200, CONTENT_TYPE, {"Transfer-Encoding": "chunked"} if chunks else {})
         for piece in itertools.chain([first], pieces):
             content = piece.encode()
-            # in chunks: the client can distinguish a truncated page from a complete one
-            yield b"%x\r\n%s\r\n" % (len(content), content) if chunks else content
-            self._pause()
+            self.wfile.write(b"%x\r\n%s\r\n" % (len(content), content) if chunks else content)
+            self.server.pause()
         if chunks:
-            yield b"0\r\n\r\n"
-        self._served += 1
+            self.wfile.write(b"0\r\n\r\n")
+        self.server.served += 1
 
+    def _send(self, status: int, content_type: str, text: str) -> None:
+        self._begin(status, content_type, {"Content-Length": str(len(text.encode()))})
+        self.wfile.write(text.encode())
 
-def _head(status: str, content_type: str, more: str = "") -> bytes:
-    return f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\n{more}Connection: close\r\n\r\n".encode()
+    def _begin(self, status: int, content_type: str, headers: Mapping[str, str]) -> None:
+        self.close_connection = True
+        self.send_response(status)
+        for name, value in {"Content-Type": content_type, "Connection": "close", **headers}.items():
+            self.send_header(name, value)
+        self.end_headers()
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is no GET request; `code` and texts as in http.server."""
+        self.close_connection = True
+        self.server.refuse(f"is no GET of HTTP/1: {message or code}"[:200])
 
-class MetricsRequest(NamedTuple):
-    """A parsed request: path without the query, whether its client accepts chunks, and its Host headers."""
-
-    path: str
-    chunks: bool
-    hosts: tuple[str, ...] = ()
-
-
-def parse_request(request: bytes) -> MetricsRequest:
-    """Parse a request; ValueError if it is not a GET request."""
-    words = request.split(b"\n", 1)[0].rstrip(b"\r").split(b" ")
-    if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        raise ValueError("is not HTTP")
-    if words[0] != b"GET":
-        raise ValueError("is not a GET")
-    heads = [line.partition(b":") for line in request.split(b"\n")[1:]]
-    hosts = tuple([value.decode("latin-1").strip() for key, _, value in heads if key.strip().lower() == b"host"])
-    return MetricsRequest(words[1].split(b"?", 1)[0].decode("ascii", "replace"), words[2] != b"HTTP/1.0", hosts)
-
-
-class _Connection:
-    """A connection of a client.
-
-    Attributes:
-        until: its deadline, by the monotonic clock.
-        answer: rest of the response; None before the request is whole.
-    """
-
-    def __init__(self, accepted: socket.socket) -> None:
-        self.socket = accepted
-        self.until = time.monotonic() + REQUEST_S
-        self.answer: Iterator[bytes] | None = None
-        self._request = b""
-        self._waiting = b""
-        self._is_whole = False
-
-    def read(self) -> bool:
-        """Read the available bytes; return whether the request is complete."""
-        part = self.socket.recv(MAX_REQUEST_BYTES)
-        if not part:
-            raise ValueError("ends before its request does")
-        self._request += part
-        if len(self._request) > MAX_REQUEST_BYTES:
-            raise ValueError(f"has a request of more than {MAX_REQUEST_BYTES} bytes")
-        return b"\r\n\r\n" in self._request or b"\n\n" in self._request
-
-    def request(self) -> MetricsRequest:
-        """Return the request, once it is complete."""
-        return parse_request(self._request)
-
-    def write(self) -> bool:
-        """Write as much as the socket accepts; return whether more remains."""
-        assert self.answer is not None
-        while len(self._waiting) < SEND_BYTES:
-            piece = next(self.answer, None)
-            if piece is None:
-                self._is_whole = True
-                break
-            self._waiting += piece
-        with contextlib.suppress(BlockingIOError):
-            self._waiting = self._waiting[self.socket.send(self._waiting) :]
-        return bool(self._waiting) or not self._is_whole
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - of http.server
+        """Log nothing: requests are counted."""

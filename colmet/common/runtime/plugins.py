@@ -6,13 +6,11 @@ unusable one is logged; Colmet's own backends and the other plug-ins run without
 
 from __future__ import annotations
 
-import argparse
 import inspect
 import logging
-import os
 import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError
@@ -20,14 +18,12 @@ from colmet.common.runtime import cli, startup
 
 log = logging.getLogger(__name__)
 
-_MAX_BYTES = 64 << 10
 _NAME = re.compile(r"[a-z][a-z0-9_-]{0,31}", re.ASCII)
 _RESERVED = frozenset({"agent"})  # the row of the agent itself in agent_default
-_METADATA = (".dist-info", ".egg-info")
 
 
 class EntryPoint(NamedTuple):
-    """A line of an entry_points.txt: name, ``module:Class``, and the distribution's name and version."""
+    """An entry point: name, ``module:Class``, and the distribution's name and version."""
 
     name: str
     target: str
@@ -55,41 +51,19 @@ class Backends(NamedTuple):
         return {"loaded": len(self.plugins), "failed": len(self.problems)}
 
 
-def find(group: str, path: Sequence[str] | None = None) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group, of all distributions importable by this Python, or below the given folders.
-
-    importlib.metadata does the same, but adds 1.7 MB to each agent.
-    """
-    seen = set()
-    for folder in sys.path if path is None else path:
+def find(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group, of all distributions importable by this Python."""
+    found: dict[tuple[str, str], EntryPoint] = {}
+    for distribution in metadata.distributions():
         try:
-            names = sorted([name for name in os.listdir(folder or ".") if name.endswith(_METADATA)])
-        except OSError:  # missing entries are normal, such as pythonXY.zip
-            continue
-        for name in names:
-            distribution = name.rpartition(".")[0]
-            project = distribution.partition("-")[0].lower()
-            if project in seen:  # a later one on the path is not imported, either
-                continue
-            seen.add(project)
-            try:
-                with open(os.path.join(folder or ".", name, "entry_points.txt"), encoding="utf-8") as file:
-                    text = file.read(_MAX_BYTES)
-            except (OSError, UnicodeDecodeError):  # most distributions have none
-                continue
-            yield from parse(text, group, distribution.replace("-", " ", 1))
-
-
-def parse(text: str, group: str, distribution: str) -> Iterator[EntryPoint]:
-    """Yield the entry points of a group in the text of an entry_points.txt."""
-    section = ""
-    for line in text.splitlines():
-        line = line.strip()
-        if line.startswith("["):
-            section = line.strip("[]").strip()
-        elif section == group and "=" in line and line[0] not in "#;":
-            name, _, target = line.partition("=")
-            yield EntryPoint(name.strip(), target.partition("[")[0].strip(), distribution)
+            for entry in distribution.entry_points:
+                if entry.group == group:  # of two distributions of one name, the first on the path is imported
+                    name, target = distribution.metadata["Name"], entry.value.partition("[")[0].strip()
+                    made = EntryPoint(entry.name, target, f"{name} {distribution.version}")
+                    found.setdefault((name.lower(), entry.name), made)
+        except Exception as err:  # noqa: BLE001 - any distribution of this Python may be damaged
+            log.debug("entry points not read: %s", err)
+    return sorted(found.values(), key=lambda entry: (entry.distribution.lower(), entry.name))
 
 
 def load(
@@ -147,15 +121,16 @@ def _check_options(
         ValueError: an option, or its name in argparse, belongs to another class; an argument is required.
         argparse.ArgumentError: an option belongs to another class.
     """
-    taken = {action.dest for action in build_parser(classes)._actions}
+    taken = {action.dest for action in build_parser(classes).actions}
     try:
         parser = build_parser([*classes, cls])
         parser.format_help(everything=True)
     except (ValueError, TypeError, KeyError) as err:  # each version of argparse finds a wrong % in its own way
         raise ValueError(f"{err}; in the help of an option, write %% for a %") from err
-    scratch = argparse.ArgumentParser(add_help=False)
+    scratch = cli.Parser()
+    own_help = len(scratch.actions)
     cls.add_options(scratch)
-    for action in scratch._actions:
+    for action in scratch.actions[own_help:]:
         option = next((name for name in action.option_strings if name.startswith("--")), "")
         if not option or action.required:
             raise ValueError(f"its argument {option or action.dest} is required, or has no name that begins with --")

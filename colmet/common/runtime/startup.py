@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import gc
 import importlib
 import logging
@@ -24,7 +25,7 @@ log = logging.getLogger(__name__)
 HWM = 1000  # messages in a queue of ZeroMQ
 
 
-def add_common_options(parser: argparse.ArgumentParser) -> None:
+def add_common_options(parser: Options) -> None:
     """Declare the options of both daemons."""
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {__version__}", help="print the version, and exit"
@@ -119,7 +120,6 @@ def run_daemon(
         return EXIT_CONFIG
     set_up_logging(options.verbose)
     _log_problems(backends, read)
-    cli.warn_of_deprecated(read.deprecated)
     for option, required in read.vain:
         log.warning("option without an effect: %s requires %s", option, required)
     if isinstance(options.zeromq_hwm, DefaultBound):
@@ -145,3 +145,37 @@ def _log_problems(backends: Backends, read: configuration.Configuration) -> None
         log.error("plug-in not loaded: %s", problem)
     if read.ignored:
         log.warning("unknown options ignored, a plug-in is not loaded: %s", " ".join(dict.fromkeys(read.ignored)))
+
+
+# Of glibc's malloc.h; other C libraries lack the function, or ignore the call.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_M_ARENA_MAX = -8
+MMAP_BYTES = 1 << 20
+TRIM_BYTES = 2 << 20
+
+
+def tame_malloc(arenas: int) -> bool:
+    """Make the C library return memory and share it between threads; return whether it does.
+
+    By default each thread has its own pools, and blocks up to the size of any freed one go into them. Bursts of
+    megabytes in one thread and thousands of messages in another then leave holes that are never filled. Free memory at
+    the end of a pool is kept up to a bound above what a sample needs: it is not returned and taken again at each.
+
+    Args:
+        arenas: number of pools, for all threads.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError):
+        return False
+    settings = {_M_ARENA_MAX: arenas, _M_MMAP_THRESHOLD: MMAP_BYTES, _M_TRIM_THRESHOLD: TRIM_BYTES}
+    return all(mallopt(setting, value) for setting, value in settings.items())
+
+
+def trim_malloc() -> None:
+    """Return the C library's free memory to the system, as after a start."""
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return

@@ -8,8 +8,8 @@ from typing import Any, Union
 
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
 from colmet.common.runtime.checks import DaemonVerdict, Finding, Level, fail, good, warn
-from colmet.common.runtime.documents import document
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.installation import document
+from colmet.common.runtime.quantities import counted
 
 SETTLED_S = 10.0  # time for a node to reach a running collector
 JUST_STARTED = ("not heard of yet",)

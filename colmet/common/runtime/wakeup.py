@@ -1,9 +1,13 @@
-"""Wakes a thread that polls descriptors."""
+"""Waiting for descriptors, and waking a thread that waits."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import math
 import os
+import select
+from collections.abc import Iterable
 
 
 class Wakeup:
@@ -34,3 +38,14 @@ class Wakeup:
             os.close(self.fd)
             os.close(self.write_fd)
             self.fd = self.write_fd = -1
+
+
+def readable(descriptors: Iterable[int], timeout_s: float | None) -> set[int]:
+    """Return the descriptors readable without waiting, also at their end; OSError (EBADF) if one is not open."""
+    poller = select.poll()
+    for descriptor in descriptors:
+        poller.register(descriptor, select.POLLIN)
+    found = poller.poll(None if timeout_s is None else max(0, math.ceil(1000 * timeout_s)))
+    if any(event & select.POLLNVAL for _, event in found):
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+    return {descriptor for descriptor, _ in found}

@@ -4,7 +4,6 @@ No call blocks longer than its timeout.
 """
 
 from colmet.common.transport.authenticator import Authenticator
-from colmet.common.transport.control import ControlClient, ControlServer, check_control, knock, serve_control
 from colmet.common.transport.curve import Client, new_pair
 from colmet.common.transport.data import MAX_RECEIVED_BYTES, Pull, Push, Received
 from colmet.common.transport.link import Called, LinkClient, LinkServer
@@ -16,20 +15,15 @@ __all__ = [
     "Authenticator",
     "Called",
     "Client",
-    "ControlClient",
-    "ControlServer",
     "LinkClient",
     "LinkServer",
     "Pull",
     "Push",
     "Received",
     "Socket",
-    "check_control",
     "check_target",
     "check_uri",
-    "knock",
     "link_uri",
     "new_pair",
-    "serve_control",
     "wait",
 ]

@@ -13,7 +13,7 @@ from colmet.common.transport.uris import check_uri
 
 
 class Listening:
-    """A bound socket; base of the collector's ends, and of the control socket's on TCP.
+    """A bound socket; base of the collector's ends.
 
     Args:
         kind: of the socket.

@@ -1,4 +1,6 @@
-"""Messages of the control socket: one msgpack map with text keys each way.
+"""Requests to a daemon and their replies, as one msgpack map with text keys each way: over the link, and the Rust port.
+
+The control socket has the same maps in JSON.
 
 A request is flat: its values are texts, numbers, booleans or nil. `command` names the action; a map without it is the
 Rust node's request to change the configuration. A reply may hold lists and maps.
@@ -7,7 +9,7 @@ Rust node's request to change the configuration. A reply may hold lists and maps
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Union
 
 import msgpack
@@ -41,24 +43,37 @@ def decode_request(message: bytes) -> dict[str, Scalar]:
     if len(message) > MAX_REQUEST_BYTES:
         raise WireError(f"request: {len(message)} bytes, more than the {MAX_REQUEST_BYTES} that one may have")
     unpacker = scalars(message)
-    request: dict[str, Scalar] = {}
+    pairs: list[tuple[Any, Any]] = []
     try:
         count = unpacker.read_map_header()
         if count > MAX_KEYS:
             raise WireError(f"request: {count} keys, more than the {MAX_KEYS} that one may have")
-        for _ in range(count):
-            key, value = _text(unpacker.unpack()), unpacker.unpack()
-            if not isinstance(key, str) or len(key) > MAX_KEY or not key.isprintable():
-                raise WireError(f"request: {shown(key)} is not a key")
-            if key in request:
-                raise WireError(f"request: {key} is there twice")
-            request[key] = _scalar(key, _text(value))
+        pairs = [(unpacker.unpack(), unpacker.unpack()) for _ in range(count)]
     except WireError:
         raise
     except Exception as err:  # msgpack raises ValueError, its own types, RecursionError, MemoryError, ...
         raise WireError(f"request: not a map of texts and numbers: {type(err).__name__}: {err}") from err
     if unpacker.tell() != len(message):
         raise WireError(f"request: {len(message) - unpacker.tell()} bytes behind its end")
+    return check_request(pairs)
+
+
+def check_request(pairs: Iterable[tuple[Any, Any]]) -> dict[str, Scalar]:
+    """Return the request with these keys and values.
+
+    Raises:
+        WireError: too many keys, one that is none or is there twice, or a value that is neither a text nor a number.
+    """
+    request: dict[str, Scalar] = {}
+    for name, value in pairs:
+        key = _text(name)
+        if not isinstance(key, str) or len(key) > MAX_KEY or not key.isprintable():
+            raise WireError(f"request: {shown(key)} is not a key")
+        if key in request:
+            raise WireError(f"request: {key} is there twice")
+        if len(request) == MAX_KEYS:
+            raise WireError(f"request: more than the {MAX_KEYS} keys that one may have")
+        request[key] = _scalar(key, _text(value))
     return request
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.dependencies import how_to_install
+from colmet.common.runtime.installation import how_to_install
 from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.gpus.reading import Gpu, GpuReader, Process
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import counted
 from colmet.node.jobs.finder import Finder, FoundJob
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 import pyinotify
 
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.readable import readable
+from colmet.common.runtime.wakeup import readable
 from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)

@@ -27,10 +27,10 @@ from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.runtime import cli, database_client
 from colmet.common.runtime.cli import Options, Rare
 from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
-from colmet.common.runtime.documents import document
 from colmet.common.runtime.http_client import HttpClient
+from colmet.common.runtime.installation import document
 from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.plural import counted
+from colmet.common.runtime.quantities import counted
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types
 

@@ -18,7 +18,7 @@ from typing import Any
 from colmet.collector.backends.elasticsearch.mappings import OWN
 from colmet.common.errors import OutputUnavailable
 from colmet.common.runtime.database_client import DatabaseClient, Response
-from colmet.common.runtime.documents import document
+from colmet.common.runtime.installation import document
 
 log = logging.getLogger(__name__)
 
