@@ -11,7 +11,8 @@ from typing import Any
 
 from measuring import Figure, cpu_ns, job_root, rss_mb
 
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.startup import load
+from colmet.common.host.host import Host
 from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
@@ -23,7 +24,6 @@ from colmet.node.jobs.source import JobSource
 from colmet.node.options import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import AgentStats
-from colmet.node.system.host import Host
 from dev.live import Daemons, Failed, JobRoot
 from dev.workloads import ShortTasks, measure
 

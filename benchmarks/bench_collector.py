@@ -42,7 +42,7 @@ from colmet.collector.journal import journal as journal_module
 from colmet.collector.journal.journal import Journal
 from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
-from colmet.common.runtime import startup
+from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Schema, Table
 from colmet.common.tables import schemas as own_schemas
 from colmet.common.transport import link_uri

@@ -20,7 +20,7 @@ from measuring import Figure, show
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.runtime import startup
+from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.tables import cgroup, jobproc, procstats, taskstats
 from colmet.node.selfmetrics.completeness import CompletenessStats, DeliveryTotals

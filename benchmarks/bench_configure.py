@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from measuring import Figure, cpu_ns, free_uri
 
 from colmet import __version__
+from colmet.common.daemon.control import ask
 from colmet.common.errors import Unreachable
-from colmet.common.runtime.control import ask
 from colmet.common.transport import LinkClient, link_uri, wait
 from colmet.common.wire import link as wire
 from colmet.common.wire.control import encode

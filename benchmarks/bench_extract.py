@@ -24,7 +24,7 @@ from measuring import Figure, in_turns, show
 from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.runtime import startup
+from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.tables import cgroup, taskstats
 

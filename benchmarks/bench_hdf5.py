@@ -24,7 +24,7 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5 import library
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.runtime import startup
+from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 

@@ -18,14 +18,14 @@ from measuring import Figure, job_root
 
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import Receiver
+from colmet.common.daemon.control import Errands
+from colmet.common.daemon.daemon_health import DaemonIdentity
+from colmet.common.daemon.metrics_http import ListenAddress, MetricsServer
+from colmet.common.daemon.prometheus_text import render
+from colmet.common.daemon.startup import load
+from colmet.common.daemon.systemd import Service
 from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import TABLES, Top
-from colmet.common.runtime.control import Errands
-from colmet.common.runtime.daemon_health import DaemonIdentity
-from colmet.common.runtime.metrics_http import ListenAddress, MetricsServer
-from colmet.common.runtime.prometheus_text import render
-from colmet.common.runtime.startup import load
-from colmet.common.runtime.systemd import Service
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import encode

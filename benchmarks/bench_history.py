@@ -27,7 +27,7 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.hdf5.library import opened_library
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.runtime import startup
+from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Rows, Table
 from colmet.common.tables import cgroup, taskstats
 

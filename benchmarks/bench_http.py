@@ -20,7 +20,7 @@ from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.feed import Feed
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
-from colmet.common.runtime.control import Errands
+from colmet.common.daemon.control import Errands
 from colmet.common.schema import Table
 from colmet.common.transport import Pull, Push
 from colmet.common.wire import Decoder

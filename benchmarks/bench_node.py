@@ -13,15 +13,15 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from measuring import Figure, cpu_us
 
+from colmet.common.daemon.startup import raise_open_file_limit
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.startup import raise_open_file_limit
+from colmet.common.host.host import Host
 from colmet.node.backends.cgroup import CgroupBackend
 from colmet.node.backends.jobproc import JobprocBackend
 from colmet.node.backends.procstats import ProcstatsBackend
 from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.taskstats import TaskstatsClient
-from colmet.node.system.host import Host
 
 TASKS = 1000
 PROCESSES = 500

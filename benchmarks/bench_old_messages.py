@@ -26,7 +26,7 @@ from measuring import TIME_NS, Figure, in_turns, show, warm_memory
 from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.collector import LOOK
 from colmet.collector.journal import journal as journal_module
-from colmet.common.runtime import startup
+from colmet.common.daemon import startup
 from colmet.common.wire import Decoder, colmet06
 
 RECORD = colmet06.RECORDS["taskstats_default"]

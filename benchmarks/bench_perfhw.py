@@ -14,12 +14,12 @@ from collections.abc import Iterator
 
 from measuring import Figure, cpu_us
 
+from colmet.common.daemon.startup import raise_open_file_limit
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.startup import raise_open_file_limit
+from colmet.common.host.host import Host
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.mounts import Mounts
-from colmet.node.system.host import Host
 
 JOBS = 50
 ALONE_BYTES = 32  # what read(2) gives of a group of one: how many, two times, one count

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from measuring import Figure
 
+from colmet.common.host.host import Host
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import colmet06, v1
@@ -26,7 +27,6 @@ from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.delivery.spool import LOCK, Spool
 from colmet.node.delivery.uplink import Times, Uplink
-from colmet.node.system.host import Host
 
 Figures = list[Figure]
 

@@ -25,7 +25,7 @@ from measuring import discarding_server, free_uri, job_root
 from soak_samples import LINES, ROWS, Figure, of_files, of_process, process_figures, table
 
 from colmet.archive.store import ArchiveStore
-from colmet.common.runtime.quantities import duration
+from colmet.common.text.quantities import duration
 from dev.live import JobRoot, LiveJob, free_port
 
 ROOT = Path(__file__).resolve().parents[1]

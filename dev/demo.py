@@ -32,12 +32,12 @@ from typing import Any, NamedTuple, Union
 import numpy as np
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.host.host import Host
 from colmet.common.measures import CPU_USED, MEMORY, Measure
-from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.quantities import UNKNOWN, cores, duration, size
+from colmet.common.text.clock import Clock
+from colmet.common.text.quantities import UNKNOWN, cores, duration, size
 from colmet.node.kernel.netlink import Inbox
 from colmet.node.kernel.taskstats import ExitRecords, TaskstatsClient
-from colmet.node.system.host import Host
 from dev.live import NS, PATIENCE_S, Daemons, Failed, JobRoot, ListedRoot, free_port
 
 JOB_ID = 4242

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from colmet import __version__
 from colmet.commands.programs import COMMANDS, PROGRAMS, ProgramEntry
-from colmet.common.runtime.cli import Parser, form_of, name_of
+from colmet.common.config.cli import Parser, form_of, name_of
 from colmet.node.kernel.perfevents import NAMES_06
 
 # Placeholders in a template, each a line of its own.

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from colmet.common.daemon.startup import load
 from colmet.common.measures import MEASURES
-from colmet.common.runtime.startup import load
 from colmet.common.schema import Field, Schema
 from colmet.common.tables import facility
 from colmet.common.tables.agent import SCHEMA as AGENT

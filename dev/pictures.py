@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from colmet.common.runtime.wakeup import readable
+from colmet.common.daemon.wakeup import readable
 from dev.browsers.chromium import Chromium
 from dev.live import Failed, JobRoot, LiveJob, free_port
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from colmet.common.runtime import service_unit
+from colmet.common.daemon import service_unit
 
 pytest.register_assert_rewrite("tests.support", "tests.beds")  # their assertions show the values, too
 from tests.support import place  # noqa: E402

@@ -28,9 +28,9 @@ from colmet.archive.queries import (
 )
 from colmet.archive.store import ArchiveError
 from colmet.archive.whole import hosts_of_job
+from colmet.common.clients import database_client
+from colmet.common.clients.database_client import DatabaseClient
 from colmet.common.errors import OutputUnavailable
-from colmet.common.runtime import database_client
-from colmet.common.runtime.database_client import DatabaseClient
 
 PAGE = 10_000  # a server's default limit for one answer
 PAGE_BYTES = 16 << 20  # about half of an answer's limit

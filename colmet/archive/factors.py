@@ -6,9 +6,9 @@ import os
 from typing import NamedTuple
 
 from colmet.archive.queries import UsageGroup
+from colmet.common.config import cli
+from colmet.common.config.configuration import file_text, parse
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.configuration import file_text, parse
 
 DEFAULT_PATH = "/etc/colmet/usage.toml"
 JOULES_PER_KWH, HOUR_S = 3.6e6, 3600.0

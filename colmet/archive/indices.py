@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 from colmet import __version__
 from colmet.archive.documents import forms
+from colmet.common.clients.database_client import DatabaseClient, Response, reason_of
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import OutputUnavailable
-from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
-from colmet.common.runtime.installation import document
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.host.installation import document
 
 log = logging.getLogger(__name__)
 

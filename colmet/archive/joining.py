@@ -17,9 +17,9 @@ from colmet.archive.batch_rows import Joined
 from colmet.batch.answers import cancel
 from colmet.batch.records import JobRecord, RecordSource
 from colmet.batch.systems import RECORDS, find_record_sources
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ColmetError
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import Backoff
 
 log = logging.getLogger(__name__)
 

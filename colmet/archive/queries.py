@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from colmet.archive.columns import REAL, STATES, JobColumn
 from colmet.archive.derived import ANSWERS, LISTED
+from colmet.common.config.suggestions import did_you_mean
 from colmet.common.errors import ColmetError
-from colmet.common.runtime.suggestions import did_you_mean
 
 MAX_ROWS = 10_000  # of a page
 MAX_TEXT = 255  # characters of a text to search for

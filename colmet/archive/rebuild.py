@@ -10,7 +10,7 @@ from itertools import islice
 from colmet.archive.archiver import Archiver
 from colmet.archive.former import KeptSummaries, keep_former
 from colmet.archive.store import ArchiveError, ArchiveStore, Changes, Position
-from colmet.common.runtime.files import sync_directory
+from colmet.common.host.files import sync_directory
 from colmet.common.schema import Batch
 
 AT_ONCE = 2000  # batches

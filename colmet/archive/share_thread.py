@@ -12,9 +12,9 @@ from collections.abc import Callable
 from colmet.archive.indices import Indices
 from colmet.archive.sharing import Sharer, outbox_of
 from colmet.archive.store import ArchiveError, ArchiveStore
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import OutputUnavailable
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import Backoff
 
 log = logging.getLogger(__name__)
 

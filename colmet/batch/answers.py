@@ -15,7 +15,7 @@ from xml.etree.ElementTree import Element
 
 from colmet.batch.model import BatchError
 from colmet.common.errors import CommandFailed
-from colmet.node.system.command import Command
+from colmet.common.host.command import Command
 
 DEADLINE_S = 60.0  # for one command; a busy controller of a big cluster needs some seconds
 MAX_ANSWER = 32 << 20  # bytes of a command's output; a job is 0.6 to 6 kB in JSON

@@ -22,7 +22,7 @@ from colmet.batch.gridengine_xml import MAX_BYTES, Sieve, check_encoding, child_
 from colmet.batch.model import BatchError, BatchJob, BatchSystem, Queue
 from colmet.batch.qmem import Hosts, Owners
 from colmet.common.errors import CommandFailed, ConfigError
-from colmet.node.system.command import Command
+from colmet.common.host.command import Command
 
 log = logging.getLogger(__name__)
 

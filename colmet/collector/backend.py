@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 from colmet.collector.journal.output_state import OutputState
-from colmet.common.runtime.cli import Options
+from colmet.common.config.cli import Options
 from colmet.common.schema import Batch
 
 

@@ -15,12 +15,13 @@ from colmet.collector.ingest.linkport import LinkPort
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.output_worker import OutputWorker
-from colmet.common.runtime import control, plugins
-from colmet.common.runtime.daemon_health import NOTE_S, ClockWatch
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.signals import Signals
-from colmet.common.runtime.systemd import Service
-from colmet.common.runtime.wakeup import readable
+from colmet.common.config import plugins
+from colmet.common.daemon import control
+from colmet.common.daemon.daemon_health import NOTE_S, ClockWatch
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import readable
 from colmet.common.transport import Pull
 
 log = logging.getLogger(__name__)

@@ -18,10 +18,10 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from colmet.common.daemon import control
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.live.summary import Heard
-from colmet.common.runtime import control
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire.v1 import Described
 

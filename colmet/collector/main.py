@@ -29,12 +29,13 @@ from colmet.collector.journal.segment_store import check_directory
 from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
 from colmet.collector.web_child import WebChild
+from colmet.common.config import cli, plugins
+from colmet.common.config.reload import Prepare, Settings, at_once
+from colmet.common.daemon import control, metrics_http, startup
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.startup import tame_malloc
+from colmet.common.daemon.systemd import Service
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, control, metrics_http, plugins, startup
-from colmet.common.runtime.reload import Prepare, Settings, at_once
-from colmet.common.runtime.signals import Signals
-from colmet.common.runtime.startup import tame_malloc
-from colmet.common.runtime.systemd import Service
 from colmet.common.transport import Pull, authenticator, check_uri
 from colmet.common.transport.inherited import Listeners
 
@@ -115,7 +116,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -
 
 
 def check(options: argparse.Namespace, classes: Sequence[type[OutputBackend]]) -> None:
-    """Check that the collector would start with these options; ConfigError if not. A page that would not is a warning."""
+    """Check that the collector would start with these options; ConfigError if not. Warn of a page that would not."""
     try:
         web_child.check(options)
     except ConfigError as err:

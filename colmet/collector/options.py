@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from colmet.collector import web_child
 from colmet.collector.backend import OutputBackend
-from colmet.common.runtime import cli, control, metrics_http, startup
+from colmet.common.config import cli
+from colmet.common.daemon import control, metrics_http, startup
 from colmet.common.transport import authenticator
 
 

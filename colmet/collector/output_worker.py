@@ -11,9 +11,9 @@ from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.cursor import Cursor, Reading
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ColmetError, OutputUnavailable
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import Backoff
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,12 @@ import threading
 import time
 from collections.abc import Sequence
 
+from colmet.common.config import cli
+from colmet.common.config.configuration import require
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, python_child
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import Backoff
+from colmet.common.host import python_child
 
 log = logging.getLogger(__name__)
 

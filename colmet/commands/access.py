@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timezone
 
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.files import NOT_GIVEN, write_whole
+from colmet.common.host.files import NOT_GIVEN, write_whole
 from colmet.web.credentials import (
     MAX_SECRET,
     Credential,

@@ -12,9 +12,9 @@ import os
 from collections.abc import Callable, Mapping
 
 from colmet.commands import archive_forget, archive_rebuild, archives, selection
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.capabilities import become_owner
+from colmet.common.host.capabilities import become_owner
 from colmet.stored import sources
 
 ACTIONS: Mapping[str, Callable[[argparse.Namespace, str], int]] = {

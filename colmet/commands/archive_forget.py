@@ -18,7 +18,7 @@ from colmet.collector.backends.hdf5.rotation import is_newest
 from colmet.commands.times import shown
 from colmet.commands.top.view import clean
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime.quantities import counted
+from colmet.common.text.quantities import counted
 from colmet.stored import sources
 from colmet.stored.hdf5_files import files_of
 from colmet.stored.removal import Remover

@@ -20,8 +20,8 @@ from colmet.collector.journal.output_state import MAX_BYTES, parse
 from colmet.commands.progress import shown_progress
 from colmet.commands.times import shown
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime.files import copy_owner
-from colmet.common.runtime.quantities import counted, size
+from colmet.common.host.files import copy_owner
+from colmet.common.text.quantities import counted, size
 from colmet.stored import sources
 from colmet.stored.replay import Replay
 from colmet.stored.series import RowStore

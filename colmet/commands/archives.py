@@ -18,9 +18,9 @@ from colmet.archive.store import ArchiveError
 from colmet.commands import remote
 from colmet.commands.remote_archive import RemoteArchive
 from colmet.commands.top.view import clean
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.quantities import some_of
+from colmet.common.text.quantities import some_of
 from colmet.stored.sources import add_config, configured
 
 _OTHERS = "--archive PATH, --url URL"

@@ -17,10 +17,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet import __version__
+from colmet.common.config import cli
+from colmet.common.config.configuration import check_effects
+from colmet.common.config.suggestions import did_you_mean
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.configuration import check_effects
-from colmet.common.runtime.suggestions import did_you_mean
 
 INTERRUPTED, PIPE_ENDED = 130, 141  # as a shell reports SIGINT and SIGPIPE
 

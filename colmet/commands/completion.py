@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from colmet.common.runtime.cli import Parser
+from colmet.common.config.cli import Parser
 
 if TYPE_CHECKING:
     from colmet.commands.programs import ProgramEntry

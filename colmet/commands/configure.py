@@ -10,10 +10,10 @@ import argparse
 import json
 from typing import Any
 
+from colmet.common.config import cli
+from colmet.common.daemon.control import ERRAND_S, add_client_options, ask
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.control import ERRAND_S, add_client_options, ask
-from colmet.common.runtime.quantities import some_of
+from colmet.common.text.quantities import some_of
 
 SHOWN = 20  # hosts in a line
 

@@ -22,9 +22,9 @@ import tarfile
 from collections.abc import Sequence
 
 from colmet.commands.keygen import add_names, make_collector, make_directory, names_of
+from colmet.common.config import cli, keys
+from colmet.common.config.keys import PUBLIC, SECRET, KeyPair, check_name
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, keys
-from colmet.common.runtime.keys import PUBLIC, SECRET, KeyPair, check_name
 from colmet.common.transport import check_uri, new_pair
 
 ENROLLED = "enrolled"  # in the folder of keys: files to copy, a folder for each node

@@ -19,12 +19,12 @@ from typing import IO, TYPE_CHECKING, Any
 from colmet.commands.extract_formats import ALWAYS, BY_PARTS, FORMATS, opened_output, write, write_json
 from colmet.commands.extract_rows import ALL_ROWS, FIRST, Found, Interval, OutputColumn, Plan, choose, fetch, join, plan
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime.quantities import counted
+from colmet.common.text.quantities import counted
 from colmet.stored.names import natural, near
 from colmet.stored.series import NODE, History, RowQuery
 
 if TYPE_CHECKING:
-    from colmet.common.runtime import cli
+    from colmet.common.config import cli
 
 USAGE, NO_FILE, NO_DATA = 1, 2, 4  # exit statuses of the form called by OAR, as in Colmet 0.6
 FAILED = 3  # not in Colmet 0.6
@@ -143,7 +143,7 @@ def _why_none(history: History, job: int, names: Sequence[str], wanted: Interval
 def build_parser() -> cli.Parser:
     """Return the parser for the help of colmet-extract and its manual page; it does not parse OAR's arguments."""
     from colmet import __version__
-    from colmet.common.runtime import cli
+    from colmet.common.config import cli
 
     parser = cli.Parser(
         prog="colmet-extract",
@@ -349,7 +349,7 @@ def _lines(listed: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     import shutil
     import textwrap
 
-    from colmet.common.runtime.quantities import utc
+    from colmet.common.text.quantities import utc
 
     for one in listed:
         hosts = len(one["hosts"])

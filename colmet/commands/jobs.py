@@ -19,11 +19,11 @@ from colmet.archive.queries import JobPage
 from colmet.commands import archives, selection
 from colmet.commands.times import moment
 from colmet.commands.top.view import clean
+from colmet.common.config import cli
+from colmet.common.config.suggestions import did_you_mean
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, counted, duration, energy, percent, size
-from colmet.common.runtime.suggestions import did_you_mean
+from colmet.common.text.clock import Clock
+from colmet.common.text.quantities import UNKNOWN, cores, count, counted, duration, energy, percent, size
 from colmet.report.phrases import GRADE_STYLES
 
 DEFAULT = (

@@ -11,9 +11,9 @@ import argparse
 import os
 import pwd
 
+from colmet.common.config import cli, keys
+from colmet.common.config.keys import PUBLIC, SECRET, check_name, write_pair
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, keys
-from colmet.common.runtime.keys import PUBLIC, SECRET, check_name, write_pair
 from colmet.common.transport import new_pair
 
 MAX_LIST_BYTES = 16 << 20

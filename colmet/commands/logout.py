@@ -10,8 +10,8 @@ import argparse
 import sys
 
 from colmet.commands import logins, remote
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
 
 
 def add_options(parser: cli.Parser) -> None:

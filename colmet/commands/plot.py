@@ -24,13 +24,13 @@ from colmet.commands import archives, remote, selection
 from colmet.commands.extract_rows import ALL_ROWS, Interval, interval_of
 from colmet.commands.progress import shown_progress
 from colmet.commands.remote_rows import open_history
+from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
-from colmet.common.runtime import cli
-from colmet.common.runtime.clock import Clock
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
+from colmet.common.text.clock import Clock
 from colmet.common.units import Unit
 from colmet.report.model import Line, shown
 from colmet.stored import sources

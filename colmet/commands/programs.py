@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from colmet.commands import colmet
-from colmet.common.runtime import cli, startup
+from colmet.common.config import cli
+from colmet.common.daemon import startup
 
 
 class ProgramEntry(NamedTuple):

@@ -23,10 +23,10 @@ from colmet.commands.progress import shown_progress
 from colmet.commands.remote import InterfaceClient
 from colmet.commands.remote_archive import RemoteArchive
 from colmet.commands.times import moment, shown
+from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.installation import how_to_install
+from colmet.common.host.installation import how_to_install
+from colmet.common.text.clock import Clock
 from colmet.report.archived import find, made_from
 from colmet.report.document import document_of, report_of
 from colmet.report.model import Report

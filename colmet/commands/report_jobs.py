@@ -16,9 +16,9 @@ from colmet.commands.jobs import STYLES, look_of
 from colmet.commands.remote import InterfaceClient
 from colmet.commands.remote_archive import RemoteArchive, parameters_of
 from colmet.commands.top.view import clean
+from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.quantities import UNKNOWN, duration, rough_percent, size
+from colmet.common.text.quantities import UNKNOWN, duration, rough_percent, size
 from colmet.report.jobs_page import TEXTS, exit_of, html, states_of, sums_of, title_of, unusual_of
 from colmet.report.phrases import GRADE_STYLES
 from colmet.report.several import (

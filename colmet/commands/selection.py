@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Callable
 
 from colmet.commands.times import FORMS, moment
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
 
 MAX_JOB = (1 << 63) - 1
 

@@ -8,12 +8,10 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from colmet.common.errors import ColmetError, ConfigError, Unreachable
-from colmet.common.runtime import cli
-from colmet.common.runtime.checks import Level
-from colmet.common.runtime.control import add_client_options, ask
-from colmet.common.runtime.quantities import counted, size
-from colmet.common.runtime.status_checks import (
+from colmet.common.config import cli
+from colmet.common.daemon.checks import Level
+from colmet.common.daemon.control import add_client_options, ask
+from colmet.common.daemon.status_checks import (
     MAX_AGE_S,
     MAX_BEHIND_S,
     StatusOrError,
@@ -22,7 +20,9 @@ from colmet.common.runtime.status_checks import (
     judge,
     plain,
 )
-from colmet.common.runtime.text_layout import columns
+from colmet.common.errors import ColmetError, ConfigError, Unreachable
+from colmet.common.text.quantities import counted, size
+from colmet.common.text.text_layout import columns
 
 SIDES = ("node", "collector")
 WORST = 10

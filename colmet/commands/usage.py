@@ -21,10 +21,10 @@ from colmet.archive.queries import GROUPS, SPANS, UsageGroup, total_of
 from colmet.commands import archives, selection
 from colmet.commands.times import moment
 from colmet.commands.top.view import clean
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.quantities import UNKNOWN, percent
+from colmet.common.text.clock import Clock
+from colmet.common.text.quantities import UNKNOWN, percent
 
 GIB = 1 << 30
 BAR = 10  # characters

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 from zlib import crc32
 
-from colmet.common.runtime.files import write_all
+from colmet.common.host.files import write_all
 
 CRC = struct.Struct("<I")
 READ_BYTES = 1 << 20

@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from colmet.common.runtime import keys
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.config import keys
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.schema import Batch, Table
 from colmet.common.transport import curve
 from colmet.common.wire import control as control_wire

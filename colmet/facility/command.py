@@ -20,12 +20,14 @@ from typing import Callable, NamedTuple
 
 from colmet.batch import answers
 from colmet.batch.systems import find_systems
+from colmet.common.config import cli
+from colmet.common.config.configuration import check_effects
+from colmet.common.config.secretfile import read_safe_line
+from colmet.common.daemon import logs
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.systemd import Service
+from colmet.common.daemon.wakeup import readable
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli, logs
-from colmet.common.runtime.configuration import check_effects
-from colmet.common.runtime.secretfile import read_safe_line
-from colmet.common.runtime.signals import Signals
-from colmet.common.runtime.systemd import Service
 from colmet.facility import collector_output, debugfiles, machine, obfuscation, options
 from colmet.facility.collect import ENDED_S, Facility
 from colmet.facility.collector_output import CollectorOutput

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 from colmet.batch import answers
 from colmet.common.errors import CommandFailed, ParseError
+from colmet.common.host.command import Command
 from colmet.facility.deadlines import SourceFailed
-from colmet.node.system.command import Command
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
-from colmet.common.runtime.files import write_whole
-from colmet.common.runtime.installation import how_to_install
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.host.files import write_whole
+from colmet.common.host.installation import how_to_install
 from colmet.facility.deadlines import Deadlines, SourceFailed
 from colmet.facility.documents import Space, Traffic
 

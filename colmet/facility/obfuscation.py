@@ -7,8 +7,8 @@ import hmac
 import os
 from collections.abc import Callable
 
+from colmet.common.config import secretfile
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import secretfile
 
 KEY_BYTES = 32  # minimum length of a key
 _DIGITS, _KEYED_DIGITS = 8, 16

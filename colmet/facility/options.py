@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 from colmet import __version__
 from colmet.batch.systems import SYSTEMS
-from colmet.common.runtime import cli
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.files import check_writable
+from colmet.common.config import cli
+from colmet.common.config.configuration import require
+from colmet.common.host.files import check_writable
 from colmet.common.transport import curve
 from colmet.facility.machine import DISKS
 
@@ -87,7 +87,7 @@ def _add_common(parser: cli.Parser, program: Program) -> None:
 
     def add(short: str, name: str, **settings: object) -> None:
         names = (short, name) if short and program.is_alias else (name,)
-        parser.add_argument(*names, **settings)  # type: ignore[arg-type]
+        parser.add_argument(*names, **settings)
 
     default = " (default: %(default)s)"
     add(

@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
 
 from colmet import __version__
-from colmet.common.errors import ConfigError
-from colmet.common.runtime.http_client import (
+from colmet.common.clients.http_client import (
     POLL_S,
     HttpClient,
     HttpFailure,
@@ -35,8 +34,9 @@ from colmet.common.runtime.http_client import (
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import growing_pause_s
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import growing_pause_s
+from colmet.common.errors import ConfigError
 
 log = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 
 from colmet.commands.colmet import ended
+from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
 from colmet.gridengine import server, text
 from colmet.gridengine.command import Printing
 from colmet.gridengine.server import QmemClient

@@ -12,14 +12,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from colmet.common.runtime.clock_watch import ClockWatch
-from colmet.common.runtime.control import Errands
-from colmet.common.runtime.daemon_health import ClockWatch
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import TokenBucket
-from colmet.common.runtime.reload import Prepare, at_once
-from colmet.common.runtime.signals import Signals
-from colmet.common.runtime.systemd import Service
+from colmet.common.config.reload import Prepare, at_once
+from colmet.common.daemon.control import Errands
+from colmet.common.daemon.daemon_health import ClockWatch
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import TokenBucket
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.systemd import Service
 from colmet.common.schema import Batch, Sample, Table
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend

@@ -7,15 +7,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from colmet.common.runtime.capabilities import bits
-from colmet.common.runtime.cli import Options, Parser
+from colmet.common.config.cli import Options, Parser
+from colmet.common.host.capabilities import bits
+from colmet.common.host.command import Command
+from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.tables import is_declared
 from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.mapping import CounterName
-from colmet.node.system.command import Command
-from colmet.node.system.host import Host
 
 JobValue = Callable[[Job], Any]  # the last value of a job, as of this tick; None: missing
 

@@ -8,16 +8,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from colmet.common.config.cli import Options
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.deadline import Call
+from colmet.common.host.deadline import Call
+from colmet.common.host.host import Host
 from colmet.common.schema import Sample
 from colmet.common.tables.agent_counters import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.agent_stats import Meter
 from colmet.node.selfmetrics.mapping import CounterName
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -11,11 +11,11 @@ import argparse
 import logging
 from typing import Any
 
+from colmet.common.config import cli
+from colmet.common.config.reload import Settings
+from colmet.common.daemon.control import RUST_COMMAND, Control, Errands, Handler
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, Refused, WireError
-from colmet.common.runtime import cli
-from colmet.common.runtime.control import RUST_COMMAND, Control, Errands, Handler
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.reload import Settings
 from colmet.common.wire.control import Request, decode_request, encode
 from colmet.node.kernel import perfchoices
 

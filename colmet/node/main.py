@@ -14,15 +14,16 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from colmet.common.config import cli, plugins
+from colmet.common.config.reload import Settings
+from colmet.common.daemon import control, metrics_http, startup
+from colmet.common.daemon.daemon_health import DaemonIdentity
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.startup import tame_malloc, trim_malloc
+from colmet.common.daemon.systemd import Service
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.runtime import cli, control, metrics_http, plugins, startup
-from colmet.common.runtime.daemon_health import DaemonIdentity
-from colmet.common.runtime.deadline import Call
-from colmet.common.runtime.malloc import tame_malloc, trim_malloc
-from colmet.common.runtime.reload import Settings
-from colmet.common.runtime.signals import Signals
-from colmet.common.runtime.startup import tame_malloc, trim_malloc
-from colmet.common.runtime.systemd import Service
+from colmet.common.host.deadline import Call
+from colmet.common.host.host import Host
 from colmet.common.tables.agent import SCHEMA as AGENT
 from colmet.common.tables.mapping import SCHEMA as MAPPING
 from colmet.common.transport import check_uri, curve, wait
@@ -44,7 +45,6 @@ from colmet.node.schedule import Schedule, self_metrics_period_s
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
 from colmet.node.selfmetrics.node_health import NodeHealth
 from colmet.node.system import placement, privileges
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

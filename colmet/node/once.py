@@ -14,12 +14,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from colmet import __version__
+from colmet.common.config import cli, plugins
+from colmet.common.daemon.checks import good, warn
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.runtime import cli, plugins
-from colmet.common.runtime.checks import good, warn
-from colmet.common.runtime.text_layout import columns, printable, wrap
+from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.common.tables.agent import SCHEMA as ACCOUNT
+from colmet.common.text.text_layout import columns, printable, wrap
 from colmet.common.units import UNITS
 from colmet.node import once_brief
 from colmet.node.backend import InputBackend
@@ -30,7 +31,6 @@ from colmet.node.jobs.source import JobSource
 from colmet.node.runner import Runner, connect
 from colmet.node.selfmetrics.agent_stats import AgentStats
 from colmet.node.system import privileges
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from colmet.common import measures
+from colmet.common.daemon.checks import Finding, Level
 from colmet.common.measures import Measure
-from colmet.common.runtime.checks import Finding, Level
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, counted, duration, size
-from colmet.common.runtime.text_layout import columns, printable, wrap
 from colmet.common.schema import Table
+from colmet.common.text.quantities import UNKNOWN, cores, count, counted, duration, size
+from colmet.common.text.text_layout import columns, printable, wrap
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, PlaceState
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from colmet.common.runtime import cli, control, metrics_http, startup
+from colmet.common.config import cli
+from colmet.common.daemon import control, metrics_http, startup
 from colmet.common.transport import curve
 from colmet.node import live_config, once, rust_configuration
 from colmet.node.backend import InputBackend

@@ -13,9 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import Backoff
+from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema, Table
 from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.common.tables.runs import RUN, UPTIME
@@ -24,7 +25,6 @@ from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.jobs.job import Job
 from colmet.node.selfmetrics.agent_stats import Meter
 from colmet.node.selfmetrics.completeness import FAILED, LATE
-from colmet.node.system.processes import Processes
 
 log = logging.getLogger(__name__)
 

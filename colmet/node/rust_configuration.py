@@ -9,8 +9,9 @@ import logging
 import threading
 import time
 
-from colmet.common.runtime import cli, control
-from colmet.common.runtime.wakeup import Wakeup
+from colmet.common.config import cli
+from colmet.common.daemon import control
+from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.transport import Pull
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer
 from colmet.node.live_config import Remote

@@ -11,10 +11,10 @@ import sys
 import time
 
 from colmet.commands import archives
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.capabilities import become_owner
-from colmet.common.runtime.quantities import utc
+from colmet.common.host.capabilities import become_owner
+from colmet.common.text.quantities import utc
 from colmet.notices import addresses
 from colmet.notices.delivery import Mailer
 from colmet.notices.letter import Letterhead

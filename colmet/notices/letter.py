@@ -12,7 +12,7 @@ from textwrap import wrap
 from typing import Any, NamedTuple
 
 from colmet.archive.queries import Row
-from colmet.common.runtime.plural import counted
+from colmet.common.text.quantities import counted
 from colmet.notices.quiet import Calendar
 from colmet.notices.rules import Rule
 from colmet.notices.state import Key

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from colmet.archive.columns import FAILED, NODE_FAILED, OUT_OF_MEMORY, RUNNING, Value
 from colmet.archive.queries import Row
-from colmet.common.runtime.quantities import cores, count, counted, duration, percent
+from colmet.common.text.quantities import cores, count, counted, duration, percent
 from colmet.report.advice import GPU_IDLE, memory_high, out_of_memory
 from colmet.report.model import Report
 

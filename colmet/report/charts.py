@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 import numpy as np
 
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.clock import UTC, Clock
-from colmet.common.runtime.installation import how_to_install
+from colmet.common.host.installation import how_to_install
+from colmet.common.text.clock import UTC, Clock
 from colmet.common.units import Unit
 from colmet.report.model import Line, shown
 from colmet.stored.curves import Band, band, thinned

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from colmet.common.measures import SWITCHES, SWITCHES_INVOLUNTARY, TASKS_ENDED
-from colmet.common.runtime.quantities import some_of
+from colmet.common.text.quantities import some_of
 from colmet.report import gpus
 from colmet.report.advice import advise, withheld
 from colmet.report.curves import Lines, curves_of, lines_of

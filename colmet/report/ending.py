@@ -14,7 +14,7 @@ from colmet.archive.columns import (
     RUNNING,
     TIMEOUT,
 )
-from colmet.common.runtime.quantities import count, duration, size
+from colmet.common.text.quantities import count, duration, size
 from colmet.report.model import BatchFacts, Ending, Number, Report, shown
 from colmet.report.requested import wall_s
 

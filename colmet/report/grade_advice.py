@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from colmet.archive.grades import BLAMES, CORES, EXCEEDED, EXPLAINS, GPUS, LOW, MEMORY, POOR, WALLTIME
-from colmet.common.runtime.quantities import cores, count, duration, percent, size
+from colmet.common.text.quantities import cores, count, duration, percent, size
 from colmet.report.advice import CPU_WAIT_SOME, MEMORY_SPARE, over
 from colmet.report.ending import ending_of
 from colmet.report.model import Advice, Report, Use

@@ -13,7 +13,7 @@ from colmet.archive import footprint
 from colmet.archive.columns import FOOTPRINT
 from colmet.archive.grades import LOW, POOR, grades_of
 from colmet.archive.queries import Row
-from colmet.common.runtime.quantities import UNKNOWN, counted, duration, energy, rough_percent, size, some_of, utc
+from colmet.common.text.quantities import UNKNOWN, counted, duration, energy, rough_percent, size, some_of, utc
 from colmet.report.model import shown
 from colmet.report.several import HEADINGS, UNITS, SeveralJobs, name_of, troubled
 from colmet.report.style import NO_ICON, POLICY, STYLE

@@ -16,8 +16,8 @@ from rich.style import Style
 from rich.text import Text
 
 from colmet import __version__
-from colmet.common.runtime.clock import UTC, Clock
-from colmet.common.runtime.quantities import counted, percent
+from colmet.common.text.clock import UTC, Clock
+from colmet.common.text.quantities import counted, percent
 from colmet.common.units import UNITS, Unit
 from colmet.report import charts
 from colmet.report.charts import TextRow

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from colmet.archive.columns import RUNNING
 from colmet.archive.grades import BLAMES, CORES, EXCEEDED, GOOD, GPUS, LOW, MEMORY, POOR, WALLTIME
-from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
+from colmet.common.text.clock import Clock
+from colmet.common.text.quantities import UNKNOWN, cores, count, duration, rough_percent, size, utc
 from colmet.report.advice import LEAST_WALL_S
 from colmet.report.model import LONGEST, BatchFacts, Judgement, Report, Use, shown
 from colmet.report.requested import uses_of

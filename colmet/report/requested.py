@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from colmet.archive.columns import RUNNING
 from colmet.archive.grades import CORES, GPUS, MEMORY, WALLTIME, Judged, grade
-from colmet.common.runtime.quantities import cores, count, size
+from colmet.common.text.quantities import cores, count, size
 from colmet.report.model import BatchFacts, GpuUse, Number, Report, Use, ratio
 
 CONFINED = ("slurm", "gridengine")  # batch systems that count cores; OAR counts resources

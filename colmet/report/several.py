@@ -11,7 +11,7 @@ from colmet.archive.columns import DONE, ENDED, RUNNING
 from colmet.archive.derived import ANSWERS
 from colmet.archive.grades import grades_of
 from colmet.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row, task_parts
-from colmet.common.runtime.quantities import some_of
+from colmet.common.text.quantities import some_of
 
 COLUMNS = (
     *("job", "start", "end", "batch_id", "user", "name", "project", "queue", "state", "reason"),

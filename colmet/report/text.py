@@ -12,8 +12,8 @@ from rich.text import Text
 from colmet.archive.columns import CANCELLED, DONE, ENDED, RUNNING
 from colmet.archive.grades import CORES, GPUS, MEMORY
 from colmet.common.measures import PROCESSES, TASKS
-from colmet.common.runtime.clock import UTC, Clock
-from colmet.common.runtime.quantities import (
+from colmet.common.text.clock import UTC, Clock
+from colmet.common.text.quantities import (
     UNKNOWN,
     cores,
     count,

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from colmet.common.runtime.clock import Clock
-from colmet.common.runtime.quantities import counted
+from colmet.common.text.clock import Clock
+from colmet.common.text.quantities import counted
 from colmet.common.units import Unit
 from colmet.report.model import Line, shown
 

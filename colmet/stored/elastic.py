@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from colmet.common.clients import database_client
 from colmet.common.errors import ColmetError
-from colmet.common.runtime import database_client
 from colmet.common.schema import NAME
 from colmet.common.tables import schemas
 from colmet.stored.elastic_columns import Hit, PagedColumns, by_job_and_host, column_of, joined, kinds_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from colmet.common.runtime.installation import document
-from colmet.common.runtime.suggestions import near as nearest
+from colmet.common.config.suggestions import near as nearest
+from colmet.common.host.installation import document
 
 SUFFIX = "_default"
 _NUMBER = re.compile(r"(\d+)", re.ASCII)

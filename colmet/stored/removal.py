@@ -15,7 +15,7 @@ from colmet.collector.backends.hdf5.file_lock import lock
 from colmet.collector.backends.hdf5.h5table import COPY_BYTES, group_path
 from colmet.collector.backends.hdf5.library import cause, is_of_system, opened_library, tables
 from colmet.common.errors import ColmetError, OutputUnavailable
-from colmet.common.runtime.files import copy_owner, make_private, sync_directory
+from colmet.common.host.files import copy_owner, make_private, sync_directory
 from colmet.stored.reading_process import Reader, Unreadable, limit_time
 
 UNFINISHED = ".forgetting"  # behind the name of a file, while its copy is made

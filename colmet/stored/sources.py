@@ -6,8 +6,9 @@ import argparse
 import os
 from collections.abc import Callable, Sequence
 
+from colmet.common.clients import database_client
+from colmet.common.config import cli, configuration
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, configuration, database_client
 from colmet.stored.series import RowStore
 
 CONFIG = "/etc/colmet/collector.toml"

@@ -18,8 +18,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.web import credentials
 from colmet.web.credentials import MAX_SECRET, Credential, Password, check_name, token_digest
 from colmet.web.leaders import Leaders, Projects

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from colmet.collector.feed import LENGTH, MAX_SENDER_BYTES, NOTE
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ColmetError, WireError
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import Backoff
 from colmet.common.schema import Batch
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder
 

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.web.access import Access, NotNamed, Unauthorized, Visitor, client_of
 from colmet.web.responses import failure
 from colmet.web.workers import Busy

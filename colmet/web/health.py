@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from colmet.common.daemon.checks import NAGIOS, Finding, Level, fail, warn
+from colmet.common.daemon.status_checks import HARMLESS, MAX_AGE_S, MAX_BEHIND_S, judge, judge_keys, plain
 from colmet.common.live.latest_tables import HostTables
 from colmet.common.live.summary import total
-from colmet.common.runtime.checks import NAGIOS, Finding, Level, fail, warn
-from colmet.common.runtime.status_checks import HARMLESS, MAX_AGE_S, MAX_BEHIND_S, judge, judge_keys, plain
 from colmet.web.recent_cache import AGENT_TABLE
 
 LISTED = 100  # silent nodes, late ones and those with a spool; the answer has the number of all

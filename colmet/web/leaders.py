@@ -7,8 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.web import credentials
 from colmet.web.credentials import check_name
 

@@ -16,14 +16,14 @@ from typing import Any
 from colmet.batch.coordinators import has_accounts, read_coordinators
 from colmet.batch.systems import find_record_sources
 from colmet.collector.feed import default_paths
+from colmet.common.config.cli import EXIT_CONFIG
+from colmet.common.config.configuration import Configuration
+from colmet.common.daemon import service_unit, startup
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import readable
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.live.user_names import UserNames
-from colmet.common.runtime import service_unit, startup
-from colmet.common.runtime.cli import EXIT_CONFIG
-from colmet.common.runtime.configuration import Configuration
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.readable import readable
-from colmet.common.runtime.signals import Signals
 from colmet.web import options as web_options
 from colmet.web.feed import Feed
 from colmet.web.health import CollectorReport

@@ -13,11 +13,12 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import NamedTuple, Union
 
+from colmet.common.config import cli
+from colmet.common.config.configuration import require
+from colmet.common.daemon import startup
+from colmet.common.daemon.metrics_http import ListenAddress, listen_address, resolve
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli, startup
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.dependencies import how_to_install
-from colmet.common.runtime.metrics_http import ListenAddress, listen_address, resolve
+from colmet.common.host.installation import how_to_install
 from colmet.stored import sources
 
 log = logging.getLogger(__name__)

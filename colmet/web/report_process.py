@@ -17,8 +17,8 @@ from dataclasses import replace
 
 from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime.clock import UTC, Clock
-from colmet.common.runtime.installation import how_to_install
+from colmet.common.host.installation import how_to_install
+from colmet.common.text.clock import UTC, Clock
 from colmet.report.archived import find, made_from
 from colmet.report.document import document_of
 from colmet.report.model import Report

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from colmet.common.errors import ColmetError
-from colmet.common.runtime import python_child
+from colmet.common.host import python_child
 from colmet.web.workers import Busy
 
 FORMS = ("json", "html", "png")

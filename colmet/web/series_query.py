@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from colmet.common.errors import ColmetError
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, is_bounded, largest, of_columns
 from colmet.common.measures import CGROUP_TABLE
-from colmet.common.runtime.quantities import counted
 from colmet.common.schema import Schema
+from colmet.common.text.quantities import counted
 from colmet.stored.capacity import ceilings
 from colmet.stored.groups import groups_of
 from colmet.stored.series import NODE, HeldRows, HostRows, RowQuery

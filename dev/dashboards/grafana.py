@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from colmet.common.daemon.prometheus_text import named
 from colmet.common.measures import CPU_USED, TASKS
-from colmet.common.runtime.prometheus_text import named
 from colmet.common.wire import colmet06
 from dev.dashboards import usage
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, TOTAL, Dashboard, Line, Panel, Query

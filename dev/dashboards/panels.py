@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from colmet.common import measures as m
+from colmet.common.daemon.prometheus_text import in_base_unit, named
 from colmet.common.measures import Measure, Source
-from colmet.common.runtime.prometheus_text import in_base_unit, named
 from colmet.common.tables import schemas as _schemas
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, TOTAL, Dashboard, Line, Panel, Query, Section, of
 

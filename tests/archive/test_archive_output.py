@@ -17,8 +17,8 @@ from colmet.collector.backend import JournalRecord
 from colmet.collector.backends.archive import ArchiveOutput
 from colmet.collector.journal.output_state import OutputState
 from colmet.collector.main import full_parser
+from colmet.common.config.cli import Parser
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime.cli import Parser
 from tests.archive.test_fold import tick
 from tests.support.archive_database import ArchiveDatabase
 from tests.support.waiting import wait_for

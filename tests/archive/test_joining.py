@@ -20,8 +20,8 @@ from colmet.batch.slurm_records import SlurmRecords
 from colmet.batch.systems import find_record_sources
 from colmet.collector.backends.archive import ArchiveOutput
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.config.cli import Parser
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.cli import Parser
 from tests.archive.test_archive_output import records
 from tests.support.batch_commands import Commands
 from tests.support.waiting import wait_for

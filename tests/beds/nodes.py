@@ -18,7 +18,7 @@ import time
 
 import zmq
 
-from colmet.common.runtime.startup import raise_open_file_limit
+from colmet.common.daemon.startup import raise_open_file_limit
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import v1
 from colmet.node.delivery.link import NodeLink, open_uplinks

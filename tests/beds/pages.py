@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 
-from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.common.daemon.metrics_http import ListenAddress
 from colmet.web.access import Access
 from colmet.web.server import WebServer
 from colmet.web.stored_routes import Stored

@@ -23,8 +23,8 @@ from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columns import LEGACY_COLUMNS
 from colmet.collector.journal.output_state import OutputState
 from colmet.commands.colmet import main
+from colmet.common.config import cli
 from colmet.common.errors import OutputUnavailable
-from colmet.common.runtime import cli
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire.colmet06 import columns
 from colmet.node.backends import infiniband, ipmipower, jobproc, perfhw, procstats, rapl, taskstats

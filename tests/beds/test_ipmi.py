@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.host.host import Host
 from colmet.common.transport import Pull
 from colmet.common.wire import Decoder
 from colmet.node.backends import ipmipower
 from colmet.node.backends.ipmipower import IpmipowerBackend, NoPower
-from colmet.node.system.host import Host
 from tests.beds.bed import Bed, eventually
 from tests.support.daemons import Daemon
 

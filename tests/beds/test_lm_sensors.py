@@ -19,7 +19,7 @@ MOUNT = 'for one in class devices bus; do mount --bind "$1/$one" "/sys/$one" || 
 LOOK = """
 import json, subprocess, sys
 from colmet.node.backends.temperature import TemperatureBackend
-from colmet.node.system.host import Host
+from colmet.common.host.host import Host
 
 backend = TemperatureBackend(Host())
 backend.open()

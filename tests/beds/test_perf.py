@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.host.host import Host
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.system import clib
-from colmet.node.system.host import Host
 from tests.support.perfjobs import EVENTS, hierarchy, worker_jobs
 from tests.support.place import cannot_run
 

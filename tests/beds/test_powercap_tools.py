@@ -18,7 +18,7 @@ TOOLS = (("rapl-info",), ("powercap-info", "-p", "intel-rapl"))
 LOOK = f"""
 import json, pathlib, subprocess, sys, time
 from colmet.node.backends.rapl import RaplBackend
-from colmet.node.system.host import Host
+from colmet.common.host.host import Host
 
 def tools():
     return [subprocess.run(tool, capture_output=True, text=True, check=True).stdout for tool in {TOOLS!r}]

@@ -12,8 +12,8 @@ import pytest
 from colmet.collector.backends.elasticsearch import retention
 from colmet.collector.backends.elasticsearch.documents import IndexNaming
 from colmet.collector.backends.elasticsearch.output import ElasticsearchOutput
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
 from tests.collector.test_elasticsearch import record
 from tests.support.elastic_server import Elastic, error
 from tests.support.elastic_writer import Writer

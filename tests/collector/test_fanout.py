@@ -9,8 +9,8 @@ import pytest
 
 from colmet.collector.ingest import fanout as module
 from colmet.collector.ingest.fanout import Fanout, handler, summary
+from colmet.common.daemon.control import Errands
 from colmet.common.errors import Refused
-from colmet.common.runtime.control import Errands
 from colmet.common.wire.control import decode_request, encode
 
 DONE = encode({"ok": True, "changed": {"sample_period": [5.0, 1.0]}, "unchanged": []})

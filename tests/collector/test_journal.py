@@ -19,7 +19,7 @@ from colmet.collector.journal import segments
 from colmet.collector.journal.cursor import Cursor
 from colmet.collector.journal.journal import Journal
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime import files
+from colmet.common.host import files
 from colmet.common.wire import Decoder, v1
 from tests.support.journal_batches import batch
 from tests.support.place import mount_tmpfs

@@ -7,7 +7,7 @@ import pytest
 
 HOLES = """
 import gc, sys, threading
-from colmet.common.runtime.startup import tame_malloc
+from colmet.common.daemon.startup import tame_malloc
 if sys.argv[1] == "tamed":
     assert tame_malloc(2)
 

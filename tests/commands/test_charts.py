@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from colmet.common.runtime.clock import UTC, Clock
 from colmet.common.schema import Field
+from colmet.common.text.clock import UTC, Clock
 from colmet.common.units import UNITS, Unit
 from colmet.report import charts
 from colmet.report.charts import Panel

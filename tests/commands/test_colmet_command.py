@@ -12,8 +12,9 @@ import pytest
 
 from colmet.archive.queries import GROUPS, LISTED
 from colmet.commands import colmet
-from colmet.common.runtime import cli, control
-from colmet.common.runtime.suggestions import did_you_mean
+from colmet.common.config import cli
+from colmet.common.config.suggestions import did_you_mean
+from colmet.common.daemon import control
 
 
 def test_the_help_lists_every_command(capsys):

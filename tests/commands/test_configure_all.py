@@ -13,10 +13,10 @@ import pytest
 
 from colmet import __version__
 from colmet.commands import colmet
+from colmet.common.config.keys import write_pair
+from colmet.common.config.reload import Settings, at_once
+from colmet.common.daemon.control import Control, ask
 from colmet.common.errors import Unreachable
-from colmet.common.runtime.control import Control, ask
-from colmet.common.runtime.keys import write_pair
-from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.transport import LinkClient, link_uri, wait
 from colmet.common.transport.curve import new_pair
 from colmet.common.wire import link as wire

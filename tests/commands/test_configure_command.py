@@ -9,8 +9,8 @@ import time
 import pytest
 
 from colmet.commands import colmet
+from colmet.common.daemon.control import Control
 from colmet.common.errors import Refused
-from colmet.common.runtime.control import Control
 from tests.support.daemons import Daemon
 from tests.support.waiting import free_port
 

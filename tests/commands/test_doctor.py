@@ -25,9 +25,10 @@ from colmet.commands import colmet, doctor
 from colmet.commands.doctor import CHECKS, daemon, network, node, storage
 from colmet.commands.doctor import target as target_module
 from colmet.commands.doctor.target import Target, User, arguments, find_sides
-from colmet.common.runtime import capabilities, control, plugins
-from colmet.common.runtime.capabilities import bits
-from colmet.common.runtime.checks import (
+from colmet.common.config import plugins
+from colmet.common.config.keys import write_pair
+from colmet.common.daemon import control
+from colmet.common.daemon.checks import (
     Check,
     Level,
     Result,
@@ -39,8 +40,9 @@ from colmet.common.runtime.checks import (
     run_check,
     warn,
 )
-from colmet.common.runtime.control import Control
-from colmet.common.runtime.keys import write_pair
+from colmet.common.daemon.control import Control
+from colmet.common.host import capabilities
+from colmet.common.host.capabilities import bits
 from colmet.common.transport import new_pair
 from colmet.node import main as node_main
 from tests.support import zmtp
@@ -577,7 +579,7 @@ def test_plug_ins_are_named_and_one_that_is_not_loaded_is_a_failure_with_its_rea
 @pytest.mark.parametrize(
     "err", [ImportError("libhdf5.so: cannot open"), ValueError("numpy.dtype size changed"), ModuleNotFoundError("no h")]
 )
-@pytest.mark.parametrize("broken", ["colmet.node.main", "colmet.common.runtime.control"])
+@pytest.mark.parametrize("broken", ["colmet.node.main", "colmet.common.daemon.control"])
 def test_a_library_that_is_there_and_cannot_be_loaded_is_reported(machine, monkeypatch, tmp_path, err, broken):
     monkeypatch.setattr(control, "DIRECTORY", str(tmp_path))  # this machine may have a daemon
     load = importlib.import_module

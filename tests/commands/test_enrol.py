@@ -17,10 +17,10 @@ import pytest
 
 from colmet.collector import main as collector_main
 from colmet.commands.colmet import main
+from colmet.common.config import keys
+from colmet.common.config.configuration import Configuration
+from colmet.common.config.keys import KnownKeys, read_pair, read_public, read_uris
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import keys
-from colmet.common.runtime.configuration import Configuration
-from colmet.common.runtime.keys import KnownKeys, read_pair, read_public, read_uris
 from colmet.common.transport import authenticator, curve
 from colmet.node import main as node_main
 from colmet.node.delivery import link
@@ -187,7 +187,7 @@ def test_where_the_secret_cannot_be_given_away_it_is_ones_own(folder, monkeypatc
 
 
 def options_of(module, *argv):
-    from colmet.common.runtime.startup import load
+    from colmet.common.daemon.startup import load
 
     return Configuration(lambda: module.build_parser(load(module.NAMES)), argv).read()
 

@@ -13,7 +13,7 @@ from colmet.collector.backends.hdf5 import isolated
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.commands.colmet import COMMANDS
 from colmet.commands.doctor.target import User, _check_as
-from colmet.common.runtime import python_child
+from colmet.common.host import python_child
 from colmet.web.reports import ReportProcesses, ReportQuery
 from tests.support.small_store import START, make_store
 from tests.support.waiting import free_port, wait_for

@@ -11,7 +11,7 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.commands import report as command
-from colmet.common.runtime import quantities as units
+from colmet.common.text import quantities as units
 from colmet.report import gpus, page
 from colmet.report.collect import DELAY_S, gather
 from colmet.report.text import show

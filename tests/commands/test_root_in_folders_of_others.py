@@ -10,7 +10,7 @@ import pytest
 
 from colmet.commands import colmet
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import capabilities
+from colmet.common.host import capabilities
 from tests.support.machine import fork
 from tests.support.other_user import in_child
 from tests.support.small_store import START, make_store

@@ -9,11 +9,11 @@ import pytest
 from colmet.commands import colmet
 from colmet.commands import status as module
 from colmet.commands.status import describe
-from colmet.common.runtime import control
-from colmet.common.runtime.checks import Level
-from colmet.common.runtime.control import Control
-from colmet.common.runtime.status_checks import duration, judge
-from colmet.common.runtime.text_layout import columns
+from colmet.common.daemon import control
+from colmet.common.daemon.checks import Level
+from colmet.common.daemon.control import Control
+from colmet.common.daemon.status_checks import duration, judge
+from colmet.common.text.text_layout import columns
 from tests.support.status_answers import COLLECTOR, NODE, changed
 
 OK, WARNING, CRITICAL, _ = Level

@@ -14,8 +14,8 @@ from rich.console import Console
 from colmet.commands import colmet
 from colmet.commands.top import command, screen
 from colmet.commands.top.state import ScreenState
+from colmet.common.daemon.control import Control
 from colmet.common.errors import ConfigError, Unreachable
-from colmet.common.runtime.control import Control
 from tests.support.top_bed import GB, NS, Bed, many
 
 EVIL = b"\x1b[2J\xe4\xb8\xad\xcc\x81\r\nmallory"

@@ -9,8 +9,8 @@ import pwd
 import pytest
 
 from colmet.collector import main as collector_main
+from colmet.common.daemon import service_unit
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import service_unit
 from colmet.common.transport import Pull
 from colmet.node import main as node_main
 from colmet.node.delivery import link

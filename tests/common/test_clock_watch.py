@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from colmet.common.runtime.daemon_health import ClockWatch
+from colmet.common.daemon.daemon_health import ClockWatch
 
 S = 10**9
 

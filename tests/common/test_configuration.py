@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from colmet.collector import main as collector_main
 from colmet.collector.backends import NAMES as OUTPUTS
+from colmet.common.config import configuration
+from colmet.common.config.configuration import MAX_BYTES, Configuration, parse
+from colmet.common.daemon import startup
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import configuration, startup
-from colmet.common.runtime.configuration import MAX_BYTES, Configuration, parse
 from colmet.node import main as node_main
 from colmet.node.backends import NAMES as INPUTS
 

@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colmet.common.daemon import control
+from colmet.common.daemon.control import Control, ControlServer, Errands, ask
 from colmet.common.errors import ConfigError, Refused, Unreachable, WireError
-from colmet.common.runtime import control
-from colmet.common.runtime.control import Control, ControlServer, Errands, ask
 from colmet.common.wire.control import MAX_REQUEST_BYTES, decode_answer, decode_request, encode
 
 
@@ -218,7 +218,7 @@ def test_without_the_right_the_error_says_whom_to_be(served, root, public):
     path = str(public / "node.sock")
     served(path)
     code = (
-        "import os\nfrom colmet.common.runtime import control\nos.setgid(65534); os.setuid(65534)\n"
+        "import os\nfrom colmet.common.daemon import control\nos.setgid(65534); os.setuid(65534)\n"
         f"try:\n    control.ask({path!r}, 'node', {{}})\n"
         "except control.Unreachable as err:\n    print(err.why, err)\n"
     )
@@ -326,7 +326,7 @@ def test_connections_that_are_held_open_keep_nobody_out(served, tmp_path):
 def test_without_descriptors_a_client_waits_and_the_daemon_lives(tmp_path):
     code = """
 import os, resource, sys
-from colmet.common.runtime.control import Control
+from colmet.common.daemon.control import Control
 made = Control({"hello": lambda request: {"hello": ""}})
 made.listen(sys.argv[1], "node")
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))

@@ -13,9 +13,9 @@ import zmq
 
 from colmet.collector.ingest.link import CollectorLink, DurableBatches
 from colmet.collector.ingest.receiver import Receiver
+from colmet.common.config import keys
+from colmet.common.config.keys import KnownKeys, write_pair
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import keys
-from colmet.common.runtime.keys import KnownKeys, write_pair
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import (
     Authenticator,

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from colmet.common.runtime import files
-from colmet.common.runtime.files import write_all, write_whole
+from colmet.common.host import files
+from colmet.common.host.files import write_all, write_whole
 
 
 @pytest.mark.parametrize("shared", [False, True])

@@ -11,13 +11,13 @@ import pytest
 from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import LASTS_S, MAX_SENDERS, Receiver
 from colmet.commands.status import describe
+from colmet.common.daemon.control import Errands
+from colmet.common.daemon.daemon_health import RecentGrowth
+from colmet.common.daemon.prometheus_text import render
+from colmet.common.daemon.status_checks import judge
 from colmet.common.errors import Refused
 from colmet.common.live.job_metrics import JobMetrics
 from colmet.common.live.latest_tables import LatestTables
-from colmet.common.runtime.control import Errands
-from colmet.common.runtime.daemon_health import RecentGrowth
-from colmet.common.runtime.prometheus_text import render
-from colmet.common.runtime.status_checks import judge
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode
@@ -330,7 +330,7 @@ def test_an_output_that_is_away_says_why_and_for_how_long(served):
 
 
 def test_a_main_thread_that_hangs_is_reported(monkeypatch):
-    monkeypatch.setattr("colmet.common.runtime.control.ERRAND_S", 0.01)
+    monkeypatch.setattr("colmet.common.daemon.control.ERRAND_S", 0.01)
     monkeypatch.setattr(Errands.call, "__defaults__", (0.01,))
     with Errands() as errands, pytest.raises(Refused, match=r"did not do it within 0\.01 s"):
         make(errands)[0].status({})

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from colmet.commands.colmet import main
+from colmet.common.config import keys as module
+from colmet.common.config.keys import KnownKeys, check_key, read_pair, read_public, write_pair
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import keys as module
-from colmet.common.runtime.keys import KnownKeys, check_key, read_pair, read_public, write_pair
 from colmet.common.transport import curve, new_pair
 from tests.support.waiting import Clock
 

@@ -19,12 +19,12 @@ from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segments import list_segments
 from colmet.commands import logins
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable, WireError
+from colmet.common.host.host import Host
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
 from colmet.common.wire import Decoder, link, v1
 from colmet.node.accounting import kept_totals
 from colmet.node.delivery.spool import EncodedBatch, Spool
-from colmet.node.system.host import Host
 from colmet.node.system.state import BOOT_ID, StateFile
 from colmet.notices.state import State, StateError
 from colmet.stored.hdf5 import Hdf5History

@@ -39,7 +39,7 @@ READERS = {
     "colmet/archive/reports.py": ({"allocated_cores", "read_bytes"}, "the same columns"),
     "colmet/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
-    "colmet/common/runtime/status_checks.py": (
+    "colmet/common/daemon/status_checks.py": (
         {"jobs_without_rows", "placement_failures", "reads_unanswered"},
         "the agent's own counters",
     ),

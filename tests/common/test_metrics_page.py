@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.startup import load
 from colmet.common.tables import column_types, is_declared, misfits, schemas
 from colmet.common.wire import colmet06, colmet_rs
 from colmet.node.backends import NAMES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from colmet.common.runtime.pacing import Backoff, TokenBucket, growing_pause_s
+from colmet.common.daemon.pacing import Backoff, TokenBucket, growing_pause_s
 from tests.support.waiting import Clock
 
 

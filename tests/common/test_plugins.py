@@ -14,16 +14,16 @@ import pytest
 
 from colmet.collector import main as collector
 from colmet.collector.backends.hdf5.output import Hdf5Output
+from colmet.common.config import plugins
+from colmet.common.config.configuration import Configuration
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import plugins
-from colmet.common.runtime.configuration import Configuration
+from colmet.common.host.host import Host
 from colmet.common.wire import Decoder, v1
 from colmet.node import main as node
 from colmet.node.agent import Agent
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.schedule import Schedule
-from colmet.node.system.host import Host
 from tests.support.outputs import write
 
 ROOT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.startup import load
 from colmet.common.wire.colmet06 import RECORDS
 from colmet.node.backends import NAMES
 from colmet.node.selfmetrics.agent_stats import SCHEMA as AGENT

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from colmet.common.runtime.systemd import Service
+from colmet.common.daemon.systemd import Service
 from tests.support.waiting import Clock
 
 

@@ -7,11 +7,11 @@ import logging
 
 import pytest
 
+from colmet.common.config import configuration
+from colmet.common.config.cli import Parser, positive_seconds
+from colmet.common.config.configuration import Configuration
+from colmet.common.config.reload import Settings, at_once
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import configuration
-from colmet.common.runtime.cli import Parser, positive_seconds
-from colmet.common.runtime.configuration import Configuration
-from colmet.common.runtime.reload import Settings, at_once
 
 
 def build():

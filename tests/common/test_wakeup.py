@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import select
 
-from colmet.common.runtime.wakeup import Wakeup
+from colmet.common.daemon.wakeup import Wakeup
 
 
 def is_readable(wakeup):

@@ -10,7 +10,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from colmet.common.runtime.keys import write_pair
+from colmet.common.config.keys import write_pair
 from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
 from colmet.common.transport import new_pair
 from colmet.facility import collector_output, options

@@ -10,8 +10,8 @@ import os
 import pytest
 
 from colmet.batch.model import BatchJob, Queue
+from colmet.common.config import secretfile
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import secretfile
 from colmet.facility import debugfiles, documents, obfuscation
 from colmet.facility.documents import DocumentGroup, Space, Traffic
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
+from colmet.common.config.configuration import parse
+from colmet.common.daemon import startup
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import startup
-from colmet.common.runtime.configuration import parse
 from colmet.node import main
 from colmet.node.backends import NAMES
 

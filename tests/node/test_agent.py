@@ -9,8 +9,9 @@ import time
 import pytest
 
 from colmet.commands import extract_rows
+from colmet.common.daemon.signals import Signals
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
-from colmet.common.runtime.signals import Signals
+from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema
 from colmet.common.tables.runs import RUN_FIELDS
 from colmet.common.wire import Decoder, v1
@@ -20,7 +21,6 @@ from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobScan, JobSource
 from colmet.node.runner import FIRST_RETRY_S, LAST_RETRY_S, Runner
 from colmet.node.schedule import Schedule
-from colmet.node.system.processes import Processes
 from colmet.stored.hdf5 import Hdf5History
 from tests.support.direct import Direct
 from tests.support.hdf5_writer import write_once

@@ -11,7 +11,8 @@ import time
 import pytest
 
 from colmet.collector.backends.stdout import StdoutOutput, format_text
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.startup import load
+from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.common.tables.agent import BACKEND_COUNTERS
 from colmet.common.wire import Decoder, colmet06, v1
@@ -24,7 +25,6 @@ from colmet.node.options import build_parser
 from colmet.node.runner import Runner
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import _ROW, SCHEMA, AgentStats, Meter
-from colmet.node.system.host import Host
 from colmet.node.system.placement import Placement
 from tests.support.direct import Direct
 from tests.support.outputs import write

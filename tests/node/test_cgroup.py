@@ -15,13 +15,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from colmet.common.host.host import Host
 from colmet.common.schema import Table
 from colmet.common.tables.runs import RUN, UPTIME
 from colmet.common.wire.colmet_rs import CPU, MEMORY
 from colmet.node.backends.cgroup import IN_USE, SCHEMA, SLOW_TICKS, CgroupBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import has_counted
-from colmet.node.system.host import Host
 from tests.support.machine import cgroup_mount
 from tests.support.place import skip_refused
 

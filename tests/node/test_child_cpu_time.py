@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from colmet.common.host.processes import Processes
 from colmet.node.accounting.child_cpu_time import ChildCpuTime
-from colmet.node.system.processes import Processes
 
 TICK = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 ROOT = 10

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import CommandFailed
-from colmet.node.system import command as module
-from colmet.node.system.command import MAX_ANSWER, Command
-from colmet.node.system.host import Host
+from colmet.common.host import command as module
+from colmet.common.host.command import MAX_ANSWER, Command
+from colmet.common.host.host import Host
 from tests.support.place import skip_refused
 
 LONG = 60  # seconds that nothing here lasts

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.host.host import Host
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import ENCODERS, Decoder
 from colmet.node import main
@@ -15,7 +16,6 @@ from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.send_queue import SendQueue
 from colmet.node.delivery.spool import Dropped, Spool
 from colmet.node.selfmetrics import completeness
-from colmet.node.system.host import Host
 from tests.support.made_up_backend import SCHEMA as FAKE
 from tests.support.made_up_backend import Fake, make_agent, raising
 from tests.support.made_up_node import JOBS, NODE, PERIOD, START, Node

@@ -13,7 +13,7 @@ from statistics import median, quantiles
 
 import pytest
 
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.startup import load
 from colmet.node.backends import NAMES
 from tests.support.every_backend import DEADLINE_S
 from tests.support.gpu_records import V100

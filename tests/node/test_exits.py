@@ -18,10 +18,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.host.host import Host
 from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.kernel import netlink
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Form, SequenceCount, stats_offset
-from colmet.node.system.host import Host
 from tests.support.place import skip_refused
 from tests.support.taskstats_messages import answer, slots, structure
 
@@ -443,7 +443,7 @@ def test_live_outside_of_the_first_pid_namespace_the_backend_goes_on_without_and
     code = (
         "import logging, os\n"
         "from colmet.node.backends.taskstats import TaskstatsBackend\n"
-        "from colmet.node.system.host import Host\n"
+        "from colmet.common.host.host import Host\n"
         "from colmet.node.jobs.job import Job\n"
         "logging.basicConfig(format='%(levelname)s %(message)s')\n"
         "backend = TaskstatsBackend(Host())\n"

@@ -12,10 +12,10 @@ import time
 import pytest
 
 from colmet.common.errors import BackendUnavailable
+from colmet.common.host.host import Host
 from colmet.node.kernel import forks
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.netlink import Inbox
-from colmet.node.system.host import Host
 from tests.support.place import skip_refused
 
 FORK, EXEC, EXIT, NONE = 0x1, 0x2, 0x80000000, 0

@@ -13,15 +13,15 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.runtime.signals import Signals
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.startup import load
+from colmet.common.host.host import Host
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.options import build_parser
 from colmet.node.schedule import Schedule
-from colmet.node.system.host import Host
 from tests.support.direct import Direct
 from tests.support.place import skip_refused
 
@@ -160,8 +160,8 @@ def test_an_agent_ends_and_begins_while_a_process_does_not_answer(cgroups, hangi
     hanging(job, 0)
     pids = (job.path / "cgroup.procs").read_text().split()
     code = (
-        "import sys\nfrom colmet.node.system.host import Host\n"
-        "from colmet.node.system.processes import Question\nhost = Host()\n"
+        "import sys\nfrom colmet.common.host.host import Host\n"
+        "from colmet.common.host.processes import Question\nhost = Host()\n"
         "host.processes.ask([Question(int(p), 'x', lambda p=p: host.read(f'/proc/{p}/io')) for p in sys.argv[1:]])\n"
     )
     code += "print(host.processes.waiting)"

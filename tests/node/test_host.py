@@ -5,8 +5,8 @@ import subprocess
 
 import pytest
 
-from colmet.common.runtime.startup import raise_open_file_limit
-from colmet.node.system.host import Host, is_gone
+from colmet.common.daemon.startup import raise_open_file_limit
+from colmet.common.host.host import Host, is_gone
 from tests.support.machine import open_files
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import ParseError
-from colmet.common.runtime import capabilities
+from colmet.common.host import capabilities
+from colmet.common.host.host import Host
 from colmet.node.backends.cgroup import SLOW_TICKS, CgroupBackend
 from colmet.node.backends.jobproc import SCHEMA, JobprocBackend
 from colmet.node.jobs.job import Job
-from colmet.node.system.host import Host
 
 CAPTURE = Path(__file__).parents[1] / "data/kernel/proc-linux-6.18"
 PAGE_KB = os.sysconf("SC_PAGE_SIZE") // 1024

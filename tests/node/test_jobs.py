@@ -9,10 +9,10 @@ import time
 import pytest
 
 from colmet.common.errors import ConfigError
+from colmet.common.host.host import Host
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import FULL_WALK_S, JobSource
-from colmet.node.system.host import Host
 from tests.support.waiting import Clock
 
 

@@ -10,6 +10,7 @@ import threading
 
 import pytest
 
+from colmet.common.host.host import Host
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.common.wire import link as wire
@@ -18,7 +19,6 @@ from colmet.node.delivery.requests import MAX_WAITING, Requests
 from colmet.node.delivery.spool import EncodedBatch
 from colmet.node.delivery.uplink import Uplink, UplinkState, by_preference
 from colmet.node.selfmetrics.node_health import NodeHealth
-from colmet.node.system.host import Host
 from tests.support.node_link import EPOCH, TIMES, World
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from colmet.common.config.reload import Settings, at_once
+from colmet.common.daemon import control
+from colmet.common.daemon.control import Control, Errands
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.runtime import control
-from colmet.common.runtime.control import Control, Errands
-from colmet.common.runtime.reload import Settings, at_once
 from colmet.common.transport import Push
 from colmet.common.wire.control import decode_answer, decode_request, encode
 from colmet.node import live_config, rust_configuration

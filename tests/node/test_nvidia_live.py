@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.host.host import Host
 from colmet.common.schema import Table
 from colmet.node.backends.nvidia import GPUS, JOBS, NvidiaBackend
 from colmet.node.gpus.allocation import VARIABLES
 from colmet.node.gpus.nvml import NvmlReader
 from colmet.node.gpus.smi import SmiReader
 from colmet.node.jobs.job import Job
-from colmet.node.system.host import Host
 from tests.support.machine import CgroupRoot
 
 pytestmark = pytest.mark.live

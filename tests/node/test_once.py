@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.daemon.startup import load
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
-from colmet.common.runtime.startup import load
+from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Schema, Table
 from colmet.node import once
 from colmet.node.backend import InputBackend
@@ -23,7 +24,6 @@ from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.options import build_parser
 from colmet.node.system import privileges
-from colmet.node.system.host import Host
 
 COMMAND = [sys.executable, "-m", "colmet.node.main", "--once"]
 
@@ -360,7 +360,7 @@ def test_it_opens_no_socket_but_the_kernels_and_leaves_its_priority_as_it_is():
 def test_without_root_it_says_what_is_missing(root):
     code = (
         "import locale, os, sys, colmet.node.jobs.watches\nimport colmet.node.main as main\n"
-        "from colmet.common.runtime import startup\n"
+        "from colmet.common.daemon import startup\n"
         "from colmet.node.backends import NAMES\nstartup.load(NAMES)\n"
         "os.setgid(65534); os.setuid(65534)\n"
         "sys.exit(main.main(['--once', '--cpuset_rootpath', '/none']))"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.host.host import Host
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.perfgroups import PerfGroups
-from colmet.node.system.host import Host
 
 
 class Kernel(Host):

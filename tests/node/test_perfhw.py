@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.config.cli import Parser
 from colmet.common.errors import BackendUnavailable, ConfigError
-from colmet.common.runtime.cli import Parser
+from colmet.common.host.host import Host
 from colmet.node.backends import perfhw
 from colmet.node.backends.perfhw import PerfhwBackend
 from colmet.node.jobs.job import Job
@@ -22,7 +23,6 @@ from colmet.node.kernel import perfcounters
 from colmet.node.kernel.perfcounters import scaled
 from colmet.node.kernel.perfevents import NAMES_06
 from colmet.node.system import clib
-from colmet.node.system.host import Host
 from tests.support.daemons import Daemon
 from tests.support.machine import cgroup_mount, fork, open_files
 from tests.support.perfjobs import EVENTS, Worker, hierarchy, remove, worker_jobs

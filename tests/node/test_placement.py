@@ -159,7 +159,7 @@ def test_a_real_process_moves_with_all_its_threads():
         skip_refused("a single CPU")
     code = (
         "import os, sys, threading\nfrom colmet.common.transport import Push\n"
-        "from colmet.node.system.host import Host\n"
+        "from colmet.common.host.host import Host\n"
         "from colmet.node.jobs.job import Job\nfrom colmet.node.system.placement import Placement\n"
         "push = Push('tcp://127.0.0.1:9', 10, 0)\n"
         "event = threading.Event()\nthreads = [threading.Thread(target=event.wait, daemon=True) for _ in range(3)]\n"

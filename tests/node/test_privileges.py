@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.runtime import capabilities
-from colmet.common.runtime.capabilities import bits
+from colmet.common.host import capabilities
+from colmet.common.host.capabilities import bits
 from colmet.node.system.privileges import CORE, choose, drop, suggest
 from tests.support.daemons import Daemon
 from tests.support.other_user import in_child
@@ -53,7 +53,7 @@ def test_root_of_a_container_keeps_its_rights_and_so_reads_the_io_of_its_jobs(ro
     engine = bits(["CAP_DAC_OVERRIDE"]) | 1 << 0
     code = f"""if True:
         import subprocess
-        from colmet.common.runtime import capabilities
+        from colmet.common.host import capabilities
         from colmet.node.system.privileges import drop
         capabilities.keep({engine})
         with subprocess.Popen(["sleep", "60"]) as job:

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from colmet.node.system import processes
-from colmet.node.system.host import Host
-from colmet.node.system.processes import NO_ANSWER, Processes, Question
+from colmet.common.host import processes
+from colmet.common.host.host import Host
+from colmet.common.host.processes import NO_ANSWER, Processes, Question
 from tests.support.waiting import Clock
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.host.host import Host
 from colmet.node.backends.procstats import SCHEMA, ProcstatsBackend
-from colmet.node.system.host import Host
 from tests.support.place import require_programs
 
 CAPTURE = Path(__file__).parents[1] / "data/kernel/proc-linux-6.18"

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from colmet.common.daemon.startup import load
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.startup import load
 from colmet.node.backends import NAMES
 from colmet.node.runner import connect
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from colmet.common.host.host import Host, PrivateDirectory
 from colmet.common.record_log import LogReader
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import v1
@@ -14,7 +15,6 @@ from colmet.node.delivery.link import NodeLink
 from colmet.node.delivery.outbox import Outbox
 from colmet.node.delivery.spool import FORM, EncodedBatch, Spool
 from colmet.node.delivery.uplink import Times, Uplink
-from colmet.node.system.host import Host, PrivateDirectory
 from tests.support.node_link import FakePush
 from tests.support.waiting import Clock
 

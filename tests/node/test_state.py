@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.node.system.host import Host
+from colmet.common.host.host import Host
 from colmet.node.system.state import BOOT_ID, HEADER_BYTES, StateFile, default_directory
 
 BOOT = "0c8f5a2e-4b0d-4c53-9a63-5a1b8f0f3f10\n"
@@ -206,7 +206,7 @@ def test_whoever_may_not_write_there_gets_the_remedy(root, caplog):
 @pytest.mark.live
 def test_a_kill_at_any_moment_leaves_a_whole_save_and_the_next_start_has_it(tmp_path):
     code = (
-        "import sys\nfrom colmet.node.system.host import Host\nfrom colmet.node.system.state import StateFile\n"
+        "import sys\nfrom colmet.common.host.host import Host\nfrom colmet.node.system.state import StateFile\n"
         "state = StateFile(Host(), sys.argv[1])\nassert state.open()\nfirst = int(state.load()[:8] or b'0')\n"
         "print('on', flush=True)\n"
         "for n in range(first + 1, 10**8):\n    assert state.save(b'%08d' % n * 5000)\n"

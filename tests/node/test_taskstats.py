@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.host import processes
+from colmet.common.host.host import Host
 from colmet.node.backends.taskstats import TaskstatsBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel import netlink, taskstats
 from colmet.node.kernel.task_source import DELAY_FIELDS, DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, RecordLayout, TaskstatsClient, decode_answers
-from colmet.node.system import processes
-from colmet.node.system.host import Host
 from tests.support.place import skip_refused
 from tests.support.taskstats_messages import answer, slots, structure
 
@@ -350,12 +350,12 @@ def test_live_without_the_right_the_backend_says_which_one(root):
         "import os; os.setuid(65534)\n"
         "from colmet.node.backends.taskstats import TaskstatsBackend\n"
         "from colmet.common.errors import BackendUnavailable\n"
-        "from colmet.node.system.host import Host\n"
+        "from colmet.common.host.host import Host\n"
         "try: TaskstatsBackend(Host()).open()\n"
         "except BackendUnavailable as err: print(err)\n"
     )
     # imports come first: an unprivileged user may not read where they lie
-    code = "import colmet.node.backends.taskstats, colmet.node.system.host\n" + code
+    code = "import colmet.node.backends.taskstats, colmet.common.host.host\n" + code
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "CAP_NET_ADMIN" in done.stdout and "root" in done.stdout
 

@@ -15,6 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.errors import ParseError
+from colmet.common.host import processes as processes_module
+from colmet.common.host.processes import Question
 from colmet.common.tables.runs import RUN_FIELDS
 from colmet.node.accounting import idle_jobs
 from colmet.node.backends import taskstats
@@ -22,8 +24,6 @@ from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import DELAYACCT
 from colmet.node.kernel.taskstats import FIELDS, Exits
-from colmet.node.system import processes as processes_module
-from colmet.node.system.processes import Question
 from tests.support.machine import FakeRoot
 
 MS = 1_000_000

@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
+from colmet.common.config.reload import Settings
+from colmet.common.daemon import control
+from colmet.common.daemon.status_checks import judge
+from colmet.common.daemon.systemd import Service
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import control
-from colmet.common.runtime.reload import Settings
-from colmet.common.runtime.status_checks import judge
-from colmet.common.runtime.systemd import Service
 from colmet.node import main
 from colmet.node.options import build_parser
 

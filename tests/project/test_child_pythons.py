@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-HELPER = ROOT / "colmet/common/runtime/python_child.py"
+HELPER = ROOT / "colmet/common/host/python_child.py"
 
 
 def unsafe(source):

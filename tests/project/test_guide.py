@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from colmet.archive.grades import THRESHOLDS
-from colmet.common.runtime.quantities import percent
+from colmet.common.text.quantities import percent
 from colmet.report import ending
 from colmet.report.advice import RULES
 from colmet.report.phrases import WORDS

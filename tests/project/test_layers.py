@@ -18,10 +18,10 @@ LIBRARIES = {
     "tables": ("colmet.collector.backends.hdf5.", "colmet.stored.", "colmet.commands."),
     "pyinotify": ("colmet.node.jobs.watches",),
     "pynvml": ("colmet.node.gpus.nvml",),
-    "tomli": ("colmet.common.runtime.configuration",),
-    "tomllib": ("colmet.common.runtime.configuration",),
-    "requests": ("colmet.common.runtime.http_client",),
-    "urllib3": ("colmet.common.runtime.http_client", "colmet.facility.jupyter"),
+    "tomli": ("colmet.common.config.configuration",),
+    "tomllib": ("colmet.common.config.configuration",),
+    "requests": ("colmet.common.clients.http_client",),
+    "urllib3": ("colmet.common.clients.http_client", "colmet.facility.jupyter"),
     "rich": ("colmet.commands.", "colmet.gridengine.", "colmet.report."),
     "matplotlib": ("colmet.report.charts",),
     "smtplib": ("colmet.notices.delivery",),
@@ -33,7 +33,7 @@ LIBRARIES = {
     "kubernetes": ("colmet.facility.",),
     "psutil": ("colmet.facility.",),
     "subprocess": (
-        "colmet.node.system.command",
+        "colmet.common.host.command",
         "colmet.collector.backends.hdf5.isolated",
         "colmet.collector.web_child",
         "colmet.web.reports",
@@ -42,8 +42,8 @@ LIBRARIES = {
         "colmet.facility.",
     ),
     "ctypes": (
-        "colmet.common.runtime.capabilities",
-        "colmet.common.runtime.startup",
+        "colmet.common.host.capabilities",
+        "colmet.common.daemon.startup",
         "colmet.collector.backends.hdf5.calls",
         "colmet.collector.backends.hdf5.libhdf5",
         "colmet.node.system.clib",
@@ -155,9 +155,9 @@ def test_nothing_of_the_core_may_import_a_satellite():
 @pytest.mark.parametrize(
     ("importer", "imported"),
     [
-        ("colmet.common.runtime.cli", "colmet.node.jobs.job"),
+        ("colmet.common.config.cli", "colmet.node.jobs.job"),
         ("colmet.node.agent", "colmet.collector.journal"),
-        ("colmet.collector.main", "colmet.node.system.host"),
+        ("colmet.collector.main", "colmet.common.host.host"),
         ("colmet.node.agent", "colmet.node.backends.taskstats"),
         ("colmet.node.backends.jobproc", "colmet.node.backends.taskstats"),
         ("colmet.collector.main", "colmet.collector.backends.hdf5.output"),
@@ -181,7 +181,7 @@ def test_the_node_opens_files_in_host_alone():
     for path in MODULES:
         name = name_of(path)
         # processes opens what the kernel says of its own threads, which is below no other root
-        if not inside(name, "colmet.node") or name in ("colmet.node.system.host", "colmet.node.system.processes"):
+        if not inside(name, "colmet.node") or name in ("colmet.common.host.host", "colmet.common.host.processes"):
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call):

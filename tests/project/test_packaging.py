@@ -14,10 +14,10 @@ import pytest
 from packaging.requirements import Requirement
 
 from colmet.collector import main as collector
-from colmet.common.runtime import startup
-from colmet.common.runtime.capabilities import NUMBERS
-from colmet.common.runtime.configuration import Configuration
-from colmet.common.runtime.control import default_paths
+from colmet.common.config.configuration import Configuration
+from colmet.common.daemon import startup
+from colmet.common.daemon.control import default_paths
+from colmet.common.host.capabilities import NUMBERS
 from colmet.common.transport import link_uri
 from colmet.node import main as node
 from colmet.node.system.privileges import CORE

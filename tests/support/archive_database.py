@@ -8,8 +8,8 @@ import threading
 
 from colmet.archive.documents import HOSTS, JOBS, Answers, host_document, host_id, job_document, job_id
 from colmet.archive.indices import Indices, Write
-from colmet.common.runtime.database_client import DatabaseClient
-from colmet.common.runtime.http_client import HttpClient, TlsOptions
+from colmet.common.clients.database_client import DatabaseClient
+from colmet.common.clients.http_client import HttpClient, TlsOptions
 from tests.support.elastic_server import Elastic, error
 
 PREFIX = "t_"

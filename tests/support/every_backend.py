@@ -13,15 +13,15 @@ import sys
 import time
 from pathlib import Path
 
-from colmet.common.runtime import startup
-from colmet.common.runtime.signals import Signals
+from colmet.common.daemon import startup
+from colmet.common.daemon.signals import Signals
+from colmet.common.host.host import Host
 from colmet.common.wire import v1
 from colmet.node import main
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics import agent_stats
-from colmet.node.system.host import Host
 from tests.support.direct import Direct
 
 DEADLINE_S = 0.4  # of each program: so that it is met often

@@ -26,8 +26,8 @@ from pathlib import Path
 
 import zmq
 
-from colmet.common.runtime import startup
-from colmet.common.runtime.keys import read_pair, read_public, write_pair
+from colmet.common.config.keys import read_pair, read_public, write_pair
+from colmet.common.daemon import startup
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.transport import Client, Push, new_pair
 from colmet.common.wire import v1

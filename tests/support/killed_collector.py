@@ -18,7 +18,7 @@ import threading
 from colmet.collector import main
 from colmet.collector.backends import NAMES
 from colmet.collector.journal.journal import Journal
-from colmet.common.runtime import startup
+from colmet.common.daemon import startup
 
 
 def kill_at(place):

@@ -11,8 +11,8 @@ import time
 import warnings
 from pathlib import Path
 
+from colmet.common.host.host import Host
 from colmet.node.system import clib
-from colmet.node.system.host import Host
 from tests.support.place import skip_refused
 
 TREES = Path(__file__).parents[1] / "data/trees"

@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from colmet.common.host.host import Host
 from colmet.node.jobs.job import Job
-from colmet.node.system.host import Host
 from tests.support.machine import cgroup_mount
 from tests.support.place import skip_refused
 

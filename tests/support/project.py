@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from colmet.common.runtime.configuration import tomllib
+from colmet.common.config.configuration import tomllib
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,8 +13,10 @@ import signal
 import sys
 import time
 
-from colmet.common.runtime import startup
-from colmet.common.runtime.signals import Signals
+from colmet.common.daemon import startup
+from colmet.common.daemon.signals import Signals
+from colmet.common.host.host import Host
+from colmet.common.host.processes import Processes
 from colmet.common.schema import Field, Sample, Schema
 from colmet.common.transport import LinkClient, Push, link_uri
 from colmet.common.wire import v1
@@ -27,8 +29,6 @@ from colmet.node.delivery.spool import LOCK, Spool
 from colmet.node.delivery.uplink import Times, Uplink, by_preference
 from colmet.node.jobs.source import JobScan
 from colmet.node.schedule import Schedule
-from colmet.node.system.host import Host
-from colmet.node.system.processes import Processes
 
 PERIOD_S = 0.1
 AT_MOST_S = 90.0  # until all is acknowledged

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from colmet.common.daemon.daemon_health import DaemonIdentity
+from colmet.common.daemon.startup import load
 from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import TABLES, Top
-from colmet.common.runtime.daemon_health import DaemonIdentity
-from colmet.common.runtime.startup import load
 from colmet.common.schema import Batch, Table
 from colmet.common.wire.control import decode_answer, encode
 from colmet.node.backends import NAMES

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import numpy as np
 
+from colmet.common.daemon.metrics_http import listen_address
 from colmet.common.errors import ColmetError
 from colmet.common.live.summary import JOB_KEYS, arranged
-from colmet.common.runtime.metrics_http import listen_address
 from colmet.web.access import Access
 from colmet.web.interface import RowPage
 from colmet.web.series import Extent, SeriesPart, step_of

@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from colmet.archive import footprint
 from colmet.archive.local import LocalArchive
 from colmet.archive.store import ArchiveStore
-from colmet.common.runtime.metrics_http import listen_address
+from colmet.common.daemon.metrics_http import listen_address
 from colmet.web.access import Access
 from colmet.web.server import WebServer
 from tests.support import web_facts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.startup import load
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import v1
 from colmet.node.backends import NAMES

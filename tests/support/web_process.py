@@ -9,8 +9,8 @@ from pathlib import Path
 
 from colmet.collector import main as collector
 from colmet.collector.backends import NAMES
-from colmet.common.runtime.control import ask
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.control import ask
+from colmet.common.daemon.startup import load
 from colmet.common.transport import Push
 from colmet.web.options import build_parser
 from tests.support.daemons import Daemon

@@ -10,7 +10,7 @@ import sys
 import threading
 from typing import NamedTuple
 
-from colmet.common.runtime.metrics_http import ListenAddress
+from colmet.common.daemon.metrics_http import ListenAddress
 from colmet.web.access import Access
 from colmet.web.server import WebServer
 from tests.support.place import require_programs

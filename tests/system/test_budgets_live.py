@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.runtime import control
-from colmet.common.runtime.keys import read_pair, read_public
+from colmet.common.config.keys import read_pair, read_public
+from colmet.common.daemon import control
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.transport import Client, LinkClient, Push
 from colmet.common.wire import link, v1

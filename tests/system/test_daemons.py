@@ -263,7 +263,7 @@ def test_without_root_the_node_says_what_it_lacks_and_measures_the_rest(start_co
     reader.start()
     code = (
         "import locale, os, sys, colmet.node.jobs.watches\nimport colmet.node.main as main\n"
-        "from colmet.common.runtime import startup\n"
+        "from colmet.common.daemon import startup\n"
         "from colmet.node.backends import NAMES\nstartup.load(NAMES)\n"
         "os.setgid(65534); os.setuid(65534)\n"
         f"sys.exit(main.main(['-s', '0.2', '--zeromq-uri', {uri!r}, '--cpuset_rootpath', '/none', '--spool-dir', '']))"

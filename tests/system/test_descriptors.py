@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.config.keys import write_pair
+from colmet.common.daemon.control import ask
 from colmet.common.errors import Unreachable
-from colmet.common.runtime.control import ask
-from colmet.common.runtime.keys import write_pair
 from colmet.common.transport import Push, link_uri, new_pair
 from tests.support.place import skip_refused
 from tests.support.waiting import free_port, wait_for

@@ -16,7 +16,8 @@ from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.collector.options import build_parser
 from colmet.collector.output_worker import OutputWorker
-from colmet.common.runtime.startup import load
+from colmet.common.daemon.startup import load
+from colmet.common.host.host import Host
 from colmet.common.schema import Table
 from colmet.common.wire import v1
 from colmet.node.accounting.attribution import Attribution
@@ -28,7 +29,6 @@ from colmet.node.jobs.source import JobSource
 from colmet.node.options import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import AgentStats
-from colmet.node.system.host import Host
 from dev.live import Failed, JobRoot
 from dev.workloads import ShortTasks
 from tests.support.direct import Direct

@@ -9,9 +9,10 @@ import sys
 
 import pytest
 
-from colmet.common.runtime import cli, logs, startup
-from colmet.common.runtime.configuration import Configuration
-from colmet.common.runtime.reload import Settings
+from colmet.common.config import cli
+from colmet.common.config.configuration import Configuration
+from colmet.common.config.reload import Settings
+from colmet.common.daemon import logs, startup
 
 
 class Stderr:

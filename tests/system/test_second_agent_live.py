@@ -12,10 +12,10 @@ import time
 import numpy as np
 import pytest
 
+from colmet.common.daemon.checks import Level
+from colmet.common.daemon.control import ask
+from colmet.common.daemon.status_checks import judge
 from colmet.common.errors import ColmetError
-from colmet.common.runtime.checks import Level
-from colmet.common.runtime.control import ask
-from colmet.common.runtime.status_checks import judge
 from colmet.report.collect import gather
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.series import RowQuery

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from colmet.common.daemon.checks import NAGIOS
+from colmet.common.daemon.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge
 from colmet.common.live.latest_tables import LatestTables
-from colmet.common.runtime.checks import NAGIOS
-from colmet.common.runtime.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge
 from colmet.common.schema import Batch, Table
 from colmet.common.tables.agent import SCHEMA as AGENT
 from colmet.web.access import Access

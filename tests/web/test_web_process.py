@@ -18,11 +18,11 @@ import pytest
 
 from colmet.collector import web_child
 from colmet.collector.web_child import WebChild, arguments_of, store_text
+from colmet.common.config.configuration import Configuration
+from colmet.common.daemon import startup
+from colmet.common.daemon.control import ask
+from colmet.common.daemon.status_checks import judge
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import startup
-from colmet.common.runtime.configuration import Configuration
-from colmet.common.runtime.control import ask
-from colmet.common.runtime.status_checks import judge
 from colmet.web import main as web_main
 from colmet.web import options as web
 from tests.support import zmtp

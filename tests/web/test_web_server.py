@@ -13,8 +13,8 @@ import time
 
 import pytest
 
+from colmet.common.daemon.metrics_http import ListenAddress
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.metrics_http import ListenAddress
 from colmet.web import server as server_module
 from colmet.web.access import Access, client_of
 from colmet.web.options import UnixAddress

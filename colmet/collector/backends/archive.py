@@ -26,10 +26,10 @@ from colmet.archive.store import ArchiveError, ArchiveStore, Position
 from colmet.archive.writer_lock import is_of, lock
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.clients import database_client
+from colmet.common.config.cli import Options, Rare, period
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime import database_client
-from colmet.common.runtime.cli import Options, Rare, period
-from colmet.common.runtime.files import check_writable, make, reason_with_remedy
+from colmet.common.host.files import check_writable, make, reason_with_remedy
 
 log = logging.getLogger(__name__)
 

@@ -23,9 +23,9 @@ from typing import Any
 from colmet.collector import text06
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.config.cli import Options
+from colmet.common.config.configuration import require
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.configuration import require
 from colmet.common.schema import Batch, Sample, Table
 
 log = logging.getLogger(__name__)

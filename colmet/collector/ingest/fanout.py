@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from colmet.collector.ingest.link import CollectorLink
+from colmet.common.daemon.control import ERRAND_S, Errands, Handler
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import Refused, WireError
-from colmet.common.runtime.control import ERRAND_S, Errands, Handler
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.wire.control import Request, decode_answer, encode
 
 log = logging.getLogger(__name__)

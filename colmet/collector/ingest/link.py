@@ -14,9 +14,9 @@ from colmet import __version__
 from colmet.collector.backend import JournalRecord
 from colmet.collector.ingest.rate_limit import RateLimit
 from colmet.collector.ingest.receiver import MAX_SENDERS, Receiver
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.errors import WireError
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.wakeup import Wakeup
 from colmet.common.schema import Batch
 from colmet.common.transport import Called, LinkServer
 from colmet.common.wire import link as wire

@@ -6,7 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from colmet.common.runtime.pacing import TokenBucket
+from colmet.common.daemon.pacing import TokenBucket
 
 # Of one node in a second. A node sends a few messages a second at most, of some 10 kB.
 MESSAGES_PER_S, BYTES_PER_S = 1000.0, float(32 << 20)

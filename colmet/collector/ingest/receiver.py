@@ -13,9 +13,9 @@ from colmet.collector.ingest.host_holder import HostHolder
 from colmet.collector.ingest.new_tables import NewTables
 from colmet.collector.ingest.rate_limit import RateLimit, SenderUse
 from colmet.collector.ingest.sender import COUNTS, MAX_EPOCHS, MAX_RUNS, Sender
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import OverBudget, Undescribed, WireError
 from colmet.common.live.summary import Heard
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import Decoded, Decoder, v1
 from colmet.common.wire.link import Hello

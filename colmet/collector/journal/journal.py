@@ -22,8 +22,8 @@ from colmet.collector.journal.recent_records import RecentRecords
 from colmet.collector.journal.segment_store import SegmentStore
 from colmet.collector.journal.segments import DESCRIPTION, MESSAGE, SENDERS
 from colmet.collector.journal.sender_shares import SenderShares
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable, WireError
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch
 from colmet.common.wire import v1
 

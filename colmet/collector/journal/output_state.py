@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from colmet.common.errors import ConfigError, OutputUnavailable, is_later, later_form
-from colmet.common.runtime.files import write_whole
+from colmet.common.host.files import write_whole
 
 log = logging.getLogger(__name__)
 

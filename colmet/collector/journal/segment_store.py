@@ -18,10 +18,10 @@ from contextlib import closing, suppress
 from colmet.collector.journal import segments
 from colmet.collector.journal.output_state import MAX_BYTES, parse
 from colmet.collector.journal.segments import MESSAGE, SENDERS, SegmentReader
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, is_later, later_form
+from colmet.common.host.files import check_writable, make, reason_with_remedy, sync_directory, write_whole
 from colmet.common.record_log import Damage, LogRecord, LogWriter
-from colmet.common.runtime.files import check_writable, make, reason_with_remedy, sync_directory, write_whole
-from colmet.common.runtime.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 

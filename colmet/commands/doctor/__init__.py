@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 
 from colmet.commands.doctor import daemon, network, node, storage
 from colmet.commands.doctor.target import SIDES, Target, find_sides
+from colmet.common.config import cli
+from colmet.common.daemon.checks import Check, Result, as_json, as_text, quiet, run_checks
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.checks import Check, Result, as_json, as_text, quiet, run_checks
-from colmet.node.system.host import Host
+from colmet.common.host.host import Host
 
 MAX_WIDTH = 120
 _NODE = SIDES[:1]

@@ -10,11 +10,11 @@ from collections.abc import Iterator, Sequence
 
 from colmet import __version__
 from colmet.commands.doctor.target import Target, arguments
-from colmet.common.runtime.capabilities import has_all
-from colmet.common.runtime.checks import Finding, Level, fail, good, warn
-from colmet.common.runtime.installation import document, how_to_install
-from colmet.common.runtime.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
-from colmet.node.system.host import Host
+from colmet.common.daemon.checks import Finding, Level, fail, good, warn
+from colmet.common.daemon.status_checks import MAX_AGE_S, MAX_BEHIND_S, judge, output_remedy
+from colmet.common.host.capabilities import has_all
+from colmet.common.host.host import Host
+from colmet.common.host.installation import document, how_to_install
 
 
 def check_modules(target: Target) -> Finding:

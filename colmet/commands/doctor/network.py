@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from colmet.commands.doctor.target import Target
+from colmet.common.daemon.checks import Finding, Level, fail, good, severe, take_warnings, warn
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.checks import Finding, Level, fail, good, severe, take_warnings, warn
-from colmet.common.runtime.quantities import counted
+from colmet.common.text.quantities import counted
 
 CONNECT_S = 2.0
 GREETING_S = 8.0  # a busy machine connects at once, and its programs are slow
@@ -296,7 +296,7 @@ def _is_locked(uri: str) -> bool:
 
 def _check_known(secret: str, nodes: str, uid: int) -> Iterator[Finding]:
     """Check the collector's key pair and the directory of the nodes' keys, with the rights of the user `uid`."""
-    from colmet.common.runtime.keys import KnownKeys
+    from colmet.common.config.keys import KnownKeys
     from colmet.common.transport.curve import read_own_pair
 
     read_own_pair(secret, "--zeromq-curve-secret", uid)

@@ -10,9 +10,7 @@ import shlex
 from collections.abc import Iterator
 
 from colmet.commands.doctor.target import Target
-from colmet.common.errors import BackendUnavailable, ColmetError
-from colmet.common.runtime.capabilities import NUMBERS, bits, has_all, missing
-from colmet.common.runtime.checks import (
+from colmet.common.daemon.checks import (
     Finding,
     TimedOut,
     Unchecked,
@@ -23,10 +21,12 @@ from colmet.common.runtime.checks import (
     take_warnings,
     warn,
 )
-from colmet.common.runtime.installation import document
-from colmet.common.runtime.quantities import counted
+from colmet.common.errors import BackendUnavailable, ColmetError
+from colmet.common.host.capabilities import NUMBERS, bits, has_all, missing
+from colmet.common.host.host import Host
+from colmet.common.host.installation import document
+from colmet.common.text.quantities import counted
 from colmet.node.backend import InputBackend
-from colmet.node.system.host import Host
 from colmet.node.system.privileges import suggest
 
 DELAYACCT = "/proc/sys/kernel/task_delayacct"

@@ -9,9 +9,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from colmet.commands.doctor.target import COMMAND_S, Target
-from colmet.common.runtime.checks import Finding, Unchecked, fail, good, warn
-from colmet.common.runtime.quantities import size
-from colmet.node.system.host import Host
+from colmet.common.daemon.checks import Finding, Unchecked, fail, good, warn
+from colmet.common.host.host import Host
+from colmet.common.text.quantities import size
 
 LOW_BYTES, LOW_SHARE = 64 << 20, 0.05
 LOW_FILES = 100

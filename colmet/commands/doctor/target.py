@@ -16,15 +16,15 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from colmet.common.config.cli import EXIT_CONFIG
+from colmet.common.daemon.checks import Unchecked
 from colmet.common.errors import ColmetError, CommandFailed, ConfigError, Unreachable
-from colmet.common.runtime import python_child
-from colmet.common.runtime.capabilities import bits
-from colmet.common.runtime.checks import Unchecked
-from colmet.common.runtime.cli import EXIT_CONFIG
-from colmet.node.system.host import Host
+from colmet.common.host import python_child
+from colmet.common.host.capabilities import bits
+from colmet.common.host.host import Host
 
 if TYPE_CHECKING:
-    from colmet.common.runtime.plugins import Backends
+    from colmet.common.config.plugins import Backends
 
 SIDES = ("node", "collector")
 MAX_FILE_BYTES = 64 << 10
@@ -35,7 +35,7 @@ CHECK_S = 30.0  # for --check-config, which loads all of the daemon
 # Modules are imported before the change of user: this Python's may be unreadable for the daemon's user.
 _CHECK = """
 import json, sys
-from colmet.common.runtime import capabilities
+from colmet.common.host import capabilities
 from colmet.{side} import main
 main.load_backends()
 groups, group, uid, rights = json.loads(sys.argv.pop(1))
@@ -118,7 +118,7 @@ class Target:
 
     def _ask(self, place: str | None) -> None:
         try:
-            from colmet.common.runtime.control import ask
+            from colmet.common.daemon.control import ask
         except Exception as err:  # noqa: BLE001 - of a library that was built for another one, say
             self.unreachable = f"it cannot be asked, a module cannot be loaded: {err}"
             return
@@ -197,7 +197,7 @@ class Target:
     @cached_property
     def _parsed(self) -> tuple[argparse.Namespace | None, Sequence[type[Any]], str]:
         """The options, the classes of the backends, and the error in the command line or its file."""
-        from colmet.common.runtime import configuration
+        from colmet.common.config import configuration
 
         if self.damage:
             return None, [], f"it cannot be read without the modules of {self.program}"
@@ -259,7 +259,7 @@ class Target:
         options = argparse.Namespace(**vars(self.options))
         if self.side == "node":
             options.state_dir, options.perfhw_make_cgroup = "", False
-        from colmet.common.runtime import plugins
+        from colmet.common.config import plugins
 
         more = [self.host] if self.side == "node" else []
         made = [plugins.make(cls, options, *more) for cls in self._parsed[1]]

@@ -21,9 +21,9 @@ from rich.text import Text
 
 from colmet.commands.top.state import Scalar, ScreenState
 from colmet.commands.top.view import Line
+from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Wakeup, readable
 from colmet.common.errors import ColmetError
-from colmet.common.runtime.signals import Signals
-from colmet.common.runtime.wakeup import Wakeup, readable
 
 Ask = Callable[[Mapping[str, Scalar]], dict[str, Any]]
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 
+from colmet.common.daemon.prometheus_text import Family, Number, labels, named
 from colmet.common.live.latest_tables import HostTables, LatestTables, TablePair
 from colmet.common.live.shares import Shares
-from colmet.common.runtime.prometheus_text import Family, Number, labels, named
 from colmet.common.schema import Field, Rows, Schema, present
 
 MAX_ROWS = 50_000

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.live.shares import Shares
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Batch, Table
 
 log = logging.getLogger(__name__)

@@ -15,12 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common import measures
+from colmet.common.daemon.daemon_health import DaemonIdentity
 from colmet.common.errors import Refused
 from colmet.common.growth import CAPACITY_COLUMNS, NODE_CPUS, Capacity, Floats, ceiling, per_second
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables, TablePair
 from colmet.common.live.user_names import UserNames
 from colmet.common.measures import CGROUP_TABLE, Measure
-from colmet.common.runtime.daemon_health import DaemonIdentity
 from colmet.common.schema import Field, Schema
 from colmet.common.units import UNITS
 

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import zmq
 from zmq.utils import z85
 
-from colmet.common.runtime import cli
-from colmet.common.runtime.keys import DIRECTORY, NODES, KeyPair, KnownKeys, default
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.wakeup import Wakeup
+from colmet.common.config import cli
+from colmet.common.config.keys import DIRECTORY, NODES, KeyPair, KnownKeys, default
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.transport.connection_limit import ConnectionLimit
 from colmet.common.transport.curve import HANDSHAKE_MS, KeyFiles, key_files, read_own_pair
 from colmet.common.transport.inherited import Listeners

@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 

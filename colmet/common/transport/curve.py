@@ -1,6 +1,6 @@
 """CURVE encryption and peer keys, for connecting sockets; `authenticator` is for listening ones.
 
-Keys are read from files (colmet.common.runtime.keys); the wire protocol is ZeroMQ's, RFC 26/CurveZMQ.
+Keys are read from files (colmet.common.config.keys); the wire protocol is ZeroMQ's, RFC 26/CurveZMQ.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 import zmq
 
+from colmet.common.config import cli
+from colmet.common.config.keys import DIRECTORY, KeyPair, default, read_pair, read_public
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.keys import DIRECTORY, KeyPair, default, read_pair, read_public
 
 # A listener without our key sends nothing, and closes the connection after its own handshake timeout.
 HANDSHAKE_MS = 10_000

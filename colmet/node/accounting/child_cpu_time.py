@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
+from colmet.common.host.host import Host
+from colmet.common.host.processes import NoAnswer
 from colmet.node.kernel.procstat import Stat, ask_stats
-from colmet.node.system.host import Host
-from colmet.node.system.processes import NoAnswer
 
 _MAX_ANCESTORS = 64  # ended ones, up to the nearest live one
 

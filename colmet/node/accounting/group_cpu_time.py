@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from colmet.common.host.host import Host, Kept, is_gone
 from colmet.node.jobs.job import Job
-from colmet.node.system.host import Host, Kept, is_gone
 
 # Controller, file, start of its first line, unit in ns.
 _FILES = (("cpuacct", "cpuacct.usage", b"", 1), ("unified", "cpu.stat", b"usage_usec ", 1000))

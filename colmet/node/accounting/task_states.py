@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+from colmet.common.host.host import Host
+from colmet.common.host.processes import NoAnswer
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.procstat import Stat, ask_stats
-from colmet.node.system.host import Host
-from colmet.node.system.processes import NoAnswer
 
 
 class TaskStates:

@@ -16,9 +16,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from colmet.common.config.cli import Options, Rare
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import ParseError
-from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.logs import OnceLog, powers_of_ten
+from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.cgroup import AGENT_COUNTERS, SCHEMA, USER_BYTES
 from colmet.node.backend import InputBackend, JobValue
@@ -35,7 +36,6 @@ from colmet.node.kernel.cgroupfiles import (
     number,
     pressure,
 )
-from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

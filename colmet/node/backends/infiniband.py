@@ -8,15 +8,15 @@ import logging
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from colmet.common.config.cli import Options, Rare
+from colmet.common.config.configuration import require
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import OnceLog, powers_of_ten
+from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.infiniband import AGENT_COUNTERS, COUNTERS, DEVICES, FULL, PORTS, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
-from colmet.node.system.host import Host, is_gone
 from colmet.node.system.sums import Sums
 
 log = logging.getLogger(__name__)

@@ -10,15 +10,15 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from colmet.common.config.cli import Options, Rare
+from colmet.common.config.configuration import require
 from colmet.common.errors import BackendUnavailable, ColmetError, CommandFailed, ConfigError, ParseError
-from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.configuration import require
+from colmet.common.host.command import Command
+from colmet.common.host.host import Host
 from colmet.common.schema import Sample
 from colmet.common.tables.ipmipower import SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB
-from colmet.node.system.command import Command
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

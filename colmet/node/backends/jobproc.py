@@ -17,18 +17,18 @@ from typing import NamedTuple
 
 import numpy as np
 
+from colmet.common.config.cli import Options
+from colmet.common.daemon.logs import OnceLog
 from colmet.common.errors import ParseError
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.logs import OnceLog
+from colmet.common.host.host import Host, Kept, is_gone
+from colmet.common.host.processes import NO_ANSWER, Question
 from colmet.common.schema import MISSING_INT, Field, Sample, Schema
 from colmet.common.tables.jobproc import CPU_FIELD, IO_FIELDS, SCHEMA
 from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cgroupfiles import Values
-from colmet.node.system.host import Host, Kept, is_gone
 from colmet.node.system.privileges import suggest
-from colmet.node.system.processes import NO_ANSWER, Question
 
 log = logging.getLogger(__name__)
 

@@ -9,17 +9,17 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from colmet.common.config.cli import Options, Rare
+from colmet.common.config.configuration import require
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
-from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import OnceLog, powers_of_ten
+from colmet.common.host.command import Command
+from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
 from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, METADATA, MOUNTS, SCHEMA, SOMETIMES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import unescape
-from colmet.node.system.command import Command
-from colmet.node.system.host import Host, is_gone
 from colmet.node.system.sums import MAX_TOTAL, Sums
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,11 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from colmet.common.config.cli import Options
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.logs import OnceLog, powers_of_ten
+from colmet.common.host.command import Command
+from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.nvidia import AGENT_COUNTERS, GPUS, JOBS, MAX_JOBS, SCHEMA
 from colmet.node.backend import InputBackend
@@ -18,8 +20,6 @@ from colmet.node.gpus.nvml import NvmlReader
 from colmet.node.gpus.reading import Gpu, GpuReader, Process, whole
 from colmet.node.gpus.smi import SmiReader
 from colmet.node.jobs.job import NODE_JOB, Job
-from colmet.node.system.command import Command
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -14,10 +14,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from colmet.common.config.cli import Options, Rare
+from colmet.common.config.configuration import require
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ConfigError
-from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import OnceLog, powers_of_ten
+from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
 from colmet.common.tables.perfhw import AGENT_COUNTERS, MAX_EVENTS, SCHEMA
 from colmet.node.backend import InputBackend
@@ -29,7 +30,6 @@ from colmet.node.kernel.perfevents import Event
 from colmet.node.kernel.perfplaces import PerfPlaces
 from colmet.node.schedule import Every
 from colmet.node.selfmetrics.mapping import CounterName
-from colmet.node.system.host import Host, is_gone
 from colmet.node.system.privileges import suggest
 
 log = logging.getLogger(__name__)

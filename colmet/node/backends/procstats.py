@@ -5,14 +5,14 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 
+from colmet.common.config.cli import Options, Rare
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.common.runtime.cli import Options, Rare
+from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.procstats import CPU, LOAD, SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.kernel.cgroupfiles import Keyed
-from colmet.node.system.host import Host
 
 _MEMINFO = Keyed(
     {f.name[8:]: f.name for f in SCHEMA.fields if f.name.startswith("meminfo_")},

@@ -11,16 +11,16 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from colmet.common.config.cli import Options
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.logs import OnceLog, powers_of_ten
+from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.rapl import AGENT_COUNTERS, PACKAGES, POWERCAP, SCHEMA, ZONE_SCHEMA, ZONES
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.selfmetrics.mapping import CounterName
 from colmet.node.system import clib
-from colmet.node.system.host import Host
 from colmet.node.system.privileges import suggest
 
 log = logging.getLogger(__name__)

@@ -17,9 +17,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from colmet.common.config.cli import Options, Rare
+from colmet.common.daemon.logs import OnceLog
 from colmet.common.errors import ParseError
-from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.logs import OnceLog
+from colmet.common.host.host import Host
 from colmet.common.schema import MISSING_INT, Sample, Schema
 from colmet.common.tables.taskstats import AGENT_COUNTERS, SCHEMA
 from colmet.node.accounting import kept_totals
@@ -38,7 +39,6 @@ from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import TaskSource
 from colmet.node.kernel.taskstats import FIELDS, Exits
-from colmet.node.system.host import Host
 from colmet.node.system.state import DIRECTORY, StateFile, default_directory
 
 log = logging.getLogger(__name__)

@@ -9,15 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from colmet.common.config.cli import Options
+from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.logs import OnceLog, powers_of_ten
+from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Value
 from colmet.common.tables.temperature import AGENT_COUNTERS, COLUMNS, HWMON, SCHEMA, SENSOR_SCHEMA, THERMAL
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB
 from colmet.node.selfmetrics.mapping import CounterName
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

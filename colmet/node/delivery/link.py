@@ -10,11 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from colmet.common.config import cli
+from colmet.common.config.keys import read_uris
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import TokenBucket, growing_pause_s
 from colmet.common.errors import ConfigError, WireError
-from colmet.common.runtime import cli
-from colmet.common.runtime.keys import read_uris
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.pacing import TokenBucket, growing_pause_s
+from colmet.common.host.host import Host
 from colmet.common.transport import LinkClient, Push, Socket, check_target, curve, link_uri, wait
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
@@ -22,7 +23,6 @@ from colmet.node.delivery.outbox import MAX_AGE_S, Outbox
 from colmet.node.delivery.requests import Requests
 from colmet.node.delivery.spool import LOCK, EncodedBatch, Spool
 from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Times, Uplink, UplinkState, by_preference, hello
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

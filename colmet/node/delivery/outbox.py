@@ -8,8 +8,8 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.ranges import Ranges
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.node.delivery.spool import Dropped, EncodedBatch, Spool
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.wakeup import Wakeup
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import Wakeup
 
 log = logging.getLogger(__name__)
 

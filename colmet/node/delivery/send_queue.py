@@ -6,8 +6,8 @@ import logging
 from collections import deque
 from collections.abc import Callable
 
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.wakeup import Wakeup
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.schema import Batch
 from colmet.node.delivery.outbox import ENTRY_BYTES, Outbox
 from colmet.node.delivery.spool import Dropped, EncodedBatch

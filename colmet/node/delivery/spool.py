@@ -24,13 +24,13 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import WireError, is_later, later_form
+from colmet.common.host.host import PrivateDirectory
 from colmet.common.ranges import Ranges
 from colmet.common.record_log import CRC, Damage, LogReader, LogRecord, LogWriter, RecordForm, is_sealed, seal
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Schema
 from colmet.common.wire import v1
-from colmet.node.system.host import PrivateDirectory
 
 log = logging.getLogger(__name__)
 

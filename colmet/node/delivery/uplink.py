@@ -10,9 +10,9 @@ from enum import Enum
 from typing import NamedTuple
 
 from colmet import __version__
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import WireError
 from colmet.common.ranges import Ranges
-from colmet.common.runtime.logs import powers_of_ten
 from colmet.common.schema import Schema
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import link as wire

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from colmet.common.host.host import Host
+from colmet.common.host.processes import NO_ANSWER, Processes, Question
 from colmet.node.gpus.reading import Gpu, read_number, whole
-from colmet.node.system.host import Host
-from colmet.node.system.processes import NO_ANSWER, Processes, Question
 
 NVIDIA_MAJOR = 195  # of /dev/nvidiaN, since early drivers
 _CONTROL_MINORS = frozenset({254, 255})  # nvidia-modeset and nvidiactl

@@ -8,9 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import BackendUnavailable
-from colmet.common.runtime.installation import how_to_install
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.host.installation import how_to_install
 from colmet.node.gpus.reading import Gpu, GpuReader, Process
 
 log = logging.getLogger(__name__)

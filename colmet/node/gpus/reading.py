@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from colmet.common.host.command import Command
+from colmet.common.host.host import Host
 from colmet.common.schema import Value
-from colmet.node.system.command import Command
-from colmet.node.system.host import Host
 
 
 class Process(NamedTuple):

@@ -7,12 +7,12 @@ import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import LONGEST_TEXT, BackendUnavailable, CommandFailed, ParseError
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.host.command import Command
+from colmet.common.host.host import Host
 from colmet.common.schema import Value
 from colmet.node.gpus.reading import Gpu, GpuReader, Process, read_number
-from colmet.node.system.command import Command
-from colmet.node.system.host import Host
 
 log = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from colmet.common.host.host import Host
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.places import ABSENT, PlaceState
-from colmet.node.system.host import Host
 
 # Controllers that count something: their names in cgroup v1, and in v2. v2 counts CPU time without any.
 WANTED = {"cpu": "cpu", "cpuacct": "cpu", "memory": "memory", "blkio": "io", "pids": "pids"}

@@ -8,11 +8,11 @@ import logging
 from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING
 
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.host.host import Host, is_gone
 from colmet.node.jobs.layouts import Claim
 from colmet.node.jobs.places import JobPlace
 from colmet.node.jobs.sluids import Sluids
-from colmet.node.system.host import Host, is_gone
 
 if TYPE_CHECKING:
     from colmet.node.jobs.watches import Directories

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
+from colmet.common.host.host import Host, Kept, is_gone
+from colmet.common.host.processes import NO_ANSWER, Question
 from colmet.common.schema import digest_of
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.owners import owner_of
-from colmet.node.system.host import Host, Kept, is_gone
-from colmet.node.system.processes import NO_ANSWER, Question
 from colmet.node.system.state import BOOT_ID
 
 log = logging.getLogger(__name__)

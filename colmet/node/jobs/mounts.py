@@ -7,7 +7,7 @@ import re
 import select
 from typing import NamedTuple
 
-from colmet.node.system.host import Host
+from colmet.common.host.host import Host
 
 _PATH = "/proc/self/mounts"
 _CONTROLLERS = frozenset(

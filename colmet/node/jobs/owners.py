@@ -5,7 +5,7 @@ from __future__ import annotations
 import pwd
 import re
 
-from colmet.node.system.host import Host
+from colmet.common.host.host import Host
 
 SUBUIDS = "/etc/subuid"
 _MOST_OF_FILE = 1 << 20

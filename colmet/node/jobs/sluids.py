@@ -7,10 +7,10 @@ import re
 from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.host.host import Host
+from colmet.common.host.processes import Question
 from colmet.node.jobs.layouts import job_number
-from colmet.node.system.host import Host
-from colmet.node.system.processes import Question
 
 log = logging.getLogger(__name__)
 

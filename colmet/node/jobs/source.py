@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from colmet.common.runtime.quantities import counted
+from colmet.common.host.host import Host
+from colmet.common.host.processes import Processes
+from colmet.common.text.quantities import counted
 from colmet.node.jobs.finder import Finder, FoundJob
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.jobs.places import ABSENT, JobPlace, NamedRoot, PlaceState, layout_places
 from colmet.node.jobs.watches import Directories
-from colmet.node.system.host import Host
-from colmet.node.system.processes import Processes
 
 log = logging.getLogger(__name__)
 

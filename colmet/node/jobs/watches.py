@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pyinotify
 
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.wakeup import readable
-from colmet.node.system.host import Host, is_gone
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import readable
+from colmet.common.host.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from itertools import compress
 from typing import Union
 
+from colmet.common.host.host import Host
 from colmet.common.schema import Value
 from colmet.node.kernel.cpus import parse_cpu_list
-from colmet.node.system.host import Host
 
 Values = dict[str, Value]
 Parser = Callable[[bytes, Values], None]

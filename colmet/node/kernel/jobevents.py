@@ -6,12 +6,12 @@ import errno
 import os
 from collections.abc import Sequence
 
+from colmet.common.host.host import Host
 from colmet.common.schema import Value
 from colmet.node.kernel import perfcounters
 from colmet.node.kernel.perfevents import Event
 from colmet.node.kernel.perfuse import PerfUse
 from colmet.node.schedule import Every
-from colmet.node.system.host import Host
 
 _NOTHING = [0, 0, 0]
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.node.system.host import Host
+from colmet.common.host.host import Host
 
 DEVICES = "/sys/bus/event_source/devices"
 _HARDWARE, _SOFTWARE, _CACHE, _RAW = 0, 1, 3, 4

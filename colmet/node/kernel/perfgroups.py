@@ -12,9 +12,9 @@ import posixpath
 import stat
 from collections.abc import Iterable
 
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.host.host import Host, is_gone
 from colmet.node.jobs.job import Job
-from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from colmet.common.host.host import Host
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts
 from colmet.node.kernel.cpus import parse_cpu_list
 from colmet.node.kernel.perfgroups import PerfGroups
-from colmet.node.system.host import Host
 
 _ONLINE = "/sys/devices/system/cpu/online"
 _CPU_FILES = (("cpuset", "cpuset.effective_cpus"), ("cpuset", "cpuset.cpus"), ("unified", "cpuset.cpus.effective"))

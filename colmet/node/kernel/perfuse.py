@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from colmet.common.host.host import Host
+from colmet.common.host.processes import Question
 from colmet.node.jobs.job import Job
-from colmet.node.system.host import Host
-from colmet.node.system.processes import Question
 
 _MAX_FILES = 1024  # of a job read in one search
 

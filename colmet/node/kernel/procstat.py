@@ -8,8 +8,8 @@ from functools import partial
 from typing import NamedTuple
 
 from colmet.common.errors import ParseError
-from colmet.node.system.host import Host, is_gone
-from colmet.node.system.processes import NoAnswer, Question
+from colmet.common.host.host import Host, is_gone
+from colmet.common.host.processes import NoAnswer, Question
 
 _TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 _EXITING = 0x4  # PF_EXITING

@@ -10,13 +10,13 @@ from collections import Counter
 
 import numpy as np
 
+from colmet.common.daemon.logs import OnceLog
 from colmet.common.errors import BackendUnavailable, ParseError
-from colmet.common.runtime.logs import OnceLog
+from colmet.common.host.host import Host
 from colmet.common.schema import MISSING_INT
 from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel.forks import ForkEvents
 from colmet.node.kernel.taskstats import FIELDS, ExitRecords, Exits, TaskstatsClient
-from colmet.node.system.host import Host
 from colmet.node.system.privileges import suggest
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.errors import BackendUnavailable, ParseError
+from colmet.common.host.host import Host
 from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel import netlink
 from colmet.node.kernel.cpus import parse_cpu_list
-from colmet.node.system.host import Host
 
 TASKSTATS_CMD_GET = 1
 TASKSTATS_CMD_NEW = 2

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from colmet.common.errors import ParseError
+from colmet.common.host.host import Host
+from colmet.common.host.processes import Processes
 from colmet.common.schema import MISSING_INT, Table
 from colmet.common.tables.agent import SCHEMA
 from colmet.node.schedule import Every
-from colmet.node.system.host import Host
-from colmet.node.system.processes import Processes
 
 if TYPE_CHECKING:
     from colmet.node.runner import Runner

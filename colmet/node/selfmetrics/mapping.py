@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from colmet.common.runtime import cli
+from colmet.common.config import cli
+from colmet.common.host.host import Host
 from colmet.common.schema import Sample, Table
 from colmet.common.tables.mapping import SCHEMA
 from colmet.node.jobs.job import NODE_JOB
-from colmet.node.system.host import Host
 
 if TYPE_CHECKING:
     from colmet.node.backend import InputBackend

@@ -6,9 +6,9 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
 
+from colmet.common.host.host import Host, is_gone
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.cpus import parse_cpu_list
-from colmet.node.system.host import Host, is_gone
 
 log = logging.getLogger(__name__)
 

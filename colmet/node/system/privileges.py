@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from colmet.common.runtime import capabilities, cli
-from colmet.common.runtime.capabilities import STRONGER, bits
+from colmet.common.config import cli
+from colmet.common.host import capabilities
+from colmet.common.host.capabilities import STRONGER, bits
 
 log = logging.getLogger(__name__)
 

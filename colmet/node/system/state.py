@@ -12,9 +12,9 @@ import struct
 import uuid
 import zlib
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import is_later, later_form
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.node.system.host import Host, PrivateDirectory
+from colmet.common.host.host import Host, PrivateDirectory
 
 log = logging.getLogger(__name__)
 

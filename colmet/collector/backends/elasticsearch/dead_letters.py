@@ -6,8 +6,8 @@ import logging
 import os
 from collections.abc import Sequence
 
-from colmet.common.runtime.files import write_all
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.host.files import write_all
 
 log = logging.getLogger(__name__)
 

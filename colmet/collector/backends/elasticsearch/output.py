@@ -23,16 +23,17 @@ from colmet.collector.backends.elasticsearch.documents import Bulk, Documents, I
 from colmet.collector.backends.elasticsearch.mappings import MAX_KNOWN, Mappings
 from colmet.collector.backends.elasticsearch.retention import Retention, period_s
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.clients import database_client
+from colmet.common.clients.database_client import DatabaseClient, Response, reason_of
+from colmet.common.clients.http_client import HttpClient
+from colmet.common.config import cli
+from colmet.common.config.cli import Options, Rare
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime import cli, database_client
-from colmet.common.runtime.cli import Options, Rare
-from colmet.common.runtime.database_client import DatabaseClient, Response, reason_of
-from colmet.common.runtime.http_client import HttpClient
-from colmet.common.runtime.installation import document
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.quantities import counted
+from colmet.common.host.installation import document
 from colmet.common.schema import Schema
 from colmet.common.tables import column_types
+from colmet.common.text.quantities import counted
 
 log = logging.getLogger(__name__)
 

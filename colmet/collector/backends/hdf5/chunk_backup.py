@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import TracebackType
 from typing import BinaryIO
 
-from colmet.common.runtime.files import sync_directory
+from colmet.common.host.files import sync_directory
 
 HEAD = struct.Struct("<II")  # bytes of the name, bytes of the deflated rows
 MAX_ROWS_BYTES = 256 << 20  # of one table

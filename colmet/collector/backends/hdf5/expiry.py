@@ -14,7 +14,7 @@ from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.collector.backends.hdf5.isolated import last_row_s
 from colmet.collector.backends.hdf5.rotation import FileNames
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime.files import sync_directory
+from colmet.common.host.files import sync_directory
 
 log = logging.getLogger(__name__)
 

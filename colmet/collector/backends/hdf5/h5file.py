@@ -43,7 +43,7 @@ from colmet.collector.backends.hdf5.space import SPARE_BYTES, promise
 from colmet.collector.columnar import RowsByJob
 from colmet.collector.columns import involved_jobs
 from colmet.common.errors import ColmetError, ConfigError, OutputUnavailable
-from colmet.common.runtime.files import reason_with_remedy, sync_directory
+from colmet.common.host.files import reason_with_remedy, sync_directory
 
 log = logging.getLogger(__name__)
 

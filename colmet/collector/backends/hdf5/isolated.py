@@ -16,9 +16,8 @@ from colmet.collector.backends.hdf5.check import ERRORS, TASKS
 from colmet.collector.backends.hdf5.checkpoint import Tails, Undo
 from colmet.collector.backends.hdf5.h5table import Damaged
 from colmet.common.errors import OutputUnavailable
-from colmet.common.runtime import python_child
-from colmet.common.runtime.files import write_all
-from colmet.common.runtime.wakeup import readable
+from colmet.common.host import python_child
+from colmet.common.host.files import write_all
 
 QUIET_S = 600  # limit for the longest table
 # Other signals come from outside: a service stop, Ctrl-C, a machine out of memory.

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 
 from colmet.collector.backends.hdf5.library import tables
 from colmet.collector.backends.hdf5.rotation import SUFFIX
+from colmet.common.config import cli
+from colmet.common.config.cli import Options
+from colmet.common.config.configuration import require
+from colmet.common.config.suggestions import did_you_mean
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.suggestions import did_you_mean
 
 COMPLIBS = ("zlib", "lzo", "bzip2", "blosc", "blosc2")
 MAX_DELAY_S = 60.0

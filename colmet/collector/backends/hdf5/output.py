@@ -31,9 +31,9 @@ from colmet.collector.backends.hdf5.library import STORAGE_ERRORS, cause, is_of_
 from colmet.collector.backends.hdf5.rotation import ASIDE, FileNames, Rotation, received_s
 from colmet.collector.columnar import RowsByJob, join
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.config.cli import Options
 from colmet.common.errors import ConfigError, OutputUnavailable
-from colmet.common.runtime.cli import Options
-from colmet.common.runtime.files import check_writable, make, reason_with_remedy, sync_directory
+from colmet.common.host.files import check_writable, make, reason_with_remedy, sync_directory
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from grp import getgrnam
 from typing import NamedTuple
 
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import capabilities
+from colmet.common.host import capabilities
 
 # Of two files with one name, the one in the first folder counts.
 FOLDERS = (

@@ -15,10 +15,10 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from colmet.common.config import cli
+from colmet.common.config.suggestions import did_you_mean
+from colmet.common.daemon.logs import visible
 from colmet.common.errors import ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.logs import visible
-from colmet.common.runtime.suggestions import did_you_mean
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Union
 
+from colmet.common.daemon.checks import DaemonVerdict, Finding, Level, fail, good, warn
 from colmet.common.errors import ColmetError, ConfigError, Unreachable
-from colmet.common.runtime.checks import DaemonVerdict, Finding, Level, fail, good, warn
-from colmet.common.runtime.installation import document
-from colmet.common.runtime.quantities import counted
+from colmet.common.host.installation import document
+from colmet.common.text.quantities import counted
 
 SETTLED_S = 10.0  # time for a node to reach a running collector
 JUST_STARTED = ("not heard of yet",)

@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from colmet import __version__
+from colmet.common.config import cli, configuration
+from colmet.common.config.cli import EXIT_CONFIG, DefaultBound, Options, Rare, bound, whole_number
+from colmet.common.config.reload import Settings, verbosity
+from colmet.common.daemon import logs, service_unit
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli, configuration, logs, service_unit
-from colmet.common.runtime.cli import EXIT_CONFIG, DefaultBound, Options, Rare, bound, whole_number
-from colmet.common.runtime.reload import Settings, verbosity
 
 if TYPE_CHECKING:
-    from colmet.common.runtime.plugins import Backends
+    from colmet.common.config.plugins import Backends
 
 log = logging.getLogger(__name__)
 

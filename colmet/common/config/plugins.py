@@ -13,8 +13,9 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any, NamedTuple
 
+from colmet.common.config import cli
+from colmet.common.daemon import startup
 from colmet.common.errors import ColmetError
-from colmet.common.runtime import cli, startup
 
 log = logging.getLogger(__name__)
 

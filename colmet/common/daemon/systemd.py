@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, MutableMapping
 
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ import threading
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 
-from colmet.common.runtime.files import write_all, write_whole
-from colmet.node.system.command import Command
-from colmet.node.system.processes import Processes
+from colmet.common.host.command import Command
+from colmet.common.host.files import write_all, write_whole
+from colmet.common.host.processes import Processes
 
 # Added to PATH: systemd's has all of these, that of cron and of `su` does not.
 _PROGRAMS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")

@@ -7,7 +7,7 @@ from datetime import datetime, timezone, tzinfo
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
-from colmet.common.runtime.quantities import utc
+from colmet.common.text.quantities import utc
 
 
 class Clock(NamedTuple):

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.daemon.logs import powers_of_ten
 
 log = logging.getLogger(__name__)
 

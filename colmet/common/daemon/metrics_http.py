@@ -20,11 +20,11 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
+from colmet.common.config import cli
+from colmet.common.config.configuration import require
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.prometheus_text import CONTENT_TYPE, Family, render
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.runtime import cli
-from colmet.common.runtime.configuration import require
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.prometheus_text import CONTENT_TYPE, Family, render
 
 log = logging.getLogger(__name__)
 

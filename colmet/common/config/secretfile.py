@@ -11,7 +11,7 @@ import os
 import stat
 
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.files import write_whole
+from colmet.common.host.files import write_whole
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-from colmet.common.runtime.wakeup import Wakeup
+from colmet.common.daemon.wakeup import Wakeup
 
 
 class Signals:

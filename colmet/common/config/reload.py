@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from colmet.common.config.configuration import Configuration
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.configuration import Configuration
 
 log = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn, Union
 
-from colmet.common.runtime import logs
-from colmet.common.runtime.quantities import counted
-from colmet.common.runtime.suggestions import did_you_mean
+from colmet.common.config.suggestions import did_you_mean
+from colmet.common.daemon import logs
+from colmet.common.text.quantities import counted
 
 EXIT_CONFIG = 2
 DETAIL = "; "  # in a help, outside of parentheses: the rest is for `--help-all`

@@ -22,9 +22,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError
-from colmet.common.runtime.files import NOT_GIVEN, write_whole
-from colmet.common.runtime.logs import powers_of_ten
+from colmet.common.host.files import NOT_GIVEN, write_whole
 from colmet.common.wire.limits import HOST
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any
 
 from colmet import __version__
-from colmet.common.runtime.prometheus_text import Family, Number, labels, named
+from colmet.common.daemon.prometheus_text import Family, Number, labels, named
 
 RECENT_S = 3600.0
 _STEP_S = 60.0

@@ -21,11 +21,11 @@ from collections.abc import Mapping
 from concurrent import futures
 from typing import Any, Callable, TypeVar
 
+from colmet.common.config import cli
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.errors import ColmetError, ConfigError, Refused, Unreachable, WireError
-from colmet.common.runtime import cli
-from colmet.common.runtime.files import check_writable
-from colmet.common.runtime.logs import powers_of_ten
-from colmet.common.runtime.wakeup import Wakeup
+from colmet.common.host.files import check_writable
 from colmet.common.wire.control import (
     MAX_ANSWER_BYTES,
     MAX_REQUEST_BYTES,

@@ -1,0 +1,1 @@
+"""Clients of HTTP servers and of databases."""

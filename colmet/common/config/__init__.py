@@ -1,0 +1,1 @@
+"""Options: the command line, configuration files, plug-ins, keys and secrets."""

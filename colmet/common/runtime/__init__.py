@@ -1,1 +1,0 @@
-"""Infrastructure of every Colmet program: options, configuration, reload, logs, systemd, the control socket, keys."""
