@@ -520,7 +520,7 @@ def test_a_command_that_prints_without_end_is_killed(commands, monkeypatch):
 
 def large_cell(jobs, size):
     """A program that prints what `qstat -j` does for a number of jobs, each with an environment of `size` bytes."""
-    return f"""exec {sys.executable} -c '
+    return f"""exec "{sys.executable}" -c '
 import sys
 tell = sys.stdout.write
 tell("<detailed_job_info><djob_info>")

@@ -6,7 +6,6 @@ columns of 0.6, -1 stands for a missing value in both.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import random
@@ -156,7 +155,7 @@ class Writer:
     """
 
     def __init__(self, url, directory, *options):
-        parser = argparse.ArgumentParser()
+        parser = cli.Parser()
         ElasticsearchOutput.add_options(parser)
         directory.mkdir(exist_ok=True)
         self.output = ElasticsearchOutput.from_options(parser.parse_args(["--elastic-host", url, *options]))
@@ -679,7 +678,7 @@ def history_of(*arguments):
 
 def hdf5_file(directory):
     """What was sent, as the HDF5 output writes it."""
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     Hdf5Output.add_options(parser)
     path = str(directory / "rows.hdf5")
     output = Hdf5Output.from_options(parser.parse_args(["--hdf5-filepath", path]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import errno
 import importlib.util
@@ -30,6 +29,7 @@ from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.columnar import join
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import Decoder, colmet06
@@ -377,7 +377,7 @@ def test_another_user_without_rights_is_refused(tmp_path: Path) -> None:
 
 
 def from_command_line(*words: str) -> Hdf5Output | None:
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     Hdf5Output.add_options(parser)
     return Hdf5Output.from_options(parser.parse_args(words))
 

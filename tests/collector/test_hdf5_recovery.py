@@ -28,6 +28,7 @@ from colmet.collector.backends.hdf5.libhdf5 import Dataset
 from colmet.collector.backends.hdf5.options import rotation
 from colmet.collector.backends.hdf5.output import Hdf5Output
 from colmet.collector.journal.output_state import OutputState
+from colmet.common.config import cli
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.schema import Batch, Table
 from tests.support.hdf5_killed import NARROW, TIME_S, expected, record, stored
@@ -723,7 +724,7 @@ def test_what_is_no_period_and_no_size(text):
 
 
 def from_command_line(*words):
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     Hdf5Output.add_options(parser)
     return Hdf5Output.from_options(parser.parse_args(words))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import socket
 import time
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import h5py
 import pytest
 
+from colmet.common.config import cli
 from colmet.common.config.keys import write_pair
 from colmet.common.tables.facility import DISKS, HOSTS, JOBS, JUPYTER, LOGINS, QUEUES, SCHEMAS, USERS
 from colmet.common.transport import new_pair
@@ -122,7 +122,7 @@ def test_every_column_has_a_source_and_is_on_the_page_of_metrics():
 
 
 def options_of(uri, *arguments):
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     options.add_collector(parser)
     return parser.parse_args(["--zeromq-uri", uri, *arguments])
 

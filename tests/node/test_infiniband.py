@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import logging
 
 import pytest
 
+from colmet.common.config import cli
 from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
@@ -22,7 +22,7 @@ MLX4 = "/sys/class/infiniband/mlx4_0/ports/{}"
 
 
 def backend_of(fake, *options):
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     InfinibandBackend.add_options(parser)
     return InfinibandBackend.from_options(parser.parse_args(["--enable-infiniband", *options]), fake.host)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import logging
 import re
 import shlex
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.config import cli
 from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends import ipmipower
@@ -181,7 +181,7 @@ class Tools:
         return found
 
     def backend(self, *arguments):
-        parser = argparse.ArgumentParser()
+        parser = cli.Parser()
         IpmipowerBackend.add_options(parser)
         return IpmipowerBackend.from_options(parser.parse_args(["--enable-ipmipower", *arguments]), self.host)
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import argparse
 import contextlib
 import os
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from colmet.common.config import cli
 from colmet.common.errors import ParseError
 from colmet.common.host import capabilities
 from colmet.common.host.host import Host
@@ -371,7 +371,7 @@ def test_the_cgroup_backend_says_what_a_job_s_cgroups_count(fake):
     [([], False), (["--enable-jobproc"], True)],
 )
 def test_it_stands_in_unless_it_is_asked_for(fake, given, expected):
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     JobprocBackend.add_options(parser)
     backend = JobprocBackend.from_options(parser.parse_args(given), fake.host)
     assert backend.every is expected

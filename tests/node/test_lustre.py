@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import shutil
 
 import pytest
 
+from colmet.common.config import cli
 from colmet.common.errors import BackendUnavailable, CommandFailed
 from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
@@ -24,7 +24,7 @@ ALWAYS = [field.name for field in MOUNTS.fields if "0 while it is not listed" in
 
 
 def backend_of(fake, *options):
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     LustreBackend.add_options(parser)
     return LustreBackend.from_options(parser.parse_args(["--enable-lustre", *options]), fake.host)
 

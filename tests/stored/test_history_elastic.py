@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 
 import numpy as np
@@ -59,7 +58,7 @@ def opened(request, elastic, tmp_path):
 
 def write(elastic, folder, batches, *arguments):
     """Have the collector's output write them."""
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     ElasticsearchOutput.add_options(parser)
     output = ElasticsearchOutput.from_options(parser.parse_args(["--elastic-host", elastic.url, *arguments]))
     output.open(OutputState(str(folder / "state.json"), "0123456789abcdef", 0, 0))

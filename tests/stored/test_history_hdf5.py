@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import os
@@ -19,6 +18,7 @@ import numpy as np
 import pytest
 
 from colmet.collector.backends.hdf5.library import close_library, opened_library, tables
+from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.node.delivery.outbox import MAX_AGE_S
@@ -431,7 +431,7 @@ def test_a_path_does_not_steer_the_terminal(tmp_path, name):
 
 
 def options(*argv):
-    parser = argparse.ArgumentParser()
+    parser = cli.Parser()
     sources.add_options(parser)
     return parser.parse_args(argv)
 

@@ -37,7 +37,6 @@ CHECKS = (  # in the order of their execution
     Check("rights", "container", _NODE, node.check_container, "the machine itself, no container"),
     Check("measured here", "backends", _NODE, node.check_backends, bound_s=60.0),
     Check("network", "collectors", _NODE, network.check_collectors, bound_s=30.0),
-    Check("network", "ports", SIDES, network.check_ports, "none is listened on"),
     Check("network", "keys", SIDES, network.check_keys),
     Check("machine", "disk", SIDES, storage.check_disk),
     Check("machine", "clock", SIDES, storage.check_clock),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import socket
@@ -158,76 +157,6 @@ def _reach(uri: str, locked: bool) -> Finding:
             "/etc/colmet/keys here, and restart colmet-node",
         )
     return good(f"{uri}: a collector answers, {'with keys' if locked else 'without keys'}")
-
-
-# -- listening addresses --
-
-
-def check_ports(target: Target) -> Iterator[Finding]:
-    """Check each address that the daemon listens on: of this machine, and free or the daemon's own."""
-    from colmet.common.transport.uris import check_uri, link_uri
-
-    options = target.options
-    wanted: list[tuple[str, TcpAddress | None, str]] = []
-    if target.side == "collector":
-        try:
-            bind = check_uri(options.zeromq_bind_uri, "--zeromq-bind-uri")
-            link = options.zeromq_link_bind_uri
-            if link is None:
-                link = "" if bind.endswith(":*") else link_uri(bind)
-            uris = [("--zeromq-bind-uri", bind)]
-            if link:
-                uris.append(("--zeromq-link-bind-uri", check_uri(link, "--zeromq-link-bind-uri")))
-        except ConfigError as err:
-            yield fail(str(err), "correct it in /etc/colmet/collector.toml")
-            return
-        wanted += [(option, address_of(uri), uri) for option, uri in uris]
-    if options.metrics_listen:
-        listen = TcpAddress(*options.metrics_listen)
-        wanted.append(("--metrics-listen", listen, f"{listen.host}:{listen.port}"))
-    for option, address, text in wanted:
-        yield _check_port(target, option, address, text)
-
-
-def _check_port(target: Target, option: str, address: TcpAddress | None, text: str) -> Finding:
-    if address is None or not address.port:
-        return good(f"{option} {text}: no port, or any that is free")
-    problem = _try_to_bind(address)
-    if problem is None:
-        return good(f"{option} {text}: free")
-    if problem == errno.EADDRINUSE and (target.pid or target.unit.get("ActiveState") == "active"):
-        return good(f"{option} {text}: taken, as it should be")
-    if problem == errno.EADDRINUSE:
-        return fail(
-            f"{option} {text}: taken by another process",
-            f"end that (`ss -ltnp 'sport = :{address.port}'`), or choose another port with {option}, on the nodes, too",
-        )
-    if problem == errno.EADDRNOTAVAIL:
-        return fail(
-            f"{option} {text}: no address of this machine",
-            f"`ip -brief address` shows those there are; tcp://0.0.0.0:{address.port} is all of them",
-        )
-    if problem == errno.EACCES:
-        remedy = "choose a port from 1024 on, on the nodes, too"
-        return severe(f"{option} {text}: a port below 1024 needs CAP_NET_BIND_SERVICE", remedy)
-    return fail(f"{option} {text}: {os.strerror(problem)}", "give an address of this machine")
-
-
-def _try_to_bind(address: TcpAddress) -> int | None:
-    """Try to bind an address; return the error number, or None. It does not listen, so no node connects."""
-    host = "0.0.0.0" if address.host == "*" else address.host
-    if host in [name for _, name in socket.if_nameindex()]:
-        host = "0.0.0.0"  # libzmq looks its address up
-    try:
-        family, _, _, _, place = socket.getaddrinfo(host, address.port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(place)
-    except socket.gaierror:
-        return errno.EADDRNOTAVAIL
-    except OSError as err:
-        return err.errno or errno.EINVAL
-    return None
 
 
 # -- keys --
