@@ -95,7 +95,7 @@ def test_what_the_command_line_says_counts_instead_of_the_file(tmp_path):
     options = read(tmp_path, text)
     assert (options.sample_period, options.zeromq_hwm, options.verbose) == (2.5, 7, 1)
     assert options.cpuset_rootpath == ["/a", "/b"] and options.perfhw_list == ["page_faults", "task_clock"]
-    assert options.disable_cgroup and not options.enable_jobproc and options.nice == 5
+    assert options.disable_cgroup and not options.enable_jobproc
     options = read(tmp_path, text, "-s", "5", "--cpuset_rootpath", "/c", "-vv", "--perfhw-list", "dummy")
     assert (options.sample_period, options.zeromq_hwm, options.verbose) == (5.0, 7, 2)  # 5 is the default, and said
     assert options.cpuset_rootpath == ["/c"] and options.perfhw_list == ["dummy"]
@@ -140,11 +140,11 @@ def test_the_example_in_the_documentation_can_be_used():
         ('"a\\nb" = 5', r"node.toml: a\\nb: no such option$"),
         ("config = 'other.toml'", r"config: only for the command line"),
         ("check-config = true", r"check-config: only for the command line"),
-        ("nice = 5\n[node]\nsample-period = 5", r"node.toml: node: there are no sections"),
-        ("nice = 5\nsample.period = 5", r"node.toml: sample: there are no sections .*, and no dots"),
-        ("nice = 5\nnice = 6", r"node.toml: not TOML: Cannot overwrite a value"),
-        ("nice = 5\nsample-period 5", r"node.toml: not TOML: Expected '=' .*\(at line 2"),
-        ("\nnice = ", r"node.toml: not TOML: Invalid value"),
+        ("zeromq-linger = 5\n[node]\nsample-period = 5", r"node.toml: node: there are no sections"),
+        ("zeromq-linger = 5\nsample.period = 5", r"node.toml: sample: there are no sections .*, and no dots"),
+        ("zeromq-linger = 5\nzeromq-linger = 6", r"node.toml: not TOML: Cannot overwrite a value"),
+        ("zeromq-linger = 5\nsample-period 5", r"node.toml: not TOML: Expected '=' .*\(at line 2"),
+        ("\nzeromq-linger = ", r"node.toml: not TOML: Invalid value"),
         ("[" * 5000, r"node.toml: not TOML"),
     ],
 )
@@ -162,7 +162,7 @@ def test_the_value_of_a_wrong_type_is_not_shown():
 
 @given(st.text(alphabet=st.sampled_from("sample-period=5.0\"'[]{}\n# ,nice_true\\u0"), max_size=200))
 @example("[a]\n[a.b]")
-@example("\ufeffnice = 5")
+@example("\ufeffzeromq-linger = 5")
 def test_whatever_the_text_it_is_values_or_one_error(text):
     try:
         found = values(text)
@@ -191,8 +191,8 @@ def test_a_file_that_cannot_be_one_is_refused(tmp_path):
     large.write_text("#" * (MAX_BYTES + 1))
     assert refused(large).endswith(f"larger than {MAX_BYTES} bytes")
     large.write_text("#" * MAX_BYTES)
-    assert Configuration(BUILDS["node"], ["--config", str(large)]).read().nice == 5
-    large.write_bytes(b"nice = 5\n# \xe9\n")
+    assert Configuration(BUILDS["node"], ["--config", str(large)]).read().zeromq_linger == 5
+    large.write_bytes(b"zeromq-linger = 5\n# \xe9\n")
     assert refused(large).endswith("large.toml:2: not UTF-8")
 
 
@@ -201,11 +201,11 @@ def test_a_file_that_cannot_be_one_is_refused(tmp_path):
 )
 def test_what_root_is_to_do_is_said_in_a_file_that_only_root_can_write(tmp_path, other_owner, mode, owner, is_taken):
     path = tmp_path / "node.toml"
-    path.write_text("nice = 7\n")
+    path.write_text("zeromq-linger = 7\n")
     path.chmod(mode)
     os.chown(path, owner, 0)
     if is_taken:
-        assert Configuration(BUILDS["node"], ["--config", str(path)]).read().nice == 7
+        assert Configuration(BUILDS["node"], ["--config", str(path)]).read().zeromq_linger == 7
     else:
         assert "others than root can write it" in refused(path)
 
@@ -213,9 +213,9 @@ def test_what_root_is_to_do_is_said_in_a_file_that_only_root_can_write(tmp_path,
 def test_a_user_that_is_not_root_reads_what_it_can(tmp_path, monkeypatch):
     monkeypatch.setattr(configuration.os, "geteuid", lambda: 1000)
     path = tmp_path / "node.toml"
-    path.write_text("nice = 7\n")
+    path.write_text("zeromq-linger = 7\n")
     path.chmod(0o666)
-    assert Configuration(BUILDS["node"], ["--config", str(path)]).read().nice == 7
+    assert Configuration(BUILDS["node"], ["--config", str(path)]).read().zeromq_linger == 7
 
 
 @pytest.mark.parametrize(
