@@ -23,16 +23,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from measuring import Figure, show
 
-from colmet.archive import footprint
-from colmet.archive.archiver import Archiver
-from colmet.archive.columns import INTEGER, MEASURED, STATES
-from colmet.archive.fold import columns_read
-from colmet.archive.layout import LAYOUTS
-from colmet.archive.local import LocalArchive
-from colmet.archive.queries import SORTS, JobFilter
-from colmet.archive.store import ArchiveStore
 from colmet.common.schema import Batch, Table
 from colmet.common.tables import schemas
+from colmet.jobs import footprint
+from colmet.jobs.archive.archiver import Archiver
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.queries import SORTS, JobFilter
+from colmet.jobs.archive.store import ArchiveStore
+from colmet.jobs.columns import INTEGER, MEASURED, STATES
+from colmet.jobs.fold import columns_read
+from colmet.jobs.fold_layout import LAYOUTS
 from tests.support.archive_data import YEAR_S, YEAR_START, batch_facts, write
 
 NS = 10**9

@@ -22,11 +22,11 @@ from pathlib import Path
 from measuring import free_uri
 from soak_samples import Figure, of_files, of_process, process_figures, table
 
-from colmet.archive.store import ArchiveStore
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
 from colmet.common.transport import LinkClient, Push, link_uri
 from colmet.common.wire import link, v1
+from colmet.jobs.archive.store import ArchiveStore
 
 HERE = Path(__file__).resolve()
 NS = 1_000_000_000

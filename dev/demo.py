@@ -46,7 +46,7 @@ MAX_CORES = 4
 WALL_S = 31.0
 # Share of one core. With the seconds around its work, one busy core in two is clearly less than a half.
 BUSY_SHARE = 0.97
-# With less there is no advice on one core; see the rule one-core in colmet/report/advice.py.
+# With less there is no advice on one core; see the rule one-core in colmet/jobs/advice.py.
 MIN_CORES_USED = 0.8
 WRITE_MIB = 48
 SHORT_PROCESSES = 400

@@ -61,7 +61,7 @@ def columns() -> Iterator[str]:
 
 def archive_columns() -> Iterator[str]:
     """Yield each column of the job archive, with its unit."""
-    from colmet.archive import columns as of_archive
+    from colmet.jobs import columns as of_archive
 
     for column in (*of_archive.MEASURED, *of_archive.BATCH):
         yield f"{column.name} {column.kind} {column.unit}".rstrip()

@@ -10,18 +10,18 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from colmet.archive import rebuild
-from colmet.archive.archiver import Archiver
-from colmet.archive.fold import columns_read
-from colmet.archive.rebuild import Rebuild
-from colmet.archive.store import ArchiveError, ArchiveStore, Position
-from colmet.archive.writer_lock import lock
 from colmet.collector.journal.output_state import MAX_BYTES, parse
 from colmet.commands.progress import shown_progress
 from colmet.commands.times import shown
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.host.files import copy_owner
 from colmet.common.text.quantities import counted, size
+from colmet.jobs.archive import rebuild
+from colmet.jobs.archive.archiver import Archiver
+from colmet.jobs.archive.rebuild import Rebuild
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position
+from colmet.jobs.archive.writer_lock import lock
+from colmet.jobs.fold import columns_read
 from colmet.stored import sources
 from colmet.stored.replay import Replay
 from colmet.stored.series import RowStore

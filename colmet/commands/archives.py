@@ -10,17 +10,17 @@ import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from colmet.archive.elastic import ElasticArchive
-from colmet.archive.local import LocalArchive
-from colmet.archive.places import has_database, is_shared, path_of
-from colmet.archive.queries import JobArchive, JobFilter
-from colmet.archive.store import ArchiveError
 from colmet.commands import remote
 from colmet.commands.remote_archive import RemoteArchive
 from colmet.commands.top.view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text.quantities import some_of
+from colmet.jobs.archive.elastic import ElasticArchive
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.places import has_database, is_shared, path_of
+from colmet.jobs.archive.queries import JobArchive, JobFilter
+from colmet.jobs.archive.store import ArchiveError
 from colmet.stored.sources import add_config, configured
 
 _OTHERS = "--archive PATH, --url URL"

@@ -12,10 +12,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.archive.columns import CANCELLED, DONE, FAILED, FOOTPRINT, NODE_FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT
-from colmet.archive.derived import ANSWERS
-from colmet.archive.grades import EXCEEDED, GRADES, LOW, POOR, graded_jobs
-from colmet.archive.queries import JobPage
 from colmet.commands import archives, selection
 from colmet.commands.times import moment
 from colmet.commands.top.view import clean
@@ -24,7 +20,11 @@ from colmet.common.config.suggestions import did_you_mean
 from colmet.common.errors import ConfigError
 from colmet.common.text.clock import Clock
 from colmet.common.text.quantities import UNKNOWN, cores, count, counted, duration, energy, percent, size
-from colmet.report.phrases import GRADE_STYLES
+from colmet.jobs.archive.derived import ANSWERS
+from colmet.jobs.archive.queries import JobPage
+from colmet.jobs.columns import CANCELLED, DONE, FAILED, FOOTPRINT, NODE_FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT
+from colmet.jobs.grades import EXCEEDED, GRADES, LOW, POOR, graded_jobs
+from colmet.jobs.report.phrases import GRADE_STYLES
 
 DEFAULT = (
     *("job", "user", "name", "queue", "state", "start", "wall_s", "cpus", "cpu_ratio", "memory_peak"),

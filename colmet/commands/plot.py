@@ -27,12 +27,12 @@ from colmet.commands.remote_rows import open_history
 from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import CAPACITY_COLUMNS, Capacity, is_bounded
+from colmet.common.lines import Line, shown
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
 from colmet.common.text.clock import Clock
 from colmet.common.units import Unit
-from colmet.report.model import Line, shown
 from colmet.stored import sources
 from colmet.stored.capacity import capacities, ceilings
 from colmet.stored.curves import averaged, is_rate, lines, thinned, unit_of
@@ -310,7 +310,7 @@ def _lines_of(
 
 def shortened(line: Line, hosts: int) -> Line:
     """Return a long line with the extremes of many parts, or with their means if the chart will be a band."""
-    from colmet.report.charts import MAX_LINES
+    from colmet.jobs.report.charts import MAX_LINES
 
     if len(line.times) <= MAX_POINTS:
         return line
@@ -347,7 +347,7 @@ def document(job: int, plotted: Sequence[Plotted]) -> dict[str, Any]:
 
 def picture(job: int, plotted: Sequence[Plotted], kind: str) -> bytes:
     """Return the picture, png or svg, with times in local time."""
-    from colmet.report import charts  # requires matplotlib, and a second to load
+    from colmet.jobs.report import charts  # requires matplotlib, and a second to load
 
     panels = [charts.Panel(one.title, one.unit, one.lines) for one in plotted]
     height = min(MAX_HEIGHT, HEAD_HEIGHT + PANEL_HEIGHT * len(panels))
@@ -357,7 +357,7 @@ def picture(job: int, plotted: Sequence[Plotted], kind: str) -> bytes:
 
 def text_of(job: int, plotted: Sequence[Plotted], clock: Clock, width: int) -> Iterator[str]:
     """Yield the charts as lines of text, with one time axis."""
-    from colmet.report import text_charts
+    from colmet.jobs.report import text_charts
 
     has_blocks = (sys.stdout.encoding or "").lower().startswith("utf")
     bars = text_charts.BARS if has_blocks else text_charts.ASCII_BARS

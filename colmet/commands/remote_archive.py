@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.archive.columns import INTEGER, REAL
-from colmet.archive.derived import ANSWERS, LISTED
-from colmet.archive.queries import (
+from colmet.commands.remote import InterfaceClient, InterfaceError
+from colmet.common.errors import ColmetError
+from colmet.jobs.archive.derived import ANSWERS, LISTED
+from colmet.jobs.archive.queries import (
     SUMS,
     ArchivedJob,
     JobArchive,
@@ -19,8 +20,7 @@ from colmet.archive.queries import (
     check_groups,
     check_page,
 )
-from colmet.commands.remote import InterfaceClient, InterfaceError
-from colmet.common.errors import ColmetError
+from colmet.jobs.columns import INTEGER, REAL
 
 PAGE = 1000  # rows of an answer
 _KINDS: Mapping[str, tuple[type, ...]] = {INTEGER: (int,), REAL: (int, float)}

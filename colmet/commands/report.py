@@ -16,8 +16,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from colmet.archive.queries import ArchivedJob, JobArchive
-from colmet.archive.store import SUFFIX, ArchiveError
 from colmet.commands import archives, remote, report_jobs, selection
 from colmet.commands.progress import shown_progress
 from colmet.commands.remote import InterfaceClient
@@ -27,14 +25,16 @@ from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.host.installation import how_to_install
 from colmet.common.text.clock import Clock
-from colmet.report.archived import find, made_from
-from colmet.report.document import document_of, report_of
-from colmet.report.model import Report
-from colmet.report.several import is_task, task_of
+from colmet.jobs.archive.queries import ArchivedJob, JobArchive
+from colmet.jobs.archive.store import SUFFIX, ArchiveError
+from colmet.jobs.figures import Report
+from colmet.jobs.report.archived import find, made_from
+from colmet.jobs.report.document import document_of, report_of
+from colmet.jobs.report.several import is_task, task_of
+from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import NODE, History
 from colmet.stored.sources import add_options as add_source_options
 from colmet.stored.sources import open_history
-from colmet.stored.stays import JobInterval
 
 
 def add_options(parser: cli.Parser) -> None:
@@ -203,7 +203,7 @@ def _asked(options: argparse.Namespace, archive: JobArchive | None) -> JobQuery:
 
 
 def _show(report: Report, options: argparse.Namespace) -> None:
-    from colmet.report.text import show
+    from colmet.jobs.report.text import show
 
     show(report, sys.stdout, verbose=options.verbose, clock=Clock())
 
@@ -241,6 +241,6 @@ def nothing_of(history: History, asked: JobInterval) -> str:
 
 
 def _write(report: Report, path: str, kind: str) -> None:
-    from colmet.report import page
+    from colmet.jobs.report import page
 
     report_jobs.save(path, page.html(report) if kind == "html" else page.png(report))

@@ -8,9 +8,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from colmet.archive.columns import FOOTPRINT
-from colmet.archive.grades import grades_of
-from colmet.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
 from colmet.commands import archives
 from colmet.commands.jobs import STYLES, look_of
 from colmet.commands.remote import InterfaceClient
@@ -19,9 +16,12 @@ from colmet.commands.top.view import clean
 from colmet.common.config import cli
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.text.quantities import UNKNOWN, duration, rough_percent, size
-from colmet.report.jobs_page import TEXTS, exit_of, html, states_of, sums_of, title_of, unusual_of
-from colmet.report.phrases import GRADE_STYLES
-from colmet.report.several import (
+from colmet.jobs.archive.queries import MAX_ROWS, JobArchive, JobFilter, Row
+from colmet.jobs.columns import FOOTPRINT
+from colmet.jobs.grades import grades_of
+from colmet.jobs.report.jobs_page import TEXTS, exit_of, html, states_of, sums_of, title_of, unusual_of
+from colmet.jobs.report.phrases import GRADE_STYLES
+from colmet.jobs.report.several import (
     AT_ONCE,
     HEADINGS,
     UNITS,

@@ -15,9 +15,6 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from colmet.archive import factors
-from colmet.archive.factors import HOUR_S, JOULES_PER_KWH, Factors
-from colmet.archive.queries import GROUPS, SPANS, UsageGroup, total_of
 from colmet.commands import archives, selection
 from colmet.commands.times import moment
 from colmet.commands.top.view import clean
@@ -25,6 +22,9 @@ from colmet.common.config import cli
 from colmet.common.errors import ConfigError
 from colmet.common.text.clock import Clock
 from colmet.common.text.quantities import UNKNOWN, percent
+from colmet.jobs.archive import factors
+from colmet.jobs.archive.factors import HOUR_S, JOULES_PER_KWH, Factors
+from colmet.jobs.archive.queries import GROUPS, SPANS, UsageGroup, total_of
 
 GIB = 1 << 30
 BAR = 10  # characters

@@ -225,34 +225,6 @@ def _leaps_up(values: Floats) -> npt.NDArray[np.bool_]:
     return np.asarray((values[:-1] < highest) & (values[1:] >= highest) & (steps > 0.5 * (highest - low)))
 
 
-def steady_growth(
-    times: npt.NDArray[np.integer],
-    column: npt.NDArray[np.number],
-    factor: float,
-    most: float = math.inf,
-    since: float | None = None,
-    late: bool = False,
-) -> float | None:
-    """Return the total of `summed`, for a counter that only grows and no faster than possible; None for any other.
-
-    Nearly all counters do. The arguments are those of `summed`, with rows in the order of time, stored values, and the
-    factor of these.
-    """
-    if column.dtype.kind not in "iuf" or not len(column):
-        return None
-    if not column[0] >= 0 or not (column[1:] >= column[:-1]).all() or not np.isfinite(column[-1]):
-        return None
-    base, start = (column[0], times[0]) if since is None else (column.dtype.type(0), min(since, times[0]))
-    if math.isfinite(most):
-        elapsed = times - start
-        seconds = elapsed if late else np.diff(elapsed, prepend=0)
-        if (np.diff(column, prepend=base) * factor > most * (seconds + SLACK_S) * ROUNDING).any():
-            return None
-        if ((column - base) * factor > most * (elapsed + SLACK_S) * ROUNDING).any():
-            return None
-    return float((column[-1] - base) * factor)
-
-
 class Sum(NamedTuple):
     """Cumulative sum of a counter at ascending times; it never falls. `left_out` impossible steps are not in it."""
 

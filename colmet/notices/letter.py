@@ -11,8 +11,8 @@ from email.utils import format_datetime
 from textwrap import wrap
 from typing import Any, NamedTuple
 
-from colmet.archive.queries import Row
 from colmet.common.text.quantities import counted
+from colmet.jobs.archive.queries import Row
 from colmet.notices.quiet import Calendar
 from colmet.notices.rules import Rule
 from colmet.notices.state import Key

@@ -8,16 +8,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from colmet.archive.columns import RUNNING
-from colmet.archive.queries import MAX_ROWS, MAX_VALUES, ArchivedJob, JobArchive, JobFilter, Row
-from colmet.archive.reports import report_of
+from colmet.jobs.archive.queries import MAX_ROWS, MAX_VALUES, ArchivedJob, JobArchive, JobFilter, Row
+from colmet.jobs.columns import RUNNING
+from colmet.jobs.figures import Report
+from colmet.jobs.summary_report import report_of
 from colmet.notices import delivery
 from colmet.notices.delivery import Mailer, MailFailed, MailRefused
 from colmet.notices.letter import Letterhead, Notice, plain
 from colmet.notices.options import NoticeSettings
 from colmet.notices.rules import ADMINISTRATORS, COLUMNS, FAILURES, LONGEST_S, RULES, USER, Case, Rule, is_judged
 from colmet.notices.state import FAILED, REFUSED, SENT, SUPPRESSED, UNADDRESSED, UNCERTAIN, Key, State
-from colmet.report.model import Report
 
 log = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """The rules of notices: each a condition on a job, its threshold, and the text to its user if it holds.
 
-Rules that mean the same as a rule of `colmet.report.advice` have its name. All but one concern running jobs, and
+Rules that mean the same as a rule of `colmet.jobs.advice` have its name. All but one concern running jobs, and
 compare the job's totals with those of an earlier moment.
 """
 
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from colmet.archive.columns import FAILED, NODE_FAILED, OUT_OF_MEMORY, RUNNING, Value
-from colmet.archive.queries import Row
 from colmet.common.text.quantities import cores, count, counted, duration, percent
-from colmet.report.advice import GPU_IDLE, memory_high, out_of_memory
-from colmet.report.model import Report
+from colmet.jobs.advice import GPU_IDLE, memory_high, out_of_memory
+from colmet.jobs.archive.queries import Row
+from colmet.jobs.columns import FAILED, NODE_FAILED, OUT_OF_MEMORY, RUNNING, Value
+from colmet.jobs.figures import Report
 
 USER, ADMINISTRATORS = "user", "administrators"  # audiences
 STALE_S = 900  # a running job without rows for longer is not judged

@@ -14,10 +14,10 @@ from collections.abc import Iterable, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
-from colmet.archive.queries import Row
-from colmet.archive.store import transaction
 from colmet.common.errors import ColmetError, is_later, later_form
 from colmet.common.host import files
+from colmet.jobs.archive.queries import Row
+from colmet.jobs.archive.store import transaction
 from colmet.notices.rules import TotalsReading, reading_of
 
 FORM = 1  # of the tables; in PRAGMA user_version

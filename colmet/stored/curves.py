@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from colmet.common.growth import gaps, rates
+from colmet.common.lines import Line
 from colmet.common.schema import Field
 from colmet.common.units import UNITS, Unit
-from colmet.report.model import Line
 from colmet.stored.series import Series
 
 Floats = npt.NDArray[np.float64]

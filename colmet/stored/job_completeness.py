@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from colmet.report.model import JobCompleteness, JobGap
+from colmet.common.completeness import JobCompleteness, JobGap
 from colmet.stored.accounts import LEDGER_COLUMNS, StoredHost, TableOnHost, gathered, ledger_rows, look
 from colmet.stored.gap_finder import TableCompleteness, TableGap, Times, cadence_s, holes_of_job
+from colmet.stored.job_rows import OUTLINE_COLUMNS, HostJob, JobInterval, JobRows, Outline
 from colmet.stored.series import NODE, History, RowQuery
-from colmet.stored.stays import OUTLINE_COLUMNS, JobInterval, JobRows, Outline, Stay
 
 DELAY_S = 150  # longest time from the measurement of a row to its storage
 LATER_S = 600  # after the last row, the search range for rows of the nodes themselves
@@ -34,9 +34,9 @@ def hosts_of(history: History, asked: JobInterval) -> dict[str, JobCompleteness]
         return {}
     tables = history.tables(NODE, rows.outline.start, rows.outline.last)
     found: dict[str, FoundRows] = {}
-    for stays in rows.groups():
-        found.update({stay.host: FoundRows([], []) for stay in stays})
-        lines, unseen = found_of(rows, stays, tables)
+    for hosts in rows.groups():
+        found.update({stored.host: FoundRows([], []) for stored in hosts})
+        lines, unseen = found_of(rows, hosts, tables)
         for line in lines:
             found[line.host].lines.append(line)
         for gap in unseen:
@@ -62,28 +62,29 @@ def completeness_of(found: Iterable[FoundRows]) -> JobCompleteness:
     )
 
 
-def found_of(rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]]) -> FoundRows:
+def found_of(rows: JobRows, hosts: Sequence[HostJob], tables: Mapping[str, Sequence[str]]) -> FoundRows:
     """Return the rows of each table of some hosts; `tables` are those of the nodes themselves, with their columns.
 
     Rows of other jobs are not read: their missing rows leave no hole in this job's.
     """
     outline = rows.outline
-    assert outline is not None, "there are stays"
-    hosts = {stay.host: StoredHost() for stay in stays}
-    for stay in stays:
-        for table, series in stay.tables.items():
-            hosts[stay.host].add(table, rows.job, series.times)
+    assert outline is not None, "there are rows"
+    accounts = {stored.host: StoredHost() for stored in hosts}
+    for stored in hosts:
+        for table, series in stored.tables.items():
+            accounts[stored.host].add(table, rows.job, series.times)
     since, until = outline.first - MARGIN_S, outline.last + MARGIN_S
-    of_job = {table for stay in stays for table in stay.tables}
+    of_job = {table for stored in hosts for table in stored.tables}
     for name, wanted in LEDGER_COLUMNS.items():
         if set(wanted) <= set(tables.get(name, ())):
-            for series in rows.read(RowQuery(NODE, name, wanted, since, until, list(hosts))):
+            for series in rows.read(RowQuery(NODE, name, wanted, since, until, list(accounts))):
                 for row in ledger_rows(series, of_job | {"*"}):
-                    hosts[series.host].note(name, row)
+                    accounts[series.host].note(name, row)
     lines = [
-        _by_steps(line, hosts[line.host].times[line.table][rows.job]) for line in look(hosts, rows.job, None, None)
+        _by_steps(line, accounts[line.host].times[line.table][rows.job])
+        for line in look(accounts, rows.job, None, None)
     ]
-    return FoundRows(lines, [] if outline.period_s is None else _unseen(rows, stays, tables, outline, outline.period_s))
+    return FoundRows(lines, [] if outline.period_s is None else _unseen(rows, hosts, tables, outline, outline.period_s))
 
 
 def is_past(times: Times, last: int) -> bool:
@@ -92,32 +93,34 @@ def is_past(times: Times, last: int) -> bool:
 
 
 def _unseen(
-    rows: JobRows, stays: Sequence[Stay], tables: Mapping[str, Sequence[str]], outline: Outline, period_s: float
+    rows: JobRows, hosts: Sequence[HostJob], tables: Mapping[str, Sequence[str]], outline: Outline, period_s: float
 ) -> list[JobGap]:
     """Return the gaps before the first rows, and of hosts silent up to the end of the job."""
     delay_s, end = DELAY_S + period_s, outline.last
     found = [
-        _lacks(stay, stay.start, stay.first, UNSEEN, period_s) for stay in stays if stay.first > stay.start + delay_s
+        _lacks(stored, stored.start, stored.first, UNSEEN, period_s)
+        for stored in hosts
+        if stored.first > stored.start + delay_s
     ]
-    early = {stay.host: stay for stay in stays if stay.last < end - delay_s}
+    early = {stored.host: stored for stored in hosts if stored.last < end - delay_s}
     table = next((name for name in NODE_TABLES if name in tables), None)
     if not early or table is None:
         return found
     for node in rows.read(RowQuery(NODE, table, [], outline.earliest_last - LATER_S, end, list(early))):
-        stay = early[node.host]
-        if is_past(node.times, stay.last):
+        stored = early[node.host]
+        if is_past(node.times, stored.last):
             continue  # the job has left the host
-        found.append(_lacks(stay, stay.last, end, SILENT, period_s))
+        found.append(_lacks(stored, stored.last, end, SILENT, period_s))
     return found
 
 
-def _lacks(stay: Stay, first: int, last: int, why: str, period_s: float) -> JobGap:
+def _lacks(stored: HostJob, first: int, last: int, why: str, period_s: float) -> JobGap:
     """Return a gap of all tables of a job on a host, before its first row or after its last one."""
     rows = 0
-    for series in stay.tables.values():
+    for series in stored.tables.values():
         once = series.seconds
-        rows += round((last - first) / cadence_s(once, stay.period_s or period_s) * len(series) / len(once))
-    return JobGap(stay.host, first, last, why, tuple(sorted(stay.tables)), rows)
+        rows += round((last - first) / cadence_s(once, stored.period_s or period_s) * len(series) / len(once))
+    return JobGap(stored.host, first, last, why, tuple(sorted(stored.tables)), rows)
 
 
 def _by_steps(line: TableOnHost, times: Times) -> TableOnHost:

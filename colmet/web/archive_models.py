@@ -4,11 +4,11 @@ from typing import Any, Optional
 
 from pydantic import BaseModel, Field, create_model
 
-from colmet.archive.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
-from colmet.archive.derived import ANSWERS
-from colmet.archive.grades import GRADES
-from colmet.archive.queries import SUMS
-from colmet.report.several import COMPARED
+from colmet.jobs.archive.derived import ANSWERS
+from colmet.jobs.archive.queries import SUMS
+from colmet.jobs.columns import BLOB, HOST_COLUMNS, INTEGER, LARGE, REAL, JobColumn
+from colmet.jobs.grades import GRADES
+from colmet.jobs.report.several import COMPARED
 from colmet.web.models import Report
 
 _KINDS: dict[str, Any] = {INTEGER: int, REAL: float}

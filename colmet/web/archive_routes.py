@@ -12,18 +12,28 @@ from fastapi import Depends, FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
-from colmet.archive import factors, footprint
-from colmet.archive.columns import FOOTPRINT, LARGE
-from colmet.archive.derived import LISTED
-from colmet.archive.factors import Factors
-from colmet.archive.grades import GRADES, grade_of_usage, graded_jobs, grades_of
-from colmet.archive.queries import SORTS, JobArchive, JobFilter, QueryError, Row, UsageGroup, check_groups, total_of
 from colmet.common.errors import ColmetError
-from colmet.report import jobs_page
-from colmet.report.archived import find
-from colmet.report.own import UNREADABLE
-from colmet.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
-from colmet.report.style import POLICY
+from colmet.jobs import footprint
+from colmet.jobs.archive import factors
+from colmet.jobs.archive.derived import LISTED
+from colmet.jobs.archive.factors import Factors
+from colmet.jobs.archive.queries import (
+    SORTS,
+    JobArchive,
+    JobFilter,
+    QueryError,
+    Row,
+    UsageGroup,
+    check_groups,
+    total_of,
+)
+from colmet.jobs.columns import FOOTPRINT, LARGE
+from colmet.jobs.grades import GRADES, grade_of_usage, graded_jobs, grades_of
+from colmet.jobs.report import jobs_page
+from colmet.jobs.report.archived import find
+from colmet.jobs.report.own import UNREADABLE
+from colmet.jobs.report.several import SeveralJobs, document_of_jobs, gather_jobs, made_of
+from colmet.jobs.report.style import POLICY
 from colmet.web import archive_models, parameters
 from colmet.web.access import Visitor
 from colmet.web.archive_models import SHOWN

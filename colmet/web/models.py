@@ -6,9 +6,10 @@ from typing import Any, Optional, Union, get_args, get_origin, get_type_hints  #
 from pydantic import BaseModel, Field, create_model
 
 from colmet.common import measures
+from colmet.common.completeness import JobCompleteness, JobGap
 from colmet.common.live.summary import JOB_MEASURES, NODE_MEASURES
 from colmet.common.measures import Measure as DeclaredMeasure
-from colmet.report import model as report_model
+from colmet.jobs import figures as report_model
 
 
 def _description(measure: DeclaredMeasure) -> str:
@@ -388,8 +389,8 @@ for _kind, _derived in (
     (report_model.Shared, {}),
     (report_model.GpuUse, {}),
     (report_model.Energy, {}),
-    (report_model.JobGap, {}),
-    (report_model.JobCompleteness, {"here_ratio": _NUMBER}),
+    (JobGap, {}),
+    (JobCompleteness, {"here_ratio": _NUMBER}),
     (report_model.Advice, {}),
     (report_model.BatchFacts, {}),
     (report_model.Use, {}),

@@ -5,8 +5,8 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from colmet.archive.columns import STATES
-from colmet.archive.queries import GROUPS, SORTS, SPANS
+from colmet.jobs.archive.queries import GROUPS, SORTS, SPANS
+from colmet.jobs.columns import STATES
 from colmet.web import archive_models, health_models, models
 from colmet.web.archive_models import VALUES
 from colmet.web.parameters import CHOICES, JOB_SORTS, NODE_SORTS, ZONE_NAME

@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.host.installation import how_to_install
 from colmet.common.text.clock import UTC, Clock
-from colmet.report.archived import find, made_from
-from colmet.report.document import document_of
-from colmet.report.model import Report
-from colmet.report.own import UNREADABLE, OwnHistory, without_others
+from colmet.jobs.archive.queries import JobArchive
+from colmet.jobs.figures import Report
+from colmet.jobs.report.archived import find, made_from
+from colmet.jobs.report.document import document_of
+from colmet.jobs.report.own import UNREADABLE, OwnHistory, without_others
+from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import History
-from colmet.stored.stays import JobInterval
 from colmet.web.reports import MissingLibrary, ReportQuery
 from colmet.web.responses import to_json
 from colmet.web.store import EmptyHistory, archive_opener, opener
@@ -81,7 +81,7 @@ def _drawn(report: Report, query: ReportQuery) -> bytes:
     clock = Clock.of_place(query.zone) if query.zone else UTC
     unknown = "" if clock else query.zone
     try:
-        from colmet.report.page import html, png
+        from colmet.jobs.report.page import html, png
     except ModuleNotFoundError as err:
         name = str(err.name).partition(".")[0]
         raise MissingLibrary(f"the page requires the Python module {name}: {how_to_install(name)}") from err

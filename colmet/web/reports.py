@@ -35,7 +35,7 @@ class ReportQuery(NamedTuple):
     until: int | None = None
     own: Mapping[str, float | None] | None = None  # only these hosts, as `Queries.own`; None for all
     form: str = "json"  # one of `FORMS`
-    start: int | None = None  # of several jobs with this number, as in `colmet.report.archived.find`
+    start: int | None = None  # of several jobs with this number, as in `colmet.jobs.report.archived.find`
     zone: str = ""  # of the times of a page or a picture, such as Europe/Paris; empty for UTC
     users: Sequence[str] | None = None  # names of the only user with visible summaries; None for all
     projects: Sequence[str] = ()  # those whose summaries are visible to this user, too

@@ -18,11 +18,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from colmet.archive.elastic import ElasticArchive
-from colmet.archive.local import LocalArchive
-from colmet.archive.places import is_shared, path_of
-from colmet.archive.queries import JobArchive
 from colmet.common.errors import ColmetError
+from colmet.jobs.archive.elastic import ElasticArchive
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.places import is_shared, path_of
+from colmet.jobs.archive.queries import JobArchive
 from colmet.stored.capacity import capacities
 from colmet.stored.groups import GroupedRows, groups_of
 from colmet.stored.series import HeldRows, History, HostRows, RowQuery, Series
@@ -209,7 +209,7 @@ class StoreReader:
 
         def work(history: History) -> Any:
             from colmet.stored.job_completeness import hosts_of
-            from colmet.stored.stays import JobInterval
+            from colmet.stored.job_rows import JobInterval
 
             return hosts_of(history, JobInterval(job, since, until)) or None
 

@@ -1,7 +1,7 @@
 """The dashboard of usage, from the shared job archive: core hours by user, project and queue, waste, energy, states.
 
-Its fields are the values of `colmet.archive.derived`; an unknown one is refused. A job counts in the step in which it
-ended, or was seen last.
+Its fields are the values of `colmet.jobs.archive.derived`; an unknown one is refused. A job counts in the step in which
+it ended, or was seen last.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from colmet.archive.columns import INTEGER, REAL, TEXT
-from colmet.archive.derived import ANSWERS
-from colmet.archive.documents import JOBS as JOBS_INDEX
+from colmet.jobs.archive.derived import ANSWERS
+from colmet.jobs.archive.documents import JOBS as JOBS_INDEX
+from colmet.jobs.columns import INTEGER, REAL, TEXT
 
 Object = dict[str, Any]
 

@@ -14,14 +14,14 @@ import time
 
 import pytest
 
-from colmet.archive import elastic, elastic_usage
-from colmet.archive.derived import ANSWERS
-from colmet.archive.elastic import ElasticArchive
-from colmet.archive.local import LocalArchive
-from colmet.archive.places import IN_JOURNAL
-from colmet.archive.queries import SUMS, JobFilter
-from colmet.archive.store import ArchiveStore
 from colmet.commands import colmet
+from colmet.jobs.archive import elastic, elastic_usage
+from colmet.jobs.archive.derived import ANSWERS
+from colmet.jobs.archive.elastic import ElasticArchive
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.places import IN_JOURNAL
+from colmet.jobs.archive.queries import SUMS, JobFilter
+from colmet.jobs.archive.store import ArchiveStore
 from tests.beds.search import KINDS, Server, available
 from tests.support.archive_answers import FILTERS, assert_same_jobs, assert_same_lists, assert_same_sums
 from tests.support.archive_data import summaries, write
@@ -38,11 +38,11 @@ PREFIX = "colmet_"
 NODES, TICKS = 10, 120
 ROUNDS = int(os.environ.get("COLMET_ROUNDS", "3"))  # in which something is killed
 WITHIN_S = 300 + 20 * ROUNDS
-SHARING = "archive-share:colmet.archive"
+SHARING = "archive-share:colmet.jobs.archive"
 PLACES = (
     *[f"{SHARING}.indices:Indices.{name}:{when}:{{n}}" for name in ("write", "get") for when in ("before", "after")],
     *[f"{SHARING}.outbox:ArchiveOutbox.done:{when}:{{n}}" for when in ("before", "after")],
-    *[f"archive:colmet.archive.store:ArchiveStore.write:{when}:{{n}}" for when in ("before", "after")],
+    *[f"archive:colmet.jobs.archive.store:ArchiveStore.write:{when}:{{n}}" for when in ("before", "after")],
     f"archive:{STATE}.save:after:{{n}}",
     "",
 )

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from colmet.archive.store import SUFFIX
+from colmet.jobs.archive.store import SUFFIX
 from tests.beds.archived import Archive, Jobs, Kind, assert_as_measured, holds, settle
 from tests.beds.bed import Bed, burn, eventually, running
 from tests.beds.programs import Interface, run

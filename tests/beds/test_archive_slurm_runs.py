@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 
 import pytest
 
-from colmet.archive.store import SUFFIX
 from colmet.batch import coordinators
 from colmet.batch.slurm_records import state_of
+from colmet.jobs.archive.store import SUFFIX
 from tests.beds.archived import Archive
 from tests.beds.bed import Bed, burn, eventually, running
 from tests.beds.programs import Interface, run

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from colmet.archive.columns import BLOB
-from colmet.archive.derived import ANSWERS, sql_of
-from colmet.archive.documents import JOBS, forms
-from colmet.archive.store import ArchiveStore
+from colmet.jobs.archive.derived import ANSWERS, sql_of
+from colmet.jobs.archive.documents import JOBS, forms
+from colmet.jobs.archive.store import ArchiveStore
+from colmet.jobs.columns import BLOB
 from dev.dashboards import usage
 from tests.beds import grafana
 from tests.beds.search import Server

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from colmet.archive.queries import JobFilter
+from colmet.jobs.archive.queries import JobFilter
 from colmet.web.health import health_answer
 from colmet.web.stored_routes import Stored
 from tests.beds.pages import PASSWORD, choose, served, shown, texts

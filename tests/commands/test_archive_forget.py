@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from colmet.archive.store import SUFFIX
-from colmet.archive.writer_lock import lock
 from colmet.collector.backends.hdf5.library import tables
 from colmet.commands import colmet
+from colmet.jobs.archive.store import SUFFIX
+from colmet.jobs.archive.writer_lock import lock
 from colmet.stored import removal
 from tests.support.archive_fleet import cluster, collected, content
 
@@ -261,7 +261,7 @@ def test_an_unknown_user_and_a_hostile_name_change_nothing(site, capsys):
 
 
 def test_values_that_a_reader_keeps_in_the_log_are_reported(site, capsys, monkeypatch):
-    monkeypatch.setattr("colmet.archive.store.BUSY_S", 0.05)
+    monkeypatch.setattr("colmet.jobs.archive.store.BUSY_S", 0.05)
     user = min({row["user"] for row in content(site.archive).values() if row["user"]})
     with closing(sqlite3.connect(site.archive)) as reader:
         reader.execute("BEGIN")

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import pytest
 
-from colmet.archive.columns import MEASURED
-from colmet.archive.store import SUFFIX, ArchiveStore
-from colmet.archive.writer_lock import lock
 from colmet.collector.backends.hdf5.library import tables
 from colmet.commands import archive_rebuild, colmet
+from colmet.jobs.archive.store import SUFFIX, ArchiveStore
+from colmet.jobs.archive.writer_lock import lock
+from colmet.jobs.columns import MEASURED
 from tests.support.archive_fleet import cluster, collected, content
 from tests.support.archives import Archive, records_of
 
@@ -170,7 +170,7 @@ def test_an_interrupted_one_leaves_everything_as_it_was(site, capsys, monkeypatc
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("colmet.archive.rebuild.keep_former", interrupted)
+    monkeypatch.setattr("colmet.jobs.archive.rebuild.keep_former", interrupted)
     assert call(capsys, "rebuild", "--config", site.config)[0] == colmet.INTERRUPTED
     assert site.files() == ["cluster.archive.sqlite"]
     assert content(site.archive) == before

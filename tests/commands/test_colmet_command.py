@@ -10,11 +10,11 @@ import sys
 
 import pytest
 
-from colmet.archive.queries import GROUPS, LISTED
 from colmet.commands import colmet
 from colmet.common.config import cli
 from colmet.common.config.suggestions import did_you_mean
 from colmet.common.daemon import control
+from colmet.jobs.archive.queries import GROUPS, LISTED
 
 
 def test_the_help_lists_every_command(capsys):

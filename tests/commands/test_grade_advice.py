@@ -8,18 +8,18 @@ from dataclasses import replace
 
 import pytest
 
-from colmet.archive.columns import CANCELLED, DONE, ENDED, FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT
-from colmet.archive.grades import BLAMES, EXCEEDED, EXPLAINS, GOOD, LOW, POOR
-from colmet.report import page
-from colmet.report.advice import RULES, advise, withheld
-from colmet.report.collect import gather
-from colmet.report.document import document_of, report_of
-from colmet.report.ending import ending_of
-from colmet.report.grade_advice import NAMES, complete_advice
-from colmet.report.model import BatchFacts, GpuUse, Report
-from colmet.report.requested import uses_of
-from colmet.report.text import show
-from colmet.stored.stays import JobInterval
+from colmet.jobs.advice import RULES, advise, withheld
+from colmet.jobs.columns import CANCELLED, DONE, ENDED, FAILED, OUT_OF_MEMORY, RUNNING, TIMEOUT
+from colmet.jobs.figures import BatchFacts, GpuUse, Report
+from colmet.jobs.grades import BLAMES, EXCEEDED, EXPLAINS, GOOD, LOW, POOR
+from colmet.jobs.report import page
+from colmet.jobs.report.document import document_of, report_of
+from colmet.jobs.report.ending import ending_of
+from colmet.jobs.report.grade_advice import NAMES, complete_advice
+from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.rows import gather
+from colmet.jobs.report.text import show
+from colmet.stored.job_rows import JobInterval
 from tests.support.made_up_history import START, MadeUp, job_rows
 
 MIB = 1 << 20

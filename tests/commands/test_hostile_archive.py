@@ -11,9 +11,9 @@ import sqlite3
 
 import pytest
 
-from colmet.archive.columns import HOST_COLUMNS, JOB_COLUMNS, TEXT
-from colmet.archive.store import ArchiveStore
 from colmet.commands import colmet
+from colmet.jobs.archive.store import ArchiveStore
+from colmet.jobs.columns import HOST_COLUMNS, JOB_COLUMNS, TEXT
 from tests.support.archive_data import summaries, write
 
 EVIL = "=cmd|'/C x'!A1<script>alert(1)</script>\x1b]0;x\x07\x9b31m\u202e\r\n[red]{x}"

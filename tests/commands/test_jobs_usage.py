@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from colmet.archive.store import ArchiveStore, Changes
 from colmet.commands import archives, colmet
+from colmet.jobs.archive.store import ArchiveStore, Changes
 from tests.support.archive_data import YEAR_START, summaries, write
 from tests.support.archive_database import ArchiveDatabase, client_of, copied
 

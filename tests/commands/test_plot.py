@@ -14,10 +14,10 @@ import pytest
 from colmet.commands import colmet, plot
 from colmet.commands.extract_rows import Interval
 from colmet.common.errors import ColmetError, ConfigError
+from colmet.common.lines import Line
 from colmet.common.tables import schemas
 from colmet.common.units import UNITS
-from colmet.report import text_charts
-from colmet.report.model import Line
+from colmet.jobs.report import text_charts
 from colmet.stored import sources
 from colmet.stored.series import NODE, History, Series
 
@@ -245,7 +245,7 @@ def test_no_picture_goes_to_a_terminal(stored, monkeypatch, capsys):
 
 
 def test_values_take_no_matplotlib(stored, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "colmet.report.charts", None)
+    monkeypatch.setitem(sys.modules, "colmet.jobs.report.charts", None)
     assert colmet.main(["plot", str(JOB), "memory_current", "--json"]) == 0
     (metric,) = json.loads(capsys.readouterr().out)["metrics"]
     assert metric["series"] == [{"host": "b", "label": "", "times": TIMES, "values": [1, 2, 3]}]

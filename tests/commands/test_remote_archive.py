@@ -8,11 +8,11 @@ from collections import defaultdict
 
 import pytest
 
-from colmet.archive.queries import GROUPS, JobFilter, QueryError
 from colmet.commands import colmet, remote_archive
 from colmet.commands.remote import InterfaceClient
 from colmet.commands.remote_archive import RemoteArchive
 from colmet.common.errors import ColmetError
+from colmet.jobs.archive.queries import GROUPS, JobFilter, QueryError
 from colmet.web.access import Access
 from colmet.web.archive_models import VALUES
 from colmet.web.report_process import report_of

@@ -12,11 +12,11 @@ import pytest
 from colmet.commands import colmet
 from colmet.commands import report as command
 from colmet.common.text import quantities as units
-from colmet.report import gpus, page
-from colmet.report.collect import DELAY_S, gather
-from colmet.report.text import show
+from colmet.jobs.report import gpus, page
+from colmet.jobs.report.rows import DELAY_S, gather
+from colmet.jobs.report.text import show
+from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import NODE
-from colmet.stored.stays import JobInterval
 from tests.support.made_up_history import GIB, MS, START, MadeUp, S, job_rows, ledger_rows, node_rows
 
 LATER = START + 10**6
@@ -326,27 +326,6 @@ def test_a_list_of_jobs_that_lacks_this_one_proves_nothing(history):
     assert report_of(history).energy.others_joules is None
 
 
-def test_the_agents_count_of_jobs_proves_that_there_was_no_other(history):
-    job_rows(history)
-    node_rows(history, busy=4.0)
-    del history.rows[NODE, "procstats_default"]["node-1"][1]["involved_jobs"]
-    times = START - 5 + 60 * np.arange(-1, 12)
-    jobs = (times >= START).astype(int)
-
-    def others(length=13, jobs=jobs, started=jobs + 7, since=None):
-        counts = {"jobs": jobs[:length], "jobs_started": started[:length]}
-        history.add(NODE, "agent_default", "node-1", times[:length], backend=b"agent", **counts)
-        return report_of(history, since=since).energy.others_joules
-
-    assert others() == 0
-    assert others(length=5) is None, "it does not tell of the rest of the time"
-    assert others(started=np.arange(13)) is None
-    before = 1 + 0 * jobs
-    assert others(jobs=before) is None, "one that was there before may have gone on until after the start"
-    assert others(jobs=before, started=before, since=START + 120) == 0, "it was this one"
-    assert others(started=jobs + 7 - (times > START + 300)) is None, "the agent restarted"
-
-
 def test_energy_without_figures_to_share_it_by_is_not_shared(history):
     job_rows(history, cpu_usage=-1, cpu_total=-1, cpu_run_real_total=-1)
     node_rows(history)
@@ -360,7 +339,7 @@ def test_energy_of_an_interval_in_which_the_agent_began_again_is_missing(history
     node_rows(history)
     _, columns = history.rows[NODE, "raplzones_default"]["node-1"]
     again = len(columns["energy"]) // 2 // 4 * 4
-    columns["energy"][again:] -= columns["energy"][again]
+    columns["energy"][again:] -= np.tile(columns["energy"][again : again + 4], len(columns["energy"][again:]) // 4)
     energy = report_of(history).energy
     assert energy.nodes_joules == pytest.approx(100 * (WALL_S - 5), rel=0.001)
     assert energy.covered_ratio == pytest.approx(1 - 5 / WALL_S)
@@ -741,7 +720,7 @@ def test_a_library_that_is_missing_is_named_with_its_remedy(history, report, mon
     import sys
 
     full(history)
-    for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "colmet.report.text"]:
+    for name in [name for name in sys.modules if name.split(".")[0] == "rich" or name == "colmet.jobs.report.text"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "rich", None)
     assert report("42", "--json") == 0

@@ -10,12 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colmet.report.advice import RULES, advise, withheld
-from colmet.report.collect import gather
-from colmet.report.document import document_of
-from colmet.report.model import Curve, GpuUse, JobGap, Line
-from colmet.report.text import show
-from colmet.stored.stays import JobInterval
+from colmet.common.completeness import JobGap
+from colmet.common.lines import Line
+from colmet.jobs.advice import RULES, advise, withheld
+from colmet.jobs.figures import Curve, GpuUse
+from colmet.jobs.report.document import document_of
+from colmet.jobs.report.rows import gather
+from colmet.jobs.report.text import show
+from colmet.stored.job_rows import JobInterval
 from tests.support.made_up_history import GIB, START, MadeUp, job_rows
 
 PAGE = Path(__file__).parents[2] / "docs/tools/report.md"

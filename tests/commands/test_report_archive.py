@@ -13,23 +13,23 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from colmet.archive.columns import BATCH, STATES
-from colmet.archive.reports import report_of
-from colmet.archive.store import ArchiveStore
 from colmet.commands import colmet
 from colmet.commands import report as command
-from colmet.report import page
-from colmet.report.archived import find
-from colmet.report.collect import gather
-from colmet.report.document import document_of
-from colmet.report.document import report_of as read_back
-from colmet.report.ending import ending_of
-from colmet.report.grade_advice import BECAUSE
-from colmet.report.model import BatchFacts, Cpu, GpuUse, MemoryUse
-from colmet.report.phrases import no_verdict, verdict
-from colmet.report.requested import uses_of
-from colmet.report.text import show
-from colmet.stored.stays import JobInterval
+from colmet.jobs.archive.store import ArchiveStore
+from colmet.jobs.columns import BATCH, STATES
+from colmet.jobs.figures import BatchFacts, Cpu, GpuUse, MemoryUse
+from colmet.jobs.report import page
+from colmet.jobs.report.archived import find
+from colmet.jobs.report.document import document_of
+from colmet.jobs.report.document import report_of as read_back
+from colmet.jobs.report.ending import ending_of
+from colmet.jobs.report.grade_advice import BECAUSE
+from colmet.jobs.report.phrases import no_verdict, verdict
+from colmet.jobs.report.requested import uses_of
+from colmet.jobs.report.rows import gather
+from colmet.jobs.report.text import show
+from colmet.jobs.summary_report import report_of
+from colmet.stored.job_rows import JobInterval
 from tests.support.archive_database import ArchiveDatabase, client_of, copied
 from tests.support.archives import Archive, records_of, replayed
 from tests.support.made_up_history import GIB, START, MadeUp, job_rows, node_rows

@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colmet.archive import footprint
-from colmet.archive.columns import BATCH
-from colmet.archive.grades import GRADES
-from colmet.archive.local import LocalArchive
-from colmet.archive.queries import JobFilter
-from colmet.archive.store import ArchiveStore, Changes
 from colmet.commands import colmet
-from colmet.report.jobs_page import MOST_ROWS, html
-from colmet.report.several import COLUMNS, SPREAD, document_of_jobs, gather_jobs, made_of, task_of
-from colmet.report.style import POLICY
+from colmet.jobs import footprint
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.queries import JobFilter
+from colmet.jobs.archive.store import ArchiveStore, Changes
+from colmet.jobs.columns import BATCH
+from colmet.jobs.grades import GRADES
+from colmet.jobs.report.jobs_page import MOST_ROWS, html
+from colmet.jobs.report.several import COLUMNS, SPREAD, document_of_jobs, gather_jobs, made_of, task_of
+from colmet.jobs.report.style import POLICY
 from tests.support.archive_data import YEAR_START
 
 HOUR = 3600
@@ -154,7 +154,7 @@ def test_numbers_choose_the_latest_job_of_each_and_lacking_ones_are_named(archiv
 
 
 def test_more_numbers_than_one_question_has_are_asked_in_parts(archive, monkeypatch):
-    monkeypatch.setattr("colmet.report.several.AT_ONCE", 3)
+    monkeypatch.setattr("colmet.jobs.report.several.AT_ONCE", 3)
     found = gather_jobs(archive, JobFilter(jobs=list(range(1, 21))))
     assert sorted(row["job"] for row in found.rows) == list(range(1, 21))
 

@@ -10,10 +10,10 @@ import time
 import pytest
 
 from colmet.common.errors import ConfigError
-from colmet.report.collect import gather
+from colmet.jobs.report.rows import gather
 from colmet.stored.gap_finder import LATE
 from colmet.stored.hdf5 import Hdf5History
-from colmet.stored.stays import JobInterval
+from colmet.stored.job_rows import JobInterval
 from dev.live import NS, Daemons, Failed, JobRoot
 from tests.support.place import skip_refused
 

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from colmet.commands import report as command
+from colmet.common.completeness import JobCompleteness, JobGap
 from colmet.common.errors import ColmetError
-from colmet.report import charts, page
-from colmet.report.charts import TextRow
-from colmet.report.model import (
+from colmet.common.lines import Line
+from colmet.jobs.figures import (
     Advice,
     Cpu,
     Curve,
@@ -21,15 +21,14 @@ from colmet.report.model import (
     GpuUse,
     HostFigures,
     InputOutput,
-    JobCompleteness,
-    JobGap,
-    Line,
     MemoryUse,
     Report,
     Shared,
     Whereabouts,
 )
-from colmet.report.phrases import verdict
+from colmet.jobs.report import charts, page
+from colmet.jobs.report.charts import TextRow
+from colmet.jobs.report.phrases import verdict
 
 START = 1_700_000_000
 NASTY = "<script>alert(1)</script>\"'&\x1b[31m\u202e$x$"

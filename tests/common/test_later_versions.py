@@ -12,8 +12,6 @@ from contextlib import closing
 import h5py
 import pytest
 
-from colmet.archive.archiver import WHOLE, Archiver
-from colmet.archive.store import ArchiveError, ArchiveStore
 from colmet.collector.journal.check import check
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segments import list_segments
@@ -23,6 +21,8 @@ from colmet.common.host.host import Host
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
 from colmet.common.wire import Decoder, link, v1
+from colmet.jobs.archive.archiver import WHOLE, Archiver
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore
 from colmet.node.accounting import kept_totals
 from colmet.node.delivery.spool import EncodedBatch, Spool
 from colmet.node.system.state import BOOT_ID, StateFile

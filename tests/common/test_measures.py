@@ -34,10 +34,10 @@ FILLERS = {
 }
 # Readers of single columns that are no measure, by file.
 READERS = {
-    "colmet/archive/columns.py": ({"allocated_cores", "read_bytes"}, "columns of job summaries have these names, too"),
-    "colmet/archive/matching.py": ({"allocated_cores"}, "the same column"),
-    "colmet/archive/reports.py": ({"allocated_cores", "read_bytes"}, "the same columns"),
-    "colmet/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
+    "colmet/jobs/columns.py": ({"allocated_cores", "read_bytes"}, "columns of job summaries have these names, too"),
+    "colmet/jobs/archive/matching.py": ({"allocated_cores"}, "the same column"),
+    "colmet/jobs/summary_report.py": ({"allocated_cores", "read_bytes"}, "the same columns"),
+    "colmet/jobs/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
     "colmet/common/daemon/status_checks.py": (
         {"jobs_without_rows", "placement_failures", "reads_unanswered"},
@@ -57,7 +57,7 @@ READERS = {
     ),
     "colmet/web/openapi.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
     "colmet/web/parameters.py": ({"cpu_usage"}, "an example in the description of the interface"),
-    "colmet/archive/layout.py": ({"cpu_time", "cpus_allowed"}, "columns that the state of a fold does not have"),
+    "colmet/jobs/fold_layout.py": ({"cpu_time", "cpus_allowed"}, "columns that the state of a fold does not have"),
     "dev/demo.py": ({"cpu_total", "cpu_time"}, "compares one table with the kernel itself"),
     "dev/workloads.py": ({"cpu_total"}, "compares columns of one table with each other"),
 }

@@ -10,14 +10,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from colmet.commands import plot
-from colmet.common import growth
 from colmet.common.errors import ColmetError
 from colmet.common.live.latest_tables import LatestTables
 from colmet.common.live.summary import JOB_TABLES, NODE_TABLES, measure_jobs, measure_nodes
 from colmet.common.schema import Batch, Field, Schema, Table
-from colmet.report.collect import gather
+from colmet.jobs.report.rows import gather
+from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import NODE
-from colmet.stored.stays import JobInterval
 from colmet.web.interface import SeriesQuery
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
@@ -277,24 +276,3 @@ def test_growth_counts_once_while_a_clock_is_set_forward(ends):
     report = gather(stored(2, rows), JobInterval(JOB), START + 10**6)
     assert report.cpu.used_s == pytest.approx(5 * (ends - 1), abs=5)
     assert report.io.read_bytes == pytest.approx(5 * (ends - 1) * NS, abs=5 * NS)
-
-
-@pytest.mark.parametrize("most", [np.inf, 4.37])
-@pytest.mark.parametrize("since", [None, 900, 1001])
-def test_a_steady_counter_has_the_sum_of_its_steps(most, since):
-    rng = np.random.default_rng(7)
-    steady = 0
-    for length in [*range(1, 30)] * 20:
-        times = 1000 + np.cumsum(rng.choice([0, 1, 5], length))
-        column = np.cumsum(rng.choice([0, 1, 3, 20], length)) * NS
-        column[rng.choice([-1, *range(12)], 1) == rng.integers(0, 12, length)] = -1
-        values = np.where(column == -1, np.nan, column / NS)
-        for late in (False, True):
-            found = growth.steady_growth(times, column, 1 / NS, most, since, late)
-            wanted = growth.summed(times, values, most, since, late)
-            steady += found is not None
-            if found is not None:
-                assert (len(wanted.times), wanted.left_out) == (length, 0) and found == pytest.approx(wanted.total)
-            else:
-                assert wanted.left_out or len(wanted.times) < length
-    assert steady > 100

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.archive.derived import ANSWERS
+from colmet.jobs.archive.derived import ANSWERS
 from dev.dashboards import usage
 from dev.dashboards.grafana import files
 from dev.dashboards.model import DISTINCT, INCREASE, LARGEST, MEAN, RATE, Line

@@ -6,11 +6,11 @@ import contextlib
 
 import pytest
 
-from colmet.archive.elastic import ElasticArchive
-from colmet.archive.local import LocalArchive
-from colmet.archive.store import ArchiveStore
 from colmet.commands.remote import InterfaceClient
 from colmet.commands.remote_archive import RemoteArchive
+from colmet.jobs.archive.elastic import ElasticArchive
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.store import ArchiveStore
 from colmet.notices.options import NoticeSettings
 from colmet.notices.round import Round
 from colmet.notices.rules import RULES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from colmet.archive.columns import RUNNING
-from colmet.archive.reports import report_of
+from colmet.jobs.columns import RUNNING
+from colmet.jobs.summary_report import report_of
 from colmet.notices import rules
 from colmet.notices.rules import RULES, TOTALS, Case, TotalsReading, is_judged
 from tests.support.notice_jobs import GIB, HOUR, NOW, failed, idle, job

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from colmet.archive.grades import THRESHOLDS
 from colmet.common.text.quantities import percent
-from colmet.report import ending
-from colmet.report.advice import RULES
-from colmet.report.phrases import WORDS
-from colmet.report.text import Page
+from colmet.jobs.advice import RULES
+from colmet.jobs.grades import THRESHOLDS
+from colmet.jobs.report import ending
+from colmet.jobs.report.phrases import WORDS
+from colmet.jobs.report.text import Page
 
 PAGE = (Path(__file__).parents[2] / "docs/guide.md").read_text(encoding="utf-8")
 HEADINGS = re.findall(r'"([\w/]+)": self\._\w+', inspect.getsource(Page.sections))

@@ -22,8 +22,8 @@ LIBRARIES = {
     "tomllib": ("colmet.common.config.configuration",),
     "requests": ("colmet.common.clients.http_client",),
     "urllib3": ("colmet.common.clients.http_client", "colmet.facility.jupyter"),
-    "rich": ("colmet.commands.", "colmet.gridengine.", "colmet.report."),
-    "matplotlib": ("colmet.report.charts",),
+    "rich": ("colmet.commands.", "colmet.gridengine.", "colmet.jobs.report."),
+    "matplotlib": ("colmet.jobs.report.charts",),
     "smtplib": ("colmet.notices.delivery",),
     "pyarrow": ("colmet.commands.",),
     "fastapi": ("colmet.web.",),
@@ -54,26 +54,22 @@ LIBRARIES = {
 }
 
 
-REPORT_MODEL = ("colmet.report.model", "colmet.report.advice")  # these two import colmet.common alone
-
 # room -> what it may import of the other rooms. colmet.commands may import all of them.
 ROOMS = {
     "colmet.common": (),
-    "colmet.archive": ("colmet.common", "colmet.batch", *REPORT_MODEL),
     "colmet.node": ("colmet.common",),
-    "colmet.collector": ("colmet.common", "colmet.archive"),
+    "colmet.collector": ("colmet.common", "colmet.jobs.archive"),
     "colmet.batch": ("colmet.common", "colmet.node.system"),
-    "colmet.stored": ("colmet.common", "colmet.collector", *REPORT_MODEL),
-    "colmet.report": ("colmet.common", "colmet.stored", "colmet.archive"),
-    "colmet.web": (
-        *("colmet.common", "colmet.collector", "colmet.stored", "colmet.report", "colmet.archive", "colmet.batch"),
-    ),
+    "colmet.stored": ("colmet.common", "colmet.collector"),
+    "colmet.jobs.report": ("colmet.common", "colmet.stored", "colmet.jobs"),
+    "colmet.jobs": ("colmet.common", "colmet.batch"),
+    "colmet.web": (*("colmet.common", "colmet.collector", "colmet.stored", "colmet.jobs", "colmet.batch"),),
     "colmet.facility": ("colmet.common", "colmet.batch", "colmet.node.delivery", "colmet.node.system"),
     "colmet.gridengine": ("colmet.common", "colmet.batch", "colmet.stored", "colmet.collector", "colmet.commands"),
-    "colmet.notices": ("colmet.common", "colmet.archive", "colmet.node.system", "colmet.commands", *REPORT_MODEL),
+    "colmet.notices": ("colmet.common", "colmet.jobs", "colmet.node.system", "colmet.commands"),
     "colmet.commands": (
         *("colmet.common", "colmet.node", "colmet.collector", "colmet.batch", "colmet.stored", "colmet.web"),
-        *("colmet.report", "colmet.archive"),
+        "colmet.jobs",
     ),
 }
 

@@ -13,15 +13,15 @@ from colmet.commands import colmet, extract, extract_rows, plot
 from colmet.common.errors import ColmetError, ConfigError
 from colmet.common.growth import NODE_CPUS
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
-from colmet.report.collect import gather
-from colmet.report.document import document_of
+from colmet.jobs.report.document import document_of
+from colmet.jobs.report.rows import gather
 from colmet.stored import groups, hdf5_files, reading_process, sources
 from colmet.stored import rows as reading
 from colmet.stored.capacity import capacities
 from colmet.stored.hdf5 import Hdf5History
 from colmet.stored.job_completeness import hosts_of
+from colmet.stored.job_rows import JobInterval, JobRows
 from colmet.stored.series import NODE, HeldRows, RowQuery
-from colmet.stored.stays import JobInterval, JobRows
 from tests.support.hdf5_writer import write_once
 from tests.support.made_up_history import START, MadeUp, job_rows, ledger_rows, node_rows
 

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
-from colmet.archive.derived import ANSWERS
-from colmet.archive.queries import SUMS, JobFilter
+from colmet.jobs.archive.derived import ANSWERS
+from colmet.jobs.archive.queries import SUMS, JobFilter
 from tests.support.archive_data import YEAR_S, YEAR_START
 
 SORTED_BY = ("start", "queue", "exit_code", "cpu_ratio", "gpu_s", "end", "rules", "array", "memory_peak")

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from colmet.archive.columns import BATCH
-from colmet.archive.store import ArchiveStore, Changes
+from colmet.jobs.archive.store import ArchiveStore, Changes
+from colmet.jobs.columns import BATCH
 
 YEAR_START, YEAR_S = 1_767_225_600, 365 * 86400  # 2026-01-01 UTC
 STATES = ("done", "failed", "cancelled", "timeout", "out_of_memory", "node_failed")

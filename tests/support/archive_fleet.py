@@ -6,13 +6,13 @@ import random
 import signal
 import time
 
-from colmet.archive.columns import GROWN, MEASURED, OF_NODE
-from colmet.archive.fold import columns_read
-from colmet.archive.local import LocalArchive
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
 from colmet.common.tables.runs import RUN, UPTIME
 from colmet.common.wire import v1
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.columns import GROWN, MEASURED, OF_NODE
+from colmet.jobs.fold import columns_read
 from tests.support.fleet import Collector, Node
 from tests.support.waiting import free_port
 

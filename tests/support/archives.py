@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from colmet.archive.archiver import Archiver
-from colmet.archive.fold import columns_read
-from colmet.archive.store import ArchiveStore, Position
 from colmet.common.schema import Batch
+from colmet.jobs.archive.archiver import Archiver
+from colmet.jobs.archive.store import ArchiveStore, Position
+from colmet.jobs.fold import columns_read
 from colmet.stored.replay import Replay
 from colmet.stored.series import RowQuery
 

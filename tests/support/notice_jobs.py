@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 
-from colmet.archive.columns import BATCH, HOST_COLUMNS
-from colmet.archive.store import ArchiveStore, Changes
+from colmet.jobs.archive.store import ArchiveStore, Changes
+from colmet.jobs.columns import BATCH, HOST_COLUMNS
 
 NOW = 1_795_608_000  # 2026-11-25 12:00 UTC
 HOUR, GIB = 3600, 1 << 30

@@ -17,7 +17,13 @@ ROOMS = {
     "colmet-node": (("colmet.common", "colmet.node"), ("Depends",)),
     "colmet-collector": (
         (
-            *("colmet.common", "colmet.collector", "colmet.archive", "colmet.stored", "colmet.report", "colmet.web"),
+            *(
+                "colmet.common",
+                "colmet.collector",
+                "colmet.jobs",
+                "colmet.stored",
+                "colmet.web",
+            ),
             *("colmet.batch", "colmet.gridengine", "colmet.notices", "colmet.node.system"),
         ),
         ("Depends", "Recommends"),
@@ -27,7 +33,7 @@ ROOMS = {
         ("Depends",),
     ),
 }
-PICTURES = ("colmet.report.charts", "colmet.report.page")  # require matplotlib, which is only suggested
+PICTURES = ("colmet.jobs.report.charts", "colmet.jobs.report.page")  # require matplotlib, which is only suggested
 # Commands of colmet that serve a package's machine; those of colmet-common alone serve both.
 _ANYWHERE = (
     *("status", "doctor", "top", "configure", "mem"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from colmet.archive.store import ArchiveStore
 from colmet.collector.backends.hdf5.library import tables
+from colmet.jobs.archive.store import ArchiveStore
 
 START = 1_700_000_000
 JOB = 17

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from colmet.archive.elastic import ElasticArchive
-from colmet.archive.local import LocalArchive
-from colmet.archive.store import ArchiveStore, Changes
+from colmet.jobs.archive.elastic import ElasticArchive
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.web.report_process import report_of
 from colmet.web.store import StoreReader
 from colmet.web.stored_routes import Stored

@@ -15,10 +15,10 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from colmet.archive import footprint
-from colmet.archive.local import LocalArchive
-from colmet.archive.store import ArchiveStore
 from colmet.common.daemon.metrics_http import listen_address
+from colmet.jobs import footprint
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.store import ArchiveStore
 from colmet.web.access import Access
 from colmet.web.server import WebServer
 from tests.support import web_facts

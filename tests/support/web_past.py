@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from colmet.archive.local import LocalArchive
+from colmet.jobs.archive.local import LocalArchive
 from colmet.web.queries import Queries
 from colmet.web.recent_cache import RecentCache
 from colmet.web.report_process import report_of

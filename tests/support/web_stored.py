@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from colmet.archive.columns import BATCH
-from colmet.archive.local import LocalArchive
-from colmet.archive.store import ArchiveStore
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.store import ArchiveStore
+from colmet.jobs.columns import BATCH
 from colmet.web.report_process import report_of
 from colmet.web.store import StoreReader
 from colmet.web.stored_routes import Stored

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from colmet.archive.store import SUFFIX
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.tables import schemas
+from colmet.jobs.archive.store import SUFFIX
 from tests.support.archive_fleet import ScriptedFleet, content
 from tests.support.archives import Archive, records_of
 from tests.support.exactly_once import NEVER, STATE, seed
@@ -25,12 +25,12 @@ CGROUP, TASKS, NODE = (schemas()[f"{name}_default"] for name in ("cgroup", "task
 NS = 10**9
 NODES, TICKS, PERIOD_S = 10, 120, 5
 WITHIN_S = 240
-STORE = "colmet.archive.store:ArchiveStore"
+STORE = "colmet.jobs.archive.store:ArchiveStore"
 PLACES = (
     *[f"archive:{STORE}.{name}:{when}:{{n}}" for name in ("write", "_write") for when in ("before", "after")],
     *[f"archive:{STATE}.save:{when}:{{n}}" for when in ("before", "after")],
-    "archive:colmet.archive.archiver:Archiver.take:after:{n}",
-    "archive:colmet.archive.archiver:Archiver.saved:after:{n}",
+    "archive:colmet.jobs.archive.archiver:Archiver.take:after:{n}",
+    "archive:colmet.jobs.archive.archiver:Archiver.saved:after:{n}",
     "archive:colmet.collector.backends.archive:ArchiveOutput.recover:after:1",
 )
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from colmet.archive.local import LocalArchive
-from colmet.archive.queries import JobFilter
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.queries import JobFilter
 from tests.support.batch_commands import Commands
 from tests.support.daemons import start, start_collector, uri  # noqa: F401 - fixtures
 from tests.support.waiting import wait_for

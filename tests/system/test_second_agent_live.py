@@ -16,10 +16,10 @@ from colmet.common.daemon.checks import Level
 from colmet.common.daemon.control import ask
 from colmet.common.daemon.status_checks import judge
 from colmet.common.errors import ColmetError
-from colmet.report.collect import gather
+from colmet.jobs.report.rows import gather
 from colmet.stored.hdf5 import Hdf5History
+from colmet.stored.job_rows import JobInterval
 from colmet.stored.series import RowQuery
-from colmet.stored.stays import JobInterval
 from dev.live import NS, Daemons, Failed, JobRoot
 from tests.support.place import skip_refused
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from colmet.archive.columns import RUNNING, STATES
-from colmet.archive.queries import SORTS
 from colmet.common.measures import NODE_CPU
+from colmet.jobs.archive.queries import SORTS
+from colmet.jobs.columns import RUNNING, STATES
 from colmet.web import login
 from colmet.web.archive_models import SHOWN
 from colmet.web.catalogue import measures_answer

@@ -11,16 +11,16 @@ import pwd
 import numpy as np
 import pytest
 
-from colmet.archive import footprint
-from colmet.archive.columns import STATES
-from colmet.archive.derived import ANSWERS, LISTED
-from colmet.archive.elastic import ElasticArchive
-from colmet.archive.grades import GRADES, grades_of
-from colmet.archive.local import LocalArchive
-from colmet.archive.queries import JobFilter
-from colmet.archive.store import ArchiveError, ArchiveStore, Changes
 from colmet.collector.main import full_parser
-from colmet.report.own import UNREADABLE
+from colmet.jobs import footprint
+from colmet.jobs.archive.derived import ANSWERS, LISTED
+from colmet.jobs.archive.elastic import ElasticArchive
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.queries import JobFilter
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Changes
+from colmet.jobs.columns import STATES
+from colmet.jobs.grades import GRADES, grades_of
+from colmet.jobs.report.own import UNREADABLE
 from colmet.web.archive_routes import names_of
 from colmet.web.reports import store_of
 from colmet.web.store import archive_opener
@@ -181,7 +181,7 @@ def test_usage_has_a_total_and_the_grade_of_its_cpu_time(app):
 
 def test_usage_has_co2_and_cost_by_the_factors_of_the_site_with_their_sources(app, tmp_path, monkeypatch):
     path = tmp_path / "usage.toml"
-    monkeypatch.setattr("colmet.archive.factors.DEFAULT_PATH", str(path))
+    monkeypatch.setattr("colmet.jobs.archive.factors.DEFAULT_PATH", str(path))
     found = got(app, "/api/v1/usage?by=user", ALICE)
     assert found["sources"] == found["warnings"] == [] and found["currency"] is None
     assert {(one["co2_g"], one["cost"]) for one in found["groups"]} == {(None, None)}

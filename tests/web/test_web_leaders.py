@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-from colmet.archive.local import LocalArchive
-from colmet.archive.store import ArchiveStore, Changes
 from colmet.batch.answers import BatchError
 from colmet.batch.coordinators import parse_coordinators
 from colmet.common.errors import ConfigError
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.store import ArchiveStore, Changes
 from colmet.web.access import Access
 from colmet.web.app import build_app
 from colmet.web.leaders import Leaders, parse_leaders

@@ -12,8 +12,8 @@ from urllib.parse import quote, urlencode
 import numpy as np
 import pytest
 
-from colmet.archive.derived import LISTED
-from colmet.archive.queries import GROUPS
+from colmet.jobs.archive.derived import LISTED
+from colmet.jobs.archive.queries import GROUPS
 from colmet.web import report_process
 from colmet.web.access import Access
 from colmet.web.app import build_app

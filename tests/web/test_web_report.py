@@ -12,11 +12,11 @@ import time
 
 import pytest
 
-import colmet.report
-from colmet.archive.local import LocalArchive
-from colmet.archive.store import ArchiveStore, Changes
+import colmet.jobs.report
 from colmet.common.errors import ColmetError
-from colmet.report.own import UNREADABLE, OwnHistory
+from colmet.jobs.archive.local import LocalArchive
+from colmet.jobs.archive.store import ArchiveStore, Changes
+from colmet.jobs.report.own import UNREADABLE, OwnHistory
 from colmet.stored.series import RowQuery
 from colmet.web import archive_models, models
 from colmet.web.report_process import report_of
@@ -349,9 +349,9 @@ def test_a_program_that_is_missing_is_an_error():
 
 def test_without_matplotlib_the_page_names_it_and_the_json_needs_nothing(history, monkeypatch):
     job_rows(history)
-    for name in ("colmet.report.page", "colmet.report.charts", "matplotlib"):
+    for name in ("colmet.jobs.report.page", "colmet.jobs.report.charts", "matplotlib"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    monkeypatch.delattr(colmet.report, "charts", raising=False)
+    monkeypatch.delattr(colmet.jobs.report, "charts", raising=False)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(MissingLibrary, match="python3-matplotlib"):
         report_of(lambda: history, ReportQuery(42, form="html"), NOW)

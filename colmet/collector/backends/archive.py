@@ -15,21 +15,21 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NoReturn
 
-from colmet.archive.archiver import COUNTS, Archiver
-from colmet.archive.expiry import ArchiveExpiry
-from colmet.archive.indices import Indices
-from colmet.archive.joining import PERIOD_S, SYSTEMS, Joiner, joiner_of
-from colmet.archive.places import is_shared, path_of
-from colmet.archive.share_thread import ShareThread
-from colmet.archive.sharing import outbox_of
-from colmet.archive.store import ArchiveError, ArchiveStore, Position
-from colmet.archive.writer_lock import is_of, lock
 from colmet.collector.backend import JournalRecord, OutputBackend
 from colmet.collector.journal.output_state import OutputState
 from colmet.common.clients import database_client
 from colmet.common.config.cli import Options, Rare, period
 from colmet.common.errors import ConfigError, OutputUnavailable
 from colmet.common.host.files import check_writable, make, reason_with_remedy
+from colmet.jobs.archive.archiver import COUNTS, Archiver
+from colmet.jobs.archive.expiry import ArchiveExpiry
+from colmet.jobs.archive.indices import Indices
+from colmet.jobs.archive.joining import PERIOD_S, SYSTEMS, Joiner, joiner_of
+from colmet.jobs.archive.places import is_shared, path_of
+from colmet.jobs.archive.share_thread import ShareThread
+from colmet.jobs.archive.sharing import outbox_of
+from colmet.jobs.archive.store import ArchiveError, ArchiveStore, Position
+from colmet.jobs.archive.writer_lock import is_of, lock
 
 log = logging.getLogger(__name__)
 

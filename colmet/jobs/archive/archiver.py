@@ -1,0 +1,295 @@
+"""From records of the journal to what is written to the archive: order, fold, summaries, and the state in between."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from colmet.common.errors import OutputUnavailable, is_later, later_form
+from colmet.common.schema import Batch
+from colmet.jobs.archive.ordering import Arrival, Ordering
+from colmet.jobs.archive.store import AWAY, ArchiveStore, Changes, HostKey
+from colmet.jobs.columns import Summary, Value, whole_of
+from colmet.jobs.fold import Fold
+from colmet.jobs.fold_state import FORM as FOLD_FORM
+from colmet.jobs.fold_state import HOST, JOB, LAST, START, WRITTEN, form_of
+from colmet.jobs.host_summaries import host_summaries, samples_of
+from colmet.jobs.job_summaries import job_summary, keyed_runs, moves_of
+
+log = logging.getLogger(__name__)
+
+FORM = 1  # of the state besides the folds
+WHOLE: HostKey = (0, "", 0)  # its key among the folds
+NS = 1_000_000_000
+EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
+COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost", "summaries_kept")
+EVERY_S = 60, 600  # a running job is written again after a third of its age, within these bounds
+Ready = tuple[Batch, int]  # the next batch of its host, and the time of its reception
+
+
+class ReceivedBatches(Protocol):
+    """A record of the journal."""
+
+    @property
+    def number(self) -> int:
+        """Return its number in the journal."""
+
+    @property
+    def received_ns(self) -> int:
+        """Return the time of its reception."""
+
+    @property
+    def batches(self) -> tuple[Batch, ...]:
+        """Return its batches."""
+
+
+class Archiver:
+    """Folds records, and keeps what a restart needs.
+
+    Args:
+        store: the archive.
+        counts: of an earlier one for the same archive, which continue.
+
+    Attributes:
+        until: number of the first record that was not folded.
+        counts: of written summaries, and of dropped rows and states by cause; see `COUNTS`.
+    """
+
+    def __init__(self, store: ArchiveStore, counts: Counter[str] | None = None) -> None:
+        self._store = store
+        self.until = self._now = 0
+        self.fold, self._order = Fold(), Ordering()
+        self.counts: Counter[str] = Counter() if counts is None else counts
+        self._pending: np.ndarray[tuple[int], np.dtype[np.int64]] = np.empty(0, np.int64)
+        self._held: list[Arrival] = []  # at the last save
+        self._missed: set[tuple[int, int]] = set()  # held at a restart: they are read again
+        self._begin: int | None = None  # in another journal, until the first save
+        self._lost: set[HostKey] = set()  # keys of unreadable folds, until the first save
+        self._better: dict[HostKey, Summary] = {}  # summaries with more samples than the fold of the same key
+        self._load([])
+
+    @property
+    def position(self) -> int:
+        """Return the number of the first record that a restart needs."""
+        waiting = [one.number for one in self._order.waiting()] + [number for number, _ in self._missed]
+        return min([self.until, *waiting])
+
+    def counters(self) -> dict[str, int]:
+        """Return the numbers of open folds and waiting batches, and of what was dropped."""
+        return {
+            "open": self.fold.state.count,
+            "held": self._order.count(),
+            **{name: self.counts[name] for name in COUNTS},
+        }
+
+    # -- records --
+
+    def take(self, records: Iterable[ReceivedBatches]) -> None:
+        """Fold records that were not folded before."""
+        ready: list[Ready] = []
+        for record in records:
+            number = record.number
+            if number < self.until and not self._missed:
+                continue
+            now = record.received_ns // NS
+            if now > self._now:
+                if now // EXPIRE_S > self._now // EXPIRE_S:
+                    ready += map(_ready, self._order.expired(now))
+                if now // SWEEP_S > self._now // SWEEP_S:
+                    self._waves(ready)
+                    ready = []
+                    self.fold.jobs.sweep(now)
+                self._now = now
+            for place, batch in enumerate(record.batches):
+                if number < self.until:
+                    if (number, place) not in self._missed:
+                        continue
+                    self._missed.discard((number, place))
+                if self._order.follows(batch):
+                    ready.append((batch, now))
+                else:
+                    ready += map(_ready, self._order.put(Arrival(batch, now, number, place)))
+            if number >= self.until:
+                self._missed.clear()
+                self.until = number + 1
+        self._waves(ready)
+        self.counts.update(self.fold.counts)
+        self.fold.counts.clear()
+
+    def _waves(self, ready: Sequence[Ready]) -> None:
+        """Fold batches, at most one of each host at a time."""
+        turns: dict[str, int] = {}
+        waves: list[list[Ready]] = []
+        for one in ready:
+            host = one[0].host
+            turn = turns.get(host, 0)
+            turns[host] = turn + 1
+            if turn == len(waves):
+                waves.append([])
+            waves[turn].append(one)
+        for wave in waves:
+            self.fold.wave(*zip(*wave))
+
+    def end(self, over: bool) -> None:
+        """Fold all batches that wait for others; with `over`, also end jobs that their nodes have no more rows of."""
+        self._waves([_ready(one) for host in list(self._order.held) for one in self._order.release(host)])
+        if over:
+            self.fold.jobs.end_gone()
+
+    # -- what is written --
+
+    def changes(self, whole: bool = False) -> Changes:
+        """Return what has changed since the last `saved`; with `whole`, all summaries of running jobs, too."""
+        state = self.fold.state
+        slots = self.fold.due(*((0, 0) if whole else EVERY_S))
+        self._pending = slots
+        hosts = [*self._cut_short(), *map(self._chosen, host_summaries(self.fold, slots) if len(slots) else [])]
+        state.head[slots, WRITTEN] = state.head[slots, LAST]
+        jobs, moves = self._jobs(hosts)
+        folds: dict[HostKey, bytes | None] = dict.fromkeys(self._lost)
+        folds.update({self._key(slot): None for slot in self.fold.jobs.dropped})
+        kept = state.used & state.touched
+        kept[self.fold.jobs.dropped] = False
+        some = np.flatnonzero(kept)
+        folds.update(zip([self._key(slot) for slot in some.tolist()], state.pack(some)))
+        folds[WHOLE] = self._packed()
+        return Changes(hosts, jobs, folds, moves)
+
+    def saved(self, changes: Changes) -> None:
+        """Note that all changes are in the archive."""
+        self.counts["hosts"] += len(changes.hosts)
+        self.counts["jobs"] += len(changes.jobs)
+        self.fold.state.touched[:] = False
+        self.fold.state.unwritten[self._pending] = False
+        self.fold.jobs.release()
+        self._held = self._order.waiting()
+        self._begin = None
+        self._lost.clear()
+
+    def restart(self) -> None:
+        """Go back to the state of the archive, after a defect."""
+        self._load(self._held)
+        if self._begin is not None:  # the archive has the place in the former journal, or none
+            self.other_journal(self._begin)
+
+    def _cut_short(self) -> list[dict[str, Value]]:
+        """Return the summaries whose folds were unreadable: those of jobs that go on are written again."""
+        rows = [row for job in {key[0] for key in self._lost} for row in self._store.hosts_of(job)]
+        return [{**row, "is_running": 0} for row in rows if (row["job"], row["host"], row["start"]) in self._lost]
+
+    def _chosen(self, summary: dict[str, Value]) -> dict[str, Value]:
+        """Return the summary to write: after a lost fold the former one, while it has more samples; see `former`."""
+        key = whole_of(summary["job"]), str(summary["host"]), whole_of(summary["start"])
+        better = self._better.get(key)
+        if better is None or whole_of(summary["rows"]) >= whole_of(better["rows"]):
+            return summary
+        return {**better, "is_running": summary["is_running"]}
+
+    def _key(self, slot: int) -> HostKey:
+        head = self.fold.state.head[slot]
+        return int(head[JOB]), self.fold.nodes.names[int(head[HOST])], int(head[START])
+
+    def _jobs(self, hosts: Sequence[Mapping[str, Value]]) -> tuple[list[Summary], list[tuple[int, int, int]]]:
+        """Return the summaries of the jobs of some hosts, and the jobs whose start has changed."""
+        changed: dict[int, dict[tuple[object, object], Mapping[str, Value]]] = {}
+        for one in hosts:
+            changed.setdefault(whole_of(one["job"]), {})[one["host"], one["start"]] = one
+        jobs: list[Summary] = []
+        moves: list[tuple[int, int, int]] = []
+        for job, fresh in changed.items():
+            has_others = any(key not in fresh for key in self._store.keys_of(job))
+            others = self._store.hosts_of(job) if has_others else []
+            others = [one for one in others if (one["host"], one["start"]) not in fresh]
+            keyed = keyed_runs([*fresh.values(), *others], self._store.records_of(job))
+            moves += [(job, *move) for move in moves_of(self._store.measured_starts(job), keyed)]
+            # another user's job may have the start of one that is written
+            begins = {min([whole_of(one["start"]) for one in run]) for run in keyed.values()}
+            for start, run in keyed.items():
+                if len(begins) < len(keyed) or any((one["host"], one["start"]) in fresh for one in run):
+                    jobs.append({**job_summary(run), "start": start})
+        return jobs, moves
+
+    # -- the state of a restart --
+
+    def _packed(self) -> bytes:
+        names, rows = self.fold.nodes.pack()
+        document = {
+            "form": FORM,
+            "until": self.until,
+            "now": self._now,
+            "names": names,
+            "next": [[host, *where] for host, where in self._order.next.items()],
+            "held": [[one.number, one.place] for one in self._order.waiting()] + [list(one) for one in self._missed],
+        }
+        return json.dumps(document, separators=(",", ":")).encode() + b"\n" + rows
+
+    def _load(self, held: Sequence[Arrival]) -> None:
+        """Read the state from the archive; `held` are the waiting batches, if known.
+
+        Raises:
+            OutputUnavailable: it is of a later version.
+        """
+        self.fold, self._order = Fold(), Ordering()
+        self._now = 0
+        self._missed, self._lost, self._better = set(), set(), {}
+        folds = self._store.folds()
+        packed = folds.pop(WHOLE, None)
+        if packed is not None:
+            self._restore(packed, held)
+        written = self._store.rows_of_folds()
+        for (job, host, start), state in folds.items():
+            self._check_form(form_of(state), FOLD_FORM)
+            try:
+                slot = self.fold.jobs.resume(job, host, state)
+            except ValueError as err:
+                slot = -1
+                log.error(
+                    "fold unreadable, its summary ends here: job=%d host=%s start=%d cause=%s", job, host, start, err
+                )
+            if slot < 0:
+                self._lost.add((job, host, start))
+                self.counts["folds_lost"] += 1
+            if written.get((job, host, start), 0) > (samples_of(self.fold, np.array([slot]))[0] if slot >= 0 else 0):
+                better = [one for one in self._store.hosts_of(job) if (one["host"], one["start"]) == (host, start)]
+                self._better[job, host, start] = better[0]
+                self.counts["summaries_kept"] += 1
+
+    def _check_form(self, form: object, reads: int) -> None:
+        if is_later(form, reads):
+            raise OutputUnavailable(later_form(self._store.path, f"of the state {form}", reads, AWAY))
+
+    def _restore(self, packed: bytes, held: Sequence[Arrival]) -> None:
+        try:
+            text, _, rows = packed.partition(b"\n")
+            document = json.loads(text)
+            self._check_form(document["form"], FORM)
+            if document["form"] != FORM:
+                raise ValueError("of another form")
+            self.fold.nodes.unpack([str(name) for name in document["names"]], rows)
+            self.until, self._now = int(document["until"]), int(document["now"])
+            following = {str(host): (int(epoch), int(seq)) for host, epoch, seq in document["next"]}
+            self._order.restore(following, list(held))
+            kept = {(one.number, one.place) for one in held}
+            self._missed = {(int(number), int(place)) for number, place in document["held"]} - kept
+        except (ValueError, KeyError, TypeError) as err:
+            self.counts["folds_lost"] += 1
+            log.error("state of the nodes unreadable, it starts empty: archive=%s cause=%r", self._store.path, err)
+
+    def other_journal(self, position: int) -> None:
+        """Go on with the records of another journal."""
+        self.until = self._begin = position
+        self._missed.clear()
+
+    def follow(self, other: Archiver) -> None:
+        """Go on with the records after those of another archiver, whose waiting batches are folded here."""
+        self.other_journal(other.until)
+        self._order.restore(other._order.next, [])
+
+
+def _ready(arrival: Arrival) -> Ready:
+    return arrival.batch, arrival.seen

@@ -1,0 +1,109 @@
+"""Removal of a user's jobs from the archive's file, or of the user's name from them."""
+
+from __future__ import annotations
+
+import secrets
+import sqlite3
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from colmet.jobs.archive.store import TABLES, ArchiveError, ArchiveStore, transaction
+
+AT_ONCE = 500  # jobs of a transaction: a collector writes between them
+_NAMES = ("user", "owner")  # columns with names of users, in any table
+_TEXTS = ("name", "dependency")  # of a job, which may name its user
+
+
+class Run(NamedTuple):
+    """A job of a user."""
+
+    job: int
+    start: int  # seconds since 1970
+    last: int
+    is_unfinished: bool  # its summary still changes
+
+
+def runs_of_user(store: ArchiveStore, user: str) -> list[Run]:
+    """Return all jobs of a user, by the batch system or by the cgroup of one of their hosts, by start."""
+    in_run = "h.job = j.job AND h.start BETWEEN j.start AND coalesce(j.last, j.start)"
+    rows = store.database.execute(
+        "SELECT j.job AS job, j.start AS start, coalesce(j.last, j.ended, j.start) AS last, EXISTS (SELECT 1 "
+        "FROM folds AS f WHERE f.job = j.job AND f.start BETWEEN j.start AND coalesce(j.last, j.start)) AS open "
+        "FROM jobs AS j WHERE j.owner = ? OR (j.owner IS NULL AND (j.user = ? OR (j.user IS NULL AND EXISTS ("
+        f"SELECT 1 FROM hosts AS h WHERE {in_run} AND h.user = ?)))) ORDER BY j.start, j.job",
+        [user] * 3,
+    )
+    return [Run(row["job"], row["start"], row["last"], bool(row["open"])) for row in rows]
+
+
+def pseudonym() -> str:
+    """Return a random name, which nothing leads back from."""
+    return f"user-{secrets.token_hex(4)}"
+
+
+def forget(store: ArchiveStore, runs: Sequence[Run], user: str, other: str = "") -> bool:
+    """Remove jobs of a user; with another name, keep them under that.
+
+    Tables of other parts of Colmet with names of users lose, or change, those of this user as well. Removed values are
+    overwritten in the file.
+
+    Returns:
+        Whether they are gone from SQLite's log (`-wal`), too: not while another program reads the archive.
+
+    Raises:
+        ArchiveError: it could not be written; some jobs are left.
+    """
+    database = store.database
+    try:
+        database.execute("PRAGMA secure_delete = ON")
+        for some in _parts(runs):
+            with transaction(database):
+                for run in some:
+                    (_rename if other else _remove)(database, run, other)
+        with transaction(database):
+            _elsewhere(database, user, other)
+        (is_busy, *_) = database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()  # it has former pages, too
+    except sqlite3.Error as err:
+        raise ArchiveError(f"{store.path}: {err}; repeat the command") from err
+    return not is_busy
+
+
+def _parts(runs: Sequence[Run]) -> Iterator[Sequence[Run]]:
+    for first in range(0, len(runs), AT_ONCE):
+        yield runs[first : first + AT_ONCE]
+
+
+def _remove(database: sqlite3.Connection, run: Run, _other: str) -> None:
+    for table in ("hosts", "host_details", "folds"):
+        database.execute(f"DELETE FROM {table} WHERE job = ? AND start BETWEEN ? AND ?", (run.job, run.start, run.last))
+    for table in ("jobs", "job_details"):
+        database.execute(f"DELETE FROM {table} WHERE job = ? AND start = ?", (run.job, run.start))
+
+
+def _rename(database: sqlite3.Connection, run: Run, other: str) -> None:
+    database.execute(  # its state has the name as well
+        "DELETE FROM folds WHERE job = ? AND start BETWEEN ? AND ?", (run.job, run.start, run.last)
+    )
+    database.execute(
+        "UPDATE hosts SET user = ? WHERE job = ? AND start BETWEEN ? AND ?", (other, run.job, run.start, run.last)
+    )
+    texts = ", ".join([f"{name} = NULL" for name in _TEXTS])
+    database.execute(
+        f"UPDATE jobs SET user = ?, owner = CASE WHEN owner IS NULL THEN NULL ELSE ? END, {texts} "
+        "WHERE job = ? AND start = ?",
+        (other, other, run.job, run.start),
+    )
+
+
+def _elsewhere(database: sqlite3.Connection, user: str, other: str) -> None:
+    tables = [row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    for table in tables:
+        if table in TABLES or table.startswith("sqlite_"):
+            continue
+        for row in database.execute(f'PRAGMA table_info("{table}")').fetchall():
+            if row["name"] not in _NAMES:
+                continue
+            if other:
+                database.execute(f'UPDATE "{table}" SET "{row["name"]}" = ? WHERE "{row["name"]}" = ?', (other, user))
+            else:
+                database.execute(f'DELETE FROM "{table}" WHERE "{row["name"]}" = ?', (user,))

@@ -1,0 +1,215 @@
+"""Summaries of jobs on single hosts, from the state of their folds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from colmet.common.growth import ROUNDING, SLACK_S
+from colmet.common.measures import JOB_GPUS
+from colmet.jobs import footprint
+from colmet.jobs.columns import (
+    FOOTPRINT,
+    GROWN,
+    HELD,
+    INTEGER,
+    LAST,
+    MEAN,
+    MEASURED,
+    MOST,
+    OF_NODE,
+    JobColumn,
+    Value,
+)
+from colmet.jobs.fold import Fold
+from colmet.jobs.fold_layout import FREE, GPU_BUSY, JOB_TABLES, LAYOUTS, TASKS, WAIT, Floats, Ints, Mask
+from colmet.jobs.fold_nodes import IPMI, RAPL
+from colmet.jobs.fold_state import (
+    BEGAN,
+    C_COUNT,
+    C_GROWN,
+    C_LEFT,
+    ENERGY_S,
+    FIRST,
+    G_COUNT,
+    G_HELD,
+    G_LAST,
+    G_MOST,
+    G_SUM,
+    HOST,
+    JOB,
+    JOULES,
+    NODE_CPUS,
+    NODE_JOULES,
+    OVER,
+    SOURCE,
+    START,
+    T_ROWS,
+    T_STEP,
+    USER,
+)
+from colmet.jobs.fold_state import LAST as LAST_ROW
+from colmet.jobs.fold_steps import most_growth
+
+_SOURCES = {0: None, RAPL: "rapl", IPMI: "ipmi", RAPL | IPMI: "ipmi and rapl"}
+
+
+class _Values:
+    """The columns of some slots, as they are made; NaN for a missing value."""
+
+    def __init__(self, fold: Fold, slots: Ints) -> None:
+        self.fold, self.slots = fold, slots
+        self.head = fold.state.head[slots]
+        self.known: dict[str, Floats] = {}
+        # a run whose start was moved by a second may have all its rows in that second
+        self.wall_s: Floats = np.maximum(self.head[:, LAST_ROW] - self.head[:, START], 0).astype(np.float64)
+
+    def __getitem__(self, name: str) -> Floats:
+        return self.known[name]
+
+    def missing(self) -> Floats:
+        return np.full(len(self.slots), np.nan)
+
+    def of(self, column: JobColumn) -> Floats:
+        """Return a column: of its first source with values, or the largest one."""
+        found: Floats = self.missing()
+        for measure in column.measures:
+            for source in measure.sources:
+                values = self._of_source(column, source.table, source.column) * source.factor
+                found = np.fmax(found, values) if measure.is_largest else np.where(np.isnan(found), values, found)
+        return found
+
+    def _of_source(self, column: JobColumn, table: str, name: str) -> Floats:
+        state, layout = self.fold.state, LAYOUTS[table]
+        if column.how in (GROWN, OF_NODE):
+            at = layout.counters.index(name)
+            counters = state.counters[table][self.slots, :, at]
+            grown, left = counters[:, C_GROWN], counters[:, C_LEFT]
+            seen = counters[:, C_COUNT] > (1 if column.how == OF_NODE else 0)
+            kind = next((kind for kind, where in layout.groups if where.start <= at < where.stop), FREE)
+            values = grown.astype(np.float64)
+            if kind != FREE:
+                values, seen = self._bounded(kind, values, layout.factors[at], left, seen)
+            return np.where(seen & (grown >= 0), values, np.nan)
+        at = layout.gauges.index(name)
+        gauges = state.gauges[table][self.slots, :, at]
+        count = gauges[:, G_COUNT]
+        which = {MEAN: G_SUM, HELD: G_HELD, LAST: G_LAST, MOST: G_MOST}[column.how]
+        values = gauges[:, which].astype(np.float64)
+        if column.how == MEAN:
+            values /= np.maximum(count, 1)
+        elif column.how == HELD:
+            values *= 2.0 ** int(layout.shifts[at])
+        return np.where(count > 0, values, np.nan)
+
+    def _bounded(self, kind: int, values: Floats, factor: float, left: Ints, seen: Mask) -> tuple[Floats, Mask]:
+        """Limit growth to the possible one since the start; waits with impossible steps are missing."""
+        begin = np.minimum(self.head[:, START], self.head[:, FIRST])  # rows before the start: the clock was set back
+        elapsed = (self.head[:, LAST_ROW] - begin + SLACK_S) * ROUNDING
+        limit = np.where(self.head[:, BEGAN] > 0, most_growth(kind, self.head) * elapsed / factor, np.inf)
+        if kind in (TASKS, WAIT):
+            seen = seen & (left == 0) & (values <= limit)
+        return np.minimum(values, limit), seen
+
+    def gauge(self, table: str, name: str, which: int) -> Floats:
+        """Return a part of the state of a gauge, NaN without values."""
+        gauges = self.fold.state.gauges[table][self.slots, :, LAYOUTS[table].gauges.index(name)]
+        return np.where(gauges[:, G_COUNT] > 0, gauges[:, which].astype(np.float64), np.nan)
+
+
+def samples_of(fold: Fold, slots: Ints) -> Floats:
+    """Return the number of samples folded in some slots."""
+    rows = [fold.state.tables[name][slots, T_ROWS] for name in JOB_TABLES]
+    return np.asarray(np.max(rows, axis=0), np.float64)
+
+
+def _samples(v: _Values) -> Floats:
+    return samples_of(v.fold, v.slots)
+
+
+def _missing_samples(v: _Values) -> Floats:
+    tables = np.array([v.fold.state.tables[name][v.slots] for name in JOB_TABLES])
+    most = tables[:, :, T_ROWS].argmax(axis=0)
+    step = tables[most, np.arange(len(v.slots)), T_STEP]
+    due = np.rint((v.head[:, LAST_ROW] - v.head[:, FIRST]) / np.maximum(step, 1)) + 1
+    return np.where(step > 0, np.maximum(due - v["samples"], 0), 0.0)
+
+
+def _core_s(v: _Values) -> Floats:
+    of_node = v.head[:, NODE_CPUS]
+    cpus = np.where(np.isnan(v["cpus"]), np.where(of_node > 0, of_node, np.nan), v["cpus"])
+    return v.wall_s * cpus
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    found: Floats = np.full(len(part), np.nan)
+    np.divide(part, whole, out=found, where=whole > 0)
+    return np.asarray(np.minimum(found, 1.0))
+
+
+def _joules(v: _Values, which: int) -> Floats:
+    return np.where(v.head[:, SOURCE] > 0, v.head[:, which] * 1e-6, np.nan)
+
+
+# Columns without a rule of `colmet.jobs.columns`; texts are added later.
+_OWN: Mapping[str, Callable[[_Values], Floats]] = {
+    "last": lambda v: v.head[:, LAST_ROW].astype(np.float64),
+    "is_running": lambda v: (v.head[:, OVER] == 0).astype(np.float64),
+    "hosts": lambda v: np.ones(len(v.slots)),
+    "wall_s": lambda v: v.wall_s,
+    "host_s": lambda v: v.wall_s,
+    "samples": _samples,
+    "rows": lambda v: v["samples"],
+    "missing": _missing_samples,
+    "core_s": _core_s,
+    "cpu_ratio": lambda v: _share(v["cpu_s"], v["core_s"]),
+    "wasted_core_s": lambda v: np.maximum(v["core_s"] - v["cpu_s"], 0.0),
+    "memory_peak_host": lambda v: v["memory_peak"],
+    "memory_ratio": lambda v: v["memory_peak"] / np.where(v["memory_limit"] > 0, v["memory_limit"], np.nan),
+    "gpu_busy_s": lambda v: v.gauge(JOB_GPUS, GPU_BUSY, G_HELD) / 100,
+    "joules": lambda v: _joules(v, JOULES),
+    "node_joules": lambda v: _joules(v, NODE_JOULES),
+    "energy_s": lambda v: np.where(v.head[:, SOURCE] > 0, v.head[:, ENERGY_S], np.nan),
+}
+_TEXTS = ("user", "energy_source")
+
+
+def host_summaries(fold: Fold, slots: Ints) -> list[dict[str, Value]]:
+    """Return the summaries of the jobs on hosts in some slots, without advice."""
+    values = _Values(fold, slots)
+    for column in MEASURED:
+        if column.name in _TEXTS:
+            continue
+        made = _OWN[column.name](values) if not column.how else values.of(column)
+        if column.name == "unattributed_s":  # a part of the CPU time
+            made = np.minimum(made, np.where(np.isnan(values["cpu_s"]), 0.0, values["cpu_s"]))
+        values.known[column.name] = made
+    names = list(values.known)
+    listed = [_listed(values[name], kind) for name, kind in zip(names, [_KIND[name] for name in names])]
+    found = []
+    for n, (slot, row) in enumerate(zip(slots.tolist(), zip(*listed))):
+        summary: dict[str, Value] = dict(zip(names, row))
+        head = values.head[n]
+        user = int(head[USER])
+        curves = footprint.of_slot(fold.state.footprint, slot, int(head[LAST_ROW] - head[START]))
+        summary.update(
+            job=int(head[JOB]),
+            host=fold.nodes.names[int(head[HOST])],
+            start=int(head[START]),
+            user=fold.state.users[user] if user >= 0 else None,
+            energy_source=_SOURCES[int(head[SOURCE])],
+        )
+        summary[FOOTPRINT.name] = footprint.encode(curves) if curves.curves else None
+        found.append(summary)
+    return found
+
+
+_KIND = {column.name: column.kind for column in MEASURED}
+
+
+def _listed(values: Floats, kind: str) -> list[Value]:
+    """Return the values of a column, None for missing ones."""
+    if kind == INTEGER:
+        return [None if value != value else round(value) for value in values.tolist()]
+    return [None if value != value else value for value in values.tolist()]

@@ -1,0 +1,173 @@
+"""The report of several jobs as a page of HTML in one file, with short curves; it runs no scripts and loads nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from colmet import __version__
+from colmet.common.lines import shown
+from colmet.common.text.quantities import UNKNOWN, counted, duration, energy, rough_percent, size, some_of, utc
+from colmet.jobs import footprint
+from colmet.jobs.archive.queries import Row
+from colmet.jobs.columns import FOOTPRINT
+from colmet.jobs.grades import LOW, POOR, grades_of
+from colmet.jobs.report.several import HEADINGS, UNITS, SeveralJobs, name_of, troubled
+from colmet.jobs.report.style import NO_ICON, POLICY, STYLE
+
+MOST_ROWS = 1000  # in the table; all are in the JSON
+CURVES = (("cpu", "CPU", "cyan"), ("memory", "memory", "magenta"), ("gpu", "GPU", "blue"))
+HEIGHT = 20
+TEXTS = {"s": duration, "B": size, "J": energy, "share": rough_percent}  # by unit
+
+
+def html(report: SeveralJobs) -> bytes:
+    """Return the page."""
+    return ("\n".join(_page(report)) + "\n").encode()
+
+
+def title_of(report: SeveralJobs) -> str:
+    """Return the jobs in a few words."""
+    of = f" of array {shown(report.array)}" if report.array else ""
+    part = f", {len(report.rows):,} of them here" if report.total > len(report.rows) else ""
+    return f"{counted(report.total, 'jobs')}{of}{part}"
+
+
+def states_of(report: SeveralJobs) -> str:
+    """Return the numbers of jobs by state."""
+    return ", ".join([f"{number:,} {name.replace('_', ' ')}" for name, number in report.states.items()])
+
+
+def sums_of(report: SeveralJobs) -> list[str]:
+    """Return lines on the sums."""
+    sums = report.sums
+    lines = []
+    if sums["core_s"]:
+        hours = [UNKNOWN if sums[name] is None else f"{(sums[name] or 0) / 3600:,.1f}" for name in ("cpu_s", "core_s")]
+        lines.append(f"CPU: {hours[0]} of {hours[1]} core hours used, {rough_percent(sums['cpu_ratio'])}")
+    if sums["gpu_s"]:
+        lines.append(f"GPUs: {sums['gpu_s'] / 3600:,.1f} GPU hours held, {rough_percent(sums['gpu_ratio'])} used")
+    if sums["energy_joules"]:
+        lines.append(f"Energy: {energy(sums['energy_joules'])}")
+    return lines
+
+
+def unusual_of(report: SeveralJobs) -> list[str]:
+    """Return lines on jobs that failed, and on those far from the others of their array."""
+    lines = [
+        f"{state.replace('_', ' ')}: {some_of([shown(one) for one in names], 10)}"
+        for state, names in troubled(report).items()
+        if len(names) < len(report.rows)  # else the states at the top say it
+    ]
+    for one in report.unusual:
+        text = TEXTS[UNITS[one.what]]
+        lines.append(f"{shown(one.name)}: {HEADINGS[one.what]} {text(one.value)}, median {text(one.median)}")
+    return lines
+
+
+def _page(report: SeveralJobs) -> Iterator[str]:
+    title = escape(title_of(report))
+    yield '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">'
+    yield f'<meta http-equiv="Content-Security-Policy" content="{escape(POLICY)}">'
+    yield f'<meta name="viewport" content="width=device-width, initial-scale=1">\n{NO_ICON}'
+    yield f"<title>{title}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n<header>\n<h1>{title}</h1>"
+    yield f'<p class="soft">{escape(states_of(report))}</p>\n</header>\n<main>\n<div class="grid">'
+    yield from _card("Sums", sums_of(report))
+    yield from _spread(report)
+    yield from _card("Unusual", unusual_of(report))
+    yield "</div>\n<section>\n<h2>Jobs</h2>"
+    yield from _table(report)
+    yield "</section>\n</main>\n<footer>"
+    yield from [f'<p class="alarm">{escape(shown(note, 400))}</p>' for note in report.notes]
+    yield f"<p><small>Made by colmet report {escape(__version__)} from the job archive. Times are UTC.</small></p>"
+    yield "</footer>\n</body>\n</html>"
+
+
+def _card(heading: str, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield f'<section class="card">\n<h3>{heading}</h3>'
+        yield from [f"<p>{escape(line)}</p>" for line in lines]
+        yield "</section>"
+
+
+def _spread(report: SeveralJobs) -> Iterator[str]:
+    if not report.spread:
+        return
+    yield '<section class="card">\n<h3>Spread</h3>\n<table>\n<thead><tr><th scope="col">of jobs</th>'
+    yield '<th scope="col">min</th><th scope="col">median</th><th scope="col">max</th></tr></thead>\n<tbody>'
+    for name, one in report.spread.items():
+        text = TEXTS[UNITS[name]]
+        cells = "".join([f'<td data-of="{of}">{escape(text(value))}</td>' for of, value in one._asdict().items()])
+        yield f'<tr><th scope="row">{HEADINGS[name]}</th>{cells}</tr>'
+    yield "</tbody>\n</table>\n</section>"
+
+
+def _table(report: SeveralJobs) -> Iterator[str]:
+    rows = report.rows[:MOST_ROWS]
+    columns = ["state", "exit", "start", "wall time", "CPU", "memory", "GPU", "energy", "advice", "curves"]
+    cells = [_cells(row) for row in rows]
+    columns = [name for name in columns if any(of[name] not in ("", UNKNOWN) for of in cells)]
+    yield '<table>\n<thead><tr><th scope="col">Job</th>'
+    yield from [f'<th scope="col">{name}</th>' for name in columns]
+    yield "</tr></thead>\n<tbody>"
+    for row, of in zip(rows, cells):
+        name = escape(shown(name_of(row)))
+        name += f"<br><small>{escape(shown(str(row['name'])))}</small>" if row["name"] else ""
+        line = "".join([f'<td data-of="{column}">{of[column]}</td>' for column in columns])
+        yield f'<tr><th scope="row">{name}</th>{line}</tr>'
+    yield "</tbody>\n</table>"
+    if len(report.rows) > len(rows):
+        yield f"<p>and {len(report.rows) - len(rows):,} more (colmet report --json has all)</p>"
+
+
+def exit_of(row: Row) -> str:
+    """Return the exit code or signal of a job."""
+    if row["exit_signal"]:
+        return f"signal {row['exit_signal']}"
+    return "" if row["exit_code"] is None else str(row["exit_code"])
+
+
+def _cells(row: Row) -> dict[str, str]:
+    """Return the cells of a row as HTML."""
+    of = f" <small>of {escape(duration(row['requested_walltime_s']))}</small>" if row["requested_walltime_s"] else ""
+    memory = f" <small>{escape(rough_percent(row['memory_used_ratio']))}</small>" if row["memory_used_ratio"] else ""
+    state, grades = str(row["state"]), grades_of(row)
+    return {
+        "state": escape(shown(state.replace("_", " "))),
+        "exit": escape(exit_of(row)),
+        "start": escape(utc(row["start"])[:16]),
+        "wall time": escape(duration(row["wall_s"])) + of,
+        "CPU": _graded(grades["cpu_grade"], row["cpu_ratio"]),
+        "memory": escape(size(row["memory_peak"])) + memory,
+        "GPU": _graded(grades["gpu_grade"], row["gpu_ratio"]),
+        "energy": escape(energy(row["energy_joules"])),
+        "advice": escape(shown(str(row["rules"] or ""), 200)),
+        "curves": "".join(_curves(row.get(FOOTPRINT.name), row["cpus"])),
+    }
+
+
+def _graded(word: str | None, ratio: float | None) -> str:
+    text = escape(rough_percent(ratio))
+    return f'<span class="{word}">{text} <small>{word}</small></span>' if word in (LOW, POOR) else text
+
+
+def _curves(packed: Any, cpus: float | None) -> Iterator[str]:
+    """Yield the short curves of a job as pictures, of CPU up to the allocated CPUs."""
+    try:
+        found = footprint.decode(packed) if isinstance(packed, bytes) else None
+    except ValueError:  # of a later version, or damaged
+        return
+    for name, word, colour in CURVES:
+        values = None if found is None else found.curves.get(name)
+        if values is None or not np.isfinite(values).any():
+            continue
+        most = max(float(np.nanmax(values)), (cpus or 0.0) if name == "cpu" else 0.0) or 1.0
+        heights = [HEIGHT * max(0.0, float(one)) / most if np.isfinite(one) else 0.0 for one in values]
+        steps = "".join([f"V{HEIGHT - height:.1f}h1" for height in heights])
+        yield (
+            f'<svg class="foot" viewBox="0 0 {len(heights)} {HEIGHT}" preserveAspectRatio="none" role="img">'
+            f'<title>{word} over time</title><path class="{colour}" d="M0 {HEIGHT}{steps}V{HEIGHT}z"/></svg>'
+        )
