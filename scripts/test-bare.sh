@@ -101,7 +101,7 @@ esac
 inside bash -ec 'apt-get update && apt-get install -y make passwd' >/dev/null
 if [[ $user != root || $place == odd ]]; then
     # What root installs for all.
-    inside bash -ec "cd '$source' && make venv clibs && apt-get install -y procps iproute2 man-db zsh fish locales >/dev/null"
+    inside bash -ec "cd '$source' && make venv clibs && apt-get install -y procps iproute2 man-db zsh locales >/dev/null"
 fi
 if [[ $user != root ]]; then
     inside useradd --create-home "$user"

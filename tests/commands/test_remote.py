@@ -340,7 +340,7 @@ def test_the_site_names_its_collector(run, as_user, url, monkeypatch, tmp_path):
     assert run("login", "-u", "alice", "--password-stdin", stdin="a\n")[0] == 0
     assert json.loads(run("report", MINE, "--json")[1])["user"] == "alice"
     (tmp_path / "client.toml").write_text('ulr = "x"\n')
-    assert "client.toml:1: ulr: no such option; did you mean url?" in run("jobs")[2]
+    assert "client.toml: ulr: no such option; did you mean url?" in run("jobs")[2]
 
 
 def test_the_configuration_of_this_machines_collector_precedes_that_of_the_site(run, url, monkeypatch, tmp_path):

@@ -90,8 +90,8 @@ def errors(caplog, daemon, argv):
 def test_the_check_warns_of_a_page_that_cannot_be_served_as_the_start_does(line, said, tmp_path, caplog):
     argv = ["--enable-stdout-backend", *line.format(tmp=tmp_path).split(), "--check-config"]
     assert collector_main.main(argv) == 0
-    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING" and said in one.getMessage()]
-    assert warning.startswith("the page is not served")
+    (warning,) = [one.getMessage() for one in caplog.records if one.levelname == "WARNING"]
+    assert warning.startswith("the page and the JSON interface do not run") and said.format(tmp=tmp_path) in warning
 
 
 @pytest.mark.parametrize(("daemon", "line", "said"), REFUSED, ids=[f"{one} {line}"[:70] for one, line, _ in REFUSED])

@@ -61,11 +61,11 @@ def test_both_daemons_read_their_file_again(started, tmp_path):
     on_node.write_text("sample-perod = 1\n")
     hang_up(
         node,
-        f"ERROR colmet.common.config.reload: configuration not changed failures=1: {on_node}:1: sample-perod: no such",
+        f"ERROR colmet.common.config.reload: configuration not changed failures=1: {on_node}: sample-perod: no such",
     )
     on_node.write_text(node_text.replace("PERIOD", "0.1").replace("EVENT", "task_clock"))
     hang_up(node, "sample-period: 3600.0 -> 0.1")
-    node.said("WARNING colmet.common.config.reload: configuration needs a restart: perfhw-list")  # perfhw is not on
+    node.said("perfhw-list")  # perfhw is not on
     on_collector.write_text(
         collector_text.replace("PERIOD", "0.1") + "buffer-size = 1\njournal-size = '1G'\nverbose = 2\n"
     )

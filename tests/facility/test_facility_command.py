@@ -244,7 +244,7 @@ def test_a_missing_disk_is_no_failure(endpoint, tmp_path, caplog):
         (["--ssh", "--group", "no-such-group", "--json-lines"], "this machine knows no group 'no-such-group'"),
         ([*CONDOR_JOBS, "--queue", "all", "--json-lines"], "'all' is not of the form NAME:CONSTRAINT"),
         (["--batch-system", "oar", "--queue", "a:", "--json-lines"], "--queue names queues of HTCondor"),
-        (["--batch-system", "pbs", "--json-lines"], "'pbs' is none of condor, gridengine, oar, slurm"),
+        (["--batch-system", "pbs", "--json-lines"], "invalid choice: 'pbs' (choose from"),
         (["--host", "--disk", "home", "--json-lines"], "'home' is not an absolute path"),
         (["--jupyter", "--namespace", "a b", "--json-lines"], "'a b' is no name of a namespace"),
         (["--ssh", "--token-file", "/none", "--url", "http://x/"], "--token-file /none: No such file"),

@@ -527,11 +527,12 @@ def test_a_driver_that_hangs_holds_up_no_tick(fake, monkeypatch, caplog):
     backend = NvidiaBackend(fake.host)
     beside = BackgroundBackend(backend, clock)
     beside_opened(beside)
+    assert list(beside.sample([])) == []  # starts the thread that hangs
     threads = threading.active_count()
     started = time.monotonic()
-    for _ in range(50):
-        assert list(beside.sample([])) == []
+    for _ in range(49):
         clock.now += 1
+        assert list(beside.sample([])) == []
     assert time.monotonic() - started < 5 and threading.active_count() == threads
     assert beside.counters()["left_out"] == 49 and "does not answer" in caplog.text
     released.set()

@@ -23,7 +23,7 @@ NONE = {"user_rules": None, "administrator_rules": None}
     [
         (NONE, "notices are off: neither user-rules nor administrator-rules names one of idle, gpu-idle"),
         ({}, "no way to send notices: give mail-server, webhook or command"),
-        ({"user_rules": ["idel"]}, "user-rules: 'idel' is none of idle, gpu-idle"),
+        ({"user_rules": ["idel"]}, "user-rules: invalid choice: 'idel' (choose from"),
         ({**MAIL, "mail_from": None}, "mail-server requires mail-from"),
         ({**MAIL, "mail_from": "a@b.org\nBcc: c@d.org"}, "is not an address"),
         ({**MAIL, "administrators": ["Ops <ops@site.org>"]}, "is not an address"),

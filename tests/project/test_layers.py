@@ -153,7 +153,7 @@ def test_nothing_of_the_core_may_import_a_satellite():
     [
         ("colmet.common.config.cli", "colmet.node.jobs.job"),
         ("colmet.node.agent", "colmet.collector.journal"),
-        ("colmet.collector.main", "colmet.common.host.host"),
+        ("colmet.collector.main", "colmet.node.system.clib"),
         ("colmet.node.agent", "colmet.node.backends.taskstats"),
         ("colmet.node.backends.jobproc", "colmet.node.backends.taskstats"),
         ("colmet.collector.main", "colmet.collector.backends.hdf5.output"),
