@@ -37,7 +37,6 @@ READERS = {
     "colmet/jobs/columns.py": ({"allocated_cores", "read_bytes"}, "columns of job summaries have these names, too"),
     "colmet/jobs/archive/matching.py": ({"allocated_cores"}, "the same column"),
     "colmet/jobs/summary_report.py": ({"allocated_cores", "read_bytes"}, "the same columns"),
-    "colmet/jobs/report/energy.py": ({"jobs_started"}, "whether the job was alone, from the agent's own counters"),
     "colmet/commands/status.py": ({"jobs_started", "batches_dropped"}, "the agent's own counters"),
     "colmet/common/daemon/status_checks.py": (
         {"jobs_without_rows", "placement_failures", "reads_unanswered"},
@@ -46,7 +45,6 @@ READERS = {
     "colmet/web/static/jobreport.js": ({"read_bytes"}, "a figure of hosts in the report's JSON has this name, too"),
     "colmet/web/catalogue.py": ({"is_on"}, "the agent's own account of its backends"),
     "colmet/stored/accounts.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
-    "colmet/stored/job_completeness.py": ({"rows_now", "is_last"}, "the ledger of completeness"),
     "dev/dashboards/panels.py": (
         {
             *("port_xmit_data", "port_rcv_data", "bytes_read", "bytes_write", "symbol_error", "link_error_recovery"),
@@ -57,7 +55,6 @@ READERS = {
     ),
     "colmet/web/openapi.py": ({"cpu_usage", "loadavg_1min"}, "examples in the description of the interface"),
     "colmet/web/parameters.py": ({"cpu_usage"}, "an example in the description of the interface"),
-    "colmet/jobs/fold_layout.py": ({"cpu_time", "cpus_allowed"}, "columns that the state of a fold does not have"),
     "dev/demo.py": ({"cpu_total", "cpu_time"}, "compares one table with the kernel itself"),
     "dev/workloads.py": ({"cpu_total"}, "compares columns of one table with each other"),
 }

@@ -20,7 +20,7 @@ from tests.support.hostile import EVIL, NODES, Site, member
 
 pytestmark = [pytest.mark.live, pytest.mark.slow]
 TICK_S, TICKS = 0.25, 80
-MOST_ACKNOWLEDGE_S, MOST_ANSWER_S, MOST_MB, MOST_GROWTH = 2.0, 1.0, 400, 2 << 20
+MOST_ACKNOWLEDGE_S, MOST_ANSWER_S, MOST_MB, MOST_GROWTH = 2.0, 1.0, 400, 48 << 20
 HONEST = [f"node-{n}" for n in range(3)]
 
 

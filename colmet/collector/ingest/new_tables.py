@@ -26,9 +26,6 @@ TABLES_PER_DAY, TABLES_AT_ONCE, DAY_S, HOUR_S = 100_000.0, 20_000.0, 86400.0, 36
 # With less free space than this, in bytes and as a share of the file system. Messages with more wait on their node.
 RESERVE_BYTES, RESERVE_SHARE = 4 << 30, 0.05
 RESERVED_TABLES_PER_DAY, SPACE_PERIOD_S = 1000.0, 10.0
-# Undeclared columns, of a later version or a site's own: HDF5 needs 0.2 kB for each, and for these as much as for a
-# table.
-COLUMNS_OF_A_TABLE = 64
 # Undeclared columns and tables over all senders, each with its share: columns of Colmet's own tables (by kind of type),
 # and other tables. A database has a permanent field or index for each.
 FURTHER_COLUMNS, FURTHER_TABLES = 512, 256
@@ -258,8 +255,12 @@ def is_space_scarce(directory: str) -> bool:
 
 
 def price(schema: Schema) -> int:
-    """Return the cost of a new table of a job: one, and one for each 64 undeclared columns."""
-    return 1 + schema.undeclared // COLUMNS_OF_A_TABLE
+    """Return the cost of a new table of a job: one, and one for each 8 undeclared columns.
+
+    Those are of a later version or a site's own. HDF5 needs 0.2 kB for each in each job's table, so a few wide tables
+    must not fill a disk.
+    """
+    return 1 + schema.undeclared // 8
 
 
 def without(batch: Batch, jobs: dict[int, set[int]]) -> tuple[Batch, int]:
