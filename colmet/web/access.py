@@ -280,12 +280,13 @@ class Access:
         """Return a token for a request with a name and a password, and its end, as `log_in`.
 
         Raises:
-            NoLoginToken: the request has no password, or the interface knows none.
+            NoLoginToken: the interface knows no passwords.
+            Unauthorized: the request has no name and password: a token is not issued for another one.
         """
         scheme, _, value = headers[0].partition(" ") if len(headers) == 1 else ("", "", "")
         name, password = _parsed(value.strip()) if scheme.lower() == "basic" else ("", "")
         if self._users is not None and (not name or self._by_token(password, None) is not None):
-            raise NoLoginToken("a token is issued for a name and a password, and not for another token")
+            raise Unauthorized
         return await self.log_in(name, password, address, LOGIN_S)
 
     def end(self, session: str) -> None:

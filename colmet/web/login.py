@@ -90,8 +90,6 @@ class LoginRoutes:
     async def token(self, request: Request) -> Response:
         """Return a token for the name and the password of the request, for later requests without the password."""
         given = request.headers.getlist("authorization")
-        if not given and request.scope.get(SESSION) in (None, ""):
-            return unauthorized()
         try:
             token, until = await self._access.login_token(given, request.scope[CLIENT])
         except NoLoginToken as err:

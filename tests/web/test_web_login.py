@@ -134,10 +134,10 @@ def test_a_token_is_issued_by_post_for_a_name_and_a_password(app):
     token = bearer(answer.json()["token"])
     assert answer.status == 200 and ask(app, WHOAMI, [token]).json()["user"] == "alice"
     assert ask(app, "/api/v1/token", [ALICE]).status == 405
-    assert post(app, "/api/v1/token", headers=[token]).status == 404
+    assert post(app, "/api/v1/token", headers=[token]).status == 401
     assert post(app, "/api/v1/token", headers=[basic("alice", "wrong")]).status == 401
     cookie = cookie_of(post(app, "/login", b"name=alice&password=a"))
-    assert post(app, "/api/v1/token", headers=[cookie]).status == 404, "a session is not turned into a longer one"
+    assert post(app, "/api/v1/token", headers=[cookie]).status == 401, "a session is not turned into a longer one"
 
 
 def test_the_page_itself_is_for_everybody_and_has_no_data(app):
