@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from colmet.collector.collector_health import ACQUAINTED_S, CollectorHealth
-from colmet.collector.feed import Feed
+from colmet.collector.feed import FeedServer
 from colmet.collector.ingest.link import CollectorLink
 from colmet.collector.ingest.linkport import LinkPort
 from colmet.collector.ingest.receiver import Receiver
@@ -67,7 +67,7 @@ class Collector:
         link: CollectorLink | None = None,
         link_port: LinkPort | None = None,
         parts: Mapping[str, Callable[[], Mapping[str, int]]] = MappingProxyType({}),
-        feed: Feed | None = None,
+        feed: FeedServer | None = None,
         refusals: Callable[[], Sequence[tuple[str, str, int]]] = tuple,
     ) -> None:
         self._pull = pull

@@ -124,7 +124,7 @@ class _Reader:
         return b"".join([note({"left_out": dropped}), *frames] if dropped else frames)
 
 
-class Feed:
+class FeedServer:
     """The sender of all messages to the readers that connect to a socket.
 
     `put` is for the main thread, and never waits. A thread accepts readers, and each reader has a thread of its own.

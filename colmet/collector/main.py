@@ -255,7 +255,7 @@ def make_collector(
     paths = feed.paths_of(options)
     if options.http_listen is not None and not any(paths):
         paths = [os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="colmet-")), "feed.sock")]
-    messages = feed.Feed(paths, reception.receiver.heard, is_required=options.http_feed not in (None, ""))
+    messages = feed.FeedServer(paths, reception.receiver.heard, is_required=options.http_feed not in (None, ""))
     stack.callback(messages.close)
     child = None
     if options.http_listen is not None:

@@ -106,7 +106,7 @@ class NoLoginToken(Exception):
     """No token is issued for this request; the text has the reason."""
 
 
-class _Session(NamedTuple):
+class _LoginSession(NamedTuple):
     """A checked password, for which a random text stands."""
 
     line: Credential
@@ -169,7 +169,7 @@ class Access:
         self._is_member = is_member or member_of
         self._key = os.urandom(32)
         self._known: OrderedDict[bytes, _CheckedPassword] = OrderedDict()
-        self._sessions: OrderedDict[bytes, _Session] = OrderedDict()
+        self._sessions: OrderedDict[bytes, _LoginSession] = OrderedDict()
         self._members: OrderedDict[str, tuple[bool, float]] = OrderedDict()
         # One at a time, so at most one CPU. Addresses take turns, and within one the first comes first.
         self._checking = Workers("password", 1, WAITING, OF_ADDRESS, PASSWORD_WAIT_S)
@@ -273,7 +273,7 @@ class Access:
         for key in own[: max(0, len(own) - SESSIONS_OF_USER + 1)]:
             del self._sessions[key]
         text, until = SESSION_PREFIX + secrets.token_urlsafe(32), now + int(life_s)
-        self._sessions[token_digest(text)] = _Session(line, until)
+        self._sessions[token_digest(text)] = _LoginSession(line, until)
         return text, until
 
     async def login_token(self, headers: Sequence[str], address: str) -> tuple[str, int]:

@@ -312,7 +312,7 @@ def closed_later():
 
 @pytest.mark.parametrize("kind", [b"PUSH", b"DEALER"])
 def test_a_message_that_is_too_large_costs_its_sender_the_connection(closed_later, kind):
-    """Also one in place of a command of the handshake."""
+    """The same for a message instead of a handshake command."""
     server = closed_later(Pull("tcp://127.0.0.1:*", 10) if kind == b"PUSH" else LinkServer("tcp://127.0.0.1:*"))
     greeted = closed_later(connect(server.uri, kind))
     greeted.sendall(b"\x02" + (MAX_RECEIVED_BYTES + 1).to_bytes(8, "big"))

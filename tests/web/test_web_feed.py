@@ -14,13 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.collector import feed as feed_module
-from colmet.collector.feed import LENGTH, MAX_SENDER_BYTES, NOTE, Feed, paths_of
+from colmet.collector.feed import LENGTH, MAX_SENDER_BYTES, NOTE, FeedServer, paths_of
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.live.summary import Heard
 from colmet.common.wire import MAX_MESSAGE_BYTES, Decoder, v1
 from colmet.web import feed as reader_module
-from colmet.web.feed import Feed as Reader
-from colmet.web.feed import FeedError, split_frames
+from colmet.web.feed import Feed, FeedError, split_frames
 from tests.support.waiting import wait_for
 from tests.support.web_nodes import Cluster
 from tests.support.web_process import options
@@ -57,7 +56,7 @@ def read(data, take=lambda batches, sender: None, note=lambda note: None):
     ours, theirs = socket.socketpair()
     with ours, theirs:
         threading.Thread(target=lambda: (ours.sendall(data), ours.shutdown(socket.SHUT_WR))).start()
-        reader = Reader([], take, note)
+        reader = Feed([], take, note)
         reader.read(theirs)
     return {key: reader.counters()[key] for key in ("taken", "bad", "failures")}
 
@@ -100,7 +99,7 @@ def path(tmp_path):
 
 @contextlib.contextmanager
 def sending(path, *given, status=None, **more):
-    one = Feed([path], *given, **more)
+    one = FeedServer([path], *given, **more)
     if status is not None:
         one.report(status)
     one.start()
@@ -206,7 +205,7 @@ def test_a_reader_connects_again_after_each_end_and_begins_anew(path, monkeypatc
     monkeypatch.setattr(reader_module, "FIRST_DELAY_S", 0.05)
     (message, *_) = Cluster().messages()
     ending, taken, begun = threading.Event(), [], []
-    reader = Reader(
+    reader = Feed(
         ["/nonexistent/feed.sock", path],
         lambda batches, _: taken.extend(batches),
         begun.append,
@@ -243,9 +242,9 @@ def test_the_feed_is_beside_the_control_socket(tmp_path):
 
 def test_a_socket_in_use_is_left_alone(path, caplog):
     with sending(path):
-        assert Feed([path]).path == "" and "in use" in caplog.text
+        assert FeedServer([path]).path == "" and "in use" in caplog.text
         with pytest.raises(ConfigError, match="--http-feed"):
-            Feed([path], is_required=True)
+            FeedServer([path], is_required=True)
         assert os.path.exists(path)
     with socket.socket(socket.AF_UNIX) as former:
         former.bind(path)

@@ -113,7 +113,7 @@ class HostHolder:
             del self._refused[next(iter(self._refused))]
 
     def agents(self, now_ns: int) -> list[str]:
-        """Return descriptions of the agents that spoke lately, the holder first; none while only one speaks."""
+        """Return the agents that have sent in the last minutes, the holder first; nothing if it is one agent."""
         self._refused = {key: at for key, at in self._refused.items() if now_ns - at <= QUIET_NS + 3 * self._period_ns}
         if not self._refused:
             return []

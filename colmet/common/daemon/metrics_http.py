@@ -155,7 +155,7 @@ class MetricsServer(socketserver.ThreadingMixIn, http.server.HTTPServer):
         self._until: dict[socket.socket, float] = {}  # deadlines of the connections
         self.address_family, address = resolve(listen, OPTION)
         try:
-            super().__init__(address, _Page)  # type: ignore[arg-type]
+            super().__init__(address, _MetricsRequest)  # type: ignore[arg-type]
         except OSError as err:
             raise cannot_listen(listen, OPTION, err) from err
         self.address = ListenAddress(*self.socket.getsockname()[:2])
@@ -232,7 +232,7 @@ def _end(connection: socket.socket) -> None:
         connection.shutdown(socket.SHUT_RDWR)
 
 
-class _Page(http.server.BaseHTTPRequestHandler):
+class _MetricsRequest(http.server.BaseHTTPRequestHandler):
     """Answers one request."""
 
     server: MetricsServer

@@ -62,16 +62,16 @@ i_type = _function("H5Iget_type", _INT, ID)
 HAS_TOKENS = hasattr(holding, "H5Lget_info2")  # HDF5 1.12, not 1.10
 
 
-class Token(ctypes.Structure):
+class ObjectToken(ctypes.Structure):
     """H5O_token_t: the place of an object in its file."""
 
     _fields_ = [("bytes", ctypes.c_uint8 * 16)]
 
 
-class Target(ctypes.Union):
+class LinkTarget(ctypes.Union):
     """Member of the next structure."""
 
-    _fields_ = [("place", Token if HAS_TOKENS else _SIZE), ("text_bytes", ctypes.c_size_t)]
+    _fields_ = [("place", ObjectToken if HAS_TOKENS else _SIZE), ("text_bytes", ctypes.c_size_t)]
 
 
 class LinkInfo(ctypes.Structure):
@@ -82,7 +82,7 @@ class LinkInfo(ctypes.Structure):
         ("has_order", ctypes.c_bool),
         ("order", ctypes.c_int64),
         ("charset", _INT),
-        ("target", Target),
+        ("target", LinkTarget),
     ]
 
 
@@ -98,7 +98,9 @@ l_name = _function("H5Lget_name_by_idx", ctypes.c_ssize_t, ID, TEXT, _INT, _INT,
 o_close = _function("H5Oclose", _INT, ID)
 o_copy = _function("H5Ocopy", _INT, ID, TEXT, ID, TEXT, ID, ID)
 o_open = _function("H5Oopen", ID, ID, TEXT, ID)
-o_open_at = _function("H5Oopen_by_token" if HAS_TOKENS else "H5Oopen_by_addr", ID, ID, Token if HAS_TOKENS else _SIZE)
+o_open_at = _function(
+    "H5Oopen_by_token" if HAS_TOKENS else "H5Oopen_by_addr", ID, ID, ObjectToken if HAS_TOKENS else _SIZE
+)
 p_chunk = _function("H5Pget_chunk", _INT, ID, _INT, SIZES)
 p_close = _function("H5Pclose", _INT, ID)
 p_create = _function("H5Pcreate", ID, ID)

@@ -19,8 +19,8 @@ COPY_BYTES = 4 << 20  # read at a time from a table
 # A chunk of most tables. PyTables would make one of a blosc2 table as large as the CPU's L3 cache, 272 MB on a Xeon
 # with 260 MiB, and each burst compresses the last chunk again.
 CHUNK_BYTES = 64 << 10
-# A chunk of a new table holds its first rows so many times: a made-up job with one row needs little of the disk. Larger
-# chunks are read and written faster. A compressed chunk needs only the bytes of its rows.
+# A chunk of a new table has room for this many times its first rows, so a job with one row needs little of the disk.
+# Larger chunks are read and written faster. A compressed chunk needs only the bytes of its rows.
 FIRST_ROWS_TIMES = 4
 MIN_CHUNK_BYTES = 4 << 10
 

@@ -519,7 +519,7 @@ class Hdf5Output(OutputBackend):
         self._pending = None
 
     def _set_aside(self, saved: Checkpoint, why: str) -> None:
-        """Save that a torn file is to be set aside, and that the journal is to be read again; and do so."""
+        """Set a torn file aside, and read the journal again. The state is saved first, for a kill in between."""
         self._close_file()
         self._counts["files_damaged"] += 1
         log.error("file is damaged: path=%s cause=%s", self.path, why)
