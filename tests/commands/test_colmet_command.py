@@ -67,7 +67,7 @@ def test_every_command_has_a_module_with_a_help(name, capsys):
         (["report", "4242", "--jsn"], "there is no option --jsn; did you mean --json?"),
         (["report", "--Since=2h"], "there is no option --Since; did you mean --since?"),
         (["top", "--usr", "bob"], "did you mean --user?"),
-        (["keygen"], "required: role, NAME (try"),
+        (["keygen"], "required: role"),
         (["extract", "-j", "1", "--format", "parket"], "argument --format: invalid choice: 'parket'"),
     ],
 )
