@@ -230,7 +230,7 @@ class FeedServer:
                 if frames:
                     reader.connection.sendall(frames)
         except OSError as err:
-            if isinstance(err, TimeoutError):
+            if isinstance(err, socket.timeout):  # Python 3.9 has no TimeoutError here
                 self._stuck += 1
                 log.error("colmet-web has read nothing for %g s, disconnected stuck=%d", STUCK_S, self._stuck)
         finally:

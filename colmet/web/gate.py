@@ -119,6 +119,10 @@ class Gate:
             return failure(405, "only GET and HEAD are answered here", {"Allow": "GET, HEAD"})
         if is_post and not _is_own_page(scope):
             return failure(403, "another page has sent this request")
+        if path.startswith("/static/") and "\0" in path:
+            return failure(404, "there is no such page")
+        # Old versions of Starlette compare names of hosts as they are written.
+        scope["headers"] = [(key, value.lower() if key == b"host" else value) for key, value in headers]
         scope[CLIENT], scope[SESSION] = client_of(scope), _cookie(scope)
         # The page itself has no data; its requests have.
         if path in ("/", LOGIN, SIGN_OUT) or path.startswith("/static/"):
