@@ -28,7 +28,7 @@ WHOLE: HostKey = (0, "", 0)  # its key among the folds
 NS = 1_000_000_000
 EXPIRE_S, SWEEP_S = 10, 60  # by the time of reception
 COUNTS = ("jobs", "hosts", "late_rows", "rows_left_out", "folds_lost", "summaries_kept")
-EVERY_S = 60, 600  # a running job is written again after a third of its age, within these bounds
+EVERY_S = 10, 600  # a running job is written again after a third of its age, within these bounds
 Ready = tuple[Batch, int]  # the next batch of its host, and the time of its reception
 
 
