@@ -17,7 +17,7 @@ import numpy as np
 from measuring import Figure, cpu_us
 
 from colmet.collector.collector_health import CollectorHealth
-from colmet.collector.feed import Feed
+from colmet.collector.feed import FeedServer
 from colmet.collector.ingest.receiver import Receiver
 from colmet.collector.journal.journal import Journal
 from colmet.common.daemon.control import Errands
@@ -59,9 +59,9 @@ class Busy(Cluster):
 
 
 @contextlib.contextmanager
-def sink(folder: str) -> Iterator[Feed]:
+def sink(folder: str) -> Iterator[FeedServer]:
     """The sending end, with a process that reads all and does nothing."""
-    feed = Feed([f"{folder}/feed.sock"])
+    feed = FeedServer([f"{folder}/feed.sock"])
     feed.start()
     text = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1])\nwhile s.recv(1 << 20): pass"
     with subprocess.Popen([sys.executable, "-c", text, feed.path]) as process:

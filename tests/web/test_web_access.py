@@ -366,11 +366,12 @@ def test_a_right_password_is_let_in_soon_beside_12_clients_with_wrong_ones(acces
         guesses = [asyncio.ensure_future(guess(n)) for n in range(12)]
         while len(slow) < 20:
             await asyncio.sleep(0.001)
+        before, right = len(slow), "toor" if name == "root" else "secret"
+        found = await access.visitor([basic(name, right)[1]], address)
+        needed = slow[before:].index(right) + 1
         before = len(slow)
-        found = await access.visitor([basic(name, "toor" if name == "root" else "secret")[1]], address)
-        needed = len(slow) - before
-        known = await access.visitor([basic(name, "toor" if name == "root" else "secret")[1]], address)
-        after = len(slow) - before - needed
+        known = await access.visitor([basic(name, right)[1]], address)
+        after = len(slow) - before
         for one in guesses:
             one.cancel()
         await asyncio.gather(*guesses, return_exceptions=True)
