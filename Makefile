@@ -7,7 +7,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help venv clibs test test-slow test-all test-bare test-beds test-machines c-test fuzz lint format bench soak soak-weeks docs diagrams docs-pictures dashboards deb wheel release constraints demo clean test-packages test-arm rpm oci
+.PHONY: help venv clibs test test-slow test-all test-bare test-beds test-machines c-test coverage fuzz lint format bench soak soak-weeks docs diagrams docs-pictures dashboards deb wheel release constraints demo clean test-packages test-arm rpm oci
 
 help: ## this list
 	@echo 'make TARGET [PYTHON=python3.12] [ARGS="-k wire"]'
@@ -52,6 +52,10 @@ c-test: ## test the C libraries with ASan and UBSan, and with valgrind where it 
 			echo "c-test: no valgrind: only ASan searches for leaks (apt-get install valgrind)"; \
 		fi; \
 	done
+
+coverage: venv clibs ## say how much of each module the tests run, in branches, the slow ones left out; ARGS goes to pytest
+	@$(PY) -m pip --disable-pip-version-check install -q 'pytest-cov>=6.3' 'coverage>=7.10'
+	@$(PY) -m pytest -q -n auto -m "not slow" --cov --cov-report=term:skip-covered $(ARGS)
 
 fuzz: ## fuzz one decoder, guided by coverage: make fuzz PYTHON=python3.12 ARGS="v1 --seconds 600"
 	@scripts/bootstrap.sh .venvs/fuzz $(PYTHON)

@@ -244,6 +244,7 @@ def assert_a_user_logs_in(machine):
 
 def assert_gone(machine):
     assert not machine.run("ls -d /run/systemd/units/invocation:colmet* 2>/dev/null || true").strip()
+    assert not machine.run("find /etc/systemd/system -name 'colmet*'")
     assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector colmet-facility")
 
 

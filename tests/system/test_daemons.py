@@ -45,61 +45,6 @@ def test_a_program_that_hangs_is_killed_when_the_node_ends(start, uri, tmp_path,
     assert not Path(f"/proc/{pids.read_text().split()[-1]}").exists()
 
 
-def test_a_real_job_is_measured_from_the_kernel_to_an_hdf5_file(start, start_collector, uri, cgroups, tmp_path):
-    import tables
-
-    path = tmp_path / "x.hdf5"
-    collector = start_collector(
-        *("--hdf5-filepath", str(path), "-s", "0.1"),
-        *("--enable-stdout-backend", "--stdout-format", "json"),
-    )
-    job = cgroups.job("jean-luc.p_4242")
-    node = start(
-        *("colmet.node.main", "--zeromq-uri", uri, "-s", "0.2", "--enable-jobproc"),
-        *("--cpuset_rootpath", str(cgroups.path) + "/"),
-    )
-    node.said("job started job=4242 user=jean-luc.p")
-    burn = "import os,sys,time\nfd = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)\nos.write(fd, bytes(3000000))\n"
-    burn += "while time.process_time() < 0.8: pass\nos.write(1, b'x')\ntime.sleep(60)"
-    command = [sys.executable, "-S", "-c", burn, str(tmp_path / "f")]
-    worker = job.start(*command, stdout=subprocess.PIPE)
-    assert worker.stdout.read(1) == "x"
-    other = cgroups.job("eve_7")
-    other.start("sleep", "60")
-    node.said("job started job=7 user=eve")
-
-    def live_rows():  # the file is being written, and can be read
-        try:
-            with tables.open_file(str(path)) as live:
-                return min([live.get_node(f"/job_{job}/jobprocstats_default").nrows for job in (4242, 7)])
-        except (tables.HDF5ExtError, tables.NoSuchNodeError):
-            return 0  # in the middle of a burst, or before the first
-
-    wait_for(lambda: live_rows() > 3)
-    cpu_s = job.cpu_s()
-    code, _ = node.stop()
-    assert code == 0, node.log.read_text()
-    time.sleep(0.3)
-    code, out = collector.stop()
-    assert code == 0, collector.log.read_text()
-
-    with tables.open_file(str(path)) as file:
-        assert {group._v_name for group in file.list_nodes("/")} == {"job_0", "job_7", "job_4242"}
-        row = file.get_node("/job_4242/taskstats_default")[-1]
-        assert row["cpu_run_virtual_total"] / 1e9 == pytest.approx(cpu_s, rel=0.02)
-        assert row["hostname"].decode() == socket.gethostname()
-        assert abs(row["timestamp"] - time.time()) < 60
-        # beside what the job's command writes, the shell that started it wrote its number to two cgroups
-        assert 3_000_001 <= file.get_node("/job_4242/jobprocstats_default")[-1]["wchar"] < 3_000_030
-        assert file.get_node("/job_7/jobprocstats_default")[-1]["wchar"] < 30
-        stored = file.get_node("/job_0/procstats_default").nrows
-    printed = rows_of(out)
-    assert len([row for row in printed if row["metric_backend"] == "procstats_default"]) == stored
-    assert [7, 4242] in [row.get("involved_jobs") for row in printed]
-    *_, received = re.findall(r"received senders=.*", collector.log.read_text())
-    assert "missing=0 duplicates=0 refused=0" in received
-
-
 def test_a_job_that_ends_and_one_that_starts_are_reported_at_once(start, uri, cgroups):
     node = start("colmet.node.main", "--zeromq-uri", uri, "-s", "30", "--cpuset_rootpath", str(cgroups.path))
     node.said("backend on backend=procstats")
