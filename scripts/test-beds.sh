@@ -1,7 +1,7 @@
 #!/bin/bash
 # Runs the tests beside real batch systems, databases, tools and simulated hardware, in four parts at once: databases
-# compute and jobs are archived, pages are drawn, jobs run, the others mostly wait. What pytest said is in
-# .venvs/computing.log and so on.
+# compute, pages are drawn, batch systems run jobs, the others mostly wait. What pytest said is in .venvs/computing.log and
+# so on.
 # With CI set, without the slow ones: more than one of a kind, kills of databases, the page's budget.
 #
 # usage: [PARTS="computing waiting"] test-beds.sh PYTHON [PYTEST ARGUMENT...]
@@ -23,9 +23,9 @@ running=()
 waiting=()
 for path in tests/beds/test_*.py; do
     case $path in
-    */test_elasticsearch.py | *_shared.py | *_database.py | */test_scale_out.py | */test_archive_*.py) computing+=("$path") ;;
+    */test_elasticsearch.py | *_shared.py | *_database.py | */test_scale_out.py) computing+=("$path") ;;
     */test_grafana*.py | */test_http.py | */test_page*.py) showing+=("$path") ;;
-    */test_oar.py | */test_slurm.py | */test_gridengine.py) running+=("$path") ;;
+    *oar.py | *slurm*.py | *gridengine.py) running+=("$path") ;;
     *) waiting+=("$path") ;;
     esac
 done
