@@ -8,7 +8,8 @@
 #   PLACE    root (default): a root directory of its own, and all rights over the machine
 #            chroot: the same without a mount point at /
 #            container: an engine's default rights (podman as root): no CAP_NET_ADMIN, /sys read-only
-#            rootless: the same in a user namespace: its root is an ordinary user of the machine
+#            uncounted: the same without a cgroup file system
+#            rootless: as container in a user namespace: its root is an ordinary user of the machine
 #            odd: as chroot, with spaces in the path, another time zone and locale, umask 077, a read-only home, one CPU,
 #            and after the set-up neither network nor IPv6
 set -euo pipefail
@@ -16,7 +17,7 @@ cd "$(dirname "$0")/.."
 release=${1:-bookworm} user=${2:-root} place=${3:-root}
 case $place in
     root | chroot | odd) needed=() ;;
-    container | rootless) needed=(podman runc conmon) ;;
+    container | uncounted | rootless) needed=(podman runc conmon) ;;
     *) echo "test-bare: no such place: $place" >&2; exit 2 ;;
 esac
 scripts/need.sh mmdebstrap util-linux "${needed[@]}"
@@ -63,16 +64,17 @@ inside() {
         root) unshare --mount sh -c 'cd "$1" && shift && mount --move . / && exec chroot . "$@"' sh \
             "$root" env -i "${environment[@]}" "$@" ;;
         chroot | odd) env -i "${environment[@]}" chroot "$root" "$@" ;;
-        container | rootless) in_container env -i "${environment[@]}" "$@" ;;
+        container | uncounted | rootless) in_container env -i "${environment[@]}" "$@" ;;
     esac
 }
 
 # The rights that engines give by default. runc: crun refuses a machine with both versions of cgroups.
 rights=CHOWN,DAC_OVERRIDE,FSETID,FOWNER,MKNOD,NET_RAW,SETGID,SETUID,SETFCAP,SETPCAP,NET_BIND_SERVICE,SYS_CHROOT,KILL,AUDIT_WRITE
 in_container() {
-    local ids=()
-    [[ $place != rootless ]] || ids=(--uidmap "0:$first_id:65536" --gidmap "0:$first_id:65536")
-    podman run --rm --runtime runc --cap-drop all --cap-add "$rights" "${ids[@]}" --ulimit nofile=16384:16384 \
+    local options=()
+    [[ $place != rootless ]] || options=(--uidmap "0:$first_id:65536" --gidmap "0:$first_id:65536")
+    [[ $place != uncounted ]] || options=(--mount type=tmpfs,destination=/sys/fs/cgroup,ro)
+    podman run --rm --runtime runc --cap-drop all --cap-add "$rights" "${options[@]}" --ulimit nofile=16384:16384 \
         --ulimit nproc=16384:16384 --rootfs "$root" "$@"
 }
 
