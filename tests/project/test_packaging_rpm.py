@@ -74,7 +74,7 @@ def test_each_variable_of_the_role_is_documented_with_its_tasks_well_formed():
     defaults = yaml.safe_load((ROLE / "defaults/main.yml").read_text())
     assert set(re.findall(r"^\| `(colmet_\w+)`", page, re.M)) == set(defaults)
     handlers = {one["name"] for one in yaml.safe_load((ROLE / "handlers/main.yml").read_text())}
-    assert handlers == {"restart colmet-collector", "restart colmet-node"}
+    assert handlers == {"restart colmet-collector", "restart colmet-node", "restart colmet-web"}
     for path in sorted((ROLE / "tasks").iterdir()):
         for task in yaml.safe_load(path.read_text()):
             assert task["name"] and len([key for key in task if key.startswith("ansible.builtin.")]) == 1, (path, task)

@@ -82,6 +82,11 @@ def test_the_role_sets_up_both_daemons_again_without_a_change_and_removes_them(m
         said = machine.run(RUN.replace("colmet.yml", arguments), fetch=True, timeout=600)
         assert [counts["changed"] for counts in recap(said).values()] == [0, 0], said
 
+    page = """ -e '{"colmet_web_options": {"open": true}}'"""
+    said = machine.run(RUN.strip() + page, fetch=True, timeout=600)
+    assert [counts["failed"] for counts in recap(said).values()] == [0, 0], said
+    machine.wait_for("python3 -c 'import urllib.request as u; u.urlopen(\"http://127.0.0.1:8080/api/v1/nodes\")'")
+
     machine.run(REMOVE, fetch=True, timeout=600)
-    assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector")
+    assert "not-found" in machine.run("systemctl show -P LoadState colmet-node colmet-collector colmet-web")
     assert_no_trace(before, machine.root, "Ansible role")
