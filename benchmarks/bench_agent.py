@@ -17,11 +17,10 @@ from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.backends.taskstats import TaskstatsBackend
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import AgentStats
 from dev.live import Daemons, Failed, JobRoot

@@ -23,8 +23,7 @@ from colmet.common.schema import Batch, Sample, Table
 from colmet.common.transport import LinkClient, Push
 from colmet.common.wire import colmet06, v1
 from colmet.node.delivery.link import NodeLink
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.spool import LOCK, Spool
 from colmet.node.delivery.uplink import Times, Uplink
 

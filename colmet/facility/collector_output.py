@@ -18,10 +18,8 @@ from colmet.common.wire import v1
 from colmet.facility.rows import rows_of, tables_of
 from colmet.facility.sender import DEADLINE_S, Outcome
 from colmet.node.delivery.link import NodeLink, open_uplinks
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.requests import Requests
-from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.delivery.uplink import Times, Uplink
+from colmet.node.delivery.outbox import Outbox, SendQueue
+from colmet.node.delivery.uplink import Requests, Times, Uplink
 
 log = logging.getLogger(__name__)
 

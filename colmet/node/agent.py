@@ -21,11 +21,10 @@ from colmet.common.daemon.signals import Signals
 from colmet.common.daemon.systemd import Service
 from colmet.common.schema import Batch, Sample, Table
 from colmet.node.backend import InputBackend
-from colmet.node.background import BackgroundBackend
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import SendQueue
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.source import JobScan, JobSource
-from colmet.node.runner import Runner, connect
+from colmet.node.runner import BackgroundBackend, Runner, connect
 from colmet.node.schedule import Schedule, self_metrics_period_s
 from colmet.node.selfmetrics.agent_stats import AgentStats, Meter
 from colmet.node.selfmetrics.completeness import CompletenessStats

@@ -29,18 +29,16 @@ from colmet.common.tables.mapping import SCHEMA as MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.wire import v1
 from colmet.common.wire.control import Request
-from colmet.node import live_config, rust_configuration
+from colmet.node import live_config, once
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend, check_declarations
 from colmet.node.backends import NAMES
 from colmet.node.delivery import link
-from colmet.node.delivery.requests import Requests
-from colmet.node.delivery.send_queue import SendQueue
-from colmet.node.delivery.uplink import Times, Uplink
+from colmet.node.delivery.outbox import SendQueue
+from colmet.node.delivery.uplink import Requests, Times, Uplink
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import OAR2_ROOTS, JobSource
-from colmet.node.options import build_parser
 from colmet.node.schedule import Schedule, self_metrics_period_s
 from colmet.node.selfmetrics import agent_stats, completeness, mapping
 from colmet.node.selfmetrics.node_health import NodeHealth
@@ -54,6 +52,88 @@ UNNAMED = (
     "no collector is named, nothing is measured: set zeromq-uri in the file of --config, or run `colmet enrol` on the "
     "collector's machine"
 )
+# Options of Colmet 0.6: its command lines may abbreviate these.
+OPTIONS_06 = frozenset(
+    (
+        *("--cgroup", "--cpuset_rootpath", "--disable-procstats", "--enable-infiniband", "--enable-ipmipower"),
+        *("--enable-jobproc", "--enable-lustre", "--enable-nvidia", "--enable-perfhw", "--enable-RAPL"),
+        *("--enable-temperature", "--help", "--ipmipower-cmd", "--lustre-prefix", "--omnipath", "--perfhw-list"),
+        *("--pid", "--regex_job_id", "--sample-period", "--tid", "--verbose", "--version", "--zeromq-hwm"),
+        *("--zeromq-linger", "--zeromq-uri"),
+    )
+)
+
+
+def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
+    """Return the command line of colmet-node."""
+    parser = cli.Parser(
+        prog="colmet-node",
+        description="Measure the resource use of each job on this compute node, and send it to colmet-collector. Run "
+        "it as root: measuring other users' jobs requires its rights.",
+    )
+    parser.older = OPTIONS_06
+    startup.add_common_options(parser)
+    once.add_options(parser)
+    sending = parser.add_argument_group("where samples are sent")
+    link.add_options(sending)
+    startup.add_queue_options(sending)
+    curve.add_options(parser.add_argument_group("keys"))
+    _add_jobs(parser.add_argument_group("jobs"))
+    _add_unit(parser.add_argument_group("tasks to measure together, as job 0"))
+    group = parser.add_argument_group("what is measured")
+    group.add_argument(
+        "-s",
+        "--sample-period",
+        metavar="S",
+        type=cli.positive_seconds,
+        default=5.0,
+        help="seconds between two samples (default: %(default)g)",
+    )
+    for backend in backends:
+        backend.add_options(group)
+    mapping.add_options(group)
+    daemon = parser.add_argument_group("how colmet-node runs")
+    control.add_options(daemon, "node")
+    metrics_http.add_options(daemon)
+    live_config.add_options(daemon)
+    privileges.add_options(daemon)
+    return parser
+
+
+def _add_jobs(jobs: cli.Options) -> None:
+    jobs.add_argument(
+        "--cpuset_rootpath",
+        "--cpuset-rootpath",
+        metavar="PATH",
+        action="append",
+        help="search for jobs only in this directory of one cgroup for each job; of cgroup v1 or v2; repeatable "
+        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
+    )
+    jobs.add_argument(
+        "--regex_job_id",
+        "--regex-job-id",
+        metavar="RE",
+        action="append",
+        help="regular expression for the name of a job's directory, with the job id as its first group; repeatable: "
+        f"the first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+    )
+
+
+def _add_unit(unit: cli.Options) -> None:
+    unit.add_argument(
+        "-c",
+        "--cgroup",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="measure all tasks in this cgroup and below",
+    )
+    unit.add_argument(
+        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="measure this process"
+    )
+    unit.add_argument(
+        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="measure this thread"
+    )
 
 
 def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
@@ -115,7 +195,7 @@ def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], ho
     if options.metrics_listen:
         metrics_http.resolve(options.metrics_listen, metrics_http.OPTION)
     if options.enable_rust_configuration:
-        check_uri(options.enable_rust_configuration, rust_configuration.OPTION)
+        check_uri(options.enable_rust_configuration, live_config.OPTION)
     return NodeParts(find_jobs(options, host), backends, security)
 
 
@@ -150,14 +230,10 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
         if signals.stop_wanted():
             return 128 + min(signals.pending)
     text, status = call.result()
-    from colmet.node import once  # here and below: a daemon does not need it
-
     return status if once.show(text) else 1
 
 
 def _look_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> tuple[str, int]:
-    from colmet.node import once
-
     source = find_jobs(options, host)
     try:
         return once.report(options, classes, host, socket.gethostname(), source)
@@ -282,11 +358,11 @@ def open_sending(
 
 def open_rust_port(
     options: argparse.Namespace, asked: control.Control, stack: contextlib.ExitStack
-) -> rust_configuration.RustPort | None:
+) -> live_config.RustPort | None:
     """Open the port for the Rust node's senders of configurations; None if not configured."""
     if not options.enable_rust_configuration:
         return None
-    port = rust_configuration.RustPort(options.enable_rust_configuration, asked)
+    port = live_config.RustPort(options.enable_rust_configuration, asked)
     stack.callback(port.close)
     return port
 

@@ -22,13 +22,12 @@ from colmet.common.config import cli
 from colmet.common.daemon import startup
 from colmet.common.daemon.signals import Signals
 from colmet.node import main as node_main
-from colmet.node import options as node_options
 from colmet.node.backends import NAMES as INPUTS
 from colmet.node.delivery import link as node_link
 
 
 def node(*arguments):
-    return node_options.build_parser(startup.load(INPUTS)).parse_args(arguments)
+    return node_main.build_parser(startup.load(INPUTS)).parse_args(arguments)
 
 
 def collector(*arguments):
@@ -58,7 +57,7 @@ VALUES = {"--sample-period": "7", "--hdf5-complevel": "7", "--hdf5-complib": "lz
 
 @pytest.mark.parametrize(
     ("parse", "names"),
-    [(node, node_options.OPTIONS_06), (collector, collector_options.OPTIONS_06)],
+    [(node, node_main.OPTIONS_06), (collector, collector_options.OPTIONS_06)],
     ids=["node", "collector"],
 )
 def test_an_abbreviation_that_06_took_means_what_it_meant(parse, names):

@@ -23,7 +23,7 @@ from colmet.common.tables import schemas
 from colmet.common.wire import Decoder, link, v1
 from colmet.jobs.archive.archiver import WHOLE, Archiver
 from colmet.jobs.archive.store import ArchiveError, ArchiveStore
-from colmet.node.accounting import kept_totals
+from colmet.node.accounting.accumulator import unpack_totals
 from colmet.node.delivery.spool import EncodedBatch, Spool
 from colmet.node.system.state import BOOT_ID, StateFile
 from colmet.notices.state import State, StateError
@@ -125,7 +125,7 @@ def test_the_state_of_an_agent(fake, caplog):
 def test_totals_with_other_fields():
     text = json.dumps({"fields": ["one"], "schema": "", "jobs": [], "waits": 0}).encode()
     with pytest.raises(ValueError, match="other columns"):
-        kept_totals.unpack(struct.pack("<I", len(text)) + text, 4)
+        unpack_totals(struct.pack("<I", len(text)) + text, ["another"], 4)
 
 
 def test_the_archive(tmp_path):

@@ -21,7 +21,7 @@ from colmet.node.backend import InputBackend
 from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 from colmet.node.runner import Runner
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import _ROW, SCHEMA, AgentStats, Meter

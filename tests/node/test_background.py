@@ -11,8 +11,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
 from colmet.common.schema import Field, Sample, Schema
 from colmet.node.backend import InputBackend
-from colmet.node.background import BackgroundBackend, NotYet
-from colmet.node.runner import FIRST_RETRY_S, Runner
+from colmet.node.runner import FIRST_RETRY_S, BackgroundBackend, NotYet, Runner
 from tests.support.waiting import Clock, wait_for
 
 FIRST = Schema("slow_default", "node", [Field("n", "count", "gauge")])

@@ -12,8 +12,7 @@ from colmet.common.host.host import Host
 from colmet.common.schema import Batch, Sample, Table
 from colmet.common.wire import ENCODERS, Decoder
 from colmet.node import main
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.spool import Dropped, Spool
 from colmet.node.selfmetrics import completeness
 from tests.support.made_up_backend import SCHEMA as FAKE

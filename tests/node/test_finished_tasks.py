@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from colmet.node.accounting import finished_tasks
-from colmet.node.accounting.finished_tasks import FinishedTasks
+from colmet.node.accounting import task_states
+from colmet.node.accounting.task_states import FinishedTasks
 
 
 def tasks(*numbers):
@@ -32,7 +32,7 @@ def test_a_number_that_a_live_task_has_again_is_not_finished_any_more():
 
 
 def test_only_the_last_tasks_that_ended_are_kept(monkeypatch):
-    monkeypatch.setattr(finished_tasks, "MAX_FINISHED", 3)
+    monkeypatch.setattr(task_states, "MAX_FINISHED", 3)
     finished = FinishedTasks()
     for first in (1, 3, 5):
         finished.add(tasks(first, first + 1))

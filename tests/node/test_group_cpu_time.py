@@ -2,7 +2,7 @@
 
 import pytest
 
-from colmet.node.accounting.group_cpu_time import GroupCpuTime
+from colmet.node.accounting.job_cpu_time import GroupCpuTime
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.mounts import Mounts
 

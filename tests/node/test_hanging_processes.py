@@ -20,7 +20,7 @@ from colmet.node.agent import Agent
 from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 from colmet.node.schedule import Schedule
 from tests.support.direct import Direct
 from tests.support.place import skip_refused

@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from colmet.common.host.host import Host
-from colmet.node.jobs.finder import MAX_DEPTH, MAX_GROUPS
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
-from colmet.node.jobs.source import FULL_WALK_S, JobScan, JobSource
+from colmet.node.jobs.source import FULL_WALK_S, MAX_DEPTH, MAX_GROUPS, JobScan, JobSource
 from colmet.node.jobs.watches import Directories
 from tests.support.machine import CgroupRoot, cgroup_mount
 from tests.support.place import skip_refused

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from colmet.node.accounting.kept_totals import KeptJob, pack, unpack
+from colmet.node.accounting.accumulator import KeptJob, pack_totals, unpack_totals
 from colmet.node.kernel.taskstats import FIELDS
 
 WIDTH = len(FIELDS)
@@ -25,7 +25,7 @@ def kept(tasks, floor):
 
 def test_jobs_are_unpacked_as_they_were_packed():
     jobs = {7: kept(3, floor=True), 8: kept(0, floor=False), 9: kept(2, floor=False)}
-    found = unpack(pack(jobs, 4), 4)
+    found = unpack_totals(pack_totals(jobs, FIELDS, 4), FIELDS, 4)
     assert list(found) == [7, 8, 9]
     for job_id, job in jobs.items():
         for name, value in job._asdict().items():
@@ -38,11 +38,11 @@ def test_jobs_are_unpacked_as_they_were_packed():
         (b"", "struct.error|error: unpack"),
         (b"\1", "unpack"),
         (b"\2\0\0\0[]", "TypeError"),
-        (b"\2\0\0\0{}", "KeyError: 'schema'"),
-        (pack({7: kept(3, floor=False)}, 4)[:-1], "buffer"),
-        (pack({7: kept(3, floor=False)}, 5), "other waits"),
+        (b"\2\0\0\0{}", "KeyError: 'fields'"),
+        (pack_totals({7: kept(3, floor=False)}, FIELDS, 4)[:-1], "buffer"),
+        (pack_totals({7: kept(3, floor=False)}, FIELDS, 5), "other waits"),
     ],
 )
 def test_anything_else_is_a_value_error(data, text):
     with pytest.raises(ValueError, match=text):
-        unpack(data, 4)
+        unpack_totals(data, FIELDS, 4)

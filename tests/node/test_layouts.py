@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from colmet.common.host.host import Host
-from colmet.node.jobs.layouts import LAYOUTS, Claim
 from colmet.node.jobs.mounts import CgroupMount, Mounts, parse_mounts
+from colmet.node.jobs.places import LAYOUTS, Claim
 from tests.support.place import skip_refused
 
 BY_NAME = {layout.name: layout for layout in LAYOUTS}

@@ -15,9 +15,8 @@ from colmet.common.schema import Batch, Table
 from colmet.common.wire import Decoder, colmet06, v1
 from colmet.common.wire import link as wire
 from colmet.node.delivery.link import open_outbox
-from colmet.node.delivery.requests import MAX_WAITING, Requests
 from colmet.node.delivery.spool import EncodedBatch
-from colmet.node.delivery.uplink import Uplink, UplinkState, by_preference
+from colmet.node.delivery.uplink import MAX_WAITING, Requests, Uplink, UplinkState, by_preference
 from colmet.node.selfmetrics.node_health import NodeHealth
 from tests.support.node_link import EPOCH, TIMES, World
 

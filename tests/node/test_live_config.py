@@ -19,7 +19,7 @@ from colmet.common.daemon.control import Control, Errands
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.transport import Push
 from colmet.common.wire.control import decode_answer, decode_request, encode
-from colmet.node import live_config, rust_configuration
+from colmet.node import live_config
 from colmet.node.live_config import Remote, change, parse
 
 RUST = (Path(__file__).parents[1] / "data/control/reconfigure.bin").read_bytes()
@@ -218,7 +218,7 @@ def test_a_collector_that_is_known_changes_what_it_may_and_asks_nothing_else(ser
 def pushed(served):
     """What a sender of the Rust node does: connect, push, and go."""
     asked, node = served
-    port = rust_configuration.RustPort("tcp://127.0.0.1:*", asked)
+    port = live_config.RustPort("tcp://127.0.0.1:*", asked)
     port.start()
     push = Push(port.uri, 10, 5000)
 
@@ -261,9 +261,9 @@ def test_whatever_else_is_pushed_changes_nothing_and_is_counted(pushed, caplog):
 
 def test_a_port_of_another_program_is_left_to_it(served, caplog):
     asked, _ = served
-    port = rust_configuration.RustPort("tcp://127.0.0.1:*", asked)
+    port = live_config.RustPort("tcp://127.0.0.1:*", asked)
     assert "any user of this machine can change the sample period" in caplog.text
     with pytest.raises(ConfigError, match=r"--enable-rust-configuration tcp://127.0.0.1:\d+: Address already in use"):
-        rust_configuration.RustPort(port.uri, asked)
+        live_config.RustPort(port.uri, asked)
     port.close()
     port.close()

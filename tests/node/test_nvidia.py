@@ -13,11 +13,11 @@ import pytest
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.schema import Table
 from colmet.node.backends.nvidia import GPUS, JOBS, SCHEMA, NvidiaBackend
-from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.gpus.allocation import Devices, parse_devices, parse_resources
 from colmet.node.gpus.nvml import RENEW_S
 from colmet.node.jobs.job import Job
 from colmet.node.once import format_table
+from colmet.node.runner import BackgroundBackend, NotYet
 from tests.support import nvml_replay
 from tests.support.gpu_records import V100
 from tests.support.nvml_replay import DATA, LOST, NOT_LOADED, Replay

@@ -18,7 +18,7 @@ from colmet.common.errors import ParseError
 from colmet.common.host import processes as processes_module
 from colmet.common.host.processes import Question
 from colmet.common.tables.runs import RUN_FIELDS
-from colmet.node.accounting import idle_jobs
+from colmet.node.accounting.job_cpu_time import FULL_TICKS
 from colmet.node.backends import taskstats
 from colmet.node.backends.taskstats import SCHEMA, TaskstatsBackend
 from colmet.node.jobs.job import Job
@@ -1031,7 +1031,7 @@ def test_the_list_of_a_watched_idle_job_is_read_after_a_move_and_now_and_then(id
     idle.tick()
     idle.job(1)  # its task was moved out
     assert idle.tick() == {1: 100} and not any(kernel.asked)
-    for _ in range(idle_jobs.FULL_TICKS):
+    for _ in range(FULL_TICKS):
         idle.tick()
     assert [10] in kernel.asked, "it has left"
     kernel.asked.clear()
@@ -1057,13 +1057,13 @@ def test_a_dying_task_that_an_idle_job_lists_does_not_count_twice(node, kernel):
     in_group(node, 1, 140)
     node.tick()
     kernel.die(11, cpu=10)
-    for _ in range(2 * idle_jobs.FULL_TICKS):
+    for _ in range(2 * FULL_TICKS):
         assert node.tick() == {1: 140}
 
 
 def test_an_idle_job_is_read_now_and_then_and_always_if_its_cgroup_does_not_count_its_tasks(idle, kernel):
     kernel.run(10, 50 * MS)  # the cgroup's CPU time stays as it was
-    for _ in range(idle_jobs.FULL_TICKS):
+    for _ in range(FULL_TICKS):
         found = idle.tick()
     assert found == {1: 100 + 50 * MS}
     kernel.asked.clear()

@@ -11,7 +11,7 @@ import pytest
 from colmet.common.errors import BackendUnavailable
 from colmet.common.schema import Table
 from colmet.node.backends.temperature import MAX_SENSORS, SCHEMA, SENSOR_SCHEMA, TemperatureBackend
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 
 ZONES = "/sys/devices/virtual/thermal"
 

@@ -13,7 +13,7 @@ from colmet.common.daemon.status_checks import judge
 from colmet.common.daemon.systemd import Service
 from colmet.common.errors import ConfigError
 from colmet.node import main
-from colmet.node.options import build_parser
+from colmet.node.main import build_parser
 
 
 @pytest.fixture

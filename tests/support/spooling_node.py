@@ -23,8 +23,7 @@ from colmet.common.wire import v1
 from colmet.node.agent import Agent
 from colmet.node.backend import InputBackend
 from colmet.node.delivery.link import NodeLink
-from colmet.node.delivery.outbox import Outbox
-from colmet.node.delivery.send_queue import SendQueue
+from colmet.node.delivery.outbox import Outbox, SendQueue
 from colmet.node.delivery.spool import LOCK, Spool
 from colmet.node.delivery.uplink import Times, Uplink, by_preference
 from colmet.node.jobs.source import JobScan

@@ -26,7 +26,7 @@ from colmet.node.backends import NAMES
 from colmet.node.jobs.job import Job
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
-from colmet.node.options import build_parser as build_node_parser
+from colmet.node.main import build_parser as build_node_parser
 from colmet.node.schedule import Schedule
 from colmet.node.selfmetrics.agent_stats import AgentStats
 from dev.live import Failed, JobRoot

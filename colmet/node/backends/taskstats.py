@@ -23,18 +23,12 @@ from colmet.common.errors import ParseError
 from colmet.common.host.host import Host
 from colmet.common.schema import MISSING_INT, Sample, Schema
 from colmet.common.tables.taskstats import AGENT_COUNTERS, SCHEMA
-from colmet.node.accounting import kept_totals
-from colmet.node.accounting.accumulator import Accumulator, Ints, as_values
+from colmet.node.accounting.accumulator import Accumulator, Ints, KeptJob, as_values, pack_totals, unpack_totals
 from colmet.node.accounting.attribution import Attribution
 from colmet.node.accounting.child_cpu_time import ChildCpuTime
-from colmet.node.accounting.finished_tasks import FinishedTasks
-from colmet.node.accounting.group_cpu_time import GroupCpuTime
-from colmet.node.accounting.idle_jobs import IdleJobs, TasksReading
-from colmet.node.accounting.job_cpu_time import JobCpuTime
-from colmet.node.accounting.kept_totals import KeptJob
-from colmet.node.accounting.migrated_tasks import MigratedTasks
+from colmet.node.accounting.job_cpu_time import GroupCpuTime, IdleJobs, JobCpuTime, TasksReading
 from colmet.node.accounting.plausible import PlausibleWaits
-from colmet.node.accounting.task_states import TaskStates
+from colmet.node.accounting.task_states import FinishedTasks, MigratedTasks, TaskStates
 from colmet.node.backend import InputBackend, JobValue
 from colmet.node.jobs.job import Job
 from colmet.node.kernel.task_source import TaskSource
@@ -533,7 +527,7 @@ class TaskstatsBackend(InputBackend):
             floor = None if floor is None else totals
             beyond_ns = self._cpu_time.attributed.get(job, 0) - int(totals[_VIRTUAL])
             kept_jobs[job.id] = KeptJob(job.identity, sums, keys, values, excess, floor, beyond_ns, self._exits[job.id])
-        self._is_kept = self._state.save(kept_totals.pack(kept_jobs, waits))
+        self._is_kept = self._state.save(pack_totals(kept_jobs, FIELDS, waits))
 
     def _restore(self, data: bytes | None) -> None:
         """Read the output of `_keep`; used as its jobs are found again."""
@@ -541,7 +535,7 @@ class TaskstatsBackend(InputBackend):
         if data is None:
             return
         try:
-            self._restored = kept_totals.unpack(data, len(WAITS))
+            self._restored = unpack_totals(data, FIELDS, len(WAITS))
         except ValueError as err:
             log.warning("kept totals are of another version of Colmet, and are not used: %s", err)
 

@@ -20,9 +20,8 @@ from colmet.common.transport import LinkClient, Push, Socket, check_target, curv
 from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
 from colmet.node.delivery.outbox import MAX_AGE_S, Outbox
-from colmet.node.delivery.requests import Requests
 from colmet.node.delivery.spool import LOCK, EncodedBatch, Spool
-from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Times, Uplink, UplinkState, by_preference, hello
+from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Requests, Times, Uplink, UplinkState, by_preference, hello
 
 log = logging.getLogger(__name__)
 

@@ -1,16 +1,19 @@
-"""The uplink: the connection to one collector, its two sockets, and the collector's state as seen from here."""
+"""The uplink: the connection to one collector, its state as seen from here, and the requests that come over it."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import math
-from collections.abc import Container, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Container, Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from colmet import __version__
 from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.errors import WireError
 from colmet.common.ranges import Ranges
 from colmet.common.schema import Schema
@@ -418,3 +421,72 @@ def hello(host: str, epoch: int, coming: int, outbox: Sequence[tuple[int, int, i
     """Return the Hello of a node; with more than `MAX_RANGES` epochs it names the oldest."""
     ranges = tuple([wire.Range(*one) for one in outbox[: wire.MAX_RANGES]])
     return wire.Hello(host, epoch, coming, __version__, ranges)
+
+
+MAX_WAITING = 16
+
+
+class Requests:
+    """Queue of requests, answered one after the other in a thread that ends when the queue is empty.
+
+    Args:
+        handle: returns the answer to a request; may block. None: requests are refused.
+
+    Attributes:
+        fd: readable when there are answers.
+        answered: number of requests answered.
+        refused: number of requests without a handler, or beyond the limit of waiting ones.
+        failures: number of requests not answered because of a defect.
+    """
+
+    def __init__(self, handle: Callable[[bytes], bytes] | None) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[int, bytes, Any]] = deque()
+        self._answers: deque[tuple[int, bytes, Any]] = deque()
+        self._thread: threading.Thread | None = None
+        self._wakeup = Wakeup()
+        self.fd = self._wakeup.fd
+        self.answered = self.refused = self.failures = 0
+
+    def ask(self, number: int, content: bytes, asker: Any) -> None:
+        """Queue a request; `asker` is returned with the answer."""
+        with self._lock:
+            if self._handle is None or len(self._waiting) >= MAX_WAITING:
+                self.refused += 1
+                if powers_of_ten(self.refused):
+                    log.warning("link: request not answered refused=%d", self.refused)
+                return
+            self._waiting.append((number, content, asker))
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="requests", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting or self._handle is None:
+                    self._thread = None
+                    return
+                number, content, asker = self._waiting.popleft()
+            try:
+                answer = self._handle(content)
+            except Exception:  # a defect there must not leave the others unanswered
+                self.failures += 1
+                if powers_of_ten(self.failures):
+                    log.exception("link: defect in answering a request failures=%d", self.failures)
+                continue
+            self._answers.append((number, answer, asker))
+            self.answered += 1
+            self._wakeup.wake()
+
+    def answers(self) -> list[tuple[int, bytes, Any]]:
+        """Return number, answer and asker of each request answered since the last call."""
+        self._wakeup.clear()
+        return [self._answers.popleft() for _ in range(len(self._answers))]
+
+    def close(self) -> None:
+        """Refuse all further requests, and forget waiting ones."""
+        with self._lock:
+            self._handle = None
+            self._waiting.clear()

@@ -10,7 +10,7 @@ from functools import partial
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Question
-from colmet.node.jobs.layouts import job_number
+from colmet.node.jobs.places import job_number
 
 log = logging.getLogger(__name__)
 
