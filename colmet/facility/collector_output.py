@@ -108,10 +108,10 @@ class CollectorOutput:
     def _put(self, tables: Sequence[Table], time_ns: int) -> None:
         self._seq += 1
         # the jobs of this machine are not known here
-        self._queue.put(Batch(self._host_name, self._queue.epoch, self._seq, time_ns, None, tuple(tables)))
+        self._queue.put(Batch(self._host_name, self._queue.outbox.epoch, self._seq, time_ns, None, tuple(tables)))
 
     def _count_waiting(self) -> int:
-        return self._seq - self._queue.acknowledged - self._queue.dropped
+        return self._seq - self._queue.outbox.acknowledged - self._queue.dropped
 
     def finish(self, deadline_s: float = DEADLINE_S) -> Outcome:
         """Wait until all batches are acknowledged, for the deadline at most; return the outcome.
@@ -121,7 +121,7 @@ class CollectorOutput:
         until = time.monotonic() + deadline_s
         while self._count_waiting() > 0 and time.monotonic() < until and not self._stopping():
             time.sleep(POLL_S)
-        acknowledged, dropped, waiting = self._queue.acknowledged, self._queue.dropped, self._count_waiting()
+        acknowledged, dropped, waiting = self._queue.outbox.acknowledged, self._queue.dropped, self._count_waiting()
         before, self._former = self._former, (acknowledged, dropped)
         sent, lost = acknowledged - before[0], dropped - before[1] + waiting
         log.info("rows for the collector: batches acknowledged=%d lost=%d", sent, lost)

@@ -198,7 +198,7 @@ class Agent:
     def _batch(self, time_ns: int, tables: Iterable[Table], ended: Iterable[Job] = (), is_last: bool = False) -> Batch:
         self._seq += 1
         ids = {job.id for job in (*self._jobs.values(), *ended)} - {NODE_JOB}
-        batch = Batch(self._host_name, self._queue.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
+        batch = Batch(self._host_name, self._queue.outbox.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
         return self._with_ledger(batch, is_last)
 
     def _note_missed(self, time_ns: int) -> None:
@@ -237,10 +237,10 @@ class Agent:
             "wall_time": self._meter.wall_ns // 1000,
             "overruns": self._schedule.overruns,
             "ticks": self._ticks,
-            "batches_sent": self._queue.sent,
+            "batches_sent": self._queue.outbox.sent_batches,
             "batches_dropped": self._queue.dropped,
-            "batches_acknowledged": self._queue.acknowledged,
-            "batches_waiting": self._queue.waiting,
+            "batches_acknowledged": self._queue.outbox.acknowledged,
+            "batches_waiting": len(self._queue.outbox),
             "jobs": len(self._jobs.keys() - {NODE_JOB}),
             "jobs_without_rows": self._jobs_without_rows,
             **self._source.counters(),
@@ -387,7 +387,7 @@ class Agent:
         log.info(
             "stopping ticks=%d sent=%d dropped=%d overruns=%d",
             self._ticks,
-            self._queue.sent,
+            self._queue.outbox.sent_batches,
             self._queue.dropped,
             self._schedule.overruns,
         )

@@ -73,13 +73,39 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     )
     parser.older = OPTIONS_06
     startup.add_common_options(parser)
-    once.add_options(parser)
+    parser.add_argument(
+        "--once",
+        action="store_true",
+        help="print the available measurements and one sample, send nothing, and exit; status 1: nothing can be "
+        "measured",
+    )
     sending = parser.add_argument_group("where samples are sent")
     link.add_options(sending)
     startup.add_queue_options(sending)
     curve.add_options(parser.add_argument_group("keys"))
-    _add_jobs(parser.add_argument_group("jobs"))
-    _add_unit(parser.add_argument_group("tasks to measure together, as job 0"))
+    jobs = parser.add_argument_group("jobs")
+    jobs.add_argument(
+        "--cpuset_rootpath",
+        "--cpuset-rootpath",
+        metavar="PATH",
+        action="append",
+        help="search for jobs only in this directory of one cgroup for each job; of cgroup v1 or v2; repeatable "
+        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
+    )
+    jobs.add_argument(
+        "--regex_job_id",
+        "--regex-job-id",
+        metavar="RE",
+        action="append",
+        help="regular expression for the name of a job's directory, with the job id as its first group; repeatable: "
+        f"the first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
+    )
+    unit = parser.add_argument_group("tasks to measure together, as job 0")
+    listed: dict[str, Any] = {"action": "append", "default": []}
+    unit.add_argument("-c", "--cgroup", metavar="PATH", help="measure all tasks in this cgroup and below", **listed)
+    number = cli.whole_number(1)
+    unit.add_argument("-p", "--pid", metavar="PID", type=number, help="measure this process", **listed)
+    unit.add_argument("-t", "--tid", metavar="TID", type=number, help="measure this thread", **listed)
     group = parser.add_argument_group("what is measured")
     group.add_argument(
         "-s",
@@ -98,42 +124,6 @@ def build_parser(backends: Sequence[type[InputBackend]]) -> cli.Parser:
     live_config.add_options(daemon)
     privileges.add_options(daemon)
     return parser
-
-
-def _add_jobs(jobs: cli.Options) -> None:
-    jobs.add_argument(
-        "--cpuset_rootpath",
-        "--cpuset-rootpath",
-        metavar="PATH",
-        action="append",
-        help="search for jobs only in this directory of one cgroup for each job; of cgroup v1 or v2; repeatable "
-        "(default: the jobs of OAR and Slurm, wherever cgroups are mounted)",
-    )
-    jobs.add_argument(
-        "--regex_job_id",
-        "--regex-job-id",
-        metavar="RE",
-        action="append",
-        help="regular expression for the name of a job's directory, with the job id as its first group; repeatable: "
-        f"the first match counts (default: {DEFAULT_PATTERN.replace('%', '%%')})",
-    )
-
-
-def _add_unit(unit: cli.Options) -> None:
-    unit.add_argument(
-        "-c",
-        "--cgroup",
-        metavar="PATH",
-        action="append",
-        default=[],
-        help="measure all tasks in this cgroup and below",
-    )
-    unit.add_argument(
-        "-p", "--pid", metavar="PID", action="append", default=[], type=cli.whole_number(1), help="measure this process"
-    )
-    unit.add_argument(
-        "-t", "--tid", metavar="TID", action="append", default=[], type=cli.whole_number(1), help="measure this thread"
-    )
 
 
 def find_unit(options: argparse.Namespace, host: Host) -> Job | None:
@@ -217,6 +207,10 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     if not options.keep_privileges:
         privileges.drop(name for cls in classes for name in cls.capabilities)
 
+    def look() -> tuple[str, int]:
+        with contextlib.closing(find_jobs(options, host)) as source:
+            return once.report(options, classes, host, socket.gethostname(), source)
+
     def stopping() -> bool:
         if signals.stop_wanted():
             host.stop_commands()
@@ -225,20 +219,12 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # before and after, there is nothing to close
     with Signals((signal.SIGTERM, signal.SIGINT)) as signals:
         # in a thread: a signal that is handled while a program is being started would leave that program behind
-        call = Call(lambda: _look_once(options, classes, host), "once")
+        call = Call(look, "once")
         call.wait(math.inf, stopping, END_S)
         if signals.stop_wanted():
             return 128 + min(signals.pending)
     text, status = call.result()
     return status if once.show(text) else 1
-
-
-def _look_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> tuple[str, int]:
-    source = find_jobs(options, host)
-    try:
-        return once.report(options, classes, host, socket.gethostname(), source)
-    finally:
-        source.close()
 
 
 def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], settings: Settings) -> int:
@@ -257,8 +243,6 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     service = Service.from_environment()  # first, so that no started program inherits it
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # if the parent ignores it, no program has an exit status
     host = Host()
-    if options.brief and not options.once:
-        raise ConfigError("--brief goes with --once")
     if options.once:
         return run_once(options, classes, host)
     if not wait_for_collector(options, settings, service):
@@ -269,24 +253,52 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
     place = placement.Placement(host)
     if parts.security is None:
         log.warning("%s", curve.OFF)
+    host_name, times = socket.gethostname(), Times()
     with contextlib.ExitStack() as stack:
         asked = control.Control({})
-        sending = open_sending(options, host, parts.security, asked, stack)
+        outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
+        uplinks = link.open_uplinks(options, host_name, times, parts.security)
+        for uplink in uplinks:
+            stack.callback(uplink.close)
+        queue = SendQueue(v1.encode_short, outbox)
+        remote = live_config.Remote(asked, is_known=parts.security is not None or options.allow_remote_configure)
+        requests = Requests(remote.answer)
+        sender = link.NodeLink(
+            *(host_name, outbox, uplinks, queue.take, queue.fd),
+            window=options.zeromq_hwm,
+            times=times,
+            requests=requests,
+        )
+        stack.callback(end_sending, sender, queue)
         stack.callback(service.close)
         place.lower_priority()  # including ZeroMQ's threads
         counters = {
-            "spool": sending.queue.counters,
-            "link": sending.link.counters,
+            "spool": queue.counters,
+            "link": sender.counters,
             "control": asked.counters,
             "configuration": settings.counters,
-            "remote": sending.remote.counters,
+            "remote": remote.counters,
             "plugins": load_backends().counters,
         }
-        rust = open_rust_port(options, asked, stack)
-        if rust is not None:
+        rust: live_config.RustPort | None = None
+        if options.enable_rust_configuration:
+            rust = live_config.RustPort(options.enable_rust_configuration, asked)
+            stack.callback(rust.close)
             counters["rust_configuration"] = rust.counters
-        health = NodeHealth(counters, sending.uplinks, options.metrics_jobs)
-        agent = make_agent(options, host, parts, sending, place, health)
+        health = NodeHealth(counters, uplinks, options.metrics_jobs)
+        own_period_s = self_metrics_period_s(options.sample_period)
+        agent = Agent(
+            host_name,
+            parts.source,
+            parts.backends,
+            queue,
+            Schedule(options.sample_period),
+            placement=place,
+            agent_stats=agent_stats.AgentStats(host, own_period_s),
+            mapping=mapping.CounterNames(host, options.mapping_dir),
+            health=health,
+            completeness=open_completeness(own_period_s, queue, uplinks),
+        )
         stack.callback(agent.close)
         if options.metrics_listen:
             stack.callback(metrics_http.MetricsServer(options.metrics_listen, health.families, health.pause).close)
@@ -303,91 +315,10 @@ def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], sett
                 asked.listen(options.control_socket, "node")
                 if rust is not None:
                     rust.start()
-                sending.link.start()
+                sender.start()
                 agent.run(signals, errands, service, settings.reload)
             stack.close()  # here: a second signal, as from timeout(1), must not end it before all is sent
     return 0
-
-
-class Sending(NamedTuple):
-    """The opened parts that send a node's samples."""
-
-    host_name: str  # sent with them
-    queue: SendQueue  # receives the batches of the agent
-    uplinks: list[Uplink]  # connections to the collectors
-    link: link.NodeLink  # its thread writes and sends the batches
-    remote: live_config.Remote  # answers the collectors' requests
-
-
-def open_sending(
-    options: argparse.Namespace,
-    host: Host,
-    security: curve.Client | None,
-    asked: control.Control,
-    stack: contextlib.ExitStack,
-) -> Sending:
-    """Open the outbox and the connections to the collectors.
-
-    Args:
-        options: of the command line.
-        host: the machine.
-        security: the node's keys; None without.
-        asked: answers requests of clients of this machine, and those of collectors.
-        stack: closes all parts opened here, after the last batches are sent.
-    """
-    host_name, times = socket.gethostname(), Times()
-    outbox = stack.enter_context(contextlib.closing(link.open_outbox(options, host, host_name)))
-    uplinks = link.open_uplinks(options, host_name, times, security)
-    for uplink in uplinks:
-        stack.callback(uplink.close)
-    queue = SendQueue(v1.encode_short, outbox)
-    remote = live_config.Remote(asked, is_known=security is not None or options.allow_remote_configure)
-    sender = link.NodeLink(
-        host_name,
-        outbox,
-        uplinks,
-        take=queue.take,
-        wake_fd=queue.fd,
-        window=options.zeromq_hwm,
-        times=times,
-        requests=Requests(remote.answer),
-    )
-    stack.callback(end_sending, sender, queue)
-    return Sending(host_name, queue, uplinks, sender, remote)
-
-
-def open_rust_port(
-    options: argparse.Namespace, asked: control.Control, stack: contextlib.ExitStack
-) -> live_config.RustPort | None:
-    """Open the port for the Rust node's senders of configurations; None if not configured."""
-    if not options.enable_rust_configuration:
-        return None
-    port = live_config.RustPort(options.enable_rust_configuration, asked)
-    stack.callback(port.close)
-    return port
-
-
-def make_agent(
-    options: argparse.Namespace,
-    host: Host,
-    parts: NodeParts,
-    sending: Sending,
-    place: placement.Placement,
-    health: NodeHealth,
-) -> Agent:
-    """Return an agent made of these parts."""
-    return Agent(
-        sending.host_name,
-        parts.source,
-        parts.backends,
-        sending.queue,
-        Schedule(options.sample_period),
-        placement=place,
-        agent_stats=agent_stats.AgentStats(host, self_metrics_period_s(options.sample_period)),
-        mapping=mapping.CounterNames(host, options.mapping_dir),
-        health=health,
-        completeness=open_completeness(options.sample_period, sending.queue, sending.uplinks),
-    )
 
 
 def wait_for_collector(options: argparse.Namespace, settings: Settings, service: Service) -> bool:
@@ -450,9 +381,7 @@ def _find_collector(options: argparse.Namespace, settings: Settings, state: dict
     return False
 
 
-def open_completeness(
-    sample_period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]
-) -> completeness.CompletenessStats:
+def open_completeness(period_s: float, queue: SendQueue, uplinks: Sequence[Uplink]) -> completeness.CompletenessStats:
     """Return the counts of completeness."""
 
     def delivery_totals() -> completeness.DeliveryTotals:
@@ -463,9 +392,7 @@ def open_completeness(
             sum(uplink.duplicates for uplink in uplinks),
         )
 
-    return completeness.CompletenessStats(
-        delivery_totals, self_metrics_period_s(sample_period_s), (AGENT.name, MAPPING.name)
-    )
+    return completeness.CompletenessStats(delivery_totals, period_s, (AGENT.name, MAPPING.name))
 
 
 def end_sending(sender: link.NodeLink, queue: SendQueue) -> None:

@@ -214,7 +214,7 @@ def test_the_row_of_whole_batches_counts_those_of_this_start_alone(tmp_path):
     queue.outbox.sent((2, 0))
     kept = main.open_completeness(5.0, queue, [])
     delivery = kept._delivery()
-    assert queue.acknowledged == 4 and queue.dropped == 1, "all, for the log"
+    assert queue.outbox.acknowledged == 4 and queue.dropped == 1, "all, for the log"
     assert dict(delivery.batches) == {"taken": 1, "sent": 1, "acknowledged": 0, "dropped": 0}
     earlier.close()
     queue.outbox.close()

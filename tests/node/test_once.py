@@ -23,7 +23,6 @@ from colmet.node.backends import NAMES
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.main import build_parser
-from colmet.node.system import privileges
 
 COMMAND = [sys.executable, "-m", "colmet.node.main", "--once"]
 
@@ -118,55 +117,6 @@ def test_it_says_which_controllers_hold_the_jobs_and_how_oar_counts_their_memory
     fake.write("/cgroup/memory/oar/bob_42/tasks", "")
     text = printed()
     assert "/oar/bob_42: cpu, cpuacct, memory; not blkio, pids " in text and "Enable_mem_cg" not in text
-
-
-def test_brief_is_a_screen_with_a_line_for_each_job_and_why_a_backend_is_off(fake, monkeypatch):
-    monkeypatch.setattr(privileges, "find_lacking", lambda *names: [])
-    for number in range(1, 13):
-        job(fake, f"bob_{number}", "", "1\n2\n")
-    schema = Schema(
-        "cgroup_default",
-        "job",
-        [
-            Field("cpu_usage", "nsec", "counter"),
-            Field("memory_current", "bytes", "gauge"),
-            Field("io_read_bytes", "bytes", "counter"),
-        ],
-    )
-
-    def sample(self, jobs):
-        for one in jobs:
-            if one.id:
-                yield Sample(one.id, {"cpu_usage": one.id * 10**9, "memory_current": None if one.id == 12 else 3 << 20})
-
-    classes = [
-        fake_class("one", schema=schema, sample=sample),
-        fake_class("absent", why_not="no such device; modprobe it " + "and so on " * 12),
-        fake_class("unasked", wanted=False),
-    ]
-    text, status = report(fake, *classes, arguments=["--brief"])
-    lines = text.splitlines()
-    assert status == 0 and len(lines) <= 24 and max(map(len, lines)) <= 80
-    assert lines[2] == "12 jobs found in /oar"
-    assert lines[4].split() == ["12", "bob", "-", "-", "12", "s", "-", "-", "-"], "a missing value is no 0"
-    assert lines[5].split() == ["11", "bob", "-", "-", "11", "s", "3.00", "MiB", "-", "-"]
-    assert lines[14].strip() == "and 2 more, with less CPU time"
-    assert "on: one" in lines and "not requested: unasked" in lines
-    assert any(line.startswith("absent off: no such device; modprobe it") for line in lines)
-
-
-def test_brief_without_jobs_says_where_it_looked(fake):
-    assert "No job found: none of the places" in report(fake, fake_class("one"), arguments=["--brief"])[0]
-    fake.mkdir("/oar")
-    text, status = report(fake, fake_class("absent", why_not="gone"), arguments=["--brief"])
-    assert "No job found in /oar." in text and status == 1
-
-
-def test_brief_is_a_part_of_once(tmp_path):
-    done = subprocess.run(
-        [*COMMAND[:-1], "--brief", "--cpuset_rootpath", str(tmp_path)], capture_output=True, text=True, timeout=60
-    )
-    assert done.returncode == 2 and "--brief goes with --once" in done.stderr
 
 
 def test_a_backend_that_measures_a_part_says_which(fake):

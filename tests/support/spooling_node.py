@@ -112,7 +112,7 @@ def main(host_name, directory, notes, spool_bytes, factor, *uris):
         link.start()
         agent.run(signals)
     until = time.monotonic() + AT_MOST_S
-    while (queue.waiting or len(outbox)) and time.monotonic() < until:
+    while len(outbox) and time.monotonic() < until:
         time.sleep(0.02)
     assert link.stop(queue.wake)
     for dropped in queue.dropped_ranges():

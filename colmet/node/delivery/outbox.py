@@ -399,26 +399,6 @@ class SendQueue:
             )
 
     @property
-    def epoch(self) -> int:
-        """The epoch of this start of the agent."""
-        return self.outbox.epoch
-
-    @property
-    def sent(self) -> int:
-        """The number of batches sent, each counted once."""
-        return self.outbox.sent_batches
-
-    @property
-    def acknowledged(self) -> int:
-        """The number of acknowledged batches, those of earlier starts included."""
-        return self.outbox.acknowledged
-
-    @property
-    def waiting(self) -> int:
-        """The number of batches in the outbox."""
-        return len(self.outbox)
-
-    @property
     def dropped(self) -> int:
         """The number of dropped batches."""
         return self.overflowed + self.outbox.dropped
