@@ -8,7 +8,7 @@ import logging
 import select
 import signal
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -79,14 +79,12 @@ class Pace:
 
 def _runs_apart(jobs: Iterable[Job]) -> list[list[Job]]:
     """Return jobs in groups with each number once: a batch has one row of a job in a table."""
-    groups: list[list[Job]] = []
+    groups: defaultdict[int, list[Job]] = defaultdict(list)
     runs: Counter[int] = Counter()
     for job in jobs:
+        groups[runs[job.id]].append(job)
         runs[job.id] += 1
-        if runs[job.id] > len(groups):
-            groups.append([])
-        groups[runs[job.id] - 1].append(job)
-    return groups
+    return list(groups.values())
 
 
 class Agent:
@@ -98,11 +96,9 @@ class Agent:
         backends: measure them; each is called after the providers of the values it needs (`runner.connect`).
         queue: for the batch of each tick.
         schedule: times of the ticks.
-        placement: keeps the agent off the jobs' CPUs; None leaves its CPUs unchanged.
-        agent_stats: builds the table of self-metrics; None sends none.
-        mapping: makes the table of the contents of numbered columns; None sends none.
-        health: receives the agent's state and its batches; None without control socket and metrics page.
-        completeness: adds the tables of completeness; None sends none.
+        placement: keeps the agent off the jobs' CPUs.
+        agent_stats, mapping, completeness: make the agent's own tables.
+        health: receives the agent's state and its batches.
 
     Attributes:
         runners: one for each backend, in calling order.
@@ -284,11 +280,7 @@ class Agent:
         self._notice(self._scan().jobs)
 
     def step(self, ready: Collection[int]) -> None:
-        """Handle events between two ticks: jobs that began, changed or ended, and events of backends.
-
-        Args:
-            ready: readable descriptors.
-        """
+        """Handle the events of these readable descriptors: jobs that began, changed or ended, and those of backends."""
         if self._source.fd in ready:
             with self._looks.working():
                 changed = self._scan().changed
@@ -322,14 +314,7 @@ class Agent:
         service: Service | None = None,
         reload: Callable[[], None] = lambda: None,
     ) -> None:
-        """Tick until SIGTERM or SIGINT; between ticks, handle events of jobs and tasks.
-
-        Args:
-            signals: the received signals.
-            errands: calls of other threads, made between ticks.
-            service: the service manager: receives readiness, status and watchdog messages.
-            reload: handles SIGHUP, between ticks.
-        """
+        """Tick until SIGTERM or SIGINT; between ticks, handle events of jobs and tasks, `errands` and SIGHUP."""
         service = service or Service()
         self.open()
         always = {signals.fd, errands.fd} if errands is not None else {signals.fd}
@@ -401,18 +386,18 @@ class Agent:
         if self._health is not None:
             self._health.sampling = False
 
-    def _send(self, batch: Batch) -> None:
-        self._queue.put(batch)
-        if self._health is not None:
-            with self._spared():
-                self._health.take(batch)
-
     def _note_state(self, service: Service) -> None:
         """Note the agent's state, for its control socket and the service manager."""
         if self._health is not None:
             with self._spared():
                 self._health.note(self.runners, self._totals(), self._meter.last_wall_ns, self._schedule.period_s)
                 service.status(self._health.line)
+
+    def _send(self, batch: Batch) -> None:
+        self._queue.put(batch)
+        if self._health is not None:
+            with self._spared():
+                self._health.take(batch)
 
     @contextlib.contextmanager
     def _spared(self, message: str = "agent_default not sent failures=%d") -> Iterator[None]:

@@ -192,10 +192,6 @@ class Remote:
 class RustPort:
     """Receiver of configurations pushed by the Rust node's senders, in a thread of its own; they get no answer.
 
-    Args:
-        uri: to bind.
-        asked: answers requests.
-
     Raises:
         ConfigError: the URI cannot be bound.
     """
@@ -207,12 +203,8 @@ class RustPort:
         # twice the limit of a message: one slightly too large is still received, refused and counted
         self._pull = Pull(uri, QUEUE, option=OPTION, max_bytes=2 * MAX_REQUEST_BYTES)
         self.uri = self._pull.uri
-        if self.uri.startswith(LOOPBACK):
-            log.warning("any user of this machine can change the sample period and the perf events uri=%s", self.uri)
-        else:
-            log.warning(
-                "any host that reaches this port can change the sample period and the perf events uri=%s", self.uri
-            )
+        who = "user of this machine" if self.uri.startswith(LOOPBACK) else "host that reaches this port"
+        log.warning("any %s can change the sample period and the perf events uri=%s", who, self.uri)
         self._wakeup = Wakeup()
         self._pull.wake_on(self._wakeup.fd)
         self._thread = threading.Thread(target=self._run, name="rust-port", daemon=True)

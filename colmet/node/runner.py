@@ -59,9 +59,6 @@ class BackgroundBackend(InputBackend):
           |                                                                    +---sample() or take()-+
           +--------------- close(): as soon as the call under way has returned ----- any state
 
-    Args:
-        backend: the blocking one.
-
     Attributes:
         meter: CPU and wall time of the calls.
         measured_ns: end of the measurement last returned by `sample()` or `take()`, since the epoch.
@@ -110,25 +107,21 @@ class BackgroundBackend(InputBackend):
         self._result()
 
     def sample(self, jobs: Sequence[Job]) -> Iterable[Sample]:
-        """Return the rows measured since the last call, and start the next measurement.
-
-        Raises:
-            Exception: raised by the measurement.
-        """
+        """Return the rows measured since the last call, or raise its error, and start the next measurement."""
         self.is_busy = not self._has_ended()
         if self.is_busy:
             self._skipped += 1
             return ()
         asked = self._backend.ask(jobs)
+        is_usable = True
         try:
-            samples = self.take()
+            return self.take()
         except BackendUnavailable:
-            raise  # it is closed, and opened again later
-        except Exception:  # of any kind: the next measurement may succeed
-            self._begin(lambda: list(self._backend.sample(asked)))
+            is_usable = False  # it is closed, and opened again later
             raise
-        self._begin(lambda: list(self._backend.sample(asked)))
-        return samples
+        finally:
+            if is_usable:  # after any other failure the next measurement may succeed
+                self._begin(lambda: list(self._backend.sample(asked)))
 
     def take(self) -> Iterable[Sample]:
         """Return the rows measured since the last call, and start nothing."""
@@ -170,11 +163,12 @@ class BackgroundBackend(InputBackend):
 
     def _begin(self, function: Callable[[], Any]) -> None:
         self._began = self._monotonic()
-        self._call = Call(lambda: self._metered(function), f"colmet-{self.name}")
 
-    def _metered(self, function: Callable[[], Any]) -> Any:
-        with self.meter:
-            return function()
+        def measured() -> Any:
+            with self.meter:
+                return function()
+
+        self._call = Call(measured, f"colmet-{self.name}")
 
     def _has_ended(self) -> bool:
         """Return whether no call is under way; log once a call that exceeds its deadline."""

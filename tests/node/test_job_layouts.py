@@ -576,7 +576,7 @@ def test_nothing_is_left_of_2_000_jobs_that_come_and_go(machine):
     source = machine.source()
     machine.fake.mkdir("/sys/fs/cgroup/unified/oar.slice")
     source.scan()
-    watches, kept = source._directories.watched, machine.fake.host.kept
+    watches, kept = len(source._directories._paths), machine.fake.host.kept
     base = machine.fake.path / "sys/fs/cgroup/unified/oar.slice"
     for start in range(1, 2_001, 100):
         for n in range(start, start + 100):
@@ -585,7 +585,7 @@ def test_nothing_is_left_of_2_000_jobs_that_come_and_go(machine):
             (job / "step/cgroup.threads").write_text("1\n")
         jobs = source.scan().jobs
         assert len(jobs) == 100 and all(job.tids() == [1] for job in jobs)
-        assert source._directories.watched == watches + 200
+        assert len(source._directories._paths) == watches + 200
         for n in range(start, start + 100):
             job = base / f"oar-u1-j{n}.slice"
             (job / "step/cgroup.threads").unlink()
@@ -595,7 +595,7 @@ def test_nothing_is_left_of_2_000_jobs_that_come_and_go(machine):
         assert scan.jobs == [] and len(scan.ended) == 100
     assert source.started == source.ended == 2_000
     directories = source._directories
-    assert (directories.watched, machine.fake.host.kept) == (watches, kept)
+    assert (len(directories._paths), machine.fake.host.kept) == (watches, kept)
     assert len(directories._entries) <= watches + 1 and len(directories._manager.watches) == watches
     assert not (
         source._keys or source._owners or source._finder._too_many or directories.changed or directories.removed
@@ -721,7 +721,7 @@ def test_live_changes_are_reported_for_moved_tasks_steps_and_on_v2_for_groups_th
         (step / "cgroup.procs").write_text(str(process.pid))
         assert source.scan().changed == [job]
         assert job.tids() == [process.pid] and len(job.cgroups) == 2
-        watched = source._directories.watched
+        watched = len(source._directories._paths)
         if version == 2:
             time.sleep(0.2)  # so that what the kernel says of the moves is not taken for what it says of the end
             source.scan()
@@ -735,7 +735,7 @@ def test_live_changes_are_reported_for_moved_tasks_steps_and_on_v2_for_groups_th
         CgroupRoot.remove(step)
         CgroupRoot.remove(group)
         assert source.scan() == JobScan([], [], [job])
-        assert source._directories.watched == watched - 2, "no watch stays on directories that are gone"
+        assert len(source._directories._paths) == watched - 2, "no watch stays on directories that are gone"
     finally:
         process.kill()
         process.wait()

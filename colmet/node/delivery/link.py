@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from colmet import __version__
 from colmet.common.config import cli
 from colmet.common.config.keys import read_uris
 from colmet.common.daemon.logs import powers_of_ten
@@ -21,7 +22,7 @@ from colmet.common.wire import Decoder, colmet06
 from colmet.common.wire import link as wire
 from colmet.node.delivery.outbox import MAX_AGE_S, Outbox
 from colmet.node.delivery.spool import LOCK, EncodedBatch, Spool
-from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Requests, Times, Uplink, UplinkState, by_preference, hello
+from colmet.node.delivery.uplink import AUTO, COLMET06, V1, Requests, Times, Uplink, UplinkState, by_preference
 
 log = logging.getLogger(__name__)
 
@@ -206,12 +207,10 @@ class NodeLink:
         host: name of this host.
         outbox: the batches to send.
         uplinks: to the collectors, in order of preference.
-        take: returns new batches.
-        wake_fd: readable when there are new batches.
+        take, wake_fd: return new batches; readable when there are some.
         window: limit of unacknowledged batches on their way.
         rate: of batches that are not new, per second.
-        times: intervals and timeouts.
-        requests: answers the collectors' requests.
+        times, requests: intervals and timeouts; answers to the collectors' requests.
 
     Attributes:
         resent: number of batches sent again.
@@ -238,7 +237,9 @@ class NodeLink:
         self._take = take
         self._wake_fd = wake_fd
         self._window = window
+        self._window_of_old = max(1, window // 2)
         self._rate = rate
+        self._burst = max(1.0, rate / 4)  # batches at once after a quiet time
         self._times = times or Times()
         self._requests = requests or Requests(None)
         self._monotonic = monotonic
@@ -248,7 +249,7 @@ class NodeLink:
         self._cursor: Key | None = (0, 0)  # the next key to send is not before it; None: none to send
         self._passed: Key | None = None  # the first skipped batch: it was sent in v1 before
         self._decoder = Decoder()
-        self._tokens = TokenBucket(rate, _burst(rate), monotonic)
+        self._tokens = TokenBucket(rate, self._burst, monotonic)
         self._tokens.use(self._tokens.left() - 1)
         self._looked_at = monotonic()
         self._uplink = uplinks[0]
@@ -299,11 +300,7 @@ class NodeLink:
             time.sleep(0.1)
 
     def stop(self, wake: Callable[[], None]) -> bool:
-        """Have the thread send its last batches within `farewell_s`, and end; return whether it ended.
-
-        Args:
-            wake: makes `wake_fd` readable.
-        """
+        """Have the thread, woken by `wake`, send its last batches within `farewell_s`; return whether it ended."""
         self._stopping = True
         if self._thread is None:
             return True
@@ -314,7 +311,7 @@ class NodeLink:
     def _finish(self) -> None:
         """Send waiting batches while a collector receives them, for `farewell_s` at most."""
         until = self._monotonic() + self._times.farewell_s
-        self._tokens.use(self._tokens.left() - _burst(self._rate))  # all may be sent at once
+        self._tokens.use(self._tokens.left() - self._burst)  # all may be sent at once
         while True:
             self.step()
             now = self._monotonic()
@@ -490,10 +487,6 @@ class NodeLink:
         self._outstanding[key] = _Sent(uplink, now + pause_s, is_short)
         return True
 
-    @property
-    def _window_of_old(self) -> int:
-        return max(1, self._window // 2)
-
     def _may_send_again(self) -> bool:
         """Return whether old batches may be sent: the collector's batches and its dialect must be known first."""
         return self._uplink.state in (UplinkState.THERE, UplinkState.MUTE) and bool(self._uplink.dialect)
@@ -542,7 +535,8 @@ class NodeLink:
                 else:
                     self._take_back(uplink)
             if uplink.hello(now, waiting and uplink is self._uplink):
-                uplink.say(hello(self._host, self._outbox.epoch, self._outbox.coming, self._outbox.ranges()), now)
+                ranges = tuple([wire.Range(*one) for one in self._outbox.ranges()[: wire.MAX_RANGES]])  # the oldest
+                uplink.say(wire.Hello(self._host, self._outbox.epoch, self._outbox.coming, __version__, ranges), now)
         if now - self._looked_at >= self._times.ask_s / 2:
             self._looked_at = now
             self._outbox.flush()
@@ -560,8 +554,3 @@ class NodeLink:
             if len(self._tries) > self._most_tries:  # of some acknowledged before their retry
                 self._tries = {key: tries for key, tries in self._tries.items() if key in self._outbox}
                 self._most_tries = 2 * len(self._tries) + self._window
-
-
-def _burst(rate: float) -> float:
-    """Return the number of batches that may be sent at once after a quiet time."""
-    return max(1.0, rate / 4)

@@ -99,13 +99,13 @@ class Outbox:
     Args:
         epoch: of this start.
         spool: keeps them on disk; None keeps all in memory.
-        max_memory_bytes: limit of the batches in memory; beyond it the oldest are dropped.
-        max_age_s: limit of the age of batches in memory.
+        max_memory_bytes, max_age_s: limits of the batches in memory; beyond them the oldest are dropped.
 
     Attributes:
         dropped: number of dropped batches.
+        dropped_ranges: those dropped since the start, the latest last; at most the latest 256.
         sent_batches: batches of this start that were sent, each counted once.
-        acknowledged: number of batches on a collector's disk.
+        acknowledged: number of batches on a collector's disk, those of earlier starts included.
         stats: counts of the batches of this start, by table.
     """
 
@@ -127,7 +127,7 @@ class Outbox:
         self._memory: dict[tuple[int, int], EncodedBatch] = {}
         self._numbers: dict[int, Ranges] = {}  # by epoch, the oldest first
         self._sent: dict[int, Ranges] = {}  # by this process, by epoch
-        self._dropped_ranges: tuple[Dropped, ...] = ()
+        self.dropped_ranges: tuple[Dropped, ...] = ()
 
     def __len__(self) -> int:
         """Return the number of batches kept."""
@@ -249,27 +249,18 @@ class Outbox:
             self._note_dropped(batches._replace(first=low, last=high))
 
     def _note_dropped(self, dropped: Dropped) -> None:
-        """Count dropped batches, and remember their range."""
         before, self.dropped = self.dropped, self.dropped + dropped.last - dropped.first + 1
         if powers_of_ten(self.dropped, before):
             log.error(
                 "batches dropped that no collector has acknowledged cause=%s dropped=%d epoch=%d numbers=%d..%d",
-                dropped.cause,
-                self.dropped,
-                dropped.epoch,
-                dropped.first,
-                dropped.last,
+                *(dropped.cause, self.dropped, *dropped[:3]),
             )
-        ranges = self._dropped_ranges
+        ranges = self.dropped_ranges
         following = dropped.epoch, dropped.first, dropped.cause
         if ranges and (ranges[-1].epoch, ranges[-1].last + 1, ranges[-1].cause) == following:
             dropped = ranges[-1]._replace(last=dropped.last, until_ns=dropped.until_ns)
             ranges = ranges[:-1]
-        self._dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
-
-    def dropped_ranges(self) -> tuple[Dropped, ...]:
-        """Return the ranges dropped since the start, the latest last; at most the latest 256."""
-        return self._dropped_ranges
+        self.dropped_ranges = (*ranges, dropped)[-MAX_DROPPED_RANGES:]
 
     def _remove(self, epoch: int, first: int, last: int, what: str) -> list[tuple[int, int]]:
         """Remove batches, as far as they are kept, and count their outcome; return their numbers, as ranges."""
@@ -346,13 +337,10 @@ class SendQueue:
     Args:
         encode: encoder of v1, of its short form or the full one.
         outbox: keeps the batches, in the thread of the link.
-        max_bytes: limit of the queue.
 
     Attributes:
-        fd: readable when there are batches to take.
-        wake: makes `fd` readable.
-        taken: number of batches put.
-        overflowed: number of batches dropped by the queue.
+        fd: readable when there are batches to take; `wake` makes it so.
+        taken, overflowed: numbers of batches put, and of those dropped by the queue.
     """
 
     def __init__(self, encode: Callable[[Batch], bytes], outbox: Outbox, max_bytes: int = QUEUE_BYTES) -> None:
@@ -405,7 +393,7 @@ class SendQueue:
 
     def dropped_ranges(self) -> list[Dropped]:
         """Return the latest ranges of batches dropped since the start."""
-        return [*self._overflows, *self.outbox.dropped_ranges()]
+        return [*self._overflows, *self.outbox.dropped_ranges]
 
     def counters(self) -> dict[str, int]:
         """Return the counters, by name."""

@@ -11,7 +11,6 @@ from collections.abc import Callable, Container, Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from colmet import __version__
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.errors import WireError
@@ -24,6 +23,7 @@ log = logging.getLogger(__name__)
 
 MAX_RUNS = 1024  # ranges of numbers sent over one uplink, of one epoch
 MAX_CARRIED = 64  # batches with new descriptions, on their way over one uplink
+MAX_WAITING = 16  # requests
 MAX_DESCRIBED = 512  # half of what a collector keeps
 AUTO, V1, COLMET06 = "auto", "v1", "colmet06"
 
@@ -53,11 +53,6 @@ class Times(NamedTuple):
     resend_most_s: float = 60.0
     back_s: float = 30.0
     farewell_s: float = 2.0
-
-    def faster(self, factor: float) -> Times:
-        """Return these times divided by `factor`, except those dependent on the speed of connecting sockets."""
-        faster = Times(*[seconds / factor for seconds in self])
-        return faster._replace(mute_s=self.mute_s, mute_known_s=self.mute_known_s)
 
 
 class UplinkState(Enum):
@@ -92,14 +87,11 @@ class Uplink:
 
     Args:
         uri: of the collector, for the log.
-        push: socket for data.
-        link: socket for acknowledgements; None without them.
-        times: intervals and timeouts.
+        push, link: sockets for data and for acknowledgements.
         now: time on the clock of all other methods.
         wire: AUTO, or the dialect of the batches: V1 or COLMET06.
 
     Attributes:
-        wire: the same.
         sends: the dialect as of the latest look, for any thread.
         state: of the collector.
         since: start of this state.
@@ -166,13 +158,10 @@ class Uplink:
         return V1 if is_answered else ""
 
     def notice(self, now: float) -> bool:
-        """Check whether the data connection is a new one; with `AUTO` the collector is then asked again.
+        """Return whether the data connection is a new one, and may be to a collector without the earlier batches.
 
-        It may be another collector. The link is reopened, so that every answer is newer than the data connection.
-        Call this before `receive`.
-
-        Returns:
-            Whether earlier batches may be missing at the present collector.
+        With `AUTO` it is then asked again: the link is reopened, so that every answer is newer than the data
+        connection. Call this before `receive`.
         """
         connection = self.push.connection if self.wire == AUTO and self.link is not None else 0
         if connection in (0, self._connection):
@@ -417,20 +406,8 @@ class Uplink:
         self.push.close()
 
 
-def hello(host: str, epoch: int, coming: int, outbox: Sequence[tuple[int, int, int]]) -> wire.Hello:
-    """Return the Hello of a node; with more than `MAX_RANGES` epochs it names the oldest."""
-    ranges = tuple([wire.Range(*one) for one in outbox[: wire.MAX_RANGES]])
-    return wire.Hello(host, epoch, coming, __version__, ranges)
-
-
-MAX_WAITING = 16
-
-
 class Requests:
-    """Queue of requests, answered one after the other in a thread that ends when the queue is empty.
-
-    Args:
-        handle: returns the answer to a request; may block. None: requests are refused.
+    """Queue of requests, answered one after the other by `handle`, in a thread that ends when the queue is empty.
 
     Attributes:
         fd: readable when there are answers.
@@ -484,9 +461,3 @@ class Requests:
         """Return number, answer and asker of each request answered since the last call."""
         self._wakeup.clear()
         return [self._answers.popleft() for _ in range(len(self._answers))]
-
-    def close(self) -> None:
-        """Refuse all further requests, and forget waiting ones."""
-        with self._lock:
-            self._handle = None
-            self._waiting.clear()

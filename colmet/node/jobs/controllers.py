@@ -91,13 +91,7 @@ def controllers_of_job(host: Host, job: Job, is_job: bool = True) -> JobControll
 
 
 def distinct_controllers(host: Host, jobs: Iterable[Job], states: Sequence[PlaceState]) -> list[JobControllers]:
-    """Return the controllers of jobs, each different set once; without jobs, those of the places for jobs.
-
-    Args:
-        host: the machine.
-        jobs: all existing jobs.
-        states: of the places searched.
-    """
+    """Return the controllers of jobs, each different set once; without jobs, those of the places for jobs."""
     found = [controllers_of_job(host, job) for job in jobs if job.id != NODE_JOB and job.tops]
     if not found:
         found = [held for state in states if state.state != ABSENT for held in _of_place(host, state.path)]

@@ -29,16 +29,7 @@ _USER_SEARCHES, _USER_PROCESSES = 20, 32  # bounds of the search for a job's use
 class Job:
     """One job on this node, or the unit of tasks named by the command line (id 0).
 
-    `tids` and `pids` are read at most once a tick.
-
-    Args:
-        host: the machine.
-        job_id: the job's number.
-        user: its owner.
-        cgroups: its directories.
-        pids: further processes.
-        tids: further threads.
-        mounts: the cgroup mounts; without them all directories count as cgroup v1.
+    `tids` and `pids` are read at most once a tick. Without `mounts` all directories count as cgroup v1.
 
     Attributes:
         id: the job's number.
@@ -83,7 +74,7 @@ class Job:
         self.listed_ns = 0
         self._misses: dict[str, int] = {}
         self._user_searches = 0
-        self._within: list[str] = []
+        self._within: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Job({self.id}, {self.user!r}, {list(self.cgroups)})"
@@ -175,30 +166,27 @@ class Job:
             self._mounts.refresh(anyway=True)
             self._mounts.close()
         point = self._mounts.unified if controller == "unified" else self._mounts.v1.get(controller)
-        within = set(self._within_mounts(self._mounts)) if point is not None else set()
-        return f"{point}".rstrip("/") + within.pop() if len(within) == 1 else None
-
-    def _within_mounts(self, mounts: Mounts) -> Sequence[str]:
-        """Return the job's own directories, each from the mount point of its hierarchy on."""
-        if not self._within:
+        if point is None:
+            return None
+        if not self._within:  # its own directories, each from the mount point of its hierarchy on
             for real in map(self._host.resolve, self.tops):
-                mount = mounts.of(real)
+                mount = self._mounts.of(real)
                 if mount is not None:
-                    self._within.append(real[len(mount.point.rstrip("/")) :])
-            if len(set(self._within)) > 1:
+                    self._within.add(real[len(mount.point.rstrip("/")) :])
+            if len(self._within) > 1:
                 log.warning(
                     "a job has several cgroups side by side, and no controller has their sum: its cgroup columns are "
                     "missing job=%d cgroups=%s",
                     self.id,
                     " ".join(self.tops),
                 )
-        return self._within
+        return point.rstrip("/") + next(iter(self._within)) if len(self._within) == 1 else None
 
     def regroup(self, tops: Sequence[str], cgroups: Sequence[str]) -> bool:
         """Set the job's own directories and all its directories; return whether they have changed."""
         if tuple(tops) != self.tops:
             self.tops = tuple(tops)
-            self._within = []
+            self._within = set()
         if tuple(cgroups) == self.cgroups:
             return False
         self.cgroups = tuple(cgroups)
@@ -211,8 +199,7 @@ class Job:
 
     def close(self) -> None:
         """Release the job's directories, removed or another job's by now; can be called twice."""
-        for kept in self._kept.values():
-            kept.close()
+        self.reopen()
         self._kept.clear()
         self.cgroups = ()
         self.forget_tasks()
@@ -226,7 +213,7 @@ class Job:
         """Set the cgroup mounts: they determine the version of each directory."""
         self._mounts = mounts
         self._unified.clear()
-        self._within = []
+        self._within = set()
 
     def forget_tasks(self) -> None:
         """Read the tasks again at the next call of `tids` or `pids`."""

@@ -181,8 +181,7 @@ class JobPlace(ABC):
     """One place that holds job directories.
 
     Attributes:
-        name: of its layout.
-        help: one line on its layout.
+        name, help: of its layout.
         path: the directory that holds the jobs, for people.
         layout: None for a named root.
         watched: whether an earlier walk has listed it; if so, a new directory was created since.
@@ -212,8 +211,7 @@ class LayoutPlace(JobPlace):
         self._layout = layout
         self._point = point.rstrip("/")
 
-    def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
-        """Return each existing job directory, and the job named by it."""
+    def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:  # noqa: D102 - as in the class above
         self.exists = False
         return self._below("", directories)
 
@@ -240,8 +238,7 @@ class NamedRoot(JobPlace):
     """A root named by the command line: each directory in it with a matching name is a job's.
 
     Args:
-        host: the machine.
-        mounts: its cgroup mounts.
+        host, mounts: the machine and its cgroup mounts.
         path: may contain symbolic links; need not exist yet.
         patterns: the first one matching a directory's name gives the job's id in its first group; the text before the
             match is the job's user.
@@ -262,7 +259,7 @@ class NamedRoot(JobPlace):
         real = self._host.resolve(self.path)
         if real != self._real:
             # If a link or a mount made it appear, its jobs may be old; if the directory is new, they are not.
-            self.watched = self._expected == (real, self._point(real))
+            self.watched = self._expected == (real, self._mounts.point_of(real))
             self._real = real
         self._watch_above(directories)
         self.exists = False
@@ -275,9 +272,9 @@ class NamedRoot(JobPlace):
         if self._waiting:
             self._waiting = False
             log.info("found the jobs' cgroups path=%s", self.path)
-        claims = [(name, self._parse(name)) for name in names]
-        self.unmatched = tuple([name for name, claim in claims if claim is None][:_MAX_UNMATCHED])
-        for name, claim in claims:
+        claims = {name: self._parse(name) for name in names}
+        self.unmatched = tuple([name for name, claim in claims.items() if claim is None][:_MAX_UNMATCHED])
+        for name, claim in claims.items():
             if claim is not None:
                 yield f"{real.rstrip('/')}/{name}", claim
 
@@ -303,11 +300,7 @@ class NamedRoot(JobPlace):
             return
         real = self._host.resolve(path)
         directories.wait_for(real, name)
-        self._expected = (real.rstrip("/") + self.path[len(path.rstrip("/")) :], self._point(real))
-
-    def _point(self, path: str) -> str:
-        mount = self._mounts.of(path)
-        return mount.point if mount is not None else ""
+        self._expected = (real.rstrip("/") + self.path[len(path.rstrip("/")) :], self._mounts.point_of(real))
 
     def _parse(self, name: str) -> Claim | None:
         for pattern in self._patterns:

@@ -12,6 +12,7 @@ import logging
 import re
 import time
 from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from colmet.common.daemon.logs import powers_of_ten
@@ -35,31 +36,19 @@ _NOBODY = -1  # a directory of an unknown job
 _MOST_CONFLICTS_KEPT = 1000
 
 
+@dataclass
 class FoundJob:
-    """A job found by one walk.
+    """A job found by one walk."""
 
-    Attributes:
-        place: its place.
-        user: the job's user.
-        watched: whether it began while the place was watched.
-        tops: its directories in the hierarchy that lists its tasks.
-        elsewhere: its directories in other hierarchies.
-    """
-
-    def __init__(self, place: JobPlace, claim: Claim, watched: bool) -> None:
-        self.place = place
-        self.user = claim.user
-        self.watched = watched
-        self.tops: list[str] = []
-        self.elsewhere: list[str] = []
+    place: JobPlace
+    user: str
+    watched: bool  # whether it began while the place was watched
+    tops: list[str] = field(default_factory=list)  # its directories in the hierarchy that lists its tasks
+    elsewhere: list[str] = field(default_factory=list)  # its directories in other hierarchies
 
 
 class Finder:
     """Search for jobs in one walk over all places.
-
-    Args:
-        host: the machine.
-        directories: listings of it.
 
     Attributes:
         sluids: the jobs of directories with a text id.
@@ -111,26 +100,19 @@ class Finder:
     ) -> None:
         job = found.get(job_id)
         if job is None:
-            job = found[job_id] = FoundJob(place, claim, watched)
+            job = found[job_id] = FoundJob(place, claim.user, watched)
         if place is job.place or place.layout is None:
             if path not in job.tops:  # two roots may be one, reached by two links
                 job.tops.append(path)
         elif place.layout is job.place.layout:
             job.elsewhere.append(path)
-        else:
-            self._conflict(job_id, job, path)
-
-    def _conflict(self, job_id: int, job: FoundJob, path: str) -> None:
-        if path not in self._conflicting and len(self._conflicting) < _MOST_CONFLICTS_KEPT:
+        elif path not in self._conflicting and len(self._conflicting) < _MOST_CONFLICTS_KEPT:
             self._conflicting.add(path)
             self.conflicts += 1
             if powers_of_ten(self.conflicts):
                 log.warning(
                     "two layouts have a job of one id, the first counts job=%d layout=%s left_out=%s conflicts=%d",
-                    job_id,
-                    job.place.name,
-                    path,
-                    self.conflicts,
+                    *(job_id, job.place.name, path, self.conflicts),
                 )
 
     def groups(self, tops: Sequence[str], job_id: int) -> list[str]:
@@ -151,23 +133,17 @@ class Finder:
                 names = ()  # counted there; its tasks may be readable
             groups.append(path)
             todo += [(f"{path.rstrip('/')}/{name}", depth + 1) for name in reversed(names)]
-        if job_id != _NOBODY and beyond != self._too_many.get(job_id, 0):
-            self._count_left_out(job_id, beyond)
-        return groups
-
-    def _count_left_out(self, job_id: int, beyond: int) -> None:
-        new = beyond - self._too_many.pop(job_id, 0)
-        if beyond:
-            self._too_many[job_id] = beyond
-        for _ in range(max(0, new)):
-            self.left_out += 1
-            if powers_of_ten(self.left_out):
+        if job_id != _NOBODY and beyond != (noted := self._too_many.pop(job_id, 0)):
+            before, self.left_out = self.left_out, self.left_out + max(0, beyond - noted)
+            if powers_of_ten(self.left_out, before):
                 log.warning(
                     "too many or too deep directories in a job's cgroup, the others are not measured job=%d "
                     "directories=%d",
-                    job_id,
-                    self.left_out,
+                    *(job_id, self.left_out),
                 )
+        if job_id != _NOBODY and beyond:
+            self._too_many[job_id] = beyond
+        return groups
 
     def keys(self, found: FoundJob) -> set[tuple[str, int]]:
         """Return path and inode of each directory of a job: another directory at a path has another inode."""
@@ -194,17 +170,13 @@ class JobSource:
     """Source of the jobs on this machine, including the unit named by the command line.
 
     Args:
-        host: the machine.
         roots: directories with one sub-directory a job. Missing ones are waited for. Without any, every layout of the
             table is searched in every cgroup mount.
-        patterns: for the roots: the first one matching a directory's name gives the job's id in its first group; the
-            text before the match is the job's user.
+        patterns: for the roots, see `NamedRoot`.
         unit: tasks to measure as job 0.
-        monotonic: seconds, for the time between full walks.
 
     Attributes:
-        started: number of jobs that began.
-        ended: number of jobs that ended.
+        started, ended: numbers of jobs that began and ended.
         fd: readable when a scan would find a change.
     """
 
@@ -260,10 +232,7 @@ class JobSource:
         return self._host.processes
 
     def scan(self) -> JobScan:
-        """Return the present jobs, and the changes since the last scan.
-
-        The tasks of all jobs are read again on demand. Without events, no file is opened.
-        """
+        """Return the present jobs, and the changes since the last scan. Without events, no file is opened."""
         self._refresh()
         jobs = [self._jobs[job_id] for job_id in sorted(self._jobs)]
         if self._unit is not None:

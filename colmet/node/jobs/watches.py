@@ -170,11 +170,6 @@ class Directories:
         entries = [self._entries.get(path) for path in paths]
         return all(entry is not None and entry.tasks and entry.watch >= 0 for entry in entries)
 
-    @property
-    def watched(self) -> int:
-        """Number of watches."""
-        return len(self._paths)
-
     def _overflow(self) -> None:
         self.overflows += 1
         if powers_of_ten(self.overflows):
