@@ -91,11 +91,9 @@ class Agent:
     """The node's daemon.
 
     Args:
-        host_name: host name of the stored rows.
-        source: finds the jobs.
-        backends: measure them; each is called after the providers of the values it needs (`runner.connect`).
+        host_name: of the stored rows.
+        backends: measure the jobs; each is called after the providers of the values it needs (`runner.connect`).
         queue: for the batch of each tick.
-        schedule: times of the ticks.
         placement: keeps the agent off the jobs' CPUs.
         agent_stats, mapping, completeness: make the agent's own tables.
         health: receives the agent's state and its batches.
@@ -195,7 +193,10 @@ class Agent:
         self._seq += 1
         ids = {job.id for job in (*self._jobs.values(), *ended)} - {NODE_JOB}
         batch = Batch(self._host_name, self._queue.outbox.epoch, self._seq, time_ns, tuple(sorted(ids)), tuple(tables))
-        return self._with_ledger(batch, is_last)
+        if self._completeness is not None:
+            with self._spared("completeness rows not sent failures=%d"):
+                return self._completeness.add(batch, self._schedule.period_s, is_last)
+        return batch
 
     def _note_missed(self, time_ns: int) -> None:
         """Report the samples missing in this tick."""
@@ -205,14 +206,6 @@ class Agent:
                 if runner.missed:
                     schemas = (runner.backend.schema, *runner.backend.others)
                     self._completeness.missed(runner.missed, schemas, bool(self._jobs), runner.is_open)
-
-    def _with_ledger(self, batch: Batch, ends: bool = False) -> Batch:
-        """Return the batch, with the tables of completeness if due."""
-        if self._completeness is None:
-            return batch
-        with self._spared("completeness rows not sent failures=%d"):
-            return self._completeness.add(batch, self._schedule.period_s, ends)
-        return batch
 
     def _own_tables(self, time_ns: int) -> list[Table]:
         """Return the tables of numbered columns and of self-metrics, if wanted and due."""

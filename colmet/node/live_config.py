@@ -10,6 +10,7 @@ It comes from `colmet configure`, from a collector over the link, or from a send
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import threading
 import time
@@ -59,11 +60,7 @@ def add_options(parser: cli.Options) -> None:
 
 
 def parse(request: Request) -> dict[str, Any]:
-    """Return the options in a request, by their names in argparse.
-
-    Raises:
-        Refused: an unknown key, no option, or a wrong value.
-    """
+    """Return the options in a request, by their names in argparse; Refused if a key or a value is wrong."""
     values: dict[str, Any] = {}
     for key, value in request.items():
         if key == "command":
@@ -96,10 +93,8 @@ def _text(value: object) -> str:
 def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     """Apply new values, in the main thread; return the answer to the request.
 
-    Each value that is possible is applied, as by a node of Rust; the answer has the reason for each of the others.
-
-    Raises:
-        Refused: none of them is possible; nothing has changed.
+    Each value that is possible is applied, as by a node of Rust; the answer has the reason for each of the others. If
+    none is possible, it is Refused.
     """
     changes: dict[str, list[Any]] = {}
     unchanged: list[str] = []
@@ -114,7 +109,7 @@ def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
             refused[name] = str(err)
             continue
         if changed:
-            changes[name] = [_shown(part) for part in changed[option]]
+            changes[name] = [",".join(part) if isinstance(part, list) else part for part in changed[option]]
         else:
             unchanged.append(name)
     reasons = "; ".join(f"{name}: {why}" for name, why in refused.items())
@@ -133,18 +128,9 @@ def change(settings: Settings, values: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _shown(value: Any) -> Any:
-    return ",".join(value) if isinstance(value, list) else value
-
-
 def handler(settings: Settings, errands: Errands) -> Handler:
     """Return the handler of `configure`, for any thread: the change itself is made between two ticks."""
-
-    def configure(request: Request) -> dict[str, Any]:
-        values = parse(request)
-        return errands.call(lambda: change(settings, values))
-
-    return configure
+    return lambda request: errands.call(functools.partial(change, settings, parse(request)))
 
 
 class Remote:
@@ -190,11 +176,7 @@ class Remote:
 
 
 class RustPort:
-    """Receiver of configurations pushed by the Rust node's senders, in a thread of its own; they get no answer.
-
-    Raises:
-        ConfigError: the URI cannot be bound.
-    """
+    """Receiver of configurations pushed by the Rust node's senders, in a thread of its own; they get no answer."""
 
     def __init__(self, uri: str, asked: Control) -> None:
         self._remote = Remote(asked, is_known=True, way=f"from {OPTION}")

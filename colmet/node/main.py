@@ -171,10 +171,7 @@ class NodeParts(NamedTuple):
 def build(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host | None = None) -> NodeParts:
     """Make all parts of the options that require no open socket and no written file.
 
-    All errors of a start are raised here, except addresses in use: --check-config does no more than this.
-
-    Raises:
-        ConfigError: the options cannot be used.
+    All errors of a start are raised here, as ConfigError, except addresses in use: --check-config does no more.
     """
     host = host or Host()
     backends = [backend for cls in classes if (backend := plugins.make(cls, options, host)) is not None]
@@ -197,11 +194,7 @@ def check(options: argparse.Namespace, classes: Sequence[type[InputBackend]]) ->
 
 
 def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]], host: Host) -> int:
-    """Print the backends that can measure, and one sample; return the exit status.
-
-    Raises:
-        ConfigError: the options cannot be used.
-    """
+    """Print the backends that can measure, and one sample; return the exit status."""
     options.state_dir = ""
     options.perfhw_make_cgroup = False
     if not options.keep_privileges:
@@ -229,11 +222,6 @@ def run_once(options: argparse.Namespace, classes: Sequence[type[InputBackend]],
 
 def run(options: argparse.Namespace, classes: Sequence[type[InputBackend]], settings: Settings) -> int:
     """Build the agent and run it until a signal ends it, or print one sample; return the exit status.
-
-    Args:
-        options: of the command line.
-        classes: of all backends.
-        settings: the same options, with the functions that change some of them meanwhile.
 
     Raises:
         ConfigError: the options cannot be used; nothing was started.
@@ -326,9 +314,6 @@ def wait_for_collector(options: argparse.Namespace, settings: Settings, service:
 
     The configuration is read again meanwhile, on SIGHUP and every few seconds; this changes `options`. The control
     socket is open: `colmet status` prints what the node waits for.
-
-    Raises:
-        ConfigError: the configuration or the files of keys cannot be used.
     """
     if link.collectors(options):
         return True

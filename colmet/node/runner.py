@@ -90,12 +90,7 @@ class BackgroundBackend(InputBackend):
         """Return None: the object is made around a backend."""
 
     def open(self) -> None:
-        """Start to open the backend, or return once it is open.
-
-        Raises:
-            NotYet: it has not returned yet.
-            BackendUnavailable: raised by the backend.
-        """
+        """Start to open the backend, and return once it is open; NotYet before."""
         if self._closing is not None:
             if not self._closing.ended_ns:
                 raise NotYet  # a driver still blocks the former call
@@ -131,12 +126,10 @@ class BackgroundBackend(InputBackend):
         samples: Iterable[Sample] = self._result()
         return samples
 
-    def counter_names(self) -> Sequence[CounterName]:
-        """Return the contents of the backend's numbered columns."""
+    def counter_names(self) -> Sequence[CounterName]:  # noqa: D102 - these are the backend's
         return self._backend.counter_names()
 
-    def mapping_file(self) -> tuple[str, Sequence[str]] | None:
-        """Return the backend's mapping file."""
+    def mapping_file(self) -> tuple[str, Sequence[str]] | None:  # noqa: D102
         return self._backend.mapping_file()
 
     def counters(self) -> Mapping[str, int]:
@@ -208,11 +201,7 @@ class BackgroundBackend(InputBackend):
 def connect(backends: Sequence[InputBackend]) -> list[InputBackend]:
     """Connect backends with the providers of the values they need; log values without a provider.
 
-    Returns:
-        The backends in calling order: each after its providers, otherwise as given.
-
-    Raises:
-        ConfigError: two backends provide one value, or need each other's.
+    Return them in calling order: each after its providers. ConfigError if two provide one value, or need each other's.
     """
     providers: dict[str, InputBackend] = {}
     for backend in backends:
@@ -239,12 +228,7 @@ def connect(backends: Sequence[InputBackend]) -> list[InputBackend]:
 class Runner:
     """Caller of one backend: opens it, retries with back-off, measures its cost, counts its failures.
 
-    Every call into the backend goes through here, so that a failure of one does not stop the others.
-
-    Args:
-        backend: the backend; a blocking one blocks the caller, unless it is wrapped in a `BackgroundBackend`.
-        period_s: the sample period.
-        processes: the thread that reads files of processes for the backend.
+    A blocking backend blocks the caller, unless it is wrapped in a `BackgroundBackend`.
 
     Attributes:
         meter: CPU and wall time of the backend's calls, in this thread and in that of `processes`.
@@ -303,7 +287,11 @@ class Runner:
             log.warning("backend off backend=%s: %s", self.backend.name, err)
         else:
             log.debug("backend still off backend=%s: %s", self.backend.name, err)
-        self._close_failed()
+        self.is_open = False
+        try:
+            self.backend.close()
+        except Exception:  # it is opened again later anyway
+            log.exception("close failed backend=%s", self.name)
         self._backoff.fail()
 
     @property
@@ -323,16 +311,18 @@ class Runner:
 
     def sample(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
         """Return the tables of this tick; none without rows."""
+
+        def measure() -> list[Table]:
+            tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns, jobs)
+            is_late = isinstance(self.backend, BackgroundBackend) and self.backend.is_busy
+            self.missed = completeness.LATE if is_late else ""
+            return tables
+
         self.missed = completeness.FAILED
         if not self.open():
             return []
-        tables: list[Table] = self._call(lambda: self._measure(jobs, time_ns), [])
+        tables: list[Table] = self._call(measure, [])
         self.overruns += self.meter.last_wall_ns > self._period_ns
-        return tables
-
-    def _measure(self, jobs: Sequence[Job], time_ns: int) -> list[Table]:
-        tables = self._tables(self.backend.sample(self.backend.ask(jobs)), time_ns, jobs)
-        self.missed = completeness.LATE if isinstance(self.backend, BackgroundBackend) and self.backend.is_busy else ""
         return tables
 
     def change(self, commit: Callable[[], Iterable[Sample]], time_ns: int) -> list[Table]:
@@ -381,22 +371,19 @@ class Runner:
             time_ns = self.backend.measured_ns
         for schema in by_schema:
             if RUN in schema.name_set:
-                by_schema[schema] = self._with_runs(by_schema[schema], time_ns, {job.id: job.run for job in jobs})
+                # with the runs of their jobs, and the machine's uptime at a time of the wall clock
+                uptime_s = (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - (time.time_ns() - time_ns)) // _NS
+                runs = {job.id: job.run for job in jobs}
+                by_schema[schema] = [
+                    one._replace(values={**one.values, RUN: runs.get(one.job_id), UPTIME: max(0, uptime_s)})
+                    for one in by_schema[schema]
+                ]
         tables = [Table.from_samples(schema, time_ns, some) for schema, some in by_schema.items()]
         self.rows += sum(map(len, tables))
         if tables:
             self.sampled_ns = time_ns
             self._backoff.reset()  # the next failure is logged as a warning again
         return tables
-
-    @staticmethod
-    def _with_runs(samples: Iterable[Sample], time_ns: int, runs: Mapping[int, int | None]) -> list[Sample]:
-        """Return samples with the runs of their jobs, and the machine's uptime at a time of the wall clock."""
-        uptime_s = (time.clock_gettime_ns(time.CLOCK_BOOTTIME) - (time.time_ns() - time_ns)) // _NS
-        return [
-            sample._replace(values={**sample.values, RUN: runs.get(sample.job_id), UPTIME: max(0, uptime_s)})
-            for sample in samples
-        ]
 
     def _call(self, function: Callable[[], _Result], otherwise: _Result) -> _Result:
         """Call into the backend and measure the cost; on failure, log, count and return `otherwise`."""
@@ -438,13 +425,6 @@ class Runner:
     def changes(self) -> Mapping[str, Callable[[Any], Callable[[], Iterable[Sample]]]]:
         """Return the backend's options that can change while it runs."""
         return self._call(self.backend.changes, {})
-
-    def _close_failed(self) -> None:
-        self.is_open = False
-        try:
-            self.backend.close()
-        except Exception:  # it is opened again later anyway
-            log.exception("close failed backend=%s", self.name)
 
     def close(self) -> None:
         """Close the backend; can be called twice."""

@@ -629,14 +629,14 @@ def test_one_directory_under_two_paths_has_one_watch_and_reports_both(fake):
     fake.write("/a/tasks", "1")
     fake.mkdir("/a/y")
     directories.drain()
-    assert directories.changed == {"/a"} and directories.watched == 1
+    assert directories.changed == {"/a"} and len(directories._paths) == 1
     directories.begin()
     assert directories.names("/b") == ("x", "y")
     directories.end()
-    assert directories.watched == 1
+    assert len(directories._paths) == 1
     directories.begin()
     directories.end()
-    assert directories.watched == 0
+    assert len(directories._paths) == 0
     directories.close()
     directories.close()
 

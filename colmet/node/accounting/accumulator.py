@@ -29,25 +29,17 @@ Place = Union[slice, npt.NDArray[np.intp]]  # positions of former tasks among th
 
 
 class _JobTasks:
-    """The tasks of one job.
-
-    Attributes:
-        keys, values: live tasks as of the last tick.
-        ended: the fold of ended tasks.
-        before: the sum of the usage of migrated tasks before their arrival.
-        floor: totals reported before; counters are never lower.
-        final, final_count: final values of ended tasks not yet folded into `ended`, and their number.
-    """
+    """The tasks of one job."""
 
     __slots__ = ("before", "ended", "final", "final_count", "floor", "keys", "values")
 
     def __init__(self, width: int) -> None:
-        self.keys: Ints = np.empty(0, dtype=np.int64)
+        self.keys: Ints = np.empty(0, dtype=np.int64)  # live tasks as of the last tick
         self.values: Ints = np.empty((0, width), dtype=np.int64)
-        self.ended: Ints | None = None
-        self.before: Ints | None = None
-        self.floor: Ints | None = None
-        self.final: list[Ints] = []
+        self.ended: Ints | None = None  # the fold of ended tasks
+        self.before: Ints | None = None  # the sum of the usage of migrated tasks before their arrival
+        self.floor: Ints | None = None  # totals reported before; counters are never lower
+        self.final: list[Ints] = []  # final values of ended tasks not yet folded into `ended`
         self.final_count = 0
 
 

@@ -52,14 +52,7 @@ class JobCpuTime:
         """Return the share of their CPU time used by a job's new tasks before their arrival, 0 to 1.
 
         The cgroup counts only CPU time used inside it: the newcomers used the excess of the tasks over it elsewhere.
-
-        Args:
-            job: the job.
-            counted_ns: CPU time of all its tasks.
-            group_ns: CPU time of its cgroup; None if not measured.
-            newcomers_ns: CPU time of the newcomers.
-            are_migrated: whether they are known to come from elsewhere: without a counting cgroup, none of their time
-                is the job's if so, and all of it if not.
+        Without a counting cgroup, none of their time is the job's if they `are_migrated`, and all of it if not.
         """
         if group_ns is None or not newcomers_ns:
             return 1.0 if are_migrated else 0.0
@@ -71,13 +64,9 @@ class JobCpuTime:
         return self._group_ns.get(job)
 
     def update(self, job: Job, counted_ns: int, group_ns: int | None, left_ns: int = 0) -> int:
-        """Update a job's attributed CPU time, and return it.
+        """Update a job's attributed CPU time by that of all its tasks and of its cgroup, and return it.
 
-        Args:
-            job: the job.
-            counted_ns: CPU time of all its tasks.
-            group_ns: CPU time of its cgroup; None if not measured, or if the cgroup is removed.
-            left_ns: what tasks that have left the job used since they were last read in it, there and elsewhere.
+        `left_ns`: what tasks that have left the job used since they were last read in it, there and elsewhere.
         """
         cpu_ns = counted_ns + self.beyond.get(job.id, 0)
         if group_ns is not None:
@@ -109,11 +98,7 @@ _FILES = (("cpuacct", "cpuacct.usage", b"", 1), ("unified", "cpu.stat", b"usage_
 
 
 class GroupCpuTime:
-    """Reader of the CPU time of all tasks ever in a job's cgroup. One file of each job stays open.
-
-    Args:
-        host: the machine.
-    """
+    """Reader of the CPU time of all tasks ever in a job's cgroup. One file of each job stays open."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -206,12 +191,7 @@ class IdleJobs:
         self._uncounted.intersection_update(jobs)
 
     def tids(self, job: int, group_ns: int | None) -> Sequence[int] | None:
-        """Return the tasks of a job if no task of the last reading has run since; otherwise None.
-
-        Args:
-            job: the job's id.
-            group_ns: CPU time of its cgroup now; None if not measured.
-        """
+        """Return the tasks of a job if none has run since the last reading, by the CPU time of its cgroup now."""
         last = self._readings.get(job)
         if (
             last is None
@@ -224,13 +204,7 @@ class IdleJobs:
         return last.tids
 
     def note(self, job: int, reading: TasksReading, after_ns: int | None) -> bool:
-        """Note a reading of a job's tasks; return whether values may have changed since the last one.
-
-        Args:
-            job: the job's id.
-            reading: the reading.
-            after_ns: CPU time of the cgroup after it; None if not measured.
-        """
+        """Note a reading of tasks, and the CPU time of the job's cgroup after it; return whether values may differ."""
         last = self._readings.get(job)
         self._readings[job] = reading
         if last is None:

@@ -15,11 +15,7 @@ from colmet.node.kernel.procstat import Stat, ask_stats
 
 
 class TaskStates:
-    """Reader of the states of tasks; a job's processes can delay the reading of that job's alone (`processes`).
-
-    Args:
-        host: the machine.
-    """
+    """Reader of the states of tasks; a job's processes can delay the reading of that job's alone (`processes`)."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
@@ -38,14 +34,9 @@ class TaskStates:
         return zip(tids, ask_stats(self._host, [(tid, self.party(job)) for tid in tids]))
 
     def alive(self, job: int, tids: Sequence[int], unasked: bool) -> list[int]:
-        """Return the tasks that exist and are not about to end.
+        """Return the tasks that exist and are not about to end; with `unasked`, those that cannot be read, too.
 
         A task that ends holds no lock needed by a reader: a task with a waiting reader is alive.
-
-        Args:
-            job: the job.
-            tids: its tasks.
-            unasked: whether unreadable tasks count as alive, too.
         """
         found = []
         for tid, stat in self.stats(job, tids):
@@ -103,11 +94,7 @@ class FinishedTasks:
         return np.concatenate([*self._finished, np.fromiter(self._dying, dtype=np.int64)])
 
     def forget(self, unread: Collection[int] = ()) -> None:
-        """Forget all, at a tick, except tasks of jobs that are not read; those still listed are noted as dying again.
-
-        Args:
-            unread: the tasks listed for these jobs.
-        """
+        """Forget all, at a tick, except the `unread` ones, listed for jobs that are not read: they are dying again."""
         left: set[int] = set(self.all().tolist()).intersection(unread) if unread else set()
         self._finished, self._count, self._dying = [], 0, left
 
@@ -135,11 +122,6 @@ class MigratedTasks:
 
     At the first sight of a job no task is migrated, unless the job was seen to begin.
 
-    Args:
-        owners: the jobs of known tasks.
-        totals: the former tasks of jobs.
-        finished: tasks that have ended.
-        states: reads the parents of tasks.
     """
 
     def __init__(self, owners: Attribution, totals: Accumulator, finished: FinishedTasks, states: TaskStates) -> None:
@@ -155,11 +137,8 @@ class MigratedTasks:
     ) -> dict[int, list[int]]:
         """Return the migrated tasks of each job that has any, ascending. Call it before the owners know them.
 
-        Args:
-            jobs: the jobs.
-            listed: the tasks of each.
-            overflows: how often forks were missed; None without fork events.
-            tick: whether the tasks may have arrived at any time since the last tick.
+        `overflows`: how often forks were missed, None without fork events; `tick`: whether the `listed` tasks may have
+        arrived at any time since the last tick.
         """
         before, self._overflows = self._overflows, overflows or 0
         forks_are_known = overflows is not None and overflows == before

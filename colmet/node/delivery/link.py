@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import logging
 import os
 import threading
@@ -115,9 +116,6 @@ def collectors(options: argparse.Namespace) -> list[str]:
     """Return the addresses of the collectors: given, else named with the collector's key, else the default one.
 
     The list is empty if the option is '' and no key names one: no collector is known yet.
-
-    Raises:
-        ConfigError: only one of the files of keys exists.
     """
     given: list[str] | None = options.zeromq_uri
     if given and given != [""]:
@@ -149,11 +147,7 @@ def addresses(options: argparse.Namespace) -> dict[str, str]:
 def open_uplinks(
     options: argparse.Namespace, host_name: str, times: Times, security: curve.Client | None = None
 ) -> list[Uplink]:
-    """Return the uplinks to all collectors of the options, in this host's order of preference.
-
-    Raises:
-        ConfigError: a URI cannot be used, or the two options are given in different numbers.
-    """
+    """Return the uplinks to all collectors of `addresses`, in this host's order of preference."""
     by_uri = addresses(options)
     dialect = options.wire
     if dialect == AUTO and security is not None:  # no collector of Colmet 0.6 has keys
@@ -174,19 +168,13 @@ def open_uplinks(
     uplinks: list[Uplink] = []
     # without acknowledgements, queued batches exist nowhere else
     linger_ms = max(options.zeromq_linger, int(times.farewell_s * 1000)) if options.zeromq_linger >= 0 else -1
-    try:
+    with contextlib.ExitStack() as stack:
         for uri in by_preference(host_name, list(by_uri)):
-            push = Push(uri, options.zeromq_hwm, linger_ms, security)
-            try:
-                link = LinkClient(by_uri[uri], security, push) if acknowledged and by_uri[uri] else None
-            except BaseException:
-                push.close()
-                raise
+            push = stack.enter_context(contextlib.closing(Push(uri, options.zeromq_hwm, linger_ms, security)))
+            link = LinkClient(by_uri[uri], security, push) if acknowledged and by_uri[uri] else None
             uplinks.append(Uplink(uri, push, link, times, time.monotonic(), dialect))
-    except BaseException:
-        for uplink in uplinks:
-            uplink.close()
-        raise
+            stack.callback(uplinks[-1].close)
+        stack.pop_all()
     return uplinks
 
 
@@ -204,8 +192,6 @@ class NodeLink:
     `step` is for one thread only, made by `start`.
 
     Args:
-        host: name of this host.
-        outbox: the batches to send.
         uplinks: to the collectors, in order of preference.
         take, wake_fd: return new batches; readable when there are some.
         window: limit of unacknowledged batches on their way.

@@ -21,6 +21,7 @@ import time
 import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from colmet.common.daemon.logs import powers_of_ten
@@ -121,16 +122,17 @@ class Dropped(NamedTuple):
     cause: str  # memory, size, age, damage or queue
 
 
+@dataclass(eq=False)
 class _Segment:
     """A segment, and the numbers of its kept batches."""
 
-    def __init__(self, name: str, epoch: int, first: int, size: int) -> None:
-        self.name = name
-        self.epoch = epoch
-        self.first = first  # by its name
-        self.size = size
-        self.since_ns = self.until_ns = 0
-        self.numbers = Ranges()
+    name: str
+    epoch: int
+    first: int  # by its name
+    size: int
+    since_ns: int = 0
+    until_ns: int = 0
+    numbers: Ranges = field(default_factory=Ranges)
 
     def note(self, seq: int, time_ns: int) -> None:
         if not self.numbers.count:

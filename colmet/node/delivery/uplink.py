@@ -29,30 +29,19 @@ AUTO, V1, COLMET06 = "auto", "v1", "colmet06"
 
 
 class Times(NamedTuple):
-    """Intervals and timeouts, in seconds; tests shorten them.
+    """Intervals and timeouts, in seconds; tests shorten them."""
 
-    Attributes:
-        ask_s: between two Hellos while an answer is missing.
-        hello_s: between two Hellos otherwise.
-        away_s: timeout of an answer; after it a collector is away.
-        mute_s: timeout of the link to a collector that receives data; after it the collector counts as one without
-            acknowledgements, with `AUTO` as one of Colmet 0.6.
-        mute_known_s: the same for a collector that has acknowledged before.
-        resend_s: before the first retry of a batch; twice as long each time.
-        resend_most_s: longest pause before a retry.
-        back_s: time of uninterrupted presence of a preferred collector before it is used again.
-        farewell_s: to send waiting batches at the end.
-    """
-
-    ask_s: float = 2.0
-    hello_s: float = 10.0
-    away_s: float = 10.0
+    ask_s: float = 2.0  # between two Hellos while an answer is missing
+    hello_s: float = 10.0  # between two Hellos otherwise
+    away_s: float = 10.0  # timeout of an answer; after it a collector is away
+    # timeout of the link to a collector that receives data; after it the collector counts as one without
+    # acknowledgements, with `AUTO` as one of Colmet 0.6
     mute_s: float = 15.0
-    mute_known_s: float = 60.0
-    resend_s: float = 15.0
-    resend_most_s: float = 60.0
-    back_s: float = 30.0
-    farewell_s: float = 2.0
+    mute_known_s: float = 60.0  # the same for a collector that has acknowledged before
+    resend_s: float = 15.0  # before the first retry of a batch; twice as long each time
+    resend_most_s: float = 60.0  # longest pause before a retry
+    back_s: float = 30.0  # time of uninterrupted presence of a preferred collector before it is used again
+    farewell_s: float = 2.0  # to send waiting batches at the end
 
 
 class UplinkState(Enum):

@@ -288,26 +288,22 @@ class Job:
         # A v1 file is opened for each read: through a kept descriptor, the kernel answers from a list kept for a second
         # after each read, and at a period of a second or less would never update it. v2 makes the list at each read.
         try:
-            if keep:
-                kept = self._kept.get(path)
-                if kept is None:
-                    kept = self._kept[path] = self._host.keep(path)
-                return self._read_kept(kept)
-            return self._host.read(path)
+            if not keep:
+                return self._host.read(path)
+            kept = self._kept.get(path)
+            if kept is None:
+                kept = self._kept[path] = self._host.keep(path)
+            try:
+                return kept.read()
+            except OSError as err:
+                if not is_gone(err):
+                    raise
+                kept.close()  # a step's directory may have been made again meanwhile
+                return kept.read()
         except OSError as err:
             if not is_gone(err):
                 raise
             return b""
-
-    @staticmethod
-    def _read_kept(kept: Kept) -> bytes:
-        try:
-            return kept.read()
-        except OSError as err:
-            if not is_gone(err):
-                raise
-            kept.close()  # a step's directory may have been made again meanwhile
-            return kept.read()
 
 
 SUBUIDS = "/etc/subuid"
@@ -342,14 +338,8 @@ def owner_of(host: Host, pid: int) -> int | None:
         if len(numbers) == 2 and all(number.isdecimal() for number in numbers):
             first, count = map(int, numbers)
             if first <= uid < first + count:
-                return _number_of(name)
+                try:
+                    return (int(name) if name.isdecimal() else pwd.getpwnam(name).pw_uid) or None
+                except KeyError:
+                    return None
     return uid
-
-
-def _number_of(name: str) -> int | None:
-    if name.isdecimal():
-        return int(name) or None
-    try:
-        return pwd.getpwnam(name).pw_uid or None
-    except KeyError:
-        return None

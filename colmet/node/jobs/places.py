@@ -44,27 +44,16 @@ class Claim(NamedTuple):
 
 
 class JobLayout(NamedTuple):
-    """The paths of the job directories of one resource manager.
+    """The paths of the job directories of one resource manager."""
 
-    Attributes:
-        name: short, for logs.
-        help: one line for people.
-        version: of the cgroups, 1 or 2.
-        where: the directory that holds the jobs, for people.
-        root: matches that directory; the layout is in use if one exists.
-        way: matches the directories to search for jobs.
-        job: matches a job's directory; its groups are `job` or `sluid`, and `user`.
-        controllers: v1 hierarchies to search; the first one with a job lists its tasks. Empty for v2.
-    """
-
-    name: str
-    help: str
-    version: int
-    where: str
-    root: re.Pattern[str]
-    way: re.Pattern[str]
-    job: re.Pattern[str]
-    controllers: tuple[str, ...] = ()
+    name: str  # short, for logs
+    help: str  # one line for people
+    version: int  # of the cgroups, 1 or 2
+    where: str  # the directory that holds the jobs, for people
+    root: re.Pattern[str]  # matches that directory; the layout is in use if one exists
+    way: re.Pattern[str]  # matches the directories to search for jobs
+    job: re.Pattern[str]  # matches a job's directory; its groups are `job` or `sluid`, and `user`
+    controllers: tuple[str, ...] = ()  # v1 hierarchies to search; the first one with a job lists its tasks
 
     def match(self, path: str) -> Claim | None:
         """Return the job named by a directory's path; None if it is not a job's own directory."""
@@ -178,25 +167,15 @@ class PlaceState(NamedTuple):
 
 
 class JobPlace(ABC):
-    """One place that holds job directories.
-
-    Attributes:
-        name, help: of its layout.
-        path: the directory that holds the jobs, for people.
-        layout: None for a named root.
-        watched: whether an earlier walk has listed it; if so, a new directory was created since.
-        exists: whether the last walk found it.
-        unmatched: names of directories of no job found there by the last walk, at most 1,000.
-    """
+    """One place that holds job directories."""
 
     def __init__(self, name: str, text: str, path: str, layout: JobLayout | None) -> None:
-        self.name = name
-        self.help = text
-        self.path = path
-        self.layout = layout
-        self.watched = False
-        self.exists = False
-        self.unmatched: tuple[str, ...] = ()
+        self.name, self.help = name, text
+        self.path = path  # the directory that holds the jobs, for people
+        self.layout = layout  # None for a named root
+        self.watched = False  # whether an earlier walk has listed it; if so, a new directory was created since
+        self.exists = False  # whether the last walk found it
+        self.unmatched: tuple[str, ...] = ()  # names of directories of no job found there by the last walk
 
     @abstractmethod
     def claims(self, directories: Directories) -> Iterator[tuple[str, Claim]]:
