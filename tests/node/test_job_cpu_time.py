@@ -31,30 +31,12 @@ def test_the_last_figure_of_a_removed_cgroup_is_the_bound_until_another_task_end
     assert cpu.update(job, 101, None) == 601
 
 
-def test_what_was_attributed_lasts_as_long_as_the_job_whoever_forgets_it(job):
-    cpu = JobCpuTime()
-    cpu.update(job, 100, None)
-    cpu.add_beyond(7, 5)
-    cpu.forget(7)
-    cpu.keep_only(())
-    assert cpu.attributed[job] == 100 and cpu.beyond == {}
-    cpu.attributed.pop(job)
-    other = Job(None, 7)
-    cpu.update(other, 1, None)
-    del other
-    assert len(cpu.attributed) == 0
-
-
 def test_the_last_use_of_tasks_that_left_is_the_jobs_as_far_as_its_cgroup_has_it(job):
     cpu = JobCpuTime()
     assert cpu.update(job, 100, 120, left_ns=50) == 120
     assert cpu.update(job, 100, 120) == 120
     assert cpu.update(job, 130, 160) == 150, "what was added stays"
     assert cpu.update(job, 130, 200, left_ns=5) == 155
-
-
-def test_without_a_counting_cgroup_the_last_use_of_tasks_that_left_is_not_the_jobs(job):
-    assert JobCpuTime().update(job, 100, None, left_ns=50) == 100
 
 
 @pytest.mark.parametrize(

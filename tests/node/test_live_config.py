@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from colmet.common.config.reload import Settings, at_once
-from colmet.common.daemon import control
 from colmet.common.daemon.control import Control, Errands
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.transport import Push
@@ -118,12 +117,6 @@ def test_what_this_node_cannot_do_is_refused_and_the_rest_is_done(node, why, cap
         change(node.settings, parse({"metrics": "cache_ll"}))
 
 
-def test_what_is_so_already_is_named_apart():
-    node = Node("instructions")
-    answer = change(node.settings, parse({"sample_period": "5", "metrics": "instructions:-1:-1"}))
-    assert answer["changed"] == {} and answer["unchanged"] == ["sample_period", "metrics"] and node.taken == []
-
-
 @given(
     st.dictionaries(
         st.sampled_from(["sample_period", "metrics", "perfhw_metrics", "command", "x"]),
@@ -177,18 +170,6 @@ def test_the_change_is_made_by_the_main_thread_and_answered(served):
     assert decode_answer(asked.answer(encode({"sample_period": "never"})))["error"].startswith(
         "sample_period: 'never' is"
     )
-
-
-def test_a_main_thread_that_is_busy_is_not_waited_for_for_ever(monkeypatch):
-    monkeypatch.setattr(control, "ERRAND_S", 0.05)
-    node = Node()
-    with Errands() as errands:
-        monkeypatch.setattr(errands, "call", lambda function: Errands.call(errands, function, 0.05))
-        handle = live_config.handler(node.settings, errands)
-        with pytest.raises(Refused, match=r"did not do it within 0.05 s; it will not do it later either"):
-            handle({"sample_period": "1"})
-        errands.serve()
-    assert node.taken == []
 
 
 def test_a_collector_that_has_not_proved_who_it_is_changes_nothing(served, caplog):

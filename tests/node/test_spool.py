@@ -7,7 +7,6 @@ import random
 import pytest
 
 from colmet.common.host.host import Host, PrivateDirectory
-from colmet.common.record_log import LogReader
 from colmet.common.schema import Batch, Field, Schema, Table
 from colmet.common.wire import v1
 from colmet.node.delivery import spool as spool_module
@@ -121,15 +120,6 @@ def test_damage_is_passed_over_counted_and_what_is_around_it_is_read(spool, capl
     (dropped,) = outbox.dropped_ranges
     assert dropped[:3] == (5, 5, 5) and dropped.cause == "damage"
     assert "damaged, skipped" in caplog.text
-
-
-def test_records_in_a_message_are_no_records():
-    inner = FORM.header(1, 7, NOW, b"inner") + b"inner"
-    content = b"before" + inner + b"behind"
-    data = FORM.header(2, 8, NOW, content) + content
-    assert [record.number for record in LogReader.of_bytes(FORM, 2, data, 0).read()] == [8]
-    broken = b"?" + data[1:]
-    assert list(LogReader.of_bytes(FORM, 2, broken, 0).read()) == []
 
 
 def test_segments_of_another_host_and_other_files_are_left_alone(spool, caplog):
