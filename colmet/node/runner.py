@@ -235,11 +235,7 @@ class Runner:
         rows: number of rows measured.
         failures: number of failed calls.
         overruns: number of samples longer than the period.
-        why: the reason why the backend is off; empty while it is on.
-        error: the last failure; empty before the first.
         sampled_ns: time of the last rows, since the epoch; 0 before the first.
-        dropped_counters: counters returned by the backend and not declared in its `agent_counters`.
-        missed: why the last `sample()` measured nothing, FAILED or LATE; otherwise empty.
     """
 
     def __init__(
@@ -253,11 +249,11 @@ class Runner:
         self.name = backend.name
         self.meter = Meter(processes)
         self.rows = self.failures = self.overruns = self.sampled_ns = 0
-        self.missed = ""
+        self.missed = ""  # why the last `sample()` measured nothing, FAILED or LATE
         self.is_open = False
-        self.why = "not opened yet"
-        self.error = ""
-        self.dropped_counters: set[str] = set()
+        self.why = "not opened yet"  # why the backend is off; empty while it is on
+        self.error = ""  # the last failure
+        self.dropped_counters: set[str] = set()  # returned by the backend and not declared in its `agent_counters`
         self._counter_names = BACKEND_COUNTERS.intersection([field.name for field in backend.agent_counters])
         self._period_ns = period_s * 1e9
         self._backoff = Backoff(FIRST_RETRY_S, LAST_RETRY_S, monotonic)

@@ -81,12 +81,6 @@ class Uplink:
         wire: AUTO, or the dialect of the batches: V1 or COLMET06.
 
     Attributes:
-        sends: the dialect as of the latest look, for any thread.
-        state: of the collector.
-        since: start of this state.
-        blocked_at: time since when a present collector has received no data; None otherwise.
-        version: of the collector, empty if unknown.
-        durable: whether acknowledged batches are on its disk.
         duplicates: batches of this node received by it more than once, since the node was started.
         bad_messages: unreadable messages of the link.
         doubted: batches acknowledged by it, but not sent to it since it was started.
@@ -96,14 +90,14 @@ class Uplink:
     def __init__(self, uri: str, push: Push, link: LinkClient | None, times: Times, now: float, wire: str = V1) -> None:
         self.uri = uri
         self.wire = wire
-        self.sends = "" if wire == AUTO else wire
+        self.sends = "" if wire == AUTO else wire  # the dialect as of the latest look, for any thread
         self.push = push
         self.link = link
         self.state = UplinkState.UNKNOWN if link is not None else UplinkState.MUTE
-        self.since = now
-        self.blocked_at: float | None = None
-        self.version = ""
-        self.durable = True
+        self.since = now  # start of this state
+        self.blocked_at: float | None = None  # since when a present collector has received no data
+        self.version = ""  # of the collector, empty if unknown
+        self.durable = True  # whether acknowledged batches are on its disk
         self.duplicates = self.bad_messages = self.doubted = self.asked = 0
         self._times = times
         self._asked_at = now  # the first question without an answer; infinite without one
