@@ -24,6 +24,7 @@ from colmet.node.agent import Agent
 from colmet.node.jobs.places import DEFAULT_PATTERN, compile_patterns
 from colmet.node.jobs.source import JobSource
 from colmet.node.schedule import Schedule
+from tests.support.direct import Direct
 from tests.support.outputs import write
 
 ROOT = Path(__file__).parents[2]
@@ -96,16 +97,12 @@ def batch_of(options, root=None):
     parts = node.build(read, load(node).classes, host)
     source = JobSource(host, ["/none"], compile_patterns([DEFAULT_PATTERN]))
     wanted = [backend for backend in parts.backends if backend.name.startswith("file")]
-    agent = Agent("n", source, wanted, Direct(), Schedule(5.0))
+    agent = Agent("n", source, wanted, Direct(None, None), Schedule(5.0))
     try:
         return Decoder().decode(v1.encode(agent.tick())).batches[0]
     finally:
         agent.close()
         parts.source.close()
-
-
-class Direct:
-    epoch, sent, dropped, acknowledged, waiting = 1, 0, 0, 0, 0
 
 
 def test_rows_of_a_plug_in_backend_arrive_through_a_plug_in_output(samples, tmp_path):
