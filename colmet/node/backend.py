@@ -26,7 +26,7 @@ class InputBackend(ABC):
     Life: built from the command line; `open()`, retried with back-off while it raises BackendUnavailable; `sample()` at
     every tick; `close()`. Between ticks, optionally: `drain()`, `notice()`, `last()`.
 
-    A blocking backend runs in a thread of its own (`background.BackgroundBackend`): `open()`, `sample()` and `close()`
+    A blocking backend runs in a thread of its own (`runner.BackgroundBackend`): `open()`, `sample()` and `close()`
     may block there, and a tick during an unfinished `sample()` is skipped. It keeps no file of its host open
     (`Host.keep`), and reads from jobs only in `ask()`.
     """

@@ -49,7 +49,7 @@ class ChildCpuTime:
         owner: returns the job of a live process, None without one.
         without_owner: returns the processes for which `owner` returns None.
         now_ns: time since boot; the exit records of children of an older process may be missing.
-        party: returns the party that can delay the reading of a job's processes (`system.processes`).
+        party: returns the party that can delay the reading of a job's processes (`host.processes`).
     """
 
     AT_ONCE = 4  # processes read at once, those with the most CPU time in records first

@@ -121,7 +121,7 @@ class Job:
 
     @property
     def party(self) -> str:
-        """Party that can delay the reading of the job's processes: its user, if known (`system.processes`)."""
+        """Party that can delay the reading of the job's processes: its user, if known (`host.processes`)."""
         return self.user or f"job {self.id}"
 
     def learn_user(self) -> None:
@@ -317,7 +317,7 @@ def owner_of(host: Host, pid: int) -> int | None:
     That is the real uid in its status: /proc files of a process protected from reading belong to root. A subordinate
     uid (subuid(5)) of a process in a container is mapped to its owner's.
 
-    The process and the user database may block the reader: call it in the thread of `system.processes`.
+    The process and the user database may block the reader: call it in the thread of `host.processes`.
 
     Raises:
         OSError: the process has ended.
