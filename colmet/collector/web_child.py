@@ -21,7 +21,7 @@ from colmet.common.config.configuration import require
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.pacing import Backoff
 from colmet.common.errors import ConfigError
-from colmet.common.host import python_child
+from colmet.common.host.command import python_command, python_environment
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +93,10 @@ def check(options: argparse.Namespace) -> None:
     """Check that colmet-web can work with these options; ConfigError has its own reason."""
     if options.http_listen is None:
         return
-    command = python_child.command(START, *arguments_of(options), "--collector-config=", "--check-config")
+    command = python_command(START, *arguments_of(options), "--collector-config=", "--check-config")
     try:
         done = subprocess.run(
-            command, env=python_child.environment(), capture_output=True, text=True, timeout=CHECK_S, check=False
+            command, env=python_environment(), capture_output=True, text=True, timeout=CHECK_S, check=False
         )
     except (OSError, subprocess.TimeoutExpired) as err:
         raise ConfigError(f"--http-listen: colmet-web cannot be started: {err}") from err
@@ -114,9 +114,7 @@ class WebChild:
         command: to start it, for tests.
     """
 
-    def __init__(
-        self, arguments: Sequence[str], store: str, command: Sequence[str] = python_child.command(START)
-    ) -> None:
+    def __init__(self, arguments: Sequence[str], store: str, command: Sequence[str] = python_command(START)) -> None:
         self._command = [*command, *arguments]
         self._store = store
         self._process: subprocess.Popen[bytes] | None = None
@@ -169,7 +167,7 @@ class WebChild:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,  # the collector's own output may be for rows
                 pass_fds=[store],
-                env=python_child.environment(),
+                env=python_environment(),
             )
         except OSError as err:
             return f"cannot start {self._command[0]}: {err.strerror}"

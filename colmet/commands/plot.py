@@ -31,7 +31,7 @@ from colmet.common.lines import Line, shown
 from colmet.common.measures import CGROUP, CGROUP_TABLE, MEASURES, ORIGINS
 from colmet.common.schema import Field
 from colmet.common.tables import schemas
-from colmet.common.text.clock import Clock
+from colmet.common.text import Clock
 from colmet.common.units import Unit
 from colmet.stored import sources
 from colmet.stored.capacity import capacities, ceilings

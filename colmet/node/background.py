@@ -10,7 +10,7 @@ from typing import Any
 
 from colmet.common.config.cli import Options
 from colmet.common.errors import BackendUnavailable
-from colmet.common.host.deadline import Call
+from colmet.common.host.command import Call
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample
 from colmet.common.tables.agent_counters import COMMANDS, COMMANDS_KILLED, LATE, LEFT_OUT

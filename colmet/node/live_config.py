@@ -12,7 +12,7 @@ import logging
 from typing import Any
 
 from colmet.common.config import cli
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Settings
 from colmet.common.daemon.control import RUST_COMMAND, Control, Errands, Handler
 from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.errors import ConfigError, Refused, WireError

@@ -20,7 +20,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Table, Value
 from colmet.common.tables.agent import SCHEMA as ACCOUNT
-from colmet.common.text.text_layout import columns, printable, wrap
+from colmet.common.text import columns, printable, wrap
 from colmet.common.units import UNITS
 from colmet.node import once_brief
 from colmet.node.backend import InputBackend

@@ -9,8 +9,7 @@ from colmet.common import measures
 from colmet.common.daemon.checks import Finding, Level
 from colmet.common.measures import Measure
 from colmet.common.schema import Table
-from colmet.common.text.quantities import UNKNOWN, cores, count, counted, duration, size
-from colmet.common.text.text_layout import columns, printable, wrap
+from colmet.common.text import UNKNOWN, columns, cores, count, counted, duration, printable, size, wrap
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.places import ABSENT, PlaceState
 

@@ -13,7 +13,7 @@ from colmet.common.live.latest_tables import HostTables
 from colmet.common.measures import MEASURES, NODE_CPU_INTERRUPTS, NODE_MEMORY_USED, NODE_SWAP_USED
 from colmet.common.schema import Schema
 from colmet.common.tables import schemas
-from colmet.common.text.quantities import some_of
+from colmet.common.text import some_of
 from colmet.common.units import UNITS
 from colmet.web.recent_cache import AGENT_TABLE
 

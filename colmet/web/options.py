@@ -18,7 +18,7 @@ from colmet.common.config.configuration import require
 from colmet.common.daemon import startup
 from colmet.common.daemon.metrics_http import ListenAddress, listen_address, resolve
 from colmet.common.errors import ConfigError
-from colmet.common.host.installation import how_to_install
+from colmet.common.text import how_to_install
 from colmet.stored import sources
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.daemon.pacing import Shares
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
-from colmet.common.live.shares import Shares
 from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.schema import Batch, Rows, Schema
 from colmet.common.tables.runs import RUN

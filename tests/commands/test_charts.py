@@ -13,7 +13,7 @@ import pytest
 
 from colmet.common.lines import Line
 from colmet.common.schema import Field
-from colmet.common.text.clock import UTC, Clock
+from colmet.common.text import UTC, Clock
 from colmet.common.units import UNITS, Unit
 from colmet.jobs.report import charts
 from colmet.jobs.report.charts import Panel

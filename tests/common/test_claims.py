@@ -11,11 +11,11 @@ import types
 import pytest
 
 from colmet.collector.collector import Collector
-from colmet.collector.ingest import linkport
-from colmet.collector.ingest.linkport import NOTE, LinkPort, open_link
+from colmet.collector.ingest import link as link_module
+from colmet.collector.ingest.link import NOTE, LinkPort, open_link
 from colmet.common.errors import ConfigError
-from colmet.common.transport import Authenticator, LinkServer, Pull, claims
-from colmet.common.transport.claims import Claims
+from colmet.common.transport import Authenticator, LinkServer, Pull
+from colmet.common.transport.ports import Claims, _claim
 from tests.support.collector_link import World
 
 
@@ -82,16 +82,16 @@ class Credentials:
 def test_a_claim_of_another_user_counts_for_nothing(link, monkeypatch):
     with contextlib.closing(Claims(link.uri)) as taken:
         assert not taken.came()
-        assert claims._claim(link.uri) and taken.came() and not taken.came()
+        assert _claim(link.uri) and taken.came() and not taken.came()
         monkeypatch.setattr(claims, "_CREDENTIALS", Credentials(os.geteuid() + 1))
-        assert claims._claim(link.uri) and not taken.came()
+        assert _claim(link.uri) and not taken.came()
 
 
 def test_a_name_that_is_taken_and_an_address_without_a_port_take_no_claims(link):
     with contextlib.closing(Claims(link.uri)) as first, contextlib.closing(Claims(link.uri)) as second:
         assert first.fd >= 0 > second.fd and not second.came()
-    assert Claims("ipc:///run/x.link").fd == -1 and not claims._claim("ipc:///run/x.link")
-    assert not claims._claim(link.uri)
+    assert Claims("ipc:///run/x.link").fd == -1 and not _claim("ipc:///run/x.link")
+    assert not _claim(link.uri)
 
 
 def test_a_link_that_is_closed_still_notes_what_is_on_disk():
@@ -112,7 +112,7 @@ def data():
     """The address of a collector whose next port is free; both below the ports that the kernel gives to clients."""
     while True:
         uri = f"tcp://127.0.0.1:{random.randrange(10000, 32000, 2)}"
-        if linkport._is_free(uri) and linkport._is_free(linkport.link_uri(uri)):
+        if link_module._is_free(uri) and link_module._is_free(link_module.link_uri(uri)):
             break
     with contextlib.closing(Authenticator()) as authenticator:
         yield uri, authenticator
@@ -121,7 +121,7 @@ def data():
 def test_a_port_that_nobody_named_may_be_claimed_and_one_that_is_named_may_not(data, link):
     uri, authenticator = data
     server, port = open_link(None, uri, authenticator, "")
-    assert server.uri == linkport.link_uri(uri) and port.claims.fd >= 0
+    assert server.uri == link_module.link_uri(uri) and port.claims.fd >= 0
     port.claims.close()
     server.close()
     named, port = open_link("tcp://127.0.0.1:*", uri, authenticator, "")
@@ -135,16 +135,16 @@ def test_a_port_that_nobody_named_may_be_claimed_and_one_that_is_named_may_not(d
 def test_a_port_that_another_collector_had_is_not_taken_from_it_after_a_reboot(data, tmp_path, monkeypatch, caplog):
     """Taken at one start, and free at the next until the other collector has started, too."""
     uri, authenticator = data
-    other = Pull(linkport.link_uri(uri), 10)
+    other = Pull(link_module.link_uri(uri), 10)
     assert open_link(None, uri, authenticator, str(tmp_path)) == (None, None)
     assert (tmp_path / NOTE).exists() and "no acknowledgements" in caplog.text
     other.close()
     others = []
 
     def start_the_other(_):
-        others.append(Pull(linkport.link_uri(uri), 10))
+        others.append(Pull(link_module.link_uri(uri), 10))
 
-    monkeypatch.setattr(linkport.time, "sleep", start_the_other)
+    monkeypatch.setattr(link_module.time, "sleep", start_the_other)
     assert open_link(None, uri, authenticator, str(tmp_path)) == (None, None)
     assert len(others) == 1 and "link waits up to 30 s" in caplog.text
     others[0].close()
@@ -153,7 +153,7 @@ def test_a_port_that_another_collector_had_is_not_taken_from_it_after_a_reboot(d
 def test_a_port_that_stays_free_is_taken_again(data, tmp_path, monkeypatch):
     uri, authenticator = data
     (tmp_path / NOTE).touch()
-    monkeypatch.setattr(linkport, "WAIT_S", 0)
+    monkeypatch.setattr(link_module, "WAIT_S", 0)
     server, port = open_link(None, uri, authenticator, str(tmp_path))
     assert server is not None and not (tmp_path / NOTE).exists()
     port.claims.close()
@@ -161,4 +161,4 @@ def test_a_port_that_stays_free_is_taken_again(data, tmp_path, monkeypatch):
 
 
 def test_after_the_last_port_there_is_none(tmp_path):
-    assert not linkport._is_free("tcp://127.0.0.1:65536") and not linkport._is_free("ipc:///run/x")
+    assert not link_module._is_free("tcp://127.0.0.1:65536") and not link_module._is_free("ipc:///run/x")

@@ -14,13 +14,13 @@ import time
 import pytest
 
 from colmet.collector import main as collector_main
-from colmet.collector import options as collector_options
+from colmet.collector import main as collector_options
 from colmet.collector.backends import NAMES as OUTPUTS
 from colmet.collector.backends.hdf5.library import tables  # loaded as the collector loads it
 from colmet.commands import programs
 from colmet.common.config import cli
 from colmet.common.daemon import startup
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.node import main as node_main
 from colmet.node import options as node_options
 from colmet.node.backends import NAMES as INPUTS

@@ -31,7 +31,7 @@ from colmet.common.transport import (
     outgoing,
 )
 from colmet.common.transport import authenticator as authenticator_module
-from colmet.common.transport.data import MAX_RECEIVED_BYTES
+from colmet.common.transport.sockets import MAX_RECEIVED_BYTES
 from colmet.common.wire import link as wire
 from colmet.common.wire import v1
 from tests.support.waiting import wait_for

@@ -12,12 +12,10 @@ from colmet.collector.collector_health import CollectorHealth
 from colmet.collector.ingest.receiver import LASTS_S, MAX_SENDERS, Receiver
 from colmet.commands.status import describe
 from colmet.common.daemon.control import Errands
-from colmet.common.daemon.daemon_health import RecentGrowth
-from colmet.common.daemon.prometheus_text import render
+from colmet.common.daemon.daemon_health import RecentGrowth, render
 from colmet.common.daemon.status_checks import judge
 from colmet.common.errors import Refused
-from colmet.common.live.job_metrics import JobMetrics
-from colmet.common.live.latest_tables import LatestTables
+from colmet.common.live.latest_tables import JobMetrics, LatestTables
 from colmet.common.schema import Batch, Field, Sample, Schema, Table
 from colmet.common.wire import v1
 from colmet.common.wire.control import MAX_ANSWER_BYTES, decode_answer, encode

@@ -14,7 +14,7 @@ import pytest
 
 from colmet.common.errors import ConfigError
 from colmet.common.transport import Authenticator, LinkServer, Pull, Push
-from colmet.common.transport.inherited import Listeners
+from colmet.common.transport.ports import Listeners
 
 # A service manager: descriptors from 3 on, and what it says of them; the number of the process is that of the program.
 MANAGER = """

@@ -17,11 +17,10 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from colmet.common.daemon import metrics_http
+from colmet.common.daemon.daemon_health import PIECE, Family, in_base_unit, labels, named, render
 from colmet.common.daemon.metrics_http import ListenAddress, MetricsServer, listen_address
-from colmet.common.daemon.prometheus_text import PIECE, Family, in_base_unit, labels, named, render
 from colmet.common.errors import ConfigError, Refused
-from colmet.common.live.job_metrics import JobMetrics
-from colmet.common.live.latest_tables import LatestTables
+from colmet.common.live.latest_tables import JobMetrics, LatestTables
 from colmet.common.schema import Batch, Field, Sample, Schema, Table, label
 from tests.support.waiting import Clock
 

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from colmet.common.daemon.signals import Signals
-from colmet.common.daemon.wakeup import readable
+from colmet.common.daemon.wakeup import Signals, readable
 from tests.support.place import skip_refused
 
 ROOT = Path(__file__).resolve().parents[2]

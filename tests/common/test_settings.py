@@ -9,8 +9,7 @@ import pytest
 
 from colmet.common.config import configuration
 from colmet.common.config.cli import Parser, positive_seconds
-from colmet.common.config.configuration import Configuration
-from colmet.common.config.reload import Settings, at_once
+from colmet.common.config.configuration import Configuration, Settings, at_once
 from colmet.common.errors import ConfigError
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from colmet.common.live.shares import Shares
+from colmet.common.daemon.pacing import Shares
 
 
 def fill(shares, sender, step=1):

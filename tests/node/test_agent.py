@@ -9,7 +9,7 @@ import time
 import pytest
 
 from colmet.commands import extract_rows
-from colmet.common.daemon.signals import Signals
+from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import BackendUnavailable, ConfigError, ParseError
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 from colmet.common.config import cli
-from colmet.common.config.configuration import Configuration
-from colmet.common.config.reload import Settings
+from colmet.common.config.configuration import Configuration, Settings
 from colmet.common.daemon import logs, startup
 
 

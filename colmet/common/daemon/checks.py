@@ -18,8 +18,8 @@ from typing import Any, NamedTuple, TypeVar, Union
 from colmet import __version__
 from colmet.common.errors import ColmetError
 from colmet.common.host import capabilities
-from colmet.common.host.deadline import Call
-from colmet.common.text.text_layout import printable, wrap
+from colmet.common.host.command import Call
+from colmet.common.text import printable, wrap
 
 BOUND_S = 10.0
 MAX_WARNINGS = 10

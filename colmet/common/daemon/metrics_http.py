@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 from colmet.common.config import cli
 from colmet.common.config.configuration import require
+from colmet.common.daemon.daemon_health import CONTENT_TYPE, Family, render
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.daemon.prometheus_text import CONTENT_TYPE, Family, render
 from colmet.common.errors import ColmetError, ConfigError
 
 log = logging.getLogger(__name__)

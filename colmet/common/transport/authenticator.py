@@ -22,8 +22,8 @@ from colmet.common.daemon.logs import powers_of_ten
 from colmet.common.daemon.wakeup import Wakeup
 from colmet.common.transport.connection_limit import ConnectionLimit
 from colmet.common.transport.curve import HANDSHAKE_MS, KeyFiles, key_files, read_own_pair
-from colmet.common.transport.inherited import Listeners
-from colmet.common.transport.waiting import monitor_address
+from colmet.common.transport.endpoints import monitor_address
+from colmet.common.transport.ports import Listeners
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.ranges import Ranges
+from colmet.common.wire.link import Ranges
 from colmet.node.delivery.spool import Dropped, EncodedBatch, Spool
 
 log = logging.getLogger(__name__)

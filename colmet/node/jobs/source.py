@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from colmet.common.host.host import Host
 from colmet.common.host.processes import Processes
-from colmet.common.text.quantities import counted
+from colmet.common.text import counted
 from colmet.node.jobs.finder import Finder, FoundJob
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import Mounts

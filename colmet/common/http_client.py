@@ -20,7 +20,7 @@ import requests
 import urllib3
 
 from colmet.common.errors import ColmetError, ConfigError
-from colmet.common.host.deadline import Call
+from colmet.common.host.command import Call
 
 POLL_S = 0.2  # between two checks whether to stop, for those who wait for another try
 STOP_S = 1.0  # for an exchange to end once the program is to stop

@@ -19,7 +19,13 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 from colmet import __version__
-from colmet.common.clients.http_client import (
+from colmet.common.config import cli
+from colmet.common.config.cli import Options
+from colmet.common.config.configuration import require
+from colmet.common.config.secretfile import read_line
+from colmet.common.daemon.logs import powers_of_ten
+from colmet.common.errors import ConfigError, OutputUnavailable
+from colmet.common.http_client import (
     HttpClient,
     HttpFailure,
     TlsOptions,
@@ -27,12 +33,6 @@ from colmet.common.clients.http_client import (
     is_readable_on_the_way,
     parse_url,
 )
-from colmet.common.config import cli
-from colmet.common.config.cli import Options
-from colmet.common.config.configuration import require
-from colmet.common.config.secretfile import read_line
-from colmet.common.daemon.logs import powers_of_ten
-from colmet.common.errors import ConfigError, OutputUnavailable
 
 log = logging.getLogger(__name__)
 
