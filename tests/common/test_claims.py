@@ -14,7 +14,7 @@ from colmet.collector.collector import Collector
 from colmet.collector.ingest import link as link_module
 from colmet.collector.ingest.link import NOTE, LinkPort, open_link
 from colmet.common.errors import ConfigError
-from colmet.common.transport import Authenticator, LinkServer, Pull
+from colmet.common.transport import Authenticator, LinkServer, Pull, ports
 from colmet.common.transport.ports import Claims, _claim
 from tests.support.collector_link import World
 
@@ -67,7 +67,7 @@ def test_a_port_that_nobody_gives_is_an_error_at_once(link):
 
 
 def test_a_collector_that_does_not_answer_is_waited_for_no_longer_than_that(link, monkeypatch):
-    monkeypatch.setattr(claims, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(ports, "PATIENCE_S", 0.1)
     with contextlib.closing(Claims(link.uri)), pytest.raises(ConfigError, match="Address already in use"):
         Pull(link.uri, 10)
 
@@ -83,7 +83,7 @@ def test_a_claim_of_another_user_counts_for_nothing(link, monkeypatch):
     with contextlib.closing(Claims(link.uri)) as taken:
         assert not taken.came()
         assert _claim(link.uri) and taken.came() and not taken.came()
-        monkeypatch.setattr(claims, "_CREDENTIALS", Credentials(os.geteuid() + 1))
+        monkeypatch.setattr(ports, "_CREDENTIALS", Credentials(os.geteuid() + 1))
         assert _claim(link.uri) and not taken.came()
 
 
