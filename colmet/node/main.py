@@ -24,8 +24,7 @@ from colmet.common.daemon.wakeup import Signals
 from colmet.common.errors import ConfigError, Refused
 from colmet.common.host.command import Call
 from colmet.common.host.host import Host
-from colmet.common.tables.agent import SCHEMA as AGENT
-from colmet.common.tables.mapping import SCHEMA as MAPPING
+from colmet.common.tables.agent import AGENT, MAPPING
 from colmet.common.transport import check_uri, curve, wait
 from colmet.common.wire import v1
 from colmet.common.wire.control import Request

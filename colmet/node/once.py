@@ -19,7 +19,7 @@ from colmet.common.daemon.checks import good, warn
 from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.host import Host
 from colmet.common.schema import Field, Sample, Table, Value
-from colmet.common.tables.agent import SCHEMA as ACCOUNT
+from colmet.common.tables.agent import AGENT as ACCOUNT
 from colmet.common.text import columns, printable, wrap
 from colmet.common.units import UNITS
 from colmet.node import once_brief

@@ -19,7 +19,7 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ConfigError,
 from colmet.common.host.processes import Processes
 from colmet.common.schema import Sample, Schema, Table
 from colmet.common.tables.agent import BACKEND_COUNTERS
-from colmet.common.tables.runs import RUN, UPTIME
+from colmet.common.tables.shared_columns import RUN, UPTIME
 from colmet.node.backend import InputBackend
 from colmet.node.background import BackgroundBackend, NotYet
 from colmet.node.jobs.job import Job

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from colmet.common.measures import START
-from colmet.common.tables.runs import RUN
+from colmet.common.tables.shared_columns import RUN
 from colmet.stored.groups import each_series
 from colmet.stored.series import History, RowQuery, Series
 

@@ -24,7 +24,7 @@ from colmet.common.daemon.pacing import Shares
 from colmet.common.live.latest_tables import LEAST_S, HostTables, LatestTables
 from colmet.common.live.summary import DEVICE_TABLES, GONE_S, MAX_TEXT, TABLES, Heard
 from colmet.common.schema import Batch, Rows, Schema
-from colmet.common.tables.runs import RUN
+from colmet.common.tables.shared_columns import RUN
 from colmet.web.interface import FACILITY
 
 log = logging.getLogger(__name__)

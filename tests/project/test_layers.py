@@ -162,7 +162,7 @@ def test_nothing_of_the_core_may_import_a_satellite():
         ("colmet.collector.journal.journal", "tables"),
         ("colmet.node.backends.jobproc", "subprocess"),
         ("colmet.node.backends.nvidia", "pynvml"),
-        ("colmet.common.tables.rapl", "colmet.node.backends.rapl"),
+        ("colmet.common.tables.power", "colmet.node.backends.rapl"),
         ("colmet.node.agent", "dev.live"),
         ("colmet.commands.top.view", "dev.live"),
         ("colmet.collector.main", "colmet.web.__main__"),

@@ -1,4 +1,4 @@
-"""The catalogue: all tables sent by Colmet, one module of declarations for each source. Nothing here measures."""
+"""The catalogue: all tables sent by Colmet, in modules by subject. Nothing here measures."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from functools import lru_cache
 
 from colmet.common.schema import Schema
 
-MODULES = (
-    *("taskstats", "cgroup", "procstats", "jobproc", "perfhw", "rapl", "temperature", "ipmipower", "infiniband"),
-    *("lustre", "nvidia", "mapping", "agent", "completeness", "facility"),
-)
+MODULES = ("tasks", "cgroup", "procstats", "power", "network", "nvidia", "agent", "facility")
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from colmet.common.tables.taskstats import SCHEMA
+from colmet.common.tables.tasks import TASKSTATS as SCHEMA
 from colmet.node.accounting.accumulator import Ints
 from colmet.node.kernel.taskstats import FIELDS
 

@@ -14,7 +14,10 @@ from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ParseError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample, Value
-from colmet.common.tables.infiniband import AGENT_COUNTERS, COUNTERS, DEVICES, FULL, PORTS, SCHEMA
+from colmet.common.tables.network import DEVICES, FULL, PORTS
+from colmet.common.tables.network import INFINIBAND as SCHEMA
+from colmet.common.tables.network import INFINIBAND_COUNTERS as AGENT_COUNTERS
+from colmet.common.tables.network import PORT_COUNTERS as COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.system.sums import Sums

@@ -16,7 +16,7 @@ from colmet.common.errors import BackendUnavailable, ColmetError, CommandFailed,
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host
 from colmet.common.schema import Sample
-from colmet.common.tables.ipmipower import SCHEMA
+from colmet.common.tables.power import IPMI_POWER as SCHEMA
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB
 

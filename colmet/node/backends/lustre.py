@@ -16,7 +16,9 @@ from colmet.common.errors import BackendUnavailable, CommandFailed, ParseError
 from colmet.common.host.command import Command
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
-from colmet.common.tables.lustre import AGENT_COUNTERS, ALWAYS, METADATA, MOUNTS, SCHEMA, SOMETIMES
+from colmet.common.tables.network import ALWAYS, METADATA, MOUNTS, SOMETIMES
+from colmet.common.tables.network import LUSTRE as SCHEMA
+from colmet.common.tables.network import LUSTRE_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import NODE_JOB, Job
 from colmet.node.jobs.mounts import unescape

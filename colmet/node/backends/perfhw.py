@@ -20,7 +20,9 @@ from colmet.common.daemon.logs import OnceLog, powers_of_ten
 from colmet.common.errors import BackendUnavailable, ConfigError
 from colmet.common.host.host import Host, is_gone
 from colmet.common.schema import Sample
-from colmet.common.tables.perfhw import AGENT_COUNTERS, MAX_EVENTS, SCHEMA
+from colmet.common.tables.tasks import MAX_EVENTS
+from colmet.common.tables.tasks import PERFHW as SCHEMA
+from colmet.common.tables.tasks import PERFHW_COUNTERS as AGENT_COUNTERS
 from colmet.node.backend import InputBackend
 from colmet.node.jobs.job import Job
 from colmet.node.kernel import perfchoices, perfcounters, perfevents

@@ -19,7 +19,7 @@ from colmet.common.daemon.daemon_health import (
 from colmet.common.live.latest_tables import JobMetrics, LatestTables
 from colmet.common.live.summary import TABLES, Top
 from colmet.common.schema import Batch
-from colmet.common.tables.agent import SCHEMA
+from colmet.common.tables.agent import AGENT as SCHEMA
 from colmet.common.text import counted
 from colmet.node.delivery.uplink import Uplink, UplinkState
 
