@@ -22,7 +22,6 @@ from colmet.collector.ingest.fanout import Fanout, handler
 from colmet.collector.ingest.link import CollectorLink, DurableBatches, LinkPort, open_link
 from colmet.collector.ingest.new_tables import NewTables, is_space_scarce
 from colmet.collector.ingest.receiver import Receiver
-from colmet.collector.journal.check import check as check_journal
 from colmet.collector.journal.journal import Journal
 from colmet.collector.journal.segment_store import check_directory
 from colmet.collector.output_worker import OutputWorker
@@ -114,11 +113,6 @@ def _add_journal(journal: cli.Options) -> None:
         type=cli.size_bytes,
         default=4 << 30,
         help=cli.Rare("limit of the journal; beyond it the oldest records are dropped (default: 4G)"),
-    )
-    journal.add_argument(
-        "--check-journal",
-        action="store_true",
-        help="print the content of the journal, and exit; with the position of each output; status 1: it is damaged",
     )
 
 
@@ -238,10 +232,6 @@ def run(options: argparse.Namespace, classes: Sequence[type[OutputBackend]], set
     """
     service = Service.from_environment()  # first, so that no started program inherits it
     listeners = Listeners.from_environment()
-    if options.check_journal:
-        return check_journal(
-            _journal_dir(options, [one for cls in classes if (one := plugins.make(cls, options)) is not None])
-        )
     parts = build(options, classes)
     check_limits()
     with contextlib.ExitStack() as stack:
@@ -354,7 +344,7 @@ def make_collector(
     paths = feed.paths_of(options)
     if options.http_listen is not None and not any(paths):
         paths = [os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="colmet-")), "feed.sock")]
-    messages = feed.FeedServer(paths, reception.receiver.heard, is_required=options.http_feed not in (None, ""))
+    messages = feed.FeedServer(paths, reception.receiver.heard)
     stack.callback(messages.close)
     child = None
     if options.http_listen is not None:

@@ -44,7 +44,7 @@ _PASSED = ("listen", "users", "leaders", "config")
 
 
 def add_options(parser: cli.Options) -> None:
-    """Declare the options of the child and of the feed."""
+    """Declare the options of the child."""
     parser.add_argument(
         "--http-listen",
         metavar="[HOST:]PORT|unix:PATH",
@@ -64,14 +64,6 @@ def add_options(parser: cli.Options) -> None:
         help=cli.Rare("show the archived jobs of a project to its leaders, too: lines of PROJECT: USER, USER"),
     )
     parser.add_argument("--http-config", metavar="FILE", help=cli.Rare("the other options of colmet-web (TOML)"))
-    parser.add_argument(
-        "--http-feed",
-        metavar="PATH",
-        help=cli.Rare(
-            "socket of the feed that colmet-web reads; '': none (default: beside --control-socket, with the name "
-            "collector-feed.sock)"
-        ),
-    )
     require(parser, "--http-listen", "--http-users", "--http-open", "--http-leaders", "--http-config")
 
 
